@@ -68,7 +68,7 @@ def _run_over_damage(arguments: list[str], ctx: CliContext) -> int:
     except Exception as error:  # any other error is passed on
         if getattr(error, "code", None) != "state-damaged" or arguments == ["controller", "run"]:
             raise
-        ctx.cluster.check_store()
+        ctx.cluster.controller.check_store()
         return _run(arguments, ctx)
     finally:
         ctx.report_rebuilt()

@@ -40,16 +40,16 @@ def _cluster(ctx: click.Context) -> Cluster:
 
 
 def _jobs(ctx: click.Context) -> Iterable[str]:
-    names = _cluster(ctx).job_names()
+    names = _cluster(ctx).jobs.names()
     return [*reversed(tuple(names)), *dict.fromkeys(names.values())]
 
 
 def _hosts(ctx: click.Context) -> Iterable[str]:
-    return [host.name for host in _cluster(ctx).hosts(hostfile=ctx.params.get("hostfile"))]
+    return [host.name for host in _cluster(ctx).hosts.select(hostfile=ctx.params.get("hostfile"))]
 
 
 def _templates(ctx: click.Context) -> Iterable[str]:
-    return [template.name for template in _cluster(ctx).templates()]
+    return [template.name for template in _cluster(ctx).job_files.templates()]
 
 
 _COMPLETERS = {

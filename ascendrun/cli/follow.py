@@ -22,7 +22,7 @@ def follow_job(cluster: Cluster, job_id: str, *, screen: Screen, view: LogView, 
     """Return the job after it has ended and every line is shown. KeyboardInterrupt passes through."""
     states = _States(screen)
     try:
-        for update in cluster.follow(job_id, view, with_lines=shows_lines):
+        for update in cluster.logs.follow(job_id, view, with_lines=shows_lines):
             if update.detail is not None:
                 states.show(update.detail)
             if update.lines:

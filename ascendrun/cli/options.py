@@ -105,7 +105,7 @@ def hosts_of(ctx: CliContext, *, hostfile: str | None, names: str | None = None)
                 hint=Text("cli.give-hosts", "add --hostfile FILE or the names of hosts"),
             )
         return parse_host_names([names])
-    return ctx.cluster.hosts(names, hostfile=hostfile)
+    return ctx.cluster.hosts.select(names, hostfile=hostfile)
 
 
 def parse_host_names(arguments: list[str]) -> tuple[Host, ...]:
@@ -134,7 +134,7 @@ class Target:
         """Return the hosts of the job, unless others are named."""
         if self.file is None or self.hostfile is not None or self.names is not None:
             return hosts_of(ctx, hostfile=self.hostfile, names=self.names)
-        return ctx.cluster.job_hosts(self.file, overrides=self.overrides)
+        return ctx.cluster.job_files.hosts(self.file, overrides=self.overrides)
 
 
 def target_options(command: Command) -> Command:

@@ -39,7 +39,7 @@ def print_outcome(cluster: Cluster, detail: JobDetail, *, screen: Screen) -> int
     after = Text("outcome.after", "{job} after {duration}", job=head, duration=duration)
     more = describe_progress(job.progress) if job.state == "SUCCEEDED" else job.reason
     screen.echo(labelled(after if duration else head, more))
-    diagnosis = cluster.diagnosis(job.id) if has_failed else None
+    diagnosis = cluster.diagnosis.summary(job.id) if has_failed else None
     if diagnosis is not None:
         screen.echo(Text("outcome.cause", "cause: {diagnosis}", diagnosis=diagnosis))
     print_left(screen, detail)
@@ -59,7 +59,7 @@ def print_outputs(cluster: Cluster, job: JobView, screen: Screen) -> None:
     from ascendrun.cli.outputs import fetch_outputs, output_lines
 
     try:
-        replies = fetch_outputs(cluster.fetch(job.id), screen)
+        replies = fetch_outputs(cluster.files.fetch(job.id), screen)
     except KeyboardInterrupt:
         screen.close()
         screen.echo(Text("outputs.detached", "detached; the outputs of {job} are still being fetched", job=job.id))
@@ -110,7 +110,7 @@ def _print_failure(cluster: Cluster, detail: JobDetail, screen: Screen) -> None:
 
     ranks = None if forks_ranks(detail.spec) else [rank.rank]
     view = LogView(hosts=[rank.host], ranks=ranks, streams=["err"], tail=FAILED_TAIL_LINES)
-    lines = [line.text for line in cluster.logs(detail, view)]
+    lines = [line.text for line in cluster.logs.lines(detail, view)]
     if lines:
         last = Text(
             "outcome.last-output", "last error output of rank {rank} on {host}:", rank=rank.rank, host=rank.host

@@ -1,13 +1,13 @@
-"""The controller of one state directory: started when a call needs it, queried, stopped; and its store."""
+"""The controller of one state directory: started when a call needs it, queried, stopped."""
 
 from __future__ import annotations
 
 import os
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ascendrun.cluster.head import POLL_S, Part
 from ascendrun.core.errors import (
     AscendrunError,
     ConflictError,
@@ -15,45 +15,34 @@ from ascendrun.core.errors import (
     DeadlineExceededError,
     UnreachableError,
 )
-from ascendrun.core.settings import Settings, load_settings
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ascendrun.core.pulse import Sight
+    from ascendrun.core.settings import Settings
     from ascendrun.head.protocol.control_messages import ControllerStatus
-    from ascendrun.head.protocol.control_socket import ControlClient
-    from ascendrun.head.protocol.messages import R, Request
-    from ascendrun.head.state.store import Store
 
-POLL_S = 0.1
 PULSE_WAIT_S = 3.0
 """Seconds that a call waits for the controller to say what it knows."""
 SIGHT_AGAIN_S = 15.0
 """Seconds without another such wait in one process: `top` and `logs -f` call often."""
-CONTROLLER_START_S = 20.0
 CHECK_STORE_S = 600.0
 OLD_CONTROLLER = Text("state.old-controller", "the controller is of an older release: run `ascendrun controller stop`")
 
 
-class ControllerCalls:
-    """Settings, requests to the controller, and reading of the store."""
+class Controller(Part):
+    """The controller of one state directory: started when a call needs it, queried, stopped."""
 
     _sight_mono = float("-inf")
     _sight_problem: Text | str | None = None
 
-    def __init__(self, settings: Settings | None = None, *, state_dir: str | Path | None = None) -> None:
-        """Read the settings. `settings` None: from the environment and the settings files, as the command line does."""
-        self.settings = settings or load_settings(
-            os.environ, flags={} if state_dir is None else {"state_dir": str(state_dir)}
-        )
-
-    def ensure_controller(self) -> None:
+    def ensure(self) -> None:
         """Start the controller unless one runs. Raises UnreachableError when it does not start."""
-        self._client().close()
+        self._head.client().close()
 
-    def controller_status(self, *, timeout_s: float = 10.0) -> ControllerStatus | None:
+    def status(self, *, timeout_s: float = 10.0) -> ControllerStatus | None:
         """Return the state of the running controller; None: none runs.
 
         Raises DeadlineExceededError: one runs, but does not reply (it starts, hangs, or is suspended).
@@ -65,12 +54,12 @@ class ControllerCalls:
         until_mono = time.monotonic() + timeout_s
         while True:
             try:
-                with ControlClient(self.settings.state_dir) as client:
+                with ControlClient(self._head.state_dir) as client:
                     return client.call(Status(), timeout_s=max(POLL_S, until_mono - time.monotonic()))
             except (ControllerReplacedError, DeadlineExceededError):
                 pass
             except UnreachableError:
-                if running_pid(self.settings.state_dir) is None:
+                if running_pid(self._head.state_dir) is None:
                     return None
             if time.monotonic() > until_mono:
                 raise no_reply(Status.OP, timeout_s)  # not what one of the tries had left
@@ -84,15 +73,15 @@ class ControllerCalls:
         from ascendrun.core.pulse import Clock, Sight, read_pulse
         from ascendrun.head.loop.daemon import running_pid
 
-        state_dir = self.settings.state_dir
+        state_dir = self._head.state_dir
         sight, pid = Sight(read_pulse(state_dir), Clock.now()), running_pid(state_dir)
         is_of_this = sight.pulse is not None and sight.pulse.pid == pid  # not of one that has died since
         if (sight.is_known and is_of_this) or time.monotonic() < self._sight_mono:
             return replace(sight, problem=self._sight_problem)
         try:
             if pid is None:
-                self._client(start_s=PULSE_WAIT_S).close()
-            status = self.controller_status(timeout_s=PULSE_WAIT_S)
+                self._head.client(start_s=PULSE_WAIT_S).close()
+            status = self.status(timeout_s=PULSE_WAIT_S)
             if status is not None and status.pulse is not None:
                 return Sight(status.pulse, Clock.now(), is_new=True)
             self._sight_problem = None if status is None else OLD_CONTROLLER
@@ -105,10 +94,10 @@ class ControllerCalls:
         """Return liveness by live job and host, from the newest pulse; starts no controller."""
         from ascendrun.core.pulse import Clock, Sight, read_pulse
 
-        sight = Sight(read_pulse(self.settings.state_dir), Clock.now())
+        sight = Sight(read_pulse(self._head.state_dir), Clock.now())
         return {} if sight.pulse is None else {job_id: sight.job(job_id).liveness for job_id in sight.pulse.jobs}
 
-    def stop_controller(self, *, timeout_s: float = 30.0) -> None:
+    def stop(self, *, timeout_s: float = 30.0) -> None:
         """End the controller and return when it has ended; jobs keep running. Does nothing when none runs."""
         from ascendrun.head.loop.daemon import mark_stopped, wait_until_free
         from ascendrun.head.protocol.control_messages import Shutdown
@@ -117,59 +106,28 @@ class ControllerCalls:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                with ControlClient(self.settings.state_dir) as client:
+                with ControlClient(self._head.state_dir) as client:
                     client.call(Shutdown(), timeout_s=timeout_s)
                 break
             except ControllerReplacedError:
                 pass
             except UnreachableError:
-                if mark_stopped(self.settings.state_dir):
+                if mark_stopped(self._head.state_dir):
                     return
             if time.monotonic() > deadline:
                 break
             time.sleep(POLL_S)  # it starts, or it ends
-        wait_until_free(self.settings.state_dir, timeout_s=timeout_s)
+        wait_until_free(self._head.state_dir, timeout_s=timeout_s)
 
     def check_store(self) -> None:
         """Have the controller check the job list and rebuild what is damaged. Raises UnreachableError."""
         from ascendrun.head.protocol.control_messages import CheckStore
 
-        self._request(CheckStore(), timeout_s=CHECK_STORE_S, repeat=True)
+        self._head.request(CheckStore(), timeout_s=CHECK_STORE_S, repeat=True)
 
-    def run_controller(self) -> None:
+    def run(self) -> None:
         """Run as the controller until it ends. Raises ConflictError if another process is the controller."""
-        run_controller(self.settings)
-
-    def _client(self, *, start_s: float = CONTROLLER_START_S) -> ControlClient:
-        from ascendrun.head.protocol.control_socket import ControlClient
-
-        try:
-            return ControlClient(self.settings.state_dir)
-        except UnreachableError:
-            from ascendrun.head.loop.daemon import start_controller
-
-            start_controller(self.settings.state_dir, deadline_s=start_s)
-            return ControlClient(self.settings.state_dir)
-
-    def _request(self, request: Request[R], *, timeout_s: float = 60.0, repeat: bool = False) -> R:
-        """Return the controller's reply. `repeat`: send the request again if the controller dies before it replies."""
-        until = time.monotonic() + CONTROLLER_START_S
-        while True:
-            try:
-                with self._client() as client:
-                    return client.call(request, timeout_s=timeout_s)
-            except ControllerReplacedError:
-                if time.monotonic() > until:
-                    raise
-            except UnreachableError:
-                if not repeat or time.monotonic() > until:
-                    raise
-            time.sleep(POLL_S)  # a killed controller's socket may still accept for a moment
-
-    def _reading(self) -> Store:
-        from ascendrun.head.state.store import Store
-
-        return Store.open_for_reading(self.settings.state_dir)
+        run_controller(self._head.settings)
 
 
 def take_rebuilt(settings: Settings) -> Mapping[str, Any] | None:
@@ -187,7 +145,7 @@ def take_rebuilt(settings: Settings) -> Mapping[str, Any] | None:
 
 
 def run_controller(settings: Settings) -> None:
-    """Run as `ControllerCalls.run_controller`; a function, so that the rest of the API is not imported."""
+    """Run as `Controller.run`; a function, so that the rest of the API is not imported."""
     from ascendrun.head.loop.guard import guard
 
     guard()

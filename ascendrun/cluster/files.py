@@ -6,7 +6,7 @@ import posixpath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ascendrun.cluster.hosts import HostCalls
+from ascendrun.cluster.head import Part
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
 from ascendrun.text import Text
 
@@ -21,7 +21,7 @@ FETCH_S = 3600.0
 """Seconds without progress: a node may hash a file of terabytes, or send the outputs of other jobs first."""
 
 
-class FileCalls(HostCalls):
+class Files(Part):
     """Operations on files of jobs and hosts. `target` in a signature: a job, for the host of its `rank` (None: 0), with
     paths relative to the working directory of its ranks; or hosts, with paths relative to the home directory.
     `hostfile`: where the hosts are found; None: the hostfiles of jobs, and the setting."""
@@ -37,9 +37,9 @@ class FileCalls(HostCalls):
         from ascendrun.head.protocol.control_messages import Fetch
 
         target = None if into is None else str(Path(into).absolute())
-        declaring = [] if paths else [stored for stored in self.stages(ref) if stored.spec.get("outputs")]
+        declaring = [] if paths else [stored for stored in self._cluster.jobs.stages(ref) if stored.spec.get("outputs")]
         started = [stored.job.id for stored in declaring if stored.job.go_sent_at_s is not None]
-        for job_id in started or [self.detail(ref).job.id]:
+        for job_id in started or [self._cluster.jobs.detail(ref).job.id]:
             yield from self._transfer(Fetch(job_id, tuple(paths), target))
 
     def copy_from(
@@ -104,26 +104,26 @@ class FileCalls(HostCalls):
         from ascendrun.head.protocol.control_messages import RankProcess
 
         detail = self._with_rank(ref, rank)
-        found = self._request(RankProcess(detail.job.id, rank), repeat=True)
+        found = self._head.request(RankProcess(detail.job.id, rank), repeat=True)
         host = self._host_of(detail.job.id, found.host)
         text = [json.dumps(list(command)).encode().hex()] if command else []
-        return tuple(terminal_argv(self.settings, host, [*found.argv, *text], has_terminal=has_terminal))
+        return tuple(terminal_argv(self._head.settings, host, [*found.argv, *text], has_terminal=has_terminal))
 
     def _transfer(self, request: Fetch | Put) -> Iterator[FetchReply]:
-        with self._client() as client:
-            for reply, _ in client.stream(request, timeout_s=FETCH_S):
-                yield reply
+        for reply, _ in self._head.stream(request, timeout_s=FETCH_S):
+            yield reply
 
     def _place(self, target: str, rank: int | None, hostfile: str | Path | None) -> tuple[str | None, tuple[Host, ...]]:
         """Return a job's id and the host of its rank; or None and hosts."""
         from ascendrun.head.state.job_files import JOB_ID
 
         try:
-            detail = self.detail(target) if rank is None else self._with_rank(target, rank)
+            detail = self._cluster.jobs.detail(target) if rank is None else self._with_rank(target, rank)
         except NotFoundError:
             if rank is not None or JOB_ID.fullmatch(target):
                 raise
-            return None, self.known_hosts(target) if hostfile is None else self.hosts(target, hostfile=hostfile)
+            hosts = self._cluster.hosts
+            return None, hosts.known(target) if hostfile is None else hosts.select(target, hostfile=hostfile)
         name = next((node.host for node in detail.nodes if (rank or 0) in node.ranks), None)
         if name is None:
             raise ConflictError(Text("outputs.not-started", "{job} was not started on a host", job=detail.job.id))
@@ -134,12 +134,12 @@ class FileCalls(HostCalls):
         from ascendrun.core.logs.log_view import LogView
         from ascendrun.query.log_sources import check_choice
 
-        detail = self.detail(ref)
+        detail = self._cluster.jobs.detail(ref)
         check_choice(detail, LogView(ranks=[rank]))
         return detail
 
     def _host_of(self, job_id: str, name: str) -> Host:
         from ascendrun.core.hosts import load_hosts
 
-        with self._reading() as store:
+        with self._head.store() as store:
             return next(host for host in load_hosts(store.find(job_id).hosts) if host.name == name)

@@ -4,49 +4,20 @@ from __future__ import annotations
 
 import html
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.errors import AscendrunError, HostsFailedError, NotFoundError, Problem
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from ascendrun.core.logs.folding import FoldedLine
+    from ascendrun.cluster.api import Cluster
     from ascendrun.core.logs.log_lines import LogLine
     from ascendrun.core.logs.log_view import LogView
-    from ascendrun.core.metrics import MetricsLine
-    from ascendrun.head.protocol.control_messages import FetchReply
-    from ascendrun.head.state.store import StoredJob
     from ascendrun.health.report.data import Report
     from ascendrun.query.explain import Explanation
     from ascendrun.query.views import JobDetail, JobView
-
-
-class JobCluster(Protocol):
-    """Part of `ascendrun.Cluster` that a `Job` requires."""
-
-    def detail(self, ref: str) -> JobDetail: ...
-
-    def pipeline(self, ref: str) -> JobView | None: ...
-
-    def stages(self, ref: str) -> tuple[StoredJob, ...]: ...
-
-    def wait(self, ref: str, *, timeout_s: float | None = None) -> JobDetail: ...
-
-    def stop(self, ref: str, *, now: bool = False) -> JobView: ...
-
-    def logs(
-        self, ref: str, view: LogView | None = None, *, attempt: int | None = None, follow: bool = False
-    ) -> Iterator[FoldedLine]: ...
-
-    def metrics(self, ref: str, *, rank: int = 0, attempt: int | None = None) -> tuple[MetricsLine, ...]: ...
-
-    def fetch(self, ref: str, paths: Sequence[str] = (), *, into: str | Path | None = None) -> Iterator[FetchReply]: ...
-
-    def report(self, ref: str) -> Report: ...
-
-    def explain(self, ref: str, *, attempt: int | None = None) -> Explanation: ...
 
 
 class MetricsRows(list[dict[str, Any]]):
@@ -68,18 +39,18 @@ class Job:
     In a notebook it is shown as a table. Calls raise only children of AscendrunError; NotFoundError after its removal.
     """
 
-    def __init__(self, cluster: JobCluster, job_id: str) -> None:
+    def __init__(self, cluster: Cluster, job_id: str) -> None:
         self._cluster, self.id = cluster, job_id
 
     @property
     def view(self) -> JobView:
         """The job as `ps` shows it: name, state, reason, hosts, progress, times, exit code."""
-        return self._cluster.pipeline(self.id) or self._cluster.detail(self.id).job
+        return self._cluster.jobs.pipeline(self.id) or self._cluster.jobs.detail(self.id).job
 
     @property
     def detail(self) -> JobDetail:
         """The job as `show` shows it: also its nodes, ranks and events. Of a pipeline: its representative stage."""
-        return self._cluster.detail(self.id)
+        return self._cluster.jobs.detail(self.id)
 
     @property
     def state(self) -> str:
@@ -88,12 +59,12 @@ class Job:
 
     def wait(self, *, timeout_s: float | None = None) -> JobView:
         """Return the view of the job, or of the complete pipeline, when it has ended. Raises DeadlineExceededError."""
-        self._cluster.wait(self.id, timeout_s=timeout_s)
+        self._cluster.jobs.wait(self.id, timeout_s=timeout_s)
         return self.view
 
     def stop(self, *, now: bool = False) -> JobView:
         """Request a stop and return immediately; `now`: without time to save. Raises ConflictError if it has ended."""
-        return self._cluster.stop(self.id, now=now)
+        return self._cluster.jobs.stop(self.id, now=now)
 
     def logs(
         self, view: LogView | None = None, *, attempt: int | None = None, follow: bool = False
@@ -108,7 +79,7 @@ class Job:
 
         view = replace(view or LogView(), folds=False)
         for job_id in self._jobs():
-            yield from unfold(self._cluster.logs(job_id, view, attempt=attempt, follow=follow))
+            yield from unfold(self._cluster.logs.lines(job_id, view, attempt=attempt, follow=follow))
 
     def metrics(self, *, rank: int = 0, attempt: int | None = None) -> MetricsRows:
         """Return the metrics that a rank reported, or else those that were read from its output, in order.
@@ -117,11 +88,11 @@ class Job:
         """
         from ascendrun.core.metrics import as_row
 
-        stages = {stored.job.id: stored.job.stage for stored in self._cluster.stages(self.id)} or {self.id: None}
+        stages = {stored.job.id: stored.job.stage for stored in self._cluster.jobs.stages(self.id)} or {self.id: None}
         return MetricsRows(
             {**({} if stage is None else {"stage": stage}), **as_row(line)}
             for job_id, stage in stages.items()
-            for line in self._cluster.metrics(job_id, rank=rank, attempt=attempt)
+            for line in self._cluster.samples.metrics(job_id, rank=rank, attempt=attempt)
         )
 
     def fetch(self, *paths: str, into: str | Path | None = None) -> tuple[Path, ...]:
@@ -130,7 +101,7 @@ class Job:
         `paths`: files, directories or patterns; (): the `outputs` of the job file. `into` None: the directory of its
         outputs. Raises NotFoundError if a path matches no file, HostsFailedError with each host that sent not all.
         """
-        ended = [reply for reply in self._cluster.fetch(self.id, paths, into=into) if reply.ended]
+        ended = [reply for reply in self._cluster.files.fetch(self.id, paths, into=into) if reply.ended]
         problems = [
             Problem(reply.host, None, None, reply.problem.message, reply.problem.hint)
             for reply in ended
@@ -149,14 +120,14 @@ class Job:
 
     def report(self) -> Report:
         """Return the course of the job, where its time went and its cost."""
-        return self._cluster.report(self.id)
+        return self._cluster.diagnosis.report(self.id)
 
     def explain(self, *, attempt: int | None = None) -> Explanation:
         """Return why an attempt ended, with evidence; of a running job, anomalies. `attempt` None: the newest."""
-        return self._cluster.explain(self.id, attempt=attempt)
+        return self._cluster.diagnosis.explain(self.id, attempt=attempt)
 
     def _jobs(self) -> list[str]:
-        return [stored.job.id for stored in self._cluster.stages(self.id)] or [self.id]
+        return [stored.job.id for stored in self._cluster.jobs.stages(self.id)] or [self.id]
 
     def __repr__(self) -> str:
         return f"Job({self.id!r})"

@@ -1,109 +1,35 @@
-"""Jobs (submit, list, show, stop, wait) and the job files that define them."""
+"""Jobs: submit, list, show, stop, wait."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
-from ascendrun.cluster.controller import POLL_S, ControllerCalls
+from ascendrun.cluster.head import POLL_S, Part
+from ascendrun.cluster.hosts import WAITING
+from ascendrun.cluster.job import Job
+from ascendrun.cluster.trainings import keep_plans, plan_submissions, refuse_unfit
 from ascendrun.core.errors import ConflictError, DeadlineExceededError
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ascendrun.cluster.job import Job
     from ascendrun.core.events import Event
-    from ascendrun.core.hosts import Host
-    from ascendrun.core.jobfile.spec import JobSpec
     from ascendrun.core.jobs.job import Job as JobRecord
-    from ascendrun.core.machines import Machine
     from ascendrun.core.pulse import Sight
     from ascendrun.head.protocol.control_messages import PruneReply
     from ascendrun.head.state.store import StoredJob
-    from ascendrun.head.survey.submission import Submission
     from ascendrun.health.report.usage import JobUse
-    from ascendrun.health.survey.check_context import CheckContext
-    from ascendrun.planner.history import RecordedRun
     from ascendrun.planner.plan import TrainingPlan
-    from ascendrun.query.submit import ValidStage
     from ascendrun.query.views import JobDetail, JobView
 
-RELEASE_S = 60.0
 PRUNE_S = 900.0
-SURVEY_S = 180.0
-"""Seconds, more than the sum of all deadlines of a survey: connect, probe, compare, connection tests."""
-WAITING = ("QUEUED", "BACKOFF")
-"""States in which a job uses no host."""
 
 
-class JobCalls(ControllerCalls):
-    """Operations on jobs."""
-
-    # Job files
-
-    def validate(
-        self, job_file: str | Path, *, overrides: Sequence[str] = (), hostfile: str | Path | None = None
-    ) -> tuple[ValidStage, ...]:
-        """Return the stages of a job file (without stages: its one job) with their hosts. Queries no node.
-
-        Raises InvalidInputError with every problem.
-        """
-        from ascendrun.query.submit import validate
-
-        return validate(Path(job_file), overrides=overrides, hostfile=_path(hostfile))
-
-    def sample_progress(self, log: str | Path, *, pattern: str | None = None) -> list[dict[str, Any]]:
-        """Return the steps that are read from an output, under the names of docs/metrics.md. Raises OSError.
-
-        `pattern`: progress.pattern of a job, None: the output of the usual frameworks is recognised.
-        """
-        from ascendrun.head.spool.output_progress import read_log
-
-        return read_log(Path(log), pattern=pattern)
-
-    def read_job(self, job_file: str | Path, *, overrides: Sequence[str] = ()) -> JobSpec:
-        """Return the job of a file (of a pipeline its first stage), without its hosts. Raises InvalidInputError."""
-        from ascendrun.query.submit import read_job
-
-        return read_job(Path(job_file), overrides=overrides)
-
-    def job_hosts(
-        self, job_file: str | Path, *, overrides: Sequence[str] = (), hostfile: str | Path | None = None
-    ) -> tuple[Host, ...]:
-        """Return the hosts that the job would use, in the order of their ranks. Raises InvalidInputError."""
-        from ascendrun.query.submit import read_hosts
-
-        return read_hosts(self.read_job(job_file, overrides=overrides), Path(job_file), hostfile=_path(hostfile))
-
-    def install_training_stack(
-        self,
-        job_file: str | Path,
-        *,
-        overrides: Sequence[str] = (),
-        hostfile: str | Path | None = None,
-        log: Callable[[str], None] | None = None,
-    ) -> None:
-        """Install the packages of bundled programs if the job runs on this machine. Takes minutes the first time.
-
-        `log` gets every line of progress, None: stderr. Raises PreflightError.
-        """
-        from ascendrun.query.submit import Choice, read_pool, read_stages
-        from ascendrun.query.train_env import ensure_training_stack
-
-        specs = [stage.spec for stage in read_stages(Path(job_file), overrides=overrides)]
-        hosts = [
-            host
-            for spec in specs
-            if spec.program is not None and spec.python is None
-            for host in read_pool(spec, Path(job_file), hostfile=_path(hostfile), choice=Choice())
-        ]
-        if any(host.is_local for host in hosts):
-            ensure_training_stack(None, log)
-
-    # Jobs
+class Jobs(Part):
+    """Operations on jobs. `ref` in a signature: id, name (the newest of it) or unambiguous start of an id."""
 
     def submit(
         self,
@@ -133,159 +59,45 @@ class JobCalls(ControllerCalls):
         submissions = make_submissions(
             Path(job_file),
             overrides=overrides,
-            hostfile=_path(hostfile),
-            state_dir=self.settings.state_dir,
+            hostfile=None if hostfile is None else Path(hostfile),
+            state_dir=self._head.state_dir,
             key=key or secrets.token_hex(16),
             choice=Choice(hosts, exclude),
             priority=priority,
         )
         plans: dict[str | None, TrainingPlan] = {}
         if any(one.spec.program is not None for one in submissions):  # nothing else is planned, or imports the planner
-            plans = {plan.stage: plan for plan in self._plan_trainings(submissions)}
+            plans = {plan.stage: plan for plan in plan_submissions(self._head, submissions)}
         # The controller may die after it stored the job and before it replies; the key makes a repeat harmless.
         if resume is None and from_stage is None and submissions[0].stage is None:
-            _refuse(tuple(plans.values()), job_file)
-            job_id = self._request(Submit((submissions[0].to_json(),)), repeat=True).job
-            self._keep_plans(dict(zip((job_id,), plans.values())))
-            return self._job(job_id)
+            refuse_unfit(tuple(plans.values()), job_file)
+            job_id = self._head.request(Submit((submissions[0].to_json(),)), repeat=True).job
+            keep_plans(self._head.state_dir, dict(zip((job_id,), plans.values())))
+            return Job(self._cluster, job_id)
         before = self.stages(resume) if resume is not None else ()
         repeated = stages_to_repeat(submissions, [stored.job for stored in before], from_stage, resume)
         names = {stage.stage for stage in repeated}
-        _refuse([plan for stage, plan in plans.items() if stage in names], job_file)
+        refuse_unfit([plan for stage, plan in plans.items() if stage in names], job_file)
         request = Submit(tuple(stage.to_json() for stage in repeated), before[0].job.pipeline if before else None)
-        pipeline = self._request(request, repeat=True).job
+        pipeline = self._head.request(request, repeat=True).job
         stages = [stored.job for stored in self.stages(pipeline)]
-        self._keep_plans({job.id: plans[job.stage] for job in stages if job.stage in names and job.stage in plans})
-        return self._job(pipeline)
-
-    def _keep_plans(self, plans: Mapping[str, TrainingPlan]) -> None:
-        """Keep what was planned, for the reports. A report without it has the measured values alone."""
-        import contextlib
-
-        if not plans:
-            return
-        from ascendrun.head.state.job_files import write_plan
-        from ascendrun.query.planner import expected
-
-        for job_id, plan in plans.items():
-            if values := expected(plan):
-                with contextlib.suppress(OSError):
-                    write_plan(self.settings.state_dir, job_id, values)
-
-    def plan(
-        self,
-        job_file: str | Path,
-        *,
-        overrides: Sequence[str] = (),
-        hostfile: str | Path | None = None,
-        hosts: str | None = None,
-        exclude: str | None = None,
-    ) -> tuple[Mapping[str, Any], ...]:
-        """Return exactly what `submit` would start now, one plan for each stage. Queries the nodes, starts nothing."""
-        from ascendrun.head.protocol.control_messages import Plan
-        from ascendrun.query.submit import Choice, make_submissions
-
-        submissions = make_submissions(
-            Path(job_file),
-            overrides=overrides,
-            hostfile=_path(hostfile),
-            state_dir=self.settings.state_dir,
-            key="dry-run",
-            choice=Choice(hosts, exclude),
+        keep_plans(
+            self._head.state_dir,
+            {job.id: plans[job.stage] for job in stages if job.stage in names and job.stage in plans},
         )
-        return tuple(self._request(Plan(stage.to_json()), timeout_s=120.0).plan for stage in submissions)
+        return Job(self._cluster, pipeline)
 
-    def training_plans(
-        self, job_file: str | Path, *, overrides: Sequence[str] = (), hostfile: str | Path | None = None
-    ) -> tuple[TrainingPlan, ...]:
-        """Return the plan of each stage: problems, strategy, memory, time, disk. Queries the nodes, uses no device.
+    def retry(self, ref: str) -> JobView:
+        """Start the next attempt of a job that failed or was stopped, with a new budget of restarts. A pipeline is
+        resumed as with `submit(file, resume=...)`. Raises NotFoundError; ConflictError if it has not ended so."""
+        from ascendrun.head.protocol.control_messages import Retry
 
-        `submit` refuses a job exactly if one of its plans has a fatal problem. Raises InvalidInputError.
-        """
-        from ascendrun.query.submit import make_submissions
-
-        submissions = make_submissions(
-            Path(job_file), overrides=overrides, hostfile=_path(hostfile), state_dir=self.settings.state_dir, key="plan"
-        )
-        return self._plan_trainings(submissions)
-
-    def _plan_trainings(self, submissions: Sequence[Submission]) -> tuple[TrainingPlan, ...]:
-        from ascendrun.core.jobs.plan import choose_hosts
-        from ascendrun.query.planner import PROBES, plan_trainings, recorded_runs
-
-        def survey(submission: Submission, paths: Sequence[str]) -> CheckContext:
-            return self._survey(submission.hosts, submission, paths=paths, names=PROBES)
-
-        def runs_of(program: str, submission: Submission) -> Sequence[RecordedRun]:
-            with self._reading() as store:
-                stored = store.all_jobs()
-            return recorded_runs(stored, self.settings.state_dir, program, submission)
-
-        placed = [replace(one, hosts=choose_hosts(one.spec, one.hosts)) for one in submissions]
-        return plan_trainings(placed, survey, runs_of)
-
-    def _survey(
-        self,
-        hosts: Sequence[Host],
-        submission: Submission | None,
-        *,
-        device_type: str | None = None,
-        paths: Sequence[str] = (),
-        names: Sequence[str] | None = None,
-        is_full: bool = False,
-        every_pair: bool = False,
-    ) -> CheckContext:
-        from ascendrun.head.protocol.control_messages import Survey
-        from ascendrun.head.survey.survey_reader import read_world
-
-        request = Survey(
-            tuple(hosts),
-            None if submission is None else submission.to_json(),
-            device_type=device_type,
-            paths=tuple(paths),
-            names=None if names is None else tuple(names),
-            is_full=is_full,
-            every_pair=every_pair,
-        )
-        with self._client() as client:
-            replies = [reply for reply, _ in client.stream(request, timeout_s=SURVEY_S)]
-        return read_world(replies, submission, device_type=device_type, now_s=time.time())
-
-    def jobs(self, *, everything: bool = False, folded: bool = False) -> tuple[JobView, ...]:
-        """Return live jobs, newest first; with `everything` also ended jobs. `folded`: one view for each pipeline."""
-        every = self._all_jobs()
-        sight = self._sight_of([stored.job for stored in every])
-        if sight is not None and sight.is_new:
-            every = self._all_jobs()
-        chosen = [stored for stored in reversed(every) if everything or not stored.job.is_terminal]
-        if not folded:
-            return tuple(self._view(stored, sight) for stored in chosen)
-        views = [self._view(stored, sight) for stored in chosen if stored.job.pipeline is None]
-        for pipeline in {stored.job.pipeline for stored in chosen} - {None}:
-            views.append(self._pipeline_view([stored for stored in every if stored.job.pipeline == pipeline], sight))
-        return tuple(sorted(views, key=lambda view: view.created_at_s, reverse=True))
-
-    def found_attempts(self) -> tuple[JobView, ...]:
-        """Return the attempts that run on hosts and that no record explains: state FOUND, the tag as name."""
-        from ascendrun.query.views import make_found_views
-
-        return make_found_views(self.held_machines())
-
-    def held_machines(self) -> tuple[Machine, ...]:
-        """Return the machines that no job may use, with what holds them. Works without a controller."""
-        with self._reading() as store:
-            return store.held_machines()
-
-    def release(self, host: str) -> None:
-        """State that no process of a job is left on a host that is held.
-
-        Raises NotFoundError if it is not held, ConflictError while it responds and shows processes.
-        """
-        import getpass
-
-        from ascendrun.head.protocol.control_messages import Release
-
-        self._request(Release(host, getpass.getuser()), timeout_s=RELEASE_S, repeat=True)
+        stages = self.stages(ref)
+        if stages:
+            return self.submit(stages[-1].file or "", resume=stages[-1].job.pipeline).view
+        job = self.detail(ref).job
+        self._head.request(Retry(job.id, job.attempt), repeat=True)
+        return self.detail(job.id).job
 
     def hold(self, ref: str) -> JobView:
         """Keep a queued job, or the queued stages of a pipeline, from being placed. Raises ConflictError."""
@@ -297,64 +109,23 @@ class JobCalls(ControllerCalls):
         """Let a job be placed again."""
         return self._set_hold(ref, None)
 
-    def _set_hold(self, ref: str, by: str | None) -> JobView:
-        from ascendrun.head.protocol.control_messages import HoldJob
+    def list(self, *, everything: bool = False, folded: bool = False) -> tuple[JobView, ...]:
+        """Return live jobs, newest first; with `everything` also ended jobs. `folded`: one view for each pipeline."""
+        every = self._all()
+        sight = self._sight_of([stored.job for stored in every])
+        if sight is not None and sight.is_new:
+            every = self._all()
+        chosen = [stored for stored in reversed(every) if everything or not stored.job.is_terminal]
+        if not folded:
+            return tuple(self._view(stored, sight) for stored in chosen)
+        views = [self._view(stored, sight) for stored in chosen if stored.job.pipeline is None]
+        for pipeline in {stored.job.pipeline for stored in chosen} - {None}:
+            views.append(self._pipeline_view([stored for stored in every if stored.job.pipeline == pipeline], sight))
+        return tuple(sorted(views, key=lambda view: view.created_at_s, reverse=True))
 
-        stages = [stored.job.id for stored in self.stages(ref) if stored.job.state.value in WAITING]
-        for job_id in stages or [self.detail(ref).job.id]:
-            self._request(HoldJob(job_id, by), repeat=True)
-        return self.detail(ref).job
-
-    def prune(
-        self, *, older_s: float | None = None, keep: Sequence[str] = (), dry_run: bool = False
-    ) -> Iterator[PruneReply]:
-        """Remove old data of ended jobs: logs on the head node (host None) and on the nodes, unused staged directories.
-
-        Yield what was removed on each host, with `dry_run` what would be. Limits: the settings `keep_…`; `older_s`:
-        this age instead. `keep`: ids or names of jobs. Checkpoints and files that ranks wrote are never removed.
-        """
-        from ascendrun.head.protocol.control_messages import Prune
-
-        for name in keep:
-            self.detail(name)
-        with self._client() as client:
-            for reply, _ in client.stream(Prune(older_s, tuple(keep), dry_run), timeout_s=PRUNE_S):
-                yield reply
-
-    def remove(self, ref: str, *, force: bool = False) -> Iterator[PruneReply]:
-        """Remove an ended job, or a pipeline, with its logs, outputs and files on the head node and on its nodes.
-
-        Yield what was removed on each host, the head node (host None) last; `refused` there: the job stays. `force`:
-        also if outputs were not fetched or a host is unreachable, which then keeps the files. Files in directories that
-        the job names itself (`checkpoint.dir`, absolute paths) stay. Raises NotFoundError, ConflictError.
-        """
-        from ascendrun.head.protocol.control_messages import Remove
-
-        job = self.detail(ref).job
-        if job.pipeline is not None and self.whole_pipeline(ref, job) is None:
-            raise ConflictError(
-                Text("remove.stage", "{job} is a stage of {pipeline}", job=job.id, pipeline=job.pipeline),
-                hint=f"ascendrun rm {job.pipeline}",
-            )
-        ids = tuple(stored.job.id for stored in self.stages(ref)) or (job.id,)
-        with self._client() as client:
-            for reply, _ in client.stream(Remove(ids, force), timeout_s=PRUNE_S):
-                yield reply
-
-    def history(self, *, since_s: float | None = None, user: str | None = None) -> tuple[JobUse, ...]:
-        """Return the use of devices by each ended job, the newest end first: device-hours over all attempts.
-
-        `since_s`: only jobs that ended since (UTC seconds); `user`: only those that this user submitted. None: all.
-        Works without a controller.
-        """
-        from ascendrun.query.history import read_history
-
-        with self._reading() as store:
-            return read_history(store, since_s=since_s, user=user)
-
-    def job_names(self) -> Mapping[str, str]:
+    def names(self) -> Mapping[str, str]:
         """Return the name of every job by its id, the oldest first. Works without a controller."""
-        with self._reading() as store:
+        with self._head.store() as store:
             return store.job_names()
 
     def count_states(self) -> Mapping[str, int]:
@@ -364,38 +135,30 @@ class JobCalls(ControllerCalls):
         from ascendrun.core.jobs.job import TERMINAL
         from ascendrun.core.reachability import UNKNOWN
 
-        with self._reading() as store:
+        with self._head.store() as store:
             states = store.states().values()
-        is_known = all(state in TERMINAL for state in states) or self.sight().is_known
+        is_known = all(state in TERMINAL for state in states) or self._cluster.controller.sight().is_known
         return Counter(state.value if is_known or state in TERMINAL else UNKNOWN for state in states)
 
-    def stages(self, ref: str) -> tuple[StoredJob, ...]:
-        """Return every job of a pipeline, oldest first; () if `ref` (an id or a name) is not a pipeline."""
-        with self._reading() as store:
-            pipeline = store.pipeline_id(ref)
-            return store.stages(pipeline) if pipeline else ()
+    def history(self, *, since_s: float | None = None, user: str | None = None) -> tuple[JobUse, ...]:
+        """Return the use of devices by each ended job, the newest end first: device-hours over all attempts.
 
-    def pipeline(self, ref: str) -> JobView | None:
-        """Return one view of a pipeline, in the state of its representative stage; None if `ref` is not a pipeline."""
-        stages = self.stages(ref)
-        return self._pipeline_view(stages, self._sight_of([stored.job for stored in stages])) if stages else None
+        `since_s`: only jobs that ended since (UTC seconds); `user`: only those that this user submitted. None: all.
+        Works without a controller.
+        """
+        from ascendrun.query.history import read_history
 
-    def whole_pipeline(self, ref: str, job: JobView) -> JobView | None:
-        """Return the pipeline if `ref`, for which `job` was found, is a pipeline; None: it is a job."""
-        whole = self.pipeline(ref) if job.pipeline is not None else None
-        return whole if whole is not None and whole.id == job.pipeline else None
+        with self._head.store() as store:
+            return read_history(store, since_s=since_s, user=user)
 
-    def job(self, ref: str) -> Job:
+    def find(self, ref: str) -> Job:
         """Return a job, or a pipeline, by id, name (the newest of it) or unambiguous start of an id. Raises
         NotFoundError."""
-        with self._reading() as store:
-            return self._job(store.pipeline_id(ref) or store.find(ref).job.id)
-
-    def _job(self, job_id: str) -> Job:
-        raise NotImplementedError  # of `Cluster`, which has all calls that a job requires
+        with self._head.store() as store:
+            return Job(self._cluster, store.pipeline_id(ref) or store.find(ref).job.id)
 
     def detail(self, ref: str) -> JobDetail:
-        """Return the details of a job: nodes, ranks, events. `ref` as for `job`. Raises NotFoundError."""
+        """Return the details of a job: nodes, ranks, events. Raises NotFoundError."""
         from ascendrun.query.views import make_job_detail
 
         stored, events = self._find(ref)
@@ -403,7 +166,23 @@ class JobCalls(ControllerCalls):
         if sight is not None and sight.is_new:
             stored, events = self._find(ref)
         seen = None if sight is None else sight.job(stored.job.id)
-        return make_job_detail(stored, self._view(stored, sight), events, seen, self.settings)
+        return make_job_detail(stored, self._view(stored, sight), events, seen, self._head.settings)
+
+    def pipeline(self, ref: str) -> JobView | None:
+        """Return one view of a pipeline, in the state of its representative stage; None if `ref` is not a pipeline."""
+        stages = self.stages(ref)
+        return self._pipeline_view(stages, self._sight_of([stored.job for stored in stages])) if stages else None
+
+    def stages(self, ref: str) -> tuple[StoredJob, ...]:
+        """Return every job of a pipeline, oldest first; () if `ref` (an id or a name) is not a pipeline."""
+        with self._head.store() as store:
+            pipeline = store.pipeline_id(ref)
+            return store.stages(pipeline) if pipeline else ()
+
+    def whole_pipeline(self, ref: str, job: JobView) -> JobView | None:
+        """Return the pipeline if `ref`, for which `job` was found, is a pipeline; None: it is a job."""
+        whole = self.pipeline(ref) if job.pipeline is not None else None
+        return whole if whole is not None and whole.id == job.pipeline else None
 
     def stop(self, ref: str, *, now: bool = False) -> JobView:
         """Request a stop and return immediately; `now` skips the grace period. Of a pipeline all stages are stopped.
@@ -414,8 +193,8 @@ class JobCalls(ControllerCalls):
         from ascendrun.head.protocol.control_messages import Stop
 
         found = [view for view in self.found_attempts() if ref in (view.id, view.name)]
-        if found and ref not in self.job_names():
-            self._request(Stop(ref, now), repeat=True)
+        if found and ref not in self.names():
+            self._head.request(Stop(ref, now), repeat=True)
             return found[0]
         live = [stored.job.id for stored in self.stages(ref) if not stored.job.is_terminal]
         job = self.detail(ref).job
@@ -423,24 +202,18 @@ class JobCalls(ControllerCalls):
         ended: list[ConflictError] = []
         for job_id in chosen:
             try:
-                self._request(Stop(job_id, now), repeat=True)
+                self._head.request(Stop(job_id, now), repeat=True)
             except ConflictError as conflict:  # a stage may end while the others are stopped
                 ended.append(conflict)
         if len(ended) == len(chosen):
             raise ended[-1]
         return self.detail(job.id).job
 
-    def retry(self, ref: str) -> JobView:
-        """Start the next attempt of a job that failed or was stopped, with a new budget of restarts. A pipeline is
-        resumed as with `submit(file, resume=...)`. Raises NotFoundError; ConflictError if it has not ended so."""
-        from ascendrun.head.protocol.control_messages import Retry
+    def found_attempts(self) -> tuple[JobView, ...]:
+        """Return the attempts that run on hosts and that no record explains: state FOUND, the tag as name."""
+        from ascendrun.query.views import make_found_views
 
-        stages = self.stages(ref)
-        if stages:
-            return self.submit(stages[-1].file or "", resume=stages[-1].job.pipeline).view
-        job = self.detail(ref).job
-        self._request(Retry(job.id, job.attempt), repeat=True)
-        return self.detail(job.id).job
+        return make_found_views(self._cluster.hosts.held())
 
     def wait(self, ref: str, *, timeout_s: float | None = None) -> JobDetail:
         """Return when the job, or the complete pipeline, has ended. Raises DeadlineExceededError."""
@@ -463,27 +236,61 @@ class JobCalls(ControllerCalls):
                 )
             time.sleep(POLL_S)
 
-    def _holders(self) -> Mapping[str, str]:
-        """Return {host: the live job that uses it}."""
-        return {host: job.id for job in self.jobs() for host in job.hosts if job.last_state not in WAITING}
+    def remove(self, ref: str, *, force: bool = False) -> Iterator[PruneReply]:
+        """Remove an ended job, or a pipeline, with its logs, outputs and files on the head node and on its nodes.
 
-    def _keepers(self) -> Mapping[str, str]:
-        """Return {host: the live job of which it is a spare}."""
-        return {host: job.id for job in self.jobs() for host in job.spares if job.last_state not in WAITING}
+        Yield what was removed on each host, the head node (host None) last; `refused` there: the job stays. `force`:
+        also if outputs were not fetched or a host is unreachable, which then keeps the files. Files in directories that
+        the job names itself (`checkpoint.dir`, absolute paths) stay. Raises NotFoundError, ConflictError.
+        """
+        from ascendrun.head.protocol.control_messages import Remove
 
-    def _all_jobs(self) -> Sequence[StoredJob]:
-        with self._reading() as store:
+        job = self.detail(ref).job
+        if job.pipeline is not None and self.whole_pipeline(ref, job) is None:
+            raise ConflictError(
+                Text("remove.stage", "{job} is a stage of {pipeline}", job=job.id, pipeline=job.pipeline),
+                hint=f"ascendrun rm {job.pipeline}",
+            )
+        ids = tuple(stored.job.id for stored in self.stages(ref)) or (job.id,)
+        for reply, _ in self._head.stream(Remove(ids, force), timeout_s=PRUNE_S):
+            yield reply
+
+    def prune(
+        self, *, older_s: float | None = None, keep: Sequence[str] = (), dry_run: bool = False
+    ) -> Iterator[PruneReply]:
+        """Remove old data of ended jobs: logs on the head node (host None) and on the nodes, unused staged directories.
+
+        Yield what was removed on each host, with `dry_run` what would be. Limits: the settings `keep_…`; `older_s`:
+        this age instead. `keep`: ids or names of jobs. Checkpoints and files that ranks wrote are never removed.
+        """
+        from ascendrun.head.protocol.control_messages import Prune
+
+        for name in keep:
+            self.detail(name)
+        for reply, _ in self._head.stream(Prune(older_s, tuple(keep), dry_run), timeout_s=PRUNE_S):
+            yield reply
+
+    def _set_hold(self, ref: str, by: str | None) -> JobView:
+        from ascendrun.head.protocol.control_messages import HoldJob
+
+        stages = [stored.job.id for stored in self.stages(ref) if stored.job.state.value in WAITING]
+        for job_id in stages or [self.detail(ref).job.id]:
+            self._head.request(HoldJob(job_id, by), repeat=True)
+        return self.detail(ref).job
+
+    def _all(self) -> Sequence[StoredJob]:
+        with self._head.store() as store:
             return store.all_jobs()
 
     def _find(self, ref: str) -> tuple[StoredJob, tuple[Event, ...]]:
         """Return a job with its events. Raises NotFoundError."""
-        with self._reading() as store:
+        with self._head.store() as store:
             stored = store.find(ref)
             return stored, store.events(stored.job.id)
 
     def _sight_of(self, jobs: Sequence[JobRecord]) -> Sight | None:
         """Return what is known now; None if all jobs have ended."""
-        return None if all(job.is_terminal for job in jobs) else self.sight()
+        return None if all(job.is_terminal for job in jobs) else self._cluster.controller.sight()
 
     def _view(self, stored: StoredJob, sight: Sight | None) -> JobView:
         from ascendrun.query.views import make_job_view
@@ -507,20 +314,8 @@ class JobCalls(ControllerCalls):
         from ascendrun.core.metrics import progress_pattern
         from ascendrun.head.spool.metrics_reader import newest_progress
 
-        directory = spool_dir(self.settings.state_dir, job.id, job.attempt)
+        directory = spool_dir(self._head.state_dir, job.id, job.attempt)
         values = newest_progress(directory, host=host, pattern=progress_pattern(stored.spec))
         if values is not None and job.state.value != "RUNNING":
             return {name: value for name, value in values.items() if name != "phase"} or None
         return values
-
-
-def _path(name: str | Path | None) -> Path | None:
-    return None if name is None else Path(name)
-
-
-def _refuse(plans: Sequence[TrainingPlan], job_file: str | Path) -> None:
-    """Raise PreflightError with all problems of the plans if one is fatal."""
-    if plans:
-        from ascendrun.query.planner import refuse
-
-        refuse(plans, str(job_file))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Callable, Union
 
-from ascendrun.cluster.jobs import JobCalls
+from ascendrun.cluster.head import Part
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from ascendrun.text import Text
 
 JobRef = Union[str, "JobDetail"]
-"""Id, name, or start of an id; or a job that `Cluster.job` returned, which is not read again."""
+"""Id, name, or start of an id; or a job that `jobs.detail` returned, which is not read again."""
 
 
-class LogCalls(JobCalls):
+class Logs(Part):
     """Calls for logs and events. `view`: selects lines; None: all. `attempt` None: the newest. Raise NotFoundError."""
 
-    def logs(
+    def lines(
         self,
         ref: JobRef,
         view: LogView | None = None,
@@ -39,20 +39,20 @@ class LogCalls(JobCalls):
 
         `follow`: until the job has ended, also later attempts. `warn` gets why lines that only a node has are missing.
         """
-        from ascendrun.query.log_follow import follow_job, stored_lines
+        from ascendrun.query.log_follow import stored_lines
 
         detail, view, attempt = self._choice(ref, view, attempt)
         if follow:
-            return (line for update in follow_job(self, detail.job.id, view) for line in update.lines)
-        return stored_lines(self.settings.state_dir, detail, attempt, view, warn=warn)
+            return (line for update in self.follow(detail.job.id, view) for line in update.lines)
+        return stored_lines(self._head.state_dir, detail, attempt, view, warn=warn)
 
     def follow(self, ref: str, view: LogView | None = None, *, with_lines: bool = True) -> Iterator[FollowUpdate]:
         """Yield states and output of a job as they arrive, until it has ended and every line has arrived."""
         from ascendrun.query.log_follow import follow_job
 
-        return follow_job(self, ref, view, with_lines=with_lines)
+        return follow_job(self._head.state_dir, self._cluster.jobs.detail, ref, view, with_lines=with_lines)
 
-    def raw_logs(self, ref: JobRef, view: LogView | None = None, *, attempt: int | None = None) -> Iterator[bytes]:
+    def raw(self, ref: JobRef, view: LogView | None = None, *, attempt: int | None = None) -> Iterator[bytes]:
         """Yield the exact bytes of the chosen streams, rank after rank."""
         from ascendrun.head.spool.spool_files import find_streams, read_bytes
 
@@ -61,7 +61,7 @@ class LogCalls(JobCalls):
         for files in find_streams(folder, attempt, hosts=view.hosts, ranks=view.ranks, streams=view.streams):
             yield from read_bytes(files)
 
-    def log_gaps(self, ref: JobRef, view: LogView | None = None, *, attempt: int | None = None) -> tuple[LogGap, ...]:
+    def gaps(self, ref: JobRef, view: LogView | None = None, *, attempt: int | None = None) -> tuple[LogGap, ...]:
         """Return lost output of the chosen streams, by time."""
         from ascendrun.query.log_gaps import read_gaps
 
@@ -72,12 +72,12 @@ class LogCalls(JobCalls):
             if gap.stream in view.streams and view.has_host(gap.host) and view.has_rank(gap.rank)
         )
 
-    def log_files(self, ref: JobRef, view: LogView | None = None, *, attempt: int | None = None) -> AttemptFiles:
+    def files(self, ref: JobRef, view: LogView | None = None, *, attempt: int | None = None) -> AttemptFiles:
         """Return every stored file of an attempt, the HCCL settings in its logs, and the hosts with pending files."""
         from ascendrun.query.log_files import read_attempt_files
 
         detail, view, attempt = self._choice(ref, view, attempt)
-        return read_attempt_files(self.settings.state_dir, detail.job, attempt, view)
+        return read_attempt_files(self._head.state_dir, detail.job, attempt, view)
 
     def events(
         self, ref: str | None = None, *, since_s: float | None = None, codes: Collection[str] | None = None
@@ -85,10 +85,10 @@ class LogCalls(JobCalls):
         """Return the events of one job or pipeline, or of all. `.new_events()`: those written since its last call."""
         from ascendrun.query.event_stream import EventStream
 
-        job = None if ref is None else self.detail(ref).job
-        whole = self.whole_pipeline(ref, job) if ref is not None and job is not None else None
+        job = None if ref is None else self._cluster.jobs.detail(ref).job
+        whole = self._cluster.jobs.whole_pipeline(ref, job) if ref is not None and job is not None else None
         return EventStream(
-            self.settings.state_dir,
+            self._head.state_dir,
             job=None if whole is not None or job is None else job.id,
             pipeline=None if whole is None else whole.id,
             since_s=since_s,
@@ -99,7 +99,7 @@ class LogCalls(JobCalls):
         """Return the codes of stored events."""
         from ascendrun.query.event_stream import event_codes
 
-        return event_codes(self.settings.state_dir)
+        return event_codes(self._head.state_dir)
 
     def _choice(self, ref: JobRef, view: LogView | None, attempt: int | None) -> tuple[JobDetail, LogView, int]:
         from ascendrun.core.errors import NotFoundError
@@ -109,8 +109,8 @@ class LogCalls(JobCalls):
         from ascendrun.query.views import choose_attempt
         from ascendrun.text import Text
 
-        detail = self.detail(ref) if isinstance(ref, str) else ref
-        folder = job_folder(self.settings.state_dir, detail.job.id)
+        detail = self._cluster.jobs.detail(ref) if isinstance(ref, str) else ref
+        folder = job_folder(self._head.state_dir, detail.job.id)
         at_s = pruned_at_s(folder)
         if at_s is not None:
             raise NotFoundError(
@@ -124,4 +124,4 @@ class LogCalls(JobCalls):
     def _attempt_dir(self, detail: JobDetail, attempt: int) -> Path:
         from ascendrun.head.state.state_dir import spool_dir
 
-        return spool_dir(self.settings.state_dir, detail.job.id, attempt)
+        return spool_dir(self._head.state_dir, detail.job.id, attempt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ascendrun.cluster.logs import LogCalls
+from ascendrun.cluster.head import Part
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -14,22 +14,23 @@ if TYPE_CHECKING:
 
     from ascendrun.core.hosts import Host
     from ascendrun.core.metrics import MetricsLine
+    from ascendrun.core.pulse import Sight
     from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, Newest, RankSample
     from ascendrun.health.top.view import TopView
     from ascendrun.query.top_source import TopSource
     from ascendrun.text import Text
 
 
-class SampleCalls(LogCalls):
+class Samples(Part):
     """Calls for measurements. Times are UTC seconds."""
 
-    def samples(self, *, hosts: Collection[str] | None = None, since_s: float | None = None) -> Newest:
+    def newest(self, *, hosts: Collection[str] | None = None, since_s: float | None = None) -> Newest:
         """Return the newest stored sample of every device, host and rank. `since_s` None: the last minute."""
         from ascendrun.query.top_reader import newest_samples
 
-        return newest_samples(self.settings.state_dir, hosts=hosts, since_s=since_s)
+        return newest_samples(self._head.state_dir, hosts=hosts, since_s=since_s)
 
-    def sample_now(
+    def take(
         self, hosts: Sequence[Host], *, timeout_s: float = 20.0, device_type: str | None = None
     ) -> tuple[Newest, Mapping[str, Text | str]]:
         """Have the agents of these hosts take and store a sample. Return it, and {host: why it sent none}.
@@ -42,19 +43,18 @@ class SampleCalls(LogCalls):
         if not hosts:
             return Newest(), {}
         request = Sample(tuple(hosts), timeout_s, device_type)
-        with self._client() as client:
-            replies = [reply for reply, _ in client.stream(request, timeout_s=timeout_s + 10.0)]
+        replies = [reply for reply, _ in self._head.stream(request, timeout_s=timeout_s + 10.0)]
         newest = Newest(
             devices=tuple(sample for reply in replies for sample in reply.devices),
             hosts=tuple(sample for reply in replies for sample in reply.hosts),
         )
         return newest, {reply.host: reply.refused.line() for reply in replies if reply.refused is not None}
 
-    def request_samples(self, hosts: Sequence[Host], *, timeout_s: float = 20.0) -> None:
-        """Request samples as `sample_now`, without waiting: they are stored. Hosts with an open request are skipped."""
+    def request(self, hosts: Sequence[Host], *, timeout_s: float = 20.0) -> None:
+        """Request samples as `take`, without waiting: they are stored. Hosts with an open request are skipped."""
         from ascendrun.head.protocol.control_messages import Sample
 
-        with self._client() as client:
+        with self._head.client() as client:
             client.post(Sample(tuple(hosts), timeout_s, unless_pending=True))
 
     def series(
@@ -74,7 +74,7 @@ class SampleCalls(LogCalls):
         from ascendrun.head.state.sample_store import SampleStore
 
         until_s = time.time() if until_s is None else until_s
-        with SampleStore.open_for_reading(self.settings.state_dir) as store:
+        with SampleStore.open_for_reading(self._head.state_dir) as store:
             return (
                 ()
                 if device is None
@@ -92,9 +92,9 @@ class SampleCalls(LogCalls):
         from ascendrun.head.spool.metrics_reader import find_progress, iter_lines
         from ascendrun.head.state.state_dir import spool_dir
 
-        detail = self.detail(ref)
+        detail = self._cluster.jobs.detail(ref)
         job = detail.job
-        folder = spool_dir(self.settings.state_dir, job.id, attempt or max(job.attempt, 1))
+        folder = spool_dir(self._head.state_dir, job.id, attempt or max(job.attempt, 1))
         paths = find_progress(folder, ranks=[rank]).get(rank, ())
         return tuple(iter_lines(paths, pattern=progress_pattern(detail.spec)))
 
@@ -102,7 +102,18 @@ class SampleCalls(LogCalls):
         """Return the source of `top`; `.refresh(now_s=…)` refreshes. `hosts`: also sampled if no job runs there."""
         from ascendrun.query.top_source import TopSource
 
-        return TopSource(self, hosts, is_patient=is_patient)
+        return TopSource(
+            self._head.state_dir,
+            hosts,
+            sight=self._sight,
+            query=lambda hosts, timeout_s: self.take(hosts, timeout_s=timeout_s),
+            request=self.request,
+            is_patient=is_patient,
+        )
+
+    def _sight(self) -> Sight | None:
+        """Return what the controller knows; a live job without a controller gets a new controller."""
+        return self._cluster.controller.sight() if self._cluster.jobs.list() else None
 
     def prometheus(self, hosts: Sequence[Host] = ()) -> CollectorRegistry:
         """Return the data of `top` as a registry of prometheus_client, read again at each collection."""
@@ -113,10 +124,16 @@ class SampleCalls(LogCalls):
         source = self.top(hosts)
 
         def read() -> tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]:
-            view, states = source.refresh(now_s=time.time()), self.count_states()
+            view, states = source.refresh(now_s=time.time()), self._cluster.jobs.count_states()
             if view.samples_error:
                 return view, states, ()
-            with SampleStore.open_for_reading(self.settings.state_dir) as store:
+            with SampleStore.open_for_reading(self._head.state_dir) as store:
                 return view, states, store.details(since_s=view.at_s - STALE_S)
 
         return make_registry(read)
+
+    def dashboard(self) -> str:
+        """Return a Grafana dashboard (JSON) of the metrics of `prometheus`."""
+        from ascendrun.query.templates import templates_root
+
+        return (templates_root() / "templates" / "grafana" / "ascendrun.json").read_text(encoding="utf-8")

@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Protocol
 
 from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 from ascendrun.core.logs.folding import FoldedLine, Folder, fold, fold_each
 from ascendrun.core.logs.log_lines import LogLine, merge, merge_batches
 from ascendrun.core.logs.log_view import FOLD_WINDOW_S, LogView, first_of_each_rank
-from ascendrun.core.settings import Settings
 from ascendrun.head.spool.clocks import HostClock, read_clocks
 from ascendrun.head.spool.spool_files import find_streams, is_complete
 from ascendrun.head.state.state_dir import spool_dir
@@ -41,14 +39,6 @@ NO_RESPONSE_S = 60.0
 BATCH_LINES = 2000
 COMPLETE_DEADLINE_S = 15.0
 """Seconds after the end of an attempt within which the last bytes of its logs may arrive."""
-
-
-class FollowedCluster(Protocol):
-    """Part of `ascendrun.Cluster` that `follow_job` requires."""
-
-    settings: Settings
-
-    def detail(self, ref: str) -> JobDetail: ...
 
 
 @dataclass(frozen=True)
@@ -78,12 +68,15 @@ def _fold_as(view: LogView, lines: Iterable[LogLine]) -> Iterator[FoldedLine]:
 
 
 def follow_job(
-    cluster: FollowedCluster, ref: str, view: LogView | None = None, *, with_lines: bool = True
+    state_dir: Path, read: Callable[[str], JobDetail], ref: str, view: LogView | None = None, *, with_lines: bool = True
 ) -> Iterator[FollowUpdate]:
     """Yield the state and the lines of a job's newest attempt and all later ones, until it has ended and every line has
-    arrived. Raises UnreachableError, DeadlineExceededError if the controller does not respond for a minute."""
+    arrived. `read` returns the job as it is now.
+
+    Raises UnreachableError, DeadlineExceededError if the controller does not respond for a minute.
+    """
     view = view or LogView()
-    detail = cluster.detail(ref)
+    detail = read(ref)
     ref, attempt, logs = detail.job.id, 0, None
     no_response_mono: float | None = None
     while True:
@@ -93,7 +86,7 @@ def follow_job(
                 yield from _drain(logs)
             tail, attempt = view.tail if attempt == 0 else None, job.attempt
             if with_lines:
-                logs = AttemptLogs(spool_dir(cluster.settings.state_dir, ref, attempt), attempt, view, tail=tail)
+                logs = AttemptLogs(spool_dir(state_dir, ref, attempt), attempt, view, tail=tail)
         if logs is not None:
             logs.expect_ranks(count_ranks(job, view))
         if no_response_mono is None:
@@ -102,7 +95,7 @@ def follow_job(
             break
         yield from _lines_for(logs, JOB_POLL_S)
         try:
-            detail = cluster.detail(ref)
+            detail = read(ref)
             no_response_mono = None
         except (UnreachableError, DeadlineExceededError) as error:
             now_s = time.monotonic()

@@ -3,43 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Callable, Protocol
+from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.samples import Newest
 from ascendrun.query.top_reader import TopReader, newest_samples
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ascendrun.core.hosts import Host
-    from ascendrun.core.logs.folding import FoldedLine
     from ascendrun.core.pulse import Sight
-    from ascendrun.core.settings import Settings
     from ascendrun.health.top.view import TopView
-
-
-class SampledCluster(Protocol):
-    """Part of `ascendrun.Cluster` that a `TopSource` requires."""
-
-    settings: Settings
-
-    def jobs(self) -> Any: ...
-
-    def detail(self, ref: str) -> Any: ...
-
-    def sight(self) -> Sight: ...
-
-    def sample_now(self, hosts: Sequence[Host], *, timeout_s: float) -> tuple[Newest, Mapping[str, Text | str]]: ...
-
-    def request_samples(self, hosts: Sequence[Host]) -> None: ...
-
-    @property
-    def series(self) -> Callable[..., tuple[Any, Any, Any]]: ...
-
-    @property
-    def logs(self) -> Callable[..., Iterable[FoldedLine]]: ...
-
 
 QUERY_EVERY_S = 10.0
 """Interval at which hosts that are not sampled otherwise are queried."""
@@ -54,23 +31,24 @@ LATE_S = 12.0
 class TopSource:
     """Refreshes the data of `top` from stored samples, and from the named hosts themselves if none is recent.
 
+    `sight`: what the controller knows, None: no job is live.
     `query`: (hosts, timeout_s) -> (newest, {host: why it sent no samples}). `request`: the same, without waiting.
     """
 
     def __init__(
         self,
-        cluster: SampledCluster,
+        state_dir: Path,
         hosts: Sequence[Host] = (),
         *,
-        query: Callable[[Sequence[Host], float], tuple[Newest, Mapping[str, Text | str]]] | None = None,
-        request: Callable[[Sequence[Host]], None] | None = None,
+        sight: Callable[[], Sight | None],
+        query: Callable[[Sequence[Host], float], tuple[Newest, Mapping[str, Text | str]]],
+        request: Callable[[Sequence[Host]], None],
         is_patient: bool = False,
     ) -> None:
-        self.cluster = cluster
+        self._state_dir = state_dir
         self.hosts = tuple(hosts)
-        self._query = query or (lambda hosts, timeout_s: cluster.sample_now(hosts, timeout_s=timeout_s))
-        self._request = request or cluster.request_samples
-        self._reader = TopReader(cluster.settings.state_dir, is_patient=is_patient)
+        self._sight, self._query, self._request = sight, query, request
+        self._reader = TopReader(state_dir, is_patient=is_patient)
         self._querying: threading.Thread | None = None
         self._queried_at_s = float("-inf")
         self._queried: tuple[Host, ...] = ()
@@ -81,7 +59,7 @@ class TopSource:
         from ascendrun.head.state.state_dir import StoreUnusableError
 
         try:
-            newest = newest_samples(self.cluster.settings.state_dir, since_s=now_s - KEPT_S)
+            newest = newest_samples(self._state_dir, since_s=now_s - KEPT_S)
         except StoreUnusableError:
             newest = Newest()
         return bool(self._unsampled(newest, now_s, KEPT_S))
@@ -121,10 +99,6 @@ class TopSource:
     def refresh_once(self, *, now_s: float) -> TopView:
         """Refresh as `refresh`, and wait for the hosts that are queried."""
         return self.refresh(now_s=now_s, wait_s=ANSWER_S + LATE_S)
-
-    def _sight(self) -> Sight | None:
-        """Return what the controller knows; a live job without a controller gets a new controller."""
-        return self.cluster.sight() if self.cluster.jobs() else None
 
     def _unsampled(self, newest: Newest, now_s: float, young_s: float) -> tuple[Host, ...]:
         """Return the hosts without a sample newer than `young_s`."""

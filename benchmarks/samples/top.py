@@ -45,7 +45,7 @@ with open(sys.argv[1]) as file:
 settings = load_settings(os.environ)
 mark("settings and hostfile")
 cluster = Cluster(settings)
-cluster.jobs()
+cluster.jobs.list()
 mark("controller and jobs")
 now_s = time.time()
 seen = TopReader(settings.state_dir).read(now_s=now_s)

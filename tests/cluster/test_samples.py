@@ -29,7 +29,7 @@ from pathlib import Path
 from ascendrun.cluster import Cluster
 from ascendrun.core.hosts import Host
 from ascendrun.core.settings import Settings
-newest, refused = Cluster(Settings(Path(sys.argv[1]))).sample_now([Host(name) for name in sys.argv[2:]])
+newest, refused = Cluster(Settings(Path(sys.argv[1]))).samples.take([Host(name) for name in sys.argv[2:]])
 print(json.dumps([[(one.host, one.device, one.health, one.pids, one.link_up, one.frequency_mhz is not None)
                    for one in newest.devices], [one.host for one in newest.hosts], sorted(refused)]))
 """

@@ -16,7 +16,7 @@ import pytest
 from test_controller_crashes import CODE, DEADLINE_S, Head, await_that, head
 from test_head_bad_days import long_job
 
-from ascendrun.cluster.controller import ControllerCalls
+from ascendrun.cluster import Cluster
 from ascendrun.cluster.install import install, installed, key_of, uninstall
 from ascendrun.core.jobs.job import Job
 from ascendrun.head.loop.daemon import is_running, start_controller
@@ -42,7 +42,7 @@ else:
 
 
 def status(head: Head) -> ControllerStatus:
-    found = ControllerCalls(state_dir=head.state_dir).controller_status(timeout_s=DEADLINE_S)
+    found = Cluster(state_dir=head.state_dir).controller.status(timeout_s=DEADLINE_S)
     assert found is not None, "no controller runs"
     return found
 

@@ -11,18 +11,30 @@ from pathlib import Path
 
 import pytest
 
+import ascendrun
 from ascendrun import Cluster, cluster
 from ascendrun.cluster import Job
 
 PAGE = (Path(__file__).parents[2] / "docs" / "python-api.md").read_text(encoding="utf-8")
 
 
-OF_A_JOB = PAGE[PAGE.index("## A job\n") : PAGE.index("## Job files\n")]
+OF_A_JOB = PAGE[PAGE.index("## A job\n") : PAGE.index("## Job files:")]
+
+
+PARTS = [
+    (type(part), PAGE[PAGE.index(f": `cluster.{name}`\n") :].split("\n## ")[0], r"^\| [^|]+ \| ([^|]+) \|")
+    for name, part in vars(Cluster(state_dir="/nowhere")).items()
+    if name not in ("settings", "head")
+]
 
 
 @pytest.mark.parametrize(
     ("kind", "text", "row"),
-    [(Cluster, PAGE.replace(OF_A_JOB, ""), r"^\| [^|]+ \| ([^|]+) \|"), (Job, OF_A_JOB, r"^\| (`\w+\([^|]*) \|")],
+    [
+        *PARTS,
+        (Cluster, PAGE[PAGE.index(": `cluster`\n") :], r"^\| [^|]+ \| ([^|]+) \|"),
+        (Job, OF_A_JOB, r"^\| (`\w+\([^|]*) \|"),
+    ],
 )
 def test_every_call_is_listed_with_its_parameters(kind: type, text: str, row: str) -> None:
     listed = dict(re.findall(r"`(\w+)\(([^`]*)\)`", "".join(re.findall(row, text, re.M))))
@@ -34,9 +46,22 @@ def test_every_call_is_listed_with_its_parameters(kind: type, text: str, row: st
         assert shown == list(parameters)[1:], name
 
 
-def test_every_name_of_the_package_can_be_imported() -> None:
-    for name in cluster.__all__:
-        assert getattr(cluster, name).__name__ == name
+def test_every_public_name_can_be_imported_and_is_what_a_type_checker_sees(tmp_path: Path) -> None:
+    assert {"Cluster", "JobView", "LogView", "connect"} <= set(dir(cluster)) and "log" in dir(ascendrun)
+    for package in (ascendrun, cluster):
+        assert [getattr(package, name).__name__ for name in dir(package)] == dir(package)
+    with pytest.raises(ImportError):
+        from ascendrun.cluster import Nothing  # noqa: F401
+
+
+@pytest.mark.slow
+def test_a_type_checker_sees_the_public_names_and_no_others(tmp_path: Path) -> None:
+    names = [f"from {package.__name__} import {name}" for package in (ascendrun, cluster) for name in dir(package)]
+    checks = ["reveal_type(Cluster().jobs.detail)", "reveal_type(JobView)", "from ascendrun.cluster import Nothing"]
+    (tmp_path / "user.py").write_text("\n".join([*names, *checks]))
+    run = subprocess.run([sys.executable, "-m", "mypy", str(tmp_path / "user.py")], capture_output=True, text=True)
+    assert len(re.findall("error:", run.stdout)) == 1 and '"Nothing"' in run.stdout, run.stdout
+    assert "-> ascendrun.query.views.JobDetail" in run.stdout
 
 
 @pytest.mark.slow

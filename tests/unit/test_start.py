@@ -131,7 +131,7 @@ def test_hosts_are_read_without_what_reads_job_files(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("npu01 slots=8\n")
     code = (
         "import sys; import ascendrun.query.host_views; from ascendrun.cluster import Cluster; "
-        "Cluster().hosts(hostfile=sys.argv[1]); print(*sys.modules)"
+        "Cluster().hosts.select(hostfile=sys.argv[1]); print(*sys.modules)"
     )
     run = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "hosts")], text=True, capture_output=True, timeout=60

@@ -77,7 +77,7 @@ def command(
 
     if no_logs and layout == "ascend-fd":
         raise UsageError(exclusive("--layout ascend-fd", "--no-logs"))
-    bundle = ctx.cluster.bundle(
+    bundle = ctx.cluster.diagnosis.bundle(
         job,
         path=Path(path) if path else None,
         layout=layout,

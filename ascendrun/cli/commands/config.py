@@ -103,7 +103,7 @@ def prune_command(
     screen = ctx.screen()
     replies: list[PruneReply] = []
     try:
-        for reply in ctx.cluster.prune(older_s=older, keep=keep, dry_run=dry_run):
+        for reply in ctx.cluster.jobs.prune(older_s=older, keep=keep, dry_run=dry_run):
             replies.append(reply)
             screen.progress(str(Text("prune.progress", "{count:plural host hosts} replied", count=len(replies))))
     finally:
@@ -149,9 +149,9 @@ def rm_command(ctx: CliContext, jobs: tuple[str, ...], force: bool) -> int:
     """
     code = 0
     for ref in jobs:
-        name = ctx.cluster.detail(ref).job.id
+        name = ctx.cluster.jobs.detail(ref).job.id
         freed, failed = 0, False
-        for reply in ctx.cluster.remove(ref, force=force):
+        for reply in ctx.cluster.jobs.remove(ref, force=force):
             freed += _size(reply)
             if reply.refused is not None:
                 failed = failed or not force

@@ -43,7 +43,7 @@ def command(ctx: CliContext, action: str) -> int:
 
 
 def _run(ctx: CliContext) -> int:
-    ctx.cluster.run_controller()
+    ctx.cluster.controller.run()
     return 0
 
 
@@ -51,7 +51,7 @@ def _status(ctx: CliContext) -> int:
     """Return 0 when a controller runs, else 4."""
     from ascendrun.cluster.install import installed
 
-    status = ctx.cluster.controller_status()
+    status = ctx.cluster.controller.status()
     if status is None:
         print(Text("controller.not-running", "not running"))
     else:
@@ -80,7 +80,7 @@ def _installation(found: Installation) -> Text:
 
 
 def _stop(ctx: CliContext) -> int:
-    ctx.cluster.stop_controller()
+    ctx.cluster.controller.stop()
     ctx.echo(Text("controller.stopped", "controller stopped; jobs keep running"))
     return 0
 

@@ -214,7 +214,8 @@ class Demo:
             ),
             pauses=False,
         )
-        pid = next(rank.pid for rank in cluster_of(self._directory).detail("demo").ranks if rank.rank == VICTIM)
+        ranks = cluster_of(self._directory).jobs.detail("demo").ranks
+        pid = next(rank.pid for rank in ranks if rank.rank == VICTIM)
         self._type(["sh", "-c", f"kill -9 {pid}"], shown=f"kill -9 {pid}")
         self._explain(
             Text(
@@ -234,7 +235,7 @@ class Demo:
         cluster = cluster_of(self._directory)
 
         def has_saved() -> bool:
-            job = cluster.detail("demo").job
+            job = cluster.jobs.detail("demo").job
             if job.ended_at_s is not None:
                 raise AscendrunError(
                     Text(
@@ -323,11 +324,11 @@ def end_jobs(cluster: Cluster) -> None:
 
     for _ in range(2):
         try:
-            live = cluster.jobs()
+            live = cluster.jobs.list()
             for job in live:
-                cluster.stop(job.id, now=True)
-                cluster.wait(job.id, timeout_s=GRACE_S)
-            cluster.stop_controller(timeout_s=GRACE_S)
+                cluster.jobs.stop(job.id, now=True)
+                cluster.jobs.wait(job.id, timeout_s=GRACE_S)
+            cluster.controller.stop(timeout_s=GRACE_S)
         except AscendrunError:
             return  # remaining processes are found and ended by their mark
         if not live:

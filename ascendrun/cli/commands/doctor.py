@@ -68,7 +68,7 @@ def command(
     screen = ctx.screen()
     screen.progress(str(Text("doctor.progress", "checking {count:plural host hosts}", count=len(hosts))))
     try:
-        report = ctx.cluster.doctor(
+        report = ctx.cluster.checks.doctor(
             hosts,
             job_file=file,
             overrides=target.overrides,
@@ -82,7 +82,7 @@ def command(
     finally:
         screen.close()
     if fix_script:
-        of_job = ctx.cluster.read_job(file, overrides=target.overrides).hostfile if file is not None else None
+        of_job = ctx.cluster.job_files.read(file, overrides=target.overrides).hostfile if file is not None else None
         print_script(report, target.hostfile or of_job or (file is None and ctx.settings.hostfile) or None)
     elif not print_record(report, output):
         print_report(report, color=ctx.has_color(sys.stdout), wide=output == "wide")
@@ -100,7 +100,7 @@ def measure(
     if not reached:
         return report
     failing = {host for view in report.findings if view.severity is Severity.FAIL for host in view.hosts}
-    check = ctx.cluster.deep(
+    check = ctx.cluster.checks.deep(
         reached,
         job_file=target.file,
         overrides=target.overrides,

@@ -49,7 +49,9 @@ def command(ctx: CliContext, target: Target, diff: bool, path: str | None, outpu
 
     if path is not None:
         return _write(ctx, target, path)
-    report = ctx.cluster.env(target.hosts(ctx), job_file=target.file, overrides=target.overrides, only_differing=diff)
+    report = ctx.cluster.checks.env(
+        target.hosts(ctx), job_file=target.file, overrides=target.overrides, only_differing=diff
+    )
     if not print_record(report, output):
         _print(report, diff=diff)
     for why in report.unreached.values():
@@ -64,7 +66,7 @@ def _write(ctx: CliContext, target: Target, path: str) -> int:
         raise UsageError(
             Text("env.write-requires-file", "--write requires a job FILE"), hint="ascendrun env job.yaml --write env.sh"
         )
-    text, host = ctx.cluster.env_file(target.hosts(ctx), job_file=target.file, overrides=target.overrides)
+    text, host = ctx.cluster.checks.env_file(target.hosts(ctx), job_file=target.file, overrides=target.overrides)
     if path == "-":
         sys.stdout.write(text)
         return 0

@@ -71,7 +71,7 @@ def _parse_kinds(ctx: CliContext, texts: Sequence[str]) -> frozenset[str] | None
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     if not names:
         return None
-    known = {*EVENTS, *ctx.cluster.event_codes()}
+    known = {*EVENTS, *ctx.cluster.logs.event_codes()}
     for name in names:
         if name not in known:
             message = Text("events.unknown-kind", "--kind: unknown kind {kind:quote}", kind=name)
@@ -91,11 +91,11 @@ class _Stream:
     ) -> None:
         self._ctx, self._output = ctx, output
         self._since_s, self._kinds = since_s, kinds
-        job = None if ref is None else ctx.cluster.detail(ref).job
-        whole = None if ref is None or job is None else ctx.cluster.whole_pipeline(ref, job)
+        job = None if ref is None else ctx.cluster.jobs.detail(ref).job
+        whole = None if ref is None or job is None else ctx.cluster.jobs.whole_pipeline(ref, job)
         self._pipeline = None if whole is None else whole.id
         self._job = None if whole is not None or job is None else job.id
-        self._events = ctx.cluster.events(ref, since_s=since_s, codes=kinds)
+        self._events = ctx.cluster.logs.events(ref, since_s=since_s, codes=kinds)
         self._screen = ctx.screen()
         self._watched_mono = time.monotonic()
         self._has_warned = False
@@ -136,10 +136,10 @@ class _Stream:
             self._watched_mono = time.monotonic()
         try:
             if chosen is None:
-                self._ctx.cluster.jobs()
+                self._ctx.cluster.jobs.list()
                 return None
-            job = self._ctx.cluster.detail(chosen).job
-            whole = self._ctx.cluster.pipeline(chosen) if self._pipeline else None
+            job = self._ctx.cluster.jobs.detail(chosen).job
+            whole = self._ctx.cluster.jobs.pipeline(chosen) if self._pipeline else None
         except (UnreachableError, DeadlineExceededError) as error:
             if not self._has_warned:
                 self._ctx.warn(Text("events.retrying", "{problem}; jobs keep running; retrying", problem=error.message))

@@ -50,7 +50,7 @@ def command(
     Exits 0 when the command exited 0 on every host, else 6; the hosts that failed are listed.
     """
     hosts = hosts_of(ctx, hostfile=hostfile, names=names)
-    results = _collect(ctx, ctx.cluster.execute(hosts, argv, timeout_s=timeout), [host.name for host in hosts])
+    results = _collect(ctx, ctx.cluster.hosts.execute(hosts, argv, timeout_s=timeout), [host.name for host in hosts])
     from ascendrun.cli.output import PEOPLE, format_many
 
     if output is None or output in PEOPLE:
@@ -154,7 +154,7 @@ def shell_command(ctx: CliContext, job: str, rank: int, argv: tuple[str, ...]) -
     command. Exit code 4: the job has no such rank; 5: its host is unreachable; 7: the rank does not run.
     """
     has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    line = ctx.cluster.shell(job, rank, argv, has_terminal=has_terminal)
+    line = ctx.cluster.files.shell(job, rank, argv, has_terminal=has_terminal)
     sys.stdout.flush()
     process = subprocess.Popen(line)
     while True:

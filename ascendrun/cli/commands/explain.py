@@ -43,13 +43,13 @@ def command(
     if collect:
         from ascendrun.cli.output import labelled
 
-        for host, problem in ctx.cluster.collect(job, attempt=attempt):
+        for host, problem in ctx.cluster.diagnosis.collect(job, attempt=attempt):
             ctx.echo(
                 labelled(host, problem)
                 if problem
                 else str(Text("explain.collected", "{host}: logs collected", host=host))
             )
-    explanation = ctx.cluster.explain(job, attempt=attempt, fresh=fresh)
+    explanation = ctx.cluster.diagnosis.explain(job, attempt=attempt, fresh=fresh)
     if not print_record(explanation, output):
         from ascendrun.cli.explain_view import print_explanation
 
@@ -81,7 +81,7 @@ def stacks_command(ctx: CliContext, job: str, rank: int | None, attempt: int | N
     """
     from ascendrun.cli.output import print_record
 
-    found = ctx.cluster.stacks(job, rank=rank, attempt=attempt)
+    found = ctx.cluster.diagnosis.stacks(job, rank=rank, attempt=attempt)
     if not print_record(found, output):
         from ascendrun.cli.explain_view import print_stacks
 

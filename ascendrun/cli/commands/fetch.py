@@ -53,7 +53,7 @@ def command(ctx: CliContext, job: str, paths: tuple[str, ...], output_dir: Path 
     _check_paths(paths)
     screen = ctx.screen()
     try:
-        replies = fetch_outputs(ctx.cluster.fetch(job, paths, into=output_dir), screen)
+        replies = fetch_outputs(ctx.cluster.files.fetch(job, paths, into=output_dir), screen)
     except KeyboardInterrupt:
         screen.close()
         ctx.echo(Text("fetch.detached", "detached; the transfer continues"))
@@ -160,10 +160,10 @@ def _copies(
             hint=Text("cp.one-side.hint", "write JOB:PATH or HOSTS:PATH; a local file with a colon is ./a:b"),
         )
     if there is not None:
-        yield ctx.cluster.copy_to(sources, there[1], there[2] or ".", rank=rank, hostfile=hostfile)
+        yield ctx.cluster.files.copy_to(sources, there[1], there[2] or ".", rank=rank, hostfile=hostfile)
         return
     if into.exists() and not into.is_dir():
         raise UsageError(Text("cp.not-directory", "{path} is not a directory", path=destination))
     _check_paths(tuple(match[2] for match in remote))
     for match in remote:
-        yield ctx.cluster.copy_from(match[1], match[2], into, rank=rank, hostfile=hostfile)
+        yield ctx.cluster.files.copy_from(match[1], match[2], into, rank=rank, hostfile=hostfile)

@@ -74,10 +74,10 @@ def _print_sample(ctx: CliContext, sample: Path, files: list[Path], overrides: t
     from ascendrun.cli.output import Column, format_table, labelled
     from ascendrun.core.errors import InvalidInputError, Problem
 
-    specs = [stage.spec for file in files for stage in ctx.cluster.validate(file, overrides=overrides)]
+    specs = [stage.spec for file in files for stage in ctx.cluster.job_files.validate(file, overrides=overrides)]
     pattern = next((spec.progress.pattern for spec in specs if spec.progress.pattern is not None), None)
     try:
-        rows = ctx.cluster.sample_progress(sample, pattern=pattern)
+        rows = ctx.cluster.job_files.sample_progress(sample, pattern=pattern)
     except OSError as error:
         message = Text("validate.sample-unreadable", "cannot read: {why}", why=error.strerror or str(error))
         raise InvalidInputError([Problem(str(sample), None, None, message)]) from None
@@ -104,9 +104,9 @@ def _cell(row: dict[str, Any], *, name: str) -> str:
 def _describe_valid(ctx: CliContext, file: Path, overrides: tuple[str, ...]) -> Text:
     """Return a summary of a valid file. Raises InvalidInputError."""
     if file.suffix == ".hosts":
-        hosts = len(ctx.cluster.hosts(hostfile=file))
+        hosts = len(ctx.cluster.hosts.select(hostfile=file))
         return Text("validate.hostfile", "valid: {hosts:plural host hosts}", hosts=hosts)
-    stages = ctx.cluster.validate(file, overrides=overrides)
+    stages = ctx.cluster.job_files.validate(file, overrides=overrides)
     hosts = len({host.name for stage in stages for host in stage.hosts})
     if stages[0].stage is None:
         what = Text("validate.job", "valid: job {name}", name=stages[0].spec.name)
@@ -138,9 +138,9 @@ def schema(ctx: CliContext, key: str | None) -> int:
     import json
 
     if key is None:
-        click.echo(json.dumps(ctx.cluster.schema(), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(ctx.cluster.job_files.schema(), indent=2, ensure_ascii=False))
     else:
-        click.echo("\n".join(ctx.cluster.describe_key(key)))
+        click.echo("\n".join(ctx.cluster.job_files.describe_key(key)))
     return 0
 
 
@@ -185,10 +185,10 @@ def init(ctx: CliContext, name: str | None, target: Path | None, is_list: bool) 
     hostfile here; this requires a terminal.
     """
     if is_list:
-        for template in ctx.cluster.templates():
+        for template in ctx.cluster.job_files.templates():
             print(f"{template.name:20s} {template.summary}")
         return 0
-    paths = _ask_for_job(ctx) if name is None else ctx.cluster.init(name, target or Path())
+    paths = _ask_for_job(ctx) if name is None else ctx.cluster.job_files.init(name, target or Path())
     for path in paths:
         print(path)
     ctx.hint(f"ascendrun {'submit' if name else 'doctor'} {paths[0]}")
@@ -201,10 +201,10 @@ def _ask_for_job(ctx: CliContext) -> tuple[Path, ...]:
     from ascendrun.core.errors import InvalidInputError
 
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        names = [template.name for template in ctx.cluster.templates()]
+        names = [template.name for template in ctx.cluster.job_files.templates()]
         message = Text("init.no-terminal", "missing argument NAME: questions require a terminal")
         raise UsageError(message, hint=Text("init.known", "known templates: {names}", names=names))
-    ctx.cluster.check_new_job(NewJob("host"))
+    ctx.cluster.job_files.check_new(NewJob("host"))
     answers = {"hosts": "host"}
     for key, question, default in QUESTIONS:
         if key == "set_env" and answers["devices"] != "npu":
@@ -213,10 +213,10 @@ def _ask_for_job(ctx: CliContext) -> tuple[Path, ...]:
             given = click.prompt(str(question), default=default, show_default=bool(default), err=True).strip()
             answers[key] = "" if given == "-" else given
             try:
-                ctx.cluster.check_new_job(NewJob(**answers))
+                ctx.cluster.job_files.check_new(NewJob(**answers))
             except InvalidInputError as error:
                 for problem in error.problems:
                     ctx.error(problem.message, problem.hint)
             else:
                 break
-    return ctx.cluster.write_new_job(NewJob(**answers))
+    return ctx.cluster.job_files.write_new(NewJob(**answers))

@@ -82,21 +82,21 @@ def command(
     """
     _check_options(follow=follow, attempt=attempt, raw=raw, files=files, output=output, **choice)
     view = _make_view(**choice, folds=output is None)
-    detail = ctx.cluster.detail(job)
+    detail = ctx.cluster.jobs.detail(job)
     if follow:
         return _follow(ctx, job, detail, view)
     from ascendrun.cli.log_output import print_files, print_gaps
 
     if files:
-        print_files(ctx, ctx.cluster.log_files(detail, view, attempt=attempt), output)
+        print_files(ctx, ctx.cluster.logs.files(detail, view, attempt=attempt), output)
         return 0
     if raw:
-        for data in ctx.cluster.raw_logs(detail, view, attempt=attempt):
+        for data in ctx.cluster.logs.raw(detail, view, attempt=attempt):
             sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
     elif not _print_lines(ctx, detail, attempt, view):
         return 0
-    print_gaps(ctx, ctx.cluster.log_gaps(detail, view, attempt=attempt))
+    print_gaps(ctx, ctx.cluster.logs.gaps(detail, view, attempt=attempt))
     earlier = (attempt or detail.job.attempt) - 1
     if earlier > 0 and not raw:
         ctx.hint(Text("logs.earlier-attempts", "earlier attempts: --attempt {range}", range=f"1-{earlier}"))
@@ -107,12 +107,12 @@ def _follow(ctx: CliContext, ref: str, detail: JobDetail, view: LogView) -> int:
     """Follow a live pipeline stage after stage; if it has ended, print its representative stage."""
     from ascendrun.cli.commands.submit import follow_stages, follow_to_the_end
 
-    ctx.cluster.logs(detail, view)  # raises for hosts and ranks that are not in the job
+    ctx.cluster.logs.lines(detail, view)  # raises for hosts and ranks that are not in the job
     job = detail.job
-    whole = ctx.cluster.whole_pipeline(ref, job)
+    whole = ctx.cluster.jobs.whole_pipeline(ref, job)
     if (whole or job).ended_at_s is not None:
         return follow_to_the_end(ctx, job.id, view=view)
-    ctx.cluster.ensure_controller()
+    ctx.cluster.controller.ensure()
     return follow_to_the_end(ctx, job.id, view=view) if whole is None else follow_stages(ctx, whole, view=view)
 
 
@@ -211,14 +211,14 @@ def _print_lines(ctx: CliContext, detail: JobDetail, attempt: int | None, view: 
         from ascendrun.cli.follow import attempt_line
 
         ctx.echo(attempt_line(attempt or detail.job.attempt))
-    for line in ctx.cluster.logs(detail, view, attempt=attempt, warn=ctx.warn):
+    for line in ctx.cluster.logs.lines(detail, view, attempt=attempt, warn=ctx.warn):
         sys.stdout.write(format_line(view, line, screen) + "\n")
         is_empty = False
     sys.stdout.flush()
     kinds = {"out": "output", "err": "errors"}
     if not is_empty or any(
         file.kind in [kinds[stream] for stream in view.streams]
-        for file in ctx.cluster.log_files(detail, view, attempt=attempt).files
+        for file in ctx.cluster.logs.files(detail, view, attempt=attempt).files
     ):
         return True
     job = detail.job

@@ -61,13 +61,13 @@ def command(
     Unknown values are absent.
     """
     if grafana:
-        sys.stdout.write(ctx.cluster.dashboard())
+        sys.stdout.write(ctx.cluster.samples.dashboard())
         return 0
     if listen is not None and (textfile is not None or once):
         message = Text("metrics.listen-conflict", "--listen cannot be combined with --textfile or --once")
         raise UsageError(message, hint=Text("metrics.listen-conflict-hint", "remove --listen"))
     address, port = parse_listen(listen or LISTEN)
-    registry = ctx.cluster.prometheus(hosts_of(ctx, hostfile=hostfile) if hostfile is not None else ())
+    registry = ctx.cluster.samples.prometheus(hosts_of(ctx, hostfile=hostfile) if hostfile is not None else ())
     if textfile is not None:
         return write_file(registry, textfile, interval_s=None if once else interval or INTERVAL_S)
     if once:

@@ -62,7 +62,7 @@ def command(
     replies: dict[str, HostStatus] = {}
     try:
         has_usage = output not in (None, "table")
-        for status in ctx.cluster.nodes(hosts, timeout_s=timeout or TIMEOUT_S, with_usage=has_usage):
+        for status in ctx.cluster.hosts.nodes(hosts, timeout_s=timeout or TIMEOUT_S, with_usage=has_usage):
             replies[status.host] = status
             progress = Text("nodes.progress", "{count} of {total} hosts replied", count=len(replies), total=len(hosts))
             screen.progress(str(progress))
@@ -96,7 +96,7 @@ def release_command(ctx: CliContext, hosts: tuple[str, ...]) -> int:
     code = 0
     for host in parse_host_names(list(hosts)):
         try:
-            ctx.cluster.release(host.name)
+            ctx.cluster.hosts.release(host.name)
         except AscendrunError as error:
             ctx.echo("\n".join(describe_error(error)))
             code = code or error.exit_code
@@ -126,10 +126,10 @@ def drain_command(ctx: CliContext, hosts: str, reason: str, for_s: float | None,
     import time
 
     until_s = None if for_s is None else time.time() + for_s
-    drained = ctx.cluster.drain(hosts, reason=reason, until_s=until_s, now=now)
+    drained = ctx.cluster.hosts.drain(hosts, reason=reason, until_s=until_s, now=now)
     names = {host.name for host in drained}
     ctx.echo(Text("drain.done", "{hosts:hosts} drained", hosts=sorted(names)))
-    for machine in ctx.cluster.machines():
+    for machine in ctx.cluster.hosts.machines():
         if machine.state.value == "draining" and names & set(machine.names):
             ctx.echo(
                 Text("drain.busy", "{host} is still used by {jobs}", host=machine.names[0], jobs=list(machine.jobs))
@@ -153,11 +153,11 @@ def undrain_command(ctx: CliContext, hosts: str, no_check: bool) -> int:
     The checks of `doctor --quick` run first. A host on which one fails, or that is unreachable, stays closed (exit code
     3).
     """
-    chosen = ctx.cluster.known_hosts(hosts)
+    chosen = ctx.cluster.hosts.known(hosts)
     refused = set() if no_check else _check_before_undrain(ctx, chosen)
     ready = [host for host in chosen if host.name not in refused]
     if ready:
-        ctx.cluster.undrain(ready)
+        ctx.cluster.hosts.undrain(ready)
         ctx.echo(Text("undrain.done", "{hosts:hosts} open to jobs", hosts=sorted({host.name for host in ready})))
     if refused:
         ctx.error(Text("undrain.refused", "{hosts:hosts} not ready", hosts=sorted(refused)))
@@ -172,7 +172,7 @@ def _check_before_undrain(ctx: CliContext, hosts: Sequence[Host]) -> set[str]:
     from ascendrun.cli.output import labelled
     from ascendrun.core.findings import Severity
 
-    report = ctx.cluster.doctor(hosts, is_full=False)
+    report = ctx.cluster.checks.doctor(hosts, is_full=False)
     for found in report.findings:
         if found.severity is not Severity.NOTE:
             ctx.echo(labelled(f"{found.severity.value} {found.nodes}".strip(), found.message))
@@ -196,7 +196,7 @@ def lost_command(ctx: CliContext, hosts: str, reason: str) -> int:
     State it only of hosts that are certainly off: a process that still runs there could write into the checkpoints of
     the restarted job. A host that responds is refused (exit code 7).
     """
-    gone = ctx.cluster.lost(hosts, reason=reason)
+    gone = ctx.cluster.hosts.lost(hosts, reason=reason)
     names = sorted({host.name for host in gone})
     ctx.echo(Text("lost.done", "{hosts:hosts} lost; drained until `ascendrun undrain`", hosts=names))
     return 0
@@ -217,7 +217,7 @@ def _print_machines(ctx: CliContext, output: str | None) -> int:
         Column("CHECKED", lambda machine: describe_time(machine.examined_at_s), is_wide=True),
         Column("REASON", lambda machine: str(machine.reason or machine.finding or "")),
     ]
-    print_rows(ctx.cluster.machines(), columns, output, name="machines", kind=MachineView)
+    print_rows(ctx.cluster.hosts.machines(), columns, output, name="machines", kind=MachineView)
     return 0
 
 
@@ -243,7 +243,7 @@ def leases_command(ctx: CliContext, hosts: tuple[str, ...], hostfile: str | None
     from ascendrun.cluster import DeviceUse
 
     chosen = hosts_of(ctx, hostfile=hostfile, names=",".join(hosts) or None)
-    rows, unreached = ctx.cluster.leases(chosen)
+    rows, unreached = ctx.cluster.hosts.leases(chosen)
     print_rows(rows, lease_columns(), output, name="leases", kind=DeviceUse)
     for host, why in unreached.items():
         ctx.error(Text("leases.unreachable", "{host}: {why}", host=host, why=why))

@@ -36,7 +36,7 @@ def command(ctx: CliContext, file: Path, overrides: tuple[str, ...], hostfile: s
     The nodes read the headers of models and the rows of data. `submit` makes the same checks before it stores a job.
     Exits 3 if a training would fail.
     """
-    plans = ctx.cluster.training_plans(file, overrides=overrides, hostfile=Path(hostfile) if hostfile else None)
+    plans = ctx.cluster.job_files.training_plans(file, overrides=overrides, hostfile=hostfile or None)
     from ascendrun.cli.output import PEOPLE, print_record
 
     if output in PEOPLE:

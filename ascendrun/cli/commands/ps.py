@@ -57,12 +57,12 @@ def command(ctx: CliContext, everything: bool, quiet: bool, watch: bool, output:
         if not everything:
             ctx.hint(Text("cli.list-ended", "list ended jobs: ascendrun ps -a"))
     if output in PEOPLE:
-        print_held(ctx, (hold for machine in ctx.cluster.held_machines() for hold in machine.holds))
+        print_held(ctx, (hold for machine in ctx.cluster.hosts.held() for hold in machine.holds))
     return _watch(ctx, jobs, output) if watch else 0
 
 
 def _list_jobs(ctx: CliContext, everything: bool) -> tuple[JobView, ...]:
-    return (*ctx.cluster.found_attempts(), *ctx.cluster.jobs(everything=everything, folded=True))
+    return (*ctx.cluster.jobs.found_attempts(), *ctx.cluster.jobs.list(everything=everything, folded=True))
 
 
 def _watch(ctx: CliContext, before: Sequence[JobView], output: str | None) -> int:
@@ -80,7 +80,7 @@ def _watch(ctx: CliContext, before: Sequence[JobView], output: str | None) -> in
         ended, live = live - {job.id for job in jobs}, {job.id for job in jobs}
         for job_id in sorted(ended):
             with suppress(NotFoundError):  # it was removed, or it was a found attempt
-                jobs.append(ctx.cluster.pipeline(job_id) or ctx.cluster.detail(job_id).job)
+                jobs.append(ctx.cluster.jobs.pipeline(job_id) or ctx.cluster.jobs.detail(job_id).job)
         changed = [job for job in jobs if shown.get(job.id) != _mark(job)]
         shown.update((job.id, _mark(job)) for job in changed)
         if changed and output == "jsonl":
@@ -158,7 +158,7 @@ def history_command(
         since_s = None if since is None else parse_since(since, now_s=time.time())
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--since") from error
-    jobs = ctx.cluster.history(since_s=since_s, user=user)
+    jobs = ctx.cluster.jobs.history(since_s=since_s, user=user)
     users = sum_users(jobs)
     if by == "user":
         print_rows(users, user_columns(), output, name="users", kind=UserUse)

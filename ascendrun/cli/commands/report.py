@@ -51,7 +51,7 @@ def command(ctx: CliContext, job: str, output_file: Path | None, png: Path | Non
     """
     from ascendrun.cli.output import print_record
 
-    report = ctx.cluster.report(job)
+    report = ctx.cluster.diagnosis.report(job)
     if output is None and output_file is None and png is None:
         output_file = Path(f"{report.id}-report.html")
     if png is not None:

@@ -33,9 +33,9 @@ def command(ctx: CliContext, job: str, output: str | None) -> int:
     """Show one job: state, nodes, ranks, events. Ranks in the same state share a line; -o wide has a line for each."""
     from ascendrun.cli.output import print_record
 
-    detail = ctx.cluster.detail(job)
+    detail = ctx.cluster.jobs.detail(job)
     if not print_record(detail, output):
-        whole = ctx.cluster.pipeline(detail.job.pipeline) if detail.job.pipeline else None
+        whole = ctx.cluster.jobs.pipeline(detail.job.pipeline) if detail.job.pipeline else None
         sys.stdout.write(
             (describe_stages(whole) if whole is not None else "")
             + describe_job(detail, wide=output == "wide", now_s=time.time(), why=_why(ctx, detail))
@@ -64,7 +64,7 @@ def describe_stages(whole: JobView) -> str:
 
 def _why(ctx: CliContext, detail: JobDetail) -> str | None:
     """Return the diagnosis of a failed job, in one line."""
-    return ctx.cluster.diagnosis(detail.job.id) if detail.job.state == "FAILED" else None
+    return ctx.cluster.diagnosis.summary(detail.job.id) if detail.job.state == "FAILED" else None
 
 
 def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None = None) -> str:

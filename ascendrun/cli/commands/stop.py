@@ -67,7 +67,7 @@ def _request_all(ctx: CliContext, refs: tuple[str, ...], requested: list[JobView
     code = 0
     for ref in refs:
         try:
-            job = ctx.cluster.stop(ref, now=now)
+            job = ctx.cluster.jobs.stop(ref, now=now)
         except AscendrunError as error:
             print("\n".join(describe_error(error)), file=sys.stderr)
             code = code or error.exit_code
@@ -90,7 +90,7 @@ def _wait_until_ended(ctx: CliContext, job_id: str, screen: Screen) -> JobDetail
 
     started_s = time.monotonic()
     while True:
-        detail = ctx.cluster.detail(job_id)
+        detail = ctx.cluster.jobs.detail(job_id)
         if detail.job.ended_at_s is not None:
             screen.close()
             return detail
@@ -113,7 +113,7 @@ def _await_found(ctx: CliContext, job: JobView, screen: Screen) -> int:
     from ascendrun.cli.outcome import print_held
 
     deadline = time.monotonic() + FOUND_S
-    while any(one.name == job.name for one in ctx.cluster.found_attempts()):
+    while any(one.name == job.name for one in ctx.cluster.jobs.found_attempts()):
         if time.monotonic() > deadline:
             screen.close()
             print_held(ctx, job.holds)
@@ -140,7 +140,7 @@ def retry_command(ctx: CliContext, job: str) -> int:
     The job keeps its id, code, settings and checkpoints. A pipeline is resumed as with `submit --resume`. Exits 7 if
     the job has not ended, or succeeded.
     """
-    view = ctx.cluster.retry(job)
+    view = ctx.cluster.jobs.retry(job)
     ctx.echo(describe(view))
     ctx.hint(f"ascendrun logs -f {view.id}")
     return 0
@@ -160,7 +160,7 @@ def wait_command(ctx: CliContext, job: str, timeout: float | None) -> int:
     """Wait until a job has ended. Exits 0 when it succeeded, 1 when it failed or was stopped, 124 on timeout."""
     from ascendrun.cli.outcome import print_outcome
 
-    detail = ctx.cluster.wait(job, timeout_s=timeout)
+    detail = ctx.cluster.jobs.wait(job, timeout_s=timeout)
     return print_outcome(ctx.cluster, detail, screen=ctx.screen())
 
 
@@ -176,7 +176,7 @@ def wait_command(ctx: CliContext, job: str, timeout: float | None) -> int:
 def hold_command(ctx: CliContext, jobs: tuple[str, ...]) -> int:
     """Keep queued jobs from starting, until `unhold`. A job that has started is refused (exit code 7)."""
     for ref in jobs:
-        job = ctx.cluster.hold(ref)
+        job = ctx.cluster.jobs.hold(ref)
         ctx.echo(Text("hold.done", "{job} held", job=job.id))
     return 0
 
@@ -193,6 +193,6 @@ def hold_command(ctx: CliContext, jobs: tuple[str, ...]) -> int:
 def unhold_command(ctx: CliContext, jobs: tuple[str, ...]) -> int:
     """Let held jobs start."""
     for ref in jobs:
-        job = ctx.cluster.unhold(ref)
+        job = ctx.cluster.jobs.unhold(ref)
         ctx.echo(Text("unhold.done", "{job} may start", job=job.id))
     return 0

@@ -73,8 +73,8 @@ def command(
     hosts_path = Path(hostfile) if hostfile else None
     if dry_run:
         return _print_plan(ctx, file, overrides, hosts_path, output, hosts=only, exclude=exclude)
-    ctx.cluster.install_training_stack(file, overrides=overrides, hostfile=hosts_path, log=ctx.echo)
-    job = ctx.cluster.submit(
+    ctx.cluster.job_files.install_training_stack(file, overrides=overrides, hostfile=hosts_path, log=ctx.echo)
+    job = ctx.cluster.jobs.submit(
         file,
         overrides=overrides,
         hostfile=hosts_path,
@@ -117,8 +117,8 @@ def _print_plan(
     from ascendrun.cli.sanitise import sanitise
     from ascendrun.core.jobs.plan import render_text
 
-    trainings = ctx.cluster.training_plans(file, overrides=overrides, hostfile=hostfile)
-    plans = ctx.cluster.plan(file, overrides=overrides, hostfile=hostfile, hosts=hosts, exclude=exclude)
+    trainings = ctx.cluster.job_files.training_plans(file, overrides=overrides, hostfile=hostfile)
+    plans = ctx.cluster.job_files.plan(file, overrides=overrides, hostfile=hostfile, hosts=hosts, exclude=exclude)
     if output in PEOPLE:
         sys.stdout.write(sanitise("\n".join(render_text(plan) for plan in plans)))
         bundled = [plan for plan in trainings if plan.program is not None]
@@ -175,7 +175,7 @@ def follow_stages(
         if code:
             break
         view = None if view is None else replace(view, tail=None)
-    whole = ctx.cluster.pipeline(pipeline.id)
+    whole = ctx.cluster.jobs.pipeline(pipeline.id)
     assert whole is not None
     if print_record(whole, output):
         return code
@@ -193,7 +193,7 @@ def follow_stages(
         )
     elif code == 1:
         ctx.hint(f"ascendrun submit {whole.file} --resume {whole.id}")
-    if code in (0, 1) and any(stage.spec.get("outputs") for stage in ctx.cluster.stages(whole.id)):
+    if code in (0, 1) and any(stage.spec.get("outputs") for stage in ctx.cluster.jobs.stages(whole.id)):
         from ascendrun.cli.outcome import print_outputs
 
         print_outputs(ctx.cluster, whole, ctx.screen())

@@ -65,7 +65,7 @@ def command(
     hosts, globs = choose_hosts(ctx, hostfile, names)
     choice = Choice(job=_job_of(ctx, job) if job is not None else None, hosts=globs, only_problems=problems)
     order = Order(by, by_host=by_host)
-    source = ctx.cluster.top(hosts)
+    source = ctx.cluster.samples.top(hosts)
     if once or output is not None or not sys.stdout.isatty() or ctx.environ.get("TERM") == "dumb":
         return print_once(ctx, source, choice, order, output=output)
     return run_live(ctx, source, choice, order, interval_s=interval or INTERVAL_S)
@@ -73,7 +73,7 @@ def command(
 
 def _job_of(ctx: CliContext, ref: str) -> str:
     """Return the id of the job, with a message if it has ended. Raises NotFoundError."""
-    job = ctx.cluster.detail(ref).job
+    job = ctx.cluster.jobs.detail(ref).job
     if job.ended_at_s is not None:
         ended = Text("top.job-ended", "{job} has ended ({state})", job=job.id, state=job.state)
         ctx.echo(f"{ended}: ascendrun report {job.id}")

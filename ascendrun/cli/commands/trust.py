@@ -51,7 +51,7 @@ def command(
 def _choose(ctx: CliContext, names: tuple[str, ...], hostfile: str | None) -> tuple[Host, ...]:
     if hostfile is None:
         return parse_host_names(list(names)) if names else hosts_of(ctx, hostfile=None)
-    return ctx.cluster.hosts(",".join(names) or None, hostfile=hostfile)
+    return ctx.cluster.hosts.select(",".join(names) or None, hostfile=hostfile)
 
 
 def _scan(ctx: CliContext, hosts: Sequence[Host]) -> list[HostKeyScan]:
@@ -59,7 +59,7 @@ def _scan(ctx: CliContext, hosts: Sequence[Host]) -> list[HostKeyScan]:
     screen = ctx.screen()
     scans: dict[str, HostKeyScan] = {}
     try:
-        for scan in ctx.cluster.scan_host_keys(hosts):
+        for scan in ctx.cluster.hosts.scan_keys(hosts):
             scans[scan.host.name] = scan
             progress = Text("trust.progress", "{done}/{count} hosts responded", done=len(scans), count=len(hosts))
             screen.progress(str(progress))
@@ -103,7 +103,7 @@ def _record(ctx: CliContext, scans: Sequence[HostKeyScan], *, yes: bool, replace
         if not click.confirm(str(question), err=True):
             ctx.echo(Text("trust.nothing", "no key was recorded"))
             return
-    ctx.cluster.record_host_keys(chosen, replaces=replaces)
+    ctx.cluster.hosts.record_keys(chosen, replaces=replaces)
     ctx.echo(Text("trust.recorded", "recorded {count:plural key keys}", count=len(chosen)))
 
 

@@ -26,7 +26,7 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.cluster import TopSource
+    from ascendrun.cluster import Cluster, TopSource
 
 MOST_JOBS = 5
 MOST_WITHOUT_DATA = 3
@@ -37,7 +37,7 @@ LATE_S = 5.0
 def run_app(ctx: CliContext, source: TopSource, choice: Choice, order: Order, *, interval_s: float) -> int:
     if not ctx.has_color(sys.stdout):
         os.environ["NO_COLOR"] = "1"  # the only way to tell textual
-    TopApp(source, choice, order, interval_s=interval_s).run()
+    TopApp(ctx.cluster, source, choice, order, interval_s=interval_s).run()
     return 0
 
 
@@ -106,8 +106,9 @@ class TopApp(App[None]):
     #prompt.-shown { display: block; }
     """
 
-    def __init__(self, source: TopSource, choice: Choice, order: Order, *, interval_s: float) -> None:
+    def __init__(self, cluster: Cluster, source: TopSource, choice: Choice, order: Order, *, interval_s: float) -> None:
         super().__init__()
+        self.cluster = cluster
         self.source, self.choice, self.order, self.interval_s = source, choice, order, interval_s
         self.view: TopView | None = None
         self.failure: str | None = None
@@ -288,12 +289,12 @@ class TopApp(App[None]):
     def action_detail(self) -> None:
         row = self.selected
         if row is not None:
-            self.push_screen(DetailScreen(self.source.cluster, row, lambda: self.view))
+            self.push_screen(DetailScreen(self.cluster, row, lambda: self.view))
 
     def action_logs(self) -> None:
         row = self.selected
         if row is not None and row.job is not None and row.rank is not None:
-            self.push_screen(LogScreen(self.source.cluster, row.job, row.rank))
+            self.push_screen(LogScreen(self.cluster, row.job, row.rank))
         else:
             self.notify(str(NO_RANK), markup=False)
 
@@ -302,7 +303,7 @@ class TopApp(App[None]):
         jobs = self.view.jobs if self.view is not None else ()
         job = row.job if row is not None and row.job is not None else jobs[0].job.id if jobs else None
         if job is not None:
-            self.push_screen(EventScreen(self.source.cluster, job))
+            self.push_screen(EventScreen(self.cluster, job))
         else:
             self.notify(str(NO_RANK), markup=False)
 

@@ -15,7 +15,7 @@ from ascendrun.health.top.view import HostRow, TopRow, TopView
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.cluster import SampledCluster
+    from ascendrun.cluster import Cluster
 
 SPANS = ((600.0, "10m"), (3600.0, "1h"), (6 * 3600.0, "6h"), (86400.0, "24h"), (7 * 86400.0, "7d"))
 NAME_WIDTH, VALUE_WIDTH = 14, 16
@@ -44,7 +44,7 @@ class DetailScreen(LiveScreen):
 
     follows = False
 
-    def __init__(self, cluster: SampledCluster, row: TopRow, view: Callable[[], TopView | None]) -> None:
+    def __init__(self, cluster: Cluster, row: TopRow, view: Callable[[], TopView | None]) -> None:
         super().__init__(cluster, row.host if row.device is None else f"{row.host} · {DEVICE} {row.device}")
         self._row, self._view = row, view
         self._span = 1
@@ -64,7 +64,7 @@ class DetailScreen(LiveScreen):
         row, host = self._now()
         now_s = time.time()
         span_s, name = SPANS[self._span]
-        series = self.cluster.series(
+        series = self.cluster.samples.series(
             row.host, device=row.device, job=row.job, rank=row.rank, since_s=now_s - span_s, until_s=now_s
         )
         width = max(10, self.size.width - NAME_WIDTH - VALUE_WIDTH - 6)

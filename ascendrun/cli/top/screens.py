@@ -18,7 +18,7 @@ from ascendrun.cli.top.text import failure_of
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.cluster import SampledCluster
+    from ascendrun.cluster import Cluster
 
 LAST_LINES = 500
 INTERVAL_S = 2.0
@@ -77,7 +77,7 @@ class TextScreen(Screen[None]):
 class LiveScreen(TextScreen):
     """Lines that a thread reads again at an interval; subclasses define `read`."""
 
-    def __init__(self, cluster: SampledCluster, title: str) -> None:
+    def __init__(self, cluster: Cluster, title: str) -> None:
         super().__init__(title, [str(Text("top.loading", "loading …"))])
         self.cluster = cluster
         self._is_reading = False
@@ -123,30 +123,30 @@ class LiveScreen(TextScreen):
 class LogScreen(LiveScreen):
     """The last output of one rank, followed."""
 
-    def __init__(self, cluster: SampledCluster, job: str, rank: int) -> None:
+    def __init__(self, cluster: Cluster, job: str, rank: int) -> None:
         super().__init__(cluster, f"{job} · rank {rank}")
         self._job, self._rank = job, rank
 
     def read(self) -> list[str]:
         from ascendrun.cluster import LogView
 
-        lines = self.cluster.logs(self._job, LogView(ranks=[self._rank], tail=LAST_LINES))
+        lines = self.cluster.logs.lines(self._job, LogView(ranks=[self._rank], tail=LAST_LINES))
         return [line.text for line in lines] or [str(Text("top.no-output", "no output yet"))]
 
 
 class EventScreen(LiveScreen):
     """The events of a job, and its first failure."""
 
-    def __init__(self, cluster: SampledCluster, job: str) -> None:
+    def __init__(self, cluster: Cluster, job: str) -> None:
         super().__init__(cluster, f"{job} · {Text('top.key-events', 'Events')}")
         self._job = job
 
     def read(self) -> list[str]:
         from ascendrun.cli.output import describe_time
 
-        detail = self.cluster.detail(self._job)
+        detail = self.cluster.jobs.detail(self._job)
         job = detail.job
         lines = [f"{job.id}  {job.name}  {job.state}  {job.reason}".rstrip(), ""]
         if detail.first_failure is not None:
-            lines += [detail.first_failure, ""]
+            lines += [str(detail.first_failure), ""]
         return lines + [f"{describe_time(event.at_s)}  {event.code:<13}  {event.message()}" for event in detail.events]

@@ -35,7 +35,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.C
         capsysbinary.readouterr()
 
         def make(settings: Settings) -> StoryCluster:
-            cluster.settings = settings
+            cluster.settings = cluster.head.settings = settings
             return cluster
 
         code = main(argv, make_cluster=make)

@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.cluster import Cluster, ExecResult, HostStatus, Job, JobDetail, JobView, NodeView, RankView
+from ascendrun.cluster.checks import Checks
+from ascendrun.cluster.controller import Controller
+from ascendrun.cluster.hosts import Hosts
+from ascendrun.cluster.jobs import Jobs
 from ascendrun.core.errors import ConflictError, DeadlineExceededError, NotFoundError
 from ascendrun.core.events import Event
 from ascendrun.core.findings import Finding, Severity
@@ -54,6 +58,120 @@ class StoryJob(Job):
         return self._cluster.view
 
 
+class StoryJobs(Jobs):
+    _cluster: StoryCluster
+
+    def submit(
+        self,
+        job_file: Path,
+        *,
+        overrides: Sequence[str] = (),
+        hostfile: Path | None = None,
+        key: str | None = None,
+        resume: str | None = None,
+        from_stage: str | None = None,
+        priority: int = 0,
+        hosts: str | None = None,
+        exclude: str | None = None,
+    ) -> Job:
+        self._cluster.calls.append(("submit", job_file.name, tuple(overrides), hostfile))
+        return StoryJob(self._cluster, self._cluster.view.id)
+
+    def list(self, *, everything: bool = False, folded: bool = False) -> tuple[JobView, ...]:
+        self._cluster.calls.append(("jobs", everything))
+        ended = self._cluster.view.state in ("SUCCEEDED", "FAILED", "STOPPED")
+        return (self._cluster.view,) if everything or not ended else ()
+
+    def detail(self, ref: str) -> JobDetail:
+        if ref not in (self._cluster.view.id, self._cluster.view.name):
+            raise NotFoundError(f"no job {ref!r}", hint="ascendrun ps -a")
+        if self._cluster.story:
+            self._cluster.story.pop(0)(self._cluster)
+        nodes = tuple(NodeView(host, i, (2 * i, 2 * i + 1), "ALIVE", "STARTED") for i, host in enumerate(HOSTS))
+        return JobDetail(
+            job=self._cluster.view,
+            run=f"abcd-{self._cluster.view.id}",
+            directories=dict.fromkeys(HOSTS, f"~/.ascendrun/nodes/*/runs/abcd-{self._cluster.view.id}"),
+            nodes=nodes,
+            ranks=self._cluster.ranks,
+            events=self._cluster.job_events,
+            first_failure=self._cluster.first_failure,
+            unconfirmed_hosts=self._cluster.unconfirmed,
+            spec={"name": "demo"},
+            spares=self._cluster.spares,
+        )
+
+    def stop(self, ref: str, *, now: bool = False) -> JobView:
+        self._cluster.calls.append(("stop", ref, now))
+        if ref not in (self._cluster.view.id, self._cluster.view.name):
+            raise NotFoundError(f"no job {ref!r}")
+        if self._cluster.view.state in ("SUCCEEDED", "FAILED", "STOPPED"):
+            raise ConflictError(f"{ref} has already ended: {self._cluster.view.state}")
+        self._cluster.view = replace(self._cluster.view, state="STOPPING", reason="stopped by you")
+        return self._cluster.view
+
+    def wait(self, ref: str, *, timeout_s: float | None = None) -> JobDetail:
+        self._cluster.calls.append(("wait", ref, timeout_s))
+        while self._cluster.view.ended_at_s is None:
+            if not self._cluster.story:
+                raise DeadlineExceededError(f"{ref} is still {self._cluster.view.state} after {timeout_s:g} s")
+            self.detail(ref)
+        return self.detail(ref)
+
+
+class StoryHosts(Hosts):
+    _cluster: StoryCluster
+
+    def execute(
+        self, hosts: Sequence[Host], argv: Sequence[str], *, timeout_s: float | None = None
+    ) -> Iterator[ExecResult]:
+        self._cluster.calls.append(("execute", tuple(host.name for host in hosts), tuple(argv), timeout_s))
+        yield from self._cluster.answers
+
+    def nodes(
+        self, hosts: Sequence[Host], *, timeout_s: float = 15.0, with_usage: bool = False
+    ) -> Iterator[HostStatus]:
+        self._cluster.calls.append(("nodes", tuple(host.name for host in hosts), timeout_s))
+        yield from self._cluster.statuses
+
+    def held(self) -> tuple[Machine, ...]:
+        return self._cluster.machines
+
+    def known(self, names: str) -> tuple[Host, ...]:
+        return tuple(map(Host, expand_names(names)))
+
+    def undrain(self, hosts: Sequence[Host]) -> tuple[Host, ...]:
+        self._cluster.calls.append(("undrain", tuple(host.name for host in hosts)))
+        return tuple(hosts)
+
+    def release(self, host: str) -> None:
+        self._cluster.calls.append(("release", host))
+        found = [machine for machine in self._cluster.machines if host in machine.names]
+        if not found:
+            raise NotFoundError(f"{host} is not held")
+        if found[0].holds[0].processes:
+            raise ConflictError(f"{host} shows processes")
+
+
+class StoryChecks(Checks):
+    _cluster: StoryCluster
+
+    def doctor(self, hosts: Sequence[Host], *, is_full: bool) -> DoctorReport:
+        """The light checks: the disks of the hosts in `refused` are full."""
+        assert not is_full
+        full = [
+            Finding("disk-full", Severity.FAIL, (host,), {"path": "/r", "free": 5}) for host in self._cluster.refused
+        ]
+        return make_report(CheckContext({}), tuple(full), checks=1, wall_s=0.1)
+
+
+class StoryController(Controller):
+    _cluster: StoryCluster
+
+    def ensure(self) -> None:
+        self._cluster.calls.append(("ensure_controller",))
+
+
 @dataclass
 class StoryCluster(Cluster):
     """`calls`: what was asked of it, in order."""
@@ -72,103 +190,10 @@ class StoryCluster(Cluster):
     spares: Mapping[str, str | None] = field(default_factory=dict)
     refused: Sequence[str] = ()
 
-    # what the command line calls
-
-    def submit(
-        self,
-        job_file: Path,
-        *,
-        overrides: Sequence[str] = (),
-        hostfile: Path | None = None,
-        key: str | None = None,
-        resume: str | None = None,
-        from_stage: str | None = None,
-        priority: int = 0,
-        hosts: str | None = None,
-        exclude: str | None = None,
-    ) -> Job:
-        self.calls.append(("submit", job_file.name, tuple(overrides), hostfile))
-        return StoryJob(self, self.view.id)
-
-    def jobs(self, *, everything: bool = False, folded: bool = False) -> tuple[JobView, ...]:
-        self.calls.append(("jobs", everything))
-        ended = self.view.state in ("SUCCEEDED", "FAILED", "STOPPED")
-        return (self.view,) if everything or not ended else ()
-
-    def detail(self, ref: str) -> JobDetail:
-        if ref not in (self.view.id, self.view.name):
-            raise NotFoundError(f"no job {ref!r}", hint="ascendrun ps -a")
-        if self.story:
-            self.story.pop(0)(self)
-        nodes = tuple(NodeView(host, i, (2 * i, 2 * i + 1), "ALIVE", "STARTED") for i, host in enumerate(HOSTS))
-        return JobDetail(
-            job=self.view,
-            run=f"abcd-{self.view.id}",
-            directories=dict.fromkeys(HOSTS, f"~/.ascendrun/nodes/*/runs/abcd-{self.view.id}"),
-            nodes=nodes,
-            ranks=self.ranks,
-            events=self.job_events,
-            first_failure=self.first_failure,
-            unconfirmed_hosts=self.unconfirmed,
-            spec={"name": "demo"},
-            spares=self.spares,
-        )
-
-    def stop(self, ref: str, *, now: bool = False) -> JobView:
-        self.calls.append(("stop", ref, now))
-        if ref not in (self.view.id, self.view.name):
-            raise NotFoundError(f"no job {ref!r}")
-        if self.view.state in ("SUCCEEDED", "FAILED", "STOPPED"):
-            raise ConflictError(f"{ref} has already ended: {self.view.state}")
-        self.view = replace(self.view, state="STOPPING", reason="stopped by you")
-        return self.view
-
-    def wait(self, ref: str, *, timeout_s: float | None = None) -> JobDetail:
-        self.calls.append(("wait", ref, timeout_s))
-        while self.view.ended_at_s is None:
-            if not self.story:
-                raise DeadlineExceededError(f"{ref} is still {self.view.state} after {timeout_s:g} s")
-            self.detail(ref)
-        return self.detail(ref)
-
-    def execute(
-        self, hosts: Sequence[Host], argv: Sequence[str], *, timeout_s: float | None = None
-    ) -> Iterator[ExecResult]:
-        self.calls.append(("execute", tuple(host.name for host in hosts), tuple(argv), timeout_s))
-        yield from self.answers
-
-    def nodes(
-        self, hosts: Sequence[Host], *, timeout_s: float = 15.0, with_usage: bool = False
-    ) -> Iterator[HostStatus]:
-        self.calls.append(("nodes", tuple(host.name for host in hosts), timeout_s))
-        yield from self.statuses
-
-    def held_machines(self) -> tuple[Machine, ...]:
-        return self.machines
-
-    def known_hosts(self, names: str) -> tuple[Host, ...]:
-        return tuple(map(Host, expand_names(names)))
-
-    def doctor(self, hosts: Sequence[Host], *, is_full: bool) -> DoctorReport:
-        """The light checks: the disks of the hosts in `refused` are full."""
-        assert not is_full
-        full = [Finding("disk-full", Severity.FAIL, (host,), {"path": "/r", "free": 5}) for host in self.refused]
-        return make_report(CheckContext({}), tuple(full), checks=1, wall_s=0.1)
-
-    def undrain(self, hosts: Sequence[Host]) -> tuple[Host, ...]:
-        self.calls.append(("undrain", tuple(host.name for host in hosts)))
-        return tuple(hosts)
-
-    def release(self, host: str) -> None:
-        self.calls.append(("release", host))
-        found = [machine for machine in self.machines if host in machine.names]
-        if not found:
-            raise NotFoundError(f"{host} is not held")
-        if found[0].holds[0].processes:
-            raise ConflictError(f"{host} shows processes")
-
-    def ensure_controller(self) -> None:
-        self.calls.append(("ensure_controller",))
+    def __post_init__(self) -> None:
+        super().__init__(self.settings)
+        self.jobs, self.hosts, self.checks = StoryJobs(self), StoryHosts(self), StoryChecks(self)
+        self.controller = StoryController(self)
 
     # what a story does
 

@@ -10,6 +10,7 @@ from story_cluster import Desk, StoryJob, end, make_job, run, says
 
 import ascendrun
 from ascendrun.cluster import Job, LogView, MetricsRows
+from ascendrun.cluster.files import Files
 from ascendrun.core.errors import HostsFailedError, NotFoundError
 from ascendrun.core.jobs.job import State
 from ascendrun.core.node_messages import Failure
@@ -22,7 +23,7 @@ def test_a_job_is_found_by_id_name_and_pipeline(tmp_path: Path) -> None:
 
     cluster = ascendrun.connect(tmp_path)
     with pytest.raises(NotFoundError):
-        cluster.job("pipe")
+        cluster.jobs.find("pipe")
     store = Store.open(tmp_path)
     with store.writing() as db:
         for number, stage in enumerate(("prepare", "train"), start=1):
@@ -45,9 +46,9 @@ def test_a_job_is_found_by_id_name_and_pipeline(tmp_path: Path) -> None:
             store.insert(db, key=stage, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=1.0)
     store.close()
     for ref in ("j-0001", "pipe"):
-        job = cluster.job(ref)
+        job = cluster.jobs.find(ref)
         assert (job.id, job.state, job.view.name) == ("j-0001", "SUCCEEDED", "pipe")
-    assert cluster.job("pipe.train").id == "j-0001-2" and repr(job) == "Job('j-0001')"
+    assert cluster.jobs.find("pipe.train").id == "j-0001-2" and repr(job) == "Job('j-0001')"
     assert all(f"<th style='text-align:left'>stage {stage}</th>" in job._repr_html_() for stage in ("prepare", "train"))
     assert "j-0009" in Job(cluster, "j-0009")._repr_html_(), "a job that was removed"
 
@@ -92,11 +93,11 @@ def test_without_pandas_rows_name_what_is_missing() -> None:
 def test_fetch_returns_directories_and_names_each_host_that_sent_not_all(desk: Desk) -> None:
     replies: list[FetchReply] = []
 
-    class Fetching(type(desk.cluster)):  # type: ignore[misc]
+    class Fetching(Files):
         def fetch(self, ref: str, paths: object = (), *, into: object = None) -> object:
             return iter(replies)
 
-    desk.cluster.__class__ = Fetching
+    desk.cluster.files = Fetching(desk.cluster)
     job = StoryJob(desk.cluster, "j-0001")
     here = FetchReply("n1", "/o/n1", 2, 2, 9, 9, (), ended=True)
     replies[:] = [

@@ -63,7 +63,7 @@ def test_release_continues_after_a_refusal_and_ends_with_its_code(desk: Desk) ->
 
 def test_a_found_attempt_is_one_row_for_all_its_hosts(desk: Desk) -> None:
     desk.cluster.machines = (machine(FOUND), machine(replace(FOUND, host="n1")))
-    [view] = desk.cluster.found_attempts()
+    [view] = desk.cluster.jobs.found_attempts()
     assert (view.id, view.name, view.attempt, view.hosts) == ("j-0007", "h-j-0007.2", 2, ("n1", "n2"))
 
 

@@ -238,7 +238,7 @@ def test_the_dashboard_asks_only_for_what_the_exporter_has(say: Say, world: TopW
     world.add_samples(
         ["npu01"], job="j-0001", age_s=0.0, changes={("npu01", 0): {"link_tx_bytes_s": 1e9, "link_rx_bytes_s": 1e9}}
     )
-    board = json.loads(Cluster().dashboard())
+    board = json.loads(Cluster().samples.dashboard())
     served = read(say("metrics", "--once").out)
     names = {name for text in expressions(board) for name in re.findall(r"\b(?:ascendrun|npu|machine)_\w+", text)}
     assert len(names) > 20 and names <= set(served)

@@ -183,12 +183,12 @@ def shown(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> dict[str, tup
         assert main(["--state-dir", str(cluster.settings.state_dir), *argv]) == 0
         return capsys.readouterr().out
 
-    job = cluster.detail("train").job
+    job = cluster.jobs.detail("train").job
     record = json.loads(run("ps", "-o", "json"))["jobs"][0]
-    top = cluster.top().refresh(now_s=time.time()).jobs[0].job
+    top = cluster.samples.top().refresh(now_s=time.time()).jobs[0].job
     states = {
         sample.labels["state"]
-        for family in cluster.prometheus().collect()
+        for family in cluster.samples.prometheus().collect()
         for sample in family.samples
         if sample.name in ("ascendrun_job_state", "ascendrun_jobs") and sample.value == 1.0
     }
@@ -239,6 +239,6 @@ def test_the_controller_itself_is_asked_when_its_pulse_cannot_be_written(tmp_pat
     try:
         with controller_lock(tmp_path):
             write_pulse(tmp_path, age_s=100.0)
-            assert Cluster(Settings(tmp_path)).detail("train").job.state == "RUNNING"
+            assert Cluster(Settings(tmp_path)).jobs.detail("train").job.state == "RUNNING"
     finally:
         server.close()

@@ -15,20 +15,17 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from story_cluster import Run
-from top_world import TopWorld, controller_lock, make_usual_world, make_world
+from top_world import TopWorld, controller_lock, make_source, make_usual_world, make_world
 
 from ascendrun.cli import main
 from ascendrun.cli.output import width_of
 from ascendrun.cli.top.text import top_lines
-from ascendrun.cluster import Cluster
 from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import State
 from ascendrun.core.samples import DeviceSample, Newest
-from ascendrun.core.settings import Settings
 from ascendrun.head.state.store import Store
 from ascendrun.health.top.view import TopView
-from ascendrun.query.top_source import TopSource
 from ascendrun.text import use_language
 
 Say = Callable[..., Run]
@@ -68,9 +65,7 @@ def look(
     newest: Newest | None = None,
     refused: dict[str, str] | None = None,
 ) -> TopView:
-    source = TopSource(
-        Cluster(Settings(state_dir=state_dir)), hosts, query=lambda asked, limit_s: (newest or Newest(), refused or {})
-    )
+    source = make_source(state_dir, hosts, query=lambda asked, limit_s: (newest or Newest(), refused or {}))
     return source.refresh(now_s=time.time(), wait_s=30.0)
 
 
@@ -248,7 +243,7 @@ def test_hosts_that_nobody_samples_are_asked_and_those_that_are_sampled_are_not(
 
     world.add_samples(["npu01"], age_s=0.0)
     hosts = tuple(Host(name) for name in ("npu01", "far1", "far2"))
-    source = TopSource(Cluster(Settings(state_dir=world.state_dir)), hosts, query=ask)
+    source = make_source(world.state_dir, hosts, query=ask)
     view = source.refresh(now_s=world.now_s, wait_s=30.0)
     assert asked == ["far1", "far2"]
     by_name = {host.host: host for host in view.hosts}
@@ -265,11 +260,8 @@ def test_who_looks_once_waits_for_no_host_of_which_figures_are_kept_and_has_it_a
     hosts = tuple(Host(name) for name in ("kept1", "kept2", "fresh1"))
     world.add_samples(["kept1", "kept2"], age_s=20.0)
     world.add_samples(["fresh1"], age_s=0.0)
-    source = TopSource(
-        Cluster(Settings(state_dir=world.state_dir)),
-        hosts,
-        query=ask,
-        request=lambda asked: wished.extend(host.name for host in asked),
+    source = make_source(
+        world.state_dir, hosts, query=ask, request=lambda asked: wished.extend(host.name for host in asked)
     )
     assert not source.needs_query(now_s=world.now_s)
     view = source.refresh(now_s=world.now_s, wait_s=30.0)
@@ -287,7 +279,7 @@ def test_hosts_whose_answer_does_not_come_in_time_are_said_to_have_given_none(wo
         may_answer.wait(60)
         return Newest(), {}
 
-    source = TopSource(Cluster(Settings(state_dir=world.state_dir)), (Host("far1"),), query=ask)
+    source = make_source(world.state_dir, (Host("far1"),), query=ask)
     try:
         (host,) = (host for host in source.refresh(now_s=world.now_s, wait_s=0.05).hosts if host.host == "far1")
         assert host.why == "no-reply" and getattr(host.detail, "key", None) == "top.no-response"
@@ -305,7 +297,7 @@ def test_a_look_that_does_not_wait_is_not_held_up_by_hosts(world: TopWorld) -> N
         answered.set()
         return Newest(), {"far1": "too late"}
 
-    source = TopSource(Cluster(Settings(state_dir=world.state_dir)), (Host("far1"),), query=ask)
+    source = make_source(world.state_dir, (Host("far1"),), query=ask)
     try:
         view = source.refresh(now_s=world.now_s)
         assert not answered.is_set() and any(host.host == "far1" for host in view.hosts)
@@ -330,7 +322,7 @@ def test_a_straggler_that_the_story_tells_of_is_marked(say: Say, tmp_path: Path)
 
 
 def test_a_look_after_the_metrics_grew_sees_the_new_step(world: TopWorld) -> None:
-    source = TopSource(Cluster(Settings(state_dir=world.state_dir)))
+    source = make_source(world.state_dir)
     before = source.refresh(now_s=world.now_s).jobs[0].progress.step
     world.write_metrics("j-0001", "npu01", 0, steps=60, step_s=1.5, own=1.0)
     assert (before, source.refresh(now_s=world.now_s).jobs[0].progress.step) == (1040, 1060)
@@ -367,6 +359,6 @@ def test_processes_of_a_finished_job_are_not_external(tmp_path: Path) -> None:
     hosts = ["npu01", "npu02", "npu03", "npu04"]
     job = world.add_job("trained", hosts, state=State.SUCCEEDED, ended_s=5.0)
     world.add_samples(hosts, job=job, age_s=8.0)
-    seen = TopSource(Cluster(Settings(state_dir=world.state_dir))).refresh(now_s=world.now_s)
+    seen = make_source(world.state_dir).refresh(now_s=world.now_s)
     assert (len(seen.rows), seen.totals.busy, len(seen.jobs)) == (32, 0, 0)
     assert [row.problems for row in seen.rows] == [()] * 32

@@ -259,7 +259,7 @@ class HeldSource:
     """Looks like a source whose second look hangs, until it is let go."""
 
     def __init__(self, source: TopSource) -> None:
-        self.cluster, self._source = source.cluster, source
+        self._source = source
         self.looks, self.may_go_on = 0, threading.Event()
         self.error: Exception | None = None
 
@@ -273,7 +273,7 @@ class HeldSource:
 
 
 def test_a_look_that_hangs_holds_up_no_key_and_is_not_doubled(world: TopWorld) -> None:
-    source = HeldSource(TopSource(Cluster(Settings(state_dir=world.state_dir))))
+    source = HeldSource(Cluster(Settings(state_dir=world.state_dir)).samples.top())
 
     async def steps(stage: Stage) -> None:
         stage.app.begin_refresh()
@@ -298,7 +298,7 @@ def test_a_look_that_hangs_holds_up_no_key_and_is_not_doubled(world: TopWorld) -
     ],
 )
 def test_a_look_that_fails_is_told_and_the_last_figures_stay(world: TopWorld, error: Exception, says: str) -> None:
-    source = HeldSource(TopSource(Cluster(Settings(state_dir=world.state_dir))))
+    source = HeldSource(Cluster(Settings(state_dir=world.state_dir)).samples.top())
     source.may_go_on.set()
 
     async def steps(stage: Stage) -> None:

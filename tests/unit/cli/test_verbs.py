@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from story_cluster import Desk, StoryCluster, end, make_job, rank_fails, run
+from story_cluster import Desk, StoryJobs, end, make_job, rank_fails, run
 
 from ascendrun.cluster import ExecResult, HostStatus, JobView
 from ascendrun.core.errors import AscendrunError, InvalidInputError, Problem
@@ -47,18 +47,18 @@ def test_ps_watch_prints_a_job_again_when_it_changes_and_its_end(desk: Desk, mon
     monkeypatch.setattr("ascendrun.cli.commands.ps.WATCH_S", 0.0)
     views = [make_job(), make_job(), make_job(state="RUNNING"), make_job(state="RUNNING", progress={"step": 1})]
 
-    class Watched(StoryCluster):
+    class Watched(StoryJobs):
         """Each list is one moment; after the last one the job has ended, and then a user ends the command."""
 
-        def jobs(self, *, everything: bool = False, folded: bool = False) -> tuple[JobView, ...]:
+        def list(self, *, everything: bool = False, folded: bool = False) -> tuple[JobView, ...]:
             if views:
                 return (views.pop(0),)
-            if self.view.ended_at_s is not None:
+            if self._cluster.view.ended_at_s is not None:
                 raise KeyboardInterrupt
-            self.view = make_job(state="FAILED", ended_at_s=2.0)
+            self._cluster.view = make_job(state="FAILED", ended_at_s=2.0)
             return ()
 
-    desk.cluster.__class__ = Watched
+    desk.cluster.jobs = Watched(desk.cluster)
     result = desk.say("ps", "-w", "-o", "jsonl")
     assert result.code == 130
     assert [json.loads(line)["state"] for line in result.out.splitlines()] == ["QUEUED", "RUNNING", "FAILED"]
@@ -343,7 +343,7 @@ def test_every_error_becomes_a_sentence_a_hint_and_its_exit_code(
     def refuse(**_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(desk.cluster, "jobs", refuse)
+    monkeypatch.setattr(desk.cluster.jobs, "list", refuse)
     result = desk.say("ps")
     assert result.code == kind.exit_code
     assert result.err == ("error: f:1:2: m\nhint: h\n" if kind is InvalidInputError else "error: what\nhint: way out\n")
@@ -353,7 +353,7 @@ def test_our_own_fault_is_one_sentence_and_a_file(desk: Desk, monkeypatch: pytes
     def break_down(**_: Any) -> None:
         raise ZeroDivisionError("secret\x1b[2J")
 
-    monkeypatch.setattr(desk.cluster, "jobs", break_down)
+    monkeypatch.setattr(desk.cluster.jobs, "list", break_down)
     result = desk.say("ps")
     assert result.code == 8
     sentence, hint = result.err.splitlines()

@@ -16,7 +16,6 @@ from ascendrun.cli.top.table import RowsTable
 from ascendrun.cluster import Cluster
 from ascendrun.core.settings import Settings
 from ascendrun.health.top.rows import Choice, Order
-from ascendrun.query.top_source import TopSource
 from ascendrun.text import use_language
 
 DEADLINE_S = 60.0
@@ -67,9 +66,9 @@ def play(
     interval_s: float = 3600.0,
 ) -> TopApp:
     """`interval_s`: by default it looks once, so that what is seen is what the first look saw."""
-    made = source or TopSource(Cluster(Settings(state_dir=world.state_dir)))
+    cluster = Cluster(Settings(state_dir=world.state_dir))
     use_language(lang)
-    app = TopApp(made, Choice(), Order(), interval_s=interval_s)
+    app = TopApp(cluster, source or cluster.samples.top(), Choice(), Order(), interval_s=interval_s)
 
     async def run() -> None:
         async with app.run_test(size=size, notifications=True) as pilot:

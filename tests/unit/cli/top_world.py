@@ -12,14 +12,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ascendrun.cluster import Cluster
+from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import TERMINAL, Job, NodeProgress, Phase, State
 from ascendrun.core.pulse import PULSE_NAME, Clock, Pulse
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankSample
+from ascendrun.core.settings import Settings
 from ascendrun.head.loop.daemon import LOCK_NAME
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.state.store import Store
 from ascendrun.health.samples.device_samples import PORT_COUNTERS
+from ascendrun.query.top_source import TopSource
 
 GIB = 1024**3
 PER_NODE = 8
@@ -273,3 +277,11 @@ def make_usual_world(state_dir: Path, *, busy: int = 4, idle: int = 5, now_s: fl
     world.add_history(hosts[1], 3)
     world.add_job("waits", ["npu90"], state=State.QUEUED, steps=0)
     return world
+
+
+def make_source(state_dir: Path, hosts: Sequence[Host] = (), *, query: Any = None, request: Any = None) -> TopSource:
+    """The source of `top` over a state folder. None: as the cluster would ask the hosts."""
+    samples = Cluster(Settings(state_dir=state_dir)).samples
+    return TopSource(
+        state_dir, hosts, sight=samples._sight, query=query or samples.take, request=request or samples.request
+    )

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from ascendrun.cluster.controller import PULSE_WAIT_S, ControllerCalls
+from ascendrun.cluster import Cluster
+from ascendrun.cluster.controller import PULSE_WAIT_S
 from ascendrun.core.errors import AuthenticationError, ConflictError, DeadlineExceededError
 from ascendrun.head.loop.guard import LOCK_NAME
 from ascendrun.head.protocol import control_socket
@@ -57,16 +58,16 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_the_status_of_a_controller_that_ends_is_requested_again(tmp_path: Path) -> None:
-    calls = ControllerCalls(state_dir=tmp_path)
-    assert calls.controller_status() is None
+    calls = Cluster(state_dir=tmp_path).controller
+    assert calls.status() is None
     with open(tmp_path / LOCK_NAME, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(DeadlineExceededError):  # it holds the lock, but does not listen
-            calls.controller_status(timeout_s=0.1)
+            calls.status(timeout_s=0.1)
         with socket.socket(socket.AF_UNIX) as ending, ThreadPoolExecutor(1) as pool:
             ending.bind(str(tmp_path / control_socket.SOCKET_NAME))
             ending.listen()
-            asked = pool.submit(calls.controller_status, timeout_s=60.0)
+            asked = pool.submit(calls.status, timeout_s=60.0)
             ending.accept()[0].close()
             server = ControlServer(tmp_path, handle)
             server.start()
@@ -83,9 +84,9 @@ def test_a_controller_that_says_nothing_is_reported_with_the_limit_of_the_caller
         if is_heard:
             silent.bind(str(tmp_path / control_socket.SOCKET_NAME))
             silent.listen()
-        calls = ControllerCalls(state_dir=tmp_path)
+        calls = Cluster(state_dir=tmp_path).controller
         with pytest.raises(DeadlineExceededError) as caught:
-            calls.controller_status(timeout_s=0.2)
+            calls.status(timeout_s=0.2)
         assert isinstance(caught.value.message, Text) and caught.value.message.values["limit_s"] == 0.2
         problem = calls.sight().problem
         assert isinstance(problem, Text) and problem.values["limit_s"] == PULSE_WAIT_S

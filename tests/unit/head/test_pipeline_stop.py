@@ -86,7 +86,7 @@ def stages(tmp_path: Path) -> Iterator[Stages]:
 
 def test_a_stage_that_ends_while_the_others_are_stopped_is_no_conflict(stages: Stages) -> None:
     cluster = Cluster(Settings(state_dir=stages.state_dir))
-    cluster.stop("pipe")
+    cluster.jobs.stop("pipe")
     assert stages.stopped == [f"{PIPELINE}-2"]  # the last one first, so that none begins meanwhile
     with pytest.raises(ConflictError, match="already ended"):
-        cluster.stop("pipe")
+        cluster.jobs.stop("pipe")

@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.cluster import Cluster
+from ascendrun.cluster.head import Head
+from ascendrun.cluster.hosts import Hosts
+from ascendrun.cluster.job_files import JobFiles
+from ascendrun.cluster.jobs import Jobs
 from ascendrun.core.settings import Settings
 from ascendrun.head.protocol.control_messages import Plan, Submit
 from ascendrun.head.survey.submission import Submission
@@ -221,6 +225,44 @@ BAD: dict[str, tuple[str, Change, Change, str]] = {
 }
 
 
+class PlanHead(Head):
+    """What the hosts of a `PlanCluster` and its controller reply."""
+
+    def __init__(self, world: PlanCluster) -> None:
+        super().__init__(world.settings)
+        self.world = world
+
+    def survey(self, hosts: Any, submission: Submission | None, **options: Any) -> CheckContext:
+        facts = {}
+        for host in (each.name for each in hosts):
+            inside = {str(self.world.root / host) + path: path for path in options["paths"]}
+            found = training_files.examine({"paths": list(inside)}, time.monotonic() + 30)["paths"]
+            facts[host] = NodeFacts(
+                host=host,
+                root="/root/.ascendrun",
+                disks={"/root/.ascendrun": Disk("/", free_bytes=self.world.free_bytes)},
+                training={inside[path]: raw for path, raw in found.items()},
+            )
+        return CheckContext(facts=facts)
+
+    def request(self, request: Any, **options: Any) -> Any:
+        if isinstance(request, Plan):
+            return PlanReply()
+        assert isinstance(request, Submit)
+        self.world.stored.append(request.submissions)
+        raise SystemExit(0)
+
+
+class PlanHosts(Hosts):
+    def held(self) -> tuple[Any, ...]:
+        return ()
+
+
+class PlanJobFiles(JobFiles):
+    def install_training_stack(self, *args: Any, **options: Any) -> None:
+        pass
+
+
 @dataclass
 class PlanCluster(Cluster):
     """A cluster whose hosts are directories below `root`; `stored`: submissions that the controller got."""
@@ -231,6 +273,10 @@ class PlanCluster(Cluster):
     free_bytes: int = 10**12
     stored: list[Any] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.head = PlanHead(self)
+        self.hosts, self.jobs, self.job_files = PlanHosts(self), Jobs(self), PlanJobFiles(self)
+
     def write(self, host: str, path: str, data: bytes | None) -> None:
         """Write a file of a host; None: remove it."""
         place = self.root / host / path.lstrip("/")
@@ -239,32 +285,6 @@ class PlanCluster(Cluster):
             return
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(data)
-
-    def held_machines(self) -> tuple[Any, ...]:
-        return ()
-
-    def install_training_stack(self, *args: Any, **options: Any) -> None:
-        pass
-
-    def _survey(self, hosts: Any, submission: Submission | None, **options: Any) -> CheckContext:
-        facts = {}
-        for host in (each.name for each in hosts):
-            inside = {str(self.root / host) + path: path for path in options["paths"]}
-            found = training_files.examine({"paths": list(inside)}, time.monotonic() + 30)["paths"]
-            facts[host] = NodeFacts(
-                host=host,
-                root="/root/.ascendrun",
-                disks={"/root/.ascendrun": Disk("/", free_bytes=self.free_bytes)},
-                training={inside[path]: raw for path, raw in found.items()},
-            )
-        return CheckContext(facts=facts)
-
-    def _request(self, request: Any, **options: Any) -> Any:
-        if isinstance(request, Plan):
-            return PlanReply()
-        assert isinstance(request, Submit)
-        self.stored.append(request.submissions)
-        raise SystemExit(0)
 
 
 @dataclass

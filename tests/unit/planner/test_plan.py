@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from plan_world import BAD, HOSTS, POINTS, USUAL, Change, PlanCluster, files
 
 from ascendrun.cli import main
+from ascendrun.cluster.trainings import keep_plans
 from ascendrun.core.jobfile.spec import load_programs
 from ascendrun.core.settings import Settings
 from ascendrun.head.state.job_files import read_plan
@@ -157,13 +158,13 @@ def test_a_ship_column_of_another_name_gets_the_line_to_write(head: Head) -> Non
 
 def test_what_was_planned_is_kept_for_the_report(head: Head) -> None:
     job = head.write_job("qwen_lora", {"chip": "910B3", "device": "npu"})
-    (plan,) = head.cluster.training_plans(job)
+    (plan,) = head.cluster.job_files.training_plans(job)
     found = expected(plan)
     assert set(found) == {"memory_bytes", "tokens_per_s", "hours"} and all(low < high for low, high in found.values())
-    head.cluster._keep_plans({"j-0007": plan})
+    keep_plans(head.cluster.settings.state_dir, {"j-0007": plan})
     assert read_plan(head.cluster.settings.state_dir, "j-0007") == {}, "a job without a directory is no error"
     (head.cluster.settings.state_dir / "jobs" / "j-0007").mkdir(parents=True)
-    head.cluster._keep_plans({"j-0007": plan})
+    keep_plans(head.cluster.settings.state_dir, {"j-0007": plan})
     assert read_plan(head.cluster.settings.state_dir, "j-0007") == found
 
 

@@ -1,0 +1,194 @@
+"""HostSelection: commands on them, their state, doctor, the environment of ranks, SSH host keys."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable
+
+from ascendrun.cluster.head import Part
+from ascendrun.cluster.hosts import HostSelection, users_of
+from ascendrun.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ascendrun.health.comparison import DoctorReport
+    from ascendrun.health.env_view import EnvReport
+    from ascendrun.health.forecast import Forecast
+    from ascendrun.health.survey.check_context import CheckContext
+    from ascendrun.query.deep_check import DeepCheck, DeepOptions
+
+ENV_PROBES = ("environ", "limits", "python")
+
+
+class Checks(Part):
+    """What hosts report about themselves, and how it compares."""
+
+    def survey(
+        self,
+        hosts: HostSelection = None,
+        *,
+        job_file: str | Path | None = None,
+        overrides: Sequence[str] = (),
+        device_type: str | None = None,
+        paths: Sequence[str] = (),
+        names: Sequence[str] | None = None,
+        is_full: bool = True,
+        every_pair: bool = False,
+    ) -> CheckContext:
+        """Return what every host reports about itself, in the shell that a job would get there.
+
+        `job_file`: use the environment of this job, and only those hosts that it would use. `names`: only these probes.
+        `every_pair`: ping all pairs of NPU ports instead of a sample; on many hosts this takes minutes.
+        """
+        submission, hosts = None, self._cluster.hosts.select(hosts)
+        if job_file is not None:
+            from ascendrun.query.submit import make_submission
+
+            submission = make_submission(
+                Path(job_file),
+                overrides=overrides,
+                hostfile=None,
+                hosts=hosts,
+                state_dir=self._head.state_dir,
+                key="doctor",
+            )
+            hosts = submission.hosts
+        return self._head.survey(
+            hosts, submission, device_type=device_type, paths=paths, names=names, is_full=is_full, every_pair=every_pair
+        )
+
+    def doctor(
+        self,
+        hosts: HostSelection = None,
+        *,
+        job_file: str | Path | None = None,
+        overrides: Sequence[str] = (),
+        device_type: str | None = None,
+        paths: Sequence[str] = (),
+        is_full: bool = True,
+        every_pair: bool = False,
+    ) -> DoctorReport:
+        """Check every node, compare them, and return findings with fixes. Nothing on the nodes is changed."""
+        from ascendrun.health.checks import choose_checks, run_checks
+        from ascendrun.health.comparison import make_report
+
+        started = time.monotonic()
+        hosts = self._cluster.hosts.select(hosts)
+        context = self.survey(
+            hosts,
+            job_file=job_file,
+            overrides=overrides,
+            device_type=device_type,
+            paths=paths,
+            is_full=is_full,
+            every_pair=every_pair,
+        )
+        checks = context.job.checks if context.job is not None else None
+        skip, require = (checks.skip, checks.require) if checks is not None else ((), ())
+        findings = run_checks(context, is_full=is_full, skip=skip, require=require)
+        count = len(choose_checks(is_full=is_full, skip=skip, require=require))
+        report = make_report(context, findings, checks=count, wall_s=time.monotonic() - started)
+        return replace(report, forecast=self.forecast(len(hosts))) if hosts else report
+
+    def forecast(self, nodes: int) -> Forecast:
+        """Return the expected cost of failures on this many nodes, from published rates and this cluster's history."""
+        from ascendrun.health.forecast import make_forecast
+        from ascendrun.query.event_stream import read_history
+
+        return make_forecast(nodes, read_history(self._head.state_dir, now_s=time.time()))
+
+    def deep(
+        self,
+        hosts: HostSelection = None,
+        *,
+        job_file: str | Path | None = None,
+        overrides: Sequence[str] = (),
+        device_type: str | None = None,
+        options: DeepOptions | None = None,
+        not_ready: Sequence[str] = (),
+        progress: Callable[[str], None] = lambda text: None,
+        log: Callable[[str], None] | None = None,
+    ) -> DeepCheck:
+        """Measure devices and links with small jobs in the Python of the job, alone and in pairs; keep the report.
+
+        Hosts that run a job, and the `not_ready`, are skipped. `device_type`: of a check without a job, None: cpu.
+        `progress` gets each step, `log` (None: stderr) the lines that should remain on the screen.
+        """
+        from ascendrun.query.deep_check import StoreJobs, default_options, evaluate_and_save, make_base, run_deep_check
+        from ascendrun.query.train_env import ensure_training_stack, print_line
+
+        hosts = self._cluster.hosts.select(hosts)
+        job = self._cluster.job_files.read(job_file, overrides=overrides) if job_file is not None else None
+        base = make_base(job, device_type=device_type or "cpu")
+        if base.python is None and any(host.is_local for host in hosts):
+            ensure_training_stack(None, log)
+        if job is None and base.devices.type != "cpu" and any(not (host.slots or host.devices) for host in hosts):
+            note = Text(
+                "doctor.one-device", "one device is measured on each host without slots= or devices= in the hostfile"
+            )
+            (log or print_line)(str(note))
+        ensure = self._cluster.controller.ensure
+        jobs = StoreJobs(self._head.state_dir, lambda request: self._head.request(request, repeat=True), ensure)
+        holders, keepers = users_of(self._cluster.jobs.list())
+        report = run_deep_check(
+            jobs,
+            base,
+            hosts,
+            options or default_options(base.devices.type),
+            state_dir=self._head.state_dir,
+            busy={**keepers, **holders},
+            unfit=not_ready,
+            log=progress,
+        )
+        check = evaluate_and_save(report, self._head.state_dir)
+        self._cluster.hosts.end_quarantine([host for host in hosts if host.name in check.passed])
+        return check
+
+    def env(
+        self,
+        hosts: HostSelection = None,
+        *,
+        job_file: str | Path | None = None,
+        overrides: Sequence[str] = (),
+        only_differing: bool = False,
+    ) -> EnvReport:
+        """Return the variables, limits, interpreter and packages of a rank on each host; secrets are masked."""
+        import secrets
+
+        from ascendrun.health.env_view import make_env_report
+
+        context = self.survey(hosts, job_file=job_file, overrides=overrides, names=ENV_PROBES, is_full=False)
+        return make_env_report(context, salt=secrets.token_hex(8), only_differing=only_differing)
+
+    def env_file(
+        self, hosts: HostSelection = None, *, job_file: str | Path, overrides: Sequence[str] = ()
+    ) -> tuple[str, str]:
+        """Return the environment of a rank as a file to source in a shell, and the host it is from.
+
+        Raises UnreachableError if a host does not respond, PreflightError if the job cannot start there.
+        """
+        from ascendrun.core.errors import PreflightError, UnreachableError
+        from ascendrun.health.env_view import write_env_file
+        from ascendrun.text.format import fold_hosts
+
+        context = self.survey(hosts, job_file=job_file, overrides=overrides, names=ENV_PROBES, is_full=False)
+        if context.unreached:
+            raise UnreachableError(
+                Text(
+                    "env.unreachable",
+                    "{hosts:hosts} unreachable; --write requires all hosts",
+                    hosts=tuple(context.unreached),
+                ),
+                hint=f"ascendrun nodes --hosts {fold_hosts(context.unreached)}",
+            )
+        host = next(iter(context.facts))
+        try:
+            return write_env_file(context, host), host
+        except LookupError:
+            raise PreflightError(
+                Text("env.no-plan", "the job cannot start on these hosts, so its ranks have no environment"),
+                hint="ascendrun submit --dry-run FILE",
+            ) from None

@@ -1,0 +1,165 @@
+"""Job files: read, check, plan, write from templates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable
+
+from ascendrun.cluster.head import Part
+from ascendrun.cluster.trainings import plan_submissions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ascendrun.core.hosts import Host
+    from ascendrun.core.jobfile.spec import JobSpec
+    from ascendrun.planner.plan import TrainingPlan
+    from ascendrun.query.new_job import NewJob
+    from ascendrun.query.submit import ValidStage
+    from ascendrun.query.templates import Template
+
+
+class JobFiles(Part):
+    """Job files: read, check, plan, write from templates."""
+
+    def validate(
+        self, job_file: str | Path, *, overrides: Sequence[str] = (), hostfile: str | Path | None = None
+    ) -> tuple[ValidStage, ...]:
+        """Return the stages of a job file (without stages: its one job) with their hosts. Queries no node.
+
+        Raises InvalidInputError with every problem.
+        """
+        from ascendrun.query.submit import validate
+
+        return validate(Path(job_file), overrides=overrides, hostfile=_path(hostfile))
+
+    def sample_progress(self, log: str | Path, *, pattern: str | None = None) -> list[dict[str, Any]]:
+        """Return the steps that are read from an output, under the names of docs/metrics.md. Raises OSError.
+
+        `pattern`: progress.pattern of a job, None: the output of the usual frameworks is recognised.
+        """
+        from ascendrun.head.spool.output_progress import read_log
+
+        return read_log(Path(log), pattern=pattern)
+
+    def read(self, job_file: str | Path, *, overrides: Sequence[str] = ()) -> JobSpec:
+        """Return the job of a file (of a pipeline its first stage), without its hosts. Raises InvalidInputError."""
+        from ascendrun.query.submit import read_job
+
+        return read_job(Path(job_file), overrides=overrides)
+
+    def hosts(
+        self, job_file: str | Path, *, overrides: Sequence[str] = (), hostfile: str | Path | None = None
+    ) -> tuple[Host, ...]:
+        """Return the hosts that the job would use, in the order of their ranks. Raises InvalidInputError."""
+        from ascendrun.query.submit import read_hosts
+
+        return read_hosts(self.read(job_file, overrides=overrides), Path(job_file), hostfile=_path(hostfile))
+
+    def install_training_stack(
+        self,
+        job_file: str | Path,
+        *,
+        overrides: Sequence[str] = (),
+        hostfile: str | Path | None = None,
+        log: Callable[[str], None] | None = None,
+    ) -> None:
+        """Install the packages of bundled programs if the job runs on this machine. Takes minutes the first time.
+
+        `log` gets every line of progress, None: stderr. Raises PreflightError.
+        """
+        from ascendrun.query.submit import Choice, read_pool, read_stages
+        from ascendrun.query.train_env import ensure_training_stack
+
+        specs = [stage.spec for stage in read_stages(Path(job_file), overrides=overrides)]
+        hosts = [
+            host
+            for spec in specs
+            if spec.program is not None and spec.python is None
+            for host in read_pool(spec, Path(job_file), hostfile=_path(hostfile), choice=Choice())
+        ]
+        if any(host.is_local for host in hosts):
+            ensure_training_stack(None, log)
+
+    def plan(
+        self,
+        job_file: str | Path,
+        *,
+        overrides: Sequence[str] = (),
+        hostfile: str | Path | None = None,
+        hosts: str | None = None,
+        exclude: str | None = None,
+    ) -> tuple[Mapping[str, Any], ...]:
+        """Return exactly what `submit` would start now, one plan for each stage. Queries the nodes, starts nothing."""
+        from ascendrun.head.protocol.control_messages import Plan
+        from ascendrun.query.submit import Choice, make_submissions
+
+        submissions = make_submissions(
+            Path(job_file),
+            overrides=overrides,
+            hostfile=_path(hostfile),
+            state_dir=self._head.state_dir,
+            key="dry-run",
+            choice=Choice(hosts, exclude),
+        )
+        return tuple(self._head.request(Plan(stage.to_json()), timeout_s=120.0).plan for stage in submissions)
+
+    def training_plans(
+        self, job_file: str | Path, *, overrides: Sequence[str] = (), hostfile: str | Path | None = None
+    ) -> tuple[TrainingPlan, ...]:
+        """Return the plan of each stage: problems, strategy, memory, time, disk. Queries the nodes, uses no device.
+
+        `submit` refuses a job exactly if one of its plans has a fatal problem. Raises InvalidInputError.
+        """
+        from ascendrun.query.submit import make_submissions
+
+        submissions = make_submissions(
+            Path(job_file), overrides=overrides, hostfile=_path(hostfile), state_dir=self._head.state_dir, key="plan"
+        )
+        return plan_submissions(self._head, submissions)
+
+    def templates(self) -> tuple[Template, ...]:
+        """Return the templates of job files and hostfiles, by name."""
+        from ascendrun.query.templates import list_templates
+
+        return list_templates()
+
+    def init(self, name: str, target: str | Path = ".") -> tuple[Path, ...]:
+        """Copy a template into `target` and return the new files, the job file first.
+
+        Raises NotFoundError for an unknown name, ConflictError if a file exists.
+        """
+        from ascendrun.query.templates import copy_template
+
+        return copy_template(name, Path(target))
+
+    def check_new(self, answers: NewJob, target: str | Path = ".") -> str:
+        """Return the job file that `write_new` would write; raises as it does."""
+        from ascendrun.query.new_job import check_new_job
+
+        return check_new_job(answers, Path(target))
+
+    def write_new(self, answers: NewJob, target: str | Path = ".") -> tuple[Path, ...]:
+        """Write a job file and a hostfile into `target` and return the new files, the job file first.
+
+        Raises InvalidInputError, ConflictError if a file exists.
+        """
+        from ascendrun.query.new_job import write_new_job
+
+        return write_new_job(answers, Path(target))
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of job files."""
+        from ascendrun.core.jobfile.spec import job_json_schema
+
+        return job_json_schema()
+
+    def describe_key(self, key: str) -> list[str]:
+        """Return lines about a key of job files, a bundled program, or PROGRAM.OPTION. Raises NotFoundError."""
+        from ascendrun.core.jobfile.keys import explain_key
+
+        return explain_key(key)
+
+
+def _path(name: str | Path | None) -> Path | None:
+    return None if name is None else Path(name)
