@@ -1,25 +1,4 @@
-"""Options of the bundled programs: one table per program, checked the same way in job files and on command lines.
-
-A program's `options.json` has three parts. Only `options` is required:
-
-    "renamed": {"how": "strategy"}          the old name is an error; the hint is `write strategy: VALUE`
-    "refused": {"use_amp": "set dtype"}     a name from other programs that is an error; the text is the hint
-    "options": {"learning_rate": {"type": "float", "default": 1e-4, "help": "peak learning rate", "aliases": ["lr"]}}
-
-Keys of an option: `type` (one of TYPES), `default`, `help`, `choices`, `min` and `max` (inclusive), `required`, and
-
-    "aliases": ["lr"]                       other names, accepted without a warning; an error together with the name
-    "words": ["generated"]                  values of a path that are not paths
-    "keys": ["file", "kind"]                of the mappings of an option of the type maps
-    "excludes": ["warmup_ratio"]            options that cannot be combined with this option
-    "value_aliases": {"bf16": "bfloat16"}   other spellings of a value, accepted without a warning
-    "renamed_values": {"go-on": "continue"} old values: an error; the hint is `write NAME: continue`
-
-A row without a type has the keys of `programs/trainer/shared_options.json`, where it has no others: `"save_steps": {}`.
-Chinese texts have the keys `option.PROGRAM.NAME` (help), `option.trainer.NAME` (the help of a shared row) and
-`option.PROGRAM.NAME.refused`. This module imports only the standard library and `ascendrun.text`, because programs on
-nodes use it too.
-"""
+"""Options of programs, checked the same way in job files and on command lines. `option_tables` reads their tables."""
 
 from __future__ import annotations
 
@@ -28,21 +7,12 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from typing import Any, Union
 
 from ascendrun.text import Text, closest, did_you_mean, suggestion, write
 
-TYPES = ("int", "float", "str", "bool", "path", "list", "maps")
-"""`maps`: a list of mappings of scalars, which a command line has as JSON."""
-ROW_KEYS = (
-    *("type", "default", "help", "choices", "min", "max", "required", "words", "keys"),
-    *("aliases", "excludes", "value_aliases", "renamed_values"),
-)
 GENERATED = "generated"
 """The data_path of programs that make their own data; without a path they refuse to start."""
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 Scalar = Union[None, bool, int, float, str]
 Argument = Union[Scalar, tuple[Union[Scalar, Mapping[str, Scalar]], ...]]
@@ -64,7 +34,6 @@ class Option:
     aliases: tuple[str, ...] = ()
     excludes: tuple[str, ...] = ()
     value_aliases: Mapping[str, Scalar] = field(default_factory=dict)
-    renamed_values: Mapping[str, Scalar] = field(default_factory=dict)
     words: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     is_shared: bool = False
@@ -75,16 +44,15 @@ class Option:
 
 @dataclass(frozen=True)
 class ProgramOptions:
-    """All options of one program by name, in table order, with its renamed and refused names."""
+    """All options of one program by name, in table order, with its refused names."""
 
     program: str
     options: Mapping[str, Option]
-    renamed: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, name: str) -> Option | None:
         """Return the option with this name or alias; None if not found."""
-        return self.options.get(name) or next((each for each in self.options.values() if name in each.aliases), None)
+        return self.options.get(self.names_by_alias.get(name, name))
 
     @property
     def names_by_alias(self) -> Mapping[str, str]:
@@ -125,14 +93,6 @@ class OptionProblem:
     is_name: bool = False
 
 
-class InvalidTableError(ValueError):
-    """A program's table is invalid; `faults` are the messages."""
-
-    def __init__(self, faults: Collection[Text], line: int | None = None, column: int | None = None) -> None:
-        super().__init__("; ".join(map(str, faults)))
-        self.faults, self.line, self.column = tuple(faults), line, column
-
-
 class InvalidValueError(ValueError):
     """A value is invalid for its option. `message`: the expected and actual value, without the option's name."""
 
@@ -141,50 +101,16 @@ class InvalidValueError(ValueError):
         self.message, self.hint = message, hint
 
 
-def read_table(program: str, json_text: str) -> ProgramOptions:
-    """Return the table of one program. Raises InvalidTableError with every fault."""
-    try:
-        table = json.loads(json_text)
-    except ValueError as error:
-        text = Text("options.not-json", "invalid JSON: {error}", error=str(error))
-        raise InvalidTableError([text], getattr(error, "lineno", None), getattr(error, "colno", None)) from error
-    if not isinstance(table, dict) or not isinstance(table.get("options"), dict):
-        raise InvalidTableError([Text("options.no-table", "expected an object with the key 'options'")], 1, 1)
-    given = table["options"]
-    table["options"] = {name: _with_shared(name, row) for name, row in given.items()}
-    faults = list(_table_faults(table))
-    if faults:
-        raise InvalidTableError(faults)
-    options = {
-        name: _make_option(name, row, is_shared="help" not in given[name]) for name, row in table["options"].items()
-    }
-    return ProgramOptions(program, options, dict(table.get("renamed", {})), dict(table.get("refused", {})))
-
-
-@cache
-def shared_rows() -> Mapping[str, Mapping[str, Any]]:
-    """Return the rows of the options that several programs have."""
-    file = resources.files("ascendrun").joinpath("programs/trainer/shared_options.json")
-    return dict(json.loads(file.read_text(encoding="utf-8")))
-
-
-def _with_shared(name: str, row: Any) -> Any:
-    is_partial = isinstance(row, dict) and "type" not in row
-    return {**shared_rows().get(name, {}), **row} if is_partial else row
-
-
-def batch_of_ranks(table: ProgramOptions, given: Mapping[str, Any], ranks: int) -> int | None:
-    """Return the global_batch_size where only micro_batch_size is given: the batch of one device, on all of them.
-
-    None: global_batch_size has its given or default value. A packed sequence has a number of samples that only the data
-    knows, so packing changes nothing.
-    """
-    packing = table.find("packing")
-    if given.get("packing", packing is not None and packing.default) or "global_batch_size" in given:
-        return None
-    if not given.get("micro_batch_size") or "global_batch_size" not in table.options:
-        return None
-    return int(given["micro_batch_size"]) * ranks
+def with_defaults(table: ProgramOptions, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every option by name; null selects the default. A given option disables the default of those that it
+    excludes, which are None then."""
+    values = {table.names_by_alias.get(name, name): value for name, value in given.items() if value is not None}
+    defaults = {name: option.default for name, option in table.options.items()}
+    for option in table.options.values():
+        for other in option.excludes:
+            if option.name in values or other in values:
+                defaults[other if option.name in values else option.name] = None
+    return {**defaults, **values}
 
 
 def check_arguments(
@@ -207,7 +133,7 @@ def check_arguments(
     for name, value in given.items():
         option = table.find(name)
         if option is None:
-            problems.append(_unknown_name(table, name, value, notation))
+            problems.append(_unknown_name(table, name, notation))
             values[name] = value
             continue
         if option.name in names:
@@ -218,7 +144,7 @@ def check_arguments(
         if value is None or name in unchecked:
             continue
         try:
-            values[option.name] = check_value(option, value, (texts or {}).get(name), notation)
+            values[option.name] = check_value(option, value, (texts or {}).get(name))
         except InvalidValueError as error:
             text = Text("options.value", "{option}: {fault}", option=label(name), fault=error.message)
             problems.append(OptionProblem(name, text, error.hint))
@@ -232,22 +158,16 @@ def check_arguments(
     return values, problems
 
 
-def check_value(option: Option, value: Any, text: str | None = None, notation: Notation = JOB_FILE) -> Argument:
+def check_value(option: Option, value: Any, text: str | None = None) -> Argument:
     """Convert `value` to the option's type. `text`: the original spelling of a number, which a text option uses.
 
     Raises InvalidValueError.
     """
     written = value if isinstance(value, str) else text
-    if written is not None and written in option.renamed_values:
-        new = option.renamed_values[written]
-        raise InvalidValueError(
-            Text("options.renamed-value", "{old:quote} was renamed to {new:quote}", old=written, new=new),
-            write(notation.write(option.name, new)),
-        )
     if written is not None and written in option.value_aliases:
         value = option.value_aliases[written]
     if isinstance(value, Mapping):
-        raise InvalidValueError(_expected(option, Text("type.mapping", "a mapping")))
+        raise InvalidValueError(_expected(option, value))
     if option.type == "list":
         return _check_list(option, value)
     if option.type == "maps":
@@ -301,16 +221,9 @@ def make_arguments(args: Mapping[str, Argument]) -> tuple[str, ...]:
     return tuple(COMMAND_LINE.write(name, value) for name, value in args.items() if value is not None)
 
 
-def _unknown_name(table: ProgramOptions, name: str, value: Any, notation: Notation) -> OptionProblem:
-    """Report an unknown name. Renamed names precede similar names: the closest name may be another option."""
+def _unknown_name(table: ProgramOptions, name: str, notation: Notation) -> OptionProblem:
+    """Report an unknown name, with what to write in its place."""
     label = notation.name
-    new = table.options.get(table.renamed.get(name, ""))
-    if new is not None:
-        if isinstance(value, str):
-            value = new.renamed_values.get(value, value)
-        message = Text("options.renamed", "{old} was renamed to {new}", old=label(name), new=label(new.name))
-        is_shown = not isinstance(value, Mapping) and value is not None
-        return OptionProblem(name, message, write(notation.write(new.name, value if is_shown else "…")), is_name=True)
     if name in table.refused:
         message = Text(
             "options.refused", "{option} is not an option of {program}", option=label(name), program=table.program
@@ -356,7 +269,7 @@ def _render(value: Any) -> str:
 
 def _check_scalar(option: Option, value: Argument, text: str | None) -> Scalar:
     if isinstance(value, tuple):
-        raise InvalidValueError(_expected(option, Text("type.list", "a list")))
+        raise InvalidValueError(_expected(option, value))
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
     if option.type == "bool" and isinstance(value, bool):
         return value
@@ -370,17 +283,13 @@ def _check_scalar(option: Option, value: Argument, text: str | None) -> Scalar:
         if number is not None and text is not None:
             return text
     is_quoted = isinstance(value, str) and text is not None and _UNQUOTED[option.type].fullmatch(value)
-    raise InvalidValueError(
-        _expected(option, repr(value) if isinstance(value, str) else _render(value)),
-        Text("options.unquote", "remove the quotes") if is_quoted else None,
-    )
+    hint = Text("options.unquote", "remove the quotes") if is_quoted else None
+    raise InvalidValueError(_expected(option, value), hint)
 
 
 def _check_list(option: Option, value: Argument) -> Argument:
     if not isinstance(value, tuple):
-        raise InvalidValueError(
-            _expected(option, repr(value) if isinstance(value, str) else _render(value)), write("[a, b]")
-        )
+        raise InvalidValueError(_expected(option, value), write("[a, b]"))
     bad = [repr(str(item)) for item in value if not _is_item(item)]
     if bad:
         raise InvalidValueError(
@@ -393,10 +302,8 @@ def _check_list(option: Option, value: Argument) -> Argument:
 def _check_maps(option: Option, value: Argument) -> Argument:
     maps = [item for item in value if isinstance(item, Mapping)] if isinstance(value, tuple) else []
     if not isinstance(value, tuple) or len(maps) < len(value):
-        raise InvalidValueError(
-            _expected(option, repr(value) if isinstance(value, str) else _render(value)),
-            write(f"- {{{', '.join(f'{key}: …' for key in option.keys)}}}"),
-        )
+        row = ", ".join(f"{key}: …" for key in option.keys)
+        raise InvalidValueError(_expected(option, value), write(f"- {{{row}}}"))
     unknown = sorted({str(key) for item in maps for key in item} - set(option.keys))
     if unknown:
         message = Text("options.map-keys", "unknown keys {unknown}; expected {keys}", unknown=unknown, keys=option.keys)
@@ -414,7 +321,12 @@ def _is_item(item: object) -> bool:
     return isinstance(item, (bool, int, float))
 
 
-def _expected(option: Option, found: Text | str) -> Text:
+def _expected(option: Option, value: Argument | Mapping[str, Any]) -> Text:
+    found: Text | str = repr(value) if isinstance(value, str) else _render(value)
+    if isinstance(value, Mapping):
+        found = Text("type.mapping", "a mapping")
+    elif isinstance(value, tuple) and option.type != "maps":
+        found = Text("type.list", "a list")
     return Text("options.expected", "expected {expected}, got {found}", expected=_EXPECTED[option.type], found=found)
 
 
@@ -431,66 +343,3 @@ _EXPECTED = {
     "list": Text("type.list", "a list"),
     "maps": Text("type.maps", "a list of mappings"),
 }
-
-
-def _table_faults(table: Mapping[str, Any]) -> list[Text]:
-    rows = table["options"]
-    faults = [_unknown_key(key) for key in table if key not in ("options", "renamed", "refused")]
-    for name, row in rows.items():
-        faults += [Text("options.row", "{option}: {fault}", option=name, fault=each) for each in _row_faults(name, row)]
-    taken = list(rows)
-    for row in rows.values():
-        taken += [each for each in row.get("aliases", ()) if isinstance(each, str)] if isinstance(row, dict) else []
-    taken += [name for part in ("renamed", "refused") for name in table.get(part, {})]
-    faults += [
-        Text("options.defined-twice", "{name} is defined twice", name=name)
-        for name in dict.fromkeys(taken)
-        if taken.count(name) > 1
-    ]
-    faults += [
-        Text("options.renamed-to-nothing", "renamed: {old}: unknown option {new}", old=old, new=str(new))
-        for old, new in table.get("renamed", {}).items()
-        if new not in rows
-    ]
-    return faults
-
-
-def _row_faults(name: str, row: Any) -> list[Text]:
-    if not _NAME.fullmatch(name):
-        return [Text("options.name", "invalid option name (expected a-z, 0-9, _)")]
-    if not isinstance(row, dict):
-        return [Text("options.row-form", "expected an object")]
-    faults = [_unknown_key(key) for key in row if key not in ROW_KEYS]
-    if row.get("type") not in TYPES:
-        faults.append(Text("options.type", "type: expected one of {types}", types=list(TYPES)))
-    if not isinstance(row.get("help"), str):
-        faults.append(Text("options.no-help", "help is required"))
-    for key, form in (("choices", list), ("aliases", list), ("excludes", list), ("words", list), ("keys", list)):
-        if not isinstance(row.get(key, form()), form):
-            faults.append(Text("options.list-key", "{key}: expected a list", key=key))
-    return faults
-
-
-def _unknown_key(key: str) -> Text:
-    return Text("options.unknown-key", "unknown key {key:quote}", key=key)
-
-
-def _make_option(name: str, row: Mapping[str, Any], *, is_shared: bool) -> Option:
-    default = row.get("default")
-    return Option(
-        name=name,
-        type=row["type"],
-        default=tuple(default) if isinstance(default, list) else default,
-        help=row["help"],
-        choices=tuple(row.get("choices") or ()),
-        low=row.get("min"),
-        high=row.get("max"),
-        required=bool(row.get("required", False)),
-        aliases=tuple(row.get("aliases", ())),
-        excludes=tuple(row.get("excludes", ())),
-        value_aliases=dict(row.get("value_aliases", {})),
-        renamed_values=dict(row.get("renamed_values", {})),
-        words=tuple(row.get("words", ())),
-        keys=tuple(row.get("keys", ())),
-        is_shared=is_shared,
-    )

@@ -82,17 +82,18 @@ class Training:
 Rule = Callable[[Training], Iterator[PlanProblem]]
 
 
-def with_defaults(table: ProgramOptions, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return every option by name, as the program's command line would; null selects the default."""
-    values = {name: value for name, value in args.items() if value is not None}
-    names = {**table.names_by_alias, **{name: name for name in table.options}}
-    values = {names.get(name, name): value for name, value in values.items()}
-    defaults = {name: option.default for name, option in table.options.items()}
-    for option in table.options.values():
-        for other in option.excludes:
-            if option.name in values or other in values:
-                defaults[other if option.name in values else option.name] = None
-    return {**defaults, **values}
+def batch_of_ranks(table: ProgramOptions, given: Mapping[str, Any], ranks: int) -> int | None:
+    """Return the global_batch_size where only micro_batch_size is given: the batch of one device, on all of them.
+
+    None: global_batch_size has its given or default value. A packed sequence has a number of samples that only the data
+    knows, so packing changes nothing.
+    """
+    packing = table.find("packing")
+    if given.get("packing", packing is not None and packing.default) or "global_batch_size" in given:
+        return None
+    if not given.get("micro_batch_size") or "global_batch_size" not in table.options:
+        return None
+    return int(given["micro_batch_size"]) * ranks
 
 
 def judge(training: Training, rules: Sequence[Rule]) -> tuple[PlanProblem, ...]:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Callable
 from ascendrun.core.errors import PreflightError, Problem
 from ascendrun.core.jobfile.spec import JobSpec, load_programs
 from ascendrun.head.survey.submission import Submission
-from ascendrun.options import JOB_FILE, batch_of_ranks, check_arguments
+from ascendrun.options import JOB_FILE, check_arguments, with_defaults
 from ascendrun.planner.chips import Chip, chip_of
 from ascendrun.planner.history import RecordedRun, with_history
 from ascendrun.planner.plan import PROGRAMS, Disk, TrainingPlan, devices_of, make_plan, rules_of
-from ascendrun.planner.training import ANYWHERE, Training, with_defaults
+from ascendrun.planner.training import ANYWHERE, Training, batch_of_ranks
 from ascendrun.planner.workload import Workload
 from ascendrun.text import Text
 

@@ -332,7 +332,7 @@ def _copy_programs(folder: Path) -> None:
     package = Path(ascendrun.__file__).resolve().parent
     for name in ("programs", "lightning", "planner", "text"):
         shutil.copytree(package / name, folder / "ascendrun" / name, ignore=shutil.ignore_patterns(_CACHE))
-    for name in ("__init__.py", "client.py", "options.py"):
+    for name in ("__init__.py", "client.py", "option_tables.py", "options.py"):
         shutil.copy(package / name, folder / "ascendrun")
 
 

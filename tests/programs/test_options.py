@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun import options
+from ascendrun import option_tables, options
 from ascendrun.programs.trainer.options import InvalidOptionsError, make_help, parse, parse_or_exit, read_table
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "ascendrun" / "programs"
-TABLE = options.read_table(
+TABLE = option_tables.read_table(
     "demo",
     json.dumps(
         {
@@ -26,14 +26,12 @@ TABLE = options.read_table(
                     "choices": ["auto", "ddp", "zero3"],
                     "help": "sharding",
                     "value_aliases": {"deepspeed": "zero3"},
-                    "renamed_values": {"whole": "ddp"},
                 },
                 "columns": {"type": "list", "default": [], "help": "names"},
                 "warmup_steps": {"type": "int", "default": 0, "help": "steps", "excludes": ["warmup_ratio"]},
                 "warmup_ratio": {"type": "float", "default": 0, "help": "fraction"},
                 "packing": {"type": "bool", "default": True, "help": "packs 100 % {of} them"},
             },
-            "renamed": {"how": "strategy"},
             "refused": {"use_amp": "set dtype"},
         }
     ),
@@ -75,14 +73,8 @@ def test_all_problems_of_a_command_line_are_reported_together():
     ]
 
 
-def test_a_renamed_option_is_answered_with_its_new_name_and_value():
-    with pytest.raises(InvalidOptionsError) as caught:
-        parse(["--how=whole", "--use_amp=true", "--strategy=whole"], TABLE)
-    renamed, refused, value = sorted(caught.value.problems, key=lambda problem: problem.name != "how")
-    assert renamed.message.key == "options.renamed" and renamed.hint.values == {"piece": "--strategy=ddp"}
-    assert refused.message.key == "options.refused" and refused.hint.key == "option.demo.use_amp.refused"
-    assert value.message.values["fault"].key == "options.renamed-value"
-    assert value.hint.values == {"piece": "--strategy=ddp"}
+def test_a_name_of_another_program_is_answered_with_what_to_write():
+    assert problems("--use_amp=true") == [("use_amp", "options.refused", "option.demo.use_amp.refused")]
 
 
 def test_aliases_of_names_and_values_are_accepted_but_not_together_with_the_name():
@@ -92,11 +84,11 @@ def test_aliases_of_names_and_values_are_accepted_but_not_together_with_the_name
 
 
 def test_a_broken_table_is_reported_in_full():
-    with pytest.raises(options.InvalidTableError) as caught:
-        options.read_table(
+    with pytest.raises(option_tables.InvalidTableError) as caught:
+        option_tables.read_table(
             "bad",
             '{"options": {"A-b": {}, "x": {"type": "complex"}, "y": {"type": "int", "help": "", "mni": 1,'
-            '"aliases": ["x"]}}, "renamed": {"old": "new"}, "more": 1}',
+            '"aliases": ["x"]}}, "more": 1}',
         )
     keys = [fault.values["fault"].key if "fault" in fault.values else fault.key for fault in caught.value.faults]
     assert keys == [
@@ -106,7 +98,6 @@ def test_a_broken_table_is_reported_in_full():
         "options.no-help",
         "options.unknown-key",
         "options.defined-twice",
-        "options.renamed-to-nothing",
     ]
 
 

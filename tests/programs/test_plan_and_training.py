@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from ascendrun.core.jobfile.spec import load_programs
 from ascendrun.node.agent import training_files
-from ascendrun.options import make_arguments
+from ascendrun.options import make_arguments, with_defaults
 from ascendrun.planner import qwen_lora, trajectory
 from ascendrun.planner.models import LINEAR
-from ascendrun.planner.training import Training, judge, with_defaults
+from ascendrun.planner.training import Training, judge
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import chat_template, dataset
 from ascendrun.programs.qwen_lora.conversations import as_conversation

@@ -18,7 +18,8 @@ from ascendrun.core.jobfile.rules import Draft, LocalFiles, broken_rules, typed_
 from ascendrun.core.jobfile.source_text import INIT_HINT, in_order
 from ascendrun.core.jobfile.tree import apply_overrides, job_data, key_place, place_of
 from ascendrun.core.jobfile.yaml_source import KEY_VALUE, ListNode, MappingNode, Node, Place, find, read_yaml
-from ascendrun.options import InvalidTableError, ProgramOptions, read_table
+from ascendrun.option_tables import InvalidTableError, read_table
+from ascendrun.options import ProgramOptions
 from ascendrun.text import Text, closest, did_you_mean, suggestion, write
 from ascendrun.text.format import quote
 

@@ -68,9 +68,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def read_guide() -> ProgramOptions:
-    from ascendrun import options
+    from ascendrun import option_tables
 
-    return options.read_table("finetune.py", TABLE.read_text(encoding="utf-8"))
+    return option_tables.read_table("finetune.py", TABLE.read_text(encoding="utf-8"))
 
 
 def read(words: Sequence[str], table: ProgramOptions) -> tuple[dict[str, Any], dict[str, str]]:

@@ -1,4 +1,4 @@
-"""The command line of a program, parsed with the program's table of options (`ascendrun.options`)."""
+"""The command line of a program, parsed with the program's table of options (`ascendrun.option_tables`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, NoReturn
 
-from ascendrun import options
+from ascendrun import option_tables, options
 from ascendrun.options import COMMAND_LINE, OptionProblem, ProgramOptions
+from ascendrun.planner.training import batch_of_ranks
 from ascendrun.text import Text, language_of, use_language, write
 
 INDENT = " " * 6
@@ -27,7 +28,7 @@ class InvalidOptionsError(Exception):
 
 def read_table(path: Path) -> ProgramOptions:
     """Return the options of the program that the file `options.json` belongs to."""
-    return options.read_table(path.parent.name, path.read_text(encoding="utf-8"))
+    return option_tables.read_table(path.parent.name, path.read_text(encoding="utf-8"))
 
 
 def parse(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
@@ -44,15 +45,10 @@ def parse(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
     problems += more
     if problems:
         raise InvalidOptionsError(problems)
-    batch = options.batch_of_ranks(table, values, values.get("world_size") or int(os.environ.get("WORLD_SIZE", "1")))
+    batch = batch_of_ranks(table, values, values.get("world_size") or int(os.environ.get("WORLD_SIZE", "1")))
     if batch is not None:
         values["global_batch_size"] = batch
-    defaults = {name: _as_list(option.default) for name, option in table.options.items()}
-    for option in table.options.values():
-        for other in option.excludes:  # a given option disables the default of its counterpart
-            if option.name in values or other in values:
-                defaults[other if option.name in values else option.name] = None
-    return {**defaults, **{name: _as_list(value) for name, value in values.items()}}
+    return {name: _as_list(value) for name, value in options.with_defaults(table, values).items()}
 
 
 def read_words(argv: Sequence[str], table: ProgramOptions) -> tuple[dict[str, str], list[OptionProblem]]:
@@ -140,7 +136,7 @@ def main(file: str, train: Callable[[Mapping[str, Any], Any], None], argv: Seque
     The options `device` and `dist_timeout_s` have their meaning here if the table has them.
     """
     path = Path(file).with_suffix(".json")
-    table = options.read_table(path.stem, path.read_text(encoding="utf-8"))
+    table = option_tables.read_table(path.stem, path.read_text(encoding="utf-8"))
     values = parse_or_exit(sys.argv[1:] if argv is None else argv, table)
     from ascendrun.programs.trainer import runtime
 

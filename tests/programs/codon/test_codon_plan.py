@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascendrun.node.agent import protein_files, training_files
-from ascendrun.options import read_table
+from ascendrun.option_tables import read_table
+from ascendrun.options import with_defaults
 from ascendrun.planner import codon as plan
 from ascendrun.planner.codon_proteins import odd_letters, read_ambiguity, residues_of
 from ascendrun.planner.codon_vocabulary import ORGANISMS
-from ascendrun.planner.training import Training, judge, with_defaults
+from ascendrun.planner.training import Training, judge
 from ascendrun.programs import codon as program
 from ascendrun.programs.codon.model import Config
 from ascendrun.programs.codon.proteins import read_proteins

@@ -11,10 +11,11 @@ import torch
 from tokenizers import models
 
 from ascendrun.node.agent.training_files import examine
-from ascendrun.options import read_table
+from ascendrun.option_tables import read_table
+from ascendrun.options import with_defaults
 from ascendrun.planner import nanochat
 from ascendrun.planner.nanochat_sizes import config_of
-from ascendrun.planner.training import Training, judge, with_defaults
+from ascendrun.planner.training import Training, judge
 from ascendrun.programs import nanochat as program
 from ascendrun.programs.nanochat import texts
 from ascendrun.programs.nanochat import tokenizer as words

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascendrun.core.jobfile.spec import load_programs
+from ascendrun.options import with_defaults
 from ascendrun.planner import cost, qwen_lora, trajectory
 from ascendrun.planner.cost import Devices, Option, Range
 from ascendrun.planner.models import LINEAR
 from ascendrun.planner.plan import TrainingPlan, make_plan, render, rules_of
-from ascendrun.planner.training import Training, with_defaults
+from ascendrun.planner.training import Training
 from tests.thorough import examples
 
 SHARED = {
