@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ascendrun.programs.devices.accelerator import Precision, open_accelerator
-from ascendrun.programs.trainer import optim, schedule
+from ascendrun.programs.trainer import optim, optimizer, schedule
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.parallel import wrap
 
@@ -69,7 +69,7 @@ def written_formula(weight, gradient, momentum, variance, *, lr, mu, beta2, deca
     x = x / (1.01 * x.norm() + 1e-6)
     if x.shape[0] > x.shape[1]:
         x = x.T
-    for a, b, c in optim.POLAR_EXPRESS:
+    for a, b, c in optimizer.POLAR_EXPRESS:
         x = a * x + b * (x @ x.T) @ x + c * (x @ x.T) @ (x @ x.T) @ x
     if weight.shape[0] > weight.shape[1]:
         x = x.T

@@ -18,7 +18,8 @@ from torch import nn
 from torch.nn import functional
 
 from ascendrun.programs.devices import accelerator
-from ascendrun.programs.trainer import data, optim, runtime, schedule
+from ascendrun.programs.trainer import data, runtime, schedule
+from ascendrun.programs.trainer import optimizer as optimizers
 from ascendrun.programs.trainer.data import Batch, Unit
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.optim import Group, OptimizerPlan, adamw
@@ -59,7 +60,7 @@ DEFAULTS: dict[str, Any] = {
     "muon": False,
     "shard": False,
     "shard_size": 0,
-    "cut_elements": optim.CUT_ELEMENTS,
+    "cut_elements": optimizers.CUT_ELEMENTS,
     "rollouts": 0,
     "compile": "none",
 }
@@ -202,7 +203,7 @@ def train(options: dict[str, Any], here: runtime.Runtime) -> None:
     plan: Any = data.Buckets(lengths, batch_size=options["batch_size"], seed=options["seed"], window=2)
     precision = accelerator.choose_precision(options["dtype"], here.accelerator)
     steps = options["max_steps"] or options["epochs"] * plan.steps_per_epoch
-    optim.CUT_ELEMENTS = options["cut_elements"]
+    optimizers.CUT_ELEMENTS = options["cut_elements"]
     engine = wrap(
         network,
         here,

@@ -15,7 +15,7 @@ from ascendrun.planner import codon_vocabulary as v
 from ascendrun.planner.codon_vocabulary import ORGANISMS, Organisms
 from ascendrun.programs.codon.model import CodonModel, Config, with_organisms
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer.checkpoint import replace_text, replacing
+from ascendrun.programs.trainer.checkpoint import replace_json, replace_text, replacing
 
 WEIGHTS, CONFIG, TABLE = "model.safetensors", "config.json", "organisms.json"
 WORDS = "bert.embeddings.word_embeddings.weight"
@@ -60,8 +60,8 @@ def save_model(model: CodonModel, organisms: Organisms, folder: Path) -> None:
     with replacing(folder / WEIGHTS) as fresh:
         save_file(weights, str(fresh), metadata={"format": "pt"})
     save_tokenizer(folder)
-    replace_text(folder / TABLE, json.dumps({"organisms": list(organisms.names)}, indent=1) + "\n")
-    replace_text(folder / CONFIG, json.dumps(model.config.as_json(), indent=1) + "\n")
+    replace_json(folder / TABLE, {"organisms": list(organisms.names)})
+    replace_json(folder / CONFIG, model.config.as_json())
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -78,7 +78,7 @@ def save_tokenizer(folder: Path) -> None:
     )
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": v.LONGEST, **names}
     replace_text(folder / "tokenizer.json", tokenizer.to_str() + "\n")
-    replace_text(folder / "tokenizer_config.json", json.dumps(settings, indent=1) + "\n")
+    replace_json(folder / "tokenizer_config.json", settings)
 
 
 def load_stored(path: Path) -> Stored:

@@ -20,7 +20,7 @@ from ascendrun.planner.codon_proteins import FASTA, GENE_FILES, TABLES, form_of
 from ascendrun.planner.codon_vocabulary import Organisms
 from ascendrun.programs import errors
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer.checkpoint import replace_text, replacing
+from ascendrun.programs.trainer.checkpoint import replace_json, replacing
 from ascendrun.text import Text
 
 Array = Any
@@ -419,7 +419,7 @@ def save(genes: Genes, folder: Path) -> None:
     for name in ARRAYS:
         with replacing(folder / f"{name}.npy") as fresh, open(fresh, "wb") as file:
             np.save(file, getattr(genes, name))
-    replace_text(folder / PREPARED, json.dumps(facts_of(genes), indent=1) + "\n")
+    replace_json(folder / PREPARED, facts_of(genes))
 
 
 def facts_of(genes: Genes) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from ascendrun.programs.codon.scores import read_counts
 from ascendrun.programs.devices import accelerator
 from ascendrun.programs.devices.accelerator import Accelerator, Precision, choose_precision, open_accelerator
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer.checkpoint import replace_text, replacing
+from ascendrun.programs.trainer.checkpoint import replace_json, replacing
 from ascendrun.programs.trainer.runtime import Runtime
 
 COLUMNS = ("id", "organism", "protein", "predicted_dna", "log_prob", "is_best", "error")
@@ -169,7 +169,7 @@ def optimize_stage(options: Mapping[str, Any], here: Runtime) -> None:
     if here.is_first:
         write_rows(target, rows)
         report = report_of(rows, proteins, optimizer.tables, stored.organisms)
-        replace_text(target.with_suffix(".report.json"), json.dumps(report, indent=1) + "\n")
+        replace_json(target.with_suffix(".report.json"), report)
     residues = sum(len(each.residues) for each in proteins)
     here.record(done=True, proteins=len(proteins), duration_s=seconds, residues_per_s=residues / seconds)
     here.log(
@@ -263,24 +263,7 @@ def predict_dna_sequence(
     or a model; it is not downloaded. `tokenizer` is not used: its words are fixed. `constraints` require and imply
     `match_protein`; `ambiguous` and `seed` are as the options. Raises ValueError, and InfeasibleError for constraints.
     """
-    problems = [
-        sentence
-        for sentence, is_wrong in (
-            ("protein is empty", not protein),
-            (f"temperature {temperature!r}: expected a number above 0", not _is_in(temperature, float("inf"))),
-            (f"top_p {top_p!r}: expected a number above 0, at most 1", not _is_in(top_p, 1.0)),
-            (
-                f"num_sequences {num_sequences!r}: expected a whole number above 0",
-                not isinstance(num_sequences, int) or num_sequences < 1,
-            ),
-            ("several sequences require deterministic=False", deterministic and num_sequences != 1),
-            (f"attention_type {attention_type!r}: expected 'original_full'", attention_type != "original_full"),
-            ("model is required: the path of a model's directory or file", model is None),
-        )
-        if is_wrong
-    ]
-    if problems:
-        raise ValueError("\n".join(problems))
+    _check_arguments(protein, deterministic, temperature, top_p, num_sequences, attention_type, model)
     where = torch.device(device)
     machine = open_accelerator(where.type, where.index or 0)
     ready, organisms = (model, ORGANISMS) if isinstance(model, CodonModel) else _loaded(str(model), where)
@@ -303,6 +286,31 @@ def predict_dna_sequence(
         words = " ".join(v.merge(residues))
         found.append(DNASequencePrediction(organisms.names[number], protein, words, dna))
     return found[0] if num_sequences == 1 else found
+
+
+def _check_arguments(
+    protein: str,
+    deterministic: bool,
+    temperature: float,
+    top_p: float,
+    num_sequences: int,
+    attention_type: str,
+    model: Any,
+) -> None:
+    """Raise ValueError with all problems."""
+    is_count = isinstance(num_sequences, int) and num_sequences >= 1
+    checks = (
+        ("protein is empty", bool(protein)),
+        (f"temperature {temperature!r}: expected a number above 0", _is_in(temperature, float("inf"))),
+        (f"top_p {top_p!r}: expected a number above 0, at most 1", _is_in(top_p, 1.0)),
+        (f"num_sequences {num_sequences!r}: expected a whole number above 0", is_count),
+        ("several sequences require deterministic=False", not deterministic or num_sequences == 1),
+        (f"attention_type {attention_type!r}: expected 'original_full'", attention_type == "original_full"),
+        ("model is required: the path of a model's directory or file", model is not None),
+    )
+    problems = [sentence for sentence, holds in checks if not holds]
+    if problems:
+        raise ValueError("\n".join(problems))
 
 
 def _is_in(value: Any, most: float) -> bool:

@@ -21,7 +21,7 @@ from ascendrun.programs.codon.masking import batch_of, hidden, masked
 from ascendrun.programs.codon.model import CodonModel
 from ascendrun.programs.devices import accelerator
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer.checkpoint import replace_text
+from ascendrun.programs.trainer.checkpoint import replace_json, replace_text
 from ascendrun.programs.trainer.runtime import Runtime
 
 COUNTS = "codon_counts.json"
@@ -204,7 +204,7 @@ def evaluate_stage(options: Mapping[str, Any], here: Runtime) -> None:
     table = full_table(scoring, genes, numbers, read_counts(path), options["mlm_probability"])
     show(table, here)
     if here.local_rank == 0:
-        replace_text(output / "report.json", json.dumps({"scores": table, "model": str(path)}, indent=1) + "\n")
+        replace_json(output / "report.json", {"scores": table, "model": str(path)})
     here.record(done=True, **{f"final_{name}": table[ALL][name] for name in ("loss", "accuracy")})
 
 

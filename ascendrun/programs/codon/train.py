@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +22,10 @@ from ascendrun.programs.codon.masking import batch_of, masked
 from ascendrun.programs.codon.model import CodonModel, Config, make_model
 from ascendrun.programs.codon.scores import ALL, Scoring
 from ascendrun.programs.devices import accelerator
+from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import runtime, schedule
-from ascendrun.programs.trainer.checkpoint import replace_text
+from ascendrun.programs.trainer.checkpoint import replace_json
 from ascendrun.programs.trainer.data import Batch, Buckets, Unit
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.optim import Group, OptimizerPlan
@@ -134,17 +134,51 @@ def train_stage(options: Options, here: Runtime) -> None:
     model = start(options, stored, genes.names)
     scores.check_lengths(genes, model.config.max_position_embeddings)
     here.log("program.codon-precision", "{reason}", reason=precision.reason)
-    train = genes.numbers(val=False)
+    loop, task = loop_of(options, genes, model, precision, here)
+    loop.resume(options["resume_from_checkpoint"])
+    if not loop.run().is_complete:
+        return
+    counts = scores.counts_of(genes, task.train)
+    whole: Any = None
+    for name in ("final", "best"):
+        if name == "best":
+            loop.load_best()
+        whole = loop.engine.whole().module
+        if here.local_rank == 0:
+            keep(whole, genes.names, counts, output / name)
+    whole.eval()
+    assert task.scoring is not None
+    scoring = replace(task.scoring, model=whole)
+    table = scores.full_table(scoring, genes, task.val, counts, options["mlm_probability"])
+    scores.show(table, here)
+    if here.local_rank == 0:
+        report = {
+            "model": model.config.as_json(),
+            "weights": sum(each.numel() for each in whole.parameters()),
+            "training": {"steps": loop.progress.step, "best_step": loop.progress.best_step},
+            "data": {name: value for name, value in facts_of(genes).items() if name != "organisms"},
+            "evaluations": loop.progress.history,
+            "scores": table,
+        }
+        replace_json(output / "report.json", report)
+    here.log("program.codon-done", "models: {best} and {final}", best=output / "best", final=output / "final")
+    here.record(done=True, **{f"final_{name}": table[ALL][name] for name in ("loss", "accuracy")})
+
+
+def loop_of(
+    options: Options, genes: Genes, model: CodonModel, precision: Precision, here: Runtime
+) -> tuple[Loop, MaskedCodons]:
+    """Return the training's loop and task: batches by length, the strategy of the options, evaluation by `Scoring`."""
     plan = Buckets(
-        genes.lengths[train],
+        genes.lengths[genes.numbers(val=False)],
         batch_size=options["global_batch_size"],
         seed=options["seed"],
         window=options["length_bucket_batches"],
     )
-    steps = steps_of(options, plan.steps_per_epoch)
+    steps, config, rate = steps_of(options, plan.steps_per_epoch), model.config, options["mlm_probability"]
     work = work_of(
         options,
-        shape_of_config(model.config.as_json()),
+        shape_of_config(config.as_json()),
         ranks=here.world_size,
         family=here.family,
         steps=steps,
@@ -160,53 +194,21 @@ def train_stage(options: Options, here: Runtime) -> None:
         precision=precision,
         compile=options["compile"],
     )
-    rate = options["mlm_probability"]
     scoring = Scoring(model, here, precision.compute, options["eval_batch_size"], options["seed"], rate)
     multiple = options["pad_to_multiple_of"] or (1 if here.family == "cpu" else 16)
     task = MaskedCodons(genes, options, multiple=multiple, scoring=scoring, engine=engine)
-    config = model.config
+    sizes = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     settings = Settings.of(
         options,
         steps=steps,
         eval_steps=options["eval_steps"] or plan.steps_per_epoch,
         best="loss",
         best_is_low=True,
-        flops_per_token=flops_per_token(
-            config.hidden_size,
-            config.intermediate_size,
-            config.num_hidden_layers,
-            mean_attended(plan.lengths, model),
-            rate,
-        ),
+        flops_per_token=flops_per_token(*sizes, mean_attended(plan.lengths, model), rate),
     )
     folder = runtime.checkpoint_folder(options["output_dir"])
-    loop = Loop(here, engine, plan, task, settings, folder=folder, identity=identity_of(options, genes, model))
-    loop.resume(options["resume_from_checkpoint"])
-    if not loop.run().is_complete:
-        return
-    counts = scores.counts_of(genes, train)
-    whole: Any = None
-    for name in ("final", "best"):
-        if name == "best":
-            loop.load_best()
-        whole = engine.whole().module
-        if here.local_rank == 0:
-            keep(whole, genes.names, counts, output / name)
-    whole.eval()
-    table = scores.full_table(replace(scoring, model=whole), genes, task.val, counts, rate)
-    scores.show(table, here)
-    if here.local_rank == 0:
-        report = {
-            "model": config.as_json(),
-            "weights": sum(each.numel() for each in whole.parameters()),
-            "training": {"steps": loop.progress.step, "best_step": loop.progress.best_step},
-            "data": {name: value for name, value in facts_of(genes).items() if name != "organisms"},
-            "evaluations": loop.progress.history,
-            "scores": table,
-        }
-        replace_text(output / "report.json", json.dumps(report, indent=1) + "\n")
-    here.log("program.codon-done", "models: {best} and {final}", best=output / "best", final=output / "final")
-    here.record(done=True, **{f"final_{name}": table[ALL][name] for name in ("loss", "accuracy")})
+    identity = identity_of(options, genes, model)
+    return Loop(here, engine, plan, task, settings, folder=folder, identity=identity), task
 
 
 def mean_attended(lengths: Array, model: CodonModel) -> float:

@@ -5,7 +5,6 @@ The stages on conversations (sft.py) have other rows and rates, and run the same
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -29,7 +28,7 @@ from ascendrun.programs.nanochat.recipe import optimizer_of
 from ascendrun.programs.nanochat.replies import Samples
 from ascendrun.programs.nanochat.texts import Corpus, read_corpus
 from ascendrun.programs.trainer import metrics, runtime, shards
-from ascendrun.programs.trainer.checkpoint import replace_text, replacing
+from ascendrun.programs.trainer.checkpoint import replace_json, replacing
 from ascendrun.programs.trainer.data import Batch, Unit
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.packing import IGNORED
@@ -333,7 +332,7 @@ def save_model(model: NanoChat, tokenizer: Tokenizer, folder: Path, *, training:
         save_file(weights, str(fresh), metadata={"format": "pt"})
     words.save_files(folder, tokenizer.to_str())
     config = {**config_with(model.sizes, tokenizer), "training": training}
-    replace_text(folder / "config.json", json.dumps(config, indent=1) + "\n")
+    replace_json(folder / "config.json", config)
 
 
 def config_with(sizes: Sizes, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -374,4 +373,4 @@ def write_report(folder: Path, course: Course, history: Sequence[Mapping[str, An
         "data": dict(course.data),
         "evaluations": list(history),
     }
-    replace_text(folder / "report.json", json.dumps(report, indent=1) + "\n")
+    replace_json(folder / "report.json", report)

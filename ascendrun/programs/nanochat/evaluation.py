@@ -5,7 +5,6 @@ Each task has a score from 0 to 1, and a centered one that is 0 for a model that
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -29,7 +28,7 @@ from ascendrun.programs.nanochat.inference import open_engine, open_model
 from ascendrun.programs.nanochat.replies import decoded, stops_of
 from ascendrun.programs.nanochat.tasks import Example, read_task
 from ascendrun.programs.nanochat.texts import read_corpus
-from ascendrun.programs.trainer.checkpoint import replace_text
+from ascendrun.programs.trainer.checkpoint import replace_json
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
 
@@ -83,7 +82,7 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
     final = {name: report[name] for name in ("bits_per_byte", "mean_centered") if name in report}
     final.update({name: scores["score"] for name, scores in report["tasks"].items()})
     if here.is_first:
-        replace_text(output / "evaluation.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+        replace_json(output / "evaluation.json", report)
     here.log(
         "program.final", "final: {scores}", scores=" ".join(f"{name} {value:.4f}" for name, value in final.items())
     )

@@ -24,7 +24,7 @@ from ascendrun.programs.nanochat import inference, model
 from ascendrun.programs.nanochat import tokenizer as words
 from ascendrun.programs.nanochat.base import config_with
 from ascendrun.programs.nanochat.model import NanoChat, empty_model
-from ascendrun.programs.trainer.checkpoint import replace_text, replacing
+from ascendrun.programs.trainer.checkpoint import replace_json, replace_text, replacing
 from ascendrun.programs.trainer.runtime import Runtime
 
 MODELLING = "modeling_nanochat_current"
@@ -102,7 +102,7 @@ def write(trained: NanoChat, tokenizer: Any, folder: Path) -> None:
         config["auto_map"] = {name: f"{MODELLING}.{each}" for name, each in classes.items()}
         config["architectures"] = [classes["AutoModelForCausalLM"]]
         replace_text(folder / f"{MODELLING}.py", modelling_file())
-    replace_text(folder / "config.json", json.dumps(config, indent=1) + "\n")
+    replace_json(folder / "config.json", config)
 
 
 def modelling_file() -> str:

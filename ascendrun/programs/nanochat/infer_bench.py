@@ -17,7 +17,7 @@ from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.cache import Cache, of_model
 from ascendrun.programs.generation.engine import Completion, Generator
 from ascendrun.programs.nanochat.inference import open_engine, open_model
-from ascendrun.programs.trainer.checkpoint import replace_text
+from ascendrun.programs.trainer.checkpoint import replace_json
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
 
@@ -66,7 +66,7 @@ def infer_bench(options: Options, here: Runtime) -> None:
                 ms=1e3 * row["decode_s_per_token"],
             )
     if here.is_first:
-        replace_text(output / "infer_bench.json", json.dumps(report, indent=1) + "\n")
+        replace_json(output / "infer_bench.json", report)
         print(json.dumps(report), flush=True)
     here.record(done=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from ascendrun.planner.nanochat_sizes import SPECIAL
 from ascendrun.programs import errors
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat.texts import Corpus, read_corpus
-from ascendrun.programs.trainer.checkpoint import replace_text
+from ascendrun.programs.trainer.checkpoint import replace_json, replace_text
 from ascendrun.programs.trainer.runtime import Runtime
 
 BOS, PAD = SPECIAL[0], "<|assistant_end|>"
@@ -146,7 +145,7 @@ def tokenizer_stage(options: Mapping[str, Any], here: Runtime) -> None:
     errors.check_writable(folder)
     text, report = here.share(learn(corpus, options) if here.is_first else ("", {}))
     if here.local_rank == 0:
-        replace_text(folder / "report.json", json.dumps(report, indent=1) + "\n")
+        replace_json(folder / "report.json", report)
         save_files(folder, text)
     here.log(
         "program.tokenizer",
@@ -223,5 +222,5 @@ def save_files(folder: Path, text: str) -> None:
         "chat_template": TEMPLATE,
         "clean_up_tokenization_spaces": False,
     }
-    replace_text(folder / "tokenizer_config.json", json.dumps(settings, indent=1) + "\n")
+    replace_json(folder / "tokenizer_config.json", settings)
     replace_text(folder / "tokenizer.json", text)

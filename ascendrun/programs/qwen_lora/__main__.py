@@ -8,8 +8,16 @@ from pathlib import Path
 
 from ascendrun.programs.trainer.options import run_program
 
-ON_DEVICES = {"train": "modes", "serve": "inference", "chat": "inference"}
-"""The module of each mode that uses devices."""
+MODULES = {
+    "train": "modes",
+    "prepare": "modes",
+    "plan": "modes",
+    "compare": "comparison",
+    "serve": "inference",
+    "chat": "inference",
+}
+"""The module of each mode."""
+ON_DEVICES = ("train", "serve", "chat")
 OPTIONS = Path(__file__).with_name("options.json")
 
 
@@ -17,7 +25,7 @@ def main(argv: Sequence[str]) -> None:
     run_program(
         argv,
         OPTIONS,
-        lambda values: (ON_DEVICES.get(values["mode"], "modes"), values["mode"]),
+        lambda values: (MODULES[values["mode"]], values["mode"]),
         on_cpu=lambda values: values["mode"] not in ON_DEVICES,
     )
 

@@ -1,4 +1,4 @@
-"""The program's modes from start to end: train, evaluate and save; estimate only; compare two runs."""
+"""The modes train, prepare and plan from start to end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ascendrun.planner.workload import Workload
 from ascendrun.programs import errors
 from ascendrun.programs.devices import accelerator, attention, fused_ops, kernels
 from ascendrun.programs.devices.accelerator import Precision
-from ascendrun.programs.errors import InvalidDataError, ProgramError
+from ascendrun.programs.errors import ProgramError
 from ascendrun.programs.qwen_lora import base, chat_template, evaluation, lora
 from ascendrun.programs.qwen_lora.conversations import Conversation
 from ascendrun.programs.qwen_lora.curriculum import Course
@@ -32,7 +32,7 @@ from ascendrun.programs.qwen_lora.evaluation import Question
 from ascendrun.programs.qwen_lora.merge import merge
 from ascendrun.programs.qwen_lora.sft_task import Instructions, largest_micro_batch
 from ascendrun.programs.trainer import optim, runtime, schedule, shards
-from ascendrun.programs.trainer.checkpoint import replace_text
+from ascendrun.programs.trainer.checkpoint import replace_json, replace_text
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.runtime import Runtime
@@ -42,7 +42,6 @@ from ascendrun.programs.trainer.strategies.engine import Engine, size_of
 from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.task import Settings
 from ascendrun.text import Text
-from ascendrun.text.format import pad_left
 
 Options = Mapping[str, Any]
 FREE_TO_CHANGE = (
@@ -380,7 +379,7 @@ def write_report(
         },
         "data": {"rows": len(lessons.train.samples), "cut": lessons.cut, "digest": lessons.digest},
     }
-    replace_text(output / "report.json", json.dumps(report, indent=1) + "\n")
+    replace_json(output / "report.json", report)
 
 
 def steps_by_stage(course: Course) -> list[int]:
@@ -444,45 +443,4 @@ def prepare(options: Options, here: Runtime) -> None:
             size=held.bytes,
             age=held.age_s,
         )
-    here.record(done=True)
-
-
-def compare(options: Options, here: Runtime) -> None:
-    """Compare two runs on the same budget: write comparison.json and a table. Raises InvalidDataError."""
-    if len(options["compare_dirs"]) != 2:
-        raise InvalidDataError("program.compare-two", "--compare_dirs: expected the output directories of two runs")
-    reports = []
-    for name in options["compare_dirs"]:
-        path = Path(name) / "report.json"
-        if not path.is_file():
-            raise InvalidDataError(
-                "program.no-report",
-                "{path}: report not found; the run did not finish, or used another directory or node",
-                path=path,
-            )
-        reports.append(json.loads(path.read_text(encoding="utf-8")))
-    first, second = reports
-    budget = [(each["training"]["steps"], each["training"]["samples"]) for each in reports]
-    if budget[0] != budget[1]:
-        raise InvalidDataError(
-            "program.other-budgets",
-            "the runs have different budgets: {first} and {second} steps and samples",
-            first=budget[0],
-            second=budget[1],
-        )
-    rows = [(name, first["final"][name], second["final"][name]) for name in first["final"] if name in second["final"]]
-    here.log("program.compare", "{steps} steps, {samples} samples each", steps=budget[0][0], samples=budget[0][1])
-    difference = pad_left(Text("program.difference", "difference"), 12)
-    here.log(f"{'':<18}{options['compare_dirs'][0]:>14}{options['compare_dirs'][1]:>14}{difference}")
-    for name, one, other in rows:
-        here.log(f"{name.replace('_', ' '):<18}{one:>14.4f}{other:>14.4f}{other - one:>+12.4f}")
-    output = Path(options["output_dir"]).absolute()
-    replace_text(
-        output / "comparison.json",
-        json.dumps(
-            {"runs": list(options["compare_dirs"]), "final": {name: [one, other] for name, one, other in rows}},
-            indent=1,
-        )
-        + "\n",
-    )
     here.record(done=True)

@@ -79,6 +79,10 @@ def replace_text(path: Path, text: str) -> None:
         fresh.write_text(text, encoding="utf-8")
 
 
+def replace_json(path: Path, value: Any) -> None:
+    replace_text(path, json.dumps(value, indent=1) + "\n")
+
+
 def save(
     parent: Path,
     kind: str,

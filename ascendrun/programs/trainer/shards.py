@@ -28,7 +28,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from ascendrun.programs.trainer.checkpoint import MANIFEST, replace_text, replacing
+from ascendrun.programs.trainer.checkpoint import MANIFEST, replace_json, replace_text, replacing
 from ascendrun.programs.trainer.data import become_worker
 from ascendrun.programs.trainer.packing import IGNORED
 from ascendrun.text import Text
@@ -230,7 +230,7 @@ def build(folder: Path, source: Source, *, context: BaseContext | None, log: Cal
     shards = [json.loads((fresh / f"{name_of(start)}.json").read_text()) for start in starts]
     totals = {kind: sum(shard[kind] for shard in shards) for kind in ("rows", "tokens", "learned")}
     manifest = {"format": FORMAT, "dtype": dtype, "groups": names, **totals, "shards": shards}
-    replace_text(fresh / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    replace_json(fresh / MANIFEST, manifest)
     try:
         os.rename(fresh, folder)
     except OSError:  # another process without locks was faster

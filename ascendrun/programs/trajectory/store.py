@@ -14,7 +14,7 @@ import torch
 
 from ascendrun.programs.devices.accelerator import Accelerator, Precision
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer.checkpoint import replace_text, replacing
+from ascendrun.programs.trainer.checkpoint import replace_json, replace_text, replacing
 from ascendrun.programs.trajectory.model import Sizes, TrackClassifier, fuse, made_of, make_model
 from ascendrun.programs.trajectory.tokens import MASK, PAD, UNKNOWN
 from ascendrun.programs.trajectory.trees import Trees
@@ -162,7 +162,7 @@ def save_vote(members: Sequence[Path], *, temperature: float, prior_shift: float
     path = folder / VOTE_FILE
     named = [os.path.relpath(member.absolute(), folder.absolute()) for member in members]
     saved = {"members": named, "temperature": temperature, "prior_shift": prior_shift}
-    replace_text(path, json.dumps(saved, indent=1) + "\n")
+    replace_json(path, saved)
     return path
 
 

@@ -358,7 +358,8 @@ def test_the_optimizers_state_is_that_of_muon_and_is_shared_by_the_ranks():
 def test_the_state_of_a_trained_optimizer_has_as_many_values():
     from ascendrun.programs.nanochat.model import make_model
     from ascendrun.programs.nanochat.recipe import optimizer_of
-    from ascendrun.programs.trainer.optim import Muon, Owners, names_of
+    from ascendrun.programs.trainer.optim import names_of
+    from ascendrun.programs.trainer.optimizer import Muon, Owners
 
     options, sizes = nanochat.planned(training(depth=2, vocab_size=300))
     model = make_model(sizes, seed=1)

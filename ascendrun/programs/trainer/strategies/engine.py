@@ -15,7 +15,8 @@ from torch import nn
 
 from ascendrun.programs.devices.accelerator import Precision, Stamp, make_scaler
 from ascendrun.programs.trainer.checkpoint import Piece, Pieces, Read
-from ascendrun.programs.trainer.optim import MakeOptimizer, Optimizer, Owners
+from ascendrun.programs.trainer.optim import MakeOptimizer
+from ascendrun.programs.trainer.optimizer import Optimizer, Owners
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.schedule import value_at
 from ascendrun.text import Text

@@ -16,7 +16,8 @@ from torch import nn
 
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.trainer.checkpoint import Piece
-from ascendrun.programs.trainer.optim import MakeOptimizer, Owners
+from ascendrun.programs.trainer.optim import MakeOptimizer
+from ascendrun.programs.trainer.optimizer import Owners
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Sharded, State, cast, skeleton_of
 from ascendrun.programs.trainer.strategies.engine import whole as whole_of

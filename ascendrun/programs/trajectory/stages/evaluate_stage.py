@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,12 +12,12 @@ import numpy as np
 
 from ascendrun.programs.devices.accelerator import choose_precision
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer.checkpoint import replace_text, replacing
+from ascendrun.programs.trainer.checkpoint import replace_json, replace_text, replacing
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, Samples, encode_all, make_samples
 from ascendrun.programs.trajectory.evaluation.calibrate import Calibration, choose_adjustment, measure
 from ascendrun.programs.trajectory.evaluation.compare import MODEL
-from ascendrun.programs.trajectory.evaluation.judge import judge
+from ascendrun.programs.trajectory.evaluation.judge import Judged, judge
 from ascendrun.programs.trajectory.evaluation.scores import ACCURACY, Scores, as_confusion, as_table, score
 from ascendrun.programs.trajectory.grammars import summary_of_text
 from ascendrun.programs.trajectory.points.tracks import Floats
@@ -26,6 +25,7 @@ from ascendrun.programs.trajectory.split import LEAKY
 from ascendrun.programs.trajectory.stages.common import introduce, refuse
 from ascendrun.programs.trajectory.stages.predict import write_predictions
 from ascendrun.programs.trajectory.store import Vote, agreeing, is_skipped, load_vote, save_vote
+from ascendrun.programs.trajectory.tokens import Encoded
 from ascendrun.programs.trajectory.vote import check_vocabulary, each_member_on, ids_of, put_together, vote_on
 from ascendrun.text import Text
 from ascendrun.text.format import pad_left
@@ -37,33 +37,25 @@ BASELINES_S = 120.0
 def evaluate_stage(options: Options, here: Runtime) -> None:
     """Fit the calibration on the validation ships, report on --eval_split, save the classifier."""
     refuse(options)
-    paths = [Path(name) for name in options["model_path"]]
     precision = choose_precision(options["dtype"], here.accelerator)
+    paths = [Path(name) for name in options["model_path"]]
     vote = load_vote(paths, here.accelerator, precision)
     samples = make_samples(options, text=vote.members[0].text)
     here.check_same(samples.digest)
     introduce(options, samples, here)
     here.log(precision.reason)
-    if samples.text != vote.members[0].text:
-        raise InvalidDataError(
-            "program.model-grammar",
-            "the model requires {model}, this data is {data}\nhint: use the same grammar for both",
-            model=summary_of_text(vote.members[0].text),
-            data=summary_of_text(samples.text),
-        )
-    other: Vote | None = None
+    check_grammar(vote, samples)
+    losses: dict[str, float] = {}
     others = [Path(name) for name in options["compare_with"]]
+    other: Vote | None = None
     if others and not is_skipped(others[0]):
         other = load_vote(others, here.accelerator, precision)
         agreeing(Vote((vote.members[0], other.members[0])))
-    losses: dict[str, float] = {}
-    if other is not None and options["pretraining"] == "auto":
-        losses = {
-            name: validation_loss(of, options, samples, here)
-            for name, of in (("model_path", vote), ("compare_with", other))
-        }
-        if losses["compare_with"] < losses["model_path"]:
-            paths, vote, other = others, other, vote
+        if options["pretraining"] == "auto":
+            losses = compared(vote, other, options, samples, here)
+            if losses["compare_with"] < losses["model_path"]:
+                paths, vote, other = others, other, vote
+    if losses:
         here.log(
             "program.better-model",
             "NLL on the validation ships: {own:.4f} for --model_path, {other:.4f} for --compare_with; kept: {kept}",
@@ -72,6 +64,34 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
             kept=paths,
         )
     vote, validation = adjusted(vote, options, samples, here)
+    judged, encoded = judged_on(vote, other, options, samples, here)
+    each = each_member_on(vote, encoded, here, options)
+    report_on(judged, vote, samples, options, here, paths=paths, each=each, validation={**validation, "nll": losses})
+
+
+def check_grammar(vote: Vote, samples: Samples) -> None:
+    """Raise InvalidDataError if the model reads another text than that of the data."""
+    if samples.text != vote.members[0].text:
+        raise InvalidDataError(
+            "program.model-grammar",
+            "the model requires {model}, this data is {data}\nhint: use the same grammar for both",
+            model=summary_of_text(vote.members[0].text),
+            data=summary_of_text(samples.text),
+        )
+
+
+def compared(vote: Vote, other: Vote, options: Options, samples: Samples, here: Runtime) -> dict[str, float]:
+    """Return the mean negative log-likelihood of the validation ships, in nats, by the option that names the model."""
+    return {
+        name: validation_loss(of, options, samples, here)
+        for name, of in (("model_path", vote), ("compare_with", other))
+    }
+
+
+def judged_on(
+    vote: Vote, other: Vote | None, options: Options, samples: Samples, here: Runtime
+) -> tuple[Judged, list[Encoded]]:
+    """Return what all methods predict for --eval_split, and its encoded tracks. Raises InvalidDataError."""
     split = options["eval_split"]
     records, vocabulary = samples.records[split], vote.members[0].vocabulary
     train, encoded = (encode_all(samples.records[name], vocabulary, ids_of(vote)) for name in ("train", split))
@@ -96,8 +116,22 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
     if other is not None:
         theirs = encode_all(records, other.members[0].vocabulary, ids_of(other))
         judged.methods["other"] = vote_on(other, theirs, here, options)
-    truth, probabilities = judged.truth, judged.methods[MODEL]
-    each = each_member_on(vote, encoded, here, options)
+    return judged, encoded
+
+
+def report_on(
+    judged: Judged,
+    vote: Vote,
+    samples: Samples,
+    options: Options,
+    here: Runtime,
+    *,
+    paths: Sequence[Path],
+    each: Sequence[Floats],
+    validation: dict[str, Any],
+) -> None:
+    """Record the scores, save the vote on every node and the report on rank 0's. `each`: what each member predicts."""
+    split, truth, probabilities = options["eval_split"], judged.truth, judged.methods[MODEL]
     scores = score(truth, probabilities.argmax(1).tolist(), vote.names)
     calibration = measure(probabilities, truth)
     here.record(
@@ -116,15 +150,15 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
         "comparison": comparison,
         "calibration": calibration.as_json(),
         "members": {str(path): in_short(one, truth, vote.names) for path, one in zip(paths, each)},
-        "validation": {**validation, **({"nll": losses} if losses else {})},
+        "validation": {name: value for name, value in validation.items() if value},
         "adjustment": {"temperature": vote.temperature, "prior_shift": vote.prior_shift, "chosen_on": "val"},
         "data": {"digest": samples.digest, "is_leaky": samples.is_leaky, "segments": samples.facts["segments"]},
         "options": dict(options),
     }
-    replace_text(output / "report.json", json.dumps(report, indent=1) + "\n")
+    replace_json(output / "report.json", report)
     replace_text(output / "report.txt", text + "\n")
     judged.save(output)
-    write_predictions(output / "predictions.jsonl", records, probabilities, vote.names)
+    write_predictions(output / "predictions.jsonl", samples.records[split], probabilities, vote.names)
     here.log(draw(output, scores, calibration))
     here.log(
         "program.evaluated",

@@ -15,7 +15,7 @@ import torch
 from ascendrun.programs import errors
 from ascendrun.programs.devices.accelerator import choose_precision
 from ascendrun.programs.trainer import runtime
-from ascendrun.programs.trainer.checkpoint import replace_text
+from ascendrun.programs.trainer.checkpoint import replace_json, replace_text
 from ascendrun.programs.trainer.data import Buckets
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
@@ -27,7 +27,7 @@ from ascendrun.programs.trajectory.evaluation.baselines import missing
 from ascendrun.programs.trajectory.evaluation.compare import MODEL
 from ascendrun.programs.trajectory.evaluation.evaluate import predict
 from ascendrun.programs.trajectory.evaluation.judge import Judged, judge
-from ascendrun.programs.trajectory.evaluation.scores import as_confusion, as_table, score
+from ascendrun.programs.trajectory.evaluation.scores import Scores, as_confusion, as_table, score
 from ascendrun.programs.trajectory.model import Sizes, make_guesser, make_model
 from ascendrun.programs.trajectory.pretrain import make_pretraining, unlabelled
 from ascendrun.programs.trajectory.records import save_prepared
@@ -109,9 +109,8 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
         if here.local_rank == 0:
             save_pretrained(weights, sizes, samples.vocabulary, samples.text, output / name)
     if here.is_first:
-        replace_text(
-            output / "report.json",
-            json.dumps({"training": summary_of(loop.progress, here, 0.0), "options": dict(options)}, indent=1) + "\n",
+        replace_json(
+            output / "report.json", {"training": summary_of(loop.progress, here, 0.0), "options": dict(options)}
         )
     here.log("program.pretrained", "pretrained model: {output}", output=output)
     here.record(done=True)
@@ -174,7 +173,7 @@ def report_folds(folders: Sequence[Path], options: Options, here: Runtime) -> No
     here.record(test_macro_f1=scores.macro_f1, test_accuracy=scores.accuracy)
     replace_text(output / "report.txt", f"{table}\n\n{as_confusion(scores)}\n")
     content = {"test": scores.as_json(), "comparison": comparison, "options": dict(options)}
-    replace_text(output / "report.json", json.dumps(content, indent=1) + "\n")
+    replace_json(output / "report.json", content)
     here.log(
         "program.folds-scores",
         "\n{folds} folds, {ships} ships, each tested once:\n\n{table}\n\nreport: {output}",
@@ -260,14 +259,6 @@ def report(
     options: Options, samples: Samples, trained: Trained, progress: Progress, here: Runtime, seconds: float, split: str
 ) -> None:
     """Write the split's report and predictions to `output` on rank 0's node."""
-    output = Path(options["output_dir"]).absolute()
-    trees, known = trained.model.trees, {}
-    if trees is not None:
-        known = {"boosting": trees.ask(samples.encoded[split])} if "boosting" in options["baselines"] else {}
-        trained.model.trees = None
-        known["network"] = predict(trained.model, samples.encoded[split], here, options)
-        trained.model.trees = trees
-        known[MODEL] = trees.vote(known["network"], samples.encoded[split])
     judged = judge(
         lambda rows: predict(trained.model, rows, here, options),
         samples.encoded["train"],
@@ -278,9 +269,8 @@ def report(
         vocabulary=samples.vocabulary,
         options=options,
         seconds=seconds,
-        known=known,
+        known=known_of_trees(trained.model, samples, split, options, here),
     )
-    probabilities = judged.methods[MODEL]
     scores, baseline = (
         score(judged.truth, judged.methods[name].argmax(1).tolist(), samples.names) for name in (MODEL, "majority")
     )
@@ -291,41 +281,65 @@ def report(
         **{f"{split}_macro_f1": scores.macro_f1, f"{split}_accuracy": scores.accuracy},
     )
     if here.is_first:
-        comparison, lines = judged.report(options["seed"])
-        table = "\n".join([*([str(LEAKY), ""] if samples.is_leaky else []), as_table(scores), "", *lines])
-        write_predictions(output / "predictions.jsonl", samples.records[split], probabilities, samples.names)
-        judged.save(output)
-        content = {
-            split: scores.as_json(),
-            "comparison": comparison,
+        trees = trained.model.trees
+        more = {
             "training": summary_of(progress, here, seconds),
             "trees_weight": trees.weight if trees else None,
-            "data": {
-                "tracks": {name: len(part) for name, part in samples.records.items()},
-                "digest": samples.digest,
-                "is_leaky": samples.is_leaky,
-                "cleaning": samples.facts["cleaning"],
-            },
             "class_weights": class_weights(samples.labels("train"), len(samples.names), options["class_weights"]),
             "identity": identity_of(options, samples),
             "options": dict(options),
         }
-        replace_text(output / "report.txt", f"{table}\n\n{as_confusion(scores)}\n")
-        replace_text(output / "report.json", json.dumps(content, indent=1) + "\n")
-        chosen = (
-            Text("program.best-model", "best model of step {step}", step=progress.best_step)
-            if progress.best_step is not None
-            else Text("program.last-model", "last model")
-        )
-        here.log(
-            "program.final-scores",
-            "\n{split} split, {model}:\n\n{table}\n\nreport, model and predictions: {output}",
-            split=split,
-            model=chosen,
-            table=table,
-            output=output,
-        )
+        write_report(judged, scores, samples, split, more, progress.best_step, here)
     here.record(done=True)
+
+
+def known_of_trees(model: Any, samples: Samples, split: str, options: Options, here: Runtime) -> dict[str, Any]:
+    """Return what the trees, the network alone and both together predict; {} for a model without trees."""
+    trees, rows = model.trees, samples.encoded[split]
+    if trees is None:
+        return {}
+    known = {"boosting": trees.ask(rows)} if "boosting" in options["baselines"] else {}
+    model.trees = None
+    known["network"] = predict(model, rows, here, options)
+    model.trees = trees
+    return {**known, MODEL: trees.vote(known["network"], rows)}
+
+
+def write_report(
+    judged: Judged,
+    scores: Scores,
+    samples: Samples,
+    split: str,
+    more: dict[str, Any],
+    best_step: int | None,
+    here: Runtime,
+) -> None:
+    output = Path(more["options"]["output_dir"]).absolute()
+    comparison, lines = judged.report(more["options"]["seed"])
+    table = "\n".join([*([str(LEAKY), ""] if samples.is_leaky else []), as_table(scores), "", *lines])
+    write_predictions(output / "predictions.jsonl", samples.records[split], judged.methods[MODEL], samples.names)
+    judged.save(output)
+    data = {
+        "tracks": {name: len(part) for name, part in samples.records.items()},
+        "digest": samples.digest,
+        "is_leaky": samples.is_leaky,
+        "cleaning": samples.facts["cleaning"],
+    }
+    replace_text(output / "report.txt", f"{table}\n\n{as_confusion(scores)}\n")
+    replace_json(output / "report.json", {split: scores.as_json(), "comparison": comparison, "data": data, **more})
+    chosen = (
+        Text("program.best-model", "best model of step {step}", step=best_step)
+        if best_step is not None
+        else Text("program.last-model", "last model")
+    )
+    here.log(
+        "program.final-scores",
+        "\n{split} split, {model}:\n\n{table}\n\nreport, model and predictions: {output}",
+        split=split,
+        model=chosen,
+        table=table,
+        output=output,
+    )
 
 
 def summary_of(progress: Progress, here: Runtime, seconds: float) -> dict[str, Any]:
