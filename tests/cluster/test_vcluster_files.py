@@ -13,7 +13,7 @@ import pytest
 from looks import DEADLINE_S, find_processes, says
 
 from tests.lib.vcluster.faultfs import FaultFsError
-from tests.lib.vcluster.faults import NODE_FOLDER
+from tests.lib.vcluster.folders import NODE_FOLDER
 from tests.lib.vcluster.fuse_server import ERRORS
 from tests.lib.vcluster.processes import await_true
 

@@ -14,7 +14,7 @@ from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
 from ascendrun.sim.ascend.__main__ import add_scenario, scenario_of
 from tests.lib.vcluster import state as states
 from tests.lib.vcluster.cluster import DISK, VirtualCluster, clusters, sweep
-from tests.lib.vcluster.faults import NODE_FOLDER
+from tests.lib.vcluster.folders import NODE_FOLDER
 from tests.lib.vcluster.fuse_server import ERRORS
 from tests.lib.vcluster.machines import HEAD
 from tests.lib.vcluster.npus import install_on

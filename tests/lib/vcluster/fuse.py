@@ -1,8 +1,9 @@
 """The kernel's FUSE protocol, and a file system that passes each request through to another folder.
 
-Plain Python over /dev/fuse, so that a machine needs nothing installed. The kernel caches neither names nor attributes
-nor data of it (timeouts of 0, direct I/O): each call of a program is a request here. File locks stay in the kernel, for
-each mount its own. Structures are those of Linux's include/uapi/linux/fuse.h.
+Plain Python over /dev/fuse, without libfuse: that takes requests off the kernel's queue unasked, and who waits for a
+request that was taken cannot be killed (of 14 that hung with mfusepy 3.1, 10). The kernel caches neither names nor
+attributes nor data of it (timeouts of 0, direct I/O): each call of a program is a request here. File locks stay in the
+kernel, for each mount its own. Structures are those of Linux's include/uapi/linux/fuse.h.
 """
 
 from __future__ import annotations
@@ -110,103 +111,84 @@ class _Node:
     count: int = 0
 
 
-class PassThrough:
-    """Serves requests from the folder behind the descriptor `root`."""
+class _Nodes:
+    """The files that the kernel knows, by number."""
 
     def __init__(self, root: int) -> None:
-        self._nodes = {ROOT: _Node(root, _key(os.fstat(root)))}
-        self._numbers = {self._nodes[ROOT].key: ROOT}
+        self._known = {ROOT: _Node(root, _key(os.fstat(root)))}
+        self._numbers = {self._known[ROOT].key: ROOT}
         self._next = ROOT + 1
-        self._listings: dict[int, list[tuple[str, int, int]]] = {}
-        self._handlers: Mapping[str, Callable[[Request], bytes]] = {
-            name: getattr(self, f"_{name}") for name in NAMES.values() if name not in UNANSWERED
-        }
 
-    def serve(self, request: Request) -> bytes | None:
-        """The reply to the request, an error included; None where the kernel expects none."""
-        if request.name == "forget":
-            self._forget(request.node, *struct.unpack_from("=Q", request.body))
-        elif request.name == "batch_forget":
-            for number in range(*struct.unpack_from("=I", request.body)):
-                self._forget(*struct.unpack_from("=QQ", request.body, 8 + 16 * number))
-        if request.name in UNANSWERED:
-            return None
-        if request.name is None:
-            return make_reply(request.unique, error=errno.ENOSYS)
-        try:
-            return make_reply(request.unique, self._handlers[request.name](request))
-        except OSError as error:
-            return make_reply(request.unique, error=error.errno or errno.EIO)
-
-    # -- nodes
-
-    def _fd(self, node: int) -> int:
-        if node not in self._nodes:
+    def fd(self, node: int) -> int:
+        if node not in self._known:
             raise OSError(errno.ESTALE, "forgotten")
-        return self._nodes[node].fd
+        return self._known[node].fd
 
-    def _path(self, node: int) -> str:
+    def path(self, node: int) -> str:
         """A path that leads to the node itself, also when it was renamed or removed."""
-        return f"/proc/self/fd/{self._fd(node)}"
+        return f"/proc/self/fd/{self.fd(node)}"
 
-    def _forget(self, node: int, count: int) -> None:
-        known = self._nodes.get(node)
+    def forget(self, node: int, count: int) -> None:
+        known = self._known.get(node)
         if known is None or node == ROOT:
             return
         known.count -= count
         if known.count <= 0:
             os.close(known.fd)
-            del self._nodes[node], self._numbers[known.key]
+            del self._known[node], self._numbers[known.key]
 
-    def _entry(self, parent: int, name: bytes) -> bytes:
+    def entry(self, parent: int, name: bytes) -> bytes:
         """What the kernel is told of a name: the node's number, which it then knows, and its attributes."""
-        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd(parent))
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd(parent))
         status = os.fstat(fd)
         number = self._numbers.get(_key(status))
         if number is None:
             number, self._next = self._next, self._next + 1
-            self._nodes[number] = _Node(fd, _key(status))
+            self._known[number] = _Node(fd, _key(status))
             self._numbers[_key(status)] = number
         else:
             os.close(fd)
-        self._nodes[number].count += 1
+        self._known[number].count += 1
         return _ENTRY.pack(number, 0, 0, 0, 0, 0) + _attributes(status)
 
-    def _created(self, request: Request, name: bytes) -> bytes:
+    def created(self, request: Request, name: bytes) -> bytes:
         if request.uid or request.gid:
-            os.chown(name, request.uid, request.gid, dir_fd=self._fd(request.node), follow_symlinks=False)
-        return self._entry(request.node, name)
+            os.chown(name, request.uid, request.gid, dir_fd=self.fd(request.node), follow_symlinks=False)
+        return self.entry(request.node, name)
 
-    # -- the file system itself
 
-    def _init(self, request: Request) -> bytes:
+class _Names:
+    """Requests on names and attributes."""
+
+    def __init__(self, nodes: _Nodes) -> None:
+        self._nodes = nodes
+
+    def init(self, request: Request) -> bytes:
         major, minor, readahead, flags = struct.unpack_from("=4I", request.body)
         if major != 7:
             raise OSError(errno.EPROTO, "an unknown protocol")
         ours = flags & (_ASYNC_READ | _ATOMIC_O_TRUNC | _BIG_WRITES)
         return _INIT_OUT.pack(7, min(minor, 31), readahead, ours, 64, 48, LARGEST_WRITE, 1, *[0] * 10)
 
-    def _destroy(self, request: Request) -> bytes:
+    def destroy(self, request: Request) -> bytes:
         return b""
 
-    def _statfs(self, request: Request) -> bytes:
-        found = os.statvfs(self._path(request.node))
+    def statfs(self, request: Request) -> bytes:
+        found = os.statvfs(self._nodes.path(request.node))
         sizes = (found.f_blocks, found.f_bfree, found.f_bavail, found.f_files, found.f_ffree)
         return _STATFS_OUT.pack(*sizes, found.f_bsize, found.f_namemax, found.f_frsize, *[0] * 7)
 
-    # -- names
+    def lookup(self, request: Request) -> bytes:
+        return self._nodes.entry(request.node, _name(request.body))
 
-    def _lookup(self, request: Request) -> bytes:
-        return self._entry(request.node, _name(request.body))
+    def getattr(self, request: Request) -> bytes:
+        return struct.pack("=QII", 0, 0, 0) + _attributes(os.fstat(self._nodes.fd(request.node)))
 
-    def _getattr(self, request: Request) -> bytes:
-        return struct.pack("=QII", 0, 0, 0) + _attributes(os.fstat(self._fd(request.node)))
-
-    def _setattr(self, request: Request) -> bytes:
+    def setattr(self, request: Request) -> bytes:
         valid, _, handle, size, _, atime_s, mtime_s, _, atime_ns, mtime_ns, _, mode, _, uid, gid, _ = (
             _SET_ATTRIBUTES.unpack_from(request.body)
         )
-        path = self._path(request.node)
+        path = self._nodes.path(request.node)
         if valid & _SET_MODE:
             os.chmod(path, stat.S_IMODE(mode))
         if valid & (_SET_UID | _SET_GID):
@@ -222,39 +204,39 @@ class PassThrough:
                 mtime if valid & _SET_MTIME else status.st_mtime_ns,
             )
             os.utime(path, ns=kept)
-        return self._getattr(request)
+        return self.getattr(request)
 
-    def _readlink(self, request: Request) -> bytes:
-        return os.fsencode(os.readlink("", dir_fd=self._fd(request.node)))
+    def readlink(self, request: Request) -> bytes:
+        return os.fsencode(os.readlink("", dir_fd=self._nodes.fd(request.node)))
 
-    def _symlink(self, request: Request) -> bytes:
+    def symlink(self, request: Request) -> bytes:
         name, target = request.body.split(b"\0")[:2]
-        os.symlink(target, name, dir_fd=self._fd(request.node))
-        return self._created(request, name)
+        os.symlink(target, name, dir_fd=self._nodes.fd(request.node))
+        return self._nodes.created(request, name)
 
-    def _mknod(self, request: Request) -> bytes:
+    def mknod(self, request: Request) -> bytes:
         mode, device, _, _ = struct.unpack_from("=4I", request.body)
         name = _name(request.body[16:])
-        os.mknod(name, mode, device, dir_fd=self._fd(request.node))
-        return self._created(request, name)
+        os.mknod(name, mode, device, dir_fd=self._nodes.fd(request.node))
+        return self._nodes.created(request, name)
 
-    def _mkdir(self, request: Request) -> bytes:
+    def mkdir(self, request: Request) -> bytes:
         name = _name(request.body[8:])
-        os.mkdir(name, struct.unpack_from("=I", request.body)[0], dir_fd=self._fd(request.node))
-        return self._created(request, name)
+        os.mkdir(name, struct.unpack_from("=I", request.body)[0], dir_fd=self._nodes.fd(request.node))
+        return self._nodes.created(request, name)
 
-    def _unlink(self, request: Request) -> bytes:
-        os.unlink(_name(request.body), dir_fd=self._fd(request.node))
+    def unlink(self, request: Request) -> bytes:
+        os.unlink(_name(request.body), dir_fd=self._nodes.fd(request.node))
         return b""
 
-    def _rmdir(self, request: Request) -> bytes:
-        os.rmdir(_name(request.body), dir_fd=self._fd(request.node))
+    def rmdir(self, request: Request) -> bytes:
+        os.rmdir(_name(request.body), dir_fd=self._nodes.fd(request.node))
         return b""
 
-    def _rename(self, request: Request) -> bytes:
+    def rename(self, request: Request) -> bytes:
         return self._move(request, struct.unpack_from("=Q", request.body)[0], request.body[8:])
 
-    def _rename2(self, request: Request) -> bytes:
+    def rename2(self, request: Request) -> bytes:
         target, flags, _ = struct.unpack_from("=QII", request.body)
         if flags:
             raise OSError(errno.EINVAL, "renames without a swap only")
@@ -262,65 +244,73 @@ class PassThrough:
 
     def _move(self, request: Request, target: int, names: bytes) -> bytes:
         old, new = names.split(b"\0")[:2]
-        os.rename(old, new, src_dir_fd=self._fd(request.node), dst_dir_fd=self._fd(target))
+        os.rename(old, new, src_dir_fd=self._nodes.fd(request.node), dst_dir_fd=self._nodes.fd(target))
         return b""
 
-    def _link(self, request: Request) -> bytes:
+    def link(self, request: Request) -> bytes:
         name = _name(request.body[8:])
-        source = self._path(*struct.unpack_from("=Q", request.body))
-        os.link(source, name, dst_dir_fd=self._fd(request.node), follow_symlinks=True)
-        return self._entry(request.node, name)
+        source = self._nodes.path(*struct.unpack_from("=Q", request.body))
+        os.link(source, name, dst_dir_fd=self._nodes.fd(request.node), follow_symlinks=True)
+        return self._nodes.entry(request.node, name)
 
-    # -- open files: a handle is a descriptor of ours
 
-    def _open(self, request: Request) -> bytes:
+class _Handles:
+    """Requests on what is open: the handle of a file is a descriptor of ours, that of a folder the key of a listing."""
+
+    def __init__(self, nodes: _Nodes) -> None:
+        self._nodes = nodes
+        self._listings: dict[int, list[tuple[str, int, int]]] = {}
+        self._last = 0
+
+    def open(self, request: Request) -> bytes:
         flags = struct.unpack_from("=I", request.body)[0] & ~_NOT_PASSED
-        return struct.pack("=QII", os.open(self._path(request.node), flags | os.O_CLOEXEC), _DIRECT_IO, 0)
+        return struct.pack("=QII", os.open(self._nodes.path(request.node), flags | os.O_CLOEXEC), _DIRECT_IO, 0)
 
-    def _create(self, request: Request) -> bytes:
+    def create(self, request: Request) -> bytes:
         flags, mode, _, _ = struct.unpack_from("=4I", request.body)
         name = _name(request.body[16:])
-        fd = os.open(name, (flags & ~os.O_DIRECT) | os.O_CREAT | os.O_CLOEXEC, mode, dir_fd=self._fd(request.node))
-        return self._created(request, name) + struct.pack("=QII", fd, _DIRECT_IO, 0)
+        fd = os.open(
+            name, (flags & ~os.O_DIRECT) | os.O_CREAT | os.O_CLOEXEC, mode, dir_fd=self._nodes.fd(request.node)
+        )
+        return self._nodes.created(request, name) + struct.pack("=QII", fd, _DIRECT_IO, 0)
 
-    def _read(self, request: Request) -> bytes:
+    def read(self, request: Request) -> bytes:
         handle, offset, size = _IO.unpack_from(request.body)
         return os.pread(handle, size, offset)
 
-    def _write(self, request: Request) -> bytes:
+    def write(self, request: Request) -> bytes:
         handle, offset, size = _IO.unpack_from(request.body)
         return struct.pack("=II", os.pwrite(handle, memoryview(request.body)[40 : 40 + size], offset), 0)
 
-    def _release(self, request: Request) -> bytes:
+    def release(self, request: Request) -> bytes:
         os.close(*struct.unpack_from("=Q", request.body))
         return b""
 
-    def _flush(self, request: Request) -> bytes:
+    def flush(self, request: Request) -> bytes:
         return b""
 
-    def _fsync(self, request: Request) -> bytes:
+    def fsync(self, request: Request) -> bytes:
         os.fsync(*struct.unpack_from("=Q", request.body))
         return b""
 
-    def _fallocate(self, request: Request) -> bytes:
+    def fallocate(self, request: Request) -> bytes:
         handle, offset, length, mode = struct.unpack_from("=QQQI", request.body)
         if mode:
             raise OSError(errno.EOPNOTSUPP, "plain allocation only")
         os.posix_fallocate(handle, offset, length)
         return b""
 
-    # -- open folders: a handle is the key of a listing
-
-    def _opendir(self, request: Request) -> bytes:
-        self._fd(request.node)
-        handle, self._next = self._next, self._next + 1
+    def opendir(self, request: Request) -> bytes:
+        self._nodes.fd(request.node)
+        self._last += 1
+        handle = self._last
         self._listings[handle] = []
         return struct.pack("=QII", handle, 0, 0)
 
-    def _readdir(self, request: Request) -> bytes:
+    def readdir(self, request: Request) -> bytes:
         handle, offset, size = _IO.unpack_from(request.body)
         if offset == 0:
-            self._listings[handle] = _list_folder(self._path(request.node))
+            self._listings[handle] = _list_folder(self._nodes.path(request.node))
         reply = bytearray()
         for place, (name, inode, kind) in enumerate(self._listings[handle][offset:], start=offset + 1):
             raw = os.fsencode(name)
@@ -331,12 +321,39 @@ class PassThrough:
             reply += entry
         return bytes(reply)
 
-    def _releasedir(self, request: Request) -> bytes:
+    def releasedir(self, request: Request) -> bytes:
         self._listings.pop(struct.unpack_from("=Q", request.body)[0], None)
         return b""
 
-    def _fsyncdir(self, request: Request) -> bytes:
+    def fsyncdir(self, request: Request) -> bytes:
         return b""
+
+
+class PassThrough:
+    """Serves requests from the folder behind the descriptor `root`."""
+
+    def __init__(self, root: int) -> None:
+        self._nodes = _Nodes(root)
+        parts = (_Names(self._nodes), _Handles(self._nodes))
+        self._handlers: Mapping[str, Callable[[Request], bytes]] = {
+            name: getattr(part, name) for part in parts for name in NAMES.values() if hasattr(part, name)
+        }
+
+    def serve(self, request: Request) -> bytes | None:
+        """The reply to the request, an error included; None where the kernel expects none."""
+        if request.name == "forget":
+            self._nodes.forget(request.node, *struct.unpack_from("=Q", request.body))
+        elif request.name == "batch_forget":
+            for number in range(*struct.unpack_from("=I", request.body)):
+                self._nodes.forget(*struct.unpack_from("=QQ", request.body, 8 + 16 * number))
+        if request.name in UNANSWERED:
+            return None
+        if request.name is None:
+            return make_reply(request.unique, error=errno.ENOSYS)
+        try:
+            return make_reply(request.unique, self._handlers[request.name](request))
+        except OSError as error:
+            return make_reply(request.unique, error=error.errno or errno.EIO)
 
 
 def _key(status: os.stat_result) -> tuple[int, int]:

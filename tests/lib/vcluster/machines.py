@@ -172,7 +172,8 @@ class Machines:
         if done.returncode:
             raise boot_error(done.stderr.strip())
         for line in done.stdout.splitlines():
-            self._note_inits(line)
+            inits = {name: states.name_process(pid) for name, pid in json.loads(line).items()}
+            self._state.inits.update(inits)
         self._save()
 
     def _boot_plan(
@@ -196,10 +197,6 @@ class Machines:
             head_pid=None if with_head else self.init_pid(HEAD),
         )
 
-    def _note_inits(self, line: str) -> None:
-        for name, pid in json.loads(line).items():
-            self._state.inits[name] = states.name_process(pid)
-
     def _power_off(self, names: Sequence[str]) -> None:
         """SIGKILL their inits and wait until the kernel has killed everything on them."""
         pids = [pid for name in names for pid in [self._state.live_init(name)] if pid is not None]
@@ -210,6 +207,21 @@ class Machines:
                 self._groups.freeze(name, frozen=False)  # version 1 lets nothing frozen die
         if not await_true(lambda: not any(self.is_up(name) for name in names), deadline_s=_GONE_DEADLINE_S):
             raise AscendrunError(f"{', '.join(filter(self.is_up, names))}: its init does not die on SIGKILL")
+
+    # -- what is wrong with them
+
+    def _note(self, name: str, fault: str) -> None:
+        if name != HEAD:
+            self._spec.index(name)
+        noted = self._state.faults.setdefault(name, [])
+        if fault not in noted:
+            noted.append(fault)
+            self._save()
+
+    def _forget(self, name: str, fault: str) -> None:
+        if fault in self._state.faults.get(name, ()):
+            self._state.faults[name].remove(fault)
+            self._save()
 
     def _save(self) -> None:
         states.save(self.folder, self._state)
