@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field, replace
@@ -10,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.text import Text
+from ascendrun.text import Text, listed, translations
 
 
 class Severity(str, Enum):
@@ -27,7 +28,7 @@ SEVERITIES: tuple[Severity, ...] = (Severity.FAIL, Severity.WARN, Severity.NOTE)
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault. `code`: stable, for programs, kebab-case; its message, hint and fix are in health/texts.
+    """One fault. `code`: stable, for programs, kebab-case; text/en.json has its message, hint and fix.
 
     `values`: by placeholder of the message; numbers, strings, texts and tuples of them. `evidence`: lines of a tool's
     output and measured values. `hosts` (): it concerns the entire cluster or job.
@@ -38,6 +39,30 @@ class Finding:
     hosts: tuple[str, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     evidence: tuple[str | Text, ...] = ()
+
+    @property
+    def message(self) -> Text:
+        """The fault, without the hosts."""
+        return listed(f"finding.{self.code}.message", **self.values)
+
+    @property
+    def hint(self) -> Text | None:
+        """A command or an edit; None without one."""
+        key = f"finding.{self.code}.hint"
+        english = translations("en").get(key)
+        if english is None or (english == "{hint}" and not self.values.get("hint")):
+            return None
+        return Text(key, english, **self.values)
+
+    @property
+    def fix(self) -> str | None:
+        """A shell command for the finding's hosts, in every language the same; None if a person has to decide first."""
+        command = translations("en").get(f"finding.{self.code}.fix")
+        return command and command.format_map({name: _quoted(value) for name, value in self.values.items()})
+
+
+def _quoted(value: Any) -> str:
+    return " ".join(shlex.quote(str(part)) for part in value) if isinstance(value, tuple) else shlex.quote(str(value))
 
 
 def fold_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -8,6 +8,6 @@ To add a check:
    probe's name.
 3. Check: a function `(context) -> Iterator[Finding]` in a module of `checks/` and its row in `CHECKS` of that module.
    A check yields no finding for a fact that is None.
-4. Text: message, hint and fix of each code in `texts/findings.json`, the Chinese in `ascendrun/text/zh.json`. Then run
-   `python -m tests.lib.pages`.
+4. Text: message, hint and fix of each code in `ascendrun/text/en.json` (`finding.CODE.message`), the Chinese in
+   `zh.json`. Then run `python -m tests.lib.pages`.
 """

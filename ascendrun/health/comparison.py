@@ -13,7 +13,6 @@ from ascendrun.health.deep.view import summary_rows
 from ascendrun.health.forecast import Forecast
 from ascendrun.health.survey.check_context import CheckContext, compare
 from ascendrun.health.survey.facts import NOT_INSTALLED, NodeFacts, Unreached
-from ascendrun.health.texts import fix_of, hint_of, message_of
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
@@ -133,11 +132,11 @@ def view_findings(findings: Iterable[Finding]) -> tuple[FindingView, ...]:
             severity=finding.severity,
             nodes=fold_hosts(finding.hosts),
             hosts=finding.hosts,
-            message=message_of(finding),
-            hint=hint_of(finding),
+            message=finding.message,
+            hint=finding.hint,
             evidence=finding.evidence,
             values=dict(finding.values),
-            fix=fix_of(finding),
+            fix=finding.fix,
         )
         for finding in findings
     )
@@ -183,7 +182,7 @@ def failed_checks(findings: Sequence[Finding], *, most: int = 8) -> Text:
 
 def finding_line(finding: Finding) -> Text:
     """Return a finding in one line: hosts, message, code and hint."""
-    message, code, hint, hosts = message_of(finding), finding.code, hint_of(finding), finding.hosts
+    message, code, hint, hosts = finding.message, finding.code, finding.hint, finding.hosts
     if not hosts:
         return Text("doctor.cluster-finding", "{message} [{code}]", message=message, code=code)
     if hint is None:

@@ -6,8 +6,9 @@ A `Text` is transmitted and stored as data. `str()` renders it for output, in th
 (`use_language`). The English template is the source. zh.json has the Chinese templates by key; a key that is
 missing there is rendered in English. tests/docs checks that no key is missing.
 
-Tables (event codes, findings, signatures) keep their English next to their codes and render through `fill` with the
-key of the row. Standard library only: programs on nodes use this package too.
+Findings and diagnoses are known by a code: en.json has their English by key, and `listed` makes their texts. Tables
+with more than words (event codes, signatures) keep their English in the row and render through `fill`. Standard
+library only: programs on nodes use this package too.
 """
 
 from __future__ import annotations
@@ -121,6 +122,11 @@ def _system_errors(lang: str) -> Mapping[str, str]:
     }
 
 
+def listed(key: str, /, **values: Any) -> Text:
+    """Return the text whose English is in en.json. Raises KeyError for a key that is not."""
+    return Text(key, translations("en")[key], **values)
+
+
 def template_of(key: str, english: str, lang: str) -> str:
     """Return the template of `key` in a language; the English template if there is no translation."""
     if lang == "en":
@@ -130,7 +136,7 @@ def template_of(key: str, english: str, lang: str) -> str:
 
 @cache
 def translations(lang: str) -> Mapping[str, str]:
-    """Return every template of a language by key; empty for English, whose templates are in the code."""
+    """Return the templates of a language by key; of English those of findings and diagnoses (the code has the rest)."""
     import json
 
     path = os.path.join(os.path.dirname(__file__), f"{lang}.json")

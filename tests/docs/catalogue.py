@@ -51,11 +51,15 @@ def inline() -> Iterator[Message]:
                 yield Message(key, english, None if None in names else frozenset(filter(None, names)), place)
 
 
-def chinese() -> Mapping[str, str]:
-    """Every Chinese template. Raises ValueError for a key that is there twice."""
-    text = (PACKAGE / "text" / "zh.json").read_text(encoding="utf-8")
+def templates(lang: str) -> Mapping[str, str]:
+    """Every template of a file of the catalogue. Raises ValueError for a key that is there twice."""
+    text = (PACKAGE / "text" / f"{lang}.json").read_text(encoding="utf-8")
     rows: dict[str, str] = json.loads(text, object_pairs_hook=_once)
     return rows
+
+
+def chinese() -> Mapping[str, str]:
+    return templates("zh")
 
 
 def _once(found: list[tuple[str, str]]) -> dict[str, str]:
@@ -71,12 +75,13 @@ def tables() -> Iterator[Message]:
     from ascendrun.ascend.tables import load_table
     from ascendrun.core.events import EVENTS
     from ascendrun.core.jobfile.spec import load_programs
-    from ascendrun.health.texts import templates
+    from ascendrun.text import translations
 
     for code, kind in EVENTS.items():
         yield Message(f"event.{code}", kind.english, None, "core/events.py")
-    for key, english in templates().items():
-        yield Message(key, english, None, "health/texts/findings.json")
+    for key, english in translations("en").items():
+        if not key.endswith(".fix"):  # a shell command
+            yield Message(key, english, None, "text/en.json")
     for row in signatures():
         for part in ("message", "cause", "hint"):
             english = getattr(row.english, part)

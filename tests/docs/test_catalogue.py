@@ -7,10 +7,11 @@ import re
 from collections import defaultdict
 
 import click
+import pytest
 
 from ascendrun.cli.app import COMMANDS
 from ascendrun.text import Text, use_language
-from tests.docs.catalogue import CHINESE, chinese, fields, inline, tables
+from tests.docs.catalogue import CHINESE, chinese, fields, inline, tables, templates
 
 SAME_IN_CHINESE = frozenset(
     {
@@ -24,6 +25,7 @@ SAME_IN_CHINESE = frozenset(
         "sim.install-compiler",
         "options.row",
         "options.value",
+        "diagnosis.stage-skipped.hint",
         "diagnosis.time-limit.cause",
         "notify.block-url",
         "program.device-speed",
@@ -111,9 +113,10 @@ def test_examples_of_help_are_the_same_commands_in_chinese() -> None:
         assert commands(shown) == commands(command.examples), entry.name
 
 
-def test_the_file_of_chinese_is_sorted() -> None:
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_a_file_of_templates_is_sorted(lang: str) -> None:
     """Two people who add keys change different lines."""
-    assert list(chinese()) == sorted(chinese())
+    assert list(templates(lang)) == sorted(templates(lang))
 
 
 def test_every_message_renders_in_both_languages_whatever_its_values() -> None:

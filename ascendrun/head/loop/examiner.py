@@ -108,7 +108,6 @@ class Examiner:
         self, replies: Sequence[SurveyReply], hosts: Sequence[Host], submission: Any, runner: JobRunner | None
     ) -> None:
         from ascendrun.head.survey.survey_reader import read_world
-        from ascendrun.health.texts import message_of
 
         context = read_world(replies, submission, device_type=None, now_s=time.time())
         has_peers = self._jobs.machines.count > 1
@@ -125,7 +124,7 @@ class Examiner:
                 continue  # a job took it meanwhile: its own checks count
             if host.name not in context.unreached:
                 found = own.get(host.name)
-                finding = None if found is None else message_of(found)
+                finding = None if found is None else found.message
                 count = 0 if found is None else codes[found.code]
                 is_own = count == 1 or 2 * count <= len(context.facts)  # else the fault of what they share
                 self._jobs.machines.take_examination(host, finding, is_strike=is_own)
@@ -136,7 +135,7 @@ class Examiner:
                 self._tried[runner.job.run_id, address_of(host)] = time.monotonic() - SPARES_S + UNREACHED_S
                 self._note_spare(runner, host, missed.message)
             elif found is not None:
-                self._note_spare(runner, host, message_of(found))
+                self._note_spare(runner, host, found.message)
             else:
                 runner.stage_spare(host.name, partial(self._staged, runner, host))
 

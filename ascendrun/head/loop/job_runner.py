@@ -266,7 +266,6 @@ class JobRunner:
         """Start the job only if no check failed."""
         if self.job.state is not State.CHECKING or plan.run_id != self.job.run_id:
             return
-        from ascendrun.health.texts import message_of
 
         known = {host.name: self._context.idle_memory(host) for host in self.placed}
         result = evaluate_preflight(
@@ -275,10 +274,10 @@ class JobRunner:
         for host in self.placed:
             taken = result.not_released.get(host.name)
             memory = result.idle_memory.get(host.name, {})
-            self._context.note_memory(host, memory, None if taken is None else message_of(taken))
+            self._context.note_memory(host, memory, None if taken is None else taken.message)
         self._feed(inputs.Checked(result.warnings))
         if result.held is not None:
-            self._feed(inputs.Held(result.hosts[0], message_of(result.held), result.held.values.get("run")))
+            self._feed(inputs.Held(result.hosts[0], result.held.message, result.held.values.get("run")))
             return
         if result.refusal is not None:
             self._feed(inputs.Refused(None, result.refusal, result.hosts))

@@ -9,7 +9,7 @@ candidates    possible first failures               outcomes       attempts with
 collective_reports, reachability, unresponsive, wait_chain: rules to find the culprit if all ranks waited,
               over wait_table                       peers          messages about other ranks
 after_error   activity of a rank after a line       rank_timelines one rank's end in its own output
-lines/        the meaning of single lines of output render         the sentences, from texts/ and the catalogue
+lines/        the meaning of single lines of output render         the sentences, from text/en.json and signatures
 """
 
 from __future__ import annotations

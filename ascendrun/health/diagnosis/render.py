@@ -1,4 +1,4 @@
-"""Sentences of a diagnosis in one language, from texts/messages.json and the signature catalogue.
+"""Sentences of a diagnosis in one language, from text/en.json and the signature catalogue.
 
 The keys of translations: `diagnosis.CODE.message|cause|hint`, `diagnosis.end.CODE`, `diagnosis.caveat.NAME`,
 `diagnosis.anomaly.CODE`, `diagnosis.signal.SIGNAL.cause|hint`, `diagnosis.exit-code.N.cause|hint`.
@@ -6,18 +6,14 @@ The keys of translations: `diagnosis.CODE.message|cause|hint`, `diagnosis.end.CO
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
-from importlib import resources
-from typing import Any
 
 from ascendrun.ascend.signatures import Description, scan, signature_of, strongest
 from ascendrun.health.diagnosis.lines.rank_lines import RULED
 from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Proof, Role
-from ascendrun.text import Text, language, template_of
+from ascendrun.text import Text, language, listed, template_of, translations
 
 MESSAGE_CHARACTERS, TAIL_CHARACTERS = 160, 60
 """Of a message next to the text of its signature; a message without a signature is not shortened."""
@@ -32,14 +28,6 @@ CONFIDENCE = {
     Confidence.UNKNOWN: Text("confidence.unknown", "unknown"),
 }
 _PLACE = re.compile(r"\{([a-z_]+)\}")
-
-
-@cache
-def messages() -> Mapping[str, Any]:
-    """Return the English: {"messages": {code: {message, cause, hint}}, "ends", "caveats", "signals", "exit_codes"}."""
-    raw = resources.files(__package__ or "").joinpath("texts").joinpath("messages.json").read_text(encoding="utf-8")
-    found: Mapping[str, Any] = json.loads(raw)
-    return found
 
 
 def render(diagnosis: Diagnosis, lang: str | None = None) -> Diagnosis:
@@ -91,13 +79,8 @@ def _shortened(message: str) -> str:
 
 
 def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> Description:
-    row = messages()["messages"].get(diagnosis.code)
-    if row is not None:
-        keyed = {
-            part: (f"diagnosis.{diagnosis.code}.{part}", row.get(part, "")) for part in ("message", "cause", "hint")
-        }
-        keyed.update(_by_kind(diagnosis))
-        texts = {part: _fill(template_of(key, english, lang), values) for part, (key, english) in keyed.items()}
+    if f"diagnosis.{diagnosis.code}.message" in translations("en"):
+        texts = {part: _fill(_sentence(diagnosis, part, lang), values) for part in ("message", "cause", "hint")}
         if diagnosis.code == "exception":
             texts.update(_of_exception(values, lang))
         return Description(**texts)
@@ -165,20 +148,22 @@ def _of_exception(values: Mapping[str, str], lang: str) -> Mapping[str, str]:
     }
 
 
-def _by_kind(diagnosis: Diagnosis) -> Mapping[str, tuple[str, str]]:
-    """Return key and English of cause and hint if the signal or exit code is more specific than the code."""
-    if diagnosis.code == "exit-code":
-        kind, name, rows = "exit-code", diagnosis.values.get("code", ""), messages()["exit_codes"]
-    else:
-        kind, name, rows = "signal", diagnosis.values.get("signal", ""), messages()["signals"]
-    return {part: (f"diagnosis.{kind}.{name}.{part}", english) for part, english in rows.get(name, {}).items()}
+def _sentence(diagnosis: Diagnosis, part: str, lang: str) -> str:
+    """Return the template of a part: that of the signal or exit code, else of the code; "" without one."""
+    kind, value = ("exit-code", "code") if diagnosis.code == "exit-code" else ("signal", "signal")
+    english = translations("en")
+    for key in (f"diagnosis.{kind}.{diagnosis.values.get(value, '')}.{part}", f"diagnosis.{diagnosis.code}.{part}"):
+        if key in english:
+            return template_of(key, english[key], lang)
+    return ""
 
 
 def _short(code: str, values: Mapping[str, str | Text], lang: str) -> str:
     """Return the message of a code, without ranks and hosts."""
     plain = {name: _string(value, lang) for name, value in values.items()}
-    if code in messages()["ends"]:
-        return _fill(template_of(f"diagnosis.end.{code}", messages()["ends"][code], lang), plain)
+    key = f"diagnosis.end.{code}"
+    if key in translations("en"):
+        return _fill(template_of(key, translations("en")[key], lang), plain)
     signature = signature_of(code)
     return code if signature is None else signature.words(lang, plain).message
 
@@ -188,8 +173,8 @@ def _end_of(link: ChainLink, lang: str) -> str:
 
 
 def caveat(name: str) -> Text:
-    """Return a reason for uncertainty by its name in texts/messages.json."""
-    return Text(f"diagnosis.caveat.{name}", messages()["caveats"][name])
+    """Return a reason for uncertainty by its name."""
+    return listed(f"diagnosis.caveat.{name}")
 
 
 def _evidence(proof: Proof) -> str | Text:

@@ -62,7 +62,7 @@ class ChainLink:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Reason for an attempt's end. `code`: of texts/messages.json or the signature catalogue; `ranks` and `hosts`: the
+    """Reason for an attempt's end. `code`: of text/en.json or the signature catalogue; `ranks` and `hosts`: the
     first to fail, () for none. `caveats`: why it is not certain. `alternatives`: other possible first failures.
     `lag_s`: seconds from the first failure to its first consequence. `retry`: same, exclude, never,
     unknown. `outcome`: later actions of ascendrun. `anomalies`: of a job that did not fail. `missing`: unreadable

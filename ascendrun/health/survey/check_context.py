@@ -51,7 +51,7 @@ class Check:
     """One function of checks/. `name`: kebab-case, for checks.skip and checks.require of a job file.
 
     `summary`: the checked fact, as on healthy nodes. `is_full`: doctor only, unless a job requires it.
-    `codes`: possible findings, each with its message in texts/findings.json.
+    `codes`: possible findings, each with its message in text/en.json.
     """
 
     name: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ascendrun.health.checks import CHECKS
-from ascendrun.health.texts import finding_texts
+from ascendrun.text import translations
 
 HEAD = """# Checks of `ascendrun doctor`
 
@@ -21,7 +21,7 @@ Light checks run before every start: a FAIL prevents it. A job file can skip che
 
 
 def render_page() -> str:
-    rows = finding_texts()
+    texts = translations("en")
     lines: list[str] = [HEAD.rstrip()]
     for check in CHECKS:
         when = "`doctor` only, unless a job requires it" if check.is_full else "before every start"
@@ -34,7 +34,9 @@ def render_page() -> str:
             "| Code | Message | Fix |",
             "|---|---|---|",
         ]
-        lines += [f"| `{code}` | {_cell(rows[code].message)} | {_cell(rows[code].hint)} |" for code in check.codes]
+        for code in check.codes:
+            message, hint = (texts.get(f"finding.{code}.{part}", "") for part in ("message", "hint"))
+            lines.append(f"| `{code}` | {_cell(message)} | {_cell(hint)} |")
     return "\n".join(lines) + "\n"
 
 

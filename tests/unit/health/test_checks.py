@@ -36,7 +36,6 @@ from ascendrun.health.survey.facts import (
     WriteResult,
 )
 from ascendrun.health.survey.npu_facts import GpuProcess, InstallFiles, NpuFacts, Owner
-from ascendrun.health.texts import finding_texts, fix_of, hint_of, message_of, templates
 from ascendrun.query.host_views import make_device_uses
 from ascendrun.text import LANGUAGES, PSEUDO, from_json, to_json, translations
 
@@ -343,7 +342,7 @@ def test_every_way_of_not_being_reached_has_its_own_code():
     for error, code in reasons.items():
         findings = run_checks(CheckContext(facts={}, unreached={"n7": Unreached(error, "n7: it said no", "do this")}))
         assert [(one.code, one.severity, one.hosts) for one in findings] == [(code, Severity.FAIL, ("n7",))]
-        assert str(message_of(findings[0])).endswith(": it said no") and str(hint_of(findings[0])) == "do this"
+        assert str(findings[0].message).endswith(": it said no") and str(findings[0].hint) == "do this"
 
 
 def test_the_users_own_master_port_must_be_free_where_the_ranks_meet():
@@ -463,8 +462,7 @@ def test_no_check_raises_and_every_finding_renders_in_every_language(nodes, fami
     codes = {code for check in CHECKS for code in check.codes}
     for finding in run_checks(one):
         assert finding.code in codes
-        row = finding_texts()[finding.code]
-        assert placeholders(row.message + row.hint) <= set(finding.values), finding
+        assert placeholders(words_of(finding.code)) <= set(finding.values), finding
         assert from_json(json.loads(json.dumps(to_json(finding.values)))).keys() == finding.values.keys()
         for lang in (*LANGUAGES, PSEUDO):
             assert finding_line(finding).render(lang)
@@ -484,31 +482,29 @@ def placeholders(template: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(template) if name}
 
 
-def test_every_message_has_its_chinese_with_the_same_placeholders():
-    chinese = translations("zh")
-    for key, english in templates().items():
-        if key in chinese:
-            assert placeholders(english) == placeholders(chinese[key]), key
-        else:
-            assert not re.search("[A-Za-z]{2,}", re.sub(r"\{[^}]*\}", "", english)), key
+def words_of(code: str) -> str:
+    """The English message and hint of a finding's code. Raises KeyError without a message."""
+    rows = translations("en")
+    return rows[f"finding.{code}.message"] + rows.get(f"finding.{code}.hint", "")
 
 
 def test_a_fix_uses_only_what_its_finding_names():
-    for code, row in finding_texts().items():
-        names = placeholders(re.sub(r":[a-z]+\}", "}", row.message + row.hint))
-        assert placeholders(row.fix or "") <= names, code
+    for key, command in translations("en").items():
+        if key.startswith("finding.") and key.endswith(".fix"):
+            code = key.split(".")[1]
+            assert placeholders(command) <= placeholders(re.sub(r":[a-z]+\}", "}", words_of(code))), code
 
 
 def test_a_fix_quotes_values_and_lists_ids():
     switch = Finding("device-tls-differs", Severity.FAIL, ("n1",), {"devices": (0, 3), "switch": 1})
-    assert fix_of(switch) == "for i in 0 3; do hccn_tool -i $i -tls -s enable 1; done"
+    assert switch.fix == "for i in 0 3; do hccn_tool -i $i -tls -s enable 1; done"
     package = Finding("package-differs", Severity.WARN, ("n1",), {"package": "a b", "majority": "1;2"})
-    assert fix_of(package) == "python3 -m pip install 'a b'=='1;2'"
+    assert package.fix == "python3 -m pip install 'a b'=='1;2'"
 
 
 def test_every_code_of_a_check_has_a_message():
     for check in CHECKS:
-        assert check.codes and set(check.codes) <= set(finding_texts()), check.name
+        assert check.codes and all(words_of(code) for code in check.codes), check.name
         assert check.name == check.name.lower() and "_" not in check.name
     assert len({check.name for check in CHECKS}) == len(CHECKS)
 

@@ -13,7 +13,6 @@ from ascendrun.health.checks import NPU_CHECKS, run_checks
 from ascendrun.health.checks.npu import unowned_memory
 from ascendrun.health.comparison import finding_line
 from ascendrun.health.survey.npu_facts import DeviceNode
-from ascendrun.health.texts import fix_of
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.ascend.tool.families import FAMILIES
 from ascendrun.text import LANGUAGES
@@ -242,7 +241,7 @@ def test_device_files_that_are_closed_or_not_there_are_told():
     whole = node("n1")
     shut = {name: DeviceNode(is_open=False, mode=0o660) for name in whole.npu.devices}
     finding = the(world(replace(whole, npu=replace(whole.npu, devices=shut))), "device-file-closed")
-    assert finding.severity is Severity.FAIL and fix_of(finding) == "usermod -aG HwHiAiUser me"
+    assert finding.severity is Severity.FAIL and finding.fix == "usermod -aG HwHiAiUser me"
     lone = {name: one for name, one in whole.npu.devices.items() if name != "hisi_hdc"}
     finding = the(world(replace(whole, npu=replace(whole.npu, devices=lone))), "device-file-missing")
     assert finding.values["files"] == ("hisi_hdc",)

@@ -11,7 +11,6 @@ import pytest
 from ascendrun.core.findings import Severity
 from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.facts import PythonFacts, TorchFacts
-from ascendrun.health.texts import hint_of
 from ascendrun.sim.ascend.scenario import Scenario
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -66,7 +65,7 @@ def test_a_shell_that_leads_to_no_cann_is_told_with_the_file_to_source():
     bare = node("n1", shell=False, **RESERVED)
     finding = the(world(bare, per_node=8), "set-env-missing")
     assert finding.severity is Severity.FAIL
-    assert str(hint_of(finding)) == "setup: source /usr/local/Ascend/ascend-toolkit/set_env.sh"
+    assert str(finding.hint) == "setup: source /usr/local/Ascend/ascend-toolkit/set_env.sh"
     assert "set-env-missing" not in codes(world(bare)), "a plain login need not"
     script = replace(bare, python=None)
     assert the(world(script, per_node=8), "set-env-missing").severity is Severity.NOTE, "a script may source it itself"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from ascendrun.ascend.signatures import signatures
@@ -11,11 +9,7 @@ from ascendrun.health.diagnosis import Evidence, FixedClock, HostEvidence, Line,
 from ascendrun.health.diagnosis.lines.line_kinds import is_try, is_warning
 from ascendrun.health.diagnosis.lines.rank_lines import RULED
 from ascendrun.health.diagnosis.peers import find_peer_lines, suffered_wait
-from ascendrun.health.diagnosis.render import messages
 from ascendrun.health.diagnosis.times import Moment, moment, stamp_of, with_stamps
-from ascendrun.text import translations
-
-PLACE = re.compile(r"{([a-z_]+)}")
 
 
 def test_events_nearer_than_their_clocks_errors_have_no_order() -> None:
@@ -59,29 +53,6 @@ def test_a_log_in_local_time_is_set_by_the_end_of_its_process() -> None:
 def test_words_about_other_ranks_are_read(text: str, kind: str, wait: str) -> None:
     words = list(find_peer_lines([Line(text, "f")]))
     assert (kind, wait) in [(word.kind, word.wait) for word in words], words
-
-
-def test_every_sentence_of_a_diagnosis_has_its_chinese_with_the_same_places() -> None:
-    found = english()
-    chinese = translations("zh")
-    assert len(found) > 150
-    for key, text in found.items():
-        if not re.search("[a-z]{3}", re.sub(r"`[^`]*`|{[a-z_]+}|ascendrun explain|timeouts.run_s", "", text)):
-            continue
-        assert re.search("[\u4e00-\u9fff]", chinese.get(key, "")), key
-        assert sorted(PLACE.findall(text)) == sorted(PLACE.findall(chinese[key])), key
-        assert not re.search("[\u4e00-\u9fff][,:;()]|[,:;()][\u4e00-\u9fff]", chinese[key]), key
-
-
-def english() -> dict[str, str]:
-    """The texts of messages.json by the keys of their translations."""
-    rows = messages()
-    found = {f"diagnosis.{code}.{part}": text for code, row in rows["messages"].items() for part, text in row.items()}
-    for kind, table in (("signal", rows["signals"]), ("exit-code", rows["exit_codes"])):
-        found |= {f"diagnosis.{kind}.{name}.{part}": text for name, row in table.items() for part, text in row.items()}
-    for kind, table in (("end", rows["ends"]), ("caveat", rows["caveats"])):
-        found |= {f"diagnosis.{kind}.{name}": text for name, text in table.items()}
-    return found
 
 
 def test_signatures_that_are_weighed_together_exist() -> None:
