@@ -1,4 +1,4 @@
-"""Reading of the option tables of programs: `options.json` in a bundled program, `FILE.json` of one of your own.
+"""Reading of the option tables of programs: `options.json` in a bundled program, `FILE.json` of a user's program.
 
 A program's `options.json` has two parts. Only `options` is required:
 

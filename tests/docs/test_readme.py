@@ -124,22 +124,6 @@ def test_modules_that_a_document_names_are_there(name: str) -> None:
     assert [module for module in named if not any((root / module).exists() for root in roots)] == []
 
 
-def test_every_package_has_a_row_with_its_process() -> None:
-    page = (CHECKOUT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
-    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in page.splitlines() if line.startswith("| `")]
-    named = [name for cells in rows for name in re.findall(r"`([^`]+)`", cells[0])]
-    package = CHECKOUT / "ascendrun"
-    found = {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()} - {"head/"}
-    found |= {f"{path.parent.name}/{path.name}/" for name in ("head", "node") for path in subpackages(package / name)}
-    found |= {path.name for path in package.glob("*.py") if not path.name.startswith("__")}
-    assert sorted(named) == sorted(found)
-    assert all(process for _, process, _ in rows)
-
-
-def subpackages(folder: Path) -> list[Path]:
-    return [path.parent for path in folder.glob("*/__init__.py")]
-
-
 def test_no_package_has_more_than_25_modules() -> None:
     package = CHECKOUT / "ascendrun"
     modules = Counter(path.parent for path in package.rglob("*.py") if path.name != "__init__.py")
