@@ -11,8 +11,8 @@ from typing import Any, Callable
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.errors import InvalidInputError, NotFoundError, Problem
-from ascendrun.core.jobfile.source_text import MAX_PROBLEMS, REMOVE, decode_text, in_order, read_source
 from ascendrun.core.names import MAX_NAMES, InvalidNamesError, expand_names, is_name, split_list
+from ascendrun.core.reader.source_text import MAX_PROBLEMS, REMOVE, decode_text, in_order, read_source
 from ascendrun.text import Text, closest, did_you_mean, suggestion, write
 from ascendrun.text.format import is_hidden
 

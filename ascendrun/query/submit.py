@@ -15,7 +15,6 @@ from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundErro
 from ascendrun.core.events import SEPARATE
 from ascendrun.core.hosts import Host, read_hostfile, select_hosts
 from ascendrun.core.jobfile.pipeline import StageJob
-from ascendrun.core.jobfile.source_text import read_source
 from ascendrun.core.jobfile.spec import (
     JobSpec,
     LocalFiles,
@@ -38,6 +37,7 @@ from ascendrun.core.jobs.plan import (
     pool_of,
 )
 from ascendrun.core.node_messages import node_hint, node_text
+from ascendrun.core.reader.source_text import read_source
 from ascendrun.head.state.state_dir import make_state_dir, tree_file
 from ascendrun.head.survey.submission import Submission
 from ascendrun.node import tree_hash

@@ -8,7 +8,8 @@ from typing import Any
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import NotFoundError
 from ascendrun.core.jobfile.model import SECTIONS, JobSpec, PipelineStage, job_json_schema
-from ascendrun.core.jobfile.spec import flow, load_programs
+from ascendrun.core.jobfile.spec import load_programs
+from ascendrun.core.reader.model_reader import flow
 from ascendrun.options import Option, ProgramOptions
 from ascendrun.text import Text, language, template_of
 

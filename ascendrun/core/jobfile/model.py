@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Dict, Literal, Mapping, Optional, Tuple, Union
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
+from ascendrun.core.reader.strict import Name, Strict, sections_of
 from ascendrun.text import Text, write
 
 DEFAULT_CAUSES: Any = ("infra", "device", "hccl", "hang", "storage", "oom", "preempted", "unknown")
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 PROGRAM_PATTERN = r"^([a-z][a-z0-9_]{0,62}|\./[A-Za-z0-9_][A-Za-z0-9_./-]*\.py)$"
 """A bundled program, or the file of one of your own in workdir.path."""
 
@@ -28,13 +28,6 @@ Scalar = Union[None, bool, int, float, str]
 Argument = Union[Scalar, Tuple[Union[Scalar, Dict[str, Scalar]], ...]]
 Word = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 FileName = Annotated[str, Field(min_length=1)]
-Name = Annotated[str, Field(pattern=NAME_PATTERN)]
-
-
-class Strict(BaseModel):
-    """No unknown keys, no conversions, no changes after reading."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
 
 class Devices(Strict):
@@ -232,16 +225,7 @@ def not_supported(key: str) -> Text:
     return Text("jobfile.later", "{key} is not supported yet", key=key)
 
 
-SECTIONS: Mapping[str, type[BaseModel]] = {
-    "devices": Devices,
-    "workdir": Workdir,
-    "checkpoint": Checkpoint,
-    "timeouts": Timeouts,
-    "restart": Restart,
-    "checks": Checks,
-    "sampling": Sampling,
-    "progress": Progress,
-}
+SECTIONS = sections_of(JobBody)
 """The sections of a job file by key."""
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import Problem
-from ascendrun.core.jobfile.model import NAME_PATTERN
-from ascendrun.core.jobfile.yaml_source import ListNode, MappingNode, Node, Place, ScalarNode, Source
+from ascendrun.core.reader.strict import NAME_HINT, NAME_PATTERN
+from ascendrun.core.reader.yaml_source import ListNode, MappingNode, Node, Place, ScalarNode, Source
 from ascendrun.text import Text, suggestion, write
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ INSTEAD = {"program": ("command",), "command": ("program", "args")}
 """Keys of the file that a stage with its own program or command does not inherit."""
 
 NAME_BYTES = 63
-NAME_HINT = Text("jobfile.name-hint", "use letters, digits, '.', '_' and '-'; start with a letter or digit; at most 63")
 
 
 @dataclass(frozen=True)

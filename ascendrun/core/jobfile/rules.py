@@ -17,11 +17,10 @@ from ascendrun.core.jobfile.model import (
     Restart,
     not_supported,
 )
-from ascendrun.core.jobfile.source_text import REMOVE
-from ascendrun.core.jobfile.tree import key_place, place_of
-from ascendrun.core.jobfile.yaml_source import MappingNode, Place, ScalarNode, Source, find
 from ascendrun.core.metrics import PROGRESS_NAMES
 from ascendrun.core.rank_env import OWN_VARIABLES, VISIBLE_DEVICES, is_own_variable
+from ascendrun.core.reader.source_text import REMOVE
+from ascendrun.core.reader.yaml_source import MappingNode, Place, ScalarNode, Source, find, key_place, place_of
 from ascendrun.options import JOB_FILE, OptionProblem, ProgramOptions, check_arguments
 from ascendrun.text import Text, suggestion, write
 

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import posixpath
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from ascendrun.core.errors import InvalidInputError, Problem
-from ascendrun.core.jobfile import model
-from ascendrun.core.jobfile.model import JobSpec, job_json_schema
-from ascendrun.core.jobfile.pipeline import NAME_HINT, StageJob, StageRoot, parallel_conflicts, split_stages
+from ascendrun.core.jobfile.model import UNSUPPORTED, JobSpec, job_json_schema
+from ascendrun.core.jobfile.pipeline import StageJob, StageRoot, parallel_conflicts, split_stages
 from ascendrun.core.jobfile.rules import Draft, LocalFiles, broken_rules, typed_args
-from ascendrun.core.jobfile.source_text import INIT_HINT, in_order
-from ascendrun.core.jobfile.tree import apply_overrides, job_data, key_place, place_of
-from ascendrun.core.jobfile.yaml_source import KEY_VALUE, ListNode, MappingNode, Node, Place, find, read_yaml
+from ascendrun.core.jobfile.tree import apply_overrides, job_data
+from ascendrun.core.reader.model_reader import IsReported, Path, read_model
+from ascendrun.core.reader.source_text import INIT_HINT, in_order
+from ascendrun.core.reader.yaml_source import KEY_VALUE, MappingNode, find, place_of, read_yaml
 from ascendrun.option_tables import InvalidTableError, read_table
 from ascendrun.options import ProgramOptions
-from ascendrun.text import Text, closest, did_you_mean, suggestion, write
-from ascendrun.text.format import quote
+from ascendrun.text import Text
 
 __all__ = [
     "JobSpec",
@@ -35,8 +32,6 @@ __all__ = [
     "require_hostfile",
     "resolve_paths",
 ]
-
-Path = tuple[Union[str, int], ...]
 
 
 def parse_program_options(name: str, json_text: str, file: str = "") -> ProgramOptions:
@@ -61,14 +56,14 @@ def load_programs() -> Mapping[str, ProgramOptions]:
 
 
 def parse_stages(
-    text: Union[str, bytes],
+    text: str | bytes,
     file: str,
     *,
     overrides: Sequence[str] = (),
     programs: Mapping[str, ProgramOptions],
-    check_names: Optional[Callable[[], Collection[str]]] = None,
-    files: Optional[LocalFiles] = None,
-    placement: Optional[Callable[[JobSpec], Iterable[tuple[tuple[str, ...], Text, Text]]]] = None,
+    check_names: Callable[[], Collection[str]] | None = None,
+    files: LocalFiles | None = None,
+    placement: Callable[[JobSpec], Iterable[tuple[tuple[str, ...], Text, Text]]] | None = None,
 ) -> tuple[StageJob, ...]:
     """Return the jobs that the file and the overrides ("nodes=2") describe: one for each stage of a pipeline, in order,
     with the keys of the file and its own; a single job for any other file. Paths stay relative (see `resolve_paths`).
@@ -108,14 +103,14 @@ def parse_stages(
     return tuple(jobs)
 
 
-def _read_spec(draft: Draft, problems: list[Problem]) -> Optional[JobSpec]:
+def _read_spec(draft: Draft, problems: list[Problem]) -> JobSpec | None:
     """Return the job of a tree; None when it has problems."""
     problems.extend(broken_rules(draft))
     data = {**draft.data, "args": typed_args(draft)} if isinstance(draft.data.get("args"), dict) else draft.data
-    return _validate(data, draft, problems)
+    return read_model(JobSpec, data, draft.root, draft.source, problems, is_reported=_reported_by_a_rule(draft))
 
 
-def _placement_part(draft: Draft) -> Optional[JobSpec]:
+def _placement_part(draft: Draft) -> JobSpec | None:
     """Return a job with the keys that decide its placement; None when one of them has a problem."""
     name = draft.data.get("name")
     keys = {key: draft.data[key] for key in ("nodes", "devices", "launcher", "hostfile") if key in draft.data}
@@ -162,182 +157,16 @@ def _absolute(path: str, folder: str) -> str:
     return posixpath.normpath(posixpath.join(folder, path))
 
 
-def _validate(data: Mapping[str, Any], draft: Draft, problems: list[Problem]) -> Optional[JobSpec]:
-    """Return the job of the data; None when it has problems."""
-    try:
-        return JobSpec.model_validate(data)
-    except ValidationError as error:
-        for each in error.errors(include_url=False):
-            problem = _translate(each, draft)
-            problems.extend([problem] if problem else [])
-        if not problems and not draft.source.problems:
-            raise
-        return None
+def _reported_by_a_rule(draft: Draft) -> IsReported:
+    def is_reported(path: Path, error: Mapping[str, Any]) -> bool:
+        node = find(draft.root, path)
+        plain = [step for step in path if isinstance(step, str)]
+        return (
+            (error["type"] == "extra_forbidden" and (".".join(plain) in UNSUPPORTED or plain[0] in UNSUPPORTED))
+            or (path == ("command",) and isinstance(error.get("input"), str))
+            or (path == ("devices", "type") and error.get("input") == "auto")
+            or (path == ("nodes",) and isinstance(node, MappingNode) and bool({"min", "max"} & set(node.entries)))
+            or (path[0] == "args" and len(path) > 1)
+        )
 
-
-def _translate(error: Mapping[str, Any], draft: Draft) -> Optional[Problem]:
-    """Return a pydantic error as a problem at its place; None when a rule has reported it."""
-    root, path = draft.root, tuple(error["loc"])
-    kind, context = error["type"], error.get("ctx") or {}
-    node = find(root, path)
-    if draft.source.is_invalid(node) or _reported_by_a_rule(path, error, node):
-        return None
-    name = _name(path)
-    if kind == "missing":
-        text = Text("jobfile.required", "{key} is required", key=name)
-        return _around(root, path).problem(text, _example(path))
-    if kind == "extra_forbidden":
-        return _unknown_key(draft, path)
-    message, hint = _explain(path, kind, context, error.get("input"))
-    text = Text("jobfile.value", "{key}: {fault}", key=name, fault=message)
-    return place_of(root, path).problem(text, hint or _example(path))
-
-
-def _reported_by_a_rule(path: Path, error: Mapping[str, Any], node: Optional[Node]) -> bool:
-    if error["type"] == "missing" and node is not None:
-        return True
-    if error["type"] == "too_short" and isinstance(node, ListNode) and node.items:
-        return True  # its items are invalid, and pydantic counts only the valid items
-    if path[0] == "command" and len(path) == 1 and isinstance(error.get("input"), str):
-        return True
-    if path == ("devices", "type") and error.get("input") == "auto":
-        return True
-    if path == ("nodes",) and isinstance(node, MappingNode) and {"min", "max"} & set(node.entries):
-        return True
-    return path[0] == "args" and len(path) > 1
-
-
-def _around(root: MappingNode, path: Path) -> Place:
-    """Return the place for a missing key: the key of its section; at the top, the start of the file."""
-    return key_place(root, path[:-1]) if len(path) > 1 else root.place
-
-
-def _name(path: Path) -> str:
-    text = ""
-    for step in path:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
-    return text if text.isprintable() and len(text) <= 80 else quote(text)
-
-
-def _unknown_key(draft: Draft, path: Path) -> Optional[Problem]:
-    """Return a problem with a similar key; None: a rule has reported it."""
-    plain = tuple(step for step in path if isinstance(step, str))
-    if ".".join(plain) in model.UNSUPPORTED or plain[0] in model.UNSUPPORTED:
-        return None
-    text = Text("jobfile.unknown-key", "unknown key {key:quote}", key=str(path[-1]))
-    return key_place(draft.root, path).problem(text, _key_hint(path))
-
-
-def flow(value: Any) -> str:
-    """Return a value as one line of YAML."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {flow(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(flow, value)) + "]"
-    if isinstance(value, str):
-        return value if _PLAIN.fullmatch(value) else json.dumps(value, ensure_ascii=False)
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-_PLAIN = re.compile(r"[A-Za-z0-9_./$-][^,\[\]{}#:*&!|>'\"%@`\n]*")
-"""Strings that need no quotes inside a list of YAML."""
-
-
-def _key_hint(path: Path) -> Optional[Text]:
-    key = str(path[-1])
-    inside = [step for step in path[:-1] if isinstance(step, str)]
-    if inside[:1] == ["stages"]:
-        inside = inside[1:] or ["stages"]
-    sections: Mapping[str, type[BaseModel]] = {**model.SECTIONS, "stages": model.PipelineStage}
-    chosen = sections.get(inside[0]) if inside else JobSpec
-    own = list(chosen.model_fields) if chosen else []
-    elsewhere = {
-        name: f"{section}.{name}"
-        for section, other in list(model.SECTIONS.items())[::-1]  # the first section wins
-        if [section] != inside
-        for name in other.model_fields
-    }
-    near = closest(key, {*elsewhere, *own})
-    return suggestion(key, own) if near is None or near in own else did_you_mean(elsewhere[near])
-
-
-def _explain(path: Path, kind: str, context: Mapping[str, Any], value: Any) -> tuple[Text, Optional[Text]]:
-    if kind == "literal_error":
-        return _explain_choice(path, str(context.get("expected", "")), value)
-    if kind in _EXPECTED:
-        is_number = kind == "string_type" and type(value) in (int, float)
-        hint = Text("jobfile.quote", 'write "{value}" for the string', value=value) if is_number else None
-        return expected(_EXPECTED[kind], value), hint
-    for limit, template in _LIMITS.items():
-        if limit in context:
-            return expected(Text(template.key, template.english, limit=f"{context[limit]:g}"), value), None
-    if kind == "string_pattern_mismatch":
-        return Text("jobfile.invalid-name", "invalid name {value}", value=_shown(value)), NAME_HINT
-    if kind in ("too_short", "string_too_short"):
-        return Text("jobfile.too-short", "must not be empty"), None
-    return Text("jobfile.other", "invalid value ({reason})", reason=kind.replace("_", " ")), None
-
-
-def _explain_choice(path: Path, choices: str, value: Any) -> tuple[Text, Optional[Text]]:
-    names = choices.replace(" or ", ", ").replace("'", "").split(", ")
-    word = str(value).upper().replace("SIG", "") if choices.isupper() else str(value).lower()
-    near = _SLIPS.get(word) if path[-1] == "type" else None
-    near = near or closest(word, names)
-    text = Text("jobfile.choice", "expected {choices}, got {value}", choices=one_of(names), value=_shown(value))
-    return text, did_you_mean(near) if near else None
-
-
-def one_of(names: Sequence[str]) -> Text | str:
-    """`a, b or c`."""
-    if len(names) < 2:
-        return "".join(names)
-    return Text("jobfile.or", "{names} or {last}", names=list(names[:-1]), last=names[-1])
-
-
-def expected(what: Text, value: Any) -> Text:
-    return Text("options.expected", "expected {expected}, got {found}", expected=what, found=_shown(value))
-
-
-def _shown(value: Any) -> Text | str:
-    if isinstance(value, (dict, BaseModel)):
-        return Text("type.mapping", "a mapping")
-    if isinstance(value, tuple):
-        return Text("type.list", "a list")
-    if isinstance(value, bool):
-        return str(value).lower()
-    return quote(value) if isinstance(value, str) else str(value)
-
-
-def _example(path: Path) -> Optional[Text]:
-    """Return the example of a key as a hint; None for a key without an example."""
-    kind: Optional[type[BaseModel]] = JobSpec
-    plain = [step for step in path if isinstance(step, str)]
-    if plain[:1] == ["stages"]:
-        kind, plain = model.PipelineStage, plain[1:]
-    for step in plain[:-1]:
-        kind = model.SECTIONS.get(step) if kind is not None else None
-    field = kind.model_fields.get(plain[-1]) if kind is not None and plain else None
-    if field is None or not field.examples or (path and isinstance(path[-1], int)):
-        return None
-    return write(f"{plain[-1]}: {flow(field.examples[0])}")
-
-
-_EXPECTED = {
-    "int_type": Text("type.integer", "an integer"),
-    "int_from_float": Text("type.integer", "an integer"),
-    "float_type": Text("type.number", "a number"),
-    "string_type": Text("type.string", "a string"),
-    "bool_type": Text("type.boolean", "true or false"),
-    "tuple_type": Text("type.list", "a list"),
-    "dict_type": Text("type.mapping", "a mapping"),
-    "mapping_type": Text("type.mapping", "a mapping"),
-    "model_type": Text("type.mapping", "a mapping"),
-    "finite_number": Text("type.finite", "a finite number"),
-}
-_SLIPS = {"gpu": "cuda", "nvidia": "cuda", "ascend": "npu", "910b": "npu", "none": "cpu"}
-_LIMITS = {
-    "ge": Text("limit.ge", "at least {limit}", limit=None),
-    "gt": Text("limit.gt", "more than {limit}", limit=None),
-    "le": Text("limit.le", "at most {limit}", limit=None),
-    "lt": Text("limit.lt", "less than {limit}", limit=None),
-}
+    return is_reported

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.errors import Problem
-from ascendrun.core.jobfile.yaml_source import (
+from ascendrun.core.reader.yaml_source import (
     ListNode,
     MappingNode,
     Node,
     Place,
     ScalarNode,
     Source,
-    find,
     read_value,
     scalar_value,
     to_plain,
@@ -169,22 +168,3 @@ def _kind(node: Node) -> Text:
 def _label(text: str) -> str:
     safe = "".join("?" if is_hidden(character) else character for character in text[:60])
     return f"--set {safe}" + ("…" if len(text) > 60 else "")
-
-
-def place_of(root: Node, path: Sequence[Any]) -> Place:
-    """Return the location of the value at `path`; of a missing value, that of the nearest enclosing section."""
-    steps: list[Any] = list(path)
-    while steps:
-        node = find(root, tuple(steps))
-        if node is not None:
-            return node.place
-        steps.pop()
-    return root.place
-
-
-def key_place(root: Node, path: Sequence[Any]) -> Place:
-    """Return the location of the key at `path`; of a list item, that of its value."""
-    parent = find(root, tuple(path[:-1]))
-    if isinstance(parent, MappingNode) and path and path[-1] in parent.keys:
-        return parent.keys[path[-1]]
-    return place_of(root, path)

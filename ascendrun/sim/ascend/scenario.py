@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ascendrun.core.errors import InvalidInputError, Problem
-from ascendrun.core.jobfile.yaml_source import MappingNode, read_yaml, to_plain
+from ascendrun.core.reader.yaml_source import MappingNode, read_yaml, to_plain
 from ascendrun.sim.ascend.tool.families import FAMILIES, Family
 from ascendrun.sim.ascend.tool.faults import KINDS, OF_CARD
 from ascendrun.sim.ascend.tool.model import Chip, Fault, Node, Row

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import field
 from typing import Any, Union
 
@@ -16,7 +16,7 @@ import yaml
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import Problem
-from ascendrun.core.jobfile.source_text import MAX_PROBLEMS, NUL, REMOVE, decode_text
+from ascendrun.core.reader.source_text import MAX_PROBLEMS, NUL, REMOVE, decode_text
 from ascendrun.text import Text, write
 
 WRITE_OUT = Text("yaml.write-out", "write the value out where it is used")
@@ -191,6 +191,25 @@ def find(node: Node | None, path: tuple[str | int, ...]) -> Node | None:
         else:
             return None
     return node
+
+
+def place_of(root: Node, path: Sequence[Any]) -> Place:
+    """Return the location of the value at `path`; of a missing value, that of the nearest enclosing section."""
+    steps: list[Any] = list(path)
+    while steps:
+        node = find(root, tuple(steps))
+        if node is not None:
+            return node.place
+        steps.pop()
+    return root.place
+
+
+def key_place(root: Node, path: Sequence[Any]) -> Place:
+    """Return the location of the key at `path`; of a list item, that of its value."""
+    parent = find(root, tuple(path[:-1]))
+    if isinstance(parent, MappingNode) and path and path[-1] in parent.keys:
+        return parent.keys[path[-1]]
+    return place_of(root, path)
 
 
 class _Builder:

@@ -1,0 +1,32 @@
+"""Base of the models that files are read as, and what these models have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ascendrun.text import Text
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+NAME_HINT = Text("jobfile.name-hint", "use letters, digits, '.', '_' and '-'; start with a letter or digit; at most 63")
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+
+
+class Strict(BaseModel):
+    """No unknown keys, no conversions, no changes after reading. A field with `repr=False` may hold a credential: its
+    value is in no message."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+def model_below(field: Any) -> type[BaseModel] | None:
+    """Return the model of a field, or of the items of its list; None: its values are no models."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def sections_of(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """Return the fields that are models, in their order."""
+    below = {name: (field, model_below(field)) for name, field in model.model_fields.items()}
+    return {name: kind for name, (field, kind) in below.items() if kind and get_origin(field.annotation) is not tuple}
