@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Callable
 
 from ascendrun.backends import Backends
-from ascendrun.core.settings import Settings, load_settings, settings_files
+from ascendrun.core.settings import Settings, settings_files
 from ascendrun.head.loop import daemon
 from ascendrun.head.notify.notifier import Notifier
+from ascendrun.head.state.user_files import load_settings
 
 if TYPE_CHECKING:
+    from ascendrun.core.notices import NoticeSettings
     from ascendrun.head.state.store import Store
 
 
@@ -33,7 +35,16 @@ def run_controller(settings: Settings) -> bool:
 
 def make_notifier(store: Store) -> Notifier:
     """Return a notifier that follows changes of the settings files of this process's user."""
-    return Notifier(store, lambda: load_settings(os.environ).notices, files=settings_files(os.environ))
+
+    def read() -> NoticeSettings | None:
+        settings = load_settings(os.environ)
+        if not settings.notice_blocks:
+            return None
+        from ascendrun.core.notice_settings import read_notices
+
+        return read_notices(settings)
+
+    return Notifier(store, read, files=settings_files(os.environ))
 
 
 def find_askpass(environ: Mapping[str, str]) -> Callable[[str], str | None] | None:

@@ -29,7 +29,7 @@ class CliContext:
     def settings(self) -> Settings:
         """The settings. Raises InvalidInputError with every invalid setting."""
         if self._settings is None:
-            from ascendrun.core.settings import load_settings
+            from ascendrun.cluster import load_settings
 
             self._settings = load_settings(self.environ, flags=self.flags)
         return self._settings

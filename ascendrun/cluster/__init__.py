@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ascendrun.head.protocol.control_messages import ControllerStatus as ControllerStatus
     from ascendrun.head.protocol.control_messages import FetchReply as FetchReply
     from ascendrun.head.protocol.control_messages import PruneReply as PruneReply
+    from ascendrun.head.state.user_files import load_settings as load_settings
     from ascendrun.health.report.usage import JobUse as JobUse
     from ascendrun.planner.plan import TrainingPlan as TrainingPlan
     from ascendrun.query.bundle.job import Bundle as Bundle
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from ascendrun.query.new_job import NewJob as NewJob
     from ascendrun.query.notice_view import NoticeTargetView as NoticeTargetView
     from ascendrun.query.notice_view import NoticeTestResult as NoticeTestResult
+    from ascendrun.query.settings_view import SettingView as SettingView
     from ascendrun.query.submit import ValidStage as ValidStage
     from ascendrun.query.templates import Template as Template
     from ascendrun.query.top_source import TopSource as TopSource

@@ -16,11 +16,12 @@ from ascendrun.cluster.job_files import JobFiles
 from ascendrun.cluster.jobs import Jobs
 from ascendrun.cluster.logs import Logs
 from ascendrun.cluster.samples import Samples
-from ascendrun.core.settings import Settings, load_settings
+from ascendrun.core.settings import Settings
+from ascendrun.head.state.user_files import load_settings
 
 if TYPE_CHECKING:
-    from ascendrun.core.settings import SettingView
     from ascendrun.query.notice_view import NoticeTargetView, NoticeTestResult
+    from ascendrun.query.settings_view import SettingView
 
 
 def connect(state_dir: str | Path | None = None) -> Cluster:
@@ -52,20 +53,20 @@ class Cluster:
 
     def config(self) -> tuple[SettingView, ...]:
         """Return every setting with its value and origin; notification targets without credentials."""
-        from ascendrun.core.settings import view_settings
+        from ascendrun.query.settings_view import view_settings
 
         return view_settings(self.settings)
 
     def notification_targets(self) -> tuple[NoticeTargetView, ...]:
         """Return where notifications go and the result of the last one of each target; without credentials."""
-        from ascendrun.core.notice_settings import NoticeSettings
+        from ascendrun.core.notice_settings import read_notices
         from ascendrun.query.notice_view import view_targets
 
-        return view_targets(self.settings.notices or NoticeSettings(), self.settings.state_dir)
+        return view_targets(read_notices(self.settings), self.settings.state_dir)
 
     def test_notifications(self, name: str | None = None) -> tuple[NoticeTestResult, ...]:
         """Send a test notification to one target, or to all."""
-        from ascendrun.core.notice_settings import NoticeSettings
+        from ascendrun.core.notice_settings import read_notices
         from ascendrun.query.notice_view import send_tests
 
-        return send_tests(self.settings.notices or NoticeSettings(), name=name)
+        return send_tests(read_notices(self.settings), name=name)

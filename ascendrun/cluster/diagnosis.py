@@ -104,6 +104,7 @@ class Diagnosis(Part):
         `layout`: ascendrun or ascend-fd; `is_dry`: list the contents, write nothing. `environ`: variables whose values
         are masked if their names indicate a secret; None: those of this process.
         """
+        from ascendrun.core.notice_settings import read_notices
         from ascendrun.query.bundle.job import BundleRequest, bundle_job
 
         request = BundleRequest(
@@ -117,6 +118,6 @@ class Diagnosis(Part):
             self._head.state_dir,
             ref,
             request,
-            notices=self._head.settings.notices,
+            notices=read_notices(self._head.settings),
             environ=os.environ if environ is None else environ,
         )

@@ -36,7 +36,8 @@ class Hosts(Part):
         Raises NotFoundError; InvalidInputError, also without both a file and names.
         """
         from ascendrun.core.errors import InvalidInputError, Problem
-        from ascendrun.core.hosts import parse_hostfile, read_hostfile, select_hosts
+        from ascendrun.core.hosts import parse_hostfile, select_hosts
+        from ascendrun.head.state.user_files import read_hostfile
 
         if hosts is not None and not isinstance(hosts, str):
             return tuple(hosts)

@@ -56,6 +56,10 @@ class Jobs(Part):
         from ascendrun.head.protocol.control_messages import Submit
         from ascendrun.query.submit import Choice, make_submissions, stages_to_repeat
 
+        if self._head.settings.notice_blocks:
+            from ascendrun.core.notice_settings import read_notices
+
+            read_notices(self._head.settings)  # the controller would only log what is wrong with them
         submissions = make_submissions(
             Path(job_file),
             overrides=overrides,

@@ -6,13 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from pathlib import Path
 from typing import Any, Callable
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.errors import InvalidInputError, NotFoundError, Problem
 from ascendrun.core.names import MAX_NAMES, InvalidNamesError, expand_names, is_name, split_list
-from ascendrun.core.reader.source_text import MAX_PROBLEMS, REMOVE, decode_text, in_order, read_source
+from ascendrun.core.reader.source_text import MAX_PROBLEMS, REMOVE, decode_text, in_order
 from ascendrun.text import Text, closest, did_you_mean, suggestion, write
 from ascendrun.text.format import is_hidden
 
@@ -62,11 +61,6 @@ class _InvalidHostError(ValueError):
         super().__init__(str(message))
         self.message = message
         self.hint = hint
-
-
-def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """Return every host of the file. Raises InvalidInputError."""
-    return parse_hostfile(read_source(path), str(path))
 
 
 def parse_hostfile(text: str | bytes, file: str) -> tuple[Host, ...]:

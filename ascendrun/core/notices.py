@@ -105,6 +105,11 @@ class Target:
     interval_s: float = 60.0
 
     @property
+    def block(self) -> str:
+        """The block of the settings that has it."""
+        return self.type if self.type in ("hook", "deadman") else "notify"
+
+    @property
     def language(self) -> str:
         return self.lang or language()
 
@@ -122,6 +127,19 @@ class Target:
 
         wanted = [glob for glob in self.jobs if not glob.startswith("!")] or ["*"]
         return any(map(fits, wanted)) and not any(fits(glob[1:]) for glob in self.jobs if glob.startswith("!"))
+
+
+@dataclass(frozen=True)
+class NoticeSettings:
+    """Targets of notifications, each with a unique name: the services, the hook, the dead man's switch. `origins`: for
+    each block the file that defines it."""
+
+    targets: tuple[Target, ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def deadman(self) -> Target | None:
+        return next((target for target in self.targets if target.type == "deadman"), None)
 
 
 def notice_of(job: Job, item: JobEvent, *, head_id: str, head: str) -> Notice | None:

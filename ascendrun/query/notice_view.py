@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.core.errors import ConflictError, NotFoundError
-from ascendrun.core.notice_settings import NoticeSettings, UnreadableCredentialsError, read_credentials, where_of
-from ascendrun.core.notices import Target, make_test_notice
+from ascendrun.core.notices import NoticeSettings, Target, make_test_notice
+from ascendrun.head.notify.credentials import UnreadableCredentialsError, read_credentials, where_of
 from ascendrun.head.notify.delivery import deliver, ping
 from ascendrun.head.state.store import Store
 from ascendrun.text import Text, suggestion
@@ -55,7 +55,7 @@ def view_targets(settings: NoticeSettings, state_dir: Path) -> tuple[NoticeTarge
     with Store.open_for_reading(state_dir) as store:
         rows = store.notices(limit=1000)
     views = []
-    for target in settings.everyone:
+    for target in settings.targets:
         own = [row for row in rows if row["target"] == target.name]
         tried: Mapping[str, Any] = next((row for row in own if row["tried_at_s"] is not None), {})
         problem, reply = _problem(target), tried.get("answer")
@@ -71,7 +71,7 @@ def view_targets(settings: NoticeSettings, state_dir: Path) -> tuple[NoticeTarge
             last_state=tried.get("state"),
             last_reply=None if reply is None else str(reply),
             problem=None if problem is None else str(problem),
-            origin=settings.origins.get(target.type if target.type in ("hook", "deadman") else "notify", ""),
+            origin=settings.origins.get(target.block, ""),
         )
         views.append(view)
     return tuple(views)
@@ -98,14 +98,14 @@ def send_tests(settings: NoticeSettings, *, name: str | None) -> tuple[NoticeTes
 
     Raises NotFoundError for an unknown name, ConflictError if there is no target at all.
     """
-    targets = [target for target in settings.everyone if name in (None, target.name)]
-    if not settings.everyone:
+    targets = [target for target in settings.targets if name in (None, target.name)]
+    if not settings.targets:
         raise ConflictError(
             Text("notify.none", "no notification targets are configured"),
             hint=Text("notify.none-hint", "add notify, hook or deadman to the settings file; see docs/notices.md"),
         )
     if not targets:
-        known = [target.name for target in settings.everyone]
+        known = [target.name for target in settings.targets]
         raise NotFoundError(
             Text("notify.unknown-target", "unknown notification target {name:quote}", name=name),
             hint=suggestion(str(name), known),

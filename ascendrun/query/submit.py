@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
 from ascendrun.core.events import SEPARATE
-from ascendrun.core.hosts import Host, read_hostfile, select_hosts
+from ascendrun.core.hosts import Host, select_hosts
 from ascendrun.core.jobfile.pipeline import StageJob
 from ascendrun.core.jobfile.spec import (
     JobSpec,
@@ -37,8 +37,8 @@ from ascendrun.core.jobs.plan import (
     pool_of,
 )
 from ascendrun.core.node_messages import node_hint, node_text
-from ascendrun.core.reader.source_text import read_source
 from ascendrun.head.state.state_dir import make_state_dir, tree_file
+from ascendrun.head.state.user_files import read_hostfile, read_source
 from ascendrun.head.survey.submission import Submission
 from ascendrun.node import tree_hash
 from ascendrun.text import Text, suggestion

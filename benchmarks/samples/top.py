@@ -35,7 +35,7 @@ def mark(name): marks.append((name, time.perf_counter()))
 from ascendrun.cluster import Cluster
 from ascendrun.cli.top.text import top_lines
 from ascendrun.core.hosts import parse_hostfile
-from ascendrun.core.settings import load_settings
+from ascendrun.head.state.user_files import load_settings
 from ascendrun.query.top_reader import TopReader
 from ascendrun.health.top.join import make_view
 import os

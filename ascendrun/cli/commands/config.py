@@ -33,7 +33,7 @@ def command(ctx: CliContext, action: str, name: str | None, output: str | None) 
     """Show settings: flag > $ASCENDRUN_… > ~/.config/ascendrun/config.yaml > /etc/ascendrun/config.yaml > default."""
     from ascendrun.cli.output import Column, print_rows
     from ascendrun.cli.sanitise import sanitise_line
-    from ascendrun.core.settings import SettingView
+    from ascendrun.cluster import SettingView
     from ascendrun.text import suggestion
 
     views = ctx.cluster.config()

@@ -186,6 +186,7 @@ _EXPECTED = {
     "int_type": Text("type.integer", "an integer"),
     "int_from_float": Text("type.integer", "an integer"),
     "float_type": Text("type.number", "a number"),
+    "float_parsing": Text("type.number", "a number"),
     "string_type": Text("type.string", "a string"),
     "bool_type": Text("type.boolean", "true or false"),
     "tuple_type": Text("type.list", "a list"),

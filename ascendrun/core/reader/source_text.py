@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from ascendrun.core.errors import InvalidInputError, Problem
+from ascendrun.core.errors import Problem
 from ascendrun.text import Text
 
 MAX_PROBLEMS = 500
@@ -16,18 +15,6 @@ SAVE_AS_UTF8 = Text("source.save-utf8", "save the file as UTF-8")
 NUL = Text("source.nul", "NUL character not allowed")
 REMOVE = Text("source.remove", "remove it")
 INIT_HINT = Text("jobfile.init-hint", "`ascendrun init NAME` writes a job file to start from")
-
-
-def read_source(path: Path) -> bytes:
-    """Return the content of a user's file. Raises InvalidInputError: it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        why = (error.strerror or type(error).__name__).lower()
-        raise InvalidInputError(
-            [Problem(str(path), None, None, Text("submit.unreadable", "cannot read the file: {why}", why=why))],
-            hint=INIT_HINT,
-        ) from error
 
 
 def decode_text(data: str | bytes, file: str, *, max_bytes: int) -> tuple[list[str], list[Problem]]:

@@ -33,31 +33,25 @@ _TRUE = frozenset(("true", "True", "TRUE"))
 _FALSE = frozenset(("false", "False", "FALSE"))
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_BIDI = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_UNPRINTABLE = "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+_BIDI = "[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+"""Compiled when a line needs them: that takes longer than the reading of most files."""
 
-_TRAPS: tuple[tuple[re.Pattern[str], Text, str], ...] = (
-    (re.compile(r"(?i:yes|on)"), Text("yaml.trap-true", "true in YAML 1.1, a string in YAML 1.2"), "true"),
-    (re.compile(r"(?i:no|off)"), Text("yaml.trap-false", "false in YAML 1.1, a string in YAML 1.2"), "false"),
+_TRAPS: tuple[tuple[str, Text, str], ...] = (
+    (r"(?i:yes|on)", Text("yaml.trap-true", "true in YAML 1.1, a string in YAML 1.2"), "true"),
+    (r"(?i:no|off)", Text("yaml.trap-false", "false in YAML 1.1, a string in YAML 1.2"), "false"),
+    (r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?", Text("yaml.trap-base60", "a base-60 number in YAML 1.1"), ""),
+    (r"[-+]?0[0-9_]+", Text("yaml.trap-octal", "octal in YAML 1.1, decimal in YAML 1.2"), ""),
+    (r"[-+]?0(?:x[0-9a-fA-F_]+|o[0-7_]+|b[01_]+)", Text("yaml.trap-base", "a number only in some YAML versions"), ""),
     (
-        re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?"),
-        Text("yaml.trap-base60", "a base-60 number in YAML 1.1"),
-        "",
-    ),
-    (re.compile(r"[-+]?0[0-9_]+"), Text("yaml.trap-octal", "octal in YAML 1.1, decimal in YAML 1.2"), ""),
-    (
-        re.compile(r"[-+]?0(?:x[0-9a-fA-F_]+|o[0-7_]+|b[01_]+)"),
-        Text("yaml.trap-base", "a number only in some YAML versions"),
-        "",
-    ),
-    (
-        re.compile(r"[-+]?[0-9][0-9_]*_[0-9_]*(?:\.[0-9_]*)?(?:[eE][-+]?[0-9]+)?"),
+        r"[-+]?[0-9][0-9_]*_[0-9_]*(?:\.[0-9_]*)?(?:[eE][-+]?[0-9]+)?",
         Text("yaml.trap-underscore", "a number in YAML 1.1, a string in YAML 1.2"),
         "",
     ),
-    (re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"), Text("yaml.trap-infinite", "not a finite number"), ""),
+    (r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", Text("yaml.trap-infinite", "not a finite number"), ""),
 )
 """Values that YAML versions read differently: the pattern, the reason, the replacement (empty: a plain number)."""
+_TRAP_STARTS = tuple("+-.0123456789yYnNoO")
 
 
 @dataclass(frozen=True)
@@ -118,8 +112,9 @@ class Source:
         return node is not None and id(node) in self.invalid
 
 
-def read_yaml(data: str | bytes, file: str) -> Source:
-    """Parse one document; never raises for its contents."""
+def read_yaml(data: str | bytes, file: str, *, is_plain: bool = False) -> Source:
+    """Parse one document; never raises for its contents. `is_plain`: all values are texts, and no YAML version reads
+    another value."""
     lines, problems = decode_text(data, file, max_bytes=MAX_BYTES)
     source = Source(None, problems, {}, is_complete=False)
     if problems and not lines:
@@ -127,8 +122,8 @@ def read_yaml(data: str | bytes, file: str) -> Source:
     problems.extend(_invalid_characters(lines, file))
     if any("\r" in line for line in lines):
         return source
-    lines = [_BIDI.sub("\ufffd", _UNPRINTABLE.sub("\ufffd", line)) for line in lines]
-    builder = _Builder(file, source)
+    lines = [line if line.isprintable() else re.sub(f"{_BIDI}|{_UNPRINTABLE}", "\ufffd", line) for line in lines]
+    builder = _Builder(file, source, is_plain=is_plain)
     try:
         builder.build("\n".join(lines))
     except yaml.MarkedYAMLError as error:
@@ -215,8 +210,9 @@ def key_place(root: Node, path: Sequence[Any]) -> Place:
 class _Builder:
     """Builds the tree from events. Holds the open collections, outermost first, each mapping with its pending key."""
 
-    def __init__(self, file: str, source: Source) -> None:
+    def __init__(self, file: str, source: Source, *, is_plain: bool) -> None:
         self.file = file
+        self.is_plain = is_plain
         self.source = source
         self.open: list[ListNode | MappingNode] = []
         self.key: list[ScalarNode | None] = []
@@ -280,7 +276,7 @@ class _Builder:
         self._check_properties(event, node)
         is_key = bool(self.open) and isinstance(self.open[-1], MappingNode) and self.key[-1] is None
         if not is_key and not self.source.is_invalid(node):
-            _check_scalar(node, self.source)
+            _check_scalar(node, self.source, is_plain=self.is_plain)
         elif "\0" in node.text:
             self.source.mark_invalid(node, node.place.problem(NUL, REMOVE))
         self._add(node)
@@ -335,7 +331,7 @@ class _Builder:
             parent.keys[key.text] = key.place
 
 
-def _check_scalar(node: ScalarNode, source: Source) -> None:
+def _check_scalar(node: ScalarNode, source: Source, *, is_plain: bool = False) -> None:
     text = node.text
     if "\0" in text:
         source.mark_invalid(node, node.place.problem(NUL, REMOVE))
@@ -347,13 +343,13 @@ def _check_scalar(node: ScalarNode, source: Source) -> None:
                 Text("yaml.surrogate-hint", "write the character itself"),
             ),
         )
-    elif node.plain and len(text) <= 400:
+    elif node.plain and not is_plain and len(text) <= 400:
         _check_plain(node, source)
 
 
 def _check_plain(node: ScalarNode, source: Source) -> None:
-    for pattern, why, value in _TRAPS:
-        if pattern.fullmatch(node.text):
+    for pattern, why, value in _TRAPS if node.text[:1] in _TRAP_STARTS else ():
+        if re.fullmatch(pattern, node.text):
             text = Text("yaml.trap", "ambiguous value {value:quote} ({why})", value=node.text, why=why)
             hint = Text(
                 "yaml.trap-hint",
@@ -373,12 +369,14 @@ def _check_plain(node: ScalarNode, source: Source) -> None:
 def _invalid_characters(lines: list[str], file: str) -> Iterator[Problem]:
     """Yield characters that YAML forbids or that change the display of a line; at most one of each per line."""
     for number, line in enumerate(lines, start=1):
-        forbidden = _UNPRINTABLE.search(line)
+        if line.isprintable():
+            continue
+        forbidden = re.search(_UNPRINTABLE, line)
         if forbidden:
             text = Text("yaml.character", "character {code} not allowed", code=f"U+{ord(forbidden.group()):04X}")
             hint = Text("yaml.character-hint", "write it as an escape in double quotes")
             yield Problem(file, number, forbidden.start() + 1, text, hint)
-        bidi = _BIDI.search(line)
+        bidi = re.search(_BIDI, line)
         if bidi:
             code = ord(bidi.group())
             text = Text("yaml.bidi", "{code} changes the writing direction of the line", code=f"U+{code:04X}")

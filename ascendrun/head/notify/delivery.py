@@ -12,8 +12,8 @@ from typing import Any
 
 from ascendrun.core.logs.redaction import hide_values, redact_text
 from ascendrun.core.notice_formats import DeliveryResult, append_path, generic_body, make_request, read_reply
-from ascendrun.core.notice_settings import UnreadableCredentialsError, read_credentials
 from ascendrun.core.notices import TEXT_LIMIT, Notice, Target, describe
+from ascendrun.head.notify.credentials import UnreadableCredentialsError, read_credentials
 from ascendrun.head.notify.hook import run_hook
 from ascendrun.head.notify.http_client import Cancellation, RequestFailedError, http_request
 from ascendrun.text import Text

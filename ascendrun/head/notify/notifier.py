@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from ascendrun.core.events import JobEvent
     from ascendrun.core.jobs.job import Job
     from ascendrun.core.notice_formats import DeliveryResult
-    from ascendrun.core.notice_settings import NoticeSettings
-    from ascendrun.core.notices import Notice, Target
+    from ascendrun.core.notices import Notice, NoticeSettings, Target
     from ascendrun.head.notify.http_client import Cancellation
     from ascendrun.head.state.notice_queue import NoticeQueue, Waiting
 
@@ -113,7 +112,7 @@ class Notifier:
             notice = notice_of(job, item, head_id=self._head_id, head=self._head)
             if notice is not None:
                 body = json.dumps(notice.to_json(), default=str)
-                rows += [(notice.id, target.name, body) for target in settings.everyone if target.selects(notice)]
+                rows += [(notice.id, target.name, body) for target in settings.targets if target.selects(notice)]
         self._fresh = self._fresh or bool(rows)
         return rows
 
@@ -126,7 +125,7 @@ class Notifier:
             self._ensure_thread("deadman", self._ping)
         if self._fresh:
             self._fresh = False
-            for target in settings.everyone if settings is not None else ():
+            for target in settings.targets if settings is not None else ():
                 self._ensure_thread(target.name)
             with self._news:
                 self._round += 1
@@ -163,9 +162,7 @@ class Notifier:
     def _target(self, name: str) -> Target | None:
         settings = self.settings()
         return (
-            next((target for target in settings.everyone if target.name == name), None)
-            if settings is not None
-            else None
+            next((target for target in settings.targets if target.name == name), None) if settings is not None else None
         )
 
     # The threads
@@ -368,7 +365,7 @@ class SettingsWatch:
             problems = getattr(error, "problems", None) or [error.message]
             self._log("notices: the settings stay as they were: " + "; ".join(str(problem) for problem in problems))
             return self._settings
-        return settings if settings is not None and settings.everyone else None
+        return settings if settings is not None and settings.targets else None
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:

@@ -19,7 +19,8 @@ from ascendrun.core.errors import AscendrunError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import dump_job
 from ascendrun.core.logs.redaction import SECRET_NAME, Redactor, redact_tree, secrets_in_tree
-from ascendrun.core.notice_settings import NoticeSettings, UnreadableCredentialsError, read_credentials
+from ascendrun.core.notices import NoticeSettings
+from ascendrun.head.notify.credentials import UnreadableCredentialsError, read_credentials
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.state.store import Store, StoredJob
 from ascendrun.query.bundle.archive import Piece, file_piece, json_piece, text_piece
@@ -74,7 +75,7 @@ def make_redactor(
         if SECRET_NAME.search(name) and len(value) >= SHORTEST_ENV_SECRET:
             known[value] = "environment"
     known.update(secrets_in_tree(subject.stored.spec))
-    for target in (notices or NoticeSettings()).everyone:
+    for target in (notices or NoticeSettings()).targets:
         if target.type != "hook":
             try:
                 url, secret = read_credentials(target)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any, Callable
 
 from ascendrun.core.errors import AscendrunError
-from ascendrun.core.notice_settings import NoticeSettings
+from ascendrun.core.notices import NoticeSettings
 from ascendrun.core.records import as_record
 from ascendrun.query.bundle.archive import Contents, make_archive, write_archive
 from ascendrun.query.bundle.contents import LeftOut, Subject, collect, find_subject, make_redactor

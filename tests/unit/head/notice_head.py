@@ -15,9 +15,10 @@ from web_service import Say, Service, await_that
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import legacy
-from ascendrun.core.settings import load_settings
+from ascendrun.core.notice_settings import read_notices
 from ascendrun.head.notify.notifier import Notifier
 from ascendrun.head.state.store import Store
+from ascendrun.head.state.user_files import load_settings
 
 OK = Say(200, b'{"errcode":0,"code":0}')
 
@@ -34,7 +35,7 @@ class Head:
         self.jobs: list[Job] = []
 
     def read(self) -> Any:
-        return load_settings({}, files=[self.file]).notices
+        return read_notices(load_settings({}, files=[self.file]))
 
     def submit(self, name: str = "qwen") -> Job:
         def make(job_id: str, head_id: str) -> Job:

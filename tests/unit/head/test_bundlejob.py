@@ -16,8 +16,7 @@ from ascendrun.core.errors import NotFoundError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Exit, Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.reasons import FirstFailure, legacy
-from ascendrun.core.notice_settings import NoticeSettings
-from ascendrun.core.notices import Target
+from ascendrun.core.notices import NoticeSettings, Target
 from ascendrun.core.samples import DeviceSample
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.store import Store

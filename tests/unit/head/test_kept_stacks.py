@@ -14,7 +14,7 @@ import pytest
 
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
-from ascendrun.core.notice_settings import NoticeSettings
+from ascendrun.core.notices import NoticeSettings
 from ascendrun.head.loop.hang import keep_stacks
 from ascendrun.head.state.state_dir import SPOOL_STACKS, spool_dir
 from ascendrun.head.state.store import Store

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from ascendrun.core.errors import InvalidInputError
-from ascendrun.core.notice_settings import NoticeSettings, UnreadableCredentialsError, read_credentials
-from ascendrun.core.notices import DEFAULT_JOBS
-from ascendrun.core.settings import load_settings
+from ascendrun.core.notice_settings import read_notices
+from ascendrun.core.notices import DEFAULT_JOBS, NoticeSettings
+from ascendrun.head.notify.credentials import UnreadableCredentialsError, read_credentials
+from ascendrun.head.state.user_files import load_settings
 from ascendrun.query.notice_view import view_targets
 from ascendrun.text import use_language
 
@@ -19,9 +20,7 @@ URL = "https://open.feishu.cn/open-apis/bot/v2/hook/5e3d587e-topsecret"
 def load(tmp_path: Path, text: str, *, weak: str = "") -> NoticeSettings:
     (tmp_path / "weak.yaml").write_text(weak)
     (tmp_path / "user.yaml").write_text(text)
-    notices = load_settings({}, files=[tmp_path / "weak.yaml", tmp_path / "user.yaml"]).notices
-    assert notices is not None
-    return notices
+    return read_notices(load_settings({}, files=[tmp_path / "weak.yaml", tmp_path / "user.yaml"]))
 
 
 def test_all_that_can_be_said_is_read(tmp_path: Path) -> None:
@@ -37,7 +36,7 @@ hook: {{command: [bin/told, --now], events: [failed], timeout_s: 5}}
 deadman: {{url: "https://hc.example/x", interval_s: 30, ok: "", failed: /fail}}
 """,
     )
-    team, slack, hook = settings.targets
+    team, slack, hook, _ = settings.targets
     assert (team.name, team.type) == ("team", "feishu")
     assert (team.events, team.jobs) == (("failed", "started"), ("qwen*", "!test*"))
     assert (team.format, team.lang, team.secret_file) == ("text", "zh", str(tmp_path / "sub" / "secret"))
@@ -61,8 +60,22 @@ deadman: {url: "https://x/topsecret", interval_s: soon, failed: "topsecret"}
     with pytest.raises(InvalidInputError) as caught:
         load(tmp_path, text)
     lines = [problem.line for problem in caught.value.problems]
-    assert lines == [1, 3, 4, 5, 5, 6, 6, 6, 6, 7, 8, 9, 9]
+    assert lines == [1, 3, 4, 5, 5, 6, 6, 6, 6, 7, 8, 8, 9, 9]
     assert "topsecret" not in "\n".join(str(problem) for problem in caught.value.problems)
+
+
+def test_a_command_that_notifies_nobody_needs_no_valid_targets(tmp_path: Path) -> None:
+    (tmp_path / "user.yaml").write_text("color: never\nhook: []\n")
+    settings = load_settings({}, files=[tmp_path / "user.yaml"])
+    assert settings.color == "never"
+    with pytest.raises(InvalidInputError):
+        read_notices(settings)
+
+
+@pytest.mark.parametrize("value", ["123456", "0x1F", "yes"])
+def test_a_credential_may_look_like_a_number(tmp_path: Path, value: str) -> None:
+    settings = load(tmp_path, f"notify: [{{type: generic, url_file: a, secret: {value}}}]")
+    assert settings.targets[0].secret == value
 
 
 @pytest.mark.parametrize(
@@ -85,7 +98,7 @@ def test_a_block_of_the_wrong_shape_is_refused(tmp_path: Path, text: str) -> Non
 def test_the_stronger_file_replaces_whole_blocks(tmp_path: Path) -> None:
     weak = f"notify: [{{type: feishu, url: '{URL}'}}]\nhook: {{command: [a]}}\ndeadman: {{url: 'https://x/y'}}\n"
     settings = load(tmp_path, "notify: [{type: slack, url: 'https://x/y'}]\n", weak=weak)
-    assert [target.type for target in settings.targets] == ["slack", "hook"] and settings.deadman is not None
+    assert [target.type for target in settings.targets] == ["slack", "hook", "deadman"]
     assert settings.origins["notify"].endswith("user.yaml") and settings.origins["hook"].endswith("weak.yaml")
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from ascendrun.core.errors import InvalidInputError
-from ascendrun.core.settings import LIMITS, load_settings, user_file, view_settings
+from ascendrun.core.settings import SETTINGS, user_file
 from ascendrun.head.state.state_dir import make_spool_dir
+from ascendrun.head.state.user_files import load_settings
+from ascendrun.query.settings_view import view_settings
 
 
 def write(path: Path, text: str) -> Path:
@@ -33,7 +35,7 @@ def test_a_stronger_source_wins_and_says_so(tmp_path: Path) -> None:
         "transport": "default",
         "lang": "default",
         "idle_check_s": "default",
-        **dict.fromkeys(LIMITS, "default"),
+        **{setting.name: "default" for setting in SETTINGS if setting.limit},
     }
 
 
@@ -67,7 +69,7 @@ def test_a_file_that_is_no_mapping_is_refused_with_its_name(tmp_path: Path, text
     user = write(tmp_path / "user.yaml", text)
     with pytest.raises(InvalidInputError) as caught:
         load_settings({}, files=[user])
-    assert [problem.file for problem in caught.value.problems] == [str(user)]
+    assert {problem.file for problem in caught.value.problems} == {str(user)}
 
 
 def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""Reading of what users write: settings, job files and hostfiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ascendrun.core.settings import FORM, Settings, parse_settings, settings_files
+from ascendrun.text import Text
+
+if TYPE_CHECKING:
+    from ascendrun.core.errors import Problem
+    from ascendrun.core.hosts import Host
+
+LIMIT_BYTES = 1 << 20
+"""More of a settings file is not read; the reader refuses it."""
+
+
+def load_settings(
+    environ: Mapping[str, str], *, flags: Mapping[str, str] | None = None, files: Sequence[Path] | None = None
+) -> Settings:
+    """Load settings: flag > environment > user's file > system's file > default.
+
+    `files`: the configuration files, the weakest first; None: the usual two. A missing file is not an error. Raises
+    InvalidInputError with every problem of every source.
+    """
+    texts: dict[Path, bytes] = {}
+    problems: list[Problem] = []
+    for file in files if files is not None else settings_files(environ):
+        try:
+            with open(file, "rb") as opened:
+                texts[file] = opened.read(LIMIT_BYTES + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            from ascendrun.core.errors import Problem
+
+            message = Text("settings.cannot-read", "cannot read the file: {error}", error=error.strerror)
+            problems.append(Problem(str(file), None, None, message, FORM))
+    return parse_settings(texts, environ, flags=flags or {}, folder=Path.cwd(), problems=problems)
+
+
+def read_source(path: Path) -> bytes:
+    """Return the content of a user's file. Raises InvalidInputError: it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        from ascendrun.core.errors import InvalidInputError, Problem
+        from ascendrun.core.reader.source_text import INIT_HINT
+
+        why = (error.strerror or type(error).__name__).lower()
+        raise InvalidInputError(
+            [Problem(str(path), None, None, Text("submit.unreadable", "cannot read the file: {why}", why=why))],
+            hint=INIT_HINT,
+        ) from error
+
+
+def read_hostfile(path: Path) -> tuple[Host, ...]:
+    """Return every host of the file. Raises InvalidInputError."""
+    from ascendrun.core.hosts import parse_hostfile
+
+    return parse_hostfile(read_source(path), str(path))
