@@ -252,10 +252,12 @@ def parse_settings(
     *,
     flags: Mapping[str, str],
     folder: Path,
+    check_blocks: Callable[[NoticeBlocks, list[Problem]], object],
     problems: Sequence[Problem] = (),
 ) -> Settings:
     """Return the settings: flag > environment > files > default. `texts`: of the files, the weakest first; `folder`:
-    where a relative path of a flag or a variable starts; `problems`: those found before.
+    where a relative path of a flag or a variable starts; `check_blocks` adds the problems of blocks, and is called if
+    there are other problems; `problems`: those found before.
 
     Raises InvalidInputError with every problem of every source.
     """
@@ -278,10 +280,9 @@ def parse_settings(
     )
     if found:
         from ascendrun.core.errors import InvalidInputError
-        from ascendrun.core.notice_settings import parse_blocks
 
         for block in blocks:
-            parse_blocks(block, found)
+            check_blocks(block, found)
         order = {str(file): number for number, file in enumerate(texts)}
         found.sort(key=lambda one: (order.get(one.file, len(order)), one.line or 0, one.column or 0))
         raise InvalidInputError(found)

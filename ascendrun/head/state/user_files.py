@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ascendrun.core.settings import FORM, Settings, parse_settings, settings_files
+from ascendrun.core.settings import FORM, NoticeBlocks, Settings, parse_settings, settings_files
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -38,7 +38,15 @@ def load_settings(
 
             message = Text("settings.cannot-read", "cannot read the file: {error}", error=error.strerror)
             problems.append(Problem(str(file), None, None, message, FORM))
-    return parse_settings(texts, environ, flags=flags or {}, folder=Path.cwd(), problems=problems)
+    return parse_settings(
+        texts, environ, flags=flags or {}, folder=Path.cwd(), check_blocks=_check_blocks, problems=problems
+    )
+
+
+def _check_blocks(blocks: NoticeBlocks, problems: list[Problem]) -> None:
+    from ascendrun.core.notice_settings import parse_blocks
+
+    parse_blocks(blocks, problems)
 
 
 def read_source(path: Path) -> bytes:
