@@ -9,25 +9,24 @@ import sys
 
 from ascendrun.node import layout
 from ascendrun.node.ranks import to_bytes
-from ascendrun.node.supervisor import exit_watch
 from ascendrun.node.supervisor.joins import Joined, JoinServer
-from ascendrun.node.supervisor.rank_handle import Rank
-from ascendrun.node.supervisor.spool import ROTATE_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
+    from ascendrun.node.supervisor.ending import Ending
     from ascendrun.node.supervisor.joins import Request
+    from ascendrun.node.supervisor.processes import Processes
+    from ascendrun.node.supervisor.rank_handle import Rank
 
     class Owner(Protocol):
-        """What the supervisor offers: see watch.Supervisor."""
+        """See rank_set.RankSet."""
 
         prepared: dict[str, Any]
-        streams_dir: str
         poll: select.poll
-        ranks: list[Rank]
-        stopping_by: str | None
+        processes: Processes
+        ending: Ending
 
         def environ(self, own: dict[str, str]) -> dict[bytes, bytes]: ...
 
@@ -42,26 +41,18 @@ REFUSED = 1 << 8
 
 
 class Launched:
-    """The launcher of a node and its ranks. `launcher`: its own process; its number is below 0.
+    """The launcher of a node and its ranks. `launcher`: its own process.
 
     The launcher starts join.py in place of each rank. Its signals reach the rank while the supervisor does not end the
     attempt: from then on only the supervisor's steps count, since launchers give ranks less time to save.
     """
 
-    def __init__(self, supervisor: Owner) -> None:
-        prepared = supervisor.prepared
-        self._supervisor = supervisor
-        self._plan = prepared["launcher"]
+    def __init__(self, supervisor: Owner, launcher: Rank) -> None:
+        self._supervisor, self._launcher = supervisor, launcher
+        self._plan = supervisor.prepared["launcher"]
         self._server = JoinServer()
         self._joins: dict[int, Joined] = {}
         self._by_rank: dict[int, Joined] = {}
-        self.launcher = Rank(
-            {"rank": layout.process_number(int(prepared["node_rank"])), "local_rank": 0, **self._plan},
-            supervisor.streams_dir,
-            limit=int(prepared.get("rotate_bytes", ROTATE_BYTES)),
-            watch=exit_watch.ExitWatch(exit_s=exit_watch.EXIT_S, linger_s=exit_watch.LINGER_S),
-            metrics="",
-        )
 
     def start(self) -> None:
         """Start the launcher, which starts `PYTHON AGENT join COMMAND` for each rank."""
@@ -72,7 +63,7 @@ class Launched:
         env = supervisor.environ(self._plan["env"])
         env[to_bytes(layout.JOIN_VARIABLE)] = to_bytes(self._server.name)
         setup = supervisor.prepared.get("setup")
-        supervisor.start(self.launcher, argv, env, supervisor.prepared["cwd"], setup=setup)
+        supervisor.start(self._launcher, argv, env, supervisor.prepared["cwd"], setup=setup)
 
     def handle(self, fd: int) -> None:
         """Handle an event of the socket or of a connection."""
@@ -101,16 +92,16 @@ class Launched:
             self._close(joined, -rank.result if rank.result < 0 else rank.result << 8)
 
     def _rank_of(self, joined: Joined) -> Rank | None:
-        return next((rank for rank in self._supervisor.ranks if rank.number == joined.rank), None)
+        return next((rank for rank in self._supervisor.processes.ranks if rank.number == joined.rank), None)
 
     def _start_rank(self, joined: Joined, request: Request) -> None:
         supervisor = self._supervisor
-        waiting = [rank for rank in supervisor.ranks if rank.started is None and not rank.has_ended]
+        waiting = [rank for rank in supervisor.processes.ranks if rank.started is None and not rank.has_ended]
         wanted = request.rank
-        if wanted is None and len(supervisor.ranks) == 1:  # accelerate sets no RANK for a single one
-            wanted = supervisor.ranks[0].number
+        if wanted is None and len(supervisor.processes.ranks) == 1:  # accelerate sets no RANK for a single one
+            wanted = supervisor.processes.ranks[0].number
         rank = next((rank for rank in waiting if rank.number == wanted), None)
-        if rank is None or supervisor.stopping_by is not None:
+        if rank is None or supervisor.ending.stopping_by is not None:
             self._close(joined, REFUSED)
             return
         joined.rank = rank.number
@@ -122,7 +113,7 @@ class Launched:
 
     def _pass_on(self, joined: Joined, signals: bytes) -> None:
         rank = self._rank_of(joined)
-        if rank is None or self._supervisor.stopping_by is not None:
+        if rank is None or self._supervisor.ending.stopping_by is not None:
             return
         for number in signals:
             rank.stopped_by_launcher = rank.stopped_by_launcher or number in ENDING
@@ -131,7 +122,7 @@ class Launched:
     def _leave(self, joined: Joined) -> None:
         """The launcher killed the process in place of the rank: then the rank ends too."""
         rank = self._rank_of(joined)
-        if rank is not None and rank.runs and self._supervisor.stopping_by is None:
+        if rank is not None and rank.runs and self._supervisor.ending.stopping_by is None:
             rank.stopped_by_launcher = True
             rank.send(signal.SIGKILL)
         self._close(joined, None)

@@ -1,0 +1,292 @@
+"""Start of an attempt's ranks, their output, and the records of their ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+
+from ascendrun.node import cgroup, layout, procs
+from ascendrun.node.failpoint import failpoint
+from ascendrun.node.op_errors import OperationError, message
+from ascendrun.node.ranks import put_port, rank_environ, start_rank
+from ascendrun.node.supervisor import exit_watch
+from ascendrun.node.supervisor.forked_ranks import ForkedRanks
+from ascendrun.node.supervisor.launched import Launched
+from ascendrun.node.supervisor.rank_handle import drain, read_some
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ascendrun.node.records import Records
+    from ascendrun.node.supervisor.ending import Ending
+    from ascendrun.node.supervisor.io_errors import IoErrors
+    from ascendrun.node.supervisor.processes import Processes
+    from ascendrun.node.supervisor.rank_handle import Rank
+
+
+class RankSet:
+    """The ranks of this node and their sampler. `spec`: what GO brought.
+
+    Their files are registered in `poll`; `read(fds)` takes what is ready.
+    """
+
+    def __init__(
+        self, prepared: dict[str, Any], spec: dict[str, Any], processes: Processes, ending: Ending, records: Records
+    ) -> None:
+        self.prepared, self._spec = prepared, spec
+        self.processes, self.ending, self._records = processes, ending, records
+        self._master_port: int | None = spec.get("master_port")
+        self._leases: dict[str, list[int]] = spec.get("leases") or {}
+        self.poll = select.poll()
+        self.forked = ForkedRanks(self._record_forked, self.poll)
+        self._launched = Launched(self, processes.launcher) if processes.launcher else None
+        self._by_pid: dict[int, Rank] = {}
+        self._streams: dict[int, tuple[Rank, str]] = {}
+        self._first_good_exit_s: float | None = None
+
+    # --- start ---
+
+    def start_all(self, io_errors: IoErrors) -> None:
+        """Start the ranks, or their launcher, then the sampler."""
+        if self._launched is not None:
+            self._launched.start()
+        else:
+            self._start_ranks()
+        sampler = self.processes.sampler
+        io_errors.guard("start-sampler", sampler.start, self.prepared)
+        if sampler.fd is not None:
+            self.poll.register(sampler.fd, select.POLLIN)
+
+    def _start_ranks(self) -> None:
+        for rank in self.processes.ranks:
+            argv, own = rank.plan["argv"], dict(self.processes.own_files(rank.number), **rank.plan["env"])
+            if not self.start(rank, argv, self.environ(own), self.prepared["cwd"], setup=self.prepared.get("setup")):
+                return
+
+    def environ(self, own: dict[str, str]) -> dict[bytes, bytes]:
+        """Return the environment of a process. `own`: variables of the plan."""
+        root, library = self.processes.root, self.prepared.get("library")
+        return rank_environ(
+            os.environb,
+            own,
+            master_port=self._master_port,
+            hccl_base=self._spec.get("hccl_base"),
+            secret=self._spec.get("secret_env") or {},
+            tag=self.processes.tag,
+            root=root,
+            library=layout.tree_dir(root, library) if library else None,
+        )
+
+    def start(self, rank: Rank, argv: list[str], env: dict[bytes, bytes], cwd: str, *, setup: str | None) -> bool:
+        """Start the process and record it; False: the system refused, which is recorded and ends the others."""
+        try:
+            self._start(rank, argv, env, cwd, setup)
+        except OperationError as refusal:
+            self._records.add("start_failed", rank=None if rank.is_launcher else rank.number, **refusal.as_json())
+            rank.code, rank.has_ended = 127, True
+            self._record_exit(rank, 127 << 8, None)
+            key = "launcher-not-started" if rank.is_launcher else "rank-not-started"
+            self.ending.stop("failure", message(key, rank=rank.number))
+            return False
+        return True
+
+    def _start(self, rank: Rank, argv: list[str], env: dict[bytes, bytes], cwd: str, setup: str | None) -> None:
+        started = start_rank(
+            [put_port(part, self._master_port) for part in argv],
+            env,
+            cwd=cwd,
+            setup=setup,
+            umask=int(self._spec["umask"]),
+            enter=lambda: cgroup.enter_group(self.processes.group),
+            keep=self._leases.get("devices") or (),  # whoever outlives this process keeps the devices leased
+        )
+        failpoint("agent.after_fork_before_record")
+        stat = procs.read_stat(started.pid)
+        rank.started, rank.start_ticks = started, stat.start if stat else -1
+        self._by_pid[started.pid] = rank
+        self._watch(started.out_fd, rank, "out")
+        self._watch(started.err_fd, rank, "err")
+        self._records.add(
+            "rank_started",
+            rank=rank.number,
+            local_rank=rank.plan["local_rank"],
+            pid=started.pid,
+            start=rank.start_ticks,
+        )
+        failpoint("agent.after_record")
+
+    def _watch(self, fd: int, rank: Rank, stream: str) -> None:
+        self._streams[fd] = (rank, stream)
+        self.poll.register(fd, select.POLLIN)
+
+    # --- output ---
+
+    def read(self, fds: list[int]) -> int:
+        """Read what is ready; return the bytes of output."""
+        moved = 0
+        for fd in fds:
+            if fd == self.processes.sampler.fd:
+                self._add_forked_ranks(fd)
+            elif fd not in self._streams:
+                if not self.forked.handle(fd) and self._launched is not None:
+                    self._launched.handle(fd)
+            else:
+                moved += self._read_stream(fd)
+        return moved
+
+    def _read_stream(self, fd: int) -> int:
+        rank, stream = self._streams[fd]
+        chunk = read_some(fd)
+        if chunk:
+            rank.spools[stream].write(chunk, time.time_ns())
+        elif chunk is not None:
+            self._unwatch(fd)
+        return len(chunk or b"")
+
+    def _add_forked_ranks(self, fd: int) -> None:
+        found = self.processes.sampler.found_ranks()
+        if found is None:
+            self.poll.unregister(fd)
+        for rank in found or ():
+            self.forked.add(rank["rank"], rank["pid"], rank["start"])
+
+    def _record_forked(self, event: str, values: dict[str, Any]) -> None:
+        self._records.add(event, stopped=self.ending.stopping_by is not None, **values)
+
+    def _unwatch(self, fd: int) -> None:
+        rank, stream = self._streams.pop(fd)
+        self.poll.unregister(fd)
+        assert rank.started is not None
+        pipe = rank.started.process.stdout if stream == "out" else rank.started.process.stderr
+        assert pipe is not None
+        pipe.close()
+
+    # --- ends ---
+
+    def reap(self) -> None:
+        """Record every end first, then decide: of two that ended together the first counts as the cause."""
+        bad = None
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            rank = self._by_pid.pop(pid, None)
+            if rank is None:
+                continue
+            failpoint("agent.after_exit_before_record")
+            rank.end(status)
+            self._read_last(rank)
+            self._record_exit(rank, status, usage)
+            if self._launched is not None:
+                self._launched.end(rank)
+            if rank.result == 0 and self._first_good_exit_s is None:
+                self._first_good_exit_s = time.monotonic()
+            # A launcher ends because of a rank, unless it ended the rank.
+            if rank.result != 0 and not rank.stopped_by_launcher and (bad is None or bad.is_launcher):
+                bad = rank
+        # While a stop is in progress, a rank that dies of the signal must not shorten the time of another to save.
+        if bad is not None and self.ending.stopping_by is None and self.processes.has_running():
+            key = ("launcher" if bad.is_launcher else "rank") + ("-exited" if bad.signal is None else "-killed")
+            self.ending.stop("failure", message(key, rank=bad.number, code=bad.code, signal=bad.signal))
+
+    def _read_last(self, rank: Rank) -> None:
+        assert rank.started is not None
+        if rank.started.status_fd is not None:
+            os.set_blocking(rank.started.status_fd, False)
+            rank.setup_result = read_some(rank.started.status_fd, 1) or b""
+            os.close(rank.started.status_fd)
+        for fd, (owner, stream) in list(self._streams.items()):
+            if owner is rank and drain(fd, rank.spools[stream]):
+                self._unwatch(fd)
+
+    def _record_exit(self, rank: Rank, status: int, usage: Any) -> None:
+        if rank.setup_failed() and self.ending.stopping_by is None and rank.result != 0:
+            self._records.add(
+                "start_failed",
+                rank=None if rank.is_launcher else rank.number,
+                code="setup-failed",
+                message=self._explain_setup(rank),
+            )
+        fields: dict[str, Any] = {"status": status, "exited_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+        if usage is not None:
+            fields.update(cpu_s=round(usage.ru_utime + usage.ru_stime, 3), max_rss_bytes=usage.ru_maxrss * 1024)
+        if rank.killed_as_finished:
+            fields["note"] = "killed-at-exit"
+        if rank.check_done(last=True):
+            fields["done"] = True
+        rank.was_stopped = self.ending.stopping_by is not None or rank.stopped_by_launcher
+        self._records.add(
+            "rank_exited", rank=rank.number, code=rank.code, signal=rank.signal, stopped=rank.was_stopped, **fields
+        )
+        failpoint("agent.after_exit_record")
+
+    def _explain_setup(self, rank: Rank) -> dict[str, Any]:
+        if rank.setup_result == b"m":
+            return message("no-command-after-setup", path=rank.plan["argv"][0])
+        output = rank.spools["err"].tail(2000).decode("utf-8", "replace").strip()
+        return message("setup-failed", status=rank.result, output=output or None)
+
+    def check(self, now: float) -> None:
+        """Look at ranks that are not children of this process, and at those that do not exit."""
+        self.forked.check()
+        for rank in self.processes.ranks:
+            if rank.runs:
+                self._check_hung(rank, now)
+
+    def _check_hung(self, rank: Rank, now: float) -> None:
+        if rank.check_done():
+            rank.watch.see_done(now)
+        if self.ending.stopping_by is not None:
+            return
+        why = rank.watch.check(
+            now, cpu_s=rank.cpu_s(), written_bytes=rank.written_bytes, other_exited_s=self._first_good_exit_s
+        )
+        if why is None:
+            return
+        self._records.add("rank_lingers", rank=rank.number, why=why, after_s=rank.watch.limit_s(why))
+        if why == exit_watch.FINISHED:
+            rank.killed_as_finished = True
+            rank.send(signal.SIGKILL)
+
+    # --- the end ---
+
+    def release_leases(self) -> None:
+        for fd in (fd for fds in self._leases.values() for fd in fds):
+            with contextlib.suppress(OSError):  # closed in any case
+                os.close(fd)
+
+    def read_rest(self) -> None:
+        """Read what is left of the output, after the last process."""
+        for fd, (rank, stream) in list(self._streams.items()):
+            drain(fd, rank.spools[stream])
+            self._unwatch(fd)
+
+    def record_dropped(self, io_errors: IoErrors, now: float, *, last: bool = False) -> None:
+        """Write the output that waits for the disk, and record what is lost; `last`: all of it."""
+        for process in self.processes.all:
+            self._record_dropped(process, io_errors, now, last=last)
+
+    def _record_dropped(self, rank: Rank, io_errors: IoErrors, now: float, *, last: bool) -> None:
+        for stream, spool in rank.spools.items():
+            if not spool.flush() and spool.error is not None:
+                io_errors.note("logs", spool.error)
+            while spool.cuts:
+                generation, had = spool.cuts.pop(0)
+                self._records.add("log_cut", rank=rank.stream_number, stream=stream, generation=generation, had=had)
+        for stream, generation, offset, count in rank.new_holes(now, last=last):
+            self._records.add(
+                "log_dropped",
+                rank=rank.stream_number,
+                stream=stream,
+                generation=generation,
+                offset=offset,
+                bytes=count,
+                reason=rank.spools[stream].drop_reason.strip(),
+            )
