@@ -6,26 +6,23 @@ prepared.json, supervisor.json (claimed once: by the supervisor, or by an earlie
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import signal
 import subprocess
 import time
 
-from ascendrun.node import cgroup, head_lease, layout, procs, reap
+from ascendrun.node import head_lease, layout
 from ascendrun.node.agent import checks
+from ascendrun.node.agent.attempt_state import ended_in_events, phase, wait_gone
+from ascendrun.node.agent.attempt_stop import stop
 from ascendrun.node.agent.fence import locked
-from ascendrun.node.agent.follow import file_sizes
 from ascendrun.node.agent.leases import Leases
 from ascendrun.node.agent.trees import link_tree
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import claim_json, exists, make_private_dir, read_claim, read_json, remove_tree, write_json
-from ascendrun.node.layout import ENDED, IDENTITY, JOB, LOST, PREPARED, RENEWED, ROLL, STOP, WHERE
+from ascendrun.node.layout import ENDED, IDENTITY, JOB, PREPARED, RENEWED, WHERE
 from ascendrun.node.op_errors import OperationError, os_failure
 from ascendrun.node.ranks import PATH_TOKEN
-from ascendrun.node.records import EVENTS, Records, free_reserve, read_events, write_end
-from ascendrun.node.stopping import UNKILLABLE_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,10 +30,6 @@ if TYPE_CHECKING:
 
 START_S = 20.0
 """Seconds that a supervisor may take to report its start."""
-NOTICE_S = 5.0
-"""Seconds that a supervisor may take to exit after it has written the end."""
-OBEY_S = 5.0
-"""Seconds that it may take to read a request to stop immediately, before the agent kills it and takes over its work."""
 
 PREPARED_KEYS = (
     "tag",
@@ -135,10 +128,10 @@ class Attempts:
     def _reject_while_older_runs(self, run: str, attempt: int) -> None:
         for other in layout.attempts_of(self._root, run):
             tag = layout.make_tag(run, other)
-            if other >= attempt or self.phase(tag) != "running":
+            if other >= attempt or phase(self._root, tag) != "running":
                 continue
             # The head may have read of the end before the supervisor has written the file that makes it the phase.
-            if not self._ended_in_events(layout.attempt_dir(self._root, tag)):
+            if not ended_in_events(layout.attempt_dir(self._root, tag)):
                 raise OperationError("attempt-running", "older-attempt-running", attempt=other)
 
     def _check(self, request: dict[str, Any], run: str) -> list[str]:
@@ -187,7 +180,10 @@ class Attempts:
         if not os.path.isdir(folder):
             return {}
         with locked(self._root, tag):
-            if not claim_json(os.path.join(folder, IDENTITY), {"aborted": True}) and self.phase(tag) == "running":
+            if (
+                not claim_json(os.path.join(folder, IDENTITY), {"aborted": True})
+                and phase(self._root, tag) == "running"
+            ):
                 raise OperationError("attempt-running", "attempt-running", attempt=tag)
             if not exists(os.path.join(folder, ENDED)):
                 remove_attempt(folder)
@@ -272,278 +268,23 @@ class Attempts:
     # --- stop ---
 
     def stop(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Request the end; the event `ended` confirms it. Also for attempts that are unknown here: they can never start
-        after this."""
-        tag = str(request["tag"])
-        folder = layout.attempt_dir(self._root, tag)
-        order = {
-            "now": bool(request.get("now")),
-            "hung": bool(request.get("hung")),
-            "grace_s": request.get("grace_s"),
-            "reason": request.get("reason"),
-            "at_ns": time.time_ns(),
-        }
-        self._leases.release(tag)
-        try:
-            try:
-                self._record_stop(tag, folder, order)
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not free_reserve(layout.streams_dir(folder)):
-                    raise
-                self._record_stop(tag, folder, order)
-        except OSError as error:
-            if not self._stop_by_signal(tag, folder, now=bool(order["now"])):
-                raise os_failure(error, "stop-attempt", attempt=tag, path=self._root) from error
-            return {}
-        try:
-            self._see_to_stop(tag, folder, request)
-        except OSError as error:
-            raise os_failure(error, "stop-attempt", attempt=tag, path=self._root) from error
-        return {}
-
-    def _see_to_stop(self, tag: str, folder: str, request: dict[str, Any]) -> None:
-        """Point the supervisor to the recorded request, or do its work if it is gone or does not obey."""
-        known = request.get("events") or {}
-        identity = read_claim(os.path.join(folder, IDENTITY)) or {}
-        if "pid" in identity and procs.is_alive(identity):
-            procs.send_signal(identity["pid"], identity["start"], signal.SIGUSR1)
-            if request.get("now") and not self._is_obeyed(tag, folder):
-                procs.send_signal(identity["pid"], identity["start"], signal.SIGKILL)
-                self._wait_gone(identity)
-                self._end_without_supervisor(tag, folder, identity, known)
-        elif self.phase(tag) != "ended" or self._find(tag, folder, identity):
-            self._end_without_supervisor(tag, folder, identity, known)
-
-    def _stop_by_signal(self, tag: str, folder: str, *, now: bool) -> bool:
-        """Stop an attempt whose folder takes no request; False: it has no supervisor. See Supervisor._handle_signals.
-
-        `now`: also kill its processes; the supervisor, which cannot read how, records their ends.
-        """
-        found = reap.find_supervisor(folder)
-        if found is None:
-            return False
-        for number in (signal.SIGUSR1, signal.SIGTERM):
-            procs.send_signal(found["pid"], found["start"], number)
-        if now:
-            end_everything(lambda: reap.find_attempt(tag, root=self._root, supervisor=found["pid"], has_sampler=True))
-        return True
-
-    def _record_stop(self, tag: str, folder: str, order: dict[str, Any]) -> None:
-        with locked(self._root, tag) as (fence, attempt):
-            fence.raise_to(attempt, stopped=True)
-            make_private_dir(folder)
-            write_json(os.path.join(folder, STOP), order)
-            failpoint("stop.after_wish")
-            claim_json(os.path.join(folder, IDENTITY), {"stopped": True})
-
-    def _is_obeyed(self, tag: str, folder: str) -> bool:
-        """Return whether the supervisor took the request within OBEY_S; it may hang (dead disk, debugger) or die."""
-        deadline = time.monotonic() + OBEY_S
-        while exists(os.path.join(folder, STOP)) and self.phase(tag) == "running":
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-        return self.phase(tag) != "lost"
-
-    def _wait_gone(self, identity: dict[str, Any]) -> None:
-        deadline = time.monotonic() + NOTICE_S
-        while procs.is_alive(identity) and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-    def _end_without_supervisor(self, tag: str, folder: str, identity: dict[str, Any], known: dict[str, int]) -> None:
-        """Kill the remaining processes of an attempt without a supervisor and write its end. `known`: see Records."""
-        if "pid" in identity:
-            self.note_lost(tag)
-        group = identity.get("cgroup")
-        leftovers = end_everything(lambda: self._find(tag, folder, identity))
-        cgroup.remove_group(group)
-        with locked(self._root, tag):
-            if self.phase(tag) == "ended":
-                remove_tree(layout.live_mark(folder))
-                return
-            records = open_records(folder, known=known)
-            free_reserve(layout.streams_dir(folder))
-            try:
-                write_end(folder, records, leftovers=leftovers, codes=exit_codes(folder))
-            except OSError as error:
-                raise os_failure(error, "record-end", attempt=tag) from error
-            finally:
-                records.close()
-
-    # --- state ---
-
-    def phase(self, tag: str) -> str | None:
-        """Return prepared, running, ended or lost; None: no such attempt here."""
-        folder = layout.attempt_dir(self._root, tag)
-        identity = read_claim(os.path.join(folder, IDENTITY))
-        if self._has_ended(folder):
-            return "ended"
-        if identity is None:
-            return "prepared" if exists(os.path.join(folder, PREPARED)) else None
-        if procs.is_alive(identity):
-            return "running"
-        return "ended" if self._ended_in_events(folder) else "lost"
-
-    def listing(self) -> dict[str, Any]:
-        found = []
-        for run in layout.runs_of(self._root):
-            for attempt in layout.attempts_of(self._root, run):
-                tag = layout.make_tag(run, attempt)
-                phase = self.phase(tag)
-                if phase is not None:
-                    identity = read_claim(os.path.join(layout.attempt_dir(self._root, tag), IDENTITY)) or {}
-                    found.append(
-                        {
-                            "tag": tag,
-                            "phase": phase,
-                            "supervisor_pid": identity.get("pid"),
-                            "boot_id": identity.get("boot_id"),
-                        }
-                    )
-        return {"attempts": found}
-
-    def note_lost(self, tag: str) -> bool:
-        """Write `supervisor_lost`, once, when the supervisor is gone and the attempt has not ended."""
-        folder = layout.attempt_dir(self._root, tag)
-        identity = read_claim(os.path.join(folder, IDENTITY)) or {}
-        if "pid" not in identity or self.phase(tag) != "lost":
-            return False
-        reason = "node-rebooted" if identity.get("boot_id") != procs.boot_id() else "supervisor-killed"
-        if not claim_json(os.path.join(folder, LOST), {"at_ns": time.time_ns(), "reason": reason}):
-            return False
-        records = open_records(folder)
-        records.add("supervisor_lost", pid=identity["pid"], reason=reason)
-        records.close()
-        return True
-
-    def job_copy(self, tag: str) -> dict[str, Any] | None:
-        """Return the copy of the attempt's job, None: it came without one."""
-        return read_json(os.path.join(layout.attempt_dir(self._root, tag), JOB))
-
-    def processes(self, tag: str) -> dict[str, Any]:
-        """Return the living processes of the attempt without its supervisor and sampler, whether the former lives, and
-        the size of its records by generation.
-
-        A supervisor that has recorded the end gets time to exit. The records are measured last: of an attempt without
-        processes they have their final size. Raises OperationError when the folder of the attempt cannot be read: then
-        nothing is known.
-        """
-        folder = layout.attempt_dir(self._root, tag)
-        try:
-            identity = read_claim(os.path.join(folder, IDENTITY)) or {}
-            found = self._find(tag, folder, identity)
-            phase = self.phase(tag)
-            if phase == "ended" and not found:
-                self._wait_gone(identity)
-            has_supervisor = "pid" in identity and procs.is_alive(identity)
-            events = file_sizes(self._root, tag).get(EVENTS, {})
-        except OSError as error:
-            raise os_failure(error, "list-processes", attempt=tag, path=folder) from error
-        return {"processes": procs.describe_all(found), "supervisor": has_supervisor, "phase": phase, "events": events}
-
-    def stacks(self, tag: str) -> dict[str, Any]:
-        """Return the stacks of the attempt's ranks: see node/stacks.py."""
-        from ascendrun.node.stacks import take
-
-        found, leaders, streams = self._rank_processes(tag)
-        return take(found, leaders, streams, login=self._login)
-
-    def rank_process(self, tag: str, rank: int) -> dict[str, Any]:
-        """Return the command of a shell next to a rank: see node/shell.py. Raises
-        OperationError("rank-not-running")."""
-        from ascendrun.node.shell import find_rank
-
-        found, leaders, _ = self._rank_processes(tag)
-        process = find_rank(rank, found, leaders, self._agent)
-        if process is None:
-            raise OperationError("rank-not-running", "rank-not-running", rank=rank)
-        return process
-
-    def _rank_processes(self, tag: str) -> tuple[list[reap.Who], dict[int, int], str]:
-        """Return the processes of an attempt, the ranks of those that the supervisor started, and its directory."""
-        from ascendrun.node.stacks import has_own_rank
-
-        folder = layout.attempt_dir(self._root, tag)
-        prepared = read_json(os.path.join(folder, PREPARED)) or {"ranks": []}
-        streams = layout.streams_dir(folder)
-        found = self._find(tag, folder, read_claim(os.path.join(folder, IDENTITY)) or {})
-        forks = {int(plan["rank"]) for plan in prepared["ranks"] if layout.forks_ranks(plan)}
-        ranks = {int(plan["rank"]) for plan in prepared["ranks"]} - (forks if has_own_rank(found) else set())
-        started = [event for event in read_events(streams) if event.get("event") == "rank_started"]
-        leaders = {int(event["pid"]): int(event["rank"]) for event in started if int(event["rank"]) in ranks}
-        return found, leaders, streams
-
-    def _find(self, tag: str, folder: str, identity: dict[str, Any]) -> list[reap.Who]:
-        """Return (pid, start time) of the attempt's processes. `identity`: of its supervisor, {} if it has none.
-
-        The sampler counts only when it has lost its supervisor, which would end it.
-        """
-        streams = layout.streams_dir(folder)
-        roll = read_claim(os.path.join(streams, ROLL)) or {}
-        is_same_boot = identity.get("boot_id") == procs.boot_id()
-        started = [event for event in read_events(streams) if event.get("event") == "rank_started"]
-        supervisor = identity["pid"] if "pid" in identity and procs.is_alive(identity) else 0
-        return reap.find_attempt(
-            tag,
-            root=self._root,
-            supervisor=supervisor,
-            has_sampler=bool(supervisor),
-            ranks={event["pid"]: event.get("start") or -1 for event in started} if is_same_boot else {},
-            seen=dict(roll["seen"]) if roll.get("boot_id") == procs.boot_id() else {},
-            extra=cgroup.group_pids(identity.get("cgroup")),
-        )
+        """Request the end: see attempt_stop.stop."""
+        self._leases.release(str(request["tag"]))
+        return stop(self._root, request)
 
     def forget(self, tag: str) -> dict[str, Any]:
         """Remove the attempt's directory; its fence stays."""
         folder = layout.attempt_dir(self._root, tag)
         self._leases.release(tag)
         identity = read_claim(os.path.join(folder, IDENTITY)) or {}
-        if self.phase(tag) == "ended" or ("pid" in identity and self._ended_in_events(folder)):
-            self._wait_gone(identity)  # the supervisor writes the event of the end before its file
+        if phase(self._root, tag) == "ended" or ("pid" in identity and ended_in_events(folder)):
+            wait_gone(identity)  # the supervisor writes the event of the end before its file
         with locked(self._root, tag):
-            if self.phase(tag) == "running":
+            if phase(self._root, tag) == "running":
                 raise OperationError("attempt-running", "attempt-running", attempt=tag)
             remove_attempt(folder)
             remove_tree(layout.live_mark(folder))
         return {}
-
-    def _has_ended(self, folder: str) -> bool:
-        return exists(os.path.join(folder, ENDED))
-
-    def _ended_in_events(self, folder: str) -> bool:
-        return any(event.get("event") == "ended" for event in read_events(layout.streams_dir(folder)))
-
-
-def end_everything(find: Callable[[], list[Any]]) -> list[dict[str, Any]]:
-    """Send KILL until two checks find nothing; return the processes that survive it (blocked in the kernel)."""
-    deadline = time.monotonic() + UNKILLABLE_S
-    clean = 0
-    found = find()
-    while clean < 2 and time.monotonic() < deadline:
-        for pid, start in found:
-            procs.send_signal(pid, start, signal.SIGKILL)
-        clean = 0 if found else clean + 1
-        time.sleep(0.02)
-        found = find()
-    return procs.describe_all(found, since_ns=time.time_ns())
-
-
-def exit_codes(folder: str) -> dict[str, int | None]:
-    """Return the exit codes of the ranks by the events; None: started, end unknown."""
-    codes: dict[str, int | None] = {}
-    for event in read_events(layout.streams_dir(folder)):
-        if event.get("event") == "rank_started":
-            codes[str(event["rank"])] = None
-        elif event.get("event") == "rank_exited":
-            codes[str(event["rank"])] = event.get("code") if event.get("signal") is None else -event["signal"]
-    return codes
-
-
-def open_records(folder: str, *, known: dict[str, int] | None = None) -> Records:
-    """Open an attempt's records, also where others removed their folder. Raises OSError, OperationError."""
-    streams = layout.streams_dir(folder)
-    make_private_dir(streams)
-    return Records(streams, known=known)
 
 
 def place_streams(folder: str) -> str:
