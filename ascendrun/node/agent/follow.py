@@ -267,7 +267,6 @@ class Follower:
         self._changed.set()
         self._followed.set()
 
-    @property
     def is_busy(self) -> bool:
         return bool(self._follows)
 

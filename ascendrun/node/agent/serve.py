@@ -99,10 +99,16 @@ class Agent:
         self._agent = agent
         self._in_fd = in_fd
         self._queues = WorkQueues()
-        self.outbox = Outbox(
-            out_fd, lambda: self.close(0), lambda: wire.BEAT_S if self._can.follower.is_busy else wire.RESTING_BEAT_S
+        self._can = Operations(
+            root,
+            agent=agent,
+            umask=umask,
+            login=login,
+            clean=clean,
+            send=lambda header, body: self.outbox.send(header, body),
         )
-        self._can = Operations(root, agent=agent, umask=umask, login=login, clean=clean, send=self.outbox.send)
+        is_busy = self._can.follower.is_busy
+        self.outbox = Outbox(out_fd, lambda: self.close(0), lambda: wire.BEAT_S if is_busy() else wire.RESTING_BEAT_S)
         self._operations = self._can.table()
         self._pending: list[Pending] = []
         self._own_queues = 0
