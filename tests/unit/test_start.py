@@ -95,7 +95,7 @@ def test_a_controller_comes_up_without_what_only_people_and_jobs_need(tmp_path: 
     assert order.index("ascendrun.head.loop.guard") < order.index("ascendrun.cli")  # only a child loads the rest
     names = set(order)
     assert not names & {
-        "ascendrun.head.loop.job_runner",
+        "ascendrun.head.loop.job.runner",
         "ascendrun.core.jobs.job",
         "ascendrun.core.jobs.plan",
         "ascendrun.cluster.jobs",

@@ -25,7 +25,7 @@ from ascendrun.head.survey.preflight import PASSING
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.head.loop.job_runner import JobRunner
+    from ascendrun.head.loop.job.runner import JobRunner
     from ascendrun.head.loop.live_jobs import LiveJobs
     from ascendrun.head.loop.operations import Operations
     from ascendrun.health.survey.check_context import CheckContext
@@ -137,7 +137,7 @@ class Examiner:
             elif found is not None:
                 self._note_spare(runner, host, found.message)
             else:
-                runner.stage_spare(host.name, partial(self._staged, runner, host))
+                runner.start.send_trees(host.name, partial(self._staged, runner, host))
 
     def _staged(self, runner: JobRunner, host: Host, failure: Failure | None) -> None:
         self._note_spare(runner, host, None if failure is None else failure.line())

@@ -27,7 +27,7 @@ from ascendrun.node.files import write_json
 if TYPE_CHECKING:
     from ascendrun.core.metrics import MetricsLine
     from ascendrun.core.samples import DeviceSample, RankSample
-    from ascendrun.head.loop.job_runner import JobRunner
+    from ascendrun.head.loop.job.runner import JobRunner
     from ascendrun.head.spool.metrics_reader import MetricsTail
     from ascendrun.health.hang import HangWatch, Look, RankLook, Verdict, Windows
     from ascendrun.health.stacks import RankStack
@@ -258,7 +258,7 @@ class HangMonitor:
             max(FRESH_S, FRESH_SAMPLES * spec.sampling.interval_s),
             frozenset(host for host, link in links if link.liveness() == "UNREACHABLE"),
             spec.program is not None,
-            runner.is_pull_paused,
+            runner.copies.limits.pause is not None,
         )
 
     def _look(self, questions: Sequence[Question]) -> None:

@@ -20,7 +20,7 @@ from ascendrun.core.jobs.restart import load_failure
 from ascendrun.node.failpoint import failpoint
 
 if TYPE_CHECKING:
-    from ascendrun.head.loop.job_runner import JobRunner
+    from ascendrun.head.loop.job.runner import JobRunner
     from ascendrun.head.spool.artifact_fetch import ArtifactFetcher
 
 GATHER_WAIT_S = 20.0
@@ -72,7 +72,7 @@ class Judging:
             return
         case.proven_mono = case.proven_mono or now
         gone = {host for host, seconds in quiet_s.items() if seconds > GATHER_WAIT_S}
-        is_complete = runner.has_all_files(but=gone) and not self._artifacts().is_waiting(job.id, job.attempt)
+        is_complete = runner.copies.has_all(but=gone) and not self._artifacts().is_waiting(job.id, job.attempt)
         if is_complete or now - case.proven_mono > GATHER_WAIT_S or job.go_sent_at_s is None:
             case.is_running = True
             threading.Thread(target=self._judge, args=(runner, job.attempt), daemon=True).start()

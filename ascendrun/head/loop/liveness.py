@@ -10,7 +10,7 @@ from ascendrun.core.events import Event
 from ascendrun.core.reachability import ReachabilityWatch, unreachable_hosts
 
 if TYPE_CHECKING:
-    from ascendrun.head.loop.job_runner import JobRunner
+    from ascendrun.head.loop.job.runner import JobRunner
 
 LOOK_S = 1.0
 """Interval of host checks: a change is reported after many seconds, and a thousand hosts cost milliseconds."""

@@ -40,7 +40,7 @@ from ascendrun.node.layout import make_run, split_tag
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.head.loop.job_runner import JobRunner
+    from ascendrun.head.loop.job.runner import JobRunner
 
 LOOK_S = 60.0
 """Interval in which nodes are compared with the records; also at every new connection."""
@@ -221,9 +221,11 @@ class Machines:
             return
         lost = {Verdict.REBOOTED: "rebooted", Verdict.GONE: "directory-gone"}.get(verdict)
         if lost is not None:
-            runner.take_end(host)
+            runner.ending.take(host)
         self._jobs.feed(runner.job.id, inputs.LeftoversGone(host) if lost is None else inputs.NodeLost(host, lost))
-        runner.follow_soon(host)  # its disk may have survived, with the last lines of the logs
+        runner.copies.present.follow_later(
+            host, wait_s=0.0
+        )  # its disk may have survived, with the last lines of the logs
 
     def _query(self, link: AgentConnection, tag: str, seen: NodeState) -> None:
         def take(reply: Reply[agent.ProcessesReply]) -> None:

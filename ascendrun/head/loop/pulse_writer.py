@@ -13,7 +13,7 @@ from ascendrun.core.pulse import PULSE_NAME, PULSE_S, Clock, HostPulse, JobPulse
 from ascendrun.core.reachability import UNKNOWN
 
 if TYPE_CHECKING:
-    from ascendrun.head.loop.job_runner import JobRunner
+    from ascendrun.head.loop.job.runner import JobRunner
 
 LOOK_S = 1.0
 """Interval at which changes are looked for: a thousand hosts cost milliseconds."""
@@ -74,4 +74,4 @@ class PulseWriter:
             heard_at_s = before.heard_at_s.get(host) if heard_s is None else now.at_s - (now.boot_s - heard_s)
             liveness = UNKNOWN if heard_s is None and not link.failures else link.liveness()
             hosts[host] = HostPulse(liveness, heard_at_s, ranks.get(host, 0))
-        return JobPulse(job.state.value, hosts, runner.staged_bytes() if job.state.value == "STAGING" else {})
+        return JobPulse(job.state.value, hosts, runner.start.staged_bytes() if job.state.value == "STAGING" else {})

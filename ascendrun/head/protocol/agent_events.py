@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Union
 
 from ascendrun.core.dataclass import load_dataclass
+from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs import inputs
 from ascendrun.core.jobs.job import Exit, Leftover
 from ascendrun.core.node_messages import Failure, node_text
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.head.protocol.agent_bootstrap import Login
-from ascendrun.head.protocol.agent_messages import AgentInfo, ProbeReply
+from ascendrun.head.protocol.agent_messages import AgentInfo, FileLimited, FileTruncated, FileUnreadable, ProbeReply
+from ascendrun.node.layout import split_tag
 
 
 def make_event(host: str, line: Mapping[str, Any]) -> inputs.JobInput | None:
@@ -111,3 +113,19 @@ def make_report(host: Host, info: AgentInfo, probe: ProbeReply, *, clock_offset_
         login_s=login.wait_s,
         login_noise=login.noise,
     )
+
+
+FileTrouble = Union[FileTruncated, FileUnreadable, FileLimited]
+FILE_TROUBLE: Mapping[type[FileTrouble], tuple[str, tuple[str, ...]]] = {
+    FileTruncated: ("file-truncated", ("file", "generation", "size")),
+    FileUnreadable: ("file-unreadable", ("file", "generation", "error")),
+    FileLimited: ("file-limited", ("file", "generation", "size", "limit")),
+}
+"""Events of a node about one of its files: the code of the job's event, and its values."""
+
+
+def file_event(host: str, trouble: FileTrouble, *, now_s: float) -> Event:
+    """Return the job event for a node's event of FILE_TROUBLE."""
+    code, names = FILE_TROUBLE[type(trouble)]
+    values = {name: getattr(trouble, name) for name in names}
+    return Event(code, values, (host,), (), split_tag(trouble.tag)[1], now_s)

@@ -26,7 +26,7 @@ CHUNK_BYTES = 1 << 20
 class TreePush:
     """Sends a job's trees to one node, one request at a time: whether it is there, then its chunks.
 
-    `query(request, body, then)` calls the agent; exactly one of `refused` and `finished` is called, once.
+    `query(request, body, then)` calls the agent; `done` is called once, with why it failed, None: they are there.
     """
 
     def __init__(
@@ -35,24 +35,23 @@ class TreePush:
         trees: Sequence[Tree],
         *,
         query: Callable[[Request[Any], bytes, Callable[[Reply[Any]], None]], None],
-        refused: Callable[[Failure], None],
-        finished: Callable[[], None],
+        done: Callable[[Failure | None], None],
     ) -> None:
         self._state_dir, self._rest = state_dir, list(trees)
-        self._query, self._refused, self._finished = query, refused, finished
+        self._query, self._done = query, done
         self.total_bytes = sum(tree.size_bytes for tree in trees)
         self.done_bytes = 0
         """Bytes on the node, sent now or already there."""
 
     def send_next(self) -> None:
         if not self._rest:
-            self._finished()
+            self._done(None)
             return
         self._query(HasTree(self._rest[0].sha256), b"", self._found)
 
     def _found(self, reply: Reply[HasTreeReply]) -> None:
         if reply.error is not None:
-            self._refused(reply.error)
+            self._done(reply.error)
         elif reply.message.have:
             self.done_bytes += self._rest.pop(0).size_bytes
             self.send_next()
@@ -68,7 +67,7 @@ class TreePush:
                 file.seek(offset)
                 chunk = file.read(CHUNK_BYTES)
         except OSError as error:
-            self._refused(
+            self._done(
                 Failure(
                     "tree-missing",
                     Text(
@@ -87,7 +86,7 @@ class TreePush:
 
     def _sent(self, reply: Reply[PutTreeReply], offset: int, end: int, total: int) -> None:
         if reply.error is not None:
-            self._refused(reply.error)
+            self._done(reply.error)
         elif end < total:
             self.done_bytes += end - offset
             self._send(end)

@@ -17,7 +17,8 @@ from ascendrun.core.jobs.job import Job, Leftover, NodeProgress, Phase, State
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.retention import Retention
 from ascendrun.head.agents.connections import dialled
-from ascendrun.head.loop.live_jobs import Guard, LiveJobs
+from ascendrun.head.loop.call_guard import Guard
+from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.agent_bootstrap import Login
 from ascendrun.head.protocol.control_messages import ChangeMachines
@@ -120,6 +121,13 @@ class NoSamples:
         pass
 
 
+class Collected:
+    """What collects files and samples, of which there are none."""
+
+    artifacts = outputs = Deaf()
+    samples = NoSamples()
+
+
 class World:
     """Nodes by address; links to them; live jobs over a real store."""
 
@@ -134,19 +142,8 @@ class World:
         self.links.clear()
         self.store = Store.open(self.folder)
         links: Any = self
-        nobody: Any = Deaf
-        samples: Any = NoSamples
-        self.jobs = LiveJobs(
-            self.folder,
-            self.store,
-            links,
-            post=lambda call: call(),
-            guard=Guard(),
-            artifacts=nobody,
-            outputs=nobody,
-            retention=Retention(),
-            samples=samples,
-        )
+        collectors: Any = Collected()
+        self.jobs = LiveJobs(self.store, links, collectors, Retention(), Guard(), lambda call: call())
         for stored in self.store.live_jobs():
             self.jobs.adopt(stored)
 
@@ -212,21 +209,21 @@ class World:
         self.turn()
 
     def turn(self) -> None:
-        self.jobs.work_off_events()
+        self.jobs.steps.work_off()
         self.jobs.tick(was_away=False)
-        self.jobs.work_off_events()
+        self.jobs.steps.work_off()
 
     def send_records(self, job: Job, host: Host) -> None:
         """The records of the host's attempt arrive as far as they are written."""
         body = self.get(host).node.records[job.run_id]
         [runner] = [one for one in self.jobs if one.job.id == job.id]
-        runner.take_data(host.name, agent.FileData(job.run_id, "events", 0, 0), body)
+        runner.copies.take_data(host.name, agent.FileData(job.run_id, "events", 0, 0), body)
         self.turn()
 
     def confirm_ends(self, job: Job) -> None:
         """The time has come to ask again whether attempts have ended."""
         [runner] = [one for one in self.jobs if one.job.id == job.id]
-        runner._end_due = dict.fromkeys(runner._end_due, 0.0)
+        runner.ending._end_due = dict.fromkeys(runner.ending._end_due, 0.0)
         self.turn()
 
     def now(self, job: Job) -> Job:

@@ -42,7 +42,7 @@ def test_a_host_that_has_been_silent_for_long_is_not_waited_for_again(world: Wor
     judging = Judging(world.folder, nothing, lambda job_id, event: fed.append((job_id, event)), lambda call: call())
     judging.start(runner)
     judging.tick(runner, {"n2": GATHER_WAIT_S - 1})
-    assert runner.has_all_files(but={"n2"}) and not runner.has_all_files(but=())
+    assert runner.copies.has_all(but={"n2"}) and not runner.copies.has_all(but=())
     assert not judging._cases[job.id].is_running, "its logs may explain the failure"
     judging.tick(runner, {"n2": GATHER_WAIT_S + 1})
     assert await_true(lambda: bool(fed), deadline_s=60.0)

@@ -19,12 +19,14 @@ from ascendrun.core.jobs.job import Cause, NodeProgress, Phase, State
 from ascendrun.core.jobs.restart import Failure, Kind, PastAttempt, RestartPolicy
 from ascendrun.core.retention import Retention
 from ascendrun.head.agents.connections import Connections
-from ascendrun.head.loop.live_jobs import Guard, LiveJobs
+from ascendrun.head.loop.call_guard import Guard
+from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
 from ascendrun.head.protocol.agent_messages import FileTruncated, FileUnreadable
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission, make_job
+from tests.unit.head.small_world import Collected
 from tests.unit.head.test_links import Deaf, Nowhere
 
 CUT = FileTruncated("", "rank-0.out", 0, 10)
@@ -48,18 +50,8 @@ class Live:
     def __init__(self, folder: Path) -> None:
         self.store = FullDisk.open(folder)
         self.links = Connections(Nowhere(), AgentImage({}), Deaf())  # type: ignore[arg-type]
-        nobody: Any = Deaf
-        self.jobs = LiveJobs(
-            folder,
-            self.store,
-            self.links,
-            post=lambda call: call(),
-            guard=Guard(),
-            artifacts=nobody,
-            outputs=nobody,
-            retention=Retention(),
-            samples=nobody,
-        )
+        collectors: Any = Collected()
+        self.jobs = LiveJobs(self.store, self.links, collectors, Retention(), Guard(), lambda call: call())
 
     def add(self, key: str) -> Any:
         """The runner of a new job on the host n1."""
@@ -92,14 +84,14 @@ def test_what_a_node_said_is_not_lost_while_the_store_takes_nothing_and_the_head
     node = NodeProgress("n1", 0, Phase.GO_SENT, (0,))
     runner.job = replace(runner.job, state=State.STARTING, go_sent_at_s=time.time(), nodes=(node,), world_size=1)
     live.store.is_full = True
-    live.jobs.feed(runner.job.id, RankStarted("n1", 0, 77))
-    live.jobs.work_off_events()
+    live.jobs.steps.feed(runner.job.id, RankStarted("n1", 0, 77))
+    live.jobs.steps.work_off()
     live.jobs.tick(was_away=True)
-    live.jobs.work_off_events()
+    live.jobs.steps.work_off()
     assert runner.job.state is State.STARTING
     live.store.is_full = False
-    live.jobs.feed(runner.job.id, Tick())
-    live.jobs.work_off_events()
+    live.jobs.steps.feed(runner.job.id, Tick())
+    live.jobs.steps.work_off()
     assert runner.job.state is State.RUNNING and live.store.find(runner.job.id).job.state is State.RUNNING
 
 
@@ -109,9 +101,9 @@ def test_a_job_for_which_an_action_cannot_be_done_ends_with_the_fault_and_the_pl
     runner = live.add("mine")  # without the plan that nodes are prepared by
     node = NodeProgress("n1", 0, Phase.REPORTED, (0,))
     runner.job = replace(runner.job, state=State.STAGING, hosts=("n1",), nodes=(node,), world_size=1)
-    live.jobs.feed(runner.job.id, NodeStaged("n1"))
-    live.jobs.work_off_events()
-    live.jobs.work_off_events()
+    live.jobs.steps.feed(runner.job.id, NodeStaged("n1"))
+    live.jobs.steps.work_off()
+    live.jobs.steps.work_off()
     job = live.store.find(runner.job.id).job
     why = job.reason.values["why"]
     assert job.is_terminal and (job.reason.key, why.key) == ("reason.preflight-failed", "reason.internal-error")
@@ -124,11 +116,11 @@ def test_an_internal_error_in_one_job_loses_no_input_of_the_others(
     bad, good = live.add("bad"), live.add("good")
     bad.job = replace(bad.job, state=State.CHECKING, hosts=("n1",), nodes=(NodeProgress("n1", 0),))
     before = bad.job
-    live.jobs.feed(good.job.id, HoldChanged("wang"))
-    live.jobs.feed(bad.job.id, ResumeChosen(ResumePoint(5, "hf", {})))  # a checkpoint that lies nowhere
-    live.jobs.feed(good.job.id, HoldChanged(None))
-    live.jobs.feed(good.job.id, HoldChanged("li"))
-    live.jobs.work_off_events()
+    live.jobs.steps.feed(good.job.id, HoldChanged("wang"))
+    live.jobs.steps.feed(bad.job.id, ResumeChosen(ResumePoint(5, "hf", {})))  # a checkpoint that lies nowhere
+    live.jobs.steps.feed(good.job.id, HoldChanged(None))
+    live.jobs.steps.feed(good.job.id, HoldChanged("li"))
+    live.jobs.steps.work_off()
     assert (good.job.held_by, bad.job) == ("li", before) and "Traceback" in capfd.readouterr().err
 
 
@@ -149,8 +141,8 @@ def test_a_bad_device_closes_its_machine_a_bad_link_is_a_strike_and_a_reboot_not
 ) -> None:
     runner = live.add("job")
     runner.job = replace(runner.job, state=State.STOPPING, cause=Cause.FAILURE, policy=RestartPolicy(9))
-    live.jobs.feed(runner.job.id, Diagnosed(1, Failure(kind, "x", ("n1",), (0,), "certain")))
-    live.jobs.work_off_events()
+    live.jobs.steps.feed(runner.job.id, Diagnosed(1, Failure(kind, "x", ("n1",), (0,), "certain")))
+    live.jobs.steps.work_off()
     live.jobs.machines.tick()
     records = live.store.machines()
     assert sum(record.quarantine is not None for record in records) == is_closed
@@ -163,8 +155,8 @@ def test_a_restart_after_a_storage_failure_waits_for_space(live: Live, kind: Kin
     past = (PastAttempt(1, ("n1",), 1.0, 2.0, Failure(kind, "x")),)
     job = replace(runner.job, state=State.STARTING, attempt=2, past=past, hosts=("n1",), nodes=(NodeProgress("n1", 0),))
     runner.job = replace(job, policy=RestartPolicy(3))
-    runner._refuse("n1", node_messages.Failure("disk-full", "/ckpt is full"))
-    live.jobs.work_off_events()
+    runner.refuse("n1", node_messages.Failure("disk-full", "/ckpt is full"))
+    live.jobs.steps.work_off()
     assert set(runner.job.passed_over) == passed_over
     if not passed_over:
         assert (runner.job.state, runner.job.cause, runner.job.reason.key) == (State.BACKOFF, Cause.HELD, "reason.held")

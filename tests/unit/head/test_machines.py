@@ -62,7 +62,7 @@ def test_a_recreated_container_ends_the_job_and_its_host_is_free_for_the_next(wo
         world.up(N2)
     assert (world.now(job).state, world.now(job).node("n2").lost) == (State.STOPPING, "directory-gone")
     assert world.nodes["n1"].stopped() == [job.run_id]
-    world.jobs.feed(job.id, inputs.NodeEnded("n1"))
+    world.jobs.steps.feed(job.id, inputs.NodeEnded("n1"))
     world.turn()
     assert (world.now(job).state, world.now(job).reason.key) == (State.FAILED, "reason.node-directory-gone")
     later = world.job(N2)
@@ -83,7 +83,7 @@ def test_the_files_of_a_rebooted_host_are_complete_when_its_end_is_recorded_ther
     node = world.nodes["n1"]
     node.slow = []
     if is_stopped:
-        world.jobs.feed(job.id, inputs.StopRequested(now=True))
+        world.jobs.steps.feed(job.id, inputs.StopRequested(now=True))
         world.turn()
     node.boot_id = "c"
     node.phases[job.run_id] = "lost"
@@ -138,9 +138,9 @@ def test_a_stuck_process_holds_its_machine_under_every_name_until_it_is_gone(wor
     job = world.running(N1, N2)
     world.up(N1, N2)
     world.nodes["n1"].processes.clear()
-    world.jobs.feed(job.id, inputs.StopRequested(now=True))
-    world.jobs.feed(job.id, inputs.NodeEnded("n1"))
-    world.jobs.feed(job.id, inputs.NodeEnded("n2", (STUCK,)))
+    world.jobs.steps.feed(job.id, inputs.StopRequested(now=True))
+    world.jobs.steps.feed(job.id, inputs.NodeEnded("n1"))
+    world.jobs.steps.feed(job.id, inputs.NodeEnded("n2", (STUCK,)))
     world.nodes["n2"].live = set()
     world.nodes["n2"].processes[job.run_id] = (PROCESS,)
     world.turn()
@@ -169,8 +169,8 @@ def test_a_stuck_process_holds_its_machine_under_every_name_until_it_is_gone(wor
 def test_a_held_machine_stays_held_when_the_controller_is_started_again(world: World) -> None:
     job = world.running(N1)
     world.up(N1)
-    world.jobs.feed(job.id, inputs.StopRequested(now=True))
-    world.jobs.feed(job.id, inputs.NodeEnded("n1", (STUCK,)))
+    world.jobs.steps.feed(job.id, inputs.StopRequested(now=True))
+    world.jobs.steps.feed(job.id, inputs.NodeEnded("n1", (STUCK,)))
     world.nodes["n1"].live = set()
     world.turn()
     world.restart()
@@ -312,10 +312,10 @@ def test_an_attempt_whose_job_the_store_lost_is_adopted_from_the_copy_on_a_node(
     assert "adopted" in [event.code for event in world.store.events(job.id)]
     world.up(N2)
     for rank, host in enumerate(job.hosts):
-        world.jobs.feed(job.id, inputs.RankStarted(host, rank, 100 + rank))
+        world.jobs.steps.feed(job.id, inputs.RankStarted(host, rank, 100 + rank))
     world.turn()
     assert world.now(lost).state is State.RUNNING and world.store.held_machines() == ()
-    world.jobs.feed(job.id, inputs.StopRequested(now=True))
+    world.jobs.steps.feed(job.id, inputs.StopRequested(now=True))
     world.turn()
     assert [world.nodes[host].stopped() for host in job.hosts] == [[lost.run_id]] * 2
 

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable
 
-import pytest
-
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.plan import Tree
 from ascendrun.core.pulse import JobSight
@@ -31,11 +29,11 @@ def test_bytes_are_counted_as_they_arrive_and_when_they_are_there(tmp_path: Path
         seen.append(push.done_bytes)
         then(Reply(HasTreeReply(request.sha256 == trees[1].sha256)))
 
-    push = staging.TreePush(
-        tmp_path, trees, query=ask, refused=lambda failure: pytest.fail(str(failure)), finished=lambda: None
-    )
+    ended: list[object] = []
+    push = staging.TreePush(tmp_path, trees, query=ask, done=ended.append)
     push.send_next()
     assert seen == [0, 0, 4, 8, 10] and (push.done_bytes, push.total_bytes) == (17, 17)
+    assert ended == [None]
 
 
 def test_nodes_that_share_a_home_wait_for_one_of_them() -> None:

@@ -1,0 +1,1 @@
+"""One live job: survey, start, leases, copies of its files, end."""

@@ -1,0 +1,202 @@
+"""Requests of commands to the controller: each is handled in its thread, and replied to with its error if it fails."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable
+
+from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
+from ascendrun.core.events import Event
+from ascendrun.head.loop.context import ControllerContext
+from ascendrun.head.protocol import control_messages as messages
+from ascendrun.head.protocol.control_socket import Answer
+from ascendrun.head.protocol.messages import Done, Request
+from ascendrun.head.state.state_dir import StoreDamagedError
+from ascendrun.head.state.store import LostLeaseError
+from ascendrun.node.failpoint import failpoint
+from ascendrun.text import Text
+
+if TYPE_CHECKING:
+    from ascendrun.core.hosts import Host
+    from ascendrun.core.jobs.job import Job, NodeProgress
+
+Handler = Callable[[Any, Answer], None]
+Handlers = Mapping["type[Request[Any]]", Handler]
+"""Handler for each kind of request."""
+
+
+def handle_request(
+    handlers: Handlers, op: str, header: Mapping[str, Any], answer: Answer, *, heal: Callable[[], None], log: Path
+) -> None:
+    """Call the handler of a request, and reply with its error if it fails; the controller keeps running.
+
+    Raises LostLeaseError only. A handler that finds that the store is damaged is called again after `heal`: it has not
+    replied, and nothing was stored. `log`: the file with the traceback of an internal error.
+    """
+    kind = next((kind for kind in handlers if kind.OP == op), None)
+    if kind is None:
+        error = ConflictError(
+            Text("control.unknown-request", "the controller does not support {op}", op=op),
+            hint=Text("control.unknown-request.hint", "run `ascendrun controller stop`"),
+        )
+        answer(error, b"", True)
+        return
+    try:
+        request = kind.from_header(header)
+        try:
+            handlers[kind](request, answer)
+        except StoreDamagedError:
+            heal()
+            handlers[kind](request, answer)
+    except LostLeaseError:
+        raise
+    except AscendrunError as error:
+        answer(error, b"", True)
+    except Exception as error:  # a bug: the log has the traceback, the caller gets the error
+        traceback.print_exc()
+        what = f"{type(error).__name__}: {error}"
+        failure = AscendrunError(
+            Text("control.internal", "internal error of the controller: {error}", error=what),
+            hint=Text("control.internal.hint", "report this with the traceback in {log}", log=str(log)),
+        )
+        answer(failure, b"", True)
+
+
+class JobRequests:
+    """Requests about jobs and machines. Use from the controller's thread."""
+
+    def __init__(self, context: ControllerContext) -> None:
+        self._context, self._store, self._jobs = context, context.store, context.jobs
+
+    def handlers(self) -> Handlers:
+        operations, collectors = self._context.operations, self._context.collectors
+        return {
+            messages.Submit: self._submit,
+            messages.Stop: self._stop,
+            messages.Retry: self._retry,
+            messages.Release: self._release,
+            messages.ChangeMachines: self._change_machines,
+            messages.HoldJob: self._hold,
+            messages.Plan: self._plan,
+            messages.Exec: operations.execute,
+            messages.Nodes: operations.query_nodes,
+            messages.Survey: operations.survey,
+            messages.Sample: lambda request, answer: operations.sample(request, answer, collectors.samples),
+            messages.Grep: self._grep,
+            messages.Stacks: self._stacks,
+            messages.RankProcess: self._rank_process,
+            messages.Put: lambda request, answer: collectors.outputs.serve_put(request, answer),
+            messages.Gather: lambda request, answer: collectors.artifacts.serve(request, answer),
+            messages.Fetch: lambda request, answer: collectors.outputs.serve(request, answer),
+        }
+
+    def _submit(self, request: messages.Submit, answer: Answer) -> None:
+        from ascendrun.head.survey.submission import add_jobs
+
+        failpoint("submit.before_txn")
+        added = add_jobs(self._store, request, now_s=time.time())
+        failpoint("submit.after_commit_before_ack")
+        for job, submission in added:
+            if not job.is_terminal:
+                self._jobs.add(job, submission)
+        self._jobs.schedule()
+        answer(messages.Submitted(added[0][0].pipeline or added[0][0].id), b"", True)
+
+    def _stop(self, request: messages.Stop, answer: Answer) -> None:
+        from ascendrun.core.jobs.inputs import StopRequested
+
+        try:
+            job = self._store.find(request.job).job
+        except NotFoundError:
+            if not self._jobs.machines.stop_found(request.job, now=request.now):
+                raise
+            answer(Done(), b"", True)
+            return
+        if job.is_terminal:
+            what = Text("job.already-ended", "{job} has already ended: {state}", job=job.id, state=job.state.value)
+            raise ConflictError(what)
+        now_s = time.time()
+        values = {"grace_s": 0.0 if request.now else job.grace_s}
+        self._store.save(job, [Event("stop-requested", values, attempt=job.attempt, at_s=now_s)], now_s=now_s)
+        self._jobs.steps.feed(job.id, StopRequested(now=request.now))
+        self._jobs.steps.work_off()
+        answer(Done(), b"", True)
+
+    def _retry(self, request: messages.Retry, answer: Answer) -> None:
+        from ascendrun.core.jobs.inputs import RetryRequested
+
+        stored = self._store.find(request.job)
+        job = stored.job
+        if job.attempt == request.attempt:
+            if not job.is_terminal or job.state.value == "SUCCEEDED":
+                what = Text(
+                    "retry.not-failed",
+                    "{job} is {state}; only a job that failed or was stopped is retried",
+                    job=job.id,
+                    state=job.state.value,
+                )
+                raise ConflictError(what)
+            self._jobs.adopt(stored)
+            self._jobs.steps.feed(job.id, RetryRequested())
+            self._jobs.steps.work_off()
+            self._jobs.schedule()
+        answer(Done(), b"", True)
+
+    def _release(self, request: messages.Release, answer: Answer) -> None:
+        self._jobs.machines.release(request.host, request.by, lambda error: answer(error or Done(), b"", True))
+
+    def _change_machines(self, request: messages.ChangeMachines, answer: Answer) -> None:
+        self._jobs.machines.change(request)
+        self._jobs.steps.work_off()
+        answer(Done(), b"", True)
+
+    def _hold(self, request: messages.HoldJob, answer: Answer) -> None:
+        from ascendrun.core.jobs.inputs import HoldChanged
+
+        job = self._store.find(request.job).job
+        if request.by is not None and job.state.value not in ("QUEUED", "BACKOFF"):
+            raise ConflictError(
+                Text("job.not-queued", "{job} is not in the queue: {state}", job=job.id, state=job.state.value),
+                hint=f"ascendrun stop {job.id}",
+            )
+        self._jobs.steps.feed(job.id, HoldChanged(request.by))
+        self._jobs.steps.work_off()
+        answer(Done(), b"", True)
+
+    def _plan(self, request: messages.Plan, answer: Answer) -> None:
+        def place(submission: Any) -> Any:
+            return self._jobs.placing.place(submission, tuple(self._jobs), self._jobs.machines)
+
+        self._context.operations.plan(request, answer, place)
+
+    def _running_hosts(self, job: Job, nodes: Sequence[NodeProgress]) -> list[Host]:
+        """Return those of the nodes that run ranks. Raises ConflictError if none does."""
+        runner = next((one for one in self._jobs if one.job.id == job.id), None)
+        names = {node.host for node in nodes if node.may_run_processes}
+        if runner is None or not names:
+            what = Text("stacks.not-running", "{job} has no running ranks ({state})", job=job.id, state=job.state.value)
+            raise ConflictError(what)
+        return [host for host in runner.hosts if host.name in names]
+
+    def _stacks(self, request: messages.Stacks, answer: Answer) -> None:
+        job = self._store.find(request.job).job
+        self._context.operations.stacks(self._running_hosts(job, job.nodes), job.run_id, answer)
+
+    def _rank_process(self, request: messages.RankProcess, answer: Answer) -> None:
+        job = self._store.find(request.job).job
+        nodes = [node for node in job.nodes if request.rank in node.ranks]
+        if any(request.rank in node.exits for node in nodes):
+            what = Text("shell.rank-ended", "rank {rank} of {job} has ended", rank=request.rank, job=job.id)
+            raise ConflictError(what, hint=f"ascendrun show {job.id}")
+        (host,) = self._running_hosts(job, nodes)
+        self._context.operations.rank_process(host, job.run_id, request.rank, answer)
+
+    def _grep(self, request: messages.Grep, answer: Answer) -> None:
+        from ascendrun.head.spool.grep import relay
+        from ascendrun.head.survey.submission import load_subject
+
+        subject = load_subject(self._store.find(request.job))
+        relay(self._context.links, subject, request, answer, self._context.post)
