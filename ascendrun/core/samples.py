@@ -1,46 +1,122 @@
 """Measurements at one time: of a device, a host, a rank. None: not measured, never 0.
 
-`at_s` is in UTC seconds by the head's clock, so that hosts can be compared.
+`at_s` is in UTC seconds by the head's clock, so that hosts can be compared. `KEY`: fields that name what is measured.
+Each metric is a row of the table that `ascendrun.core.measurement` describes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Union
+from typing import ClassVar, Union
 
 from ascendrun.core.dataclass import dataclass
+from ascendrun.core.measurement import Column, HostColumn, Rollup, metric
+from ascendrun.text import Text
 
 
 @dataclass(frozen=True)
 class DeviceSample:
-    """One NPU (or GPU; of a chip with two dies, one die). `device`: its number as in `devices.ids` of a job.
+    """One NPU (or GPU; of a chip with two dies, one die). `device`: its number as in `devices.ids` of a job."""
 
-    `utilisation`: percent of the compute cores (AICore on an NPU). `health`: status text of the tool, "OK", "Warning",
-    "Alarm", "Critical". `link_up`: its own network port. `link_downs`: how often that port went down since the driver
-    started. `ecc_errors`: uncorrectable memory errors since the driver started. `pids`: its processes as the tool lists
-    them, (): none. `source`: the tool, "npu-smi" or "nvidia-smi".
-    """
-
+    KEY: ClassVar = ("host", "device_type", "device")
     at_s: float
     host: str
     device: int
     device_type: str
-    name: str | None = None
-    utilisation: float | None = None
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    frequency_mhz: float | None = None
-    health: str | None = None
-    link_up: bool | None = None
-    link_downs: int | None = None
-    link_tx_bytes_s: float | None = None
-    link_rx_bytes_s: float | None = None
-    ecc_errors: int | None = None
-    pids: tuple[int, ...] | None = None
-    source: str | None = None
+    name: str | None = metric(
+        "model of the chip", rollup=Rollup.NEWEST, column=Column("chip", Text("top.column-chip", "CHIP"), 0, False)
+    )
+    utilisation: float | None = metric(
+        "use of its compute cores (AI cores of an NPU)",
+        "%",
+        prometheus=("npu_chip_info_utilization", "ascendrun_device_utilization_percent"),
+        column=Column("util", Text("top.column-util", "UTIL"), 97, sorts=True),
+        host_column=HostColumn("utils", Text("top.column-utils", "UTIL PER DEVICE"), 97, "each", is_right=False),
+        detail=Text("top.metric-util", "utilisation"),
+        scale=(0.0, 100.0),
+        chart=Text("report.chart-utilisation", "Device utilisation, %"),
+    )
+    memory_used_bytes: int | None = metric(
+        "memory in use",
+        "bytes",
+        prometheus=("npu_chip_info_hbm_used_memory", "ascendrun_device_memory_used_bytes"),
+        column=Column("mem", Text("top.column-mem", "MEM GiB"), 80, sorts=True),
+        host_column=HostColumn("mem", Text("top.column-mem", "MEM GiB"), 60, "sum"),
+        beside="memory_total_bytes",
+        detail=Text("top.metric-mem", "memory GiB"),
+    )
+    memory_total_bytes: int | None = metric(
+        "total memory",
+        "bytes",
+        rollup=Rollup.LEVEL,
+        prometheus=("npu_chip_info_hbm_total_memory", "ascendrun_device_memory_total_bytes"),
+    )
+    power_w: float | None = metric(
+        "power",
+        "W",
+        prometheus=("npu_chip_info_power", "ascendrun_device_power_watts"),
+        column=Column("power", Text("top.column-power", "POWER"), 55, sorts=True),
+        host_column=HostColumn("power", Text("top.column-power", "POWER"), 50, "sum"),
+        detail=Text("top.metric-power", "power"),
+        chart=Text("report.chart-power-w", "Power per device, W"),
+    )
+    temperature_c: float | None = metric(
+        "temperature",
+        "°C",
+        prometheus=("npu_chip_info_temperature", "ascendrun_device_temperature_celsius"),
+        column=Column("temp", Text("top.column-temp", "TEMP"), 66, sorts=True),
+        host_column=HostColumn("hottest", Text("top.column-hottest", "TEMP"), 70, "max"),
+        detail=Text("top.metric-temp", "temperature"),
+        scale=(None, None),
+        chart=Text("report.chart-temperature-c", "Device temperature, °C"),
+    )
+    frequency_mhz: float | None = metric(
+        "clock (of the AI cores of an NPU)",
+        "MHz",
+        prometheus=("npu_chip_info_aicore_current_freq", "ascendrun_device_frequency_megahertz"),
+        column=Column("freq", Text("top.column-freq", "MHz"), 20),
+        detail=Text("top.metric-freq", "clock MHz"),
+        scale=(None, None),
+        chart=Text("report.chart-frequency-mhz", "Device clock, MHz"),
+    )
+    health: str | None = metric(
+        "status text of the tool: OK, Warning, Alarm, Critical; as a series 1: OK, 0: not OK",
+        rollup=Rollup.NEWEST,
+        prometheus=("npu_chip_info_health_status", "ascendrun_device_healthy"),
+        column=Column("health", Text("top.column-health", "HEALTH"), 75, False),
+        host_column=HostColumn("health", Text("top.column-health", "HEALTH"), 80, "worst", is_right=False),
+    )
+    link_up: bool | None = metric(
+        "its own network port is up; as a series 1: up, 0: down",
+        rollup=Rollup.NEWEST,
+        prometheus=("npu_chip_info_link_status", "ascendrun_device_link_up"),
+        column=Column("link", Text("top.column-link", "LINK"), 50, False),
+        host_column=HostColumn("link", Text("top.column-link", "LINK"), 55, "down", is_right=False),
+    )
+    link_downs: int | None = metric(
+        "number of times that port went down since the driver started",
+        rollup=Rollup.GROWS,
+        prometheus=("ascendrun_device_link_downs",),
+    )
+    link_tx_bytes_s: float | None = metric(
+        "sent over that port",
+        "bytes/s",
+        prometheus=("npu_chip_info_bandwidth_tx",),
+        column=Column("traffic", Text("top.column-traffic", "TX/RX MB/s"), 0),
+        beside="link_rx_bytes_s",
+        detail=Text("top.metric-traffic", "tx/rx MB/s"),
+    )
+    link_rx_bytes_s: float | None = metric(
+        "received over that port", "bytes/s", prometheus=("npu_chip_info_bandwidth_rx",)
+    )
+    ecc_errors: int | None = metric(
+        "uncorrectable memory errors since the driver started",
+        rollup=Rollup.GROWS,
+        prometheus=("ascendrun_device_ecc_errors",),
+    )
+    pids: tuple[int, ...] | None = metric("its processes as the tool lists them, (): none", rollup=Rollup.NEWEST)
+    source: str | None = metric("the tool: npu-smi or nvidia-smi", rollup=Rollup.NEWEST)
 
 
 @dataclass(frozen=True)
@@ -59,38 +135,90 @@ class DeviceDetail:
 
 @dataclass(frozen=True)
 class HostSample:
-    """One host. `cpu`: percent of all its cores. `disk_free_bytes`: of the disk of ascendrun's directory."""
+    """One host."""
 
+    KEY: ClassVar = ("host",)
     at_s: float
     host: str
-    cpu: float | None = None
-    load1: float | None = None
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    disk_free_bytes: int | None = None
-    disk_read_bytes_s: float | None = None
-    disk_write_bytes_s: float | None = None
-    net_rx_bytes_s: float | None = None
-    net_tx_bytes_s: float | None = None
+    cpu: float | None = metric(
+        "use of all its cores",
+        "%",
+        prometheus=("ascendrun_host_cpu_percent",),
+        host_column=HostColumn("cpu", "CPU", 58),
+        detail="CPU",
+        scale=(0.0, 100.0),
+        chart=Text("report.chart-host-cpu", "Host CPU, %"),
+    )
+    load1: float | None = metric(
+        "load over a minute",
+        "processes",
+        prometheus=("ascendrun_host_load1",),
+        host_column=HostColumn("load", Text("top.column-load", "LOAD"), 30),
+        detail=Text("top.metric-load", "load"),
+    )
+    memory_used_bytes: int | None = metric(
+        "memory in use",
+        "bytes",
+        prometheus=("ascendrun_host_memory_used_bytes",),
+        host_column=HostColumn("rss", Text("top.column-rss", "RSS"), 57),
+        beside="memory_total_bytes",
+        detail=Text("top.metric-memory", "memory GiB"),
+    )
+    memory_total_bytes: int | None = metric(
+        "total memory", "bytes", rollup=Rollup.LEVEL, prometheus=("ascendrun_host_memory_total_bytes",)
+    )
+    disk_free_bytes: int | None = metric(
+        "free space on the disk of ascendrun's directory",
+        "bytes",
+        rollup=Rollup.LEVEL,
+        prometheus=("ascendrun_host_disk_free_bytes",),
+        host_column=HostColumn("disk", Text("top.column-disk", "DISK"), 28),
+        detail=Text("top.metric-disk", "disk free"),
+    )
+    disk_read_bytes_s: float | None = metric("read from disks and network file systems", "bytes/s")
+    disk_write_bytes_s: float | None = metric("written to disks and network file systems", "bytes/s")
+    net_rx_bytes_s: float | None = metric(
+        "received by the host", "bytes/s", prometheus=("ascendrun_host_network_receive_bytes_per_second",)
+    )
+    net_tx_bytes_s: float | None = metric(
+        "sent by the host",
+        "bytes/s",
+        prometheus=("ascendrun_host_network_transmit_bytes_per_second",),
+        beside="net_rx_bytes_s",
+        detail=Text("top.metric-traffic", "tx/rx MB/s"),
+    )
 
 
 @dataclass(frozen=True)
 class RankSample:
-    """One rank with all its children. `cpu`: percent of one core. `device`: its assigned device, None: none."""
+    """One rank with all its children. `device`: its assigned device, None: none."""
 
+    KEY: ClassVar = ("host", "job", "attempt", "rank")
     at_s: float
     host: str
     job: str
     attempt: int
     rank: int
-    pid: int | None = None
-    device: int | None = None
-    cpu: float | None = None
-    rss_bytes: int | None = None
-    read_bytes_s: float | None = None
-    write_bytes_s: float | None = None
-    threads: int | None = None
-    state: str | None = None
+    pid: int | None = metric("its process", rollup=Rollup.NEWEST)
+    device: int | None = metric("its assigned device", rollup=Rollup.NEWEST)
+    cpu: float | None = metric(
+        "CPU of its processes; 100: one core",
+        "%",
+        prometheus=("ascendrun_rank_cpu_percent",),
+        column=Column("cpu", "CPU", 35),
+        detail="CPU",
+    )
+    rss_bytes: int | None = metric(
+        "host memory of its processes",
+        "bytes",
+        prometheus=("ascendrun_rank_resident_bytes",),
+        column=Column("rss", Text("top.column-rss", "RSS"), 32),
+        detail=Text("top.metric-rss", "memory"),
+    )
+    read_bytes_s: float | None = metric("read from disks and network file systems", "bytes/s")
+    write_bytes_s: float | None = metric("written to disks and network file systems", "bytes/s")
+    threads: int | None = metric("threads of its processes")
+    state: str | None = metric("state of its process, a letter of /proc", rollup=Rollup.NEWEST)
 
 
 Sample = Union[DeviceSample, HostSample, RankSample]

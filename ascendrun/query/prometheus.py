@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,10 +18,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from ascendrun import __version__
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.jobs.job import State
+from ascendrun.core.measurement import metrics_of
 from ascendrun.core.reachability import UNKNOWN
-from ascendrun.core.samples import DeviceDetail
+from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankSample
 from ascendrun.health.top.join import STALE_S
-from ascendrun.health.top.view import HostRow, JobRow, TopRow, TopView
+from ascendrun.health.top.view import HostRow, JobRow, Progress, TopRow, TopView
 
 MIB = 1024.0**2
 MEGA = 1e6
@@ -35,28 +36,31 @@ STATES = (*(state.value for state in State), UNKNOWN)
 
 Read = Callable[[], tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]]
 """Function that returns the view, the number of jobs in each state, and the details of devices."""
-Row = tuple[str, str, Union[str, Callable[[Any], Optional[float]]]]
-"""(name, description, path of the value or the function that reads it)"""
+Row = tuple[str, str, Callable[[Any], Optional[float]]]
+"""(name, description, function that reads the value)"""
+NPU_EXPORTER_UNITS: Mapping[str, tuple[float, str]] = {"bytes": (MIB, "MB"), "bytes/s": (MEGA, "MB/s")}
 
 
-def _scaled(path: str, by: float = 1.0) -> Callable[[Any], float | None]:
-    """Return a scaled reader. `path`: a field of the object, or of a nested object, as in progress.step."""
+def table_rows(kind: type[Any], prefix: str, path: str) -> Iterator[Row]:
+    """Yield the series of a kind of metrics whose names begin with `prefix`. `path`: of the sample in the object."""
+    for field, metric in metrics_of(kind).items():
+        for name in metric.prometheus:
+            if name.startswith(prefix):
+                same = (1.0, metric.unit)
+                per, unit = NPU_EXPORTER_UNITS.get(metric.unit, same) if prefix == "npu_" else same
+                yield name, f"{metric.meaning}, {unit}".rstrip(", "), _scaled(f"{path}.{field}", per)
+
+
+def _scaled(path: str, per: float) -> Callable[[Any], float | None]:
     find = attrgetter(path)
-
-    def read(one: Any) -> float | None:
-        value = find(one)
-        return None if value is None else value / by
-
-    return read
+    return lambda item: None if (value := as_number(find(item))) is None else value / per
 
 
-def _health(row: TopRow) -> float | None:
-    health = row.metrics.health
-    return None if health in (None, "UNKNOWN") else float(health == "OK")
-
-
-def _link(row: TopRow) -> float | None:
-    return None if row.metrics.link_up is None else float(row.metrics.link_up)
+def as_number(value: Any) -> float | None:
+    """Return the value of a series; of a health text 1: OK, 0: not OK, None: unknown."""
+    if isinstance(value, str):
+        return None if value == "UNKNOWN" else float(value == "OK")
+    return None if value is None else float(value)
 
 
 def _processes(row: TopRow) -> float | None:
@@ -66,20 +70,7 @@ def _processes(row: TopRow) -> float | None:
 
 
 NPU_ROWS: tuple[Row, ...] = (
-    ("npu_chip_info_utilization", "AI core utilisation in percent", "metrics.utilisation"),
-    ("npu_chip_info_hbm_used_memory", "HBM in use, MB", _scaled("metrics.memory_used_bytes", MIB)),
-    ("npu_chip_info_hbm_total_memory", "Total HBM, MB", _scaled("metrics.memory_total_bytes", MIB)),
-    ("npu_chip_info_power", "Power in W", "metrics.power_w"),
-    ("npu_chip_info_temperature", "Temperature in degrees Celsius", "metrics.temperature_c"),
-    ("npu_chip_info_aicore_current_freq", "AI core clock in MHz", "metrics.frequency_mhz"),
-    ("npu_chip_info_health_status", "1: the NPU is OK, 0: it is not", _health),
-    ("npu_chip_info_link_status", "1: the NPU's network port is up, 0: it is down", _link),
-    ("npu_chip_info_bandwidth_tx", "Sent over the NPU's network port, MB/s", _scaled("metrics.link_tx_bytes_s", MEGA)),
-    (
-        "npu_chip_info_bandwidth_rx",
-        "Received over the NPU's network port, MB/s",
-        _scaled("metrics.link_rx_bytes_s", MEGA),
-    ),
+    *table_rows(DeviceSample, "npu_", "metrics"),
     ("npu_chip_info_process_info_num", "Processes on the NPU", _processes),
     (
         "npu_chip_info_name",
@@ -88,60 +79,42 @@ NPU_ROWS: tuple[Row, ...] = (
     ),
 )
 """Metrics of NPUs, with the names and units of npu-exporter."""
-
 DEVICE_ROWS: tuple[Row, ...] = (
-    ("ascendrun_device_utilization_percent", "Use of a device's compute cores", "metrics.utilisation"),
-    ("ascendrun_device_memory_used_bytes", "A device's memory in use", "metrics.memory_used_bytes"),
-    ("ascendrun_device_memory_total_bytes", "Total memory of a device", "metrics.memory_total_bytes"),
-    ("ascendrun_device_power_watts", "A device's power", "metrics.power_w"),
-    ("ascendrun_device_temperature_celsius", "A device's temperature", "metrics.temperature_c"),
-    ("ascendrun_device_frequency_megahertz", "A device's clock", "metrics.frequency_mhz"),
-    ("ascendrun_device_healthy", "1: the health of the device is OK, 0: it is not", _health),
-    ("ascendrun_device_link_up", "1: the device's own network port is up", _link),
-    ("ascendrun_device_link_downs", "How often that port went down since the driver started", "metrics.link_downs"),
-    ("ascendrun_device_ecc_errors", "Uncorrectable memory errors", "metrics.ecc_errors"),
+    *table_rows(DeviceSample, "ascendrun_", "metrics"),
     (
         "ascendrun_device_external_processes",
         "Processes on the device that belong to no rank",
         lambda row: None if row.external_pids is None else float(len(row.external_pids)),
     ),
 )
-DEVICE_AGE: tuple[Row, ...] = (("ascendrun_device_sample_age_seconds", "Age of the latest device sample", "age_s"),)
+DEVICE_AGE: Row = ("ascendrun_device_sample_age_seconds", "Age of the latest device sample", lambda row: row.age_s)
 RANK_ROWS: tuple[Row, ...] = (
-    ("ascendrun_rank_step", "Latest step that the rank reported", "progress.step"),
-    ("ascendrun_rank_step_seconds", "Median time of the latest steps of the rank", "progress.step_s"),
+    *table_rows(Progress, "ascendrun_rank_", "progress"),
+    *table_rows(RankSample, "ascendrun_rank_", "rank_metrics"),
     (
         "ascendrun_rank_slowdown_ratio",
         "Step time of the rank without waiting, divided by the median of the other ranks",
-        "slower_by",
+        lambda row: row.slower_by,
     ),
-    ("ascendrun_rank_cpu_percent", "CPU of the rank's processes; 100: one core", "cpu"),
-    ("ascendrun_rank_resident_bytes", "Host memory of the rank's processes", "rss_bytes"),
     ("ascendrun_rank_straggles", "1: the rank is a straggler", lambda row: float("slow" in row.problems)),
 )
 JOB_ROWS: tuple[Row, ...] = (
     ("ascendrun_job_ranks", "Ranks of the job", lambda row: float(row.job.world_size) if row.job.world_size else None),
-    ("ascendrun_job_step", "Latest step that was reported", "progress.step"),
-    ("ascendrun_job_total_steps", "Steps that the program will run", "progress.total_steps"),
-    ("ascendrun_job_epoch", "Epochs done", "progress.epoch"),
-    ("ascendrun_job_loss", "Latest loss; NaN where the program reports it", "progress.loss"),
-    ("ascendrun_job_tokens_per_second", "Tokens per second, as reported by the program", "progress.tokens_per_s"),
-    ("ascendrun_job_mfu_ratio", "Model FLOPS utilisation from 0 to 1", "progress.mfu"),
-    ("ascendrun_job_step_seconds", "Median time of a step over all ranks", "progress.step_s"),
-    ("ascendrun_job_slowest_ratio", "Step time of the slowest rank divided by the median of the others", "slower_by"),
+    *table_rows(Progress, "ascendrun_job_", "progress"),
+    (
+        "ascendrun_job_slowest_ratio",
+        "Step time of the slowest rank divided by the median of the others",
+        lambda row: row.slower_by,
+    ),
     ("ascendrun_job_stragglers", "Stragglers", lambda row: float(len(row.stragglers))),
-    ("ascendrun_job_started_timestamp_seconds", "Time at which the job started running", "job.started_at_s"),
+    (
+        "ascendrun_job_started_timestamp_seconds",
+        "Time at which the job started running",
+        lambda row: row.job.started_at_s,
+    ),
 )
-HOST_ROWS: tuple[Row, ...] = (
-    ("ascendrun_host_cpu_percent", "Use of all cores of a host", "metrics.cpu"),
-    ("ascendrun_host_load1", "Load of a host over a minute", "metrics.load1"),
-    ("ascendrun_host_memory_used_bytes", "A host's memory in use", "metrics.memory_used_bytes"),
-    ("ascendrun_host_memory_total_bytes", "Total memory of a host", "metrics.memory_total_bytes"),
-    ("ascendrun_host_disk_free_bytes", "Free space on the file system of ascendrun", "metrics.disk_free_bytes"),
-    ("ascendrun_host_network_receive_bytes_per_second", "Received by a host", "metrics.net_rx_bytes_s"),
-    ("ascendrun_host_network_transmit_bytes_per_second", "Sent by a host", "metrics.net_tx_bytes_s"),
-)
-HOST_AGE: tuple[Row, ...] = (("ascendrun_host_sample_age_seconds", "Age of the latest host sample", "age_s"),)
+HOST_ROWS: tuple[Row, ...] = tuple(table_rows(HostSample, "ascendrun_", "metrics"))
+HOST_AGE: Row = ("ascendrun_host_sample_age_seconds", "Age of the latest host sample", lambda host: host.age_s)
 
 
 Labelled = Sequence[tuple[tuple[str, ...], DeviceDetail]]
@@ -204,7 +177,7 @@ def make_families(view: TopView, *, states: Mapping[str, int], details: Sequence
         ),
         *_machines(npus),
         *_families(DEVICE_ROWS, DEVICE_LABELS, [(_device_labels(row), row) for row in measured]),
-        *_families(DEVICE_AGE, DEVICE_LABELS, [(_device_labels(row), row) for row in devices]),
+        *_families((DEVICE_AGE,), DEVICE_LABELS, [(_device_labels(row), row) for row in devices]),
         *_families(RANK_ROWS, RANK_LABELS, [(_rank_labels(row), row) for row in ranks]),
         _rank_devices(ranks),
         *_families(JOB_ROWS, JOB_LABELS, [((row.job.id, row.job.name), row) for row in view.jobs]),
@@ -242,7 +215,7 @@ def detail_families(labels: Sequence[str], details: Labelled) -> Iterator[Metric
 
 def _hosts(hosts: Sequence[HostRow]) -> Iterator[Metric]:
     yield from _families(HOST_ROWS, ("host",), [((host.host,), host) for host in hosts if _is_fresh(host)])
-    yield from _families(HOST_AGE, ("host",), [((host.host,), host) for host in hosts])
+    yield from _families((HOST_AGE,), ("host",), [((host.host,), host) for host in hosts])
     yield _gauge(
         "ascendrun_host_has_data",
         "1: there is recent data of the host, 0: there is none",
@@ -279,8 +252,7 @@ def _gauge(name: str, description: str, labels: Sequence[str], values: Iterable[
 def _families(
     rows: Sequence[Row], labels: Sequence[str], items: Sequence[tuple[Sequence[str], Any]]
 ) -> Iterator[Metric]:
-    for name, description, value_of in rows:
-        read = _scaled(value_of) if isinstance(value_of, str) else value_of
+    for name, description, read in rows:
         known = ((given, read(item)) for given, item in items)
         yield _gauge(name, description, labels, ((given, value) for given, value in known if value is not None))
 
@@ -290,16 +262,16 @@ def _machines(npus: Sequence[TopRow]) -> Iterator[Metric]:
     here: dict[str, list[TopRow]] = {}
     for row in npus:
         here.setdefault(row.host, []).append(row)
-    counts: tuple[tuple[str, str, Callable[[TopRow], bool]], ...] = (
-        ("machine_npu_nums", "NPUs of the host", lambda row: True),
-        ("machine_healthy_npu_nums", "NPUs of the host that are OK", lambda row: _health(row) == 1.0),
-        ("machine_unhealthy_npu_nums", "NPUs of the host that are not OK", lambda row: _health(row) == 0.0),
-        ("machine_unknown_npu_nums", "NPUs of the host whose health is not known", lambda row: _health(row) is None),
+    every: Collection[float | None] = (1.0, 0.0, None)
+    counts: tuple[tuple[str, str, Collection[float | None]], ...] = (
+        ("machine_npu_nums", "NPUs of the host", every),
+        ("machine_healthy_npu_nums", "NPUs of the host that are OK", (1.0,)),
+        ("machine_unhealthy_npu_nums", "NPUs of the host that are not OK", (0.0,)),
+        ("machine_unknown_npu_nums", "NPUs of the host whose health is not known", (None,)),
     )
-    for name, description, is_one in counts:
-        yield _gauge(
-            name, description, ("host",), [((host,), float(sum(map(is_one, rows)))) for host, rows in here.items()]
-        )
+    for name, description, states in counts:
+        numbers = {host: sum(as_number(row.metrics.health) in states for row in rows) for host, rows in here.items()}
+        yield _gauge(name, description, ("host",), [((host,), float(number)) for host, number in numbers.items()])
 
 
 def _rank_devices(ranks: Sequence[TopRow]) -> Metric:

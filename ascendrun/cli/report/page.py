@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Callable
 from ascendrun import __version__, text
 from ascendrun.cli.output import describe_attempt_failure, describe_memory, describe_seconds
 from ascendrun.cli.sanitise import headline, sanitise_line
+from ascendrun.core.measurement import metrics_of
+from ascendrun.core.samples import DeviceSample, HostSample
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
@@ -109,11 +111,8 @@ CHART_TITLES: Mapping[str, Text] = {
     "tokens_per_s": Text("report.chart-tokens-per-s", "Tokens/s"),
     "samples_per_s": Text("report.chart-samples-per-s", "Samples/s"),
     "mfu": Text("report.chart-mfu", "MFU, %"),
-    "utilisation": Text("report.chart-utilisation", "Device utilisation, %"),
-    "power_w": Text("report.chart-power-w", "Power per device, W"),
-    "temperature_c": Text("report.chart-temperature-c", "Device temperature, °C"),
-    "frequency_mhz": Text("report.chart-frequency-mhz", "Device clock, MHz"),
-    "host_cpu": Text("report.chart-host-cpu", "Host CPU, %"),
+    **{name: row.chart for name, row in metrics_of(DeviceSample).items() if row.chart is not None},
+    **{f"host_{name}": row.chart for name, row in metrics_of(HostSample).items() if row.chart is not None},
 }
 LINE_NAMES: Mapping[str, Text] = {
     "": Text("report.line-value", "value"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
+
+from ascendrun.text import Text
 
 GIB = 1024.0**3
 BARS = "▁▂▃▄▅▆▇█"
@@ -44,14 +47,45 @@ def relative(ratio: float | None) -> str:
 
 
 def memory(value: float | None) -> str:
-    """Return the memory of a process: 9.1G, 812M."""
+    """Return an amount of memory: 9.1G, 812M."""
     if value is None:
         return "-"
-    return f"{value / GIB:.1f}G" if value >= GIB else f"{value / 1024**2:.0f}M"
+    if value < GIB:
+        return f"{value / 1024**2:.0f}M"
+    return f"{value / GIB:.1f}G" if value < 100 * GIB else f"{value / GIB:.0f}G"
 
 
-def megabytes(value: float | None) -> str:
-    return number(value, scale=1e6)
+def describe(value: Any, unit: str) -> str:
+    """Return the value of a metric in its unit; "-" for unknown."""
+    if isinstance(value, bool):
+        return str(LINK_UP if value else LINK_DOWN)
+    if isinstance(value, str):
+        return value
+    return FORMATS[unit](value) if unit in FORMATS else number(value) if isinstance(value, int) else short(value)
+
+
+def describe_pair(value: float | None, beside: float | None, unit: str) -> str:
+    """Return used/total, sent/received, done/all."""
+    if unit == "bytes":
+        return gib(value, beside)
+    if unit == "bytes/s":
+        return "-" if value is None and beside is None else f"{describe(value, unit)}/{describe(beside, unit)}"
+    return describe(value, unit) if beside is None else f"{describe(value, unit)}/{describe(beside, unit)}"
+
+
+LINK_UP, LINK_DOWN = Text("top.link-up", "up"), Text("top.link-down", "DOWN")
+FORMATS: Mapping[str, Callable[..., str]] = {
+    "%": percent,
+    "ratio": lambda value: percent(None if value is None else value * 100),
+    "W": lambda value: number(value, "W"),
+    "°C": lambda value: number(value, "C"),
+    "MHz": number,
+    "s": seconds,
+    "processes": lambda value: number(value, digits=1),
+    "bytes": memory,
+    "bytes/s": lambda value: number(value, scale=1e6),
+}
+"""By unit; other units as short numbers."""
 
 
 def sparkline(values: Sequence[float | None], *, low: float | None = None, high: float | None = None) -> str:

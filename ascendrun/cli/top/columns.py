@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Union
 
 from ascendrun.cli.output import describe_seconds, width_of
 from ascendrun.cli.sanitise import sanitise_line
-from ascendrun.cli.top.cells import GIB, gib, megabytes, memory, number, percent, relative, seconds, short
-from ascendrun.core.samples import DeviceSample
+from ascendrun.cli.top.cells import LINK_DOWN, describe, describe_pair, number, relative
+from ascendrun.core.measurement import Metric, metrics_of
+from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.health.top.rows import HostLine, IdleHosts
-from ascendrun.health.top.view import JobRow, TopRow
+from ascendrun.health.top.view import JobRow, Progress, TopRow
 from ascendrun.text import Text
 
 GAP = 2
@@ -20,7 +22,6 @@ NARROW, NOTE_WIDTH, NOTE_WIDTH_NARROW = 100, 24, 8
 USUAL_WEIGHT = 25
 """In a pipe, without a known width, columns of less weight are shown only with -o wide."""
 Line = Union[TopRow, IdleHosts]
-LINK_UP, LINK_DOWN = Text("top.link-up", "up"), Text("top.link-down", "DOWN")
 CAUSES: Mapping[str, Text] = {
     "frequency": Text("top.cause-frequency", "low clock"),
     "temperature": Text("top.cause-temperature", "hot"),
@@ -47,13 +48,6 @@ class TopColumn:
     of_device: bool = False
 
 
-def _range(pair: tuple[float, float] | None, unit: str) -> str:
-    if pair is None:
-        return "-"
-    low, high = f"{pair[0]:.0f}", f"{pair[1]:.0f}"
-    return f"{low}{unit}" if low == high else f"{low}-{high}{unit}"
-
-
 def _span(numbers: Sequence[int]) -> str:
     from ascendrun.text.format import fold_numbers
 
@@ -74,42 +68,113 @@ def _device(line: Line) -> str:
     return "-" if line.device is None else str(line.device)
 
 
-def _util(line: Line) -> str:
-    return _range(line.utilisation, "%") if isinstance(line, IdleHosts) else percent(line.metrics.utilisation)
-
-
-def _mem(line: Line) -> str:
-    if isinstance(line, IdleHosts):
-        return gib(None if line.memory_used_bytes is None else line.memory_used_bytes[1], line.memory_total_bytes)
-    return gib(line.metrics.memory_used_bytes, line.metrics.memory_total_bytes)
-
-
-def _power(line: Line) -> str:
-    return _range(line.power_w, "W") if isinstance(line, IdleHosts) else number(line.metrics.power_w, "W")
-
-
-def _temp(line: Line) -> str:
-    return _range(line.temperature_c, "C") if isinstance(line, IdleHosts) else number(line.metrics.temperature_c, "C")
-
-
-def _health(line: Line) -> str:
-    return "OK" if isinstance(line, IdleHosts) else line.metrics.health or "-"
-
-
-def _link(line: Line) -> str:
-    link_up = line.link_up if isinstance(line, IdleHosts) else line.metrics.link_up
-    if link_up is None:
-        return "-"
-    return str(LINK_UP if link_up else LINK_DOWN)
-
-
 def _of_row(show: Callable[[TopRow], str]) -> Callable[[Line], str]:
     """Return a cell that is empty for folded idle hosts."""
     return lambda line: "" if isinstance(line, IdleHosts) else show(line)
 
 
-_chip = _of_row(lambda row: row.metrics.name or "-")
-_frequency = _of_row(lambda row: number(row.metrics.frequency_mhz))
+# ---------------------------------------------------------------- columns of metrics
+
+
+def metric_columns(kind: type[Any], path: str, *, of_device: bool = False) -> Iterator[TopColumn]:
+    """Yield the columns of a kind of metrics. `path`: of the sample in a row."""
+    sample_of = attrgetter(path)
+
+    def cell(name: str, row: Metric) -> Callable[[Line], str]:
+        def show(line: Line) -> str:
+            if isinstance(line, IdleHosts):
+                return _range(line.samples, name, row) if of_device else ""
+            return describe_metric(sample_of(line), name, row if of_device else row._replace(beside=None))
+
+        return show
+
+    for name, row in metrics_of(kind).items():
+        if row.column is not None:
+            column = row.column
+            yield TopColumn(column.key, column.title, cell(name, row), column.weight, column.is_right, of_device)
+
+
+def describe_metric(sample: Any, name: str, row: Metric) -> str:
+    """Return the value of a metric with the one that is shown beside it; "-" for unknown."""
+    value = getattr(sample, name)
+    return (
+        describe(value, row.unit) if row.beside is None else describe_pair(value, getattr(sample, row.beside), row.unit)
+    )
+
+
+def _range(samples: Sequence[Any], name: str, row: Metric) -> str:
+    """Return the values of several devices: 92-99W."""
+    values = [value for value in (getattr(sample, name) for sample in samples) if value is not None]
+    if not values:
+        return "-"
+    if row.beside is not None:
+        return describe_metric(max(samples, key=lambda sample: getattr(sample, name) or 0), name, row)
+    low, high = describe(min(values), row.unit), describe(max(values), row.unit)
+    return low if low == high else f"{low.rstrip('%CW')}-{high}"
+
+
+def host_columns(*kinds: type[Any]) -> Iterator[TopColumn]:
+    """Yield the columns of hosts: metrics of their devices, folded, and their own."""
+
+    def folded(name: str, row: Metric, fold: str) -> Callable[[HostLine], str]:
+        return lambda line: FOLDS[fold](line, name, row)
+
+    def own(name: str, row: Metric) -> Callable[[HostLine], str]:
+        return lambda line: describe_metric(line.itself.metrics, name, row)
+
+    for name, row in (item for kind in kinds for item in metrics_of(kind).items()):
+        if row.host_column is not None:
+            key, title, weight, fold, is_right = row.host_column
+            cell = own(name, row) if fold is None else folded(name, row, fold)
+            yield TopColumn(key, title, cell, weight, is_right, of_device=fold is not None)
+
+
+def _samples_of(line: HostLine) -> list[DeviceSample]:
+    """Return one sample per device, however many ranks share it."""
+    return [row.metrics for row in {row.device: row for row in line.rows}.values()]
+
+
+def _known(line: HostLine, name: str) -> list[Any]:
+    return [value for value in (getattr(sample, name) for sample in _samples_of(line)) if value is not None]
+
+
+def _each(line: HostLine, name: str, row: Metric) -> str:
+    if not _has_device(line):
+        return "-"
+    values = (getattr(sample, name) for sample in _samples_of(line))
+    return " ".join("  -" if value is None else f"{value:3.0f}" for value in values)
+
+
+def _sum(line: HostLine, name: str, row: Metric) -> str:
+    def total(each: str) -> Any:
+        values = _known(line, each)
+        return sum(values) if values else None
+
+    if row.beside is None:
+        return describe(total(name), row.unit)
+    return describe_pair(total(name), total(row.beside), row.unit)
+
+
+def _worst(line: HostLine, name: str, row: Metric) -> str:
+    known = set(_known(line, name))
+    return ",".join(sorted(known - {"OK"})) or ("OK" if known else "-")
+
+
+def _down(line: HostLine, name: str, row: Metric) -> str:
+    down = [row.device for row in line.rows if getattr(row.metrics, name) is False and row.device is not None]
+    if down:
+        return f"{LINK_DOWN} {_span(down)}"
+    return describe(True if any(_known(line, name)) else None, "")
+
+
+FOLDS: Mapping[str, Callable[[HostLine, str, Metric], str]] = {
+    "each": _each,
+    "sum": _sum,
+    "max": lambda line, name, row: describe(max(_known(line, name), default=None), row.unit),
+    "worst": _worst,
+    "down": _down,
+}
+"""How the values of a host's devices become one cell."""
 
 
 def note(line: Line) -> str:
@@ -145,38 +210,16 @@ def _age(line: Line) -> str:
     return describe_seconds(line.rank_age_s if line.rank_age_s is not None else line.metrics_age_s)
 
 
-def _ratio(value: float | None) -> str:
-    return percent(None if value is None else value * 100)
-
-
-def _traffic(row: TopRow) -> str:
-    sent, received = row.metrics.link_tx_bytes_s, row.metrics.link_rx_bytes_s
-    return "-" if sent is None and received is None else f"{megabytes(sent)}/{megabytes(received)}"
-
-
 ROW_COLUMNS: tuple[TopColumn, ...] = (
     TopColumn("host", Text("top.column-host", "HOST"), host_cell, 99, is_right=False),
     TopColumn("device", Text("top.column-device", "DEV"), _device, 98, of_device=True),
-    TopColumn("chip", Text("top.column-chip", "CHIP"), _chip, 0, is_right=False, of_device=True),
-    TopColumn("util", Text("top.column-util", "UTIL"), _util, 97, of_device=True),
-    TopColumn("mem", Text("top.column-mem", "MEM GiB"), _mem, 80, of_device=True),
-    TopColumn("power", Text("top.column-power", "POWER"), _power, 55, of_device=True),
-    TopColumn("temp", Text("top.column-temp", "TEMP"), _temp, 66, of_device=True),
-    TopColumn("freq", Text("top.column-freq", "MHz"), _frequency, 20, of_device=True),
-    TopColumn("health", Text("top.column-health", "HEALTH"), _health, 75, is_right=False, of_device=True),
-    TopColumn("link", Text("top.column-link", "LINK"), _link, 50, is_right=False, of_device=True),
+    *metric_columns(DeviceSample, "metrics", of_device=True),
     TopColumn("job", Text("top.column-job", "JOB"), _of_row(lambda row: row.job or "-"), 85, is_right=False),
     TopColumn("name", Text("top.column-name", "NAME"), _of_row(lambda row: row.job_name or "-"), 15, is_right=False),
     TopColumn("rank", "RANK", _of_row(lambda row: number(row.rank)), 90),
-    TopColumn("step", Text("top.column-step", "STEP"), _of_row(lambda row: number(row.progress.step)), 58),
-    TopColumn("step_s", Text("top.column-step-s", "S/STEP"), _of_row(lambda row: seconds(row.progress.step_s)), 64),
+    *metric_columns(Progress, "progress"),
     TopColumn("relative", Text("top.column-relative", "REL"), _of_row(lambda row: relative(row.slower_by)), 70),
-    TopColumn("loss", "LOSS", _of_row(lambda row: short(row.progress.loss)), 30),
-    TopColumn("tokens", "TOK/S", _of_row(lambda row: short(row.progress.tokens_per_s)), 25),
-    TopColumn("mfu", "MFU", _of_row(lambda row: _ratio(row.progress.mfu)), 28),
-    TopColumn("cpu", "CPU", _of_row(lambda row: percent(row.cpu)), 35),
-    TopColumn("rss", Text("top.column-rss", "RSS"), _of_row(lambda row: memory(row.rss_bytes)), 32),
-    TopColumn("traffic", Text("top.column-traffic", "TX/RX MB/s"), _of_row(_traffic), 0, of_device=True),
+    *metric_columns(RankSample, "rank_metrics"),
     TopColumn("pid", "PID", _of_row(lambda row: number(row.pid)), 10),
     TopColumn("age", Text("top.column-age", "AGE"), _age, 40),
     TopColumn("note", Text("top.column-note", "NOTE"), note, 72, is_right=False),
@@ -184,51 +227,6 @@ ROW_COLUMNS: tuple[TopColumn, ...] = (
 
 
 # ---------------------------------------------------------------- one line per host
-
-
-def _each(line: HostLine, show: Callable[[DeviceSample], float | None]) -> list[float]:
-    """Return the known values, one per device, however many ranks share it."""
-    return [value for value in _each_or_none(line, show) if value is not None]
-
-
-def _each_or_none(line: HostLine, show: Callable[[DeviceSample], float | None]) -> list[float | None]:
-    return [show(row.metrics) for row in {row.device: row for row in line.rows}.values()]
-
-
-def _utils(line: HostLine) -> str:
-    if not _has_device(line):
-        return "-"
-    values = _each_or_none(line, lambda sample: sample.utilisation)
-    return " ".join("  -" if value is None else f"{value:3.0f}" for value in values)
-
-
-def _maximum_temperature(line: HostLine) -> str:
-    return number(max(_each(line, lambda sample: sample.temperature_c), default=None), "C")
-
-
-def _sum_power(line: HostLine) -> str:
-    return number(_sum(_each(line, lambda sample: sample.power_w)), "W")
-
-
-def _sum(values: Sequence[float]) -> float | None:
-    return sum(values) if values else None
-
-
-def _memory_of_host(line: HostLine) -> str:
-    used = _each(line, lambda sample: sample.memory_used_bytes)
-    return gib(_sum(used), _sum(_each(line, lambda sample: sample.memory_total_bytes)))
-
-
-def _worst_health(line: HostLine) -> str:
-    known = {row.metrics.health for row in line.rows if row.metrics.health is not None}
-    return ",".join(sorted(known - {"OK"})) or ("OK" if known else "-")
-
-
-def _link_of_host(line: HostLine) -> str:
-    down = [row.device for row in line.rows if row.metrics.link_up is False and row.device is not None]
-    if down:
-        return f"{LINK_DOWN} {_span(down)}"
-    return str(LINK_UP) if any(row.metrics.link_up for row in line.rows) else "-"
 
 
 def _jobs_of_host(line: HostLine) -> str:
@@ -248,29 +246,13 @@ def _notes_of_host(line: HostLine) -> str:
     return ", ".join(dict.fromkeys(text for text in (note(row) for row in line.rows) if text))
 
 
-def _disk_of_host(line: HostLine) -> str:
-    return number(line.itself.metrics.disk_free_bytes, "G", scale=GIB)
-
-
-def _host_memory(line: HostLine) -> str:
-    return gib(line.itself.metrics.memory_used_bytes, line.itself.metrics.memory_total_bytes)
-
-
 HOST_COLUMNS: tuple[TopColumn, ...] = (
     TopColumn("host", Text("top.column-host", "HOST"), lambda line: line.host, 99, is_right=False),
-    TopColumn("utils", Text("top.column-utils", "UTIL PER DEVICE"), _utils, 97, is_right=False, of_device=True),
-    TopColumn("mem", Text("top.column-mem", "MEM GiB"), _memory_of_host, 60, of_device=True),
-    TopColumn("power", Text("top.column-power", "POWER"), _sum_power, 50, of_device=True),
-    TopColumn("hottest", Text("top.column-hottest", "TEMP"), _maximum_temperature, 70, of_device=True),
-    TopColumn("health", Text("top.column-health", "HEALTH"), _worst_health, 80, is_right=False, of_device=True),
-    TopColumn("link", Text("top.column-link", "LINK"), _link_of_host, 55, is_right=False, of_device=True),
+    *host_columns(DeviceSample),
     TopColumn("job", Text("top.column-job", "JOB"), _jobs_of_host, 85, is_right=False),
     TopColumn("ranks", Text("top.column-ranks", "RANKS"), _ranks_of_host, 65, is_right=False),
     TopColumn("relative", Text("top.column-relative", "REL"), _slowest_of_host, 75),
-    TopColumn("cpu", "CPU", lambda line: percent(line.itself.metrics.cpu), 58),
-    TopColumn("load", Text("top.column-load", "LOAD"), lambda line: number(line.itself.metrics.load1, digits=1), 30),
-    TopColumn("rss", Text("top.column-rss", "RSS"), _host_memory, 57),
-    TopColumn("disk", Text("top.column-disk", "DISK"), _disk_of_host, 28),
+    *host_columns(HostSample),
     TopColumn("note", Text("top.column-note", "NOTE"), _notes_of_host, 72, is_right=False),
 )
 
@@ -278,11 +260,8 @@ HOST_COLUMNS: tuple[TopColumn, ...] = (
 # ---------------------------------------------------------------- one line per job
 
 
-def _step_of(row: JobRow) -> str:
-    step, total = row.progress.step, row.progress.total_steps
-    if step is None:
-        return "-"
-    return str(step) if total is None else f"{step}/{total}"
+def _of_job(name: str, metric: Metric) -> Callable[[JobRow], str]:
+    return lambda row: describe_metric(row.progress, name, metric)
 
 
 def _slowest(row: JobRow) -> str:
@@ -310,11 +289,11 @@ JOB_COLUMNS: tuple[TopColumn, ...] = (
     TopColumn("state", Text("top.column-state", "STATE"), lambda row: row.job.state, 98, is_right=False),
     TopColumn("nodes", Text("top.column-nodes", "NODES"), _nodes, 40, is_right=False),
     TopColumn("ranks", Text("top.column-ranks", "RANKS"), lambda row: str(row.job.world_size or "-"), 50),
-    TopColumn("step", Text("top.column-step", "STEP"), _step_of, 90),
-    TopColumn("loss", "LOSS", lambda row: short(row.progress.loss), 70),
-    TopColumn("step_s", Text("top.column-step-s", "S/STEP"), lambda row: seconds(row.progress.step_s), 75),
-    TopColumn("tokens", "TOK/S", lambda row: short(row.progress.tokens_per_s), 65),
-    TopColumn("mfu", "MFU", lambda row: _ratio(row.progress.mfu), 60),
+    *(
+        TopColumn(row.column.key, row.column.title, _of_job(name, row), row.column.job_weight)
+        for name, row in metrics_of(Progress).items()
+        if row.column is not None and row.column.job_weight
+    ),
     TopColumn("slowest", Text("top.column-slowest", "SLOWEST"), _slowest, 85, is_right=False),
     TopColumn("note", Text("top.column-note", "NOTE"), _reason, 84, is_right=False),
 )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ascendrun.cli.output import describe_memory, describe_seconds, width_of
-from ascendrun.cli.top.cells import gib, in_buckets, megabytes, number, percent, relative, seconds, short, sparkline
-from ascendrun.cli.top.columns import LINK_DOWN, LINK_UP, external, lay, note
+from ascendrun.cli.output import describe_seconds, width_of
+from ascendrun.cli.top.cells import LINK_DOWN, LINK_UP, in_buckets, number, relative, sparkline
+from ascendrun.cli.top.columns import describe_metric, external, lay, note
 from ascendrun.cli.top.screens import LiveScreen, LogScreen
+from ascendrun.core.measurement import metrics_of
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
-from ascendrun.health.top.view import HostRow, TopRow, TopView
+from ascendrun.health.top.view import HostRow, Progress, TopRow, TopView
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -19,24 +20,7 @@ if TYPE_CHECKING:
 
 SPANS = ((600.0, "10m"), (3600.0, "1h"), (6 * 3600.0, "6h"), (86400.0, "24h"), (7 * 86400.0, "7d"))
 NAME_WIDTH, VALUE_WIDTH = 14, 16
-DEVICE = Text("top.device", "device")
-METRICS: Mapping[str, Text | str] = {
-    "util": Text("top.metric-util", "utilisation"),
-    "mem": Text("top.metric-mem", "memory GiB"),
-    "power": Text("top.metric-power", "power"),
-    "temp": Text("top.metric-temp", "temperature"),
-    "freq": Text("top.metric-freq", "clock MHz"),
-    "traffic": Text("top.metric-traffic", "tx/rx MB/s"),
-    "cpu": "CPU",
-    "rss": Text("top.metric-rss", "memory"),
-    "step": Text("top.metric-step", "step"),
-    "loss": "loss",
-    "tokens": "tokens/s",
-    "step_s": Text("top.metric-step-s", "s/step"),
-    "load": Text("top.metric-load", "load"),
-    "memory": Text("top.metric-memory", "memory GiB"),
-    "disk": Text("top.metric-disk", "disk free"),
-}
+DEVICE, RELATIVE = Text("top.device", "device"), Text("top.metric-relative", "relative")
 
 
 class DetailScreen(LiveScreen):
@@ -99,7 +83,15 @@ class DetailPage:
     def lines(
         self, devices: tuple[DeviceSample, ...], hosts: tuple[HostSample, ...], ranks: tuple[RankSample, ...]
     ) -> list[str]:
-        return [*self._who(), "", *self._device(devices), *self._rank(ranks), *self._of_host(hosts)]
+        row, host = self._row, self._host
+        lines = [*self._who(), ""]
+        if row.device is not None:
+            lines += [self._head(DEVICE), *self.metric_lines(DeviceSample, row.metrics, devices), ""]
+        if row.rank is not None:
+            lines += [self._head("rank"), *self._of_rank(ranks), ""]
+        if host is not None:
+            lines += [self._head(Text("top.host", "host")), *self.metric_lines(HostSample, host.metrics, hosts)]
+        return lines
 
     def _who(self) -> list[str]:
         row, now = self._row, self._row.metrics
@@ -122,62 +114,32 @@ class DetailPage:
         problems = note(row)
         return [*lines, f"! {problems}"] if problems else lines
 
-    def _device(self, series: tuple[DeviceSample, ...]) -> list[str]:
-        if self._row.device is None:
-            return []
-        now = self._row.metrics
-        total = now.memory_total_bytes
-        traffic = f"{megabytes(now.link_tx_bytes_s)}/{megabytes(now.link_rx_bytes_s)}"
-        return [
-            self._head(DEVICE),
-            self._line("util", percent(now.utilisation), series, "utilisation", 0, 100),
-            self._line("mem", gib(now.memory_used_bytes, total), series, "memory_used_bytes", 0, total),
-            self._line("power", number(now.power_w, " W"), series, "power_w", 0),
-            self._line("temp", number(now.temperature_c, " C"), series, "temperature_c"),
-            self._line("freq", number(now.frequency_mhz), series, "frequency_mhz"),
-            self._line("traffic", traffic, series, "link_tx_bytes_s", 0),
-            "",
-        ]
+    def _of_rank(self, series: tuple[RankSample, ...]) -> list[str]:
+        row = self._row
+        lines = self.metric_lines(RankSample, row.rank_metrics, series)
+        return [*lines, *self.metric_lines(Progress, row.progress), self._plain(RELATIVE, relative(row.slower_by))]
 
-    def _rank(self, series: tuple[RankSample, ...]) -> list[str]:
-        row, progress = self._row, self._row.progress
-        if row.rank is None:
-            return []
-        return [
-            self._head("rank"),
-            self._line("cpu", percent(row.cpu), series, "cpu", 0),
-            self._line("rss", describe_memory(row.rss_bytes), series, "rss_bytes", 0),
-            self._plain("step", number(progress.step)),
-            self._plain("loss", short(progress.loss)),
-            self._plain("tokens", short(progress.tokens_per_s)),
-            self._plain("step_s", f"{seconds(progress.step_s)}  ({relative(row.slower_by)})"),
-            "",
-        ]
-
-    def _of_host(self, series: tuple[HostSample, ...]) -> list[str]:
-        if self._host is None:
-            return []
-        now = self._host.metrics
-        used = gib(now.memory_used_bytes, now.memory_total_bytes)
-        net = f"{megabytes(now.net_tx_bytes_s)}/{megabytes(now.net_rx_bytes_s)}"
-        return [
-            self._head(Text("top.host", "host")),
-            self._line("cpu", percent(now.cpu), series, "cpu", 0, 100),
-            self._line("load", number(now.load1, digits=1), series, "load1", 0),
-            self._line("memory", used, series, "memory_used_bytes", 0, now.memory_total_bytes),
-            self._line("traffic", net, series, "net_rx_bytes_s", 0),
-            self._plain("disk", describe_memory(now.disk_free_bytes)),
-        ]
+    def metric_lines(self, kind: type[Any], now: Any, series: tuple[Any, ...] = ()) -> list[str]:
+        """Return a line for each metric of the page, with its history if there is a series."""
+        lines = []
+        for name, row in metrics_of(kind).items():
+            if row.detail is not None:
+                line = self._plain(row.detail, describe_metric(now, name, row))
+                low, high = row.scale
+                if high is None and row.beside is not None and row.unit == "bytes":
+                    high = getattr(now, row.beside)
+                lines.append(f"{line}  {self._history(series, name, low, high)}".rstrip())
+        return lines
 
     def _head(self, name: Text | str) -> str:
         space = " " * max(1, NAME_WIDTH + VALUE_WIDTH - width_of(str(name)) + 2)
         return f"{name}{space}{Text('top.last-span', 'last {span}', span=self._span)}"
 
-    def _plain(self, name: str, value: str) -> str:
-        return f"{lay(str(METRICS[name]), NAME_WIDTH, is_right=False)}{lay(value, VALUE_WIDTH, is_right=True)}"
+    def _plain(self, name: Text | str, value: str) -> str:
+        return f"{lay(str(name), NAME_WIDTH, is_right=False)}{lay(value, VALUE_WIDTH, is_right=True)}"
 
-    def _line(self, name: str, value: str, series: tuple[Any, ...], metric: str, *limits: float | None) -> str:
-        """Return a line. `limits`: lowest and highest value of the scale; missing or None: of the values themselves."""
-        points = [(sample.at_s, getattr(sample, metric)) for sample in series]
+    def _history(self, series: tuple[Any, ...], name: str, low: float | None, high: float | None) -> str:
+        """Return a sparkline; `low`, `high`: of its scale, None: of the values themselves."""
+        points = [(sample.at_s, getattr(sample, name)) for sample in series]
         buckets = in_buckets(points, since_s=self._since_s, until_s=self._until_s, count=self._bars)
-        return f"{self._plain(name, value)}  {sparkline(buckets, **dict(zip(('low', 'high'), limits)))}".rstrip()
+        return sparkline(buckets, low=low, high=high)

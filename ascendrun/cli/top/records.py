@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ascendrun.core.measurement import metrics_of
 from ascendrun.core.records import as_record
+from ascendrun.core.samples import RankSample
 from ascendrun.health.top.view import HostRow, JobRow, TopRow, TopView
 
 _NOT_OF_DEVICE = ("at", "host", "device", "device_type", "name", "pids", "source")
@@ -24,7 +26,8 @@ def row_record(row: TopRow) -> dict[str, Any]:
         "chip": row.metrics.name,
         **_without(as_record(row.metrics), _NOT_OF_DEVICE),
     }
-    return _flat(row, sample=measured, progress=_without(as_record(row.progress), _NOT_OF_RANK))
+    of_rank = {name: getattr(row.rank_metrics, name) for name, one in metrics_of(RankSample).items() if one.column}
+    return _flat(row, sample=measured, rank_sample=of_rank, progress=_without(as_record(row.progress), _NOT_OF_RANK))
 
 
 def host_record(row: HostRow) -> dict[str, Any]:

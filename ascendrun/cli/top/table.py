@@ -33,7 +33,7 @@ def hidden_keys(actions: Mapping[str, str]) -> list[BindingType]:
 
 def key_of(line: Any) -> tuple[object, ...]:
     if isinstance(line, IdleHosts):
-        return ("idle", line.chip, line.devices)
+        return ("idle", line.samples[0].name, line.devices)
     if isinstance(line, HostLine):
         return ("host", line.host)
     return (line.host, line.device, line.job, line.rank)

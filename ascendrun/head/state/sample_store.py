@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.sample_rollup import IDENTITY, mean_of, metrics_of, peak_of
+from ascendrun.core.measurement import metrics_of
+from ascendrun.core.sample_rollup import mean_of, peak_of
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, Newest, RankSample, RawText, Sample
 from ascendrun.head.state.database import Database, immediate
 from ascendrun.node.sampler.sample import GENERATIONS
@@ -29,8 +30,7 @@ SUMMED_AT_ONCE = 2
 SWEPT_AT_ONCE = 200
 """Series that one step of deletion checks."""
 
-_KINDS: Mapping[str, type[Any]] = {"device": DeviceSample, "host": HostSample, "rank": RankSample}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
+KINDS: Mapping[str, type[Any]] = {"device": DeviceSample, "host": HostSample, "rank": RankSample}
 _EVER_S = float("inf")
 
 # Tables
@@ -51,20 +51,15 @@ class Level:
 RAW, MINUTE, TEN_MINUTES = Level("raw", 0, 7200.0), Level("minute", 60, 7 * 86400.0), Level("ten", 600, 90 * 86400.0)
 LEVELS = (RAW, MINUTE, TEN_MINUTES)
 
-_DEVICE = """name, utilisation, memory_used_bytes, memory_total_bytes, power_w, temperature_c, frequency_mhz, health,
-    link_up, link_downs, link_tx_bytes_s, link_rx_bytes_s, ecc_errors, pids, source"""
-_HOST = """cpu, load1, memory_used_bytes, memory_total_bytes, disk_free_bytes, disk_read_bytes_s, disk_write_bytes_s,
-    net_rx_bytes_s, net_tx_bytes_s"""
-_RANK = "pid, device, cpu, rss_bytes, read_bytes_s, write_bytes_s, threads, state"
-
+TABLES = ("raw", "minute", "minute_peak", "ten", "ten_peak")
 
 _DETAILS = "details (thing INTEGER PRIMARY KEY, at_s REAL NOT NULL, text TEXT NOT NULL)"
 MIGRATIONS: tuple[str, ...] = (
     "".join(
-        f"CREATE TABLE {kind}_{level} (thing INTEGER NOT NULL, at_s REAL NOT NULL, {columns},"
+        f"CREATE TABLE {kind}_{table} (thing INTEGER NOT NULL, at_s REAL NOT NULL, {', '.join(metrics_of(sample))},"
         " PRIMARY KEY (thing, at_s)) WITHOUT ROWID;"
-        for kind, columns in (("device", _DEVICE), ("host", _HOST), ("rank", _RANK))
-        for level in ("raw", "minute", "minute_peak", "ten", "ten_peak")
+        for kind, sample in KINDS.items()
+        for table in TABLES
     )
     + """
     CREATE TABLE things (
@@ -102,11 +97,35 @@ class SampleStore(Database):
     MIGRATIONS = MIGRATIONS
     BUSY_S = 5.0
     SYNCHRONOUS = "NORMAL"
+    KINDS = KINDS
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         super().__init__(connection, path)
         self._ids: dict[tuple[Any, ...], int] = {}
         self._swept = 0
+        self._names = {kind: name for name, kind in self.KINDS.items()}
+        self._columns: dict[str, tuple[str, ...]] = {}
+
+    def _prepare(self) -> None:
+        """Add the columns of metrics that the file does not have."""
+        missing = [
+            f"ALTER TABLE {kind}_{table} ADD COLUMN {column}"
+            for kind, sample in self.KINDS.items()
+            for column in metrics_of(sample).keys() - set(self._columns_of(kind))
+            for table in TABLES
+        ]
+        if missing:
+            with immediate(self._db):
+                for statement in missing:
+                    self._db.execute(statement)
+            self._columns.clear()
+
+    def _columns_of(self, kind: str) -> tuple[str, ...]:
+        """Return the metrics that the file has: a reader may be newer than the controller that wrote it."""
+        if kind not in self._columns:
+            found = {row[1] for row in self._db.execute(f"PRAGMA table_info({kind}_{RAW.name})")}
+            self._columns[kind] = tuple(name for name in metrics_of(self.KINDS[kind]) if name in found)
+        return self._columns[kind]
 
     def _read_older(self) -> None:
         """Read the file as it is: it may be large. The first version had no details."""
@@ -132,7 +151,7 @@ class SampleStore(Database):
         unsummed = set()
         with self.raising_unusable(self.path), self._transaction() as db:
             for sample in samples:
-                kind = _NAMES[type(sample)]
+                kind = self._names[type(sample)]
                 thing = self._id_of(kind, sample)
                 rows.setdefault(kind, []).append((thing, *_row_of(sample)))
                 newest[thing] = max(newest.get(thing, 0.0), sample.at_s)
@@ -180,7 +199,7 @@ class SampleStore(Database):
             return self._sum_up(db, now_s) or self._sweep(db, now_s)
 
     def _id_of(self, kind: str, sample: Sample | DeviceDetail) -> int:
-        fields = IDENTITY[_KINDS[kind]]
+        fields = self.KINDS[kind].KEY
         names = [_COLUMNS.get(name, name) for name in fields]
         key = (kind, *(getattr(sample, name) for name in fields))
         known = self._ids.get(key)
@@ -197,7 +216,7 @@ class SampleStore(Database):
         return self._ids[key]
 
     def _insert(self, kind: str, level: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        columns = ("thing", "at_s", *metrics_of(_KINDS[kind]))
+        columns = ("thing", "at_s", *metrics_of(self.KINDS[kind]))
         self._db.executemany(
             f"INSERT OR REPLACE INTO {kind}_{level} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})",
             rows,
@@ -288,12 +307,12 @@ class SampleStore(Database):
 
     def newest(self, *, since_s: float, hosts: Collection[str] | None = None) -> Newest:
         """Return the newest device, host, rank samples since then; `hosts` None: all. Raises StoreUnusableError."""
-        found: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
+        found: dict[str, list[Any]] = {kind: [] for kind in self.KINDS}
         with self.raising_unusable(self.path), self._snapshot():
             for series in self._series_of(since_s=since_s, hosts=hosts):
                 found[series.kind].extend(self._rows(series, RAW.name, since_s, _EVER_S, newest_only=True))
         for samples in found.values():
-            samples.sort(key=lambda sample: tuple(getattr(sample, name) for name in IDENTITY[type(sample)]))
+            samples.sort(key=lambda sample: tuple(getattr(sample, name) for name in sample.KEY))
         return Newest(tuple(found["device"]), tuple(found["host"]), tuple(found["rank"]))
 
     def device_series(self, **wanted: Any) -> tuple[DeviceSample, ...]:
@@ -377,7 +396,7 @@ class SampleStore(Database):
         columns = ", ".join(_COLUMNS.get(name, name) for name in names)
         rows = self._db.execute(f"SELECT id, kind, {columns} FROM things WHERE newest_s >= ?", (since_s,))
         return [
-            _Series(number, kind, {name: key[names.index(name)] for name in IDENTITY[_KINDS[kind]]})
+            _Series(number, kind, {name: key[names.index(name)] for name in self.KINDS[kind].KEY})
             for number, kind, *key in rows.fetchall()
             if (ids is None or number in ids) and (hosts is None or key[0] in hosts)
         ]
@@ -386,14 +405,13 @@ class SampleStore(Database):
         self, series: _Series, table: str, start_s: float, end_s: float, *, newest_only: bool = False
     ) -> list[Any]:
         """Return samples with start_s <= at_s < end_s, in order."""
-        kind = _KINDS[series.kind]
-        names = ("at_s", *metrics_of(kind))
+        names = ("at_s", *self._columns_of(series.kind))
         rows = self._db.execute(
             f"SELECT {', '.join(names)} FROM {series.kind}_{table} WHERE thing = ? AND at_s >= ? AND at_s < ?"
             f" ORDER BY at_s {'DESC LIMIT 1' if newest_only else 'ASC'}",
             (series.id, start_s, end_s),
         )
-        return [kind(**series.key, **_figures_from(names, row)) for row in rows]
+        return [self.KINDS[series.kind](**series.key, **_figures_from(names, row)) for row in rows]
 
     # Transactions
 

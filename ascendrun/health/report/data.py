@@ -12,6 +12,7 @@ from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.lifecycle import state_changes
 from ascendrun.core.jobs.restart import Failure
+from ascendrun.core.measurement import metrics_of
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample
 from ascendrun.health.diagnosis.result import Diagnosis
@@ -448,12 +449,12 @@ def _charts(material: Material, lines: Mapping[int, Sequence[MetricsLine]], stay
         found.append(make_chart(name, "time" if has_times else "step", unit, points))
     if stays:
         since_s, until_s = stays[0].start_ms / 1000, max(stay.end_ms for stay in stays) / 1000
-        for name, unit in (("utilisation", "%"), ("power_w", "W"), ("temperature_c", "°C"), ("frequency_mhz", "MHz")):
-            found.append(make_band(name, unit, _by_source(material.devices, name), since_s=since_s, until_s=until_s))
-        for name, unit in (("cpu", "%"),):
-            found.append(
-                make_band(f"host_{name}", unit, _by_source(material.hosts, name), since_s=since_s, until_s=until_s)
-            )
+        for chart, name, row, samples in (
+            *((name, name, row, material.devices) for name, row in metrics_of(DeviceSample).items()),
+            *((f"host_{name}", name, row, material.hosts) for name, row in metrics_of(HostSample).items()),
+        ):
+            if row.chart is not None:
+                found.append(make_band(chart, row.unit, _by_source(samples, name), since_s=since_s, until_s=until_s))
     return tuple(chart for chart in found if chart is not None)
 
 

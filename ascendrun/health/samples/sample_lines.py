@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
 import zlib
 from collections.abc import Mapping
 from typing import Any, Callable
 
 from ascendrun.core.dataclass import dataclass
+from ascendrun.core.measurement import metrics_of
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankSample, RawText, Sample
 from ascendrun.health.samples.device_samples import EVERY_S, DeviceReader, ToolOutput
 
@@ -46,7 +48,7 @@ class LineReader:
             return Read(devices, raw, self._devices.new_details())
         samples: list[Sample] = []
         if isinstance(line.get("host"), dict):
-            samples.append(HostSample(at_s=at_s, host=self.host, **_fields(_HOST, line["host"])))
+            samples.append(HostSample(at_s=at_s, host=self.host, **_fields(HostSample, line["host"])))
         for rank in _list(line.get("ranks")) if self._job is not None else ():
             number = rank.get("rank") if isinstance(rank, dict) else None
             if isinstance(number, int) and 0 <= number < 10**7:
@@ -57,7 +59,7 @@ class LineReader:
                         job=self._job or "",
                         attempt=self._attempt,
                         rank=number,
-                        **_fields(_RANK, rank),
+                        **_fields(RankSample, rank),
                     )
                 )
         return Read(tuple(samples))
@@ -90,8 +92,9 @@ def _text(line: Mapping[str, Any]) -> str:
         return ""
 
 
-def _fields(readers: Mapping[str, _Reader], values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: read(values.get(name)) for name, read in readers.items()}
+def _fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    types = {one.name: str(one.type) for one in dataclasses.fields(kind)}
+    return {name: _READERS[types[name]](values.get(name)) for name in metrics_of(kind)}
 
 
 def _list(value: Any) -> list[Any]:
@@ -117,26 +120,5 @@ def _sane(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-_Reader = Callable[[Any], Any]
-_HOST: Mapping[str, _Reader] = {
-    "cpu": _decimal,
-    "load1": _decimal,
-    "memory_used_bytes": _whole,
-    "memory_total_bytes": _whole,
-    "disk_free_bytes": _whole,
-    "disk_read_bytes_s": _decimal,
-    "disk_write_bytes_s": _decimal,
-    "net_rx_bytes_s": _decimal,
-    "net_tx_bytes_s": _decimal,
-}
-_RANK: Mapping[str, _Reader] = {
-    "pid": _whole,
-    "device": _whole,
-    "cpu": _decimal,
-    "rss_bytes": _whole,
-    "read_bytes_s": _decimal,
-    "write_bytes_s": _decimal,
-    "threads": _whole,
-    "state": _word,
-}
-"""The reader of each measured field of a sample."""
+_READERS: Mapping[str, Callable[[Any], Any]] = {"int | None": _whole, "float | None": _decimal, "str | None": _word}
+"""By the type of a metric."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from ascendrun.core.measurement import metrics_of
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.health.top.view import HostRow, JobRow, Progress, RankPlace, TopJob, TopRow, TopView, Totals
@@ -20,6 +21,8 @@ STALE_S = 60.0
 ENDING_S = 15.0
 """Time after the end of a rank in which a sample may still list its process: tools take seconds, rounds differ."""
 NEWEST_STEPS = 20
+REPORTED = tuple(name for name in metrics_of(Progress) if name != "step_s")
+"""Metrics of which the latest value counts."""
 NOT_RESPONDING = ("SUSPECT", "UNREACHABLE")
 WITHOUT_HOSTS = ("QUEUED", "BACKOFF")
 """States in which a job uses none of its hosts; another job may."""
@@ -125,12 +128,7 @@ def progress_of(lines: Sequence[MetricsLine]) -> Progress:
     times, own = _step_times(steps[-NEWEST_STEPS - 1 :])
     return Progress(
         at_s=_newest(lines, "at_s"),
-        step=_newest(steps, "step"),
-        total_steps=_newest(lines, "total_steps"),
-        epoch=_newest(steps, "epoch"),
-        loss=_newest(steps, "loss"),
-        tokens_per_s=_newest(steps, "tokens_per_s"),
-        mfu=_newest(steps, "mfu"),
+        **{name: _newest(lines if name == "total_steps" else steps, name) for name in REPORTED},
         step_s=median(times) if times else None,
         own_s=median(own) if own else None,
         phase=_phase(lines),
@@ -253,8 +251,7 @@ def _rank_fields(
         "job_name": job.name,
         "rank": place.rank,
         "pid": sample.pid if sample and sample.pid is not None else place.pid,
-        "cpu": sample.cpu if sample else None,
-        "rss_bytes": sample.rss_bytes if sample else None,
+        "rank_sample": sample,
         "rank_age_s": _age(sample.at_s, now_s) if sample else None,
         "progress": progress,
         "slower_by": slower_by,
@@ -350,14 +347,7 @@ def _job_row(job: TopJob, relative: Mapping[int, float]) -> JobRow:
     slower = {**relative, **{rank: one.slower_by for rank, one in job.slow.items() if one.slower_by is not None}}
     slowest = max(slower, key=lambda rank: slower[rank]) if slower else None
     progress = Progress(
-        step=latest("step"),
-        total_steps=latest("total_steps"),
-        epoch=latest("epoch"),
-        loss=latest("loss"),
-        tokens_per_s=latest("tokens_per_s"),
-        mfu=latest("mfu"),
-        step_s=median(times) if times else None,
-        phase=latest("phase"),
+        **{name: latest(name) for name in REPORTED}, step_s=median(times) if times else None, phase=latest("phase")
     )
     return JobRow(
         job,

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from operator import attrgetter
 from typing import Any, Callable
 
 from ascendrun.core.dataclass import dataclass
+from ascendrun.core.measurement import metrics_of
+from ascendrun.core.samples import DeviceSample
 from ascendrun.health.top.join import natural_key, place_key
 from ascendrun.health.top.view import HostRow, TopRow, TopView
 
@@ -17,10 +20,11 @@ FOLD_FROM = 3
 
 SORTS: Mapping[str, Callable[[TopRow], Any]] = {
     "host": lambda row: None,
-    "util": lambda row: row.metrics.utilisation,
-    "mem": lambda row: row.metrics.memory_used_bytes,
-    "power": lambda row: row.metrics.power_w,
-    "temp": lambda row: row.metrics.temperature_c,
+    **{
+        row.column.key: attrgetter(f"metrics.{name}")
+        for name, row in metrics_of(DeviceSample).items()
+        if row.column is not None and row.column.sorts
+    },
     "step": lambda row: row.slower_by if row.slower_by is not None else row.progress.step_s,
     "job": lambda row: None if row.job is None else (natural_key(row.job), row.rank or 0),
     "age": lambda row: row.age_s,
@@ -51,18 +55,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class IdleHosts:
-    """Hosts with the same number and kind of devices, all idle and healthy. Ranges are (minimum, maximum)."""
+    """Hosts with the same number and kind of devices, all idle and healthy. `samples`: of all their devices."""
 
     hosts: tuple[str, ...]
     devices: tuple[int, ...]
-    device_type: str | None
-    chip: str | None
-    utilisation: tuple[float, float] | None
-    memory_used_bytes: tuple[int, int] | None
-    memory_total_bytes: int | None
-    power_w: tuple[float, float] | None
-    temperature_c: tuple[float, float] | None
-    link_up: bool | None
+    samples: tuple[DeviceSample, ...]
     age_s: float | None
     problems: tuple[str, ...] = ()
 
@@ -164,28 +161,14 @@ def _is_idle(row: TopRow) -> bool:
 
 def _fold(group: Sequence[HostLine]) -> IdleHosts:
     rows = [row for line in group for row in line.rows]
-    first, metrics = rows[0], rows[0].metrics
     ages = [row.age_s for row in rows if row.age_s is not None]
     return IdleHosts(
         hosts=tuple(line.host for line in group),
         devices=tuple(row.device for row in group[0].rows if row.device is not None),
-        device_type=first.device_type,
-        chip=metrics.name,
-        utilisation=_range(rows, "utilisation"),
-        memory_used_bytes=_range(rows, "memory_used_bytes"),
-        memory_total_bytes=metrics.memory_total_bytes,
-        power_w=_range(rows, "power_w"),
-        temperature_c=_range(rows, "temperature_c"),
-        link_up=metrics.link_up,
+        samples=tuple(row.metrics for row in rows),
         age_s=max(ages) if ages else None,
-        problems=first.problems,
+        problems=rows[0].problems,
     )
-
-
-def _range(rows: Sequence[TopRow], name: str) -> Any:
-    """Return (minimum, maximum) of the known values, None: no known values."""
-    values = [value for value in (getattr(row.metrics, name) for row in rows) if value is not None]
-    return (min(values), max(values)) if values else None
 
 
 def choose_view(view: TopView, choice: Choice) -> TopView:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.samples import DeviceSample, HostSample
+from ascendrun.core.measurement import Column, metric
+from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.text import Text
 
 
@@ -25,18 +26,45 @@ class RankPlace:
 class Progress:
     """The latest metrics that the program of one rank reported.
 
-    `step_s`: median of its latest steps. `own_s`: the same without waiting for other ranks, None: not reported.
+    `own_s`: as `step_s`, without waiting for other ranks, None: not reported.
     `at_s`: by the clock of the node. `phase`: what it does instead of steps, like evaluation; None: steps, or unknown.
     """
 
     at_s: float | None = None
-    step: int | None = None
-    total_steps: int | None = None
-    epoch: float | None = None
-    loss: float | None = None
-    tokens_per_s: float | None = None
-    mfu: float | None = None
-    step_s: float | None = None
+    step: int | None = metric(
+        "latest step",
+        prometheus=("ascendrun_rank_step", "ascendrun_job_step"),
+        column=Column("step", Text("top.column-step", "STEP"), 58, job_weight=90),
+        beside="total_steps",
+        detail=Text("top.metric-step", "step"),
+    )
+    total_steps: int | None = metric("steps that the program will run", prometheus=("ascendrun_job_total_steps",))
+    epoch: float | None = metric("epochs done", prometheus=("ascendrun_job_epoch",))
+    loss: float | None = metric(
+        "latest loss; NaN where the program reports it",
+        prometheus=("ascendrun_job_loss",),
+        column=Column("loss", "LOSS", 30, job_weight=70),
+        detail="loss",
+    )
+    step_s: float | None = metric(
+        "median time of the latest steps; of a job, over all ranks",
+        "s",
+        prometheus=("ascendrun_rank_step_seconds", "ascendrun_job_step_seconds"),
+        column=Column("step_s", Text("top.column-step-s", "S/STEP"), 64, job_weight=75),
+        detail=Text("top.metric-step-s", "s/step"),
+    )
+    tokens_per_s: float | None = metric(
+        "tokens per second",
+        prometheus=("ascendrun_job_tokens_per_second",),
+        column=Column("tokens", "TOK/S", 25, job_weight=65),
+        detail="tokens/s",
+    )
+    mfu: float | None = metric(
+        "model FLOPS utilisation from 0 to 1",
+        "ratio",
+        prometheus=("ascendrun_job_mfu_ratio",),
+        column=Column("mfu", "MFU", 28, job_weight=60),
+    )
     own_s: float | None = None
     phase: str | None = None
 
@@ -79,16 +107,17 @@ class TopJob:
 
 _NO_DEVICE = DeviceSample(at_s=0.0, host="", device=-1, device_type="")
 _NO_HOST = HostSample(at_s=0.0, host="")
+_NO_RANK = RankSample(at_s=0.0, host="", job="", attempt=0, rank=0)
 
 
 @dataclass(frozen=True)
 class TopRow:
     """One rank on one device; a device without a rank; a rank without a device; or a host with neither.
 
-    None: unknown, never 0. `sample`: the latest of the device, None: not measured. `external_pids`: processes on the
-    device that belong to no rank. `slower_by`: its own step time divided by the median of the job's other ranks.
-    `age_s`, `rank_age_s`, `metrics_age_s`: seconds since the device, the rank and the program were measured.
-    `problems`: health, link, external, slow, unreachable, stale.
+    None: unknown, never 0. `sample`, `rank_sample`: the latest of the device and of the rank, None: not measured.
+    `external_pids`: processes on the device that belong to no rank. `slower_by`: its own step time divided by the
+    median of the job's other ranks. `age_s`, `rank_age_s`, `metrics_age_s`: seconds since the device, the rank and the
+    program were measured. `problems`: health, link, external, slow, unreachable, stale.
     """
 
     host: str
@@ -100,8 +129,7 @@ class TopRow:
     job_name: str | None = None
     rank: int | None = None
     pid: int | None = None
-    cpu: float | None = None
-    rss_bytes: int | None = None
+    rank_sample: RankSample | None = None
     rank_age_s: float | None = None
     progress: Progress = Progress()
     slower_by: float | None = None
@@ -113,6 +141,11 @@ class TopRow:
     def metrics(self) -> DeviceSample:
         """Return the sample of the device; without a sample every measured field is None."""
         return _NO_DEVICE if self.sample is None else self.sample
+
+    @property
+    def rank_metrics(self) -> RankSample:
+        """Return the sample of the rank; without a sample every measured field is None."""
+        return _NO_RANK if self.rank_sample is None else self.rank_sample
 
     @property
     def device_type(self) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Callable
 
 from ascendrun.core.jobfile.model import job_json_schema
-from tests.lib.pages import checks, cli, events, failures, job_file, options, packages
+from tests.lib.pages import checks, cli, events, failures, job_file, measurements, options, packages
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGES: Mapping[str, Callable[[], str]] = {
@@ -18,6 +18,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "failures.md": failures.render_page,
     "job-file.md": job_file.render_page,
     "job.schema.json": lambda: json.dumps(job_json_schema(), indent=2, ensure_ascii=False) + "\n",
+    "measurements.md": measurements.render_page,
     "packages.md": packages.render_page,
     "program-options.md": options.render_page,
 }

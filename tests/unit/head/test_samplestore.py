@@ -4,13 +4,13 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ascendrun.core.sample_rollup import IDENTITY, metrics_of
+from ascendrun.core.measurement import metrics_of
 from ascendrun.core.samples import DeviceSample, HostSample, Newest, RankSample, RawText
 from ascendrun.head.state.sample_store import LEVELS, RAW_TEXTS, SampleStore
 from ascendrun.head.state.state_dir import StoreUnusableError
@@ -306,5 +306,5 @@ def test_nobody_else_may_read_it(store: SampleStore, tmp_path: Path) -> None:
 
 
 def test_every_kind_is_named_by_fields_it_has() -> None:
-    for kind, names in IDENTITY.items():
-        assert not set(names) & set(metrics_of(kind)) and "at_s" not in metrics_of(kind)
+    for kind in SampleStore.KINDS.values():
+        assert {field.name for field in fields(kind)} == {"at_s", *kind.KEY, *metrics_of(kind)}

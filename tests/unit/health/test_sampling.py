@@ -282,13 +282,3 @@ def test_a_small_line_does_not_unpack_to_gigabytes() -> None:
     bomb = base64.b64encode(zlib.compress(b"x" * (64 << 20))).decode()
     raw = LineReader("a1").read({"at_ns": 1, "tool": "npu-smi", "code": 0, "z": bomb}).raw
     assert len(raw[0].text) == 4 << 20
-
-
-def test_every_measured_field_of_a_sample_is_read() -> None:
-    from dataclasses import fields
-
-    from ascendrun.core.sample_rollup import IDENTITY
-    from ascendrun.health.samples import sample_lines
-
-    for kind, readers in ((HostSample, sample_lines._HOST), (RankSample, sample_lines._RANK)):
-        assert {field.name for field in fields(kind)} == {"at_s", *IDENTITY[kind], *readers}

@@ -70,7 +70,7 @@ def test_what_the_rank_s_own_sample_says_of_its_device_counts_more_than_the_plan
 def test_a_sample_of_an_earlier_attempt_says_nothing_of_this_one() -> None:
     old = RankSample(NOW_S, "a", "j-1", 1, 0, pid=77, cpu=50.0, device=3)
     row = rows_of(ranks=[old], jobs=[job(attempt=2)])[("a", 0, 0)]
-    assert (row.pid, row.cpu) == (100, None)
+    assert (row.pid, row.rank_metrics.cpu) == (100, None)
 
 
 def test_a_rank_that_has_ended_is_on_no_device() -> None:
@@ -91,7 +91,7 @@ def test_ranks_without_a_device_have_rows_of_their_own() -> None:
     cpu = job(places={0: ("a", None), 1: ("b", None)})
     sample = RankSample(NOW_S, "b", "j-1", 1, 1, pid=9, cpu=98.0, rss_bytes=5)
     rows = rows_of(ranks=[sample], jobs=[cpu])
-    assert rows[("b", None, 1)].cpu == 98.0 and rows[("a", None, 0)].cpu is None
+    assert rows[("b", None, 1)].rank_metrics.cpu == 98.0 and rows[("a", None, 0)].rank_metrics.cpu is None
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_hosts_that_idle_alike_become_one_line_and_none_is_lost() -> None:
     lines_ = fold_idle(view.rows)
     (folded,) = [line for line in lines_ if isinstance(line, IdleHosts)]
     assert folded.hosts == ("n0", "n1", "n2", "n3", "n4") and folded.devices == (0, 1)
-    assert folded.temperature_c == (30.0, 34.0) and len(lines_) == 2
+    assert {sample.temperature_c for sample in folded.samples} == {30.0, 31.0, 32.0, 33.0, 34.0} and len(lines_) == 2
 
 
 @pytest.mark.parametrize(
