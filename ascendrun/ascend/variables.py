@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import Any, Callable
 
 from ascendrun.ascend import variable_forms as forms
-from ascendrun.ascend.chips import Chip
 from ascendrun.ascend.tables import load_table
 from ascendrun.core.dataclass import dataclass
+from ascendrun.facts.chips import Chip
 from ascendrun.text import Text
 
 ERROR, WARNING, NOTE = "error", "warning", "note"

@@ -1,4 +1,4 @@
-"""Shell completion beyond commands and options: jobs, hosts, templates. Fast; an error gives no completions."""
+"""Shell completion beyond commands and options: jobs, hosts, templates, keys. Fast; an error gives no completions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,14 @@ def _templates(ctx: click.Context) -> Iterable[str]:
     return [template.name for template in _cluster(ctx).job_files.templates()]
 
 
+def _keys(ctx: click.Context) -> Iterable[str]:
+    from ascendrun.core.jobfile.keys import explained_names
+
+    return explained_names()
+
+
 _COMPLETERS = {
+    "key": _quiet(_keys),
     "job": _quiet(_jobs),
     "jobs": _quiet(_jobs),
     "--job": _quiet(_jobs),

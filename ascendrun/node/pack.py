@@ -7,8 +7,9 @@ import io
 import os
 from typing import Mapping
 
-LEFT_OUT = ("pack.py", "loader.py")
-"""Files for the head only."""
+PARTS = ("node", "facts")
+LEFT_OUT = ("node/pack.py", "node/loader.py", "facts/chips.py", "facts/columns.py")
+"""Files for the head and the ranks only."""
 MAIN = b"""import gc
 import os
 import sys
@@ -75,15 +76,16 @@ def pack_files(files: Mapping[str, bytes]) -> bytes:
 
 def read_sources() -> dict[str, bytes]:
     """Return the files of the agent by name in its archive."""
-    folder = os.path.dirname(os.path.abspath(__file__))
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     files = {"__main__.py": MAIN}
-    with open(os.path.join(os.path.dirname(folder), "__init__.py"), "rb") as file:
+    with open(os.path.join(package, "__init__.py"), "rb") as file:
         files["ascendrun/__init__.py"] = file.read()
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = os.path.join(parent, name)
-            inside = os.path.relpath(path, folder)
-            if name.endswith(".py") and inside not in LEFT_OUT:
-                with open(path, "rb") as file:
-                    files["ascendrun/node/" + inside] = file.read()
+    for part in PARTS:
+        for parent, _, names in os.walk(os.path.join(package, part)):
+            for name in names:
+                path = os.path.join(parent, name)
+                inside = os.path.relpath(path, package)
+                if name.endswith(".py") and inside not in LEFT_OUT:
+                    with open(path, "rb") as file:
+                        files["ascendrun/" + inside] = file.read()
     return files

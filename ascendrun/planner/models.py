@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -83,13 +81,6 @@ def shape_of(config: Mapping[str, Any]) -> Shape | None:
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
-
-
-def preset_config(name: str) -> dict[str, Any] | None:
-    """Return the configuration of a preset of the program qwen_lora; None: unknown."""
-    text = resources.files("ascendrun").joinpath("programs/qwen_lora/shapes.json").read_text(encoding="utf-8")
-    found = json.loads(text).get(name)
-    return None if found is None else {"model_type": "qwen2", "max_position_embeddings": 32768, **found}
 
 
 def flops_per_token(

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
-from typing import Any
 
 from ascendrun.planner import cost
 from ascendrun.planner.cost import PARTS, Choice, Devices, Option, Range
+from ascendrun.planner.programs import rules_of
 from ascendrun.planner.rules import compute_bytes, scales
 from ascendrun.planner.training import PlanProblem, Training, judge
 from ascendrun.planner.workload import Workload
 from ascendrun.text import Text
-
-PROGRAMS = ("codon", "nanochat", "qwen_lora", "trajectory")
-"""Programs with rules."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class Cost:
 class TrainingPlan:
     """The plan of one stage. `work`, `choice`, `cost` None: no training, or unknown; `unknown` has the reasons.
 
-    `speed_source`: a code of SOURCES.
+    `speed_source`: a code of SOURCES. `ranks` 0: the stage has no program with rules.
     """
 
     stage: str | None
@@ -64,11 +60,6 @@ class TrainingPlan:
     @property
     def fatal(self) -> tuple[PlanProblem, ...]:
         return tuple(problem for problem in self.problems if problem.is_fatal)
-
-
-def rules_of(program: str) -> Any:
-    """Return the module of a program's rules: RULES, TRAINS, inputs() and workload(). Loaded only if it is planned."""
-    return import_module(f"ascendrun.planner.{program}")
 
 
 SOURCES = {
@@ -160,7 +151,9 @@ def make_choice(training: Training, work: Workload, devices: Devices) -> Choice:
     usable = ("ddp",) if options.get("auto_find_batch_size") else usable
     strategies = usable if requested == "auto" else (requested,)
     found = cost.layouts(
-        strategies, recompute=options["gradient_checkpointing"], offload=bool(options.get("cpu_offload", False))
+        strategies,
+        recompute=options.get("gradient_checkpointing", False),
+        offload=bool(options.get("cpu_offload", False)),
     )
     return cost.compare(work, devices, found, shard_size=int(options.get("shard_size") or 0))
 
@@ -170,9 +163,9 @@ def make_cost(training: Training, work: Workload, choice: Choice, devices: Devic
     option = choice.chosen or (choice.options[0] if choice.options else None)
     step = option.step_s if option is not None else None
     seconds = step.times(work.steps) if step is not None and work.steps is not None else None
-    every = int(options["save_steps"])
+    every = int(options.get("save_steps") or 0)
     count = None if work.steps is None else 1 + ((work.steps - 1) // every if every else 0)
-    kept = int(options["save_total_limit"]) + 1
+    kept = int(options.get("save_total_limit") or 0) + 1
     return Cost(
         step,
         None if step is None else step.over(work.tokens_per_step),
@@ -214,8 +207,8 @@ def memory_problems(training: Training, choice: Choice, devices: Devices) -> Ite
 def _smaller(training: Training, option: Option) -> Text:
     """Return changes that need less memory, none of which the training has already."""
     options, found = training.options, []
-    if (options["micro_batch_size"] or 2) > 1 and option.memory.parts.get("activations", 0):
-        found.append(f"micro_batch_size: {max(1, int(options['micro_batch_size'] or 2) // 2)}")
+    if (options.get("micro_batch_size") or 2) > 1 and option.memory.parts.get("activations", 0):
+        found.append(f"micro_batch_size: {max(1, int(options.get('micro_batch_size') or 2) // 2)}")
     if not option.layout.recomputes:
         found.append("gradient_checkpointing: true")
     if option.layout.strategy not in cost.SHARDED and "strategy" in options and training.ranks > 1:
@@ -256,10 +249,10 @@ def render(plan: TrainingPlan) -> list[Text]:
     if plan.work is not None and plan.choice is not None and plan.cost is not None:
         lines += _render_estimate(plan, plan.work, plan.choice, plan.cost)
     lines += [Text("plan.unknown", "unknown: {what}", what=what) for what in plan.unknown]
-    if not plan.problems and plan.program in PROGRAMS:
+    if not plan.problems and plan.ranks:
         lines.insert(0, Text("plan.valid", "no problems found on {hosts:hosts}", hosts=plan.hosts))
-    if plan.program not in PROGRAMS:
-        lines.append(Text("plan.no-rules", "only trainings of bundled programs are estimated"))
+    if not plan.ranks:
+        lines.append(Text("plan.no-rules", "only trainings of programs with rules are estimated"))
     return lines
 
 

@@ -313,13 +313,13 @@ def scales(training: Training) -> bool:
     """Return whether the training scales its loss: float16, by choice or as the chip has no bfloat16."""
     if training.scales is not None:
         return training.scales
-    dtype = training.options["dtype"]
+    dtype = training.options.get("dtype", "auto")
     return dtype == "float16" or (dtype == "auto" and training.chip is not None and not training.chip.has_bf16)
 
 
 def compute_bytes(training: Training) -> int:
     """Return the bytes of a number in the passes."""
-    dtype = training.options["dtype"]
+    dtype = training.options.get("dtype", "auto")
     return 4 if dtype == "float32" or (dtype == "auto" and training.family == "cpu") else 2
 
 
@@ -491,7 +491,7 @@ def steps_problems(training: Training, steps: int | None) -> Iterator[PlanProble
 
 
 def chip_problems(training: Training) -> Iterator[PlanProblem]:
-    from ascendrun.planner.chips import chip_of
+    from ascendrun.facts.chips import chip_of
 
     name = training.options.get("chip")
     if name and chip_of(str(name)) is None:

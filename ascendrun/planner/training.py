@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
+from ascendrun.facts.chips import Chip
 from ascendrun.options import ProgramOptions
-from ascendrun.planner.chips import Chip
 from ascendrun.text import Text
 
 Raw = Mapping[str, Any]

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import PreflightError, Problem
 from ascendrun.core.jobfile.spec import JobSpec, load_programs
+from ascendrun.facts.chips import Chip, chip_of
 from ascendrun.head.survey.submission import Submission
 from ascendrun.options import JOB_FILE, check_arguments, with_defaults
-from ascendrun.planner.chips import Chip, chip_of
 from ascendrun.planner.history import RecordedRun, with_history
-from ascendrun.planner.plan import PROGRAMS, Disk, TrainingPlan, devices_of, make_plan, rules_of
+from ascendrun.planner.plan import Disk, TrainingPlan, devices_of, make_plan
+from ascendrun.planner.programs import rules_of
 from ascendrun.planner.training import ANYWHERE, Training, batch_of_ranks
 from ascendrun.planner.workload import Workload
 from ascendrun.text import Text
@@ -42,10 +43,12 @@ def plan_trainings(
         name = submission.spec.program or ""
         stages = earlier.setdefault(name, {})
         plans.append(_plan(submission, tuple(written), dict(stages), survey, runs_of))
-        if name in PROGRAMS:
+        table = load_programs().get(name)
+        output = ANYWHERE
+        if table is not None and plans[-1].ranks:
             output = str(submission.spec.args.get("output_dir") or "out")
-            stages[posixpath.normpath(output)] = with_defaults(load_programs()[name], submission.spec.args)
-        written.append(output if name in PROGRAMS else ANYWHERE)
+            stages[posixpath.normpath(output)] = with_defaults(table, submission.spec.args)
+        written.append(output)
     return tuple(plans)
 
 
@@ -94,9 +97,9 @@ def _plan(
     spec, hosts = submission.spec, tuple(host.name for host in submission.hosts)
     name = spec.program or ""
     table = load_programs().get(name)
-    if table is None or name not in PROGRAMS:
-        return TrainingPlan(submission.stage, spec.program, hosts, 0)
     program = rules_of(name)
+    if table is None or program is None:
+        return TrainingPlan(submission.stage, spec.program, hosts, 0)
     training = Training(
         name,
         with_defaults(table, spec.args),

@@ -49,7 +49,7 @@ _TRAINER = (
     "strategies/layers",
 )  # fmt: skip
 FOR_SCRIPTS = (
-    "__init__.py", "client.py", "lightning/*.py", "planner/__init__.py", "planner/chips.py", "programs/__init__.py",
+    "__init__.py", "client.py", "lightning/*.py", "facts/__init__.py", "facts/chips.py", "programs/__init__.py",
     "programs/errors.py", "programs/devices/__init__.py", "programs/devices/accelerator.py",
     *(f"programs/trainer/{name}.py" for name in _TRAINER), "text/*.py",
 )  # fmt: skip
@@ -298,10 +298,12 @@ def pack_trees(spec: JobSpec, state_dir: Path) -> tuple[Tree, ...]:
     if spec.workdir is not None:
         exclude = (*spec.workdir.exclude, *_inside(state_dir, spec.workdir.path))
         trees.append(_pack(CODE_TREE, spec.workdir.path, exclude, state_dir))
-    name, copy = (LIBRARY_TREE, copy_library) if spec.program is None else (PROGRAMS_TREE, _copy_programs)
     with tempfile.TemporaryDirectory() as folder:
-        copy(Path(folder))
-        trees.append(_pack(name, folder, (), state_dir))
+        if spec.program is None:
+            copy_library(Path(folder))
+        else:
+            _copy_programs(spec.program, Path(folder))
+        trees.append(_pack(LIBRARY_TREE if spec.program is None else PROGRAMS_TREE, folder, (), state_dir))
     return tuple(trees)
 
 
@@ -325,13 +327,19 @@ def _inside(state_dir: Path, folder: str) -> tuple[str, ...]:
     return () if below.startswith("..") else (f"/{below}",)
 
 
-def _copy_programs(folder: Path) -> None:
-    """Copy the package as ranks need it: its programs, their options, rules and messages, nothing of the head."""
+def _copy_programs(program: str, folder: Path) -> None:
+    """Copy the package as ranks need it: its programs, their options, rules and messages, nothing of the head. Of
+    installed programs only the one that runs."""
     import ascendrun
+    from ascendrun.planner.programs import find_programs
 
+    ignored = shutil.ignore_patterns(_CACHE)
+    own = find_programs().get(program)
+    if own is not None and not own.is_bundled:
+        shutil.copytree(own.folder, folder.joinpath(*own.package.split(".")), ignore=ignored)
     package = Path(ascendrun.__file__).resolve().parent
-    for name in ("programs", "lightning", "planner", "text"):
-        shutil.copytree(package / name, folder / "ascendrun" / name, ignore=shutil.ignore_patterns(_CACHE))
+    for name in ("programs", "lightning", "planner", "facts", "text"):
+        shutil.copytree(package / name, folder / "ascendrun" / name, ignore=ignored)
     for name in ("__init__.py", "client.py", "option_tables.py", "options.py"):
         shutil.copy(package / name, folder / "ascendrun")
 

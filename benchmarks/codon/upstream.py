@@ -37,7 +37,6 @@ from typing import Any, Callable
 
 import torch
 
-from ascendrun.planner.codon_vocabulary import ORGANISMS
 from ascendrun.programs.codon.__main__ import OPTIONS
 from ascendrun.programs.codon.decoding import decode
 from ascendrun.programs.codon.genes import Genes, read_genes
@@ -45,6 +44,7 @@ from ascendrun.programs.codon.model import Config, make_model
 from ascendrun.programs.codon.optimize import log_probs_of
 from ascendrun.programs.codon.optimize import predict_dna_sequence as own_prediction
 from ascendrun.programs.codon.train import MaskedCodons, optimizer_of
+from ascendrun.programs.codon.vocabulary import ORGANISMS
 from ascendrun.programs.devices.accelerator import Precision, open_accelerator
 from ascendrun.programs.trainer.data import Buckets
 from ascendrun.programs.trainer.loop import Loop

@@ -17,11 +17,11 @@ import torch
 
 from ascendrun.planner import cost
 from ascendrun.planner.models import shape_of
-from ascendrun.planner.qwen_lora import work_of
 from ascendrun.planner.workload import Workload
 from ascendrun.programs.devices import kernels
 from ascendrun.programs.devices.accelerator import choose_precision, open_accelerator
 from ascendrun.programs.qwen_lora import base, lora
+from ascendrun.programs.qwen_lora.rules import work_of
 from ascendrun.programs.qwen_lora.sft_task import Rows, largest_micro_batch
 from ascendrun.programs.trainer.runtime import Runtime
 from benchmarks.qwen_lora import beside_trainer as beside

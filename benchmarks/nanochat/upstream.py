@@ -26,12 +26,12 @@ from typing import Any, Callable
 import numpy as np
 import torch
 
-from ascendrun.planner.nanochat_sizes import Horizon, Sizes
 from ascendrun.programs.devices.accelerator import Precision, open_accelerator
 from ascendrun.programs.nanochat.__main__ import OPTIONS
 from ascendrun.programs.nanochat.base import NextToken, batch_of
 from ascendrun.programs.nanochat.model import make_model
 from ascendrun.programs.nanochat.recipe import optimizer_of
+from ascendrun.programs.nanochat.sizes import Horizon, Sizes
 from ascendrun.programs.nanochat.texts import read_corpus
 from ascendrun.programs.nanochat.tokenizer import BOS, TextEncoder, token_bytes, train_bpe
 from ascendrun.programs.trainer import shards

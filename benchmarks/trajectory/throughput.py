@@ -324,8 +324,8 @@ def padding_of(count: int) -> dict[str, float]:
     import torch
     from transformers.trainer_pt_utils import get_length_grouped_indices
 
-    from ascendrun.planner.trajectory import CPU_MICRO_TOKENS
     from ascendrun.programs.trainer.data import Buckets, deal
+    from ascendrun.programs.trajectory.rules import CPU_MICRO_TOKENS
 
     lengths = make_lengths(count)
     grouped = get_length_grouped_indices(lengths, BATCH, generator=torch.Generator().manual_seed(0))

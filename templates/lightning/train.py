@@ -11,11 +11,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 import ascendrun.lightning
-from ascendrun.planner.codon_vocabulary import ORGANISMS
 from ascendrun.programs.codon import train as codon
 from ascendrun.programs.codon.__main__ import OPTIONS
 from ascendrun.programs.codon.files import save_model
 from ascendrun.programs.codon.genes import read_genes
+from ascendrun.programs.codon.vocabulary import ORGANISMS
 from ascendrun.programs.errors import ProgramError
 from ascendrun.programs.trainer.data import Buckets
 from ascendrun.programs.trainer.options import parse_or_exit, read_table

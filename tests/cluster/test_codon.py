@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from scenes import Scene, run_text
 
-from ascendrun.planner import codon_vocabulary as v
+from ascendrun.programs.codon import vocabulary as v
 from tests.lib.vcluster.cluster import VirtualCluster
 
 Ascendrun = Any

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.planner import qwen_lora as chats
-from ascendrun.planner import trajectory as tracks
 from ascendrun.planner.models import LINEAR, shape_of
 from ascendrun.planner.workload import Workload
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.devices.attention import Segments
+from ascendrun.programs.qwen_lora import rules as chats
 from ascendrun.programs.qwen_lora.base import build, checkpoint_activations, shape_config
 from ascendrun.programs.qwen_lora.lora import add_lora
 from ascendrun.programs.qwen_lora.sft_task import forward
+from ascendrun.programs.trajectory import rules as tracks
 from ascendrun.programs.trajectory.model import (
     Sizes,
     TrackClassifier,

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ascendrun.planner import cost, rules
-from ascendrun.planner.chips import chip_of
 from ascendrun.planner.training import Training
 from benchmarks.memory.cases import SMALL
 from tests.programs.memory_oracle import Case, chat_step, finetuning_step, pretraining_step
@@ -92,24 +91,3 @@ def batch_problems(batch, ranks, micro):
 
 def test_a_batch_that_divides_is_no_problem():
     assert batch_problems(128, 16, 8) == []
-
-
-@pytest.mark.parametrize(
-    "name, has_bf16, memory_gb",
-    [
-        ("Ascend910B1", True, 64),
-        ("910A", False, 32),
-        ("Ascend910ProB", False, 32),
-        ("910B4", True, 32),
-        ("Ascend910_9391", True, 64),
-        ("NVIDIA H200", True, 141),
-        ("310P3", False, 21),
-    ],
-)
-def test_chips_are_known_by_the_names_that_torch_gives_them(name, has_bf16, memory_gb):
-    chip = chip_of(name)
-    assert (chip.has_bf16, chip.memory_gb) == (has_bf16, memory_gb)
-
-
-def test_a_chip_that_nobody_knows_is_unknown():
-    assert chip_of("Ascend9999") is None

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from ascendrun.core.jobfile.spec import load_programs
 from ascendrun.node.agent import training_files
 from ascendrun.options import make_arguments, with_defaults
-from ascendrun.planner import qwen_lora, trajectory
 from ascendrun.planner.models import LINEAR
 from ascendrun.planner.training import Training, judge
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import chat_template, dataset
+from ascendrun.programs.qwen_lora import rules as qwen_lora
 from ascendrun.programs.qwen_lora.conversations import as_conversation
 from ascendrun.programs.trainer import options as program_options
+from ascendrun.programs.trajectory import rules as trajectory
 from ascendrun.programs.trajectory.data import encode_prepared, prepare
 from ascendrun.programs.trajectory.pretrain import unlabelled
 from ascendrun.programs.trajectory.records import save_prepared

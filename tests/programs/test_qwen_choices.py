@@ -7,16 +7,16 @@ import random
 import pytest
 import torch
 
+from ascendrun.facts.chips import chip_of
 from ascendrun.planner import cost, plan
-from ascendrun.planner.chips import chip_of
-from ascendrun.planner.models import preset_config, shape_of
-from ascendrun.planner.qwen_lora import work_of
+from ascendrun.planner.models import shape_of
 from ascendrun.planner.training import Training
 from ascendrun.programs.devices import attention
 from ascendrun.programs.devices.accelerator import Precision, open_accelerator
 from ascendrun.programs.qwen_lora import base, chat_template, modes
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
 from ascendrun.programs.qwen_lora.dataset import make_course, make_lessons, read_texts, split
+from ascendrun.programs.qwen_lora.rules import presets, work_of
 from ascendrun.programs.qwen_lora.sft_task import forward
 from ascendrun.programs.trainer import optim
 from ascendrun.programs.trainer import options as option_table
@@ -47,7 +47,7 @@ def strategies(options, ranks, has_deepspeed):
         "qwen_lora", options, frozenset(), ranks, ranks, (), "cuda", chip_of("H100"), has_deepspeed=has_deepspeed
     )
     piece = {"rows": 1, "length": 64, "kept": 64, "pieces": 1}
-    work = work_of(options, shape_of(preset_config("tiny")), piece, steps=1, tokens=1.0, mean=1.0)
+    work = work_of(options, shape_of(presets()["tiny"]), piece, steps=1, tokens=1.0, mean=1.0)
     found = plan.make_choice(training, work, plan.devices_of(training)).options
     return sorted({option.layout.strategy for option in found})
 

@@ -8,11 +8,10 @@ import re
 import pytest
 import torch
 
+from ascendrun.facts.chips import chip_of
 from ascendrun.planner import plan
-from ascendrun.planner.chips import chip_of
 from ascendrun.planner.cost import Layout
-from ascendrun.planner.models import preset_config, shape_of
-from ascendrun.planner.qwen_lora import work_of
+from ascendrun.planner.models import shape_of
 from ascendrun.planner.training import Training
 from ascendrun.programs.devices import attention
 from ascendrun.programs.devices.accelerator import Precision, open_accelerator
@@ -20,6 +19,7 @@ from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import base, chat_template, modes
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
 from ascendrun.programs.qwen_lora.dataset import read_texts
+from ascendrun.programs.qwen_lora.rules import presets, work_of
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.choice import choose, refuse
@@ -192,7 +192,7 @@ def planned(*given, device_bytes, ranks=2):
 
 
 def work_of_tiny(options):
-    return work_of(options, shape_of(preset_config("tiny")), PIECE, steps=1, tokens=4096.0, mean=256.0)
+    return work_of(options, shape_of(presets()["tiny"]), PIECE, steps=1, tokens=4096.0, mean=256.0)
 
 
 def test_activations_are_kept_while_they_fit_and_made_anew_before_the_base_is_cut_up():

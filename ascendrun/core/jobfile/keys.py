@@ -76,8 +76,15 @@ def describe_rows(rows: Iterable[tuple[Text | str, str]]) -> Iterator[str]:
         yield str(Text("schema.row", "{title}: {value}", title=title, value=value))
 
 
+def explained_names() -> Iterator[str]:
+    """Yield what `explain_key` knows: keys of job files, programs, and PROGRAM.OPTION."""
+    yield from (key.path for key in list_keys())
+    for program, table in load_programs().items():
+        yield from (program, *(f"{program}.{option}" for option in table.options))
+
+
 def explain_key(key: str) -> list[str]:
-    """The lines about a key of job files, a bundled program, or PROGRAM.OPTION. Raises NotFoundError."""
+    """The lines about a key of job files, a program, or PROGRAM.OPTION. Raises NotFoundError."""
     from ascendrun.text import closest, did_you_mean
 
     keys, programs = {each.path: each for each in list_keys()}, load_programs()

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from ascendrun.core.dataclass import dataclass
 
 _PYTHON = re.compile(r"python[0-9.]*")
-PROGRAMS_PACKAGE = "ascendrun.programs"
 LOCAL_RANK_TOKEN = "\1LOCAL_RANK\1"
 """Placeholder in a rank's command for its LOCAL_RANK; \\1 cannot occur in a user's argument by accident."""
 LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
@@ -37,8 +36,12 @@ class _Target:
 
 
 def program_command(program: str, arguments: Sequence[str], *, python: str) -> tuple[str, ...]:
-    is_own = program.endswith(".py")
-    return (python, *([program] if is_own else ["-m", f"{PROGRAMS_PACKAGE}.{program}"]), *arguments)
+    """Return the command of a program that is a file, or a package that `find_programs` has."""
+    from ascendrun.planner.programs import BUNDLED, find_programs
+
+    found = find_programs().get(program)
+    package = f"{BUNDLED}.{program}" if found is None else found.package
+    return (python, *([program] if program.endswith(".py") else ["-m", package]), *arguments)
 
 
 def user_command(words: Sequence[str], *, python: str | None) -> tuple[str, ...]:

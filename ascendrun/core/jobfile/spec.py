@@ -44,15 +44,13 @@ def parse_program_options(name: str, json_text: str, file: str = "") -> ProgramO
 
 
 def load_programs() -> Mapping[str, ProgramOptions]:
-    """Return the option tables of the bundled programs by name. Raises InvalidInputError."""
-    from importlib import resources
+    """Return the option tables of all programs by name. Raises InvalidInputError."""
+    from ascendrun.planner.programs import find_programs
 
-    programs: dict[str, ProgramOptions] = {}
-    for directory in sorted(resources.files("ascendrun").joinpath("programs").iterdir(), key=lambda each: each.name):
-        table = directory.joinpath("options.json")
-        if directory.is_dir() and table.is_file():
-            programs[directory.name] = parse_program_options(directory.name, table.read_text(encoding="utf-8"))
-    return programs
+    return {
+        name: parse_program_options(name, program.options_file.read_text(encoding="utf-8"), str(program.options_file))
+        for name, program in find_programs().items()
+    }
 
 
 def parse_stages(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ascendrun.ascend.chips import chip_of
 from ascendrun.ascend.faults import fault_of
 from ascendrun.ascend.npu_smi import NpuChip, NpuProcess
 from ascendrun.ascend.npu_smi_views import EccCounts
 from ascendrun.ascend.tool_errors import ToolError
 from ascendrun.core.findings import Finding, Severity
+from ascendrun.facts.chips import chip_of
 from ascendrun.health.survey.check_context import (
     CheckContext,
     check,
@@ -301,7 +301,8 @@ def check_memory_size(context: CheckContext) -> Iterator[Finding]:
         largest = max((chip.hbm_total_mb or 0 for chip in chips.values()), default=0)
         for device, chip in chips.items():
             known = chip_of(chip.name) if chip.name else None
-            rated = known.hbm_mb if known is not None and known.family in RATED else largest
+            memory = known.memory_bytes if known is not None and known.family in RATED else None
+            rated = largest if memory is None else memory >> 20
             if rated and chip.hbm_total_mb is not None and chip.hbm_total_mb < HBM_MIN_FRACTION * rated:
                 short[device] = Text(
                     "doctor.memory-size",

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
-from ascendrun.ascend.chips import Chip, chip_of
 from ascendrun.ascend.hccn import Address, Fec, Link, NetHealth, Ping, Tls
 from ascendrun.ascend.hccn_conf import HccnConf
 from ascendrun.ascend.hccn_counters import Optical
@@ -17,6 +16,7 @@ from ascendrun.ascend.npu_smi_board import Board
 from ascendrun.ascend.npu_smi_views import ChipEcc, ChipHealth
 from ascendrun.ascend.tool_errors import ToolError
 from ascendrun.core.dataclass import dataclass
+from ascendrun.facts.chips import Chip, chip_of
 
 
 @dataclass(frozen=True)

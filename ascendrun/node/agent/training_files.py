@@ -27,7 +27,7 @@ import time
 import zlib
 from collections import Counter
 
-from ascendrun.node import parquet
+from ascendrun.facts import parquet
 from ascendrun.node.agent import protein_files
 from ascendrun.node.ranks import to_bytes
 
@@ -197,7 +197,7 @@ def _data_file(path: str, size: int, deadline: float) -> Raw:
     raw["mark"] = hashlib.sha256(data).hexdigest()[:16]
     if raw["form"] == "parquet":
         try:
-            raw.update(parquet.read(path))
+            raw.update(parquet.read(to_bytes(path)))
         except (OSError, ValueError) as error:
             raw["error"] = str(error)
         return raw

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from ascendrun.planner.codon_constraints import BASES, NO_CONSTRAINTS, Constraints, Words
-from ascendrun.planner.codon_proteins import Drawing
-from ascendrun.planner.codon_vocabulary import CODONS, FIRST_CODON, RESIDUES, codons_of
+from ascendrun.programs.codon.asked import Drawing
+from ascendrun.programs.codon.constraints import BASES, NO_CONSTRAINTS, Constraints, Words
+from ascendrun.programs.codon.vocabulary import CODONS, FIRST_CODON, RESIDUES, codons_of
 from ascendrun.programs.errors import ProgramError
 from ascendrun.text import Text
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ascendrun.planner import codon_vocabulary as v
-from ascendrun.planner.codon_vocabulary import ORGANISMS, Organisms
+from ascendrun.programs.codon import vocabulary as v
 from ascendrun.programs.codon.model import CodonModel, Config, with_organisms
+from ascendrun.programs.codon.vocabulary import ORGANISMS, Organisms
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replace_json, replace_text, replacing
 

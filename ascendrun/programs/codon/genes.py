@@ -15,10 +15,10 @@ from typing import Any, TextIO
 import numpy as np
 
 from ascendrun.options import GENERATED
-from ascendrun.planner import codon_vocabulary as v
-from ascendrun.planner.codon_proteins import FASTA, GENE_FILES, TABLES, form_of
-from ascendrun.planner.codon_vocabulary import Organisms
 from ascendrun.programs import errors
+from ascendrun.programs.codon import vocabulary as v
+from ascendrun.programs.codon.asked import FASTA, GENE_FILES, TABLES, form_of
+from ascendrun.programs.codon.vocabulary import Organisms
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replace_json, replacing
 from ascendrun.text import Text

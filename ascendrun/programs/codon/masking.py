@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ascendrun.planner import codon_vocabulary as v
+from ascendrun.programs.codon import vocabulary as v
 from ascendrun.programs.codon.genes import MASKS, Array
 from ascendrun.programs.devices.attention import Segments
 from ascendrun.programs.trainer.data import Batch, pad

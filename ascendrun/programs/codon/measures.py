@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ascendrun.planner.codon_vocabulary import CODONS, FIRST_CODON, RESIDUES, STANDARD, STOP, codons_of
+from ascendrun.programs.codon.vocabulary import CODONS, FIRST_CODON, RESIDUES, STANDARD, STOP, codons_of
 
 RARE = 0.3
 """CFD: a codon is rare below this share of the frequency of its residue's most frequent codon."""

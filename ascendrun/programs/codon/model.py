@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ascendrun.planner import codon_vocabulary as v
-from ascendrun.planner.codon import BLOCK, BLOCK_SPARSE, FULL, RANDOM_BLOCKS, sparse_from
+from ascendrun.programs.codon import vocabulary as v
+from ascendrun.programs.codon.rules import BLOCK, BLOCK_SPARSE, FULL, RANDOM_BLOCKS, sparse_from
 from ascendrun.programs.codon.sparse import random_blocks, sparse_attention
 from ascendrun.programs.devices.attention import Segments, attention
 from ascendrun.programs.errors import InvalidDataError

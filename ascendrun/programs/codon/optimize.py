@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ascendrun.planner import codon_vocabulary as v
-from ascendrun.planner.codon_constraints import NO_CONSTRAINTS, Constraints
-from ascendrun.planner.codon_proteins import Asked, Drawing, read_ambiguity, read_asked
-from ascendrun.planner.codon_vocabulary import MAX_RESIDUES, ORGANISMS, Organisms
 from ascendrun.programs import errors
+from ascendrun.programs.codon import vocabulary as v
+from ascendrun.programs.codon.asked import Asked, Drawing, read_ambiguity, read_asked
+from ascendrun.programs.codon.constraints import NO_CONSTRAINTS, Constraints
 from ascendrun.programs.codon.decoding import InfeasibleError, decode, decode_freely
 from ascendrun.programs.codon.files import Stored, load_stored
 from ascendrun.programs.codon.masking import batch_of
@@ -26,6 +25,7 @@ from ascendrun.programs.codon.measures import CodonTable, measures, similarity, 
 from ascendrun.programs.codon.model import CodonModel
 from ascendrun.programs.codon.proteins import Protein, complete, read_proteins
 from ascendrun.programs.codon.scores import read_counts
+from ascendrun.programs.codon.vocabulary import MAX_RESIDUES, ORGANISMS, Organisms
 from ascendrun.programs.devices import accelerator
 from ascendrun.programs.devices.accelerator import Accelerator, Precision, choose_precision, open_accelerator
 from ascendrun.programs.errors import InvalidDataError

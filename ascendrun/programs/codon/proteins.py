@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ascendrun.planner.codon_proteins import (
+from ascendrun.programs.codon.asked import (
     AMBIGUOUS,
     LINES,
     PROTEIN_FILES,
@@ -23,8 +23,8 @@ from ascendrun.planner.codon_proteins import (
     problems_of,
     residues_of,
 )
-from ascendrun.planner.codon_vocabulary import MAX_RESIDUES, Organisms
 from ascendrun.programs.codon.genes import NAMED_ORGANISM, biopython, open_text
+from ascendrun.programs.codon.vocabulary import MAX_RESIDUES, Organisms
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.text import Text
 

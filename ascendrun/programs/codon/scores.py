@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ascendrun.planner import codon_vocabulary as v
 from ascendrun.programs import errors
+from ascendrun.programs.codon import vocabulary as v
 from ascendrun.programs.codon.files import load_stored
 from ascendrun.programs.codon.genes import MASKS, Array, Genes, read_genes
 from ascendrun.programs.codon.masking import batch_of, hidden, masked

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.options import Notation, ProgramOptions, check_arguments
-from ascendrun.planner.codon_proteins import Asked, read_asked
+from ascendrun.programs.codon.asked import Asked, read_asked
 from ascendrun.programs.codon.decoding import InfeasibleError
 from ascendrun.programs.codon.optimize import Optimizer, most_residues, open_stored
 from ascendrun.programs.codon.proteins import Protein, complete

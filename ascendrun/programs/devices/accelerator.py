@@ -17,7 +17,7 @@ from typing import Any, Callable
 import numpy as np
 import torch
 
-from ascendrun.planner.chips import Chip, chip_of
+from ascendrun.facts.chips import Chip, chip_of
 from ascendrun.programs.errors import InvalidDataError, ProgramError
 from ascendrun.text import Text
 

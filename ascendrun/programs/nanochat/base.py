@@ -17,8 +17,6 @@ from tokenizers import Tokenizer
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.planner.nanochat import work_of
-from ascendrun.planner.nanochat_sizes import INHERITED, Horizon, Sizes, batch_problem, config_of, horizon_of, settled
 from ascendrun.programs import errors
 from ascendrun.programs.devices import accelerator, attention
 from ascendrun.programs.errors import InvalidDataError
@@ -26,6 +24,8 @@ from ascendrun.programs.nanochat import tokenizer as words
 from ascendrun.programs.nanochat.model import NanoChat, make_model
 from ascendrun.programs.nanochat.recipe import optimizer_of
 from ascendrun.programs.nanochat.replies import Samples
+from ascendrun.programs.nanochat.rules import work_of
+from ascendrun.programs.nanochat.sizes import INHERITED, Horizon, Sizes, batch_problem, config_of, horizon_of, settled
 from ascendrun.programs.nanochat.texts import Corpus, read_corpus
 from ascendrun.programs.trainer import metrics, runtime, shards
 from ascendrun.programs.trainer.checkpoint import replace_json, replacing

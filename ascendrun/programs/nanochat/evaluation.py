@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from ascendrun.planner.nanochat_sizes import Horizon, settled
 from ascendrun.programs import errors
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.cache import of_model
@@ -26,6 +25,7 @@ from ascendrun.programs.nanochat.base import NextToken, make_rows
 from ascendrun.programs.nanochat.calculator import Tools
 from ascendrun.programs.nanochat.inference import open_engine, open_model
 from ascendrun.programs.nanochat.replies import decoded, stops_of
+from ascendrun.programs.nanochat.sizes import Horizon, settled
 from ascendrun.programs.nanochat.tasks import Example, read_task
 from ascendrun.programs.nanochat.texts import read_corpus
 from ascendrun.programs.trainer.checkpoint import replace_json

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from ascendrun.planner import nanochat_sizes
-from ascendrun.planner.nanochat_sizes import Sizes
 from ascendrun.programs import errors
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import inference, model
+from ascendrun.programs.nanochat import sizes as nanochat_sizes
 from ascendrun.programs.nanochat import tokenizer as words
 from ascendrun.programs.nanochat.base import config_with
 from ascendrun.programs.nanochat.model import NanoChat, empty_model
+from ascendrun.programs.nanochat.sizes import Sizes
 from ascendrun.programs.trainer.checkpoint import replace_json, replace_text, replacing
 from ascendrun.programs.trainer.runtime import Runtime
 

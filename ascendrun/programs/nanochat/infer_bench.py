@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from ascendrun.planner.nanochat_sizes import settled
 from ascendrun.programs import errors
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.cache import Cache, of_model
 from ascendrun.programs.generation.engine import Completion, Generator
 from ascendrun.programs.nanochat.inference import open_engine, open_model
+from ascendrun.programs.nanochat.sizes import settled
 from ascendrun.programs.trainer.checkpoint import replace_json
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine

@@ -8,7 +8,6 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ascendrun.planner.nanochat_sizes import settled
 from ascendrun.programs.devices import accelerator
 from ascendrun.programs.generation import chat as chats
 from ascendrun.programs.generation.cache import Cache, of_model
@@ -19,6 +18,7 @@ from ascendrun.programs.nanochat import conversations, sft
 from ascendrun.programs.nanochat.calculator import Tools
 from ascendrun.programs.nanochat.model import NanoChat
 from ascendrun.programs.nanochat.replies import decoded, stops_of
+from ascendrun.programs.nanochat.sizes import settled
 from ascendrun.programs.trainer.optim import OptimizerPlan
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine

@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ascendrun.planner.nanochat_sizes import SMEAR_CHANNELS, VALUE_GATE_CHANNELS, Sizes
 from ascendrun.programs.generation.cache import Attends, Prefill
+from ascendrun.programs.nanochat.sizes import SMEAR_CHANNELS, VALUE_GATE_CHANNELS, Sizes
 
 LOGIT_CAP = 15.0
 SHARPNESS = 1.2

@@ -10,8 +10,8 @@ from torch.nn import functional
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from ascendrun.planner.nanochat_sizes import Sizes
 from ascendrun.programs.nanochat.model import NanoChat
+from ascendrun.programs.nanochat.sizes import Sizes
 
 
 class Prefill:

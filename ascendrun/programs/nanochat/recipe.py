@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ascendrun.planner.nanochat_sizes import ON_CHATS, Horizon
 from ascendrun.programs.nanochat.model import NanoChat
+from ascendrun.programs.nanochat.sizes import ON_CHATS, Horizon
 from ascendrun.programs.trainer import schedule
 from ascendrun.programs.trainer.optim import Group, OptimizerPlan
 from ascendrun.programs.trainer.schedule import Schedule

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from ascendrun.planner.nanochat_sizes import SPECIAL
 from ascendrun.programs.generation.cache import of_model
 from ascendrun.programs.generation.engine import Completion, Generator, generate
 from ascendrun.programs.nanochat import conversations
 from ascendrun.programs.nanochat import tokenizer as words
 from ascendrun.programs.nanochat.calculator import TOOL, Tools
+from ascendrun.programs.nanochat.sizes import SPECIAL
 from ascendrun.programs.trainer.strategies.engine import Engine
 
 SHOWN = dict(zip(TOOL, ("<<", "", "=", ">>")))

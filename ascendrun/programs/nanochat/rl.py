@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.planner.nanochat_sizes import chat_horizon
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.cache import MULTIPLE, rounded
 from ascendrun.programs.generation.engine import Completion
@@ -26,6 +25,7 @@ from ascendrun.programs.nanochat.base import Course, Options, train_model
 from ascendrun.programs.nanochat.evaluation import Pupil, completions, passes, refuse_tasks, replies
 from ascendrun.programs.nanochat.replies import decoded
 from ascendrun.programs.nanochat.sft import Mixture, open_start, read_mixture
+from ascendrun.programs.nanochat.sizes import chat_horizon
 from ascendrun.programs.nanochat.tasks import Example
 from ascendrun.programs.trainer.data import Batch
 from ascendrun.programs.trainer.packing import IGNORED

@@ -17,13 +17,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from ascendrun.planner.nanochat_sizes import Sizes, chat_horizon, settled
 from ascendrun.programs.devices import accelerator
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import tokenizer as words
 from ascendrun.programs.nanochat.base import Course, Options, next_token, refuse, tokens_of, train_model
 from ascendrun.programs.nanochat.conversations import ConversationEncoder
 from ascendrun.programs.nanochat.model import NanoChat, empty_model
+from ascendrun.programs.nanochat.sizes import Sizes, chat_horizon, settled
 from ascendrun.programs.nanochat.tasks import Example, Joined, read_task
 from ascendrun.programs.nanochat.texts import first_val_of, mark_of
 from ascendrun.programs.trainer import shards

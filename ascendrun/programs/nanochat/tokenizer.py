@@ -10,9 +10,9 @@ from typing import Any, Callable
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ascendrun.planner.nanochat_sizes import SPECIAL
 from ascendrun.programs import errors
 from ascendrun.programs.errors import InvalidDataError
+from ascendrun.programs.nanochat.sizes import SPECIAL
 from ascendrun.programs.nanochat.texts import Corpus, read_corpus
 from ascendrun.programs.trainer.checkpoint import replace_json, replace_text
 from ascendrun.programs.trainer.runtime import Runtime

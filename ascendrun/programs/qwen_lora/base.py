@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import warnings
@@ -17,12 +16,12 @@ from ascendrun.programs import errors
 from ascendrun.programs.devices import attention
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import InvalidDataError
+from ascendrun.programs.qwen_lora.rules import presets
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import weights
 from ascendrun.programs.trainer.strategies.engine import cast
 from ascendrun.programs.trainer.strategies.fsdp2 import materialise
 
-SHAPES = Path(__file__).with_name("shapes.json")
 WRAPPER, WRAPPED = "base_model.model.", ".base_layer."
 """Prefix and infix that peft adds to the names of a model's weights."""
 HEAD, WORDS = "lm_head.weight", "model.embed_tokens.weight"
@@ -32,18 +31,16 @@ def shape_config(name: str, **changes: Any) -> Any:
     """Return the configuration of a Qwen2 of a known shape. Raises InvalidDataError."""
     from transformers import Qwen2Config
 
-    shapes = json.loads(SHAPES.read_text(encoding="utf-8"))
-    if name not in shapes:
+    known = presets()
+    if name not in known:
         raise InvalidDataError(
             "program.unknown-preset",
             "--model_preset={name}: unknown preset; expected one of {known}",
             name=name,
-            known=list(shapes),
+            known=list(known),
         )
     # No sliding window: transformers 4.51 warns on every rank about its unused default.
-    return Qwen2Config(
-        max_position_embeddings=32768, use_cache=False, **{"sliding_window": None, **shapes[name], **changes}
-    )
+    return Qwen2Config(use_cache=False, **{"sliding_window": None, **known[name], **changes})
 
 
 def folder_config(folder: Path) -> Any:

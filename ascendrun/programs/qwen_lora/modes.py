@@ -10,7 +10,6 @@ from typing import Any
 
 from ascendrun.planner.cost import Layout
 from ascendrun.planner.models import flops_per_token, shape_of
-from ascendrun.planner.qwen_lora import work_of
 from ascendrun.planner.workload import Workload
 from ascendrun.programs import errors
 from ascendrun.programs.devices import accelerator, attention, fused_ops, kernels
@@ -30,6 +29,7 @@ from ascendrun.programs.qwen_lora.dataset import (
 )
 from ascendrun.programs.qwen_lora.evaluation import Question
 from ascendrun.programs.qwen_lora.merge import merge
+from ascendrun.programs.qwen_lora.rules import work_of
 from ascendrun.programs.qwen_lora.sft_task import Instructions, largest_micro_batch
 from ascendrun.programs.trainer import optim, runtime, schedule, shards
 from ascendrun.programs.trainer.checkpoint import replace_json, replace_text

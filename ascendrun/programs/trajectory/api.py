@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ascendrun.planner.columns import find_columns
+from ascendrun.facts.columns import find_columns
 from ascendrun.programs.devices.accelerator import (
     Accelerator,
     Precision,

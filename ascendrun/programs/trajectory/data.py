@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ascendrun.facts.columns import ALIASES
 from ascendrun.options import GENERATED
-from ascendrun.planner.columns import ALIASES
 from ascendrun.programs.errors import InvalidDataError, check_given
 from ascendrun.programs.trajectory.grammars import TEXTS, fit_text
 from ascendrun.programs.trajectory.leakage import check_leak, check_same_segments

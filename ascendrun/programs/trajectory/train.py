@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from ascendrun.planner.models import flops_per_token
-from ascendrun.planner.trajectory import CPU_MICRO_TOKENS, shape_of_config, work_of
 from ascendrun.planner.workload import Workload
 from ascendrun.programs.devices import accelerator
 from ascendrun.programs.trainer import optim, schedule
@@ -37,6 +36,7 @@ from ascendrun.programs.trajectory.model import (
     segments_of,
     stack_values,
 )
+from ascendrun.programs.trajectory.rules import CPU_MICRO_TOKENS, shape_of_config, work_of
 from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded
 
 FREE_TO_CHANGE = (

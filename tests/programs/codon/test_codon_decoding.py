@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascendrun.planner.codon_constraints import Constraints, GCRange, read_constraints
-from ascendrun.planner.codon_proteins import Drawing
-from ascendrun.planner.codon_vocabulary import CODONS, MAX_RESIDUES
+from ascendrun.programs.codon.asked import Drawing
+from ascendrun.programs.codon.constraints import Constraints, GCRange, read_constraints
 from ascendrun.programs.codon.decoding import LEAST, InfeasibleError, decode, nucleus
+from ascendrun.programs.codon.vocabulary import CODONS, MAX_RESIDUES
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 

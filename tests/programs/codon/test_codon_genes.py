@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from ascendrun.planner import codon_vocabulary as v
 from ascendrun.programs.codon import genes as g
+from ascendrun.programs.codon import vocabulary as v
 from ascendrun.programs.codon.masking import batch_of, hidden, masked
 from ascendrun.programs.errors import InvalidDataError
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ascendrun.planner.codon_vocabulary import ORGANISMS
 from ascendrun.programs.codon import guide
 from ascendrun.programs.codon.files import load_stored, save_model
 from ascendrun.programs.codon.model import Config, make_model
+from ascendrun.programs.codon.vocabulary import ORGANISMS
 from ascendrun.programs.trainer import options as command_line
 from ascendrun.programs.trainer.options import InvalidOptionsError
 from ascendrun.query.templates import copy_template

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.planner.codon_vocabulary import CODONS
 from ascendrun.programs.codon.decoding import Drawing, decode
 from ascendrun.programs.codon.measures import (
     CodonTable,
@@ -25,6 +24,7 @@ from ascendrun.programs.codon.measures import (
     table_choice,
     uniform_choice,
 )
+from ascendrun.programs.codon.vocabulary import CODONS
 
 LYSINES = CodonTable.of(["AAA" * 6 + "AAG" * 2 + "CTG" * 8 + "CTC" * 2 + "TAA"])
 """K: AAA .75, AAG .25. L: CTG .8, CTC .2, four others 0. Other residues: equal frequencies."""

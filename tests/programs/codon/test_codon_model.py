@@ -10,9 +10,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ascendrun.planner import codon as plan
-from ascendrun.planner import codon_vocabulary as v
 from ascendrun.programs.codon import files
+from ascendrun.programs.codon import rules as plan
+from ascendrun.programs.codon import vocabulary as v
 from ascendrun.programs.codon.model import CodonModel, Config, make_model
 from ascendrun.programs.codon.train import mean_attended
 from ascendrun.programs.devices.attention import Segments

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.planner.codon_constraints import Constraints
-from ascendrun.planner.codon_proteins import Ambiguity, Drawing, read_ambiguity, read_asked
-from ascendrun.planner.codon_vocabulary import CODONS, ORGANISMS, translate
 from ascendrun.programs.codon.__main__ import OPTIONS
+from ascendrun.programs.codon.asked import Ambiguity, Drawing, read_ambiguity, read_asked
+from ascendrun.programs.codon.constraints import Constraints
 from ascendrun.programs.codon.decoding import InfeasibleError
 from ascendrun.programs.codon.files import save_model
 from ascendrun.programs.codon.model import CodonModel, Config, make_model
 from ascendrun.programs.codon.optimize import log_probs_of, optimize_stage, passes_of, predict_dna_sequence, write_rows
 from ascendrun.programs.codon.proteins import complete, read_proteins
 from ascendrun.programs.codon.scores import write_counts
+from ascendrun.programs.codon.vocabulary import CODONS, ORGANISMS, translate
 from ascendrun.programs.devices.accelerator import choose_precision, open_accelerator
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.options import parse, read_table

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from ascendrun.node.agent import protein_files, training_files
 from ascendrun.option_tables import read_table
 from ascendrun.options import with_defaults
-from ascendrun.planner import codon as plan
-from ascendrun.planner.codon_proteins import odd_letters, read_ambiguity, residues_of
-from ascendrun.planner.codon_vocabulary import ORGANISMS
 from ascendrun.planner.training import Training, judge
 from ascendrun.programs import codon as program
+from ascendrun.programs.codon import rules as plan
+from ascendrun.programs.codon.asked import odd_letters, read_ambiguity, residues_of
 from ascendrun.programs.codon.model import Config
 from ascendrun.programs.codon.proteins import read_proteins
 from ascendrun.programs.codon.train import steps_of
+from ascendrun.programs.codon.vocabulary import ORGANISMS
 from ascendrun.programs.trainer.data import Buckets, deal
 
 TABLE = read_table("codon", Path(program.__file__).with_name("options.json").read_text(encoding="utf-8"))

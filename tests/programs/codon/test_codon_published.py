@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.planner import codon_vocabulary as v
-from ascendrun.planner.codon_proteins import Ambiguity
+from ascendrun.programs.codon import vocabulary as v
 from ascendrun.programs.codon.__main__ import OPTIONS
+from ascendrun.programs.codon.asked import Ambiguity
 from ascendrun.programs.codon.genes import read_genes
 from ascendrun.programs.codon.optimize import predict_dna_sequence
 from ascendrun.programs.codon.proteins import read_proteins

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from ascendrun.planner.codon_vocabulary import ORGANISMS, translate
 from ascendrun.programs.codon.files import save_model
 from ascendrun.programs.codon.model import Config, make_model
 from ascendrun.programs.codon.optimize import predict_dna_sequence
 from ascendrun.programs.codon.scores import write_counts
 from ascendrun.programs.codon.serve import MOST_PROTEINS, OPTIONS, Service, make_server
+from ascendrun.programs.codon.vocabulary import ORGANISMS, translate
 from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.options import parse, read_table

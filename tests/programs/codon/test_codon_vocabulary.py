@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from ascendrun.planner import codon_vocabulary as v
+from ascendrun.programs.codon import vocabulary as v
 from ascendrun.programs.codon.__main__ import OPTIONS
 from ascendrun.programs.codon.genes import read_genes
 from ascendrun.programs.trainer.options import parse, read_table

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from ascendrun.planner.nanochat_sizes import chat_horizon, settled
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import check, guide
 from ascendrun.programs.nanochat.base import refuse
+from ascendrun.programs.nanochat.sizes import chat_horizon, settled
 from ascendrun.programs.trainer.options import InvalidOptionsError, parse, read_table
 from ascendrun.query.templates import copy_template
 from tests.programs.nanochat.test_nanochat_model import sizes_of

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ascendrun.planner.nanochat_sizes import Sizes
 from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.generation.cache import of_model
 from ascendrun.programs.generation.engine import Generator, generate
 from ascendrun.programs.nanochat.export import our_name
 from ascendrun.programs.nanochat.model import NanoChat, empty_model, make_model
+from ascendrun.programs.nanochat.sizes import Sizes
 from ascendrun.programs.trainer.runtime import Runtime
 from tests.programs.generating import naive, texts_of
 from tests.programs.nanochat import threesteps

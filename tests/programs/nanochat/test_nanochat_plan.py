@@ -13,12 +13,12 @@ from tokenizers import models
 from ascendrun.node.agent.training_files import examine
 from ascendrun.option_tables import read_table
 from ascendrun.options import with_defaults
-from ascendrun.planner import nanochat
-from ascendrun.planner.nanochat_sizes import config_of
 from ascendrun.planner.training import Training, judge
 from ascendrun.programs import nanochat as program
+from ascendrun.programs.nanochat import rules as nanochat
 from ascendrun.programs.nanochat import texts
 from ascendrun.programs.nanochat import tokenizer as words
+from ascendrun.programs.nanochat.sizes import config_of
 from tests.programs.nanochat.test_nanochat_model import sizes_of
 
 TABLE = read_table("nanochat", Path(program.__file__).with_name("options.json").read_text(encoding="utf-8"))

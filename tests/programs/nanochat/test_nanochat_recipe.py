@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.planner.nanochat_sizes import Sizes, batch_problem, horizon_of
 from ascendrun.programs.nanochat import recipe
 from ascendrun.programs.nanochat.model import empty_model
+from ascendrun.programs.nanochat.sizes import Sizes, batch_problem, horizon_of
 from ascendrun.programs.trainer.schedule import value_at
 
 GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("training.json").read_text())["recipes"]

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file
 
-from ascendrun.planner.nanochat_sizes import settled
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import sft, tokenizer
 from ascendrun.programs.nanochat.conversations import render
+from ascendrun.programs.nanochat.sizes import settled
 from ascendrun.programs.trainer.packing import IGNORED
 
 WORDS = tokenizer.of_characters(["abcdefghijklmnopqrstuvwxyz ABCDHISW.?'#()0123456789+=\n"])

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 from ascendrun import ascend
-from ascendrun.ascend.chips import chip_of
 from ascendrun.ascend.faults import fault_classes, fault_of
 from ascendrun.ascend.tables import load_table
 from ascendrun.ascend.variables import check_environment
+from ascendrun.facts.chips import chip_of
 from ascendrun.text import Text, translations
 
 FOLDER = Path(ascend.__file__).parent

@@ -21,7 +21,7 @@ from ascendrun.head.survey.submission import Submission
 from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.facts import Disk, NodeFacts
 from ascendrun.node.agent import training_files
-from ascendrun.planner.nanochat_sizes import SPECIAL
+from ascendrun.programs.nanochat.sizes import SPECIAL
 
 HOSTS = ("n1", "n2")
 CONFIG = {

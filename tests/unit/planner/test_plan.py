@@ -25,9 +25,10 @@ from ascendrun.node.agent import training_files
 from ascendrun.options import Option
 from ascendrun.planner.cost import Devices, Range, compare, layouts
 from ascendrun.planner.history import RecordedRun, with_history
-from ascendrun.planner.models import preset_config, shape_of
-from ascendrun.planner.plan import PROGRAMS
+from ascendrun.planner.models import shape_of
+from ascendrun.planner.programs import find_programs
 from ascendrun.planner.workload import Workload
+from ascendrun.programs.qwen_lora.rules import presets
 from ascendrun.query.planner import expected
 from tests.thorough import examples
 
@@ -81,6 +82,9 @@ def head(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 
 def codes(out: str) -> list[str]:
     return [problem["code"] for problem in json.loads(out)["problems"]]
+
+
+PROGRAMS = tuple(name for name, program in find_programs().items() if program.has_rules)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -347,15 +351,21 @@ def test_a_large_file_is_read_in_part(tmp_path: Path, start: bytes, rows: bool) 
 
 
 def test_no_torch_is_imported() -> None:
-    code = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; import ascendrun.query.planner"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    code = """if True:
+        import sys
+        sys.modules['torch'] = sys.modules['numpy'] = None
+        import ascendrun.query.planner
+        from ascendrun.planner.programs import find_programs, rules_of
+        print(sum(rules_of(name) is not None for name in find_programs()))"""
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True)
+    assert int(loaded.stdout) == len(PROGRAMS)
 
 
 # --- cost ---
 
 
 def work(preset: str, **changes: Any) -> Workload:
-    model = shape_of(preset_config(preset) or {})
+    model = shape_of(presets()[preset])
     assert model is not None
     values: dict[str, Any] = {
         "model": model,

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from ascendrun.core.jobfile.spec import load_programs
 from ascendrun.options import with_defaults
-from ascendrun.planner import cost, qwen_lora, trajectory
+from ascendrun.planner import cost
 from ascendrun.planner.cost import Devices, Option, Range
 from ascendrun.planner.models import LINEAR
-from ascendrun.planner.plan import TrainingPlan, make_plan, render, rules_of
+from ascendrun.planner.plan import TrainingPlan, make_plan, render
+from ascendrun.planner.programs import rules_of
 from ascendrun.planner.training import Training
+from ascendrun.programs.qwen_lora import rules as qwen_lora
+from ascendrun.programs.trajectory import rules as trajectory
 from tests.thorough import examples
 
 SHARED = {

@@ -7,8 +7,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+from ascendrun.facts.chips import chip_of
 from ascendrun.planner import plan, rules
-from ascendrun.planner.chips import chip_of
 from ascendrun.planner.cost import Layout
 from ascendrun.planner.training import PlanProblem, Rule, Training, judge
 from ascendrun.planner.workload import Workload
@@ -27,7 +27,7 @@ def training_of(options: Mapping[str, Any], here: Runtime, *, program: str = "")
     ranks = (program and options["world_size"]) or here.world_size
     named = options["chip"] if program else ""
     chip = chip_of(named) if named else here.accelerator.chip
-    family = (chip.family if chip else "npu") if named else here.family
+    family = (chip.device_type if chip else "npu") if named else here.family
     memory_bytes = (chip.memory_bytes if chip else None) if named else here.accelerator.memory_total_bytes()
     return Training(
         program,

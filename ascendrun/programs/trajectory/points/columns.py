@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascendrun.planner.columns import ALIASES, Columns, find_columns, missing_columns
+from ascendrun.facts.columns import ALIASES, Columns, find_columns, missing_columns
 from ascendrun.programs.errors import InvalidDataError
 
 KNOTS = {"knots": 1.0, "m/s": 1.943844, "km/h": 0.539957}

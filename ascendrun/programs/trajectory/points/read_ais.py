@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ascendrun.planner.columns import LATEST_S, Columns
+from ascendrun.facts.columns import LATEST_S, Columns
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.points import motion_check
 from ascendrun.programs.trajectory.points.columns import KNOTS, match_columns, numbers, one_number, only_value

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascendrun.planner.columns import DAY_FIRST, LATEST_S, MONTH_FIRST, YEAR_LAST, read_time
+from ascendrun.facts.columns import DAY_FIRST, LATEST_S, MONTH_FIRST, YEAR_LAST, read_time
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.text import Text
 

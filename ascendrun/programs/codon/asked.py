@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ascendrun.planner import codon_vocabulary as v
-from ascendrun.planner.codon_constraints import Constraints, read_constraints
+from ascendrun.programs.codon import vocabulary as v
+from ascendrun.programs.codon.constraints import Constraints, read_constraints
 from ascendrun.text import Text
 
 AMBIGUOUS: Mapping[str, str] = {"B": "ND", "Z": "QE", "X": "A", "J": "LI", "U": "C", "O": "K"}

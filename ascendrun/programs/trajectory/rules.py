@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ascendrun.facts.columns import ALIASES, missing_columns
 from ascendrun.options import GENERATED
 from ascendrun.planner import rules
-from ascendrun.planner.columns import ALIASES, missing_columns
 from ascendrun.planner.models import Shape, shape_of
 from ascendrun.planner.training import PlanProblem, Raw, Rule, Training
 from ascendrun.planner.workload import Workload

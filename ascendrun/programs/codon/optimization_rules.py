@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ascendrun.planner import rules
-from ascendrun.planner.codon_proteins import (
+from ascendrun.planner.training import PlanProblem, Raw, Training
+from ascendrun.programs.codon.asked import (
     PROTEIN_FILES,
     Ambiguity,
     form_of,
@@ -16,8 +17,7 @@ from ascendrun.planner.codon_proteins import (
     read_asked,
     residues_of,
 )
-from ascendrun.planner.codon_vocabulary import MAX_RESIDUES, ORGANISMS, Organisms
-from ascendrun.planner.training import PlanProblem, Raw, Training
+from ascendrun.programs.codon.vocabulary import MAX_RESIDUES, ORGANISMS, Organisms
 from ascendrun.text import Text
 
 OPTIMIZES = ("optimize", "serve")

@@ -129,5 +129,5 @@ class Organisms:
         )
 
 
-ORGANISMS = Organisms.read(Path(__file__).with_name("codon_organisms.json"))
+ORGANISMS = Organisms.read(Path(__file__).with_name("organisms.json"))
 """Those of CodonTransformer; the file has the source."""

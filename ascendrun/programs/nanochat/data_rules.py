@@ -6,8 +6,8 @@ import posixpath
 from collections.abc import Iterator
 
 from ascendrun.planner import rules
-from ascendrun.planner.nanochat_sizes import ON_CHATS, SPECIAL, Sizes
 from ascendrun.planner.training import PlanProblem, Raw, Training
+from ascendrun.programs.nanochat.sizes import ON_CHATS, SPECIAL, Sizes
 from ascendrun.text import Text
 
 FORMS = (".parquet", ".jsonl", ".txt")

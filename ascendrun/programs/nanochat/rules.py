@@ -7,8 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from ascendrun.options import GENERATED
-from ascendrun.planner import nanochat_data, rules
-from ascendrun.planner.nanochat_sizes import (
+from ascendrun.planner import rules
+from ascendrun.planner.training import PlanProblem, Rule, Training
+from ascendrun.planner.workload import Workload
+from ascendrun.programs.nanochat import data_rules
+from ascendrun.programs.nanochat.sizes import (
     INHERITED,
     ON_CHATS,
     SMEAR_CHANNELS,
@@ -20,9 +23,7 @@ from ascendrun.planner.nanochat_sizes import (
     horizon_of,
     settled,
 )
-from ascendrun.planner.nanochat_work import ChatWorkload, shape_of
-from ascendrun.planner.training import PlanProblem, Rule, Training
-from ascendrun.planner.workload import Workload
+from ascendrun.programs.nanochat.work import ChatWorkload, shape_of
 from ascendrun.text import Text
 
 TRAINS = ("base", *ON_CHATS)
@@ -331,10 +332,10 @@ def work_of(options: Mapping[str, Any], sizes: Sizes, horizon: Horizon, *, ranks
 
 RULES: tuple[Rule, ...] = (
     check_inputs,
-    nanochat_data.check_texts,
-    nanochat_data.check_tokenizer,
+    data_rules.check_texts,
+    data_rules.check_tokenizer,
     check_model,
-    nanochat_data.check_tasks,
+    data_rules.check_tasks,
     check_sizes,
     check_batch,
     check_replies,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ascendrun.planner.models import Shape
-from ascendrun.planner.nanochat_sizes import Sizes
 from ascendrun.planner.workload import Workload
+from ascendrun.programs.nanochat.sizes import Sizes
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from ascendrun.planner.codon_vocabulary import CODONS, RESIDUES, STANDARD
+from ascendrun.programs.codon.vocabulary import CODONS, RESIDUES, STANDARD
 from ascendrun.text import Text
 
 BASES = "ACGT"

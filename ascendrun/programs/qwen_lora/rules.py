@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from ascendrun.options import GENERATED
 from ascendrun.planner import rules
-from ascendrun.planner.models import LINEAR, Shape, preset_config, shape_of
+from ascendrun.planner.models import LINEAR, Shape, shape_of
 from ascendrun.planner.training import PlanProblem, Rule, Training
 from ascendrun.planner.workload import Workload
 from ascendrun.text import Text
@@ -32,10 +34,16 @@ def inputs(training: Training) -> dict[str, str]:
     }
 
 
+def presets() -> dict[str, dict[str, Any]]:
+    """Return the configuration of each model_preset."""
+    shapes = json.loads(Path(__file__).with_name("shapes.json").read_text(encoding="utf-8"))
+    return {name: {"model_type": "qwen2", "max_position_embeddings": 32768, **shape} for name, shape in shapes.items()}
+
+
 def config_of(training: Training) -> Mapping[str, Any] | None:
     """Return the configuration of the base model; None: unknown."""
     if not training.options["base_model"]:
-        return preset_config(str(training.options["model_preset"]))
+        return presets().get(str(training.options["model_preset"]))
     raw = training.first(str(training.options["base_model"]))
     config = raw.get("config") if raw is not None else None
     return config if isinstance(config, Mapping) else None
@@ -176,7 +184,7 @@ def check_inputs(training: Training) -> Iterator[PlanProblem]:
 
 def check_model(training: Training) -> Iterator[PlanProblem]:
     options = training.options
-    if not options["base_model"] and preset_config(str(options["model_preset"])) is None:
+    if not options["base_model"] and str(options["model_preset"]) not in presets():
         message = Text(
             "plan.unknown-preset", "args.model_preset: unknown preset {name:quote}", name=str(options["model_preset"])
         )

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 
-from ascendrun.node.ranks import to_bytes
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Iterator
@@ -24,10 +22,10 @@ NAME, CHILDREN = 4, 5
 """Fields of an element of the schema."""
 
 
-def read(path: str) -> dict[str, Any]:
+def read(path: bytes) -> dict[str, Any]:
     """Return {"fields": names of the columns, "rows": their number}. Raises OSError, and ValueError with the reason."""
-    size = os.stat(to_bytes(path)).st_size
-    with open(to_bytes(path), "rb") as file:
+    size = os.stat(path).st_size
+    with open(path, "rb") as file:
         start = file.read(len(MARK))
         file.seek(max(0, size - 8))
         end = file.read(8)
