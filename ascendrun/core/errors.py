@@ -104,10 +104,15 @@ class InvalidInputError(AscendrunError):
 
 
 class PreflightError(AscendrunError):
-    """A preflight check failed; no process was started. `problems`: one for each host and fault."""
+    """A preflight check failed; no process was started. `problems`: one for each host and fault. `hosts`: those that
+    are not ready, (): the job itself is not."""
 
     code = "preflight-failed"
     exit_code = 3
+
+    def __init__(self, message: Text | str, *, hosts: tuple[str, ...] = (), **more: Any) -> None:
+        super().__init__(message, **more)
+        self.hosts = hosts
 
 
 class NotFoundError(AscendrunError):

@@ -589,15 +589,6 @@ def name_ranks(hosts: Sequence[str], ranks: Sequence[int]) -> Text:
     return Text("event.who-ranks", "ranks {ranks:ranks} on {hosts:hosts}", **values)
 
 
-def values_for_programs(value: Any) -> Any:
-    """Return values as `events -o jsonl` prints them: a text as code, values and message in this language."""
-    if isinstance(value, Text):
-        return {"code": value.key, "values": values_for_programs(value.values), "message": str(value)}
-    if isinstance(value, Mapping):
-        return {name: values_for_programs(item) for name, item in value.items()}
-    return [values_for_programs(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
 def fold_events(events: Sequence[JobEvent]) -> tuple[JobEvent, ...]:
     """Merge events of one job that several hosts or ranks had at the same time, at the position of the first."""
     folded: list[JobEvent] = []

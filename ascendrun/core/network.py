@@ -36,10 +36,10 @@ class Network:
     interfaces: Mapping[str, str]
 
 
-def choose_network(hosts: Sequence[Host], reports: Mapping[str, NodeReport], faults: list[Text]) -> Network:
+def choose_network(hosts: Sequence[Host], reports: Mapping[str, NodeReport], faults: dict[str, Text]) -> Network:
     """Choose the source address of the first host towards most others, and each host's interface towards the first.
 
-    Hosts that are all this machine use the loopback address. Mismatches are added to `faults`.
+    Hosts that are all this machine use the loopback address. Mismatches are added to `faults`, by host.
     """
     first = hosts[0]
     away = [host for host in hosts[1:] if not (_is_here(host) and _is_here(first))]
@@ -47,14 +47,12 @@ def choose_network(hosts: Sequence[Host], reports: Mapping[str, NodeReport], fau
         return Network(LOOPBACK.source, {host.name: LOOPBACK.interface for host in hosts})
     routes = [route for route in (_route(reports, first, host) for host in away) if route is not None]
     if not routes:
-        faults.append(
-            Text(
-                "network.node-0-no-route",
-                "{host}: no route to {peers:hosts}; all ranks connect to {host} (node 0); "
-                "check its network and name resolution",
-                host=first.name,
-                peers=[host.name for host in away],
-            )
+        faults[first.name] = Text(
+            "network.node-0-no-route",
+            "{host}: no route to {peers:hosts}; all ranks connect to {host} (node 0); "
+            "check its network and name resolution",
+            host=first.name,
+            peers=[host.name for host in away],
         )
         return Network("", {host.name: "" for host in hosts})
     majority = _majority(routes)
@@ -62,7 +60,7 @@ def choose_network(hosts: Sequence[Host], reports: Mapping[str, NodeReport], fau
     for host in away:
         route = _route(reports, host, first)
         if route is None:
-            faults.append(_no_route(reports, host, first))
+            faults[host.name] = _no_route(reports, host, first)
         else:
             interfaces[host.name] = route.interface
     return Network(majority.source, interfaces)

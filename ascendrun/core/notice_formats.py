@@ -28,8 +28,9 @@ from typing import Any, Callable
 from urllib.parse import quote_plus, urlsplit, urlunsplit
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.events import Event, values_for_programs
+from ascendrun.core.events import Event
 from ascendrun.core.notices import SCHEMA_VERSION, TEXT_LIMIT, Notice, Target, Words, describe
+from ascendrun.core.records import as_record
 from ascendrun.text import Text
 
 REPLY_CHARACTERS = 300
@@ -148,7 +149,7 @@ def generic_body(notice: Notice, words: Words, lang: str) -> dict[str, Any]:
 def _event(event: Event) -> dict[str, Any]:
     from ascendrun.core.logs.redaction import Redactor, redact_tree
 
-    values = values_for_programs(event.values)
+    values = as_record(event.values)
     found = {"code": event.code, "severity": event.severity.value, "attempt": event.attempt, "values": values}
     event_values: Any = redact_tree({**found, "hosts": list(event.hosts), "ranks": list(event.ranks)}, Redactor())
     return dict(event_values)

@@ -12,6 +12,7 @@ from typing import Any
 from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.events import Event, JobEvent
 from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.jobs.reasons import Reason
 from ascendrun.core.logs.redaction import redact_text
 from ascendrun.text import Text, fill, from_json, language, to_json
 from ascendrun.text.format import fold_hosts
@@ -57,7 +58,7 @@ class Notice:
     id: str
     kind: str
     at_s: float
-    reason: Text
+    reason: Reason | Text
     head: str
     event: Event | None = None
     job: str | None = None
@@ -161,7 +162,7 @@ def notice_of(job: Job, item: JobEvent, *, head_id: str, head: str) -> Notice | 
         id=f"{head_id}/{job.id}/{mark}",
         kind=kind,
         at_s=event.at_s,
-        reason=reason if isinstance(reason, Text) else event.message(),
+        reason=reason if isinstance(reason, Reason) else event.message(),
         head=head,
         event=event,
         job=job.id,

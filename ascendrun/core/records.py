@@ -9,30 +9,32 @@ from enum import Enum
 from typing import Any
 
 from ascendrun.core.events import Event
-from ascendrun.text import Text
+from ascendrun.core.jobs.reasons import Reason
+from ascendrun.text import Rendered, Text
 
 
 def as_record(value: Any) -> Any:
     """Return plain data for JSON: times as RFC 3339 UTC (`created_at_s` becomes `created_at`), other names unchanged.
 
-    A message is code, values and text: next to a field NAME are NAME_code and NAME_values, in a list it is an object.
+    A message is an object (`message_record`) in a list; of a field NAME its text, next to NAME_code, NAME_values …
     """
     if isinstance(value, Event):
         return event_record(value)
+    if isinstance(value, (Text, Reason)):
+        return message_record(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         record = {}
         for field in dataclasses.fields(value):
             name, entry = field.name, getattr(value, field.name)
             if name == "at_s" or name.endswith("_at_s"):
                 record[name[:-2]] = None if entry is None else format_rfc3339(entry)
-            elif isinstance(entry, Text):
-                record[name] = str(entry)
-                record[f"{name}_code"], record[f"{name}_values"] = entry.key, as_record(entry.values)
+            elif isinstance(entry, Rendered):
+                data = as_record(entry)
+                record[name] = data.pop("message")
+                record.update((f"{name}_{part}", of_part) for part, of_part in data.items())
             else:
                 record[name] = as_record(entry)
         return record
-    if isinstance(value, Text):
-        return {"code": value.key, "values": as_record(value.values), "message": str(value)}
     if isinstance(value, Enum):
         return as_record(value.value)
     if isinstance(value, Mapping):
@@ -48,6 +50,16 @@ def as_record(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return str(value)
+
+
+def message_record(message: Text | Reason) -> dict[str, Any]:
+    """Return the data of a message and, as `message`, its text in the language of the process."""
+    if isinstance(message, Text):
+        return {"code": message.key, "values": as_record(message.values), "message": str(message)}
+    why = message.why if message.why is None or isinstance(message.why, str) else as_record(message.why)
+    place = {"hosts": list(message.hosts), "ranks": list(message.ranks)}
+    values = as_record(message.values)
+    return {"code": message.code, **place, "values": values, "why": why, "message": str(message)}
 
 
 def event_record(event: Event) -> dict[str, Any]:

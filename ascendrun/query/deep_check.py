@@ -135,7 +135,7 @@ class StoreJobs:
             record = store.find(job).job
         if record.state is State.SUCCEEDED:
             return None, record.attempt
-        reason = record.first_failure.reason() if record.first_failure is not None else record.reason
+        reason = record.first_failure.reason if record.first_failure is not None else record.reason
         return str(reason), record.attempt
 
     def end(self, jobs: Sequence[str], *, timeout_s: float) -> None:

@@ -13,6 +13,7 @@ from ascendrun.core.events import Event
 from ascendrun.core.jobs import inputs
 from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Cause, Exit, Phase, State
+from ascendrun.core.jobs.reasons import Reason
 from ascendrun.core.rank_env import forks_ranks
 from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.head.spool.artifact_store import CollectedArtifacts, read_artifacts
@@ -104,6 +105,7 @@ def read_evidence(
         events=attempt_events,
         slow=tuple(slow),
         missing=reading.missing(folder),
+        needs=job.needs or "",
     )
 
 
@@ -240,8 +242,6 @@ class _Reading:
         for event in attempt_events:
             if event.code == "node-lost" and host in event.hosts:
                 lost = event.values.get("why")
-            elif lost is None and host in event.hosts and _reason_key(event) == "reason.node-rebooted":
-                lost = "rebooted"  # by an earlier release, without the event
         plog_texts = [line.text for lines in self.plogs(host).values() for line in lines]
         return HostEvidence(
             host=host,
@@ -440,14 +440,12 @@ def _cause(job: Job, attempt_events: Sequence[Event], *, is_newest: bool) -> str
     return Cause.FAILURE.value if stop is None else str(stop.values.get("cause") or Cause.FAILURE.value)
 
 
-def _without_rule(reason: Text) -> Text:
+def _without_rule(reason: Reason) -> Reason:
     """Return why a job failed, without the rule of its restart policy."""
-    is_wrapped = isinstance(reason, Text) and reason.key == "reason.not-restarted"
-    why = reason.values.get("why") if is_wrapped else None
-    return why if isinstance(why, Text) else reason
+    return reason.why if reason.code == "not-restarted" and isinstance(reason.why, Reason) else reason
 
 
-def _reason(attempt_events: Sequence[Event]) -> Text | None:
+def _reason(attempt_events: Sequence[Event]) -> Reason | None:
     """Return why an earlier attempt was stopped."""
     stop = _stop_of(attempt_events)
     return None if stop is None else stop.values.get("reason")
@@ -458,11 +456,6 @@ def _stop_of(attempt_events: Sequence[Event]) -> Event | None:
         event for event in attempt_events if event.code == "state-changed" and event.values.get("state") == "STOPPING"
     ]
     return stops[-1] if stops else None
-
-
-def _reason_key(event: Event) -> str | None:
-    reason = event.values.get("reason") if event.code == "state-changed" else None
-    return reason.key if isinstance(reason, Text) else None
 
 
 def _end_of(job: Job, ranks: Sequence[RankEvidence], now_s: float) -> float:

@@ -11,7 +11,6 @@ import resource
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,9 @@ def judge(state_dir: Path, job_id: str, attempt: int, *, now_s: float) -> dict[s
         events = store.events(job_id)
     evidence = read_evidence(state_dir, stored, events, attempt=attempt, now_s=now_s)
     found = diagnose(evidence)
-    write_json(str(folder / VERDICT_FILE), {"basis": basis, "diagnosis": to_json(asdict(found))})
+    write_json(str(folder / VERDICT_FILE), {"basis": basis, "diagnosis": to_json(found)})
     steps = [rank.last_step for rank in evidence.ranks if rank.last_step is not None]
-    return {"failure": to_json(asdict(failure_of(found, evidence))), "last_step": max(steps, default=None)}
+    return {"failure": to_json(failure_of(found, evidence)), "last_step": max(steps, default=None)}
 
 
 def stored_diagnosis(folder: Path) -> Diagnosis | None:

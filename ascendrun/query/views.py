@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ascendrun.core.jobs.reasons import Reason, because
 from ascendrun.core.reachability import UNKNOWN
 from ascendrun.text import Text
 
@@ -68,7 +69,7 @@ class JobView:
     id: str
     name: str
     state: str
-    reason: Text | str
+    reason: Reason
     attempt: int
     hosts: tuple[str, ...]
     world_size: int | None
@@ -107,7 +108,7 @@ class JobDetail:
     nodes: tuple[NodeView, ...]
     ranks: tuple[RankView, ...]
     events: tuple[Event, ...]
-    first_failure: Text | str | None
+    first_failure: Reason | None
     unconfirmed_hosts: tuple[str, ...]
     spec: Mapping[str, Any]
     past_attempts: tuple[PastAttempt, ...] = ()
@@ -121,7 +122,7 @@ SLOW_HOSTS = 4
 """Number of slowest hosts that are named while a job's directories are sent."""
 
 
-def state_now(job: Job, sight: JobSight | None) -> tuple[str, Text | str]:
+def state_now(job: Job, sight: JobSight | None) -> tuple[str, Reason]:
     """Return the state of a job and its reason, as every screen and format shows them.
 
     `sight`: what may be stated about a live job, None: nothing. A live job that nothing recent confirms is UNKNOWN.
@@ -129,23 +130,15 @@ def state_now(job: Job, sight: JobSight | None) -> tuple[str, Text | str]:
     if job.is_terminal:
         return job.state.value, job.reason
     if sight is None or not sight.is_known:
-        why = sight.problem if sight is not None and sight.problem is not None else NO_RESPONSE
+        problem = None if sight is None else sight.problem
         seen_at_s = job.since_s or job.created_at_s
         if sight is not None and sight.seen_at_s is not None:
             seen_at_s = max(sight.seen_at_s, seen_at_s)
-        return UNKNOWN, Text(
-            "state.unknown",
-            "{state} when last seen, {seen_at_s:clock}; {why}",
-            state=job.state.value,
-            seen_at_s=seen_at_s,
-            why=why,
-        )
+        why = because("no-response") if problem is None else problem
+        return UNKNOWN, because("unknown", why=why, state=job.state.value, seen_at_s=seen_at_s)
     if job.state.value == "RUNNING":
         return job.state.value, running_reason(job, sight)
     return job.state.value, staging_reason(job, sight) if job.state.value == "STAGING" else job.reason
-
-
-NO_RESPONSE = Text("state.no-response", "the controller does not respond")
 
 
 def silent_hosts(job: Job, sight: JobSight | None) -> Mapping[str, str]:
@@ -156,7 +149,7 @@ def silent_hosts(job: Job, sight: JobSight | None) -> Mapping[str, str]:
     return {host: state for host, state in states.items() if state in (UNKNOWN, "UNREACHABLE")}
 
 
-def running_reason(job: Job, sight: JobSight) -> Text:
+def running_reason(job: Job, sight: JobSight) -> Reason:
     """Return how many ranks of a RUNNING job run now, and which hosts do not confirm theirs."""
     silent = silent_hosts(job, sight)
     seen = [node for node in job.nodes if node.host not in silent]
@@ -165,52 +158,35 @@ def running_reason(job: Job, sight: JobSight) -> Text:
     if has_forked:
         running = sum(rank.exit is None for node in seen for rank in node.forked.values())
     if not silent and running == job.rank_count:
-        return Text("state.running", "{ranks:plural rank ranks} running", ranks=running)
+        return because("running", count=running)
     if not silent:
-        return Text("state.running-some", "{running} of {total} ranks running", running=running, total=job.rank_count)
-    hosts = [_silent_text(silent, state, sight) for state in ("UNREACHABLE", UNKNOWN) if state in silent.values()]
+        return because("running-some", running=running, total=job.rank_count)
+    texts = [_silent_text(silent, state, sight) for state in ("UNREACHABLE", UNKNOWN) if state in silent.values()]
     if not seen:
-        return Text("state.running-unseen", "{hosts}; ranks may still be running", hosts=hosts)
+        return because("running-unseen", silent, away=texts)
     ages = [sight.now_s - at_s for at_s in map(sight.heard_at_s.get, (node.host for node in seen)) if at_s is not None]
-    return Text(
-        "state.running-silent",
-        "{hosts}; {running} of {total} ranks running {age_s:duration} ago",
-        hosts=hosts,
-        running=running,
-        total=job.rank_count,
-        age_s=round(max(ages, default=0.0)),
-    )
+    age_s = round(max(ages, default=0.0))
+    return because("running-silent", silent, away=texts, running=running, total=job.rank_count, age_s=age_s)
 
 
-def _silent_text(silent: Mapping[str, str], state: str, sight: JobSight) -> Text:
+def _silent_text(silent: Mapping[str, str], state: str, sight: JobSight) -> Reason:
     hosts = tuple(host for host in silent if silent[host] == state)
     heard = [at_s for at_s in map(sight.heard_at_s.get, hosts) if at_s is not None]
-    values = {"hosts": hosts, "state": state, "since_s": min(heard, default=None)}
-    if not heard:
-        return Text("state.hosts-unheard", "{hosts:hosts} {state}", **values)
-    return Text("state.hosts-silent", "{hosts:hosts} {state} since {since_s:clock}", **values)
+    code = "hosts-silent" if heard else "hosts-unheard"
+    return because(code, hosts, state=state, since_s=min(heard, default=None))
 
 
-def staging_reason(job: Job, sight: JobSight) -> Text | str:
+def staging_reason(job: Job, sight: JobSight) -> Reason:
     """Return the progress of sending the directories of a STAGING job to its nodes."""
     shares = {host: done / total for host, (done, total) in sight.staged.items() if total}
     if not shares:
         return job.reason
     done, total = (sum(pair[which] for pair in sight.staged.values()) for which in (0, 1))
-    values = {"done": done, "total": total, "share": done / total, "nodes": len(sight.staged)}
+    values: dict[str, Any] = {"done": done, "total": total, "share": done / total, "nodes": len(sight.staged)}
     slow = sorted((host for host, share in shares.items() if share < 1), key=lambda host: shares[host])[:SLOW_HOSTS]
     if done == 0 or len(slow) in (0, len(shares)):
-        return Text(
-            "state.staging",
-            "sent {done:bytes} of {total:bytes} ({share:percent}) to {nodes:plural node nodes}",
-            **values,
-        )
-    return Text(
-        "state.staging-slow",
-        "sent {done:bytes} of {total:bytes} ({share:percent}) to {nodes:plural node nodes}; slowest: {hosts:hosts}",
-        **values,
-        hosts=slow,
-    )
+        return because("staging", **values)
+    return because("staging-slow", slow, **values)
 
 
 def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None, sight: JobSight | None = None) -> JobView:
@@ -270,7 +246,7 @@ def make_found_views(machines: Sequence[Machine]) -> tuple[JobView, ...]:
             id=found[0].job,
             name=tag,
             state=FOUND,
-            reason=found[0].reason(),
+            reason=because("found", [hold.host for hold in found], why=found[0].reason()),
             attempt=int(tag.rpartition(".")[2]),
             hosts=tuple(sorted(hold.host for hold in found)),
             world_size=None,
@@ -348,7 +324,7 @@ def make_job_detail(
         nodes=nodes,
         ranks=ranks,
         events=events,
-        first_failure=None if job.first_failure is None else job.first_failure.reason(),
+        first_failure=None if job.first_failure is None else job.first_failure.reason,
         unconfirmed_hosts=job.unconfirmed,
         spec=stored.spec,
         past_attempts=job.past,

@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Callable, TypeVar
 
 from ascendrun.text.format import SEPARATOR, SPECIAL, UNKNOWN
 
@@ -31,7 +31,33 @@ _PLACE = re.compile(r"\{\{|\}\}|\{(\w+)(!r)?(?::([^{}]*))?\}")
 _language = "en"
 
 
-class Text:
+Kind = TypeVar("Kind", bound=type)
+_carried: dict[str, Any] = {}
+
+
+class Rendered:
+    """What a person reads, kept as data; `str()` renders it in the language of the process."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self.render(_language)
+
+    def render(self, lang: str) -> str:
+        raise NotImplementedError
+
+
+def carried(tag: str) -> Callable[[Kind], Kind]:
+    """Register a class of messages that `to_json` and `from_json` carry under `tag`, by its methods of these names."""
+
+    def register(kind: Kind) -> Kind:
+        _carried[tag] = kind
+        return kind
+
+    return register
+
+
+class Text(Rendered):
     """A message and its values; `str()` renders it in the language of the process.
 
     `key` is unique in the product: `AREA.NAME` in kebab-case. Values are strings, numbers, None (rendered as unknown),
@@ -42,9 +68,6 @@ class Text:
 
     def __init__(self, key: str, english: str, /, **values: Any) -> None:
         self.key, self.english, self.values = key, english, values
-
-    def __str__(self) -> str:
-        return self.render(_language)
 
     def __repr__(self) -> str:
         return f"Text({self.key!r}, {self.values!r})"
@@ -79,7 +102,7 @@ def fill(key: str, english: str, values: Mapping[str, Any], *, lang: str | None 
             return place.group()[0]
         value = values.get(name, "?")
         shown = _show(repr(value) if as_repr else value, spec or "", lang)
-        return f"\0{shown}\0" if lang == "zh" and isinstance(value, Text) else shown
+        return f"\0{shown}\0" if lang == "zh" and isinstance(value, Rendered) else shown
 
     filled = _PLACE.sub(put, template_of(key, english, lang))
     return _space(filled) if lang == "zh" else filled
@@ -101,7 +124,7 @@ def _show(value: Any, spec: str, lang: str) -> str:
             return SPECIAL[name](value, rest)
         if name == "lines":
             return "".join(f"\n  {_show(item, '', lang)}" for item in value)
-        if isinstance(value, Text):
+        if isinstance(value, Rendered):
             return value.render(lang)
         if isinstance(value, (list, tuple)):
             return SEPARATOR.get(lang, ", ").join(_show(item, spec, lang) for item in value)
@@ -168,11 +191,17 @@ def language_of(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def to_json(value: Any) -> Any:
-    """Convert a value, or a structure of values, to JSON types; `from_json` restores it (tuples become lists)."""
+    """Convert a value, or a structure of values, to JSON types; `from_json` restores it (tuples become lists, and
+    dataclasses mappings of their fields)."""
     if isinstance(value, Text):
         return {_TEXT: value.key, "en": value.english, "values": to_json(value.values)}
+    if isinstance(value, Rendered):
+        tag = next(tag for tag, kind in _carried.items() if isinstance(value, kind))
+        return {tag: value.to_json()}  # type: ignore[attr-defined]
     if isinstance(value, Mapping):
         return {name: to_json(item) for name, item in value.items()}
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: to_json(getattr(value, name)) for name in value.__dataclass_fields__}
     return [to_json(item) for item in value] if isinstance(value, (list, tuple, set, frozenset)) else value
 
 
@@ -181,6 +210,9 @@ def from_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         if isinstance(value.get(_TEXT), str) and isinstance(value.get("values"), Mapping):
             return Text(value[_TEXT], str(value.get("en", "")), **from_json(value["values"]))
+        tag = next((tag for tag in _carried if tag in value), None)
+        if tag is not None:
+            return _carried[tag].from_json(value[tag])
         return {name: from_json(item) for name, item in value.items()}
     return [from_json(item) for item in value] if isinstance(value, list) else value
 

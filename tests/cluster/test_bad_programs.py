@@ -121,7 +121,7 @@ def test_a_job_that_reaches_its_time_limit_is_ended_everywhere_with_that_reason(
         )
     )
     scene.await_state(job, "FAILED")
-    assert scene.reason(job)["code"] == "reason.time-limit"
+    assert scene.reason(job)["code"] == "time-limit"
     check_ended(scene, job, state="FAILED")
 
 

@@ -64,7 +64,7 @@ def test_a_failure_of_rank_3_is_of_rank_3_on_every_screen(scene: Scene, launcher
     done = submit(scene, launcher, "fail")
     assert done.returncode == 1, run_text(done)
     detail = scene.show("j-0001")
-    assert detail["first_failure_code"] == "reason.rank-exited", detail["first_failure"]
+    assert detail["first_failure_code"] == "rank-exited", detail["first_failure"]
     assert detail["first_failure_values"] == {"rank": 3, "host": "node2", "code": 1}
     ranks = {rank["rank"]: rank for rank in detail["ranks"]}
     assert [ranks[rank]["host"] for rank in sorted(ranks)] == ["node1", "node1", "node2", "node2"]

@@ -102,7 +102,7 @@ def test_a_supervisor_that_is_terminated_is_no_success(scene: Scene) -> None:
     for host in scene.cluster.hosts:
         signal_all(scene, host, "supervise")
     scene.await_state(job, "FAILED")
-    assert scene.reason(job)["code"] == "reason.preempted"
+    assert scene.reason(job)["code"] == "preempted"
     check_ended(scene, job, state="FAILED")
 
 

@@ -102,7 +102,7 @@ def test_an_end_that_a_rank_writes_itself_changes_nothing(scene: Scene) -> None:
     scene.enough()
     scene.await_state(job, "FAILED")
     reason = scene.reason(job)
-    assert (reason["code"], reason["values"]["rank"], reason["values"]["code"]) == ("reason.rank-exited", 3, 1)
+    assert (reason["code"], reason["ranks"], reason["values"]["code"]) == ("rank-exited", [3], 1)
     check_ended(scene, job, state="FAILED")
 
 

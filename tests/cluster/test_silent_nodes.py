@@ -273,7 +273,7 @@ def trains_on_out_of_reach(scene: Lossy, *, for_s: float, env: dict[str, str]) -
 def test_without_a_fence_a_powered_off_node_holds_the_job_until_a_person_gives_it_up(scene: Lossy, mode: str) -> None:
     job = scene.train("waits", mode=mode)
     scene.cluster.crash("node2")
-    scene.await_that_of(job, lambda row: row["reason_code"] == "reason.waiting-for-end", "it waits")
+    scene.await_that_of(job, lambda row: row["reason_code"] == "waiting-for-end", "it waits")
     scene.stays(job, "BACKOFF", for_s=10)
     assert not scene.everywhere(job)
     done = scene.ascendrun("lost", "node2")
@@ -314,7 +314,7 @@ def resume_without_its_host(scene: Lossy) -> tuple[str, str, str]:
     done = scene.ascendrun("retry", train)
     assert done.returncode == 0, run_text(done)
     resumed = str(scene.show(pipeline)["job"]["id"])
-    scene.await_that_of(resumed, lambda row: row["reason_code"] == "reason.too-few-hosts", "it waits")
+    scene.await_that_of(resumed, lambda row: row["reason_code"] == "too-few-hosts", "it waits")
     done = scene.ascendrun("lost", host)
     assert done.returncode == 0, run_text(done)
     return pipeline, resumed, host
@@ -324,7 +324,7 @@ def test_a_stage_whose_files_were_on_a_host_that_is_lost_fails_and_names_the_fix
     pipeline, resumed, host = resume_without_its_host(scene)
     scene.await_state(resumed, "FAILED")
     reason = scene.reason(resumed)
-    assert reason["code"] == "reason.stage-files-lost"
+    assert reason["code"] == "stage-files-lost"
     assert {"lost": host, "stage": "prepare", "pipeline": pipeline}.items() <= reason["values"].items()
     explained = json.loads(scene.ascendrun("explain", resumed, "-o", "json").stdout)
     assert explained["diagnosis"]["code"] == "stage-files-lost"

@@ -24,7 +24,7 @@ def test_an_unknown_host_gets_nothing_and_trust_is_the_way_out(strangers: Scene)
     refused = strangers.ascendrun("submit", job_file)
     assert refused.returncode == 1, run_text(refused)
     assert "ascendrun trust" in refused.stderr
-    assert strangers.reason("j-0001")["code"] == "reason.preflight-failed"
+    assert strangers.reason("j-0001")["code"] == "preflight-failed"
     for host in strangers.cluster.hosts:
         assert "Accepted publickey" not in strangers.cluster.path(host, "/var/log/sshd.log").read_text()
     trusted = strangers.ascendrun("trust", "--hostfile", strangers.folder / "first.hosts", "--yes")

@@ -50,7 +50,7 @@ def test_a_failing_rank_fails_the_job_by_name(place: Place) -> None:
     done = place.run(place.job("failing", "meet", "exit-rank", 3, 7, "hang"))
     assert done.returncode == 1, run_text(done)
     reason = place.reason("failing")
-    assert (reason["code"], reason["values"]["rank"], reason["values"]["code"]) == ("reason.rank-exited", 3, 7)
+    assert (reason["code"], reason["ranks"], reason["values"]["code"]) == ("rank-exited", [3], 7)
     assert reason["message"] in done.stderr
 
 

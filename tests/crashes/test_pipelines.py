@@ -65,14 +65,14 @@ def test_a_failed_stage_calls_off_those_after_it_and_a_later_submit_goes_on_in_t
     await_that(lambda: states(head) == ["RUNNING", "QUEUED", "QUEUED"])
     await_that(lambda: len(head.show(f"{job}-2")["events"]) >= 2)
     prepare = {"needed": ("prepare", f"{job}-1"), "job": f"{job}-1"}
-    assert reason(head, f"{job}-2") == ("reason.waiting-for-job", prepare)
+    assert reason(head, f"{job}-2") == ("waiting-for-job", prepare)
     touch(head.folder / "prepared")
     assert head.run("wait", job).returncode == 1
     assert states(head) == ["SUCCEEDED", "FAILED", "STOPPED"]
     assert whole(head)["state"] == "FAILED" and whole(head)["stage"] == "train"
-    assert reason(head, f"{job}-2")[0] == "reason.rank-exited"
+    assert reason(head, f"{job}-2")[0] == "rank-exited"
     train = {"needed": ("train", f"{job}-2"), "job": f"{job}-2", "state": "FAILED"}
-    assert reason(head, f"{job}-3") == ("reason.dependency-failed", train)
+    assert reason(head, f"{job}-3") == ("dependency-failed", train)
     assert head.show("pipe")["job"]["id"] == f"{job}-2"  # the stage that tells how it stands
     told = {line["job"] for line in json.loads(head.run("events", "pipe", "-o", "json").stdout)["events"]}
     assert told == {f"{job}-1", f"{job}-2", f"{job}-3"}

@@ -13,12 +13,10 @@ import yaml
 from phrases import PHRASES, fill
 
 from ascendrun.core.events import Event
-from ascendrun.core.jobs.reasons import FirstFailure, separate_trainings
+from ascendrun.core.jobs.reasons import Reason, because
 from ascendrun.core.logs.log_lines import parse_ranks
-from ascendrun.head.state.old_stores import read_reason
 from ascendrun.health.diagnosis import DeviceFact, Evidence, FixedClock, HostEvidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines.launchers import error_lines
-from ascendrun.text import Text
 
 FOLDER = Path(__file__).parent / "cases"
 BEGAN_S = 1_790_000_000.0
@@ -224,7 +222,7 @@ class Builder:
             name="case",
             state=row.get("state", "FAILED"),
             cause=row.get("cause", "failure"),
-            reason=_reason(row.get("reason", "a rank failed"), count=self.count),
+            reason=_reason(row.get("reason", {"code": "rejected", "why": "a rank failed"})),
             device_type=row.get("family", "cpu"),
             launcher=row.get("launcher", "spawn"),
             world_size=int(row.get("world", self.count)),
@@ -434,13 +432,12 @@ def _noise(line: Line, chance: random.Random) -> Line:
     )
 
 
-def _changed(state: str, reason: str | Mapping[str, Any]) -> Event:
-    text = _reason(reason, count=1)
-    return Event("state-changed", {"state": state, "reason": text}, (text.values["host"],), (), 1, BEGAN_S + 300)
+def _changed(state: str, row: Mapping[str, Any]) -> Event:
+    reason = _reason(row)
+    return Event("state-changed", {"state": state, "reason": reason}, reason.hosts, (), 1, BEGAN_S + 300)
 
 
-def _reason(reason: str | Mapping[str, Any], *, count: int) -> Text:
-    """{kind, host} of a first failure, or a sentence that an earlier release would have written."""
-    if isinstance(reason, str):
-        return read_reason(reason, count=count)
-    return separate_trainings(**reason) if "world_size" in reason else FirstFailure(**reason).reason()
+def _reason(row: Mapping[str, Any]) -> Reason:
+    """{code, hosts, why, and its values}."""
+    values = dict(row)
+    return because(values.pop("code"), **values)

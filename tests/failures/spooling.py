@@ -11,7 +11,7 @@ from typing import Any
 from corpus import BEGAN_S, Case
 
 from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase, State
-from ascendrun.core.jobs.reasons import new
+from ascendrun.core.jobs.reasons import because
 from ascendrun.head.spool.clocks import Reading, keep_reading
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.state.store import Store
@@ -76,7 +76,7 @@ def _make_job(evidence: Evidence, job_id: str, head_id: str) -> Job:
         start_s=60.0,
         created_at_s=BEGAN_S,
         state=State(evidence.state),
-        reason=evidence.reason or new(),
+        reason=evidence.reason or because("new"),
         nodes=nodes,
         world_size=evidence.world_size,
         go_sent_at_s=BEGAN_S,

@@ -19,7 +19,7 @@ from spooling import spool_case
 from ascendrun.cli import main
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Cause, Job, State
-from ascendrun.core.jobs.reasons import preflight_failed
+from ascendrun.core.jobs.reasons import because
 from ascendrun.head.state.store import Store
 
 Say = Callable[..., tuple[int, str, str]]
@@ -130,7 +130,7 @@ def refuse(state_dir: Path, why: str) -> str:
             state=State.FAILED,
             cause=Cause.REFUSED,
             attempt=1,
-            reason=preflight_failed([], why),
+            reason=because("preflight-failed", why=why),
             ended_at_s=time.time(),
         )
         event = Event("state-changed", {"state": "FAILED", "reason": job.reason}, attempt=1, at_s=time.time())

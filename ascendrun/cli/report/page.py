@@ -17,12 +17,13 @@ from ascendrun.cli.output import describe_attempt_failure, describe_memory, desc
 from ascendrun.cli.sanitise import headline, sanitise_line
 from ascendrun.core.measurement import metrics_of
 from ascendrun.core.samples import DeviceSample, HostSample
-from ascendrun.text import Text
+from ascendrun.text import Rendered, Text
 from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
+    from ascendrun.core.jobs.reasons import Detail
     from ascendrun.health.diagnosis import Diagnosis
     from ascendrun.health.report.charts import Chart
     from ascendrun.health.report.data import Caveat, JobMetrics, Report, StageRow
@@ -225,7 +226,7 @@ def _template() -> Template:
     from markupsafe import Markup
 
     def finalize(value: Any) -> Any:
-        is_foreign = isinstance(value, (str, Text)) and not isinstance(value, Markup)
+        is_foreign = isinstance(value, (str, Rendered)) and not isinstance(value, Markup)
         return sanitise_line(str(value)) if is_foreign else value
 
     environment = Environment(autoescape=True, finalize=finalize)
@@ -287,7 +288,7 @@ def describe_steps(first: int | None, last: int | None) -> str:
     return "–" if first is None or last is None else f"{first:,}–{last:,}"
 
 
-def _reason(reason: str | Text, job: str) -> str:
+def _reason(reason: Detail, job: str) -> str:
     """Return the first line, and the command for the others."""
     lines = str(reason).strip()
     if "\n" not in lines:

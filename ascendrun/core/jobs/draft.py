@@ -9,12 +9,12 @@ from typing import Any, Callable
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
-from ascendrun.core.jobs import inputs, reasons, restart
+from ascendrun.core.jobs import inputs, restart
 from ascendrun.core.jobs.inputs import Action
 from ascendrun.core.jobs.job import Cause, Job, Phase, State
 from ascendrun.core.jobs.outcome import judge_quickly
+from ascendrun.core.jobs.reasons import Reason, because
 from ascendrun.core.jobs.restart import Again, PastAttempt
-from ascendrun.text import Text
 
 TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.QUEUED: frozenset({State.CHECKING, State.STOPPING}),
@@ -60,7 +60,7 @@ class Transition:
     source: State
     target: State
     at_s: float
-    reason: Text
+    reason: Reason
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Draft:
     ) -> None:
         self.events.append(Event(code, values or {}, tuple(hosts), tuple(ranks), self.job.attempt, self.now_s))
 
-    def transition(self, target: State, reason: Text) -> None:
+    def transition(self, target: State, reason: Reason) -> None:
         if target not in TRANSITIONS[self.job.state]:
             past = "; ".join(self._recent()) or "no past recorded"
             raise InvalidTransitionError(
@@ -105,14 +105,14 @@ class Draft:
         self.transitions.append(Transition(self.job.state, target, self.now_s, reason))
         cause = self.job.cause.value if self.job.cause is not None else None
         values = {"state": target.value, "previous": self.job.state.value, "reason": reason, "cause": cause}
-        self.record("state-changed", *place_of(reason), values)
+        self.record("state-changed", reason.hosts, reason.ranks, values)
         self.job = replace(self.job, state=target, reason=reason, since_s=self.now_s)
 
     def set_node(self, host: str, **changes: Any) -> None:
         nodes = tuple(replace(n, **changes) if n.host == host else n for n in self.job.nodes)
         self.job = replace(self.job, nodes=nodes)
 
-    def stop(self, cause: Cause, reason: Text, *, now: bool = False) -> None:
+    def stop(self, cause: Cause, reason: Reason, *, now: bool = False) -> None:
         """Go to STOPPING, with its actions; a later request to stop now applies as well."""
         if self.job.is_terminal or (self.job.state is State.BACKOFF and cause is not Cause.USER):
             return  # the attempt is over: late reports of its nodes change nothing
@@ -127,7 +127,7 @@ class Draft:
         self.transition(State.STOPPING, reason)
         self.actions += stop_actions(self.job) + judge_actions(self.job)
 
-    def hold(self, reason: Text, hosts: Sequence[str], by: str | None) -> None:
+    def hold(self, reason: Reason, hosts: Sequence[str], by: str | None) -> None:
         self.record("held", hosts, values={"reason": reason, "by": by})
         self.stop(Cause.HELD, reason)
 
@@ -135,15 +135,18 @@ class Draft:
         """Make every transition that the record allows."""
         job = self.job
         if job.state is State.CHECKING and job.world_size and all_at_least(job, Phase.REPORTED):
-            self.transition(State.STAGING, reasons.checked(len(job.nodes), self.now_s - job.since_s))
+            self.transition(
+                State.STAGING, because("checked", count=len(job.nodes), seconds=round(self.now_s - job.since_s, 3))
+            )
             self.actions.append(inputs.StageNodes())
         if self.job.state is State.STAGING and all_at_least(self.job, Phase.STAGED):
-            self.transition(State.STARTING, reasons.staged(len(job.nodes), self.now_s - self.job.since_s))
+            seconds = round(self.now_s - self.job.since_s, 3)
+            self.transition(State.STARTING, because("staged", count=len(job.nodes), seconds=seconds))
             self.actions.append(inputs.PrepareNodes())
         if self.job.state is State.STARTING:
             self._settle_start()
         if self.job.state is State.RUNNING and all(n.phase is Phase.ENDED for n in self.job.nodes):
-            self._finish(State.SUCCEEDED, reasons.succeeded(self.job.rank_count))
+            self._finish(State.SUCCEEDED, because("succeeded", count=self.job.rank_count))
         if self.job.state is State.STOPPING:
             self._settle_stop()
         if self.job.state is State.BACKOFF and self.now_s >= (self.job.not_before_s or 0.0):
@@ -154,7 +157,7 @@ class Draft:
             blocks = [set(n.hccl) for n in self.job.nodes if n.hccl is not None]
             common = set.intersection(*blocks) if blocks else set()
             if blocks and not common:
-                self.hold(reasons.no_common_ports([n.host for n in self.job.nodes]), self.job.hosts, None)
+                self.hold(because("no-common-ports", self.job.hosts), self.job.hosts, None)
                 return
             self.job = replace(self.job, hccl_base=min(common, default=None), refusals=0)
             nodes = tuple(replace(n, phase=Phase.GO_SENT) for n in self.job.nodes)
@@ -162,7 +165,7 @@ class Draft:
             self.actions.append(inputs.StartNodes())
         if all(n.phase in (Phase.STARTED, Phase.ENDED) for n in self.job.nodes):
             self.job = replace(self.job, started_at_s=self.now_s)
-            self.transition(State.RUNNING, reasons.running(self.job.world_size))
+            self.transition(State.RUNNING, because("running", count=self.job.world_size))
 
     def _settle_stop(self) -> None:
         waiting = tuple(n.host for n in self.job.nodes if n.may_run_processes and n.host not in self.job.unconfirmed)
@@ -177,13 +180,13 @@ class Draft:
             return
         reason = self.job.reason
         if cause is Cause.FAILURE and self.job.first_failure:
-            reason = self.job.first_failure.reason()
+            reason = self.job.first_failure.reason
         if may_restart(self.job):
             self._decide_restart(reason)
         else:
             self._finish(State.STOPPED if cause in (Cause.USER, Cause.NEED) else State.FAILED, reason)
 
-    def _decide_restart(self, why: Text) -> None:
+    def _decide_restart(self, why: Reason) -> None:
         """End the job, or let it wait for its next attempt. Waits for the diagnosis."""
         job = self.job
         failure = judge_quickly(job) if job.cause is Cause.REFUSED else job.failure
@@ -193,7 +196,7 @@ class Draft:
         past = (*job.past, self.this_attempt())
         decision = restart.decide(job.policy, past, failure, self.now_s, job.run_id)
         used = restart.restarts_used(job.policy, job.past, self.now_s)
-        values = {
+        values: dict[str, Any] = {
             "kind": failure.kind.value,
             "finding": failure.code,
             "confidence": failure.confidence,
@@ -209,14 +212,16 @@ class Draft:
             counted = decision.rule == "again"
             more = {"pause_s": pause_s, "avoid": decision.avoid, "quarantine": decision.quarantine}
             self.record("restarting", failure.hosts, failure.ranks, {**values, **more})
-            number = used + 1 if counted else None
-            reason = reasons.restarting(number, job.policy.max_restarts, decision.not_before_s, why)
+            code = "restarting" if counted else "restarting-uncounted"
+            limit = job.policy.max_restarts
+            reason = because(code, why=why, number=used + 1, limit=limit, at_s=decision.not_before_s)
             self.back_off(reason, decision.not_before_s, counted=counted, avoid=decision.avoid)
             return
         self.record("gave-up", failure.hosts, failure.ranks, values)
-        self._finish(State.FAILED, reasons.not_restarted(why, restart.rule_text(decision.rule, values)))
+        rule = because(f"rule-{decision.rule}", **values)
+        self._finish(State.FAILED, because("not-restarted", why=why, rule=rule))
 
-    def back_off(self, reason: Text, not_before_s: float, *, counted: bool = True, avoid: Sequence[str] = ()) -> None:
+    def back_off(self, reason: Reason, not_before_s: float, *, counted: bool = True, avoid: Sequence[str] = ()) -> None:
         """Go from STOPPING to BACKOFF, until `not_before_s`. `counted`: this uses one of the job's restarts; `avoid`:
         hosts that the next attempt uses last."""
         attempt = replace(self.this_attempt(), counted=counted, avoid=tuple(avoid))
@@ -258,7 +263,7 @@ class Draft:
                 self.record("host-fenced", hosts, values={"by": by})
             self._requeue()
             return
-        reason = reasons.waiting_for_end(hosts, self.job.attempt)
+        reason = because("waiting-for-end", hosts, attempt=self.job.attempt)
         if self.job.reason != reason:
             self.job = replace(self.job, reason=reason)
             self.record("restart-waits", hosts, values={"reason": reason})
@@ -285,9 +290,9 @@ class Draft:
             not_before_s=None,
             resume=None,
         )
-        self.transition(State.QUEUED, reasons.next_attempt(self.job.attempt))
+        self.transition(State.QUEUED, because("next-attempt", attempt=self.job.attempt))
 
-    def _finish(self, target: State, reason: Text) -> None:
+    def _finish(self, target: State, reason: Reason) -> None:
         self.job = replace(self.job, ended_at_s=self.now_s)
         self.transition(target, reason)
 
@@ -321,16 +326,6 @@ def can_restart_without(job: Job, silent: Sequence[str], fenced: frozenset[str] 
 def judge_actions(job: Job) -> tuple[Action, ...]:
     is_open = may_restart(job) and job.cause is not Cause.REFUSED and job.failure is None
     return (inputs.Judge(job.attempt),) if is_open else ()
-
-
-def place_of(reason: Text) -> tuple[Sequence[str], Sequence[int]]:
-    """Return the hosts and ranks that a reason names, itself or in the reason inside it."""
-    inner = reason.values.get("why")
-    if isinstance(inner, Text) and not {"host", "hosts"} & set(reason.values):
-        return place_of(inner)
-    host, rank, ranks = (reason.values.get(name) for name in ("host", "rank", "ranks"))
-    named = ranks if isinstance(ranks, (list, tuple)) else [] if rank is None else [rank]
-    return reason.values.get("hosts") or ([host] if host else []), named
 
 
 def all_at_least(job: Job, phase: Phase) -> bool:

@@ -13,7 +13,7 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.findings import Finding
 from ascendrun.core.jobs.checkpoints import Listed, ResumePoint
 from ascendrun.core.jobs.job import Exit, Leftover, StageFiles
-from ascendrun.core.jobs.reasons import Detail
+from ascendrun.core.jobs.reasons import Detail, FirstFailure, Reason
 from ascendrun.core.jobs.restart import Failure
 from ascendrun.text import Text
 
@@ -34,14 +34,14 @@ class NodesFree:
 class WaitingForNodes:
     """The job is not placed, for this reason."""
 
-    reason: Text
+    reason: Reason
 
 
 @dataclass(frozen=True)
 class DependencyFailed:
     """The dependency of this job ended without success."""
 
-    reason: Text
+    reason: Reason
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ class NodeReady:
 
 @dataclass(frozen=True)
 class Refused:
-    """A node or the plan prevents the start. `host` None: the plan, or several hosts (`hosts`, as in `why`). `is_away`:
-    the host is not reachable, which the job cannot have caused."""
+    """A node or the plan prevents the start. `host` None: the plan, or several hosts (`hosts`, (): none of them).
+    `is_away`: the host is not reachable, which the job cannot have caused."""
 
     host: str | None
     why: Detail
@@ -127,11 +127,12 @@ class HoldChanged:
 @dataclass(frozen=True)
 class Held:
     """Something else uses devices or ports of the job: a refusal that passes. `what`: as the node reports it; `by`: the
-    run that leases them, None: unknown, or several."""
+    run that leases them, None: unknown, or several. `hosts`: all of them, (): the one."""
 
     host: str
     what: Detail
     by: str | None = None
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -278,11 +279,13 @@ class RetryRequested:
 
 @dataclass(frozen=True)
 class Diagnosed:
-    """The failure of an attempt was diagnosed. `last_step`: the newest step that it reported, None: unknown."""
+    """The failure of an attempt was diagnosed. `first`: what failed first, None: there is no diagnosis, or the attempt
+    did not fail by itself. `last_step`: the newest step that it reported, None: unknown."""
 
     attempt: int
     failure: Failure
     last_step: int | None = None
+    first: FirstFailure | None = None
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from functools import partial
 from typing import Any
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
-from ascendrun.core.jobs import reasons
 from ascendrun.core.jobs.checkpoints import ResumePoint, load_resume
-from ascendrun.core.jobs.reasons import FirstFailure
+from ascendrun.core.jobs.reasons import FirstFailure, Reason, because
 from ascendrun.core.jobs.restart import Failure, PastAttempt, RestartPolicy, load_failure, load_past, load_policy
-from ascendrun.text import Text, from_json, to_json
+from ascendrun.text import from_json, to_json
 
 
 class State(str, Enum):
@@ -206,7 +205,7 @@ class Job:
     start_s: float
     created_at_s: float
     state: State = State.QUEUED
-    reason: Text = field(default_factory=reasons.new)
+    reason: Reason = field(default_factory=lambda: because("new"))
     attempt: int = 1
     since_s: float = 0.0
     nodes: tuple[NodeProgress, ...] = ()
@@ -284,7 +283,7 @@ class Job:
 
 def dump_job(job: Job) -> dict[str, Any]:
     """Return the record as JSON values; enums become their values, tuples lists, rank numbers in keys strings."""
-    return dict(to_json(asdict(job)))
+    return dict(to_json(job))
 
 
 def load_job(record: Mapping[str, Any]) -> Job:
@@ -294,7 +293,7 @@ def load_job(record: Mapping[str, Any]) -> Job:
         record,
         state=State,
         reason=from_json,
-        first_failure=lambda row: load_dataclass(FirstFailure, from_json(row)),
+        first_failure=partial(load_dataclass, FirstFailure, reason=from_json),
         cause=Cause,
         hosts=tuple,
         unconfirmed=tuple,

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Callable, get_args
 
 from ascendrun.core.events import Event
-from ascendrun.core.jobs import inputs, reasons
+from ascendrun.core.jobs import inputs
 from ascendrun.core.jobs.draft import (
     CONFIRM_S,
     JUDGE_S,
@@ -22,10 +22,9 @@ from ascendrun.core.jobs.draft import (
 )
 from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Cause, ForkedRank, Job, NodeProgress, Phase, State
-from ascendrun.core.jobs.outcome import find_first_failure, judge_quickly
-from ascendrun.core.jobs.reasons import FirstFailure
+from ascendrun.core.jobs.outcome import first_failure, judge_quickly
+from ascendrun.core.jobs.reasons import LOST, FirstFailure, Reason, because, hung_at_exit
 from ascendrun.core.jobs.restart import Failure, Kind
-from ascendrun.text import Text
 
 _BEFORE_GO = (State.CHECKING, State.STAGING, State.STARTING)
 
@@ -98,7 +97,7 @@ def _nodes_free(draft: Draft, event: inputs.NodesFree) -> None:
     lost = tuple(host for host in draft.job.lost_hosts if host not in event.hosts)
     placed = replace(draft.job, hosts=event.hosts, spares=event.spares, nodes=nodes, lost_hosts=lost)
     draft.job = replace(placed, world_size=0, master_port=None, go_sent_at_s=None)
-    draft.transition(State.CHECKING, reasons.nodes_available(len(nodes)))
+    draft.transition(State.CHECKING, because("nodes-available", count=len(nodes)))
     if len(event.spares) < draft.job.request.spares:
         draft.record("spares-missing", values={"found": len(event.spares), "count": draft.job.request.spares})
     draft.actions.append(inputs.QueryNodes())
@@ -145,7 +144,7 @@ def _resume_chosen(draft: Draft, event: inputs.ResumeChosen) -> None:
 
 def _resume_lost(draft: Draft, event: inputs.ResumeLost) -> None:
     if draft.job.state is State.CHECKING:
-        draft.hold(reasons.only_copy(event.step, event.hosts), event.hosts, None)
+        draft.hold(because("only-copy", event.hosts, step=event.step), event.hosts, None)
 
 
 def _planned(draft: Draft, event: inputs.Planned) -> None:
@@ -171,24 +170,25 @@ def _node_ready(draft: Draft, event: inputs.NodeReady) -> None:
 
 
 def _refused(draft: Draft, event: inputs.Refused) -> None:
-    why = event.why if event.host is None else reasons.on_host(event.host, event.why)
     job = draft.job
-    hosts = event.hosts or _hosts_named(why, job.hosts)
+    hosts = event.hosts or (() if event.host is None else (event.host,))
+    why = event.why if event.host is None else because("on-host", hosts, why=event.why)
     if job.go_sent_at_s is not None:
-        draft.stop(Cause.FAILURE, why if isinstance(why, Text) else reasons.legacy(why))
+        draft.stop(Cause.FAILURE, why if isinstance(why, Reason) else because("rejected", hosts, why=why))
     elif job.state in _BEFORE_GO and _can_pass_over(job, hosts, draft.now_s, is_away=event.is_away):
         until_s = draft.now_s + PASSED_OVER_S
         draft.record("host-passed-over", hosts, values={"why": event.why, "until_s": until_s})
         draft.job = replace(job, passed_over={**job.passed_over, **dict.fromkeys(hosts, until_s)})
-        draft.stop(Cause.PASSED_OVER, reasons.passed_over(hosts, event.why))
+        draft.stop(Cause.PASSED_OVER, because("passed-over", hosts, why=event.why))
     elif job.state is not State.QUEUED or (event.host, event.hosts) == (None, ()):  # else of an attempt given up
-        draft.stop(Cause.REFUSED, reasons.preflight_failed(hosts, why))
+        draft.stop(Cause.REFUSED, because("preflight-failed", hosts, why=why))
 
 
 def _stage_files_missing(draft: Draft, event: inputs.StageFilesMissing) -> None:
     files = draft.job.node(event.host).replaces
     if files is not None and draft.job.state in _BEFORE_GO:
-        reason = reasons.stage_files_lost(event.host, files.host, files.stage, draft.job.pipeline)
+        pipeline = draft.job.pipeline
+        reason = because("stage-files-lost", [event.host], lost=files.host, stage=files.stage, pipeline=pipeline)
         draft.stop(Cause.FILES_LOST, reason)
 
 
@@ -212,20 +212,8 @@ def _hold_changed(draft: Draft, event: inputs.HoldChanged) -> None:
 
 def _held(draft: Draft, event: inputs.Held) -> None:
     if draft.job.state in (State.CHECKING, State.STAGING, State.STARTING):
-        hosts = _hosts_named(event.what, draft.job.hosts) or (event.host,)
-        draft.hold(reasons.held(event.host, event.what), hosts, event.by)
-
-
-def _hosts_named(why: object, hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return the hosts of the job among the values of a text."""
-    if not isinstance(why, Text):
-        return ()
-    found: set[str] = set()
-    for value in why.values.values():
-        names = value if isinstance(value, (list, tuple)) else [value]
-        found.update(name for name in names if isinstance(name, str) and name in hosts)
-        found.update(name for text in names for name in _hosts_named(text, hosts))
-    return tuple(sorted(found))
+        hosts = (event.host, *(host for host in event.hosts if host != event.host))
+        draft.hold(because("held", hosts, why=event.what), hosts, event.by)
 
 
 def _rank_started(draft: Draft, event: inputs.RankStarted) -> None:
@@ -245,10 +233,17 @@ def _rank_exited(draft: Draft, event: inputs.RankExited) -> None:
     if event.exit.killed_at_exit:
         draft.record("rank-killed-at-exit", [event.host], [event.rank])
     if event.exit.is_failure:
-        failure = find_first_failure(draft.job)
+        failure = _first_failure(draft.job)
         assert failure is not None, "this rank has failed"
-        draft.job = replace(draft.job, first_failure=failure)
-        draft.stop(Cause.FAILURE, failure.reason())
+        if draft.job.first_failure is None or draft.job.first_failure.is_preliminary:
+            draft.job = replace(draft.job, first_failure=failure)
+        draft.stop(Cause.FAILURE, failure.reason)
+
+
+def _first_failure(job: Job) -> FirstFailure | None:
+    clocks = {node.host: node.clock_offset_s for node in job.nodes}
+    found = first_failure(job.nodes, clocks, forks=job.forks)
+    return None if found is None else FirstFailure(found)
 
 
 def _forked_rank_started(draft: Draft, event: inputs.ForkedRankStarted) -> None:
@@ -268,15 +263,16 @@ def _rank_hung_at_exit(draft: Draft, event: inputs.RankHungAtExit) -> None:
     node = draft.job.node(event.host)
     if event.rank not in node.lingering:
         draft.set_node(event.host, lingering=(*node.lingering, event.rank))
-        values = {"cause": event.cause, "why": reasons.hung_at_exit(event.cause, event.after_s)}
+        values = {"cause": event.cause, "why": hung_at_exit(event.cause, event.after_s)}
         draft.record("rank-hung-at-exit", [event.host], [event.rank], values)
 
 
 def _start_failed(draft: Draft, event: inputs.StartFailed) -> None:
-    failure = FirstFailure("start-failed", event.host, event.rank, detail=event.why)
+    code, ranks = ("host-start-failed", ()) if event.rank is None else ("rank-start-failed", (event.rank,))
+    reason = because(code, [event.host], ranks, event.why)
     if draft.job.first_failure is None:
-        draft.job = replace(draft.job, first_failure=failure)
-    draft.stop(Cause.FAILURE, failure.reason())
+        draft.job = replace(draft.job, first_failure=FirstFailure(reason))
+    draft.stop(Cause.FAILURE, reason)
 
 
 def _node_ended(draft: Draft, event: inputs.NodeEnded) -> None:
@@ -285,7 +281,7 @@ def _node_ended(draft: Draft, event: inputs.NodeEnded) -> None:
         exits = {**node.exits, **{rank: e for rank, e in event.exits.items() if not e.agrees(node.exits.get(rank))}}
         draft.set_node(event.host, phase=Phase.ENDED, leftovers=event.leftovers, exits=exits)
         if draft.job.first_failure is None:
-            draft.job = replace(draft.job, first_failure=find_first_failure(draft.job))
+            draft.job = replace(draft.job, first_failure=_first_failure(draft.job))
         if event.leftovers:
             values = {
                 "pids": [one.pid for one in event.leftovers],
@@ -299,7 +295,7 @@ def _node_ended(draft: Draft, event: inputs.NodeEnded) -> None:
         draft.record("processes-gone", [event.host])
     if draft.job.state in (State.STARTING, State.RUNNING) and not _all_succeeded(draft.job.node(event.host)):
         failure = draft.job.first_failure
-        draft.stop(Cause.FAILURE, failure.reason() if failure else reasons.ranks_ended_early(event.host))
+        draft.stop(Cause.FAILURE, failure.reason if failure else because("ranks-ended-early", [event.host]))
 
 
 def _node_lost(draft: Draft, event: inputs.NodeLost) -> None:
@@ -309,11 +305,11 @@ def _node_lost(draft: Draft, event: inputs.NodeLost) -> None:
     draft.record("node-lost", [event.host], values={"why": event.why})
     unconfirmed = tuple(host for host in draft.job.unconfirmed if host != event.host)
     draft.job = replace(draft.job, unconfirmed=unconfirmed)
-    failure = FirstFailure(reasons.LOST[event.why], event.host)
     if draft.job.state in (State.STARTING, State.RUNNING):
+        reason = because(LOST[event.why], [event.host])
         if draft.job.first_failure is None:
-            draft.job = replace(draft.job, first_failure=failure)
-        draft.stop(Cause.NODE_LOST, failure.reason())
+            draft.job = replace(draft.job, first_failure=FirstFailure(reason))
+        draft.stop(Cause.NODE_LOST, reason)
 
 
 def _host_given_up(draft: Draft, event: inputs.HostGivenUp) -> None:
@@ -335,20 +331,20 @@ def _leftovers_gone(draft: Draft, event: inputs.LeftoversGone) -> None:
 
 def _supervisor_lost(draft: Draft, event: inputs.SupervisorLost) -> None:
     if draft.job.node(event.host).may_run_processes:
-        draft.stop(Cause.NODE_LOST, reasons.supervisor_lost(event.host))
+        draft.stop(Cause.NODE_LOST, because("supervisor-lost", [event.host]))
 
 
 def _stop_started(draft: Draft, event: inputs.StopStarted) -> None:
     if event.by == "limit":
-        draft.stop(Cause.LIMIT, reasons.time_limit(event.host, event.why))
+        draft.stop(Cause.LIMIT, because("time-limit", [event.host], why=event.why))
     if event.by in ("node", "fence") and not event.done:
-        draft.stop(Cause.PREEMPTED, reasons.preempted(event.host, event.why))
+        draft.stop(Cause.PREEMPTED, because("preempted", [event.host], why=event.why))
 
 
 def _hung(draft: Draft, event: inputs.Hung) -> None:
     if draft.job.state is State.RUNNING:
-        reason = reasons.hung_without_host if event.is_unreachable else reasons.hung
-        draft.stop(Cause.HUNG, reason(event.hosts, event.ranks, event.finding))
+        code = "hung-without-host" if event.is_unreachable else "hung"
+        draft.stop(Cause.HUNG, because(code, event.hosts, event.ranks, event.finding))
 
 
 def _trains_separately(draft: Draft, event: inputs.TrainsSeparately) -> None:
@@ -358,7 +354,7 @@ def _trains_separately(draft: Draft, event: inputs.TrainsSeparately) -> None:
         return
     failure = Failure(Kind.USER, "separate-trainings", (event.host,), (), "certain")
     draft.job = replace(job, failure=failure)
-    draft.stop(Cause.FAILURE, reasons.separate_trainings(event.host, event.world_size))
+    draft.stop(Cause.FAILURE, because("separate-trainings", [event.host], world_size=event.world_size))
 
 
 def _node_trouble(draft: Draft, event: inputs.NodeTrouble) -> None:
@@ -372,7 +368,7 @@ def _retry_requested(draft: Draft, event: inputs.RetryRequested) -> None:
     if job.state not in (State.FAILED, State.STOPPED):
         return
     draft.job = replace(job, past=tuple(replace(one, counted=False) for one in job.past))
-    draft.back_off(reasons.retried_by_user(), draft.now_s, counted=False)
+    draft.back_off(because("retried-by-user"), draft.now_s, counted=False)
     *past, last = draft.job.past
     past.append(replace(last, ended_at_s=job.ended_at_s or draft.now_s))
     draft.job = replace(draft.job, past=tuple(past), ended_at_s=None)
@@ -389,7 +385,8 @@ def _tick(draft: Draft, event: inputs.Tick) -> None:
     if job.state is State.STARTING and job.go_sent_at_s is not None and draft.now_s - job.go_sent_at_s > job.start_s:
         late = [n for n in job.nodes if n.phase is Phase.GO_SENT]
         missing = sum(len(set(n.ranks) - set(n.pids)) for n in late)
-        draft.stop(Cause.START_TIMEOUT, reasons.start_timeout([n.host for n in late], missing, job.start_s))
+        hosts = [node.host for node in late]
+        draft.stop(Cause.START_TIMEOUT, because("start-timeout", hosts, count=missing, limit_s=job.start_s))
     if job.state is State.STOPPING:
         waited_s = draft.now_s - job.since_s - stop_grace_s(job)
         _give_up_waiting(draft, event, waited_s=waited_s)
@@ -450,10 +447,10 @@ _HANDLERS: Mapping[type[object], Callable[..., None]] = {
     inputs.NodeTrouble: _node_trouble,
     inputs.Hung: _hung,
     inputs.TrainsSeparately: _trains_separately,
-    inputs.StopRequested: lambda draft, event: draft.stop(Cause.USER, reasons.stopped_by_user(), now=event.now),
+    inputs.StopRequested: lambda draft, event: draft.stop(Cause.USER, because("stopped-by-user"), now=event.now),
     inputs.RetryRequested: _retry_requested,
     inputs.Diagnosed: _diagnosed,
-    inputs.HeadRestarted: lambda draft, _: draft.stop(Cause.HEAD_RESTARTED, reasons.controller_restarted()),
+    inputs.HeadRestarted: lambda draft, _: draft.stop(Cause.HEAD_RESTARTED, because("controller-restarted")),
     inputs.Tick: _tick,
 }
 

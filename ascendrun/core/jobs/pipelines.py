@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.jobs.job import Cause, Job, State
-from ascendrun.core.jobs.reasons import stage_progress
-from ascendrun.text import Text
+from ascendrun.core.jobs.reasons import Reason, because
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class PipelineStatus:
 
     representative: int
     state: State
-    reason: Text
+    reason: Reason
     stages: tuple[StageStatus, ...]
 
 
@@ -60,5 +59,6 @@ def pipeline_status(jobs: Sequence[Job]) -> PipelineStatus:
     state = job.state
     if job.state.value in ("STOPPED", "FAILED") and any(not jobs[index].is_terminal for index in newest):
         state = State.STOPPING  # its last stages are still being skipped
-    reason = stage_progress(newest.index(representative) + 1, len(newest), str(job.stage), job.reason)
+    number = newest.index(representative) + 1
+    reason = because("stage-progress", why=job.reason, number=number, stages=len(newest), stage=job.stage)
     return PipelineStatus(representative, state, reason, stages)

@@ -143,11 +143,11 @@ def make_plan(
         message = Text("plan.no-report", "{hosts:hosts}: no report received", hosts=missing)
         faults.insert(0, Failure(PreflightError.code, message, Text("plan.no-report.hint", "run `ascendrun nodes`")))
     devices = {host.name: _choose_devices(spec, host) for host in chosen}
-    unreachable: list[Any] = []
+    unreachable: dict[str, Text] = {}
     network = Network("", {}) if faults else choose_network(chosen, reports, unreachable)
-    faults += [Failure(PreflightError.code, fault) for fault in unreachable]
+    faults += [Failure(PreflightError.code, fault) for fault in unreachable.values()]
     if faults:
-        raise _preflight_error(spec.name, faults)
+        raise _preflight_error(spec.name, faults, hosts=tuple(unreachable) or tuple(missing))
     counts = {name: 1 if spec.launcher == "none" else len(ids) for name, ids in devices.items()}
     shape = _Shape(spec, chosen, reports, folders, trees, devices, network, counts, resume or ResumePoint())
     shared = JobShare(
@@ -517,9 +517,9 @@ def _programs_folder(shape: _Shape, folders: Folders) -> str | None:
     return f"{folders.trees}/{staged[0]}"
 
 
-def _preflight_error(name: str, faults: Sequence[Failure]) -> PreflightError:
+def _preflight_error(name: str, faults: Sequence[Failure], hosts: tuple[str, ...]) -> PreflightError:
     if len(faults) == 1:
-        return PreflightError(faults[0].message, hint=faults[0].hint)
+        return PreflightError(faults[0].message, hint=faults[0].hint, hosts=hosts)
     message = Text(
         "plan.faults",
         "job {name} cannot start on its hosts for {count} reasons:{reasons:lines}",
@@ -527,7 +527,7 @@ def _preflight_error(name: str, faults: Sequence[Failure]) -> PreflightError:
         count=len(faults),
         reasons=[fault.line() for fault in faults],
     )
-    return PreflightError(message)
+    return PreflightError(message, hosts=hosts)
 
 
 def render_text(rendered: Mapping[str, Any]) -> str:

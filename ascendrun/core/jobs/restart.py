@@ -8,7 +8,6 @@ from enum import Enum
 from typing import Any
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
-from ascendrun.text import Text
 
 KEPT_ATTEMPTS = 50
 """Past attempts that the record of a job keeps; more if its budget of restarts is larger."""
@@ -271,36 +270,6 @@ def excluded_hosts(policy: RestartPolicy, past: Sequence[PastAttempt]) -> frozen
     findings = set(policy.exclude_node_findings)
     blamed = (one.failure for one in past if one.failure is not None and one.failure.is_credible)
     return frozenset(host for one in blamed if {one.kind.value, one.code} & findings for host in one.hosts)
-
-
-def rule_text(rule: str, values: Mapping[str, Any]) -> Text:
-    """Return why a job is not restarted. `rule`: of restart.Enough; `values`: of the event gave-up."""
-    template = RULES[rule]
-    return Text(template.key, template.english, **{name: values[name] for name in template.values})
-
-
-RULES: Mapping[str, Text] = {
-    "cause": Text("restart.cause", "restart.causes does not include {kind} ({finding})", kind=None, finding=None),
-    "never": Text("restart.never", "it would fail again ({finding})", finding=None),
-    "max-restarts": Text(
-        "restart.max-restarts",
-        "{used} of {limit} restarts in {window_s:duration} used",
-        used=None,
-        limit=None,
-        window_s=None,
-    ),
-    "no-progress": Text(
-        "restart.no-progress",
-        "{stalled:plural restart restarts} without progress ({kind}: {finding})",
-        stalled=None,
-        kind=None,
-        finding=None,
-    ),
-    "repeated": Text(
-        "restart.repeated", "same failure at the same step twice ({kind}: {finding})", kind=None, finding=None
-    ),
-}
-"""Rules of restart.Enough, except restarts-off: such a job ends with its own reason."""
 
 
 # Conversion of the stored JSON values.

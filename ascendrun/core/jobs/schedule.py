@@ -12,10 +12,9 @@ from dataclasses import field
 from typing import Callable, Union
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.jobs import reasons
 from ascendrun.core.jobs.inputs import DependencyFailed, NodesFree, WaitingForNodes
 from ascendrun.core.jobs.job import ACTIVE_STATES, Cause, Job, StageFiles, State
-from ascendrun.text import Text
+from ascendrun.core.jobs.reasons import Detail, Reason, because, needed
 
 RESERVE_S = 600.0
 """Seconds after which hosts are reserved for a job that waits, and for which a job that pauses keeps its hosts."""
@@ -42,8 +41,8 @@ class Contender:
 
     job: Job
     claims: Mapping[str, Claim]
-    unusable: Mapping[str, Text] = field(default_factory=dict)
-    away: Mapping[str, Text] = field(default_factory=dict)
+    unusable: Mapping[str, Detail] = field(default_factory=dict)
+    away: Mapping[str, Detail] = field(default_factory=dict)
     avoided: Set[str] = frozenset()
     places: Mapping[str, str] = field(default_factory=dict)
     lost: Set[str] = frozenset()
@@ -65,20 +64,21 @@ def schedule(
     return {one.job.id: _decide(one, taken, find, now_s) for one in queued}
 
 
-def check_dependency(job: Job, needed: Job | None) -> None | WaitingForNodes | DependencyFailed:
+def check_dependency(job: Job, before: Job | None) -> None | WaitingForNodes | DependencyFailed:
     """Return whether a QUEUED job may wait for nodes, given its dependency (None: unknown); None: it may.
 
     A job behind a skipped stage gets the reason of the stage that failed.
     """
-    if needed is None:
-        return DependencyFailed(reasons.dependency_unknown(str(job.needs)))
-    if needed.state is State.SUCCEEDED:
+    if before is None:
+        return DependencyFailed(because("dependency-unknown", job=job.needs))
+    if before.state is State.SUCCEEDED:
         return None
-    if needed.is_terminal and needed.cause is Cause.NEED:
-        return DependencyFailed(needed.reason)
-    if needed.is_terminal:
-        return DependencyFailed(reasons.dependency_failed(needed.id, needed.stage, needed.state.value))
-    return WaitingForNodes(reasons.waiting_for_job(needed.id, needed.stage))
+    if before.is_terminal and before.cause is Cause.NEED:
+        return DependencyFailed(before.reason)
+    named = needed(before.id, before.stage)
+    if before.is_terminal:
+        return DependencyFailed(because("dependency-failed", needed=named, job=before.id, state=before.state.value))
+    return WaitingForNodes(because("waiting-for-job", needed=named, job=before.id))
 
 
 class _Taken:
@@ -115,7 +115,7 @@ def _decide(one: Contender, taken: _Taken, find: Callable[[str], Job | None], no
     if waits is not None:
         return waits
     if job.held_by is not None:
-        return WaitingForNodes(reasons.held_by_user(job.held_by))
+        return WaitingForNodes(because("held-by-user", user=job.held_by))
     bound = tuple(host for host in _bound_hosts(job, find) if host not in one.lost)[: job.request.nodes]
     usable = _usable(one, bound)
     missing = [host for host in bound if host not in usable]
@@ -123,8 +123,8 @@ def _decide(one: Contender, taken: _Taken, find: Callable[[str], Job | None], no
         barred = {**one.away, **one.unusable}
         barred = {host: barred[host] for host in missing or barred if host in barred}
         count = len(usable) if not missing else len(bound) - len(missing)
-        why = next(iter(barred.values()), Text("reason.host-unknown", "not in the hosts of the job"))
-        return WaitingForNodes(reasons.too_few_hosts(job.request.nodes, count, list(barred), why))
+        why = next(iter(barred.values()), because("host-unknown"))
+        return WaitingForNodes(because("too-few-hosts", barred, why=why, needed=job.request.nodes, usable=count))
     blockers = {host: taken.blockers(one, host) for host in usable}
     free = [host for host in usable if not blockers[host]]
     if len(free) >= job.request.nodes and all(host in free for host in bound):
@@ -194,10 +194,8 @@ def _replaced(one: Contender, hosts: Sequence[str], find: Callable[[str], Job | 
     return dict(zip([host for host in hosts if host not in required], lost))
 
 
-def _reason(blockers: Mapping[str, Sequence[Job]]) -> Text:
+def _reason(blockers: Mapping[str, Sequence[Job]]) -> Reason:
     """Return what a job waits for. `blockers`: the jobs before it, by host."""
     job = next(iter(blockers.values()))[0]
-    hosts = sorted(blockers)
-    if job.state is State.QUEUED:
-        return reasons.queued_behind(job.id, job.name, hosts)
-    return reasons.nodes_in_use(job.id, job.name, hosts)
+    code = "queued-behind" if job.state is State.QUEUED else "nodes-in-use"
+    return because(code, sorted(blockers), job=job.id, name=job.name)

@@ -12,9 +12,10 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
 from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobs import inputs, reasons
+from ascendrun.core.jobs import inputs
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.job_copy import JobCopy
+from ascendrun.core.jobs.reasons import Detail, because
 from ascendrun.core.jobs.reconcile import AttemptState, NodeState, Verdict, compare
 from ascendrun.core.jobs.restart import avoided_hosts, excluded_hosts
 from ascendrun.core.jobs.schedule import Claim, Contender
@@ -620,26 +621,26 @@ class Machines:
         places = {host.name: barred.place(host) for host in hosts}
         if not is_queued:
             return Contender(job, claims, places=places)
-        unusable = {host.name: why for host in hosts if (why := barred.why(host)) is not None}
+        unusable: dict[str, Detail] = {host.name: why for host in hosts if (why := barred.why(host)) is not None}
         excluded = excluded_hosts(job.policy, job.past)
-        unusable.update((name, reasons.host_excluded()) for name in excluded)
+        unusable.update((name, because("host-excluded")) for name in excluded)
         for name, until_s in job.passed_over.items():
             if until_s > now_s:
-                unusable.setdefault(name, reasons.host_passed_over(until_s))
-        away: dict[str, Text] = {}
+                unusable.setdefault(name, because("host-passed-over", until_s=until_s))
+        away: dict[str, Detail] = {}
         unknown: list[Host] = []
         for host in hosts if links or is_any_held else ():
             link = links.get(dialled(host))
             if host.name in unusable or (link is not None and link.is_up):
                 continue
             if link is not None and link.failures:
-                away[host.name] = reasons.host_away(link.last_error.message if link.last_error else None)
+                away[host.name] = because("host-away", why=link.last_error.message if link.last_error else None)
             elif is_any_held and not barred.is_known(host):
                 unknown.append(host)
         if len(hosts) - len(unusable) - len(away) - len(unknown) < job.request.nodes:
             for host in unknown:
                 self._links.get(host)  # it connects
-        unusable.update((host.name, reasons.host_unidentified()) for host in unknown)
+        unusable.update((host.name, because("host-unidentified")) for host in unknown)
         lost = frozenset(host.name for host in hosts if barred.is_lost(host))
         return Contender(job, claims, unusable, away, avoided_hosts(job.past, now_s), places, lost)
 

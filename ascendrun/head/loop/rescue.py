@@ -18,10 +18,11 @@ from typing import Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
-from ascendrun.core.jobs import inputs, reasons
+from ascendrun.core.jobs import inputs
 from ascendrun.core.jobs.job import Job, NodeProgress, Phase, State, load_job
 from ascendrun.core.jobs.job_copy import JobCopy, unseal
 from ascendrun.core.jobs.lifecycle import advance
+from ascendrun.core.jobs.reasons import because
 from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.head.spool.collector import NodeSpool
 from ascendrun.head.spool.spool_files import hosts_in, is_complete
@@ -271,7 +272,7 @@ def job_after_go(state_dir: Path, copy: JobCopy, job: Job) -> Job:
         attempt=job.attempt,
         hosts=tuple(placed),
         state=State.STARTING,
-        reason=reasons.rebuilt(),
+        reason=because("rebuilt"),
         since_s=time.time(),
         nodes=tuple(nodes),
         world_size=first,

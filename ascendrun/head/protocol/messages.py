@@ -9,7 +9,7 @@ from typing import Any, Callable, ClassVar, Generic, TypeVar
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import InvalidInputError, Problem
-from ascendrun.text import Text, to_json
+from ascendrun.text import Rendered, Text, to_json
 
 M = TypeVar("M", bound="Message")
 R = TypeVar("R", bound="Message", covariant=True)
@@ -118,7 +118,7 @@ def _checked(types: tuple[type, ...], may_be_none: bool, value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     """Return a field's value for JSON. Mappings are raw data already, and may be large."""
-    if isinstance(value, Text):
+    if isinstance(value, Rendered):
         return to_json(value)
     if hasattr(value, "to_json"):
         return value.to_json()

@@ -9,7 +9,6 @@ import sqlite3
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
@@ -46,20 +45,8 @@ _TYPED_EVENTS = (
 
 
 def _type_events(db: sqlite3.Connection) -> None:
-    db.execute(_TYPED_EVENTS[0])
-    if any(db.execute(f"SELECT 1 FROM {table}").fetchone() for table in ("jobs", "events", "notices")):
-        from ascendrun.head.state.old_stores import type_events
-
-        type_events(db)
-    for statement in _TYPED_EVENTS[1:]:
+    for statement in _TYPED_EVENTS:
         db.execute(statement)
-
-
-def _rename_keys(db: sqlite3.Connection) -> None:
-    if db.execute("SELECT 1 FROM jobs WHERE record != ''").fetchone():
-        from ascendrun.head.state.old_stores import rename_keys
-
-        rename_keys(db)
 
 
 _MIGRATIONS: tuple[Migration, ...] = (
@@ -92,7 +79,6 @@ _MIGRATIONS: tuple[Migration, ...] = (
     CREATE INDEX notices_by_due ON notices (target, state, due_at_s);
     """,
     _type_events,
-    _rename_keys,
     "CREATE TABLE machines (key TEXT PRIMARY KEY, record TEXT NOT NULL)",
 )
 
@@ -577,7 +563,7 @@ class Store(Database):
     def save_machines(self, records: Sequence[MachineRecord], events: Sequence[Event] = ()) -> None:
         """Write machines, and events that belong to no job, in one transaction."""
         with self.writing() as db:
-            rows = [(one.key, json.dumps(to_json(asdict(one)))) for one in records]
+            rows = [(one.key, json.dumps(to_json(one))) for one in records]
             db.executemany("INSERT OR REPLACE INTO machines VALUES (?, ?)", rows)
             add_events(db, "", events)
 

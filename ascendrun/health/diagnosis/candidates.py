@@ -13,7 +13,7 @@ from ascendrun.health.diagnosis.lines.rank_lines import OF_SEVERAL
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.result import Proof
 from ascendrun.health.diagnosis.times import Moment, earliest
-from ascendrun.text import Text
+from ascendrun.text import Rendered, Text
 
 PROOFS_LIMIT = 6
 AT_ONCE_S = 0.5
@@ -30,7 +30,7 @@ class Candidate:
     hosts: tuple[str, ...] = ()
     at: Moment | None = None
     proofs: tuple[Proof, ...] = ()
-    values: Mapping[str, str | Text] = field(default_factory=dict)
+    values: Mapping[str, str | Rendered] = field(default_factory=dict)
     retry: str = "unknown"
     blames: str = "self"
     sure: bool = True

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
+from ascendrun.core.jobs.reasons import Reason
 from ascendrun.text import Text
 
 
@@ -121,14 +122,15 @@ class HostEvidence:
 class Evidence:
     """One attempt of one job. `state`: of the job; `cause`: why it was stopped (core.job.Cause), None: not stopped.
     `launcher`: spawn, or the launcher whose process on each node is in `ranks` instead of its ranks. `world_size`:
-    expected ranks. Timeouts: HCCL's effective values. `events`: of this attempt.
+    expected ranks. Timeouts: HCCL's effective values. `events`: of this attempt. `needs`: the job that it requires, "":
+    none.
     """
 
     job: str
     state: str
     attempt: int = 1
     name: str = ""
-    reason: Text | None = None
+    reason: Reason | None = None
     cause: str | None = None
     device_type: str = "cpu"
     launcher: str = "spawn"
@@ -143,6 +145,7 @@ class Evidence:
     events: tuple[Event, ...] = ()
     slow: tuple[Text, ...] = ()
     missing: tuple[Text, ...] = ()
+    needs: str = ""
 
     def host(self, name: str) -> HostEvidence:
         """Return a host's evidence; never fails, since it may be empty."""

@@ -10,7 +10,7 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Evidence, Line
 from ascendrun.health.diagnosis.result import Proof
 from ascendrun.health.diagnosis.times import Moment, moment
-from ascendrun.text import Text
+from ascendrun.text import Rendered
 
 CAUSE, SYMPTOM, CONSEQUENCE, TEARDOWN = "cause", "symptom", "consequence", "teardown"
 TEXT_LIMIT = 600
@@ -57,7 +57,7 @@ class Indicator:
     host: str
     at: Moment | None = None
     proofs: tuple[Proof, ...] = ()
-    values: Mapping[str, str | Text] = field(default_factory=dict)
+    values: Mapping[str, str | Rendered] = field(default_factory=dict)
     blames: str = "self"
     retry: str = "unknown"
     sure: bool = True

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ascendrun.core.events import SEPARATE, Event
+from ascendrun.core.jobs.reasons import Reason
 from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import Confidence, Diagnosis, Proof
@@ -36,6 +37,7 @@ _RETRY = {
     "hang": "same",
     "hang-unreachable": "same",
 }
+_NAMES_HOSTS = ("preflight-failed", "start-timeout")
 _STOPS = ("stopped-by-user", "time-limit", "preempted")
 """Endings of attempts whose ranks were told to save and exit."""
 
@@ -47,8 +49,8 @@ def explain_ending(evidence: Evidence) -> Diagnosis | None:
         return _diagnosis(evidence, "succeeded", anomalies=_anomalies(evidence))
     if evidence.cause == "held" or (evidence.cause is None and evidence.state in LIVE):
         return _live(evidence)
-    if evidence.reason is not None and evidence.reason.key == "reason.separate-trainings":
-        return _diagnosis(evidence, SEPARATE, hosts=(str(evidence.reason.values["host"]),))
+    if evidence.reason is not None and evidence.reason.code == SEPARATE:
+        return _diagnosis(evidence, SEPARATE, hosts=evidence.reason.hosts)
     code = _BY_CAUSE.get(evidence.cause or "")
     if code is None or (failed and code not in _STOPS):
         return None
@@ -56,21 +58,19 @@ def explain_ending(evidence: Evidence) -> Diagnosis | None:
         return None
     if code == "hang":
         return _hung(evidence)
-    named = evidence.reason.values.get("hosts", ()) if evidence.reason is not None else ()
-    hosts = tuple(sorted(named)) if code in ("preflight-failed", "start-timeout") else ()
-    diagnosis = _diagnosis(evidence, code, hosts=hosts)
+    hosts = evidence.reason.hosts if evidence.reason is not None and code in _NAMES_HOSTS else ()
+    diagnosis = _diagnosis(evidence, code, hosts=tuple(sorted(hosts)))
     unseen = code in _STOPS and any(rank.pid is not None and not rank.has_ended for rank in evidence.ranks)
     return replace(diagnosis, confidence=Confidence.LIKELY, caveats=(caveat("not-all-seen"),)) if unseen else diagnosis
 
 
 def _hung(evidence: Evidence) -> Diagnosis:
     """Return the diagnosis of an attempt that was stopped because it made no progress."""
-    reason = evidence.reason
-    values = reason.values if reason is not None else {}
-    code = "hang-unreachable" if reason is not None and reason.key == "reason.hung-without-host" else "hang"
-    found = _diagnosis(evidence, code, hosts=tuple(values.get("hosts") or ()))
-    shown = {**found.values, "finding": values.get("finding") or ""}
-    return replace(found, confidence=Confidence.LIKELY, ranks=tuple(values.get("ranks") or ()), values=shown)
+    reason = evidence.reason or Reason("hung")
+    code = "hang-unreachable" if reason.code == "hung-without-host" else "hang"
+    found = _diagnosis(evidence, code, hosts=reason.hosts)
+    shown = {**found.values, "finding": reason.why or ""}
+    return replace(found, confidence=Confidence.LIKELY, ranks=reason.ranks, values=shown)
 
 
 def hang_now(events: Sequence[Event]) -> Event | None:
@@ -100,18 +100,14 @@ def _diagnosis(
         for event in evidence.events
         if reason is not None and event.values.get("reason") == reason
     )[-1:]
-    values = reason.values if reason is not None else {}
+    why = reason.why if reason is not None and code == "preflight-failed" else None
     return Diagnosis(
         code=code,
         confidence=Confidence.CERTAIN,
         hosts=hosts,
         at_s=evidence.ended_at_s,
         evidence=proofs,
-        values={
-            "reason": values["why"] if code == "preflight-failed" and "why" in values else reason or "",
-            "job": evidence.job,
-            "needed": values.get("job", ""),
-        },
+        values={"reason": why or reason or "", "job": evidence.job, "needed": evidence.needs},
         anomalies=anomalies,
         retry=_RETRY.get(code, "unknown"),
         missing=evidence.missing,

@@ -13,7 +13,7 @@ from dataclasses import replace
 from ascendrun.ascend.signatures import Description, scan, signature_of, strongest
 from ascendrun.health.diagnosis.lines.rank_lines import RULED
 from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Proof, Role
-from ascendrun.text import Text, language, listed, template_of, translations
+from ascendrun.text import Rendered, Text, language, listed, template_of, translations
 
 MESSAGE_CHARACTERS, TAIL_CHARACTERS = 160, 60
 """Of a message next to the text of its signature; a message without a signature is not shortened."""
@@ -69,8 +69,8 @@ def who(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> Text:
     return Text("diagnosis.who-ranks", "ranks {ranks:ranks}", **values)
 
 
-def _string(value: str | Text, lang: str) -> str:
-    return value.render(lang) if isinstance(value, Text) else value
+def _string(value: str | Rendered, lang: str) -> str:
+    return value.render(lang) if isinstance(value, Rendered) else value
 
 
 def _shortened(message: str) -> str:
@@ -158,7 +158,7 @@ def _sentence(diagnosis: Diagnosis, part: str, lang: str) -> str:
     return ""
 
 
-def _short(code: str, values: Mapping[str, str | Text], lang: str) -> str:
+def _short(code: str, values: Mapping[str, str | Rendered], lang: str) -> str:
     """Return the message of a code, without ranks and hosts."""
     plain = {name: _string(value, lang) for name, value in values.items()}
     key = f"diagnosis.end.{code}"

@@ -7,7 +7,7 @@ from dataclasses import field
 from enum import Enum
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.text import Text
+from ascendrun.text import Rendered, Text
 
 
 class Confidence(str, Enum):
@@ -54,7 +54,7 @@ class ChainLink:
     code: str
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
-    values: Mapping[str, str | Text] = field(default_factory=dict)
+    values: Mapping[str, str | Rendered] = field(default_factory=dict)
     at_s: float | None = None
     lag_s: float | None = None
     message: str = ""
@@ -72,7 +72,7 @@ class Diagnosis:
     confidence: Confidence
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
-    values: Mapping[str, str | Text] = field(default_factory=dict)
+    values: Mapping[str, str | Rendered] = field(default_factory=dict)
     at_s: float | None = None
     time_error_s: float | None = None
     lag_s: float | None = None

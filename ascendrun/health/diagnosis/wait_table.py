@@ -13,7 +13,7 @@ from ascendrun.health.diagnosis.peers import CONNECT, EXEC, LOST, PeerLine
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.result import Proof
 from ascendrun.health.diagnosis.times import Moment
-from ascendrun.text import Text
+from ascendrun.text import Rendered
 
 FEW_SHARE = 0.25
 """Ranks without output, and ends of chains, are blamed up to this fraction of all, or if they are entire hosts."""
@@ -72,7 +72,7 @@ class Table:
         at: Moment | None = None,
         retry: str = "unknown",
         blames: str = "peer",
-        values: Mapping[str, str | Text] | None = None,
+        values: Mapping[str, str | Rendered] | None = None,
     ) -> Candidate:
         """Make a candidate; `caveats`: names, separated by spaces."""
         chosen = tuple(sorted(set(ranks)))

@@ -11,6 +11,7 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.lifecycle import state_changes
+from ascendrun.core.jobs.reasons import Detail
 from ascendrun.core.jobs.restart import Failure
 from ascendrun.core.measurement import metrics_of
 from ascendrun.core.metrics import MetricsLine
@@ -77,7 +78,7 @@ class AttemptRow:
     last_step: int | None
     resumed: int | None
     kept_s: float
-    reason: Text | str
+    reason: Detail
     hosts: tuple[str, ...] = ()
     ran_s: float = 0.0
     lost_steps: int | None = None
@@ -157,7 +158,7 @@ class Report:
     id: str
     name: str
     state: str
-    reason: Text | str
+    reason: Detail
     is_terminal: bool
     file: str | None
     hosts: tuple[str, ...]

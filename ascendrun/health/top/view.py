@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from ascendrun.core.dataclass import dataclass
+from ascendrun.core.jobs.reasons import Detail
 from ascendrun.core.measurement import Column, metric
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.text import Text
@@ -92,7 +93,7 @@ class TopJob:
     id: str
     name: str
     state: str
-    reason: str | Text
+    reason: Detail
     attempt: int
     hosts: tuple[str, ...]
     world_size: int

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterator
 
 from ascendrun.core.events import EVENTS, EventType
-from ascendrun.core.jobs import reasons, restart
-from ascendrun.text import Text
+from ascendrun.core.jobs.reasons import REASONS
 
 HEAD = """# Events
 
@@ -29,7 +27,8 @@ This page lists the events of jobs, their values and the reasons of states. It i
 | `values` | typed values, see below |
 | `message` | the event for a person, in the language of the command; do not parse it |
 
-A value that is a text has the fields `code`, `values` and `message`.
+A value that is a text has the fields `code`, `values` and `message`; a reason has also `hosts`, `ranks` and `why`, its
+cause or null.
 `ascendrun events --kind CODE,CODE` selects events by code.
 """
 
@@ -51,37 +50,13 @@ def render_page() -> str:
         "| Code | Message |",
         "|---|---|",
     ]
-    lines += sorted(f"| `{text.key}` | {_template(text.english)} |" for text in _reasons())
+    lines += sorted(f"| `{code}` | {_template(english)} |" for code, english in REASONS.items())
     return "\n".join(lines) + "\n"
 
 
 def _values(kind: EventType) -> Iterator[str]:
     for name, meaning in kind.values.items():
         yield f"| `{kind.code}` | `{name}` | {meaning} |"
-
-
-def _reasons() -> Iterator[Text]:
-    """One text of every function of the module, and of every kind of first failure."""
-    for name, function in inspect.getmembers(reasons, inspect.isfunction):
-        if function.__module__ == reasons.__name__ and not name.startswith("_") and name != "hung_at_exit":
-            yield function(
-                *("x" for _ in inspect.signature(function).parameters if name not in _NUMBERS), *_NUMBERS.get(name, ())
-            )
-    for kind, rank in (
-        ("rank-exited", 0),
-        ("rank-killed", 0),
-        ("launcher-exited", None),
-        ("launcher-killed", None),
-        *((kind, None) for kind in reasons.LOST.values()),
-        ("start-failed", 0),
-        ("start-failed", None),
-    ):
-        yield reasons.FirstFailure(kind, "x", rank).reason()
-    yield from restart.RULES.values()
-
-
-_NUMBERS = {"checked": (1, 1.0), "staged": (1, 1.0), "restarting": (1, 1, 1.0, "x")}
-"""Arguments of the functions that do arithmetic with them."""
 
 
 def _template(english: str) -> str:

@@ -19,7 +19,7 @@ from story_cluster import Desk, end, run
 
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
-from ascendrun.core.jobs.reasons import legacy
+from ascendrun.core.jobs.reasons import because
 from ascendrun.head.state.store import Store
 
 
@@ -50,7 +50,7 @@ class Writer:
 
 
 def state(name: str, reason: str = "x") -> Event:
-    return Event("state-changed", {"state": name, "reason": legacy(reason)}, attempt=1)
+    return Event("state-changed", {"state": name, "reason": because("rejected", why=reason)}, attempt=1)
 
 
 def gone(host: str) -> Event:
@@ -89,7 +89,7 @@ def test_a_reason_of_several_lines_is_one_line_with_the_way_to_the_rest(desk: De
     lines = desk.say("events").out.splitlines()
     assert lines[-2].endswith("rank 3 failed … (ascendrun show j-0001)") and "…" not in lines[-1]
     record = json.loads(desk.say("events", "-o", "jsonl").out.splitlines()[-2])
-    assert record["values"]["reason"]["values"]["text"] == "rank 3 failed\nTraceback:\n  it was so"
+    assert record["values"]["reason"]["why"] == "rank 3 failed\nTraceback:\n  it was so"
 
 
 def test_programs_get_every_event_unfolded(desk: Desk, writer: Writer) -> None:

@@ -43,7 +43,7 @@ def test_ps_lists_found_attempts_and_what_is_held(desk: Desk) -> None:
     assert ["j-0007", "h-j-0007.2", "FOUND", "2", "n2"] in [line.split()[:5] for line in result.out.splitlines()]
     assert "ascendrun stop h-j-0007.2" in result.err and "ascendrun release n1" in result.err
     jobs = json.loads(desk.say("ps", "-o", "json").out)["jobs"]
-    assert (jobs[0]["state"], jobs[0]["reason_code"]) == ("FOUND", "machine.found")
+    assert (jobs[0]["state"], jobs[0]["reason_code"]) == ("FOUND", "found")
 
 
 def test_stop_exits_6_when_a_process_survives(desk: Desk) -> None:

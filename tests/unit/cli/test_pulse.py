@@ -17,11 +17,11 @@ from top_world import controller_lock, make_world, write_pulse
 from ascendrun.cli.follow import describe_bottom, describe_state
 from ascendrun.cluster import Cluster
 from ascendrun.core.jobs.job import Exit, Job, NodeProgress, Phase, State
+from ascendrun.core.jobs.reasons import Reason, because
 from ascendrun.core.pulse import FRESH_S, PULSE_NAME, Clock, HostPulse, JobPulse, Pulse, Sight, read_pulse
 from ascendrun.core.settings import Settings
 from ascendrun.head.loop.pulse_writer import PulseWriter
 from ascendrun.query.views import state_now
-from ascendrun.text import Text
 
 NOW = Clock(10_000.0, 500.0, "boot")
 HOSTS = ("npu06", "npu07")
@@ -44,7 +44,7 @@ def pulse_of(*hosts: HostPulse, age_s: float = 0.0, now: Clock = NOW) -> Pulse:
     return Pulse(now.at_s - age_s, now.boot_s - age_s, now.boot_id, os.getpid(), "", jobs)
 
 
-def present(pulse: Pulse | None, now: Clock = NOW, job: Job = JOB) -> tuple[str, Text | str]:
+def present(pulse: Pulse | None, now: Clock = NOW, job: Job = JOB) -> tuple[str, Reason]:
     return state_now(job, Sight(pulse, now).job(job.id))
 
 
@@ -52,22 +52,22 @@ ALIVE = HostPulse("ALIVE", NOW.at_s - 2, 2)
 
 
 def test_a_recent_pulse_tells_how_many_ranks_run() -> None:
-    assert present(pulse_of(ALIVE, ALIVE)) == ("RUNNING", Text("state.running", "", ranks=4))
+    assert present(pulse_of(ALIVE, ALIVE)) == ("RUNNING", because("running", count=4))
     ended = replace(JOB, nodes=(replace(JOB.nodes[0], exits={1: Exit(0, None, 12)}), JOB.nodes[1]))
     state, reason = present(pulse_of(ALIVE, ALIVE), job=ended)
-    assert (state, getattr(reason, "key", "")) == ("RUNNING", "state.running-some")
+    assert (state, reason.code) == ("RUNNING", "running-some")
 
 
 @pytest.mark.parametrize("liveness", ["UNREACHABLE", "ALIVE"], ids=["told", "too-old"])
 def test_a_silent_host_is_named_with_its_time_and_the_others_with_theirs(liveness: str) -> None:
     silent = HostPulse(liveness, NOW.at_s - 40, 2)
     state, reason = present(pulse_of(ALIVE, silent))
-    assert state == "RUNNING" and isinstance(reason, Text) and reason.key == "state.running-silent"
+    assert state == "RUNNING" and reason.code == "running-silent"
     assert (reason.values["running"], reason.values["total"], reason.values["age_s"]) == (2, 4, 2)
-    host = reason.values["hosts"][0].values
-    assert (host["hosts"], host["since_s"]) == (("npu07",), NOW.at_s - 40)
-    assert host["state"] == ("UNREACHABLE" if liveness == "UNREACHABLE" else "UNKNOWN")
-    assert getattr(present(pulse_of(silent, silent))[1], "key", "") == "state.running-unseen"
+    host = reason.values["away"][0]
+    assert (host.hosts, host.values["since_s"]) == (("npu07",), NOW.at_s - 40)
+    assert host.values["state"] == ("UNREACHABLE" if liveness == "UNREACHABLE" else "UNKNOWN")
+    assert present(pulse_of(silent, silent))[1].code == "running-unseen"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_silent_host_is_named_with_its_time_and_the_others_with_theirs(livenes
 )
 def test_nothing_old_is_stated_as_present(pulse: Pulse | None, now: Clock) -> None:
     state, reason = present(pulse, now)
-    assert state == "UNKNOWN" and isinstance(reason, Text) and reason.values["state"] == "RUNNING"
+    assert state == "UNKNOWN" and reason.values["state"] == "RUNNING"
     assert set(Sight(pulse, now).job(JOB.id).liveness.values()) <= {"UNKNOWN"}
 
 

@@ -21,7 +21,7 @@ from ascendrun.cli.report import page
 from ascendrun.cli.report.picture import COLORS
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
-from ascendrun.core.jobs.reasons import legacy
+from ascendrun.core.jobs.reasons import because
 from ascendrun.head.state.store import Store
 from ascendrun.health.report.data import make_report
 from ascendrun.health.report.time_use import USES
@@ -31,7 +31,7 @@ NAME = "</script><script>alert(1)</script>\x1b]0;title\x07"
 
 
 def changed(state: str, at_s: float) -> Event:
-    return Event("state-changed", {"state": state, "reason": legacy("x")}, attempt=1, at_s=at_s)
+    return Event("state-changed", {"state": state, "reason": because("rejected", why="x")}, attempt=1, at_s=at_s)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from ascendrun.core.errors import AscendrunError, PreflightError, Problem
 from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.core.jobs.job import Exit, ForkedRank, Job, NodeProgress, Phase, Request, State, dump_job, load_job
 from ascendrun.core.jobs.plan import Tree
-from ascendrun.core.jobs.reasons import FirstFailure
+from ascendrun.core.jobs.reasons import FirstFailure, because
 from ascendrun.text import Text
 
 NODE = NodeProgress(
@@ -30,13 +30,13 @@ JOB = replace(
     request=Request(1),
     state=State.FAILED,
     nodes=(NODE,),
-    first_failure=FirstFailure("rank-exited", "n1", 0, 1),
+    first_failure=FirstFailure(because("rank-exited", ["n1"], [0], code=1), "likely"),
 )
 
 
 def with_unknown(value: Any) -> Any:
     """The same JSON with a key in every object that this version does not know; not where keys are numbers."""
-    if isinstance(value, dict) and "$text" not in value:
+    if isinstance(value, dict) and not {"$text", "$reason"} & set(value):
         extra = {} if any(key.isdigit() for key in value) else {"from_the_future": [1]}
         return {**{key: with_unknown(item) for key, item in value.items()}, **extra}
     return [with_unknown(item) for item in value] if isinstance(value, list) else value

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.core.events import EVENTS, Event, JobEvent, Severity, fold_events, values_for_programs
-from ascendrun.core.jobs import reasons
+from ascendrun.core.events import EVENTS, Event, JobEvent, Severity, fold_events
+from ascendrun.core.jobs.reasons import because
+from ascendrun.core.records import as_record
 
 HOSTS = tuple(f"npu{number:02d}" for number in range(1, 65))
 
@@ -29,7 +30,11 @@ def test_every_event_has_a_message_with_all_its_values(code: str) -> None:
 
 
 def test_an_event_survives_the_trip_through_json() -> None:
-    values = {"state": "FAILED", "reason": reasons.start_timeout(["npu01", "npu02"], 8, 600), "cause": "start-timeout"}
+    values = {
+        "state": "FAILED",
+        "reason": because("start-timeout", ["npu01", "npu02"], count=8, limit_s=600),
+        "cause": "start-timeout",
+    }
     event = Event("state-changed", values, ("npu01", "npu02"), (), 2, 9.0)
     assert Event.from_json(json.loads(json.dumps(event.to_json()))) == event
     assert event.severity is Severity.ERROR
@@ -55,6 +60,6 @@ def test_folding_loses_no_host(hosts: list[str]) -> None:
 
 
 def test_programs_get_a_nested_text_as_code_and_values() -> None:
-    found = values_for_programs({"reason": reasons.preflight_failed(["npu01"], reasons.legacy("x"))})
-    assert found["reason"]["code"] == "reason.preflight-failed"
-    assert found["reason"]["values"]["why"]["values"] == {"text": "x"}
+    found = as_record({"reason": because("preflight-failed", ["npu01"], why=because("rejected", why="x"))})
+    assert (found["reason"]["code"], found["reason"]["hosts"]) == ("preflight-failed", ["npu01"])
+    assert (found["reason"]["why"]["code"], found["reason"]["why"]["why"]) == ("rejected", "x")

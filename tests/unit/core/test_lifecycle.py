@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from ascendrun.core.events import Event
-from ascendrun.core.jobs import inputs, reasons
+from ascendrun.core.jobs import inputs
 from ascendrun.core.jobs.draft import CONFIRM_S, HELD_S, HUNG_GRACE_S, TRANSITIONS, Draft, InvalidTransitionError, Step
 from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Cause, Exit, Job, Leftover, NodeProgress, Phase, Request, State, dump_job, load_job
 from ascendrun.core.jobs.lifecycle import advance, resume
-from ascendrun.core.jobs.reasons import FirstFailure
+from ascendrun.core.jobs.reasons import LOST, FirstFailure, because
 from ascendrun.core.jobs.restart import PastAttempt, RestartPolicy
 from ascendrun.text import Text
 
@@ -82,9 +82,8 @@ def test_one_refusal_and_nobody_starts() -> None:
     )
     assert story.job.state is State.FAILED
     assert story.actions == [inputs.AbortNodes("head-j-0001.1", HOSTS)]
-    assert story.job.reason == reasons.preflight_failed(
-        ["node2"], reasons.on_host("node2", story.job.reason.values["why"].values["why"])
-    )
+    refusal = because("on-host", ["node2"], why="port 29500 is taken")
+    assert story.job.reason == because("preflight-failed", why=refusal)
 
 
 def pooled(*pool: str, nodes: int = 2, **changes: Any) -> Job:
@@ -147,12 +146,12 @@ def test_the_first_failing_rank_is_named_after_clock_offsets_are_removed() -> No
     events[2] = inputs.NodeReported("node2", "b2", 90.0)
     story = Story(make_job()).tell(*events)
     story.tell(ended(0, 1, at_ns=200_000_000_000), ended(2, 3, at_ns=289_000_000_000))
-    assert story.job.first_failure == FirstFailure("rank-exited", "node2", 2, code=3)
+    assert story.job.first_failure == FirstFailure(because("rank-exited", ["node2"], [2], code=3))
 
 
 def test_a_process_that_starts_its_ranks_itself_fails_without_a_rank_number() -> None:
     story = Story(replace(make_job(), forks=True)).tell(*to_running(), ended(2, 3))
-    assert story.job.first_failure == FirstFailure("launcher-exited", "node2", code=3)
+    assert story.job.first_failure == FirstFailure(because("launcher-exited", ["node2"], code=3))
 
 
 def forked_end(rank: int, host: str, code: int | None, signal: int | None = None, *, at_s: int = 1) -> list[Any]:
@@ -167,13 +166,13 @@ def test_the_first_rank_that_a_script_forked_and_that_failed_is_named() -> None:
     assert story.job.rank_count == 4 and story.job.node("node1").forked[0].exit is None
     assert load_job(json.loads(json.dumps(dump_job(story.job)))).nodes == story.job.nodes
     story.tell(ended(2, 1))
-    assert story.job.first_failure == FirstFailure("rank-exited", "node2", 3, code=7)
+    assert story.job.first_failure == FirstFailure(because("rank-exited", ["node2"], [3], code=7))
 
 
 def test_no_rank_is_named_where_the_exit_of_an_earlier_one_was_missed() -> None:
     story = Story(replace(make_job(), forks=True)).tell(*to_running())
     story.tell(*forked_end(3, "node2", 7, at_s=4), *forked_end(2, "node2", None, at_s=3), ended(2, 1))
-    assert story.job.first_failure == FirstFailure("launcher-exited", "node2", code=1)
+    assert story.job.first_failure == FirstFailure(because("launcher-exited", ["node2"], code=1))
 
 
 def test_a_failed_rank_stops_every_node_and_the_job_fails_when_all_are_empty() -> None:
@@ -184,7 +183,7 @@ def test_a_failed_rank_stops_every_node_and_the_job_fails_when_all_are_empty() -
     assert story.job.state is State.STOPPING
     story.tell(inputs.NodeEnded("node1"))
     assert story.job.state is State.FAILED
-    assert story.job.reason == FirstFailure("rank-exited", "node2", 2, code=3).reason()
+    assert story.job.reason == because("rank-exited", ["node2"], [2], code=3)
 
 
 def test_ranks_that_die_because_they_were_stopped_are_never_the_first_failure() -> None:
@@ -211,8 +210,8 @@ def test_ranks_that_save_and_exit_0_because_they_were_stopped_are_no_success(by:
     story.tell(*(one for event in told for one in ([event, event] if restarted else [event])))
     assert story.job.state is State.FAILED
     if by == "node":
-        assert (story.job.cause, story.job.reason.key) == (Cause.PREEMPTED, "reason.preempted")
-        assert story.job.reason.values["host"] == "node1"
+        assert (story.job.cause, story.job.reason.code) == (Cause.PREEMPTED, "preempted")
+        assert story.job.reason.hosts == ("node1",)
 
 
 def test_a_host_that_shuts_down_lets_all_ranks_save() -> None:
@@ -232,7 +231,7 @@ def test_the_end_of_a_host_corrects_what_its_ranks_may_have_written_about_themse
     true = {0: Exit(0, None, 9, stopped=False), 1: Exit(3, None, 9, stopped=False)}
     story.tell(inputs.NodeEnded("node1", exits=true))
     assert story.job.state is State.FAILED
-    assert story.job.first_failure == FirstFailure("rank-exited", "node1", 1, code=3)
+    assert story.job.first_failure == FirstFailure(because("rank-exited", ["node1"], [1], code=3))
 
 
 def test_the_end_of_a_host_names_exits_whose_records_were_lost() -> None:
@@ -248,17 +247,17 @@ def test_trouble_of_a_node_is_an_event_once_and_ends_nothing() -> None:
     assert [event.code for event in story.events].count("io-error") == 1 and story.job.state is State.RUNNING
 
 
-@pytest.mark.parametrize("is_unreachable, key", [(False, "reason.hung"), (True, "reason.hung-without-host")])
+@pytest.mark.parametrize("is_unreachable, key", [(False, "hung"), (True, "hung-without-host")])
 def test_a_hung_job_is_stopped_with_its_stacks_and_fails(is_unreachable: bool, key: str) -> None:
     hung = inputs.Hung(("node2",), (2,), Text("hang.x", "rank 2 is stopped"), is_unreachable=is_unreachable)
     story = Story(make_job()).tell(*to_running(), hung, hung)
     assert story.actions.count(inputs.StopNodes(HOSTS, now=False, grace_s=HUNG_GRACE_S, hung=True)) == 1
-    assert (story.job.cause, story.job.reason.key, story.job.reason.values["ranks"]) == (Cause.HUNG, key, [2])
+    assert (story.job.cause, story.job.reason.code, story.job.reason.ranks) == (Cause.HUNG, key, (2,))
     stop = next(event for event in story.events if event.values.get("state") == "STOPPING")
     assert (stop.hosts, stop.ranks) == (("node2",), (2,))
     story.tell(*(ended(rank, 134, stopped=True) for rank in range(4)))
     story.tell(*(inputs.NodeEnded(host) for host in HOSTS))
-    assert (story.job.state, story.job.reason.key) == (State.FAILED, key)
+    assert (story.job.state, story.job.reason.code) == (State.FAILED, key)
 
 
 def test_separate_trainings_fail_the_job_without_a_restart() -> None:
@@ -385,20 +384,20 @@ def test_a_head_that_could_not_look_lets_its_waits_begin_anew() -> None:
 def test_a_rebooted_node_is_a_fact_that_fails_the_job() -> None:
     story = Story(make_job()).tell(*to_running(), inputs.NodeLost("node2", "rebooted"), inputs.NodeEnded("node1"))
     assert story.job.state is State.FAILED
-    assert (story.job.reason.key, story.job.reason.values["host"]) == ("reason.node-rebooted", "node2")
+    assert (story.job.reason.code, story.job.reason.hosts) == ("node-rebooted", ("node2",))
 
 
 def test_a_node_whose_folder_vanished_is_lost_although_its_boot_id_is_the_same() -> None:
     story = Story(make_job()).tell(*to_running(), inputs.NodeLost("node2", "directory-gone"), inputs.NodeEnded("node1"))
     assert story.job.state is State.FAILED and story.job.cause is Cause.NODE_LOST
-    assert (story.job.reason.key, story.job.reason.values["host"]) == ("reason.node-directory-gone", "node2")
+    assert (story.job.reason.code, story.job.reason.hosts) == ("node-directory-gone", ("node2",))
     assert story.job.node("node2").lost == "directory-gone"
     assert [(event.hosts, event.values["why"]) for event in story.events if event.code == "node-lost"] == [
         (("node2",), "directory-gone")
     ]
 
 
-@pytest.mark.parametrize("why", sorted(reasons.LOST))
+@pytest.mark.parametrize("why", sorted(LOST))
 def test_a_lost_node_ends_what_was_unconfirmed_there(why: str) -> None:
     story = Story(make_job()).tell(*to_running(), inputs.StopRequested(now=True), inputs.NodeEnded("node1"))
     story.now_s += 100.0
@@ -429,7 +428,7 @@ def test_ranks_not_alive_by_the_deadline_fail_the_start_and_are_named() -> None:
     story.now_s += 60
     story.tell(inputs.Tick(frozenset(HOSTS)))
     assert story.job.state is State.STOPPING
-    assert story.job.reason.values["hosts"] == ["node2"]
+    assert story.job.reason.hosts == ("node2",)
 
 
 def test_a_stop_in_the_queue_touches_no_node() -> None:
@@ -527,7 +526,7 @@ def test_the_lowest_block_of_ports_that_all_nodes_hold_is_the_base_without_one_t
     none = inputs.NodeReady("node2", None, (61120,))
     story = Story(make_job()).tell(*to_starting(), ready[0], none)
     assert story.job.state is State.BACKOFF and story.job.go_sent_at_s is None
-    assert story.job.reason.key == "reason.no-common-ports"
+    assert story.job.reason.code == "no-common-ports"
 
 
 def test_a_new_controller_says_go_again_when_go_was_decided() -> None:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from ascendrun.core.jobs.reasons import legacy
+from ascendrun.core.jobs.reasons import because
 from ascendrun.core.notice_formats import append_path, cut_bytes, make_request, read_reply, sign_dingtalk, sign_feishu
 from ascendrun.core.notices import Notice, Target
 
@@ -19,7 +19,7 @@ NOTICE = Notice(
     id="ab12/j-0007/1/FAILED",
     kind="failed",
     at_s=1599360473.0,
-    reason=legacy("rank 3 on npu2 ended with 1"),
+    reason=because("rejected", why="rank 3 on npu2 ended with 1"),
     head="login1",
     job="j-0007",
     name="qwen32b",
@@ -155,7 +155,9 @@ def test_a_dead_mans_switch_gets_a_bare_get_on_its_path() -> None:
 @pytest.mark.parametrize("kind", ["feishu", "lark", "dingtalk", "wecom", "slack"])
 @pytest.mark.parametrize("style", ["rich", "text"])
 def test_nobody_is_called_and_nothing_is_linked_by_what_a_program_printed(kind: str, style: str) -> None:
-    text = json.dumps(body(kind, style=style, notice=replace(NOTICE, reason=legacy(EVIL))), ensure_ascii=False)
+    text = json.dumps(
+        body(kind, style=style, notice=replace(NOTICE, reason=because("rejected", why=EVIL))), ensure_ascii=False
+    )
     assert "<at " not in text and "<!channel>" not in text
     if style == "rich":
         assert "](http" not in text or kind == "slack"  # Slack's links are <url|text>, and it gets &lt;
@@ -166,7 +168,7 @@ def test_nobody_is_called_and_nothing_is_linked_by_what_a_program_printed(kind: 
 @pytest.mark.parametrize("style", ["rich", "text"])
 def test_no_body_is_larger_than_its_service_takes(kind: str, limit: int, style: str) -> None:
     hosts = tuple(f"主机-{number}" for number in range(3000))
-    notice = replace(NOTICE, reason=legacy("错误" * 5000), name="x" * 300, hosts=hosts)
+    notice = replace(NOTICE, reason=because("rejected", why="错误" * 5000), name="x" * 300, hosts=hosts)
     request = ask(kind, style=style, notice=notice)
     assert len(request.body) <= limit
     if kind == "wecom":

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ascendrun.core.events import Event, JobEvent
 from ascendrun.core.jobs.job import Job, State
-from ascendrun.core.jobs.reasons import legacy
+from ascendrun.core.jobs.reasons import because
 from ascendrun.core.notices import (
     _TITLES,
     LAST_RETRY_S,
@@ -46,7 +46,7 @@ def make_job(**changes: Any) -> Job:
 def event(
     code: str = "state-changed", state: str = "FAILED", reason: str = "rank 3 exited", at_s: float = 100.0
 ) -> Event:
-    return Event(code, {"state": state, "reason": legacy(reason)}, ("npu1",), (3,), 1, at_s)
+    return Event(code, {"state": state, "reason": because("rejected", why=reason)}, ("npu1",), (3,), 1, at_s)
 
 
 def notice(event: Event, *, number: int = 9, **changes: Any) -> Notice | None:
@@ -71,7 +71,7 @@ def make(made: Event | None = None, **changes: Any) -> Notice:
 )
 def test_a_state_that_people_wait_for_makes_a_notice(state: str, kind: str) -> None:
     found = make(event(state=state, reason="because"))
-    assert (found.kind, found.state, found.reason) == (kind, state, legacy("because"))
+    assert (found.kind, found.state, found.reason) == (kind, state, because("rejected", why="because"))
 
 
 @pytest.mark.parametrize(

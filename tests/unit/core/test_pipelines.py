@@ -11,7 +11,7 @@ from ascendrun.core.jobs.inputs import DependencyFailed, WaitingForNodes
 from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.core.jobs.lifecycle import advance
 from ascendrun.core.jobs.pipelines import pipeline_status
-from ascendrun.core.jobs.reasons import dependency_failed, dependency_unknown, legacy, stage_progress, waiting_for_job
+from ascendrun.core.jobs.reasons import because, needed
 from ascendrun.core.jobs.schedule import check_dependency
 
 
@@ -28,7 +28,7 @@ def job(stage: str, state: State = State.QUEUED, *, cause: Cause | None = None, 
         stage=stage,
         pipeline="j-0001",
         cause=cause,
-        reason=legacy("why"),
+        reason=because("rejected", why="why"),
     )
 
 
@@ -59,7 +59,13 @@ def test_the_stage_that_tells_most_speaks_for_the_pipeline(
 ) -> None:
     status = pipeline_status(jobs(*states, causes=[None, None, Cause.NEED]))
     assert (status.representative, status.state) == (representative, state)
-    assert status.reason == stage_progress(representative + 1, 3, "abc"[representative], legacy("why"))
+    assert status.reason == because(
+        "stage-progress",
+        why=because("rejected", why="why"),
+        number=representative + 1,
+        stages=3,
+        stage="abc"[representative],
+    )
 
 
 def test_of_a_stage_that_was_repeated_the_newest_job_counts() -> None:
@@ -80,15 +86,18 @@ def test_of_a_stage_that_was_repeated_the_newest_job_counts() -> None:
 def test_a_stage_starts_after_success_waits_for_life_and_is_called_off_after_anything_else() -> None:
     waiting = job("b", number=2)
     assert check_dependency(waiting, job("a", DONE)) is None
-    assert check_dependency(waiting, job("a", RUNS)) == WaitingForNodes(waiting_for_job("j-0001-1", "a"))
+    assert check_dependency(waiting, job("a", RUNS)) == WaitingForNodes(
+        because("waiting-for-job", needed=needed("j-0001-1", "a"), job="j-0001-1")
+    )
     failed = check_dependency(waiting, job("a", FAILED))
-    assert failed == DependencyFailed(dependency_failed("j-0001-1", "a", "FAILED"))
+    reason = because("dependency-failed", needed=needed("j-0001-1", "a"), job="j-0001-1", state="FAILED")
+    assert failed == DependencyFailed(reason)
     step = advance(waiting, failed, now_s=5.0)
     assert [move.target for move in step.transitions] == [State.STOPPING, STOPPED] and not step.actions
-    assert step.job.reason == dependency_failed("j-0001-1", "a", "FAILED")
+    assert step.job.reason == reason
     called_off = replace(job("b", STOPPED, number=2), cause=Cause.NEED, reason=step.job.reason)
     assert check_dependency(job("c", number=3), called_off) == failed  # it leads to the stage that ended by itself
     unknown = check_dependency(replace(waiting, needs="j-0001-1"), None)
-    assert unknown == DependencyFailed(dependency_unknown("j-0001-1"))
+    assert unknown == DependencyFailed(because("dependency-unknown", job="j-0001-1"))
     checking = replace(waiting, state=State.CHECKING)
     assert advance(checking, failed, now_s=5.0).job == checking

@@ -121,7 +121,7 @@ def test_attempts_that_die_while_they_load_a_checkpoint_go_back_to_the_one_befor
         live(point, None)
     aside = [event.values["steps"] for event in story.events if event.code == "checkpoint-set-aside"]
     assert aside == [[10]]
-    assert story.job.state is State.FAILED and story.job.reason.values["rule"].key == "restart.no-progress"
+    assert story.job.state is State.FAILED and story.job.reason.values["rule"].code == "rule-no-progress"
 
 
 def test_the_same_failure_at_the_same_step_twice_is_enough() -> None:
@@ -252,7 +252,7 @@ def test_a_used_budget_ends_the_job_with_the_rule_in_its_reason() -> None:
     story = failed(Story(restarting_job(past=tuple(attempts(REBOOTED)), attempt=2)).tell(*to_running()))
     story.tell(inputs.Diagnosed(2, REBOOTED))
     assert story.job.state is State.FAILED
-    assert story.job.reason.values["rule"].key == "restart.max-restarts"
+    assert story.job.reason.values["rule"].code == "rule-max-restarts"
     assert [event.values["rule"] for event in story.events if event.code == "gave-up"] == ["max-restarts"]
     assert story.events[-1].ranks == (2,), "the rank of the reason inside"
 
@@ -260,7 +260,7 @@ def test_a_used_budget_ends_the_job_with_the_rule_in_its_reason() -> None:
 def test_an_error_of_the_user_is_not_retried() -> None:
     story = failed(Story(restarting_job()).tell(*to_running()))
     story.tell(inputs.Diagnosed(1, Failure(Kind.USER, "exception", ("node2",), (2,), "certain")))
-    assert story.job.state is State.FAILED and story.job.reason.values["rule"].key == "restart.cause"
+    assert story.job.state is State.FAILED and story.job.reason.values["rule"].code == "rule-cause"
 
 
 @pytest.mark.parametrize("moment", ["stopping", "backoff"])
@@ -280,7 +280,7 @@ def test_no_attempt_starts_while_the_end_on_a_host_is_unproven() -> None:
     assert story.job.state is State.BACKOFF and story.job.unconfirmed == ("node1",)
     story.now_s += 1000.0
     story.tell(inputs.Tick(), inputs.Tick())
-    assert story.job.state is State.BACKOFF and story.job.reason.key == "reason.waiting-for-end"
+    assert story.job.state is State.BACKOFF and story.job.reason.code == "waiting-for-end"
     assert [event.code for event in story.events].count("restart-waits") == 1
     story.tell(ended(0, 1), inputs.SupervisorLost("node1"))
     assert story.job.state is State.BACKOFF and len(story.job.past) == 1, "it was stopped and counted already"
@@ -414,7 +414,7 @@ def test_a_wait_for_the_only_copy_of_a_checkpoint_ends_when_its_host_is_given_up
     (past,) = attempts(REBOOTED)
     story = Story(restarting_job(attempt=2, past=(replace(past, hosts=("node1", "node9")),), pool=(*HOSTS, "node9")))
     story.tell(to_running()[0], inputs.ResumeLost(12, ("node9",)))
-    assert (story.job.state, story.job.reason.key) == (State.BACKOFF, "reason.only-copy")
+    assert (story.job.state, story.job.reason.code) == (State.BACKOFF, "only-copy")
     story.tell(inputs.HostGivenUp("node7", "wang"))
     assert story.job.state is State.BACKOFF and not story.job.lost_hosts, "no attempt used it"
     story.tell(inputs.HostGivenUp("node9", "wang"), inputs.HostGivenUp("node9", "wang"))
@@ -499,5 +499,5 @@ def test_what_a_job_does_when_a_node_falls_silent(
         story = happens(Story(make_job(policy=policy, pool=(*HOSTS, "node3"))).tell(*to_running()))
         found = "again" if (story.job.state, story.job.attempt) == (State.QUEUED, 2) else story.job.state.value
         assert found == expected, mode
-        waits = found == "BACKOFF" and story.job.reason.key == "reason.waiting-for-end"
+        waits = found == "BACKOFF" and story.job.reason.code == "waiting-for-end"
         assert waits is (expected == "BACKOFF"), "a job that waits says for whom"

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.core.jobs import reasons
 from ascendrun.core.jobs.inputs import DependencyFailed, NodesFree, WaitingForNodes
 from ascendrun.core.jobs.job import ACTIVE_STATES, Job, NodeProgress, Request, StageFiles, State
+from ascendrun.core.jobs.reasons import because, needed
 from ascendrun.core.jobs.restart import PastAttempt
 from ascendrun.core.jobs.schedule import RESERVE_S, Claim, Contender, Decision, schedule
 from ascendrun.text import Text
@@ -70,7 +70,7 @@ def why(decision: Decision) -> Text:
 
 def test_a_job_waits_for_the_node_that_another_holds_and_says_whose() -> None:
     decision = decide(whole(running(1, "a", "b")), whole(job(2, "b", "c")))
-    assert decision == {"j-0002": WaitingForNodes(reasons.nodes_in_use("j-0001", "job1", ["b"]))}
+    assert decision == {"j-0002": WaitingForNodes(because("nodes-in-use", ["b"], job="j-0001", name="job1"))}
 
 
 def test_a_job_takes_the_free_hosts_of_its_pool_in_the_order_of_the_file() -> None:
@@ -83,7 +83,7 @@ def test_younger_jobs_pass_one_that_waits_until_it_has_waited_long() -> None:
 
     assert hosts_of(decisions(NOW_S - RESERVE_S + 1)["j-0003"]) == ("b",)
     behind = decisions(NOW_S - RESERVE_S)["j-0003"]
-    assert behind == WaitingForNodes(reasons.queued_behind("j-0002", "job2", ["b"]))
+    assert behind == WaitingForNodes(because("queued-behind", ["b"], job="j-0002", name="job2"))
 
 
 def test_a_higher_priority_is_placed_first_and_then_the_oldest() -> None:
@@ -115,8 +115,8 @@ def test_a_host_that_cannot_be_used_stops_only_the_job_that_needs_it_and_reserve
     old = NOW_S - 10 * RESERVE_S
     decisions = decide(whole(job(1, "a", "b", since_s=old), **barred), whole(job(2, "a", "b", nodes=1), **barred))
     reason = why(decisions["j-0001"])
-    assert (reason.key, reason.values["hosts"]) == ("reason.too-few-hosts", ["a"])
-    assert (reason.values["needed"], reason.values["usable"], reason.values["why"]) == (2, 1, WHY)
+    assert (reason.code, reason.hosts) == ("too-few-hosts", ("a",))
+    assert (reason.values["needed"], reason.values["usable"], reason.why) == (2, 1, WHY)
     assert hosts_of(decisions["j-0002"]) == ("b",)
 
 
@@ -124,10 +124,10 @@ def test_a_host_that_does_not_respond_is_used_only_at_the_first_start_and_withou
     away = {"away": {"a": WHY}}
     assert hosts_of(decide(whole(job(1, "a", "b", "c", nodes=2), **away))["j-0001"]) == ("b", "c")
     busy = decide(whole(running(2, "c")), whole(job(1, "a", "b", "c", nodes=2), **away))
-    assert why(busy["j-0001"]).values["hosts"] == ["c"], "it waits for the one that responds"
+    assert why(busy["j-0001"]).hosts == ("c",), "it waits for the one that responds"
     assert hosts_of(decide(whole(job(1, "a", "b"), **away))["j-0001"]) == ("b", "a"), "it fails there with the error"
     again = job(1, "a", "b", past=(PastAttempt(1, ("a", "b"), 1.0, 2.0),))
-    assert why(decide(whole(again, **away))["j-0001"]).key == "reason.too-few-hosts"
+    assert why(decide(whole(again, **away))["j-0001"]).code == "too-few-hosts"
 
 
 def test_a_restart_keeps_its_hosts_at_their_node_ranks_and_a_replacement_takes_the_rank_of_the_lost_one() -> None:
@@ -172,19 +172,19 @@ def test_a_stage_that_waits_for_another_keeps_no_place_and_one_whose_need_is_gon
         whole(job(6, "c", needs="j-0008")),
     ]
     decisions = decide(*jobs, known={"j-0008": job(8, "c", state=State.SUCCEEDED)})
-    assert why(decisions["j-0002"]) == reasons.waiting_for_job("j-0001", "a")
+    assert why(decisions["j-0002"]) == because("waiting-for-job", needed=needed("j-0001", "a"), job="j-0001")
     assert isinstance(decisions["j-0003"], DependencyFailed)
     assert hosts_of(decisions["j-0004"]) == ("b",)
     # Two that need the same one start together where there is room, one after the other where there is not.
     assert hosts_of(decisions["j-0005"]) == ("c",)
-    assert why(decisions["j-0006"]) == reasons.queued_behind("j-0005", "job5", ["c"])
+    assert why(decisions["j-0006"]) == because("queued-behind", ["c"], job="j-0005", name="job5")
 
 
 def test_a_stage_waits_for_an_unreachable_host_that_has_its_files() -> None:
     prepare = job(1, "a", "b", nodes=1, state=State.SUCCEEDED, hosts=("a",))
     train = replace(job(2, "a", "b"), request=Request(1, same_as="j-0001"))
     reason = why(decide(whole(train, away={"a": WHY}), known={"j-0001": prepare})["j-0002"])
-    assert (reason.key, reason.values["hosts"]) == ("reason.too-few-hosts", ["a"])
+    assert (reason.code, reason.hosts) == ("too-few-hosts", ("a",))
 
 
 def test_a_stage_moves_when_a_person_gives_up_the_host_that_has_its_files() -> None:
@@ -221,9 +221,9 @@ def test_a_stage_uses_the_hosts_that_have_the_files_of_the_stages_before_it() ->
     train = replace(job(3, "a", "b", "c"), request=Request(2, same_as="j-0002"))
     known = {one.id: one for one in (prepare, filtered)}
     assert hosts_of(decide(whole(train), known=known)["j-0003"]) == ("c", "b")
-    assert why(decide(whole(running(4, "b")), whole(train), known=known)["j-0003"]).values["hosts"] == ["b"]
+    assert why(decide(whole(running(4, "b")), whole(train), known=known)["j-0003"]).hosts == ("b",)
     reason = why(decide(whole(train, unusable={"c": WHY}), known=known)["j-0003"])
-    assert (reason.key, reason.values["hosts"]) == ("reason.too-few-hosts", ["c"])
+    assert (reason.code, reason.hosts) == ("too-few-hosts", ("c",))
 
 
 HOSTS = "abcdef"

@@ -14,7 +14,7 @@ from web_service import Say, Service, await_that
 
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
-from ascendrun.core.jobs.reasons import legacy
+from ascendrun.core.jobs.reasons import because
 from ascendrun.core.notice_settings import read_notices
 from ascendrun.head.notify.notifier import Notifier
 from ascendrun.head.state.store import Store
@@ -56,7 +56,12 @@ class Head:
         return job
 
     def move(self, job: Job, state: str, why: str = "because") -> None:
-        event = Event("state-changed", {"state": state, "reason": legacy(why)}, attempt=job.attempt, at_s=time.time())
+        event = Event(
+            "state-changed",
+            {"state": state, "reason": because("rejected", why=why)},
+            attempt=job.attempt,
+            at_s=time.time(),
+        )
         self.store.save(replace(job, state=State(state)), [event], now_s=time.time())
         self.beat()
 

@@ -15,7 +15,7 @@ import pytest
 from ascendrun.core.errors import NotFoundError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Exit, Job, NodeProgress, Phase, State
-from ascendrun.core.jobs.reasons import FirstFailure, legacy
+from ascendrun.core.jobs.reasons import FirstFailure, because
 from ascendrun.core.notices import NoticeSettings, Target
 from ascendrun.core.samples import DeviceSample
 from ascendrun.head.state.sample_store import SampleStore
@@ -58,7 +58,9 @@ class World:
             now_s=1000.0,
         )
         said = Event("legacy", {"text": f"said {PLANTED['env-from']}"}, at_s=2000.0)
-        failed = Event("state-changed", {"state": "FAILED", "reason": legacy("rank 1 on b")}, at_s=2000.0)
+        failed = Event(
+            "state-changed", {"state": "FAILED", "reason": because("rejected", why="rank 1 on b")}, at_s=2000.0
+        )
         store.save(self.job, [said, failed], now_s=2000.0)
         store.close()
         for host, rank in (("a", 0), ("b", 1)):
@@ -83,7 +85,7 @@ class World:
             state=State.FAILED,
             nodes=nodes,
             world_size=2,
-            first_failure=FirstFailure("rank-exited", "b", 1, code=1),
+            first_failure=FirstFailure(because("rank-exited", ["b"], [1], code=1)),
         )
 
     def _spool(self, host: str, rank: int) -> None:
@@ -171,7 +173,7 @@ def test_everything_that_helps_is_in_it(world: World) -> None:
         "attempt-1/a/gathered/plog/debug/plog/plog-11_2026.log",
     } <= set(files)
     assert json.loads(files["spec.json"])["env"]["LR"] == "1e-5"
-    assert json.loads(files["job.json"])["first_failure"]["host"] == "b"
+    assert json.loads(files["job.json"])["first_failure"]["reason"]["$reason"]["hosts"] == ["b"]
     assert not any(name.endswith(".times") for name in files)
 
 

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from ascendrun.core.events import Event
-from ascendrun.core.jobs import reasons
 from ascendrun.core.jobs.inputs import DependencyFailed
 from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.core.jobs.lifecycle import advance
-from ascendrun.core.jobs.reasons import FirstFailure
+from ascendrun.core.jobs.reasons import because
 from ascendrun.core.jobs.schedule import check_dependency
 from ascendrun.head.state.store import StoredJob
 from ascendrun.health.diagnosis import diagnose, render
@@ -26,16 +25,16 @@ def changed(seq: int, state: str, attempt: int, reason: Text, cause: str | None 
     return Event("state-changed", {"state": state, "reason": reason, "cause": cause}, (), (), attempt, 100.0 + seq)
 
 
-EXITED = FirstFailure("rank-exited", "n1", 1, code=1).reason()
+EXITED = because("rank-exited", ["n1"], [1], code=1)
 EVENTS = [
     Event("submitted", {"name": "demo"}, ("n1",), (), 1, 100.0),
-    changed(1, "RUNNING", 1, reasons.running(2)),
+    changed(1, "RUNNING", 1, because("running", count=2)),
     changed(2, "STOPPING", 1, EXITED, "failure"),
     changed(3, "BACKOFF", 1, EXITED, "failure"),
-    changed(4, "QUEUED", 2, reasons.next_attempt(2)),
-    changed(5, "CHECKING", 2, reasons.nodes_available(1)),
-    changed(6, "STOPPING", 2, reasons.stopped_by_user(), "user"),
-    changed(7, "STOPPED", 2, reasons.stopped_by_user(), "user"),
+    changed(4, "QUEUED", 2, because("next-attempt", attempt=2)),
+    changed(5, "CHECKING", 2, because("nodes-available", count=1)),
+    changed(6, "STOPPING", 2, because("stopped-by-user"), "user"),
+    changed(7, "STOPPED", 2, because("stopped-by-user"), "user"),
 ]
 
 

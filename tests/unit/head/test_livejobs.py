@@ -105,8 +105,8 @@ def test_a_job_for_which_an_action_cannot_be_done_ends_with_the_fault_and_the_pl
     live.jobs.steps.work_off()
     live.jobs.steps.work_off()
     job = live.store.find(runner.job.id).job
-    why = job.reason.values["why"]
-    assert job.is_terminal and (job.reason.key, why.key) == ("reason.preflight-failed", "reason.internal-error")
+    why = job.reason.why
+    assert job.is_terminal and (job.reason.code, why.code) == ("preflight-failed", "internal-error")
     assert "controller.log" in why.values["log"] and "Traceback" in capfd.readouterr().err
 
 
@@ -159,5 +159,5 @@ def test_a_restart_after_a_storage_failure_waits_for_space(live: Live, kind: Kin
     live.jobs.steps.work_off()
     assert set(runner.job.passed_over) == passed_over
     if not passed_over:
-        assert (runner.job.state, runner.job.cause, runner.job.reason.key) == (State.BACKOFF, Cause.HELD, "reason.held")
+        assert (runner.job.state, runner.job.cause, runner.job.reason.code) == (State.BACKOFF, Cause.HELD, "held")
         assert runner.job.past == past, "a wait is no attempt"

@@ -64,7 +64,7 @@ def test_a_recreated_container_ends_the_job_and_its_host_is_free_for_the_next(wo
     assert world.nodes["n1"].stopped() == [job.run_id]
     world.jobs.steps.feed(job.id, inputs.NodeEnded("n1"))
     world.turn()
-    assert (world.now(job).state, world.now(job).reason.key) == (State.FAILED, "reason.node-directory-gone")
+    assert (world.now(job).state, world.now(job).reason.code) == (State.FAILED, "node-directory-gone")
     later = world.job(N2)
     world.turn()
     assert world.now(later).state is State.CHECKING
@@ -150,11 +150,11 @@ def test_a_stuck_process_holds_its_machine_under_every_name_until_it_is_gone(wor
     world.turn()
     assert world.now(elsewhere).state is State.CHECKING
     why = world.now(there).reason
-    assert (why.key, why.values["hosts"]) == ("reason.too-few-hosts", ["n2"])
-    assert (why.values["why"].values["pid"], why.values["why"].values["channel"]) == (50, "fuse_wait_answer")
-    assert world.now(by_name).reason.values["why"].key == "reason.host-unidentified"
+    assert (why.code, why.hosts) == ("too-few-hosts", ("n2",))
+    assert (why.why.values["pid"], why.why.values["channel"]) == (50, "fuse_wait_answer")
+    assert world.now(by_name).reason.why.code == "host-unidentified"
     world.up(OTHER_NAME, Host("n3"))
-    assert world.now(by_name).reason.values["hosts"] == ["npu-2"]
+    assert world.now(by_name).reason.hosts == ("npu-2",)
     [held] = world.store.held_machines()
     assert (held.state, held.holds[0].processes, set(held.names)) == (MachineState.LEFTOVERS, (STUCK,), {"n2", "npu-2"})
     world.look()
@@ -176,7 +176,7 @@ def test_a_held_machine_stays_held_when_the_controller_is_started_again(world: W
     world.restart()
     later = world.job(N1)
     world.turn()
-    assert world.now(later).reason.key == "reason.too-few-hosts"
+    assert world.now(later).reason.code == "too-few-hosts"
     world.nodes["n1"].boot_id = "c"
     world.up(N1)
     world.turn()
@@ -204,7 +204,7 @@ def test_an_unreachable_host_is_free_by_the_word_of_a_person_and_the_story_says_
     job = unconfirmed(world)
     later = world.job(N2)
     world.turn()
-    assert world.now(later).reason.values["why"].key == "machine.unconfirmed"
+    assert world.now(later).reason.why.key == "machine.unconfirmed"
     assert release(world, "n2") is None
     assert (world.now(job).state, world.now(job).held_hosts, world.now(job).first_failure) == (State.STOPPED, (), None)
     [event] = [event for event in world.store.events(job.id) if event.code == "host-released"]
@@ -336,7 +336,7 @@ def test_a_reboot_after_a_job_was_adopted_is_a_fact(world: World) -> None:
     world.up(N1)
     world.turn()
     failure = world.now(lost).first_failure
-    assert failure is not None and (failure.kind, failure.host) == ("node-rebooted", "n1")
+    assert failure is not None and (failure.reason.code, failure.reason.hosts) == ("node-rebooted", ("n1",))
 
 
 @pytest.mark.parametrize("state", [State.QUEUED, State.CHECKING])
@@ -382,7 +382,7 @@ def test_a_drained_host_gets_no_job_until_the_drain_ends_also_by_another_name(wo
     change(world, "drain", N1, reason="optics")
     waiting, elsewhere = world.job(N1), world.job(N1, N2, request=Request(1))
     world.turn()
-    why = world.now(waiting).reason.values["why"]
+    why = world.now(waiting).reason.why
     assert (why.key, why.values["by"], why.values["reason"]) == ("machine.drained", "wang", "optics")
     assert (world.now(elsewhere).state, world.now(elsewhere).hosts) == (State.CHECKING, ("n2",))
     world.restart()
@@ -448,7 +448,7 @@ def test_a_lost_host_ends_what_ran_there_and_is_closed(world: World) -> None:
     assert (world.now(job).node("n2").lost, world.now(job).node("n2").phase) == ("by-user", Phase.LOST)
     later = world.job(N2)
     world.turn()
-    assert world.now(later).reason.values["why"].key == "machine.drained"
+    assert world.now(later).reason.why.key == "machine.drained"
     with pytest.raises(ConflictError):
         change(world, "lost", N1)
     assert world.now(job).node("n1").phase is Phase.STARTED
@@ -460,7 +460,7 @@ def test_a_stage_leaves_a_lost_host_and_waits_for_a_drained_one(world: World) ->
     change(world, "drain", N1)
     train = world.job(N1, N2, request=Request(1, same_as=prepare.id))
     world.turn()
-    assert world.now(train).reason.key == "reason.too-few-hosts"
+    assert world.now(train).reason.code == "too-few-hosts"
     change(world, "lost", N1, reason="fire")
     world.restart()
     world.turn()

@@ -19,7 +19,7 @@ from web_service import Say, await_that, settings_text
 
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import State
-from ascendrun.core.jobs.reasons import legacy
+from ascendrun.core.jobs.reasons import because
 from ascendrun.core.notices import QUEUE_LIMIT
 from ascendrun.head.state.notice_queue import NoticeQueue
 from ascendrun.head.state.store import Store
@@ -98,7 +98,14 @@ def test_a_store_that_cannot_be_opened_for_a_while_delays_a_notice_and_loses_non
     job = head.submit()
     head.store.save(
         replace(job, state=State.FAILED),
-        [Event("state-changed", {"state": "FAILED", "reason": legacy("because")}, attempt=1, at_s=time.time())],
+        [
+            Event(
+                "state-changed",
+                {"state": "FAILED", "reason": because("rejected", why="because")},
+                attempt=1,
+                at_s=time.time(),
+            )
+        ],
         now_s=time.time(),
     )
     said: list[str] = []

@@ -14,7 +14,7 @@ from ascendrun.cli.report.page import list_tiles, make_page
 from ascendrun.core.errors import NotFoundError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, NodeProgress, State
-from ascendrun.core.jobs.reasons import legacy
+from ascendrun.core.jobs.reasons import because
 from ascendrun.core.samples import DeviceSample, RankSample
 from ascendrun.head.spool.metrics_reader import find_metrics
 from ascendrun.head.state.job_files import write_plan
@@ -58,7 +58,7 @@ def make_state(state_dir: Path) -> None:
     )
     for after_s, text in STORY:
         state, _, reason = text.partition(": ")
-        values = {"state": state, "reason": legacy(reason)}
+        values = {"state": state, "reason": because("rejected", why=reason)}
         store.save(job, [Event("state-changed", values, at_s=BEGAN_S + after_s)], now_s=BEGAN_S + after_s)
     nodes = tuple(NodeProgress(host=host, node_rank=k, ranks=(k,)) for k, host in enumerate("ab"))
     store.save(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.core.jobs.job import Job, NodeProgress, Phase, State
-from ascendrun.core.jobs.reasons import succeeded
+from ascendrun.core.jobs.reasons import because
 from ascendrun.head.loop.rescue import restore_rows
 from ascendrun.head.state.job_files import read_copy
 from ascendrun.head.state.state_dir import (
@@ -49,7 +49,7 @@ def run(store: Store, job_id: str) -> Job:
 
 
 def end(store: Store, job_id: str) -> Job:
-    job = replace(run(store, job_id), state=State.SUCCEEDED, ended_at_s=8.0, reason=succeeded(2))
+    job = replace(run(store, job_id), state=State.SUCCEEDED, ended_at_s=8.0, reason=because("succeeded", count=2))
     job = replace(job, nodes=tuple(replace(node, phase=Phase.ENDED) for node in job.nodes))
     store.save(job, [], now_s=8.0)
     make_spool_dir(spool_dir(store.path.parent, job_id, 1) / "n1")

@@ -15,11 +15,12 @@ import ascendrun.text as text_module
 from ascendrun.cli.outcome import exit_code_of
 from ascendrun.core.events import Event
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.core.jobs import inputs, reasons
+from ascendrun.core.jobs import inputs
 from ascendrun.core.jobs.draft import Step
 from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Exit, Job, Leftover
 from ascendrun.core.jobs.lifecycle import advance, resume
+from ascendrun.core.jobs.reasons import because
 from ascendrun.core.jobs.schedule import check_dependency
 from ascendrun.core.notices import notice_of
 from ascendrun.core.reachability import unreachable_hosts
@@ -66,7 +67,7 @@ class Life:
 
     def check(self) -> None:
         self.feed(
-            inputs.WaitingForNodes(reasons.nodes_in_use("j-0099", "other", ["npu01"])),
+            inputs.WaitingForNodes(because("nodes-in-use", ["npu01"], job="j-0099", name="other")),
             inputs.NodesFree(HOSTS),
             inputs.NodeReported("npu01", "boot1", 0.0),
             inputs.NodeReported("npu02", "boot2", 0.01),
@@ -148,7 +149,7 @@ def head_restarted(store: Store) -> None:
 def need_failed(store: Store) -> None:
     first = Life(store, "p.one", stage="one", pipeline="j-0009")
     first.check()
-    first.feed(inputs.Refused(None, reasons.on_host("npu01", "no space")))
+    first.feed(inputs.Refused(None, because("on-host", ["npu01"], why="no space")))
     second = Life(store, "p.two", stage="two", pipeline="j-0009", needs=first.job.id)
     decision = check_dependency(second.job, first.job)
     assert isinstance(decision, inputs.DependencyFailed)
@@ -171,7 +172,7 @@ def facts(state_dir: Path, stored: StoredJob, store: Store) -> dict[str, Any]:
     """What is decided and shown of a job, without messages."""
     job, events = stored.job, store.events(stored.job.id)
     found: dict[str, Any] = {
-        "state": (job.state, job.cause, job.attempt, job.reason.key, job.unconfirmed, job.first_failure),
+        "state": (job.state, job.cause, job.attempt, job.reason.code, job.unconfirmed, job.first_failure),
         "exit": exit_code_of(make_job_view(stored, None)),
         "events": [(event.code, event.hosts, event.ranks, event.attempt, event.severity) for event in events],
         "unreachable": unreachable_hosts(events),
@@ -181,7 +182,7 @@ def facts(state_dir: Path, stored: StoredJob, store: Store) -> dict[str, Any]:
         diagnosis = diagnose(evidence)
         found[f"attempt {attempt}"] = (
             evidence.cause,
-            evidence.reason.key if evidence.reason is not None else None,
+            evidence.reason.code if evidence.reason is not None else None,
             [(host.host, host.lost, host.reachable) for host in evidence.hosts],
             [event.code for event in evidence.events],
             (diagnosis.code, diagnosis.confidence, diagnosis.hosts, diagnosis.ranks, diagnosis.retry),
@@ -228,7 +229,7 @@ def test_reworded_templates_change_no_fact(tmp_path: Path, monkeypatch: pytest.M
     normal = live(tmp_path / "normal")
     assert len({values["state"][:2] for values in normal.values()}) >= 7
     with reworded(monkeypatch, nonsense):
-        assert "{" not in str(reasons.running(4)) and str(reasons.running(4)) != "4 ranks running"
+        assert str(because("running", count=4)) not in ("4 ranks running", "{count:plural rank ranks} running")
         assert live(tmp_path / "nonsense") == normal
 
 

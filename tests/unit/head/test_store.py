@@ -17,7 +17,7 @@ import pytest
 from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase, Request, State
-from ascendrun.core.jobs.reasons import legacy
+from ascendrun.core.jobs.reasons import because
 from ascendrun.head.loop.rescue import restore_rows
 from ascendrun.head.state.head_file import HeadFile
 from ascendrun.head.state.state_dir import StoreUnusableError, filesystem_of
@@ -114,7 +114,9 @@ def test_a_failed_write_leaves_neither_record_nor_story_behind(tmp_path: Path) -
     with pytest.raises(AttributeError):
         nothing: Any = None
         store.save(
-            replace(job, state=State.RUNNING), [Event("waiting", {"reason": legacy("fine")}), nothing], now_s=2.0
+            replace(job, state=State.RUNNING),
+            [Event("waiting", {"reason": because("rejected", why="fine")}), nothing],
+            now_s=2.0,
         )
     assert store.find("j-0001").job.state is State.QUEUED
     assert [event.code for event in store.events("j-0001")] == ["submitted"]
@@ -201,25 +203,3 @@ def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(path: str, kind:
     mounts = "/dev/sda / ext4 rw 0 0\nserver:/h /home nfs4 rw 0 0\nl /with\\040space lustre rw 0 0\n"
     mounts += "/dev/x /hom xfs rw 0 0\n"
     assert filesystem_of(Path(path), mounts) == kind
-
-
-def test_a_store_of_the_first_version_is_brought_along_with_its_stories(tmp_path: Path) -> None:
-    from ascendrun.head.state import store as module
-
-    (tmp_path / "state").mkdir()
-    with sqlite3.connect(tmp_path / "state" / "state.db") as db:
-        for statement in module.Store.MIGRATIONS[0].split(";"):
-            db.execute(statement)
-        db.executemany(
-            "INSERT INTO events VALUES (?, ?, ?, 'note', ?)",
-            [("j-0002", 1, 5.0, "b"), ("j-0001", 1, 1.0, "a"), ("j-0001", 2, 9.0, "c")],
-        )
-        db.execute("PRAGMA user_version = 1")
-    db.close()
-    reader = Store.open_for_reading(tmp_path / "state")
-    assert reader is not None
-    before = reader.stream()
-    reader.close()
-    store = Store.open(tmp_path / "state")
-    assert [item.event.values["text"] for item in before] == ["a", "b", "c"] and store.stream() == before
-    store.close()

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
-from ascendrun.core.jobs.reasons import legacy
+from ascendrun.core.jobs.reasons import because
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample
 from ascendrun.health.report.data import Material
@@ -30,7 +30,7 @@ def make_job(name: str, state: State, *, ended_s: float, attempt: int = 1) -> Jo
         start_s=600,
         created_at_s=BEGAN_S,
         state=state,
-        reason=legacy("all 32 ranks exited 0"),
+        reason=because("rejected", why="all 32 ranks exited 0"),
         attempt=attempt,
         world_size=32,
         ended_at_s=ended_s,
@@ -53,7 +53,10 @@ class Story:
         self.now_s += after_s
         self.events.append(
             Event(
-                "state-changed", {"state": state.value, "reason": legacy(reason)}, attempt=self.attempt, at_s=self.now_s
+                "state-changed",
+                {"state": state.value, "reason": because("rejected", why=reason)},
+                attempt=self.attempt,
+                at_s=self.now_s,
             )
         )
 

@@ -14,7 +14,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.jobs import inputs
 from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Job
-from ascendrun.core.jobs.reasons import internal_error
+from ascendrun.core.jobs.reasons import because
 from ascendrun.core.jobs.restart import Kind
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.retention import Retention
@@ -130,5 +130,6 @@ class LiveJob:
         except Exception as error:  # the reason of the job; raised again for the log
             if self.job.go_sent_at_s is None and not self.job.is_terminal:
                 log = str(self.context.state_dir / "controller.log")
-                self.feed(inputs.Refused(None, internal_error(f"{type(error).__name__}: {error}", log)))
+                why = because("internal-error", why=f"{type(error).__name__}: {error}", log=log)
+                self.feed(inputs.Refused(None, why))
             raise
