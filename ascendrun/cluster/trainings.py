@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def plan_submissions(head: Head, submissions: Sequence[Submission]) -> tuple[TrainingPlan, ...]:
     """Return the plan of each training among the submissions; queries the nodes."""
-    from ascendrun.core.jobs.plan import choose_hosts
+    from ascendrun.core.jobs.placement import choose_hosts
     from ascendrun.query.planner import PROBES, plan_trainings, recorded_runs
 
     def survey(submission: Submission, paths: Sequence[str]) -> CheckContext:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
-from ascendrun.core.events import SEPARATE
+from ascendrun.core.event_types import SEPARATE
 from ascendrun.core.hosts import Host, select_hosts
 from ascendrun.core.jobfile.pipeline import StageJob
 from ascendrun.core.jobfile.spec import (
@@ -27,15 +27,8 @@ from ascendrun.core.jobfile.spec import (
 )
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.pipelines import newest_stages
-from ascendrun.core.jobs.plan import (
-    CODE_TREE,
-    LIBRARY_TREE,
-    PROGRAMS_TREE,
-    Tree,
-    choose_hosts,
-    placement_faults,
-    pool_of,
-)
+from ascendrun.core.jobs.placement import choose_hosts, placement_faults, pool_of
+from ascendrun.core.jobs.plan import CODE_TREE, LIBRARY_TREE, PROGRAMS_TREE, Tree
 from ascendrun.core.node_messages import node_hint, node_text
 from ascendrun.head.state.state_dir import make_state_dir, tree_file
 from ascendrun.head.state.user_files import read_hostfile, read_source

@@ -7,7 +7,8 @@ import pytest
 
 from ascendrun.core.hosts import parse_hostfile
 from ascendrun.core.jobfile.spec import parse_program_options, parse_stages, resolve_paths
-from ascendrun.core.jobs.plan import Folders, Tree, make_plan, render_plan, render_text
+from ascendrun.core.jobs.plan import Folders, Tree, make_plan
+from ascendrun.core.jobs.plan_text import render_plan, render_text
 from ascendrun.core.reports import NodeReport, Route
 
 HERE = Path(__file__).parent

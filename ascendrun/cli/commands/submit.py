@@ -115,7 +115,7 @@ def _print_plan(
     from ascendrun.cli.commands.plan import exit_code, plan_lines, plan_record
     from ascendrun.cli.output import PEOPLE, print_record
     from ascendrun.cli.sanitise import sanitise
-    from ascendrun.core.jobs.plan import render_text
+    from ascendrun.core.jobs.plan_text import render_text
 
     trainings = ctx.cluster.job_files.training_plans(file, overrides=overrides, hostfile=hostfile)
     plans = ctx.cluster.job_files.plan(file, overrides=overrides, hostfile=hostfile, hosts=hosts, exclude=exclude)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
-from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import Problem
+from ascendrun.core.jobfile.command_rules import command_rule, env_rule
+from ascendrun.core.jobfile.draft import Draft, home_problem
 from ascendrun.core.jobfile.model import (
     PATTERN_EXAMPLE,
     SHORTEST_LEASE_S,
@@ -18,77 +18,10 @@ from ascendrun.core.jobfile.model import (
     not_supported,
 )
 from ascendrun.core.metrics import PROGRESS_NAMES
-from ascendrun.core.rank_env import OWN_VARIABLES, VISIBLE_DEVICES, is_own_variable
 from ascendrun.core.reader.source_text import REMOVE
-from ascendrun.core.reader.yaml_source import MappingNode, Place, ScalarNode, Source, find, key_place, place_of
+from ascendrun.core.reader.yaml_source import ScalarNode, find
 from ascendrun.options import JOB_FILE, OptionProblem, ProgramOptions, check_arguments
 from ascendrun.text import Text, suggestion, write
-
-MAX_ARGUMENT_BYTES = 131_071
-"""Linux rejects a single argument or environment variable of 128 KiB or more."""
-
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-_BARE_WORD = re.compile(r"[A-Za-z0-9_./+-][A-Za-z0-9_./+=:@-]*")
-_WRAPPERS = {
-    "torchrun": ("torchrun", "torchrun"),
-    "torch.distributed.run": ("torchrun", "torchrun"),
-    "torch.distributed.launch": ("torchrun", "torchrun"),
-    "deepspeed": ("deepspeed", "deepspeed"),
-    "accelerate launch": ("accelerate", "accelerate"),
-    "accelerate.commands.launch": ("accelerate", "accelerate"),
-    "fabric run": ("fabric run", "spawn"),
-    "lightning run": ("lightning run", "spawn"),
-    "lightning fabric": ("fabric run", "spawn"),
-}
-"""Commands that start the ranks of a node: (their name, the launcher that starts the same ranks)."""
-_SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
-_FLAGS = frozenset({"-u", "-B", "-I", "-E", "-s"})
-"""Options of Python without a value."""
-_TO_FILE = Text("jobfile.put-into-file", "put the value into a file")
-
-
-@dataclass(frozen=True)
-class LocalFiles:
-    """Access of the job file to the disk of this machine; paths are relative to the job file."""
-
-    is_directory: Callable[[str], bool]
-    is_readable: Callable[[str], bool]
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A job file before validation as a JobSpec. `data`: unchecked input of the model; `args` go through `typed_args`.
-    `check_names` returns the names of the checks; `files`: the disk. None: not checked."""
-
-    root: MappingNode
-    data: dict[str, Any]
-    source: Source
-    programs: Mapping[str, ProgramOptions]
-    check_names: Callable[[], Collection[str]] | None = None
-    files: LocalFiles | None = None
-
-    def has(self, name: str) -> bool:
-        return name in self.data
-
-    def section(self, name: str) -> Mapping[str, Any]:
-        value = self.data.get(name)
-        return value if isinstance(value, dict) else {}
-
-    def key(self, *path: Any) -> Place:
-        return key_place(self.root, path)
-
-    def value(self, *path: Any) -> Place:
-        return place_of(self.root, path)
-
-    def is_invalid(self, *path: Any) -> bool:
-        return self.source.is_invalid(find(self.root, path))
-
-    @property
-    def table(self) -> ProgramOptions | None:
-        """Options of the job's program; None: no such program."""
-        name = self.data.get("program")
-        return self.programs.get(name) if isinstance(name, str) else None
 
 
 def broken_rules(draft: Draft) -> Iterator[Problem]:
@@ -106,15 +39,6 @@ def _checked_args(draft: Draft, table: ProgramOptions) -> tuple[dict[str, Any], 
     texts = {name: text for name in given if (text := _source_text(draft, name)) is not None}
     invalid = [name for name in given if draft.is_invalid("args", name)]
     return check_arguments(table, given, JOB_FILE, texts=texts, unchecked=invalid)
-
-
-def list_form(command: str) -> str:
-    """Return a command line as the equivalent YAML list, with quotes where YAML could read an argument differently."""
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        words = command.split()
-    return "[" + ", ".join(word if _is_safe_word(word) else _quoted(word) for word in words) + "]"
 
 
 def _what_to_run(draft: Draft) -> Iterator[Problem]:
@@ -177,106 +101,12 @@ def _args(draft: Draft) -> Iterator[Problem]:
     for name, value in args.items():
         option = draft.table.find(name)
         if option is not None and option.type == "path" and isinstance(value, str) and value.startswith("~"):
-            yield _home_problem(draft, "args", name)
+            yield home_problem(draft, "args", name)
 
 
 def _source_text(draft: Draft, name: str) -> str | None:
     node = find(draft.root, ("args", name))
     return node.text if isinstance(node, ScalarNode) else None
-
-
-def _command(draft: Draft) -> Iterator[Problem]:
-    command = draft.data.get("command")
-    if isinstance(command, str) and not draft.is_invalid("command"):
-        yield draft.value("command").problem(
-            Text("jobfile.command-string", "command: expected a list, got a string"),
-            write(f"command: {list_form(command)}"),
-        )
-    if not isinstance(command, tuple) or not command:
-        return
-    words = [word if isinstance(word, str) else "" for word in command]
-    if not words[0]:
-        yield draft.value("command", 0).problem(Text("jobfile.empty-command", "command: the first item is empty"))
-    for index, word in enumerate(words):
-        if len(word.encode("utf-8", "replace")) > MAX_ARGUMENT_BYTES:
-            yield draft.value("command", index).problem(
-                Text("jobfile.long-argument", "argument exceeds 128 KiB, the limit of Linux"), _TO_FILE
-            )
-    wrapper = _wrapper(words)
-    if wrapper and draft.data.get("launcher") != "none":
-        name, launcher = wrapper
-        yield draft.value("command", 0).problem(
-            Text("jobfile.nested-launcher", "the command would start {launcher} once for each rank", launcher=name),
-            Text(
-                "jobfile.nested-launcher-hint",
-                "write launcher: {launcher} and command: [python, your_script.py], or launcher: none",
-                launcher=launcher,
-            ),
-        )
-
-
-def _wrapper(words: Sequence[str]) -> tuple[str, str] | None:
-    """Return the item of _WRAPPERS that the command calls, by name, as a module or in the text of a shell."""
-    rest = list(words)
-    while rest and (rest[0] in ("env", "exec") or _ASSIGNMENT.match(rest[0])):
-        rest.pop(0)
-    if not rest:
-        return None
-    first = rest.pop(0).rpartition("/")[2]
-    if first in _SHELLS and len(rest) > 1 and re.fullmatch(r"-[a-z]*c", rest[0]):
-        return next(filter(None, map(_wrapper, _simple_commands(rest[1]))), None)
-    if first.startswith("python"):
-        while rest and rest[0] in _FLAGS:
-            rest.pop(0)
-        return _WRAPPERS.get(rest[1]) if rest[:1] == ["-m"] and len(rest) > 1 else None
-    return _WRAPPERS.get(first) or _WRAPPERS.get(" ".join((first, *rest[:1])))
-
-
-def _simple_commands(script: str) -> list[list[str]]:
-    """Return the words of each simple command of a shell text; [] if it is not plain."""
-    lexer = shlex.shlex(script.replace("\n", ";"), posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    commands: list[list[str]] = [[]]
-    try:
-        for word in lexer:
-            if set(word) <= set(";&|()"):
-                commands.append([])
-            else:
-                commands[-1].append(word)
-    except ValueError:
-        return []
-    return commands
-
-
-def _env(draft: Draft) -> Iterator[Problem]:
-    device_type = draft.section("devices").get("type", "cpu")
-    visible = VISIBLE_DEVICES.get(device_type) if isinstance(device_type, str) else None
-    for name, value in draft.section("env").items():
-        place = draft.key("env", name)
-        if not _VARIABLE.fullmatch(name):
-            yield place.problem(
-                Text("jobfile.variable", "env: invalid variable name {name:quote}", name=name),
-                Text("jobfile.variable-hint", "use letters, digits and _; do not start with a digit"),
-            )
-        elif is_own_variable(name) or name == visible:
-            hint = Text("jobfile.devices-hint", "select devices with devices: {{ids: [0, 1]}}")
-            yield place.problem(
-                Text("jobfile.own-variable", "env.{name} is set by ascendrun for each rank", name=name),
-                hint if name == visible else OWN_VARIABLES.get(name, REMOVE),
-            )
-        elif name == "MASTER_PORT" and not _is_port(value):
-            yield draft.value("env", name).problem(
-                Text("jobfile.master-port", "env.MASTER_PORT: expected a port from 1 to 65535"),
-                Text("jobfile.master-port-hint", "remove it to use a free port"),
-            )
-        if isinstance(value, str) and len(name) + len(value.encode("utf-8", "replace")) >= MAX_ARGUMENT_BYTES:
-            yield place.problem(
-                Text("jobfile.long-variable", "env.{name} exceeds 128 KiB, the limit of Linux", name=name), _TO_FILE
-            )
-
-
-def _is_port(value: Any) -> bool:
-    return isinstance(value, str) and bool(re.fullmatch(r"[1-9][0-9]{0,4}", value)) and int(value) <= 65535
 
 
 def _devices(draft: Draft) -> Iterator[Problem]:
@@ -339,11 +169,11 @@ def _paths(draft: Draft) -> Iterator[Problem]:
     if isinstance(files, tuple):
         places += tuple(("env_file", index) for index in range(len(files)))
     for path in places:
-        value = _value_at(draft, path)
+        value = draft.at(path)
         if not isinstance(value, str) or not value or draft.is_invalid(*path):
             continue
         if value.startswith("~"):
-            yield _home_problem(draft, *path)
+            yield home_problem(draft, *path)
         elif path == ("checkpoint", "dir") and not value.startswith("/"):
             yield draft.value(*path).problem(
                 Text("jobfile.checkpoint-dir", "checkpoint.dir must be an absolute path on the nodes"),
@@ -366,21 +196,6 @@ def _paths(draft: Draft) -> Iterator[Problem]:
             )
 
 
-def _value_at(draft: Draft, path: Sequence[Any]) -> Any:
-    value: Any = draft.data
-    for step in path:
-        inside = isinstance(value, dict) and step in value or isinstance(value, tuple) and isinstance(step, int)
-        value = value[step] if inside else None
-    return value
-
-
-def _home_problem(draft: Draft, *path: Any) -> Problem:
-    return draft.value(*path).problem(
-        Text("jobfile.home", "{key}: ~ is not supported", key=".".join(map(str, path))),
-        Text("jobfile.home-hint", "write the absolute path"),
-    )
-
-
 def _workdir(draft: Draft) -> Iterator[Problem]:
     exclude = draft.section("workdir").get("exclude")
     for index, item in enumerate(exclude if isinstance(exclude, tuple) else ()):
@@ -397,7 +212,7 @@ def _outputs(draft: Draft) -> Iterator[Problem]:
         if not isinstance(item, str) or draft.is_invalid("outputs", index):
             continue
         if item.startswith("~"):
-            yield _home_problem(draft, "outputs", index)
+            yield home_problem(draft, "outputs", index)
         elif ".." in item.split("/"):
             yield draft.value("outputs", index).problem(
                 Text("jobfile.outputs-parent", "outputs: {pattern:quote} contains `..`", pattern=item),
@@ -471,25 +286,12 @@ def _unsupported(draft: Draft) -> Iterator[Problem]:
         yield draft.value("devices", "type").problem(not_supported("devices.type: auto"), hint)
 
 
-def _is_safe_word(word: str) -> bool:
-    return (
-        bool(_BARE_WORD.fullmatch(word))
-        and not re.match(r"[-+.]?[0-9]", word)
-        and word.lower() not in ("yes", "no", "on", "off", "true", "false", "null")
-        and word not in ("-",)
-    )
-
-
-def _quoted(word: str) -> str:
-    return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
-
-
 _RULES: Sequence[Callable[[Draft], Iterator[Problem]]] = (
     _what_to_run,
     _program,
     _args,
-    _command,
-    _env,
+    command_rule,
+    env_rule,
     _devices,
     _paths,
     _progress,

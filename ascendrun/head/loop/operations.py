@@ -149,7 +149,7 @@ class Operations:
     def plan(self, request: messages.Plan, answer: Answer, place: Callable[[Submission], tuple[Host, ...]]) -> None:
         """Send the plan that a submission would get, as `render_plan` shows it. `place` chooses its hosts."""
         from ascendrun.core.jobs.checkpoints import ResumePoint
-        from ascendrun.core.jobs.plan import render_plan
+        from ascendrun.core.jobs.plan_text import render_plan
         from ascendrun.head.agents.checkpoint_query import choose, query_checkpoints
         from ascendrun.head.agents.node_query import NodeQuery
         from ascendrun.head.survey.submission import Submission, build_plan, make_job

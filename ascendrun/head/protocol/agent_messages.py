@@ -107,7 +107,7 @@ class PrepareReply(Message):
 
 @dataclass(frozen=True)
 class Prepare(Request[PrepareReply]):
-    """Check and reserve everything for an attempt, start nothing: core/jobs/plan.prepare_request makes the fields.
+    """Check and reserve everything for an attempt, start nothing: core/jobs/plan_text.prepare_request makes the fields.
     `job`: copy of the job (core/jobs/job_copy.py) for the node, None: none. `devices`: {type, ids} to lease, None:
     none. `hccl`: candidates for HCCL's port block; those that are free are leased. `fence_s`: seconds
     after which the ranks end if the head does not renew their lease, None: never. `pointer`: as in NodePlan.

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.core.logs.log_lines import process_number
-from ascendrun.core.progress import START_BYTES, ProgressReader, find_lines, find_world_size, merge_rows
+from ascendrun.core.logs.progress import ProgressReader, merge_rows
+from ascendrun.core.logs.progress_lines import START_BYTES, find_lines, find_world_size
 from ascendrun.head.spool.spool_files import (
     STREAM_FILE,
     TIME_RECORD,

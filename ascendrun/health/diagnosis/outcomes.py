@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ascendrun.core.events import SEPARATE, Event
+from ascendrun.core.event_types import SEPARATE
+from ascendrun.core.events import Event
 from ascendrun.core.jobs.reasons import Reason
 from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
 from ascendrun.health.diagnosis.render import caveat

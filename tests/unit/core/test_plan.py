@@ -13,17 +13,9 @@ from ascendrun.core.errors import PreflightError
 from ascendrun.core.hosts import parse_hostfile
 from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.jobs.checkpoints import ResumePoint
-from ascendrun.core.jobs.plan import (
-    PORT_TOKEN,
-    Folders,
-    Tree,
-    choose_hosts,
-    make_plan,
-    placement_faults,
-    prepare_request,
-    render_plan,
-    render_text,
-)
+from ascendrun.core.jobs.placement import choose_hosts, placement_faults
+from ascendrun.core.jobs.plan import PORT_TOKEN, Folders, Tree, make_plan
+from ascendrun.core.jobs.plan_text import prepare_request, render_plan, render_text
 from ascendrun.core.network import candidate_ports
 from ascendrun.core.rank_env import OWN_VARIABLES
 from ascendrun.core.reports import NodeReport, Route

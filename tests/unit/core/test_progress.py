@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ascendrun.core.progress import ProgressReader, find_lines, find_world_size, merge_rows
+from ascendrun.core.logs.progress import ProgressReader, merge_rows
+from ascendrun.core.logs.progress_lines import find_lines, find_world_size
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "progress"
 HELD_OUT = {

@@ -18,7 +18,7 @@ from ascendrun.core.jobfile.spec import (
     require_hostfile,
     resolve_paths,
 )
-from ascendrun.core.jobs.plan import placement_faults
+from ascendrun.core.jobs.placement import placement_faults
 
 TRAJECTORY = parse_program_options(
     "trajectory",

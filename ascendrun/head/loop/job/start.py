@@ -10,7 +10,7 @@ from typing import Any, Callable
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs import inputs
-from ascendrun.core.jobs.plan import prepare_request
+from ascendrun.core.jobs.plan_text import prepare_request
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import shared_homes
 from ascendrun.head.loop.job.copies import JobCopies
