@@ -142,4 +142,4 @@ class Files(Part):
         from ascendrun.core.hosts import load_hosts
 
         with self._head.store() as store:
-            return next(host for host in load_hosts(store.find(job_id).hosts) if host.name == name)
+            return next(host for host in load_hosts(store.jobs.find(job_id).hosts) if host.name == name)

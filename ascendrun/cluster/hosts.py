@@ -61,8 +61,8 @@ class Hosts(Part):
 
         known: dict[str, dict[str, Host]] = {}
         with self._head.store() as store:
-            rows = [load_hosts(stored.hosts) for stored in store.all_jobs()]
-            rows += [record.hosts for record in store.machines()]
+            rows = [load_hosts(stored.hosts) for stored in store.jobs.all()]
+            rows += [record.hosts for record in store.machines.all()]
         for host in (host for row in rows for host in row):
             known.setdefault(host.name, {})[f"{host.addr or host.name}:{host.port or 22}"] = host
         pieces = [piece.strip() for piece in split_list(names)]
@@ -101,7 +101,7 @@ class Hosts(Part):
         holders, keepers = users_of(self._cluster.jobs.list())
         machines = self.held()
         with self._head.store() as store:
-            records = store.machines()
+            records = store.machines.all()
         chosen = {host.name: host for host in self.select(hosts)}
         for reply, _ in self._head.stream(Nodes(tuple(chosen.values()), with_usage), timeout_s=timeout_s):
             status = make_host_status(reply, holders, chosen[reply.host], machines, records)
@@ -112,7 +112,7 @@ class Hosts(Part):
         from ascendrun.query.host_views import make_machine_views
 
         with self._head.store() as store:
-            return make_machine_views(store.machines(), store.held_machines(), store.live_jobs(), now_s=time.time())
+            return make_machine_views(store.machines.all(), store.machines.held(), store.jobs.live(), now_s=time.time())
 
     def drain(
         self, hosts: HostSelection, *, reason: str = "", until_s: float | None = None, now: bool = False
@@ -139,7 +139,9 @@ class Hosts(Part):
         from ascendrun.core.machines import address_of
 
         with self._head.store() as store:
-            closed = {address for one in store.machines() if one.quarantine is not None for address in one.addresses}
+            closed = {
+                address for one in store.machines.all() if one.quarantine is not None for address in one.addresses
+            }
         passed = [host for host in hosts if address_of(host) in closed]
         if passed:
             self._change_machines("deep", passed)
@@ -154,7 +156,7 @@ class Hosts(Part):
     def held(self) -> tuple[Machine, ...]:
         """Return the machines that no job may use, with what holds them. Works without a controller."""
         with self._head.store() as store:
-            return store.held_machines()
+            return store.machines.held()
 
     def release(self, host: str) -> None:
         """State that no process of a job is left on a host that is held.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job as JobRecord
     from ascendrun.core.pulse import Sight
     from ascendrun.head.protocol.control_messages import PruneReply
-    from ascendrun.head.state.store import StoredJob
+    from ascendrun.head.state.job_table import StoredJob
     from ascendrun.health.report.usage import JobUse
     from ascendrun.planner.plan import TrainingPlan
     from ascendrun.query.views import JobDetail, JobView
@@ -130,7 +130,7 @@ class Jobs(Part):
     def names(self) -> Mapping[str, str]:
         """Return the name of every job by its id, the oldest first. Works without a controller."""
         with self._head.store() as store:
-            return store.job_names()
+            return store.jobs.names()
 
     def count_states(self) -> Mapping[str, int]:
         """Return the number of jobs in each state, including ended jobs. Live jobs may be in the state UNKNOWN."""
@@ -140,7 +140,7 @@ class Jobs(Part):
         from ascendrun.core.reachability import UNKNOWN
 
         with self._head.store() as store:
-            states = store.states().values()
+            states = store.jobs.states().values()
         is_known = all(state in TERMINAL for state in states) or self._cluster.controller.sight().is_known
         return Counter(state.value if is_known or state in TERMINAL else UNKNOWN for state in states)
 
@@ -159,7 +159,7 @@ class Jobs(Part):
         """Return a job, or a pipeline, by id, name (the newest of it) or unambiguous start of an id. Raises
         NotFoundError."""
         with self._head.store() as store:
-            return Job(self._cluster, store.pipeline_id(ref) or store.find(ref).job.id)
+            return Job(self._cluster, store.jobs.pipeline_id(ref) or store.jobs.find(ref).job.id)
 
     def detail(self, ref: str) -> JobDetail:
         """Return the details of a job: nodes, ranks, events. Raises NotFoundError."""
@@ -180,8 +180,8 @@ class Jobs(Part):
     def stages(self, ref: str) -> tuple[StoredJob, ...]:
         """Return every job of a pipeline, oldest first; () if `ref` (an id or a name) is not a pipeline."""
         with self._head.store() as store:
-            pipeline = store.pipeline_id(ref)
-            return store.stages(pipeline) if pipeline else ()
+            pipeline = store.jobs.pipeline_id(ref)
+            return store.jobs.stages(pipeline) if pipeline else ()
 
     def whole_pipeline(self, ref: str, job: JobView) -> JobView | None:
         """Return the pipeline if `ref`, for which `job` was found, is a pipeline; None: it is a job."""
@@ -284,13 +284,13 @@ class Jobs(Part):
 
     def _all(self) -> Sequence[StoredJob]:
         with self._head.store() as store:
-            return store.all_jobs()
+            return store.jobs.all()
 
     def _find(self, ref: str) -> tuple[StoredJob, tuple[Event, ...]]:
         """Return a job with its events. Raises NotFoundError."""
         with self._head.store() as store:
-            stored = store.find(ref)
-            return stored, store.events(stored.job.id)
+            stored = store.jobs.find(ref)
+            return stored, store.events.of(stored.job.id)
 
     def _sight_of(self, jobs: Sequence[JobRecord]) -> Sight | None:
         """Return what is known now; None if all jobs have ended."""

@@ -26,7 +26,7 @@ def plan_submissions(head: Head, submissions: Sequence[Submission]) -> tuple[Tra
 
     def runs_of(program: str, submission: Submission) -> Sequence[RecordedRun]:
         with head.store() as store:
-            stored = store.all_jobs()
+            stored = store.jobs.all()
         return recorded_runs(stored, head.state_dir, program, submission)
 
     placed = [replace(one, hosts=choose_hosts(one.spec, one.hosts)) for one in submissions]

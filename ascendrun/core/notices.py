@@ -261,8 +261,6 @@ def _duration(seconds: float) -> str:
 
 # ---------------------------------------------------------------- times
 
-QUEUE_LIMIT = 1000
-"""Maximum number of waiting notices per target; beyond it the oldest are discarded and reported."""
 GIVE_UP_S = 6 * 3600.0
 """Seconds after which an undelivered notice is discarded."""
 FIRST_RETRY_S, LAST_RETRY_S = 2.0, 600.0

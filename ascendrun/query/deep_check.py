@@ -118,7 +118,7 @@ class StoreJobs:
         check_at = 0.0
         with Store.open_for_reading(self._state_dir) as store:
             while True:
-                states = store.states()
+                states = store.jobs.states()
                 left = tuple(job for job in jobs if states[job] not in TERMINAL)
                 now = time.monotonic()
                 if not left or now > until:
@@ -132,7 +132,7 @@ class StoreJobs:
     def outcome(self, job: str) -> tuple[str | None, int]:
         """Return why the job did not succeed (None: it did) or why it has not ended, and its attempt."""
         with Store.open_for_reading(self._state_dir) as store:
-            record = store.find(job).job
+            record = store.jobs.find(job).job
         if record.state is State.SUCCEEDED:
             return None, record.attempt
         reason = record.first_failure.reason if record.first_failure is not None else record.reason

@@ -17,7 +17,7 @@ def event_codes(state_dir: Path) -> tuple[str, ...]:
     from ascendrun.head.state.store import Store
 
     with Store.open_for_reading(state_dir) as store:
-        return store.event_codes()
+        return store.events.codes()
 
 
 def read_history(state_dir: Path, *, now_s: float) -> History:
@@ -31,10 +31,10 @@ def read_history(state_dir: Path, *, now_s: float) -> History:
         timelines = [
             JobTimeline(
                 nodes=job.request.nodes,
-                transitions=state_changes(store.events(job.id)),
+                transitions=state_changes(store.events.of(job.id)),
                 lost_a_node=job.cause is Cause.NODE_LOST and job.is_terminal,
             )
-            for job in (stored.job for stored in store.all_jobs())
+            for job in (stored.job for stored in store.jobs.all())
         ]
     return sum_up(timelines, now_s=now_s)
 
@@ -65,7 +65,7 @@ class EventStream:
         store = self._open()
         events: list[JobEvent] = []
         while True:
-            batch = store.stream(
+            batch = store.events.stream(
                 after=self._after, job=self._job, pipeline=self._pipeline, since_s=self._since_s, codes=self._codes
             )
             if not batch:
@@ -75,7 +75,7 @@ class EventStream:
 
     def job_names(self) -> Mapping[str, str]:
         """Return the name of every job, by its id."""
-        return self._open().job_names()
+        return self._open().jobs.names()
 
     def close(self) -> None:
         if self._store is not None:
@@ -89,6 +89,6 @@ class EventStream:
             self.close()  # a controller may have created, migrated or replaced the file meanwhile
         if self._store is None:
             self._store = Store.open_for_reading(self._state_dir)
-            if self._store.newest_event() < self._after:
+            if self._store.events.newest() < self._after:
                 self._after = 0  # the file was rebuilt
         return self._store

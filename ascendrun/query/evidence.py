@@ -44,7 +44,7 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job, NodeProgress
-    from ascendrun.head.state.store import StoredJob
+    from ascendrun.head.state.job_table import StoredJob
 
 AROUND_END_S = 120.0
 ERROR_FILE_BYTES = 1 << 20

@@ -90,8 +90,8 @@ def kept_stacks(state_dir: Path, ref: str, *, attempt: int | None = None, rank: 
     from ascendrun.query.views import choose_attempt
 
     with Store.open_for_reading(state_dir) as store:
-        stored = store.find(ref)
-        events = store.events(stored.job.id)
+        stored = store.jobs.find(ref)
+        events = store.events.of(stored.job.id)
     job = stored.job
     numbers = range(job.attempt, 0, -1) if attempt is None else [choose_attempt(job, attempt)]
     for number in numbers:
@@ -195,8 +195,8 @@ def explain_job(
     from ascendrun.query.views import choose_attempt
 
     with Store.open_for_reading(state_dir) as store:
-        stored = store.find(ref)
-        events = store.events(stored.job.id)
+        stored = store.jobs.find(ref)
+        events = store.events.of(stored.job.id)
     job = stored.job
     number = attempt_to_explain(job) if attempt is None else choose_attempt(job, attempt)
     known = None if fresh else stored_diagnosis(spool_dir(state_dir, job.id, number))

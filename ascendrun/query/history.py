@@ -21,7 +21,7 @@ def read_history(store: Store, *, since_s: float | None = None, user: str | None
     users."""
     chosen = {
         stored.job.id: stored
-        for stored in store.all_jobs()
+        for stored in store.jobs.all()
         if stored.job.is_terminal
         and (since_s is None or (stored.job.ended_at_s or 0.0) >= since_s)
         and user in (None, stored.job.user)
@@ -40,7 +40,7 @@ def _changes(store: Store) -> dict[str, list[Event]]:
     """Return the changes of state of every job, in order."""
     found: dict[str, list[Event]] = defaultdict(list)
     after = 0
-    while batch := store.stream(after=after, codes=["state-changed"], limit=EVENTS_AT_ONCE):
+    while batch := store.events.stream(after=after, codes=["state-changed"], limit=EVENTS_AT_ONCE):
         for item in batch:
             found[item.job].append(item.event)
         after = batch[-1].number

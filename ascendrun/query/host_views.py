@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ascendrun.core.hosts import Host
     from ascendrun.core.machines import Closure, Hold, Machine, MachineRecord, MachineState
     from ascendrun.head.protocol.control_messages import ExecReply, NodeReply
-    from ascendrun.head.state.store import StoredJob
+    from ascendrun.head.state.job_table import StoredJob
     from ascendrun.health.survey.check_context import CheckContext
 
 

@@ -34,8 +34,8 @@ def judge(state_dir: Path, job_id: str, attempt: int, *, now_s: float) -> dict[s
     folder = spool_dir(state_dir, job_id, attempt)
     basis = _basis(folder)
     with Store.open_for_reading(state_dir) as store:
-        stored = store.find(job_id)
-        events = store.events(job_id)
+        stored = store.jobs.find(job_id)
+        events = store.events.of(job_id)
     evidence = read_evidence(state_dir, stored, events, attempt=attempt, now_s=now_s)
     found = diagnose(evidence)
     write_json(str(folder / VERDICT_FILE), {"basis": basis, "diagnosis": to_json(found)})

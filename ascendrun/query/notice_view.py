@@ -53,7 +53,7 @@ class NoticeTestResult:
 
 def view_targets(settings: NoticeSettings, state_dir: Path) -> tuple[NoticeTargetView, ...]:
     with Store.open_for_reading(state_dir) as store:
-        rows = store.notices(limit=1000)
+        rows = store.notices.newest(limit=1000)
     views = []
     for target in settings.targets:
         own = [row for row in rows if row["target"] == target.name]

@@ -22,7 +22,7 @@ from ascendrun.planner.workload import Workload
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.head.state.store import StoredJob
+    from ascendrun.head.state.job_table import StoredJob
     from ascendrun.health.survey.check_context import CheckContext
 
 PROBES = ("training", "npu-smi", "disk", "write")

@@ -17,9 +17,10 @@ from ascendrun.core.samples import DeviceSample, HostSample
 from ascendrun.head.spool.clocks import HostClock, read_clocks
 from ascendrun.head.spool.metrics_reader import find_progress, iter_lines
 from ascendrun.head.state.job_files import read_plan
+from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import read_placement, spool_dir
-from ascendrun.head.state.store import Store, StoredJob
+from ascendrun.head.state.store import Store
 from ascendrun.health.report.data import Fewer, Material, Report, StageRow, make_report, stage_row
 
 if TYPE_CHECKING:
@@ -39,19 +40,19 @@ POINTS = 1000
 def read_report(store: Store, state_dir: Path, ref: str, *, now_s: float) -> Report:
     """Read the data of a report; of a pipeline that of its current stage, with the results of all of them. Raises
     NotFoundError, ConflictError, StoreUnusableError."""
-    stored = store.find(ref)
+    stored = store.jobs.find(ref)
     job = stored.job
     material = _read_material(store, state_dir, stored, now_s=now_s)
     report = make_report(material, now_s=now_s)
     report = replace(report, planned=read_plan(state_dir, job.id), fewer=_fewer(store, state_dir, stored, report))
-    if job.id != ref and job.pipeline is not None and store.pipeline_id(ref) == job.pipeline:
+    if job.id != ref and job.pipeline is not None and store.jobs.pipeline_id(ref) == job.pipeline:
         report = replace(report, stages=_read_stages(store, state_dir, job.pipeline, report, now_s=now_s))
     return replace(report, diagnosis=_diagnose(state_dir, job, now_s=now_s)) if job.state is State.FAILED else report
 
 
 def _read_stages(store: Store, state_dir: Path, pipeline: str, known: Report, *, now_s: float) -> tuple[StageRow, ...]:
     """Return the results of the newest job of each stage. `known`: the report of one of them."""
-    jobs = store.stages(pipeline)
+    jobs = store.jobs.stages(pipeline)
     rows = []
     for index in newest_stages([one.job for one in jobs]):
         stored = jobs[index]
@@ -63,7 +64,7 @@ def _read_stages(store: Store, state_dir: Path, pipeline: str, known: Report, *,
 
 def _read_material(store: Store, state_dir: Path, stored: StoredJob, *, now_s: float) -> Material:
     job = stored.job
-    events = store.events(job.id)
+    events = store.events.of(job.id)
     until_s = job.ended_at_s if job.ended_at_s is not None else now_s
     lines: dict[int, tuple[MetricsLine, ...]] = {}
     every: dict[int, int] = {}
@@ -85,7 +86,7 @@ def _fewer(store: Store, state_dir: Path, stored: StoredJob, report: Report) -> 
         return spec.get("program"), spec.get("command"), {name: args[name] for name in args if "batch" not in name}
 
     found: list[Fewer] = []
-    for one in reversed(store.all_jobs()[-RUNS_READ:]):
+    for one in reversed(store.jobs.all()[-RUNS_READ:]):
         if 0 < one.job.world_size < report.world_size and one.job.attempt and report.metrics.tokens_per_s:
             if training_of(one.spec) != training_of(stored.spec):
                 continue

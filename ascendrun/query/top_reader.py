@@ -19,7 +19,7 @@ from ascendrun.text import Text
 if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job, NodeProgress
     from ascendrun.core.pulse import Sight
-    from ascendrun.head.state.store import StoredJob
+    from ascendrun.head.state.job_table import StoredJob
 
 WINDOW_S = 900.0
 """Samples older than this are not read; newer samples are shown with their age."""
@@ -164,7 +164,7 @@ def _reported_stragglers(state_dir: Path, job: Job) -> list[int]:
     from ascendrun.head.state.store import Store
 
     with Store.open_for_reading(state_dir) as store:
-        events = store.events(job.id)
+        events = store.events.of(job.id)
     found: list[int] = []
     for host, rank in known_from_events(job.attempt, events).missing:
         found.extend(
@@ -211,11 +211,11 @@ def _read_jobs(state_dir: Path, measured: Collection[str]) -> tuple[list[StoredJ
     live: list[StoredJob] = []
     over: list[StoredJob] = []
     with Store.open_for_reading(state_dir) as store:
-        for stored in store.live_jobs():
+        for stored in store.jobs.live():
             (over if stored.job.is_terminal else live).append(stored)
         for job_id in sorted(set(measured) - {stored.job.id for stored in (*live, *over)}):
             with contextlib.suppress(NotFoundError):
-                over.append(store.find(job_id))
+                over.append(store.jobs.find(job_id))
     return live, over
 
 

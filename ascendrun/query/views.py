@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ascendrun.core.machines import Hold, Machine
     from ascendrun.core.pulse import JobSight
     from ascendrun.core.settings import Settings
-    from ascendrun.head.state.store import StoredJob
+    from ascendrun.head.state.job_table import StoredJob
 
 
 @dataclass(frozen=True)

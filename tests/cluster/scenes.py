@@ -128,7 +128,7 @@ class Scene:
         """ "" where the store cannot be read at this moment."""
         try:
             with Store.open_for_reading(self.ascendrun.state_dir) as store:
-                return store.find(job).job.state.value
+                return store.jobs.find(job).job.state.value
         except AscendrunError:
             return ""
 

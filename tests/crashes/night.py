@@ -121,7 +121,7 @@ class Run:
         while True:
             try:
                 with Store.open_for_reading(self.hosts.state_dir) as store:
-                    self.seen = store.find(self.id).job
+                    self.seen = store.jobs.find(self.id).job
                     return self.seen
             except AscendrunError:  # the controller that writes it has just been killed
                 time.sleep(POLL_S)

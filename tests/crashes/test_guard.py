@@ -50,7 +50,7 @@ def status(head: Head) -> ControllerStatus:
 def stored(head: Head) -> Job:
     """The job by its record: looking with a command would start a controller."""
     with Store.open_for_reading(head.state_dir) as store:
-        return store.find("j-0001").job
+        return store.jobs.find("j-0001").job
 
 
 def kill_a_rank(head: Head) -> None:

@@ -119,9 +119,9 @@ def copy_job(head: Head, job: str, count: int) -> list[str]:
     copies = []
     store = Store.open(head.state_dir)
     try:
-        one = store.find(job)
+        one = store.jobs.find(job)
         for number in range(count):
-            copied = store.add_job(
+            copied = store.jobs.add(
                 key=f"copy-{number}",
                 make_job=lambda job_id, head_id: replace(one.job, id=job_id, run=make_run(head_id, job_id)),
                 spec=one.spec,
@@ -130,7 +130,7 @@ def copy_job(head: Head, job: str, count: int) -> list[str]:
                 file=one.file,
                 now_s=one.job.created_at_s,
             )
-            store.mark_drained(copied.id)
+            store.jobs.mark_drained(copied.id)
             copies.append(copied.id)
     finally:
         store.close()

@@ -24,7 +24,7 @@ def spool_case(case: Case, state_dir: Path) -> str:
     evidence = case.evidence
     store = Store.open(state_dir)
     try:
-        job = store.add_job(
+        job = store.jobs.add(
             key=case.name,
             make_job=lambda job_id, head_id: _make_job(evidence, job_id, head_id),
             spec={
@@ -38,7 +38,7 @@ def spool_case(case: Case, state_dir: Path) -> str:
             file=None,
             now_s=BEGAN_S,
         )
-        store.save(job, evidence.events, now_s=BEGAN_S + 300)
+        store.jobs.save(job, evidence.events, now_s=BEGAN_S + 300)
     finally:
         store.close()
     folder = spool_dir(state_dir, job.id, 1)

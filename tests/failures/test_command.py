@@ -116,7 +116,7 @@ def refuse(state_dir: Path, why: str) -> str:
 
     store = Store.open(state_dir)
     try:
-        job = store.add_job(
+        job = store.jobs.add(
             key="demo",
             make_job=make,
             spec={},
@@ -134,7 +134,7 @@ def refuse(state_dir: Path, why: str) -> str:
             ended_at_s=time.time(),
         )
         event = Event("state-changed", {"state": "FAILED", "reason": job.reason}, attempt=1, at_s=time.time())
-        store.save(job, [event], now_s=time.time())
+        store.jobs.save(job, [event], now_s=time.time())
     finally:
         store.close()
     return job.id

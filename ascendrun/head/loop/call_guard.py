@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Callable
 
 from ascendrun.head.state.state_dir import StoreDamagedError
-from ascendrun.head.state.store import LostLeaseError
+from ascendrun.head.state.store_file import LostLeaseError
 
 
 class Guard:

@@ -50,7 +50,7 @@ class Collectors:
         from ascendrun.head.survey.submission import load_subject
 
         return ArtifactFetcher(
-            self._state_dir, self._links, self._post, lambda job_id: load_subject(self._store.find(job_id))
+            self._state_dir, self._links, self._post, lambda job_id: load_subject(self._store.jobs.find(job_id))
         )
 
     @cached_property
@@ -62,7 +62,7 @@ class Collectors:
             self._state_dir,
             self._links,
             self._post,
-            lambda job_id: load_outputs(self._store.find(job_id)),
+            lambda job_id: load_outputs(self._store.jobs.find(job_id)),
             self._record,
             self._retention,
         )

@@ -34,7 +34,9 @@ from ascendrun.head.protocol.messages import Done, Message
 from ascendrun.head.protocol.release import import_everything, own_release, release_on_disk
 from ascendrun.head.protocol.remote import AgentConnection, ConnectionListener
 from ascendrun.head.ssh.transport import Backend
-from ascendrun.head.state.store import LostLeaseError, Store, StoredJob
+from ascendrun.head.state.job_table import StoredJob
+from ascendrun.head.state.store import Store
+from ascendrun.head.state.store_file import LostLeaseError
 from ascendrun.node.pack import read_sources
 
 TICK_S = 0.25
@@ -72,7 +74,7 @@ class Controller:
         if self._store.needs_restore():
             self._restore()
         self._notifier = notifier(self._store)
-        self._store.outbox = self._notifier.outbox
+        self._store.jobs.outbox = self._notifier.outbox
         context = self._make_context(backend, retention or Retention())
         self._links, self._jobs = context.links, context.jobs
         self._operations, self._collectors = context.operations, context.collectors

@@ -20,7 +20,8 @@ from ascendrun.head.loop.steps import JobSteps
 from ascendrun.head.protocol.agent_messages import FileData, FileLimited, FileTruncated, FileUnreadable
 from ascendrun.head.protocol.messages import Message
 from ascendrun.head.protocol.remote import AgentConnection, boot_s
-from ascendrun.head.state.store import Store, StoredJob
+from ascendrun.head.state.job_table import StoredJob
+from ascendrun.head.state.store import Store
 from ascendrun.node.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -122,10 +123,10 @@ class LiveJobs:
         write_copy(self._state_dir, copy)
         found = Event("adopted", {}, job.hosts, attempt=attempt, at_s=time.time())
         with self._store.writing() as db:
-            self._store.put(db, copy, job, [found], is_drained=False)
+            self._store.jobs.put(db, copy, job, [found], is_drained=False)
         if job.id in self._runners:  # it was known as it was submitted
             self._runners.pop(job.id).abandon()
-        self.adopt(self._store.find(job.id))
+        self.adopt(self._store.jobs.find(job.id))
 
     def add(self, job: Job, submission: Submission) -> JobRunner:
         """Give the job a runner; an existing runner is kept."""
@@ -160,7 +161,7 @@ class LiveJobs:
         """Resume the live jobs of the store that have no runner, and store the machines again."""
         if "machines" in vars(self):
             self.machines.save_all()
-        for stored in self._store.live_jobs():
+        for stored in self._store.jobs.live():
             if stored.job.id not in self._runners:
                 self._guard(partial(self.adopt, stored))
 
@@ -168,7 +169,7 @@ class LiveJobs:
         runner = self._runners[job_id]
         if runner.job.held_hosts:
             return
-        self._store.mark_drained(job_id)
+        self._store.jobs.mark_drained(job_id)
         del self._runners[job_id]
 
     # Connections and time
@@ -237,7 +238,7 @@ class LiveJobs:
         if runner is not None:
             return runner.job
         try:
-            found = self._store.find(job_id).job
+            found = self._store.jobs.find(job_id).job
         except (NotFoundError, ConflictError):
             return None
         return found if found.id == job_id else None  # a name or a longer id may start like it
@@ -245,13 +246,13 @@ class LiveJobs:
     # Events of jobs
 
     def events_of(self, job_id: str) -> tuple[Event, ...]:
-        return self._store.events(job_id)
+        return self._store.events.of(job_id)
 
     def record(self, job_id: str, events: Sequence[Event]) -> None:
         """Store events that do not change the job, which may have ended."""
         job = self._job(job_id)
         if job is not None:
-            self._store.save(job, events, now_s=time.time())
+            self._store.jobs.save(job, events, now_s=time.time())
 
     def _record_trouble(self, runner: JobRunner, host: str, trouble: FileTrouble) -> None:
         from ascendrun.head.protocol.agent_events import file_event
@@ -267,7 +268,7 @@ class LiveJobs:
             return
         values = {"world_size": world_size}
         self.record(job_id, [Event(SEPARATE, values, (host,), attempt=attempt, at_s=time.time())])
-        if SEPARATE not in ((self._store.find(job_id).spec.get("checks") or {}).get("skip") or ()):
+        if SEPARATE not in ((self._store.jobs.find(job_id).spec.get("checks") or {}).get("skip") or ()):
             self.steps.feed(job_id, TrainsSeparately(attempt, host, world_size))
 
     # What a step decided

@@ -72,7 +72,7 @@ class Machines:
         self, store: Store, links: Connections, jobs: JobAccess, *, post: Callable[[Callable[[], None]], None]
     ) -> None:
         self._store, self._links, self._jobs, self._post = store, links, jobs, post
-        self._records = {record.key: record for record in store.machines()}
+        self._records = {record.key: record for record in store.machines.all()}
         self._unsaved: set[str] = set()
         self._events: list[Event] = []
         self.version = 0
@@ -112,7 +112,7 @@ class Machines:
     def _save(self) -> None:
         """Store what changed. Raises StoreUnusableError: it remains to be stored."""
         if self.has_unsaved:
-            self._store.save_machines([self._records[key] for key in self._unsaved], self._events)
+            self._store.machines.save([self._records[key] for key in self._unsaved], self._events)
             self._unsaved.clear()
             self._events.clear()
 

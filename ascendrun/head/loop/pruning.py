@@ -26,7 +26,8 @@ from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import AgentConnection, Reply, is_permanent
 from ascendrun.head.spool.pull_limits import allocated_bytes
 from ascendrun.head.state.job_files import COPY_FILE, PRUNED_FILE, RECORD_FILE, job_folder
-from ascendrun.head.state.store import Store, StoredJob
+from ascendrun.head.state.job_table import StoredJob
+from ascendrun.head.state.store import Store
 from ascendrun.node.files import write_json
 from ascendrun.node.layout import make_run
 
@@ -57,7 +58,7 @@ class PruneOperation:
         older_s = request.older_s
         self._retention = retention if older_s is None else replace(retention, keep_jobs_s=older_s, keep_node_s=older_s)
         self._state_dir, self._head_id = store.path.parent, store.head_id
-        stored = store.all_jobs()
+        stored = store.jobs.all()
         self._jobs = {one.job.id: one.job for one in prunable_jobs(stored, live=live, keep=request.keep)}
         self._used_trees = {str(tree["sha256"]) for one in stored if not one.job.is_terminal for tree in one.trees}
         self._waiting = hosts_of([one for one in stored if one.job.id in self._jobs])

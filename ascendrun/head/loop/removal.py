@@ -20,8 +20,9 @@ from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.pull_limits import allocated_bytes
 from ascendrun.head.state.job_files import job_folder
+from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.outputs import outputs_dir, read_waiting, waiting_file
-from ascendrun.head.state.store import Store, StoredJob
+from ascendrun.head.state.store import Store
 from ascendrun.text import Text
 
 REQUESTED = "requested"
@@ -46,7 +47,7 @@ class RemoveOperation(HostOperation):
         ended: Callable[[], None],
     ) -> None:
         self._request, self._store, self._state_dir, self._cancel = request, store, store.path.parent, cancel
-        stored = [store.find(job_id) for job_id in request.jobs]
+        stored = [store.jobs.find(job_id) for job_id in request.jobs]
         for one in stored:
             self._check(one, live, fetching)
         self._runs = tuple(dict.fromkeys(run for one in stored for run in (one.job.run, one.job.home or one.job.run)))
@@ -116,7 +117,7 @@ class RemoveOperation(HostOperation):
             what = Text("remove.kept", "the job stays in the list: not removed on {hosts:hosts}", hosts=self._failed)
             self._finish(messages.PruneReply(None, refused=Failure("not-removed", what)))
             return
-        self._store.remove(self._request.jobs)
+        self._store.jobs.remove(self._request.jobs)
         thread = threading.Thread(target=self._remove_files, daemon=True, name="remove")
         self._cancel(self._request.jobs, thread.start)  # no transfer begins without the job, and none makes directories
 

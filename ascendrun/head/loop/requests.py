@@ -15,7 +15,7 @@ from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.messages import Done, Request
 from ascendrun.head.state.state_dir import StoreDamagedError
-from ascendrun.head.state.store import LostLeaseError
+from ascendrun.head.state.store_file import LostLeaseError
 from ascendrun.node.failpoint import failpoint
 from ascendrun.text import Text
 
@@ -109,7 +109,7 @@ class JobRequests:
         from ascendrun.core.jobs.inputs import StopRequested
 
         try:
-            job = self._store.find(request.job).job
+            job = self._store.jobs.find(request.job).job
         except NotFoundError:
             if not self._jobs.machines.stop_found(request.job, now=request.now):
                 raise
@@ -120,7 +120,7 @@ class JobRequests:
             raise ConflictError(what)
         now_s = time.time()
         values = {"grace_s": 0.0 if request.now else job.grace_s}
-        self._store.save(job, [Event("stop-requested", values, attempt=job.attempt, at_s=now_s)], now_s=now_s)
+        self._store.jobs.save(job, [Event("stop-requested", values, attempt=job.attempt, at_s=now_s)], now_s=now_s)
         self._jobs.steps.feed(job.id, StopRequested(now=request.now))
         self._jobs.steps.work_off()
         answer(Done(), b"", True)
@@ -128,7 +128,7 @@ class JobRequests:
     def _retry(self, request: messages.Retry, answer: Answer) -> None:
         from ascendrun.core.jobs.inputs import RetryRequested
 
-        stored = self._store.find(request.job)
+        stored = self._store.jobs.find(request.job)
         job = stored.job
         if job.attempt == request.attempt:
             if not job.is_terminal or job.state.value == "SUCCEEDED":
@@ -156,7 +156,7 @@ class JobRequests:
     def _hold(self, request: messages.HoldJob, answer: Answer) -> None:
         from ascendrun.core.jobs.inputs import HoldChanged
 
-        job = self._store.find(request.job).job
+        job = self._store.jobs.find(request.job).job
         if request.by is not None and job.state.value not in ("QUEUED", "BACKOFF"):
             raise ConflictError(
                 Text("job.not-queued", "{job} is not in the queue: {state}", job=job.id, state=job.state.value),
@@ -182,11 +182,11 @@ class JobRequests:
         return [host for host in runner.hosts if host.name in names]
 
     def _stacks(self, request: messages.Stacks, answer: Answer) -> None:
-        job = self._store.find(request.job).job
+        job = self._store.jobs.find(request.job).job
         self._context.operations.stacks(self._running_hosts(job, job.nodes), job.run_id, answer)
 
     def _rank_process(self, request: messages.RankProcess, answer: Answer) -> None:
-        job = self._store.find(request.job).job
+        job = self._store.jobs.find(request.job).job
         nodes = [node for node in job.nodes if request.rank in node.ranks]
         if any(request.rank in node.exits for node in nodes):
             what = Text("shell.rank-ended", "rank {rank} of {job} has ended", rank=request.rank, job=job.id)
@@ -198,5 +198,5 @@ class JobRequests:
         from ascendrun.head.spool.grep import relay
         from ascendrun.head.survey.submission import load_subject
 
-        subject = load_subject(self._store.find(request.job))
+        subject = load_subject(self._store.jobs.find(request.job))
         relay(self._context.links, subject, request, answer, self._context.post)

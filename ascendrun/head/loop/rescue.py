@@ -26,6 +26,7 @@ from ascendrun.core.jobs.reasons import because
 from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.head.spool.collector import NodeSpool
 from ascendrun.head.spool.spool_files import hosts_in, is_complete
+from ascendrun.head.state.event_table import add_events
 from ascendrun.head.state.job_files import (
     COPY_FILE,
     folders_of_jobs,
@@ -36,8 +37,9 @@ from ascendrun.head.state.job_files import (
     write_copy,
     write_record,
 )
+from ascendrun.head.state.job_table import RawRow, StoredJob
 from ascendrun.head.state.state_dir import REBUILT_FILE, StoreDamagedError, is_spool_of, read_placement, spool_dir
-from ascendrun.head.state.store import RawRow, Store, StoredJob, add_events
+from ascendrun.head.state.store import Store
 from ascendrun.node.files import write_json
 from ascendrun.node.layout import make_tag
 
@@ -67,7 +69,7 @@ def restore_rows(store: Store, known: Sequence[StoredJob] = ()) -> bool:
     lost: list[str] = []
     bad: list[str] = []
     live = _live_ids(store)
-    for row in store.raw_rows():
+    for row in store.jobs.raw_rows():
         if live is None or row.id in live:
             try:
                 repaired = _of_row(state_dir, row, newest)
@@ -98,9 +100,10 @@ def restore_rows(store: Store, known: Sequence[StoredJob] = ()) -> bool:
         db.executemany("DELETE FROM jobs WHERE id = ?", [(job_id,) for job_id in bad])
         for one in sorted(found, key=lambda one: one.copy.number):
             event = Event("job-rebuilt", {"source": one.source}, one.job.hosts, attempt=one.job.attempt, at_s=now_s)
-            store.put(db, one.copy, one.job, (*one.events, event), is_drained=_is_drained(state_dir, one.job))
+            store.jobs.put(db, one.copy, one.job, (*one.events, event), is_drained=_is_drained(state_dir, one.job))
         if store.is_suspect:
-            store.remove_unreadable(db)
+            store.events.remove_unreadable()
+            store.machines.remove_unreadable()
         if store.was_damaged or lost:
             add_events(db, "", [_store_rebuilt(store, len(found), lost, now_s)])
     if found or lost or store.was_damaged:
@@ -120,7 +123,7 @@ def _live_ids(store: Store) -> frozenset[str] | None:
     """Return the jobs to compare; None: all, since the store is suspect."""
     if not store.is_suspect:
         try:
-            return frozenset(stored.job.id for stored in store.live_jobs())
+            return frozenset(stored.job.id for stored in store.jobs.live())
         except StoreDamagedError:
             store.is_suspect = True
     return None
@@ -350,7 +353,7 @@ def _announce(store: Store, jobs: Sequence[str], lost: Sequence[str], now_s: flo
 def _complete_directories(store: Store) -> None:
     """Write the copies and records that are missing, such as those of an earlier release."""
     state_dir = store.path.parent
-    for row in store.raw_rows():
+    for row in store.jobs.raw_rows():
         stored = _read_row(row)
         if stored is None:
             continue

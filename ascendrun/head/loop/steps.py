@@ -62,7 +62,7 @@ class JobSteps:
         from ascendrun.core.jobs.lifecycle import advance
 
         def recent() -> list[str]:
-            return [f"{event.code} {event.values}" for event in self._store.events(job.id)[-20:]]
+            return [f"{event.code} {event.values}" for event in self._store.events.of(job.id)[-20:]]
 
         try:
             return advance(job, event, now_s=time.time(), recent=recent)
@@ -97,7 +97,7 @@ class JobSteps:
         before = runner.job
         if step.job != before:
             failpoint("controller.before_save")
-            self._store.save(step.job, step.events, now_s=time.time())
+            self._store.jobs.save(step.job, step.events, now_s=time.time())
             failpoint("controller.after_save")
             runner.job = step.job
             if step.job.attempt != before.attempt:

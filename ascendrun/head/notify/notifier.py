@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.head.state.state_dir import StoreUnusableError
-from ascendrun.head.state.store import LostLeaseError, Store
+from ascendrun.head.state.store import Store
+from ascendrun.head.state.store_file import LostLeaseError
 from ascendrun.node.failpoint import failpoint
 from ascendrun.text import Text
 
@@ -82,14 +83,11 @@ class Notifier:
 
     def start(self) -> None:
         """Resume the deliveries of the last controller. Raises LostLeaseError, StoreUnusableError."""
-        if self.settings() is None and not self._store.has_waiting_notices():
+        if self.settings() is None and not self._store.notices.has_waiting():
             return
-        queue = self._queue()
-        try:
-            queue.recover(now_s=time.time())
-            names = queue.targets()
-        finally:
-            queue.close()
+        with self._store.reopened() as store:
+            store.notices.recover(now_s=time.time())
+            names = store.notices.targets()
         for name in names:
             self._ensure_thread(name)
 
@@ -167,11 +165,6 @@ class Notifier:
 
     # The threads
 
-    def _queue(self) -> NoticeQueue:
-        from ascendrun.head.state.notice_queue import NoticeQueue
-
-        return NoticeQueue(self._store.reopened())
-
     def _ensure_thread(self, name: str, work: Callable[[], None] | None = None) -> None:
         """Start a thread for the target, unless it has one; `work`: pings of a dead man's switch; None: deliveries."""
         key = f"{name} press" if work is not None else name
@@ -185,15 +178,15 @@ class Notifier:
         thread.start()
 
     def _work(self, name: str) -> None:
-        queue = self._open_queue()
-        if queue is None:
+        store = self._reopen_store()
+        if store is None:
             return
         blocked_mono = 0.0
         try:
             while not self._stop.is_set():
                 round_ = self._round
                 try:
-                    rest_s, block_s = self._step(queue, name, blocked_mono)
+                    rest_s, block_s = self._step(store.notices, name, blocked_mono)
                     blocked_mono = max(blocked_mono, time.monotonic() + block_s)
                 except LostLeaseError:
                     return
@@ -205,13 +198,13 @@ class Notifier:
                         self._news.wait(min(rest_s, REST_S))
         finally:
             self._waiting.pop(name, None)
-            queue.close()
+            store.close()
 
-    def _open_queue(self) -> NoticeQueue | None:
-        """Retry until the queue opens (a full disk, a lock); None: the controller ends before that."""
+    def _reopen_store(self) -> Store | None:
+        """Retry until the store opens (a full disk, a lock); None: the controller ends before that."""
         while not self._stop.is_set():
             try:
-                return self._queue()
+                return self._store.reopened()
             except StoreUnusableError:
                 self._log_exception()
                 self._stop.wait(REST_S)

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Callable, ClassVar, TypeVar, Union
+from typing import Any, ClassVar, TypeVar
 
 from ascendrun.head.state.state_dir import (
     StoreDamagedError,
@@ -18,21 +18,20 @@ from ascendrun.head.state.state_dir import (
 )
 from ascendrun.text import Text
 
-Migration = Union[str, Callable[[sqlite3.Connection], None]]
-"""SQL statements, or a function that is called within the transaction."""
 D = TypeVar("D", bound="Database")
 
 
 class Database:
     """Base of the SQLite files. Open for writing in the controller only.
 
-    `SYNCHRONOUS`: FULL keeps each transaction through a power failure. `is_copy`: in memory, since there is no file
-    yet, or no controller of this release has migrated it. `HAS_BACKUP`: the file is copied before it is migrated.
-    `was_damaged`: a damaged file was moved to `set_aside_at` (None: it was missing), and this one is new.
+    `MIGRATIONS`: SQL of one version each; the first makes the tables of a new file. `HAS_BACKUP`: the file is copied
+    before it is migrated. `is_copy`: in memory, since there is no file yet, or no controller of this release has
+    migrated it. `SYNCHRONOUS`: FULL keeps each transaction through a power failure. `was_damaged`: a damaged file was
+    moved to `set_aside_at` (None: it was missing), and this one is new.
     """
 
     FILE_NAME: ClassVar[str]
-    MIGRATIONS: ClassVar[Sequence[Migration]]
+    MIGRATIONS: ClassVar[Sequence[str]]
     BUSY_S: ClassVar[float]
     SYNCHRONOUS: ClassVar[str]
     HAS_BACKUP: ClassVar[bool] = False
@@ -114,7 +113,7 @@ class Database:
                 if _names(sound) - _names(self._db) or version not in range(1, len(self.MIGRATIONS) + 1):
                     raise sqlite3.DatabaseError("missing tables")
 
-    def _query(self, sql: str, values: Sequence[object] | Mapping[str, object] = ()) -> list[tuple[Any, ...]]:
+    def query(self, sql: str, values: Sequence[object] | Mapping[str, object] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a query. Raises StoreUnusableError."""
         with self.raising_unusable(self.path):
             return self._db.execute(sql, values).fetchall()
@@ -281,12 +280,9 @@ def unwritable(path: Path, error: Exception) -> StoreUnusableError:
     )
 
 
-def _execute(connection: sqlite3.Connection, step: Migration) -> None:
-    if callable(step):
-        step(connection)
-    else:
-        for statement in step.split(";"):
-            connection.execute(statement)
+def _execute(connection: sqlite3.Connection, step: str) -> None:
+    for statement in step.split(";"):
+        connection.execute(statement)
 
 
 def _names(connection: sqlite3.Connection) -> set[tuple[str, str]]:

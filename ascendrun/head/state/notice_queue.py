@@ -9,10 +9,12 @@ from typing import Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
-from ascendrun.core.notices import QUEUE_LIMIT
-from ascendrun.head.state.store import Store, add_events, dump_reply
-from ascendrun.text import Text
+from ascendrun.head.state.event_table import add_events
+from ascendrun.head.state.store_file import StoreFile
+from ascendrun.text import Text, from_json, to_json
 
+QUEUE_LIMIT = 1000
+"""Notifications that wait for one target; above it the oldest are dropped."""
 KEPT_S = 30 * 86400.0
 """Seconds for which delivered notifications are stored."""
 MOST_INTERRUPTIONS = 1
@@ -33,13 +35,10 @@ class Waiting:
 
 
 class NoticeQueue:
-    """Queue of one thread; `store` is its own connection."""
+    """The notifications of a store. A thread that delivers them has its own connection (`reopened`)."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def close(self) -> None:
-        self._store.close()
+    def __init__(self, file: StoreFile) -> None:
+        self._file = file
 
     def recover(self, *, now_s: float) -> None:
         """Recover for a new controller: notifications that the last one was sending are sent again, once."""
@@ -48,28 +47,38 @@ class NoticeQueue:
             "interrupted {count} times during delivery; it may have arrived",
             count=MOST_INTERRUPTIONS + 1,
         )
-        with self._store.writing() as db:
+        with self._file.writing() as db:
             rows = db.execute(
                 "SELECT number, job, target FROM notices WHERE state = 'sending' AND cuts >= ?", (MOST_INTERRUPTIONS,)
             ).fetchall()
             for number, job, target in rows:
                 db.execute(
-                    "UPDATE notices SET state = 'unknown', answer = ? WHERE number = ?", (dump_reply(lost), number)
+                    "UPDATE notices SET state = 'unknown', answer = ? WHERE number = ?", (_dump_reply(lost), number)
                 )
                 if job is not None:
                     add_events(db, job, [_failed(target, None, 1, lost, now_s)])
             db.execute("UPDATE notices SET state = 'waiting', cuts = cuts + 1 WHERE state = 'sending'")
             _forget_old(db, now_s)
 
+    def newest(self, *, limit: int = 200) -> tuple[Mapping[str, Any], ...]:
+        """Return the newest notifications with id, target, job, state, tries, due_at_s, tried_at_s, answer."""
+        names = ("id", "target", "job", "state", "tries", "due_at_s", "tried_at_s", "answer")
+        rows = self._file.query(f"SELECT {', '.join(names)} FROM notices ORDER BY number DESC LIMIT ?", (limit,))
+        return tuple({**dict(zip(names, row)), "answer": _load_reply(row[-1])} for row in rows)
+
+    def has_waiting(self) -> bool:
+        """Return whether any notification is not delivered yet."""
+        return bool(self._file.query("SELECT 1 FROM notices WHERE state IN ('waiting', 'sending') LIMIT 1"))
+
     def targets(self) -> tuple[str, ...]:
         """Return the names of targets with waiting notifications."""
-        with self._store.reading() as db:
+        with self._file.reading() as db:
             rows = db.execute("SELECT DISTINCT target FROM notices WHERE state IN ('waiting', 'sending')").fetchall()
         return tuple(row[0] for row in rows)
 
     def next(self, target: str) -> Waiting | None:
         """Return the notification that is due first."""
-        with self._store.reading() as db:
+        with self._file.reading() as db:
             row = db.execute(
                 "SELECT number, id, job, body, made_at_s, due_at_s, tries FROM notices WHERE target = ?"
                 " AND state = 'waiting' ORDER BY due_at_s, number LIMIT 1",
@@ -79,7 +88,7 @@ class NoticeQueue:
 
     def sent_at_s(self, target: str, *, since_s: float) -> list[float]:
         """Return when notifications were sent to the target, since `since_s`."""
-        with self._store.reading() as db:
+        with self._file.reading() as db:
             rows = db.execute(
                 "SELECT tried_at_s FROM notices WHERE target = ? AND tried_at_s >= ?"
                 " ORDER BY tried_at_s DESC LIMIT 200",
@@ -89,24 +98,24 @@ class NoticeQueue:
 
     def begin(self, waiting: Waiting, *, now_s: float) -> None:
         """Record that it will be sent now."""
-        with self._store.writing() as db:
+        with self._file.writing() as db:
             db.execute(
                 "UPDATE notices SET state = 'sending', tries = tries + 1, tried_at_s = ? WHERE number = ?",
                 (now_s, waiting.number),
             )
 
     def again(self, waiting: Waiting, *, due_at_s: float, reply: Text | str) -> None:
-        with self._store.writing() as db:
+        with self._file.writing() as db:
             db.execute(
                 "UPDATE notices SET state = 'waiting', due_at_s = ?, answer = ? WHERE number = ?",
-                (due_at_s, dump_reply(reply), waiting.number),
+                (due_at_s, _dump_reply(reply), waiting.number),
             )
 
     def finish(self, waiting: Waiting, target: str, *, state: str, reply: Text | str, now_s: float) -> None:
         """Record the result. `state`: delivered, or a failure, which also becomes an event of the job."""
-        with self._store.writing() as db:
+        with self._file.writing() as db:
             db.execute(
-                "UPDATE notices SET state = ?, answer = ? WHERE number = ?", (state, dump_reply(reply), waiting.number)
+                "UPDATE notices SET state = ?, answer = ? WHERE number = ?", (state, _dump_reply(reply), waiting.number)
             )
             _forget_old(db, now_s)
             if state != "delivered" and waiting.job is not None:
@@ -114,7 +123,7 @@ class NoticeQueue:
 
     def give_up_beyond(self, target: str, *, now_s: float, limit: int = QUEUE_LIMIT) -> int:
         """Drop the oldest waiting notifications above the limit; return how many."""
-        with self._store.reading() as db:
+        with self._file.reading() as db:
             rows = db.execute(
                 "SELECT number, job FROM notices WHERE target = ? AND state = 'waiting'"
                 " ORDER BY number DESC LIMIT -1 OFFSET ?",
@@ -124,9 +133,9 @@ class NoticeQueue:
             full = Text(
                 "notice.queue-full", "more than {limit} notifications are waiting; the oldest were dropped", limit=limit
             )
-            with self._store.writing() as db:
+            with self._file.writing() as db:
                 for number, _ in rows:
-                    values = (dump_reply(full), number)
+                    values = (_dump_reply(full), number)
                     db.execute("UPDATE notices SET state = 'given up', answer = ? WHERE number = ?", values)
                 newest_job = rows[0][1]
                 if newest_job is not None:
@@ -142,3 +151,12 @@ def _failed(target: str, kind: str | None, count: int, reply: Text | str, now_s:
 def _forget_old(db: sqlite3.Connection, now_s: float) -> None:
     """Delete old rows, not only at a start: a controller may run for months."""
     db.execute("DELETE FROM notices WHERE state NOT IN ('waiting', 'sending') AND made_at_s < ?", (now_s - KEPT_S,))
+
+
+def _dump_reply(reply: Text | str) -> str:
+    """Return the reply to a notification for its column."""
+    return json.dumps(to_json(reply), ensure_ascii=False)
+
+
+def _load_reply(column: str | None) -> Text | str | None:
+    return None if column is None else from_json(json.loads(column))

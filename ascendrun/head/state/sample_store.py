@@ -53,7 +53,6 @@ LEVELS = (RAW, MINUTE, TEN_MINUTES)
 
 TABLES = ("raw", "minute", "minute_peak", "ten", "ten_peak")
 
-_DETAILS = "details (thing INTEGER PRIMARY KEY, at_s REAL NOT NULL, text TEXT NOT NULL)"
 MIGRATIONS: tuple[str, ...] = (
     "".join(
         f"CREATE TABLE {kind}_{table} (thing INTEGER NOT NULL, at_s REAL NOT NULL, {', '.join(metrics_of(sample))},"
@@ -63,7 +62,7 @@ MIGRATIONS: tuple[str, ...] = (
     )
     + """
     CREATE TABLE things (
-        id INTEGER PRIMARY KEY, kind TEXT NOT NULL, host TEXT NOT NULL, family TEXT, device INTEGER, job TEXT,
+        id INTEGER PRIMARY KEY, kind TEXT NOT NULL, host TEXT NOT NULL, device_type TEXT, device INTEGER, job TEXT,
         attempt INTEGER, rank INTEGER, newest_s REAL NOT NULL);
     CREATE INDEX things_by_time ON things (newest_s);
     CREATE TABLE unsummed (thing INTEGER NOT NULL, at_s REAL NOT NULL, step_s INTEGER NOT NULL,
@@ -74,13 +73,11 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE raw_texts (
         id INTEGER PRIMARY KEY, at_s REAL NOT NULL, host TEXT NOT NULL, tool TEXT NOT NULL, text TEXT NOT NULL,
         why TEXT NOT NULL);
-    CREATE INDEX raw_texts_by_tool ON raw_texts (host, tool)
+    CREATE INDEX raw_texts_by_tool ON raw_texts (host, tool);
+    CREATE TABLE details (thing INTEGER PRIMARY KEY, at_s REAL NOT NULL, text TEXT NOT NULL)
     """,
-    f"CREATE TABLE {_DETAILS}",
 )
 """`things`: the series, one for each device, host and rank. Every kind has the same tables at every level."""
-_COLUMNS = {"device_type": "family"}
-"""Columns with another name than their field. A renamed column would break readers that are open at that moment."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +123,6 @@ class SampleStore(Database):
             found = {row[1] for row in self._db.execute(f"PRAGMA table_info({kind}_{RAW.name})")}
             self._columns[kind] = tuple(name for name in metrics_of(self.KINDS[kind]) if name in found)
         return self._columns[kind]
-
-    def _read_older(self) -> None:
-        """Read the file as it is: it may be large. The first version had no details."""
-        self._db.execute(f"CREATE TEMP TABLE {_DETAILS}")
 
     # Writing
 
@@ -200,16 +193,15 @@ class SampleStore(Database):
 
     def _id_of(self, kind: str, sample: Sample | DeviceDetail) -> int:
         fields = self.KINDS[kind].KEY
-        names = [_COLUMNS.get(name, name) for name in fields]
         key = (kind, *(getattr(sample, name) for name in fields))
         known = self._ids.get(key)
         if known is not None:
             return known
-        where = " AND ".join(f"{name} = ?" for name in ("kind", *names))
+        where = " AND ".join(f"{name} = ?" for name in ("kind", *fields))
         row = self._db.execute(f"SELECT id FROM things WHERE {where}", key).fetchone()
         if row is None:
             made = self._db.execute(
-                f"INSERT INTO things (kind, {', '.join(names)}, newest_s) VALUES ({', '.join('?' * len(key))}, 0)", key
+                f"INSERT INTO things (kind, {', '.join(fields)}, newest_s) VALUES ({', '.join('?' * len(key))}, 0)", key
             )
             row = (made.lastrowid,)
         self._ids[key] = int(row[0])
@@ -331,7 +323,7 @@ class SampleStore(Database):
         """Return the newest detail of every device since then, if there is any. Raises StoreUnusableError."""
         with self.raising_unusable(self.path):
             rows = self._db.execute(
-                "SELECT details.at_s, host, device, family, text FROM details JOIN things ON things.id = thing"
+                "SELECT details.at_s, host, device, device_type, text FROM details JOIN things ON things.id = thing"
                 " WHERE details.at_s >= ? ORDER BY host, device",
                 (since_s,),
             ).fetchall()
@@ -393,8 +385,7 @@ class SampleStore(Database):
         self, *, ids: Collection[int] | None = None, since_s: float = 0.0, hosts: Collection[str] | None = None
     ) -> list[_Series]:
         names = ("host", "device_type", "device", "job", "attempt", "rank")
-        columns = ", ".join(_COLUMNS.get(name, name) for name in names)
-        rows = self._db.execute(f"SELECT id, kind, {columns} FROM things WHERE newest_s >= ?", (since_s,))
+        rows = self._db.execute(f"SELECT id, kind, {', '.join(names)} FROM things WHERE newest_s >= ?", (since_s,))
         return [
             _Series(number, kind, {name: key[names.index(name)] for name in self.KINDS[kind].KEY})
             for number, kind, *key in rows.fetchall()

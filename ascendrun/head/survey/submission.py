@@ -15,7 +15,8 @@ from ascendrun.core.jobs.restart import policy_of
 from ascendrun.core.rank_env import forks_ranks
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.protocol.control_messages import Submit
-from ascendrun.head.state.store import Store, StoredJob, job_id_of
+from ascendrun.head.state.job_table import StoredJob, job_id_of
+from ascendrun.head.state.store import Store
 from ascendrun.node import layout
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def add_jobs(store: Store, request: Submit, *, now_s: float) -> Sequence[tuple[J
     first = submissions[0]
     if first.stage is not None:
         return list(zip(add_stages(store, submissions, request.pipeline, now_s), submissions))
-    job = store.add_job(
+    job = store.jobs.add(
         key=first.key,
         spec=first.spec_values,
         hosts=first.host_values,
@@ -175,7 +176,7 @@ def add_stages(store: Store, submissions: Sequence[Submission], pipeline: str | 
     With known keys, return those jobs and store nothing. All stages use the working directory of the pipeline, so that
     a stage finds the files of the previous stage on its host.
     """
-    before = [one.job for one in store.stages(pipeline)] if pipeline else []
+    before = [one.job for one in store.jobs.stages(pipeline)] if pipeline else []
     ids = {str(job.stage): job.id for job in before}
     newest, count = before[-1].id if before else None, len(before)
     jobs: list[Job] = []
@@ -196,7 +197,7 @@ def add_stages(store: Store, submissions: Sequence[Submission], pipeline: str | 
                     needs=needs,
                 )
 
-            job = store.insert(
+            job = store.jobs.insert(
                 db,
                 key=submission.key,
                 make_job=make,

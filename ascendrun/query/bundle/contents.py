@@ -21,8 +21,9 @@ from ascendrun.core.jobs.job import dump_job
 from ascendrun.core.logs.redaction import SECRET_NAME, Redactor, redact_tree, secrets_in_tree
 from ascendrun.core.notices import NoticeSettings
 from ascendrun.head.notify.credentials import UnreadableCredentialsError, read_credentials
+from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.state_dir import spool_dir
-from ascendrun.head.state.store import Store, StoredJob
+from ascendrun.head.state.store import Store
 from ascendrun.query.bundle.archive import Piece, file_piece, json_piece, text_piece
 from ascendrun.text import Text
 
@@ -61,8 +62,8 @@ def _event(event: Event) -> dict[str, Any]:
 def find_subject(state_dir: Path, ref: str) -> Subject:
     """Return the job of `ref`. Raises NotFoundError, ConflictError, StoreUnusableError."""
     with Store.open_for_reading(state_dir) as store:
-        stored = store.find(ref)
-        return Subject(stored, store.events(stored.job.id), state_dir)
+        stored = store.jobs.find(ref)
+        return Subject(stored, store.events.of(stored.job.id), state_dir)
 
 
 def make_redactor(

@@ -43,7 +43,7 @@ def test_a_job_is_found_by_id_name_and_pipeline(tmp_path: Path) -> None:
                     stage=stage,
                 )
 
-            store.insert(db, key=stage, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=1.0)
+            store.jobs.insert(db, key=stage, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=1.0)
     store.close()
     for ref in ("j-0001", "pipe"):
         job = cluster.jobs.find(ref)

@@ -19,7 +19,7 @@ def job(desk: Desk) -> Job:
     def make(job_id: str, head_id: str) -> Job:
         return Job(id=job_id, name="demo", run="r", hosts=("n1",), grace_s=1, start_s=1, created_at_s=1.0)
 
-    job = store.add_job(
+    job = store.jobs.add(
         key="k",
         make_job=make,
         spec={"env": {"API_KEY": "q1w2e3r4t5"}},

@@ -34,7 +34,7 @@ def jobs(folder: Path) -> None:
     """j-0001 and j-0002 train, j-0003 eval."""
     store = Store.open(folder)
     for number, name in enumerate(("train", "train", "eval")):
-        store.add_job(
+        store.jobs.add(
             key=str(number),
             make_job=lambda job_id, head_id, name=name: Job(
                 id=job_id, name=name, run=job_id, hosts=("a",), grace_s=1, start_s=1, created_at_s=1.0

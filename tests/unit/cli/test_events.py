@@ -35,7 +35,7 @@ class Writer:
         def make(job_id: str, head_id: str) -> Job:
             return Job(id=job_id, name=name, run="r", hosts=hosts, grace_s=1, start_s=1, created_at_s=1.0)
 
-        return self.store.add_job(
+        return self.store.jobs.add(
             key=name,
             make_job=make,
             spec={},
@@ -46,7 +46,7 @@ class Writer:
         )
 
     def add(self, job: Job, *events: Event) -> None:
-        self.store.save(job, [replace(event, at_s=time.time()) for event in events], now_s=time.time())
+        self.store.jobs.save(job, [replace(event, at_s=time.time()) for event in events], now_s=time.time())
 
 
 def state(name: str, reason: str = "x") -> Event:

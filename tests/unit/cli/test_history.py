@@ -23,7 +23,7 @@ NPU_8 = {"devices": {"type": "npu", "per_node": 8}}
 
 def add(store: Store, name: str, spec: dict[str, Any], moves: list[tuple[float, str]], **changes: Any) -> Job:
     """Store a job with its changes of state (hours since 0, state); it was submitted at 0."""
-    job = store.add_job(
+    job = store.jobs.add(
         key=name,
         spec=spec,
         hosts=[],
@@ -34,10 +34,10 @@ def add(store: Store, name: str, spec: dict[str, Any], moves: list[tuple[float, 
     )
     for at_h, state in moves:
         job = replace(job, state=State(state))
-        store.save(job, [Event("state-changed", {"state": state}, at_s=at_h * HOUR_S)], now_s=at_h * HOUR_S)
+        store.jobs.save(job, [Event("state-changed", {"state": state}, at_s=at_h * HOUR_S)], now_s=at_h * HOUR_S)
     ended_s = moves[-1][0] * HOUR_S if job.is_terminal else None
     job = replace(job, ended_at_s=ended_s, **changes)
-    store.save(job, [], now_s=0.0)
+    store.jobs.save(job, [], now_s=0.0)
     return job
 
 

@@ -53,11 +53,13 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.Ca
             world_size=2,
         )
 
-    job = store.add_job(
+    job = store.jobs.add(
         key="k", make_job=make, spec={"devices": {"type": "cpu"}}, hosts=[], trees=[], file=None, now_s=1000.0
     )
-    store.save(job, [changed(state, 1005.0) for state in ("CHECKING", "STAGING", "STARTING", "RUNNING")], now_s=1005.0)
-    store.save(job, [changed("SUCCEEDED", 1020.0)], now_s=1020.0)
+    store.jobs.save(
+        job, [changed(state, 1005.0) for state in ("CHECKING", "STAGING", "STARTING", "RUNNING")], now_s=1005.0
+    )
+    store.jobs.save(job, [changed("SUCCEEDED", 1020.0)], now_s=1020.0)
     store.close()
     monkeypatch.setenv("ASCENDRUN_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -133,7 +135,7 @@ def test_the_flag_of_the_file_has_its_old_name_answered_and_writes_through_links
 
 def test_the_report_of_a_failed_job_has_the_diagnosis_of_explain(say: Say, tmp_path: Path) -> None:
     store = Store.open(tmp_path / "state")
-    store.save(replace(store.find("j-0001").job, state=State.FAILED), [], now_s=1021.0)
+    store.jobs.save(replace(store.jobs.find("j-0001").job, state=State.FAILED), [], now_s=1021.0)
     store.close()
     explained = json.loads(say("explain", "j-0001", "-o", "json").out)
     report = json.loads(say("report", "j-0001", "-o", "json").out)

@@ -314,8 +314,10 @@ def test_a_straggler_that_the_story_tells_of_is_marked(say: Say, tmp_path: Path)
     hosts = [f"n{number:02d}" for number in range(1, 10)]
     job = world.add_job("large", hosts, steps=12)  # 72 ranks: not looked at by a quick look
     store = Store.open(tmp_path / "state")
-    record = store.find(job).job
-    store.save(record, [Event("straggler", {"slower_by": 0.18}, ("n02",), (13,), record.attempt)], now_s=time.time())
+    record = store.jobs.find(job).job
+    store.jobs.save(
+        record, [Event("straggler", {"slower_by": 0.18}, ("n02",), (13,), record.attempt)], now_s=time.time()
+    )
     store.close()
     told = json.loads(say("top", "-o", "json").out)
     assert [row["rank"] for row in told["rows"] if "slow" in row["problems"]] == [13]

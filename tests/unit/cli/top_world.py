@@ -82,7 +82,7 @@ class TopWorld:
 
         store = Store.open(self.state_dir)
         try:
-            job = store.add_job(
+            job = store.jobs.add(
                 key=name,
                 make_job=make,
                 spec={"name": name, "devices": {"type": device_type, "per_node": per_node}},

@@ -31,7 +31,7 @@ class Head:
         self.file = folder / "config.yaml"
         self.store = Store.open(folder / "state")
         self.notifier = Notifier(self.store, self.read, files=[self.file], timeout_s=ask_s)
-        self.store.outbox = self.notifier.outbox
+        self.store.jobs.outbox = self.notifier.outbox
         self.jobs: list[Job] = []
 
     def read(self) -> Any:
@@ -49,7 +49,7 @@ class Head:
                 created_at_s=1.0,
             )
 
-        job = self.store.add_job(
+        job = self.store.jobs.add(
             key=f"k{len(self.jobs)}", make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=time.time()
         )
         self.jobs.append(job)
@@ -62,14 +62,14 @@ class Head:
             attempt=job.attempt,
             at_s=time.time(),
         )
-        self.store.save(replace(job, state=State(state)), [event], now_s=time.time())
+        self.store.jobs.save(replace(job, state=State(state)), [event], now_s=time.time())
         self.beat()
 
     def beat(self) -> None:
         self.notifier.beat([(job.name, job.id) for job in self.jobs])
 
     def rows(self) -> dict[str, Any]:
-        return {row["target"]: row for row in self.store.notices()}
+        return {row["target"]: row for row in self.store.notices.newest()}
 
     def await_state(self, target: str, state: str) -> Any:
         await_that(lambda: target in self.rows() and self.rows()[target]["state"] == state)
@@ -81,7 +81,7 @@ class Head:
             db.execute("UPDATE notices SET due_at_s = 0")
 
     def story(self, job: Job) -> list[str]:
-        return [f"{event.code}: {event.message()}" for event in self.store.events(job.id)]
+        return [f"{event.code}: {event.message()}" for event in self.store.events.of(job.id)]
 
     def close(self) -> None:
         self.notifier.close(bound_s=0.2)

@@ -144,7 +144,7 @@ class World:
         links: Any = self
         collectors: Any = Collected()
         self.jobs = LiveJobs(self.store, links, collectors, Retention(), Guard(), lambda call: call())
-        for stored in self.store.live_jobs():
+        for stored in self.store.jobs.live():
             self.jobs.adopt(stored)
 
     def restart(self) -> None:
@@ -165,7 +165,7 @@ class World:
         """A job in the queue; with `nodes` a job of which they are the nodes."""
         key = f"k{time.monotonic_ns()}"
         submission = Submission(key, JobSpec(name="demo", command=("true",)), hosts, (), None)
-        job = self.store.add_job(
+        job = self.store.jobs.add(
             key=key,
             make_job=lambda i, h: replace(make_job(submission, i, h, 1.0), **changes),
             spec=submission.spec_values,
@@ -227,7 +227,7 @@ class World:
         self.turn()
 
     def now(self, job: Job) -> Job:
-        return self.store.find(job.id).job
+        return self.store.jobs.find(job.id).job
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ class World:
             "command": ["x", "--token", PLANTED["spec"]],
         }
         store = Store.open(self.state_dir)
-        self.job = store.add_job(
+        self.job = store.jobs.add(
             key="k",
             make_job=self._job,
             spec=self.spec,
@@ -61,7 +61,7 @@ class World:
         failed = Event(
             "state-changed", {"state": "FAILED", "reason": because("rejected", why="rank 1 on b")}, at_s=2000.0
         )
-        store.save(self.job, [said, failed], now_s=2000.0)
+        store.jobs.save(self.job, [said, failed], now_s=2000.0)
         store.close()
         for host, rank in (("a", 0), ("b", 1)):
             self._spool(host, rank)
@@ -308,6 +308,6 @@ def test_packing_a_running_job_takes_what_is_there(world: World) -> None:
     store = Store.open(world.state_dir)
     from dataclasses import replace
 
-    store.save(replace(world.job, state=State.RUNNING, ended_at_s=None), [], now_s=time.time())
+    store.jobs.save(replace(world.job, state=State.RUNNING, ended_at_s=None), [], now_s=time.time())
     store.close()
     assert world.bundle().contents.packed

@@ -15,7 +15,7 @@ from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.core.jobs.lifecycle import advance
 from ascendrun.core.jobs.reasons import because
 from ascendrun.core.jobs.schedule import check_dependency
-from ascendrun.head.state.store import StoredJob
+from ascendrun.head.state.job_table import StoredJob
 from ascendrun.health.diagnosis import diagnose, render
 from ascendrun.query.evidence import attempt_to_explain, events_of_attempt, read_evidence
 from ascendrun.text import Text

@@ -68,7 +68,7 @@ class Health(World):
         change(self, "undrain", *hosts)
 
     def codes(self, job_id: str = "") -> list[str]:
-        return [event.code for event in self.store.events(job_id)]
+        return [event.code for event in self.store.events.of(job_id)]
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_an_idle_host_is_quarantined_by_the_second_failed_examination(world: Hea
     world.tick()
     assert world.surveys(N1) == 1, "its time has not come"
     world.later(61.0)
-    [record] = world.store.machines() and [one for one in world.store.machines() if one.hosts == (N1,)]
+    [record] = world.store.machines.all() and [one for one in world.store.machines.all() if one.hosts == (N1,)]
     assert record.quarantine and record.quarantine.state is MachineState.QUARANTINED
     assert world.codes() == ["host-strike", "host-strike", "host-closed"]
     [other] = world.jobs.machines._records_at(N2)
@@ -146,7 +146,7 @@ def test_a_spare_is_examined_staged_and_reported_once_each_time_that_it_changes(
     assert world.codes(job.id).count("spare-ready") == 1 and world.surveys(N2) >= 2
     world.nodes["n2"].survey = FULL
     world.later(SPARES_S + 1)
-    event = world.store.events(job.id)[-1]
+    event = world.store.events.of(job.id)[-1]
     assert (event.code, event.hosts, event.values["finding"].key) == (
         "spare-not-ready",
         ("n2",),
@@ -187,7 +187,7 @@ def test_a_deep_examination_ends_a_quarantine_and_no_drain(world: Health) -> Non
         (None, True, 0),
     ]
     change(world, "undrain", N2)
-    opened = [event.values["how"] for event in world.store.events("") if event.code == "host-opened"]
+    opened = [event.values["how"] for event in world.store.events.of("") if event.code == "host-opened"]
     assert opened == ["deep", "deep", "undrain"]
 
 
@@ -207,7 +207,7 @@ def test_a_strike_without_any_job_is_stored(world: Health) -> None:
     world.jobs.machines.strike(N3, Text("x", "x"))
     assert world.jobs, "there is something to store"
     world.turn()
-    assert not world.jobs and [len(one.strikes) for one in world.store.machines()] == [1]
+    assert not world.jobs and [len(one.strikes) for one in world.store.machines.all()] == [1]
     assert world.codes() == ["host-strike"]
 
 
@@ -223,7 +223,7 @@ def test_memory_that_stays_in_use_is_noted_and_closes_its_machine_after_a_minute
     machines._keep(replace(record, taken_since_s=record.taken_since_s - TAKEN_S - 1))
     machines.note_memory(N1, {0: 9000}, taken)
     world.turn()
-    [record] = world.store.machines()
+    [record] = world.store.machines.all()
     assert record.quarantine and record.quarantine.reason == taken
     machines.note_memory(N1, {0: 3350}, None)
     [record] = machines._records_at(N1)

@@ -59,7 +59,7 @@ def test_a_number_is_reserved_on_disk_before_it_is_given(tmp_path: Path) -> None
     with pytest.raises(StoreUnusableError):
         for number in range(2 * BLOCK):
             add(store, f"unreserved-{number}")
-    assert len(store.all_jobs()) <= head.next_number - 1
+    assert len(store.jobs.all()) <= head.next_number - 1
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_running_time_and_lost_nodes_are_read_from_the_story(tmp_path: Path) -> 
     store = Store.open(tmp_path)
 
     def add(key: str) -> Job:
-        return store.add_job(
+        return store.jobs.add(
             key=key,
             spec={},
             hosts=[],
@@ -39,9 +39,9 @@ def test_running_time_and_lost_nodes_are_read_from_the_story(tmp_path: Path) -> 
     lost, live = add("lost"), add("live")
     for state, at_s in [("STARTING", 10.0), ("RUNNING", 20.0), ("STOPPING", DAY_S + 20), ("FAILED", DAY_S + 30)]:
         later = Event("state-changed", {"state": "MOVED"}, at_s=at_s)
-        store.save(lost, [Event("state-changed", {"state": state}, at_s=at_s), later], now_s=at_s)
-    store.save(replace(lost, state=State.FAILED, cause=Cause.NODE_LOST), [], now_s=DAY_S + 30)
-    store.save(
+        store.jobs.save(lost, [Event("state-changed", {"state": state}, at_s=at_s), later], now_s=at_s)
+    store.jobs.save(replace(lost, state=State.FAILED, cause=Cause.NODE_LOST), [], now_s=DAY_S + 30)
+    store.jobs.save(
         replace(live, state=State.RUNNING), [Event("state-changed", {"state": "RUNNING"}, at_s=DAY_S)], now_s=DAY_S
     )
     store.close()

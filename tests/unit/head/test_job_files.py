@@ -39,7 +39,7 @@ def test_the_copy_of_an_acknowledged_job_makes_its_row_again(tmp_path: Path) -> 
         ids = submit(store, submission("one"))
         ids += submit(store, submission("a", stage="prepare"), submission("b", stage="train", needs="prepare"))
         assert ids == ["j-0001", "j-0002-1", "j-0002-2"]
-        for number, stored in enumerate(store.all_jobs(), start=1):
+        for number, stored in enumerate(store.jobs.all(), start=1):
             copy = read_copy(tmp_path, stored.job.id)
             assert copy is not None and copy.number == number
             assert copy.new_job() == stored.job
@@ -65,7 +65,7 @@ def test_a_job_without_a_copy_is_not_stored(tmp_path: Path) -> None:
         (tmp_path / "jobs").write_text("in the way")
         with pytest.raises(StoreUnusableError):
             submit(store, submission("one"))
-        assert store.all_jobs() == ()
+        assert store.jobs.all() == ()
 
 
 def test_nodes_get_no_copy_above_the_limit(tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ def test_nodes_get_no_copy_above_the_limit(tmp_path: Path) -> None:
 def test_the_newest_record_is_next_to_the_copy(tmp_path: Path) -> None:
     with Store.open(tmp_path) as store:
         submit(store, submission("one"))
-        job = replace(store.find("j-0001").job, state=State.RUNNING)
-        store.save(job, [], now_s=6.0)
+        job = replace(store.jobs.find("j-0001").job, state=State.RUNNING)
+        store.jobs.save(job, [], now_s=6.0)
         values = read_record(tmp_path, "j-0001")
         assert values is not None and values["state"] == "RUNNING"
     path = job_folder(tmp_path, "j-0001") / "record.json"
@@ -99,7 +99,7 @@ import sys
 from ascendrun.core.jobs.job import State
 from ascendrun.head.state.store import Store
 store = Store.open(Path(sys.argv[1]))
-store.save(replace(store.find("j-0001").job, state=State.STOPPED), [], now_s=6.0)
+store.jobs.save(replace(store.jobs.find("j-0001").job, state=State.STOPPED), [], now_s=6.0)
 """
 
 

@@ -32,10 +32,10 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.state_dir = folder / "state"
         store = Store.open(self.state_dir)
-        made = store.add_job(key="k", make_job=self._job, spec={"name": "j"}, hosts=[], trees=[], file=None, now_s=1.0)
+        made = store.jobs.add(key="k", make_job=self._job, spec={"name": "j"}, hosts=[], trees=[], file=None, now_s=1.0)
         self.job = replace(made, state=State.FAILED, attempt=2)
         hang = Event("hang", {"finding": "stuck"}, ("b",), (1,), attempt=1, at_s=5.0)
-        store.save(self.job, [hang], now_s=2.0)
+        store.jobs.save(self.job, [hang], now_s=2.0)
         store.close()
 
     @staticmethod

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,10 +40,12 @@ class FullDisk(Store):
 
     is_full = False
 
-    def save(self, *given: Any, **more: Any) -> None:
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
         if self.is_full:
             raise StoreUnusableError("no space left on device")
-        super().save(*given, **more)
+        with super().writing() as db:
+            yield db
 
 
 class Live:
@@ -56,7 +60,7 @@ class Live:
     def add(self, key: str) -> Any:
         """The runner of a new job on the host n1."""
         submission = Submission(key, JobSpec(name=key, command=("true",)), (Host("n1"),), (), None)
-        job = self.store.add_job(
+        job = self.store.jobs.add(
             key=key,
             make_job=lambda i, h: make_job(submission, i, h, 1.0),
             spec={},
@@ -92,7 +96,7 @@ def test_what_a_node_said_is_not_lost_while_the_store_takes_nothing_and_the_head
     live.store.is_full = False
     live.jobs.steps.feed(runner.job.id, Tick())
     live.jobs.steps.work_off()
-    assert runner.job.state is State.RUNNING and live.store.find(runner.job.id).job.state is State.RUNNING
+    assert runner.job.state is State.RUNNING and live.store.jobs.find(runner.job.id).job.state is State.RUNNING
 
 
 def test_a_job_for_which_an_action_cannot_be_done_ends_with_the_fault_and_the_place_of_its_trace(
@@ -104,7 +108,7 @@ def test_a_job_for_which_an_action_cannot_be_done_ends_with_the_fault_and_the_pl
     live.jobs.steps.feed(runner.job.id, NodeStaged("n1"))
     live.jobs.steps.work_off()
     live.jobs.steps.work_off()
-    job = live.store.find(runner.job.id).job
+    job = live.store.jobs.find(runner.job.id).job
     why = job.reason.why
     assert job.is_terminal and (job.reason.code, why.code) == ("preflight-failed", "internal-error")
     assert "controller.log" in why.values["log"] and "Traceback" in capfd.readouterr().err
@@ -144,7 +148,7 @@ def test_a_bad_device_closes_its_machine_a_bad_link_is_a_strike_and_a_reboot_not
     live.jobs.steps.feed(runner.job.id, Diagnosed(1, Failure(kind, "x", ("n1",), (0,), "certain")))
     live.jobs.steps.work_off()
     live.jobs.machines.tick()
-    records = live.store.machines()
+    records = live.store.machines.all()
     assert sum(record.quarantine is not None for record in records) == is_closed
     assert sum(len(record.strikes) for record in records) == strikes
 

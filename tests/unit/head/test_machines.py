@@ -43,7 +43,7 @@ def test_nodes_are_compared_although_nothing_can_be_stored(world: World, monkeyp
     def refuse(records: Any) -> None:
         raise StoreUnusableError("no space left on device")
 
-    monkeypatch.setattr(world.store, "save_machines", refuse)
+    monkeypatch.setattr(world.store.machines, "save", refuse)
     world.up(N1)
     vanish(world, job, N1)
     world.look()
@@ -155,15 +155,15 @@ def test_a_stuck_process_holds_its_machine_under_every_name_until_it_is_gone(wor
     assert world.now(by_name).reason.why.code == "host-unidentified"
     world.up(OTHER_NAME, Host("n3"))
     assert world.now(by_name).reason.hosts == ("npu-2",)
-    [held] = world.store.held_machines()
+    [held] = world.store.machines.held()
     assert (held.state, held.holds[0].processes, set(held.names)) == (MachineState.LEFTOVERS, (STUCK,), {"n2", "npu-2"})
     world.look()
     assert world.now(there).state is State.QUEUED
     world.nodes["n2"].processes.clear()
     world.look()
     world.turn()
-    assert world.now(there).state is State.CHECKING and world.store.held_machines() == ()
-    assert "leftovers-gone" in [event.code for event in world.store.events(job.id)]
+    assert world.now(there).state is State.CHECKING and world.store.machines.held() == ()
+    assert "leftovers-gone" in [event.code for event in world.store.events.of(job.id)]
 
 
 def test_a_held_machine_stays_held_when_the_controller_is_started_again(world: World) -> None:
@@ -207,7 +207,7 @@ def test_an_unreachable_host_is_free_by_the_word_of_a_person_and_the_story_says_
     assert world.now(later).reason.why.key == "machine.unconfirmed"
     assert release(world, "n2") is None
     assert (world.now(job).state, world.now(job).held_hosts, world.now(job).first_failure) == (State.STOPPED, (), None)
-    [event] = [event for event in world.store.events(job.id) if event.code == "host-released"]
+    [event] = [event for event in world.store.events.of(job.id) if event.code == "host-released"]
     assert (event.hosts, event.values["by"], event.attempt) == (("n2",), "wang", 1)
     assert world.now(later).state is State.CHECKING
 
@@ -215,7 +215,7 @@ def test_an_unreachable_host_is_free_by_the_word_of_a_person_and_the_story_says_
 def test_a_release_is_stored_before_it_is_acknowledged(world: World) -> None:
     job = unconfirmed(world)
     stored: list[tuple[str, ...]] = []
-    world.jobs.machines.release("n2", "wang", lambda error: stored.append(world.store.find(job.id).job.held_hosts))
+    world.jobs.machines.release("n2", "wang", lambda error: stored.append(world.store.jobs.find(job.id).job.held_hosts))
     world.turn()
     assert stored == [()]
 
@@ -227,7 +227,8 @@ def test_a_release_of_a_found_attempt_is_stored_before_it_is_acknowledged(world:
     world.get(N1).is_up = False
     world.get(N1).failures = 3
     stored: list[int] = []
-    world.jobs.machines.release("n1", "wang", lambda error: stored.extend(len(m.found) for m in world.store.machines()))
+    machines = world.store.machines
+    world.jobs.machines.release("n1", "wang", lambda error: stored.extend(len(one.found) for one in machines.all()))
     world.turn()
     assert stored == [0]
 
@@ -273,18 +274,18 @@ def test_an_attempt_that_no_record_explains_holds_its_machine_until_it_is_stoppe
     job = world.job(N1, N2)
     world.up(N1, N2)
     world.turn()
-    [held] = world.store.held_machines()
+    [held] = world.store.machines.held()
     assert [(hold.tag, hold.job, hold.is_found) for hold in held.holds] == [(tag, "j-0007", True)]
     assert world.now(world.job(N1)).state is State.QUEUED
     world.restart()
-    assert world.store.held_machines()[0].holds[0].tag == tag
+    assert world.store.machines.held()[0].holds[0].tag == tag
     world.up(N1)
     assert node.stopped() == [], "what no record explains is not touched"
     assert not world.jobs.machines.stop_found("j-0008", now=True)
     assert world.jobs.machines.stop_found("j-0007", now=True)
     world.turn()
     world.turn()
-    assert node.stopped() == [tag] and world.store.held_machines() == ()
+    assert node.stopped() == [tag] and world.store.machines.held() == ()
     assert job.id == "j-0001"
 
 
@@ -309,12 +310,12 @@ def test_an_attempt_whose_job_the_store_lost_is_adopted_from_the_copy_on_a_node(
     world.turn()
     job = world.now(lost)
     assert (job.id, job.run_id, job.hosts, job.state) == (lost.id, lost.run_id, ("n1", "n2"), State.STARTING)
-    assert "adopted" in [event.code for event in world.store.events(job.id)]
+    assert "adopted" in [event.code for event in world.store.events.of(job.id)]
     world.up(N2)
     for rank, host in enumerate(job.hosts):
         world.jobs.steps.feed(job.id, inputs.RankStarted(host, rank, 100 + rank))
     world.turn()
-    assert world.now(lost).state is State.RUNNING and world.store.held_machines() == ()
+    assert world.now(lost).state is State.RUNNING and world.store.machines.held() == ()
     world.jobs.steps.feed(job.id, inputs.StopRequested(now=True))
     world.turn()
     assert [world.nodes[host].stopped() for host in job.hosts] == [[lost.run_id]] * 2
@@ -353,12 +354,12 @@ def test_a_job_that_is_known_only_as_it_was_submitted_is_adopted_and_not_started
     world.up(N1)
     world.turn()
     assert (world.now(job).state, world.now(job).attempt) == (State.STARTING, 1)
-    assert not [one for one in node.asked if isinstance(one, agent.Prepare)] and world.store.held_machines() == ()
+    assert not [one for one in node.asked if isinstance(one, agent.Prepare)] and world.store.machines.held() == ()
 
 
 def test_what_was_prepared_for_a_job_that_is_over_is_removed_and_nothing_recorded(world: World) -> None:
     over = world.job(N1, state=State.FAILED, ended_at_s=1.0)
-    world.store.mark_drained(over.id)
+    world.store.jobs.mark_drained(over.id)
     world.restart()
     node = world.get(N1).node
     node.live = {over.run_id}
@@ -368,12 +369,12 @@ def test_what_was_prepared_for_a_job_that_is_over_is_removed_and_nothing_recorde
 
 def test_an_attempt_of_a_job_that_is_over_and_forgotten_is_stopped(world: World) -> None:
     over = world.job(N1, state=State.FAILED, go_sent_at_s=0.5, ended_at_s=1.0)
-    world.store.mark_drained(over.id)
+    world.store.jobs.mark_drained(over.id)
     world.restart()
     node = world.get(N1).node
     node.live = {over.run_id}
     world.up(N1)
-    assert node.stopped() == [over.run_id] and world.store.held_machines() == ()
+    assert node.stopped() == [over.run_id] and world.store.machines.held() == ()
     assert asdict(world.now(over)) == asdict(over)
 
 
@@ -398,12 +399,12 @@ def test_the_word_of_an_operator_is_stored_before_it_is_acknowledged(world: Worl
     change(world, "drain", N1)
     world.jobs.machines.change(ChangeMachines((N1,), what, "li"))
     world.restart()
-    [record] = world.store.machines()
+    [record] = world.store.machines.all()
     drain = record.drain
     assert (drain is None) == (what == "undrain") and (record.quarantine is None) == (what in ("undrain", "deep"))
     assert drain is None or (drain.by, drain.is_lost) == ("wang" if what == "deep" else "li", what == "lost")
     said = {"undrain": "host-opened", "deep": "host-opened"}.get(what, "host-closed")
-    assert [event.code for event in world.store.events("")][2:] == [said]
+    assert [event.code for event in world.store.events.of("")][2:] == [said]
 
 
 @pytest.mark.parametrize("what", ["drain", "undrain", "lost", "deep"])
@@ -415,18 +416,18 @@ def test_a_word_that_cannot_be_stored_is_an_error_and_changes_nothing(
     world.get(N2).is_up = False
     world.jobs.machines.quarantine(N2, Text("x", "x"))
     world.turn()
-    before = world.store.machines()
+    before = world.store.machines.all()
 
     def refuse(*_: Any) -> None:
         raise StoreUnusableError("no space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(world.store, "save_machines", refuse)
+        full.setattr(world.store.machines, "save", refuse)
         with pytest.raises(StoreUnusableError):
             change(world, what, N2)
     world.turn()
-    assert world.store.machines() == before and world.now(job).state is State.RUNNING
-    assert [event.code for event in world.store.events("")] == ["host-closed"]
+    assert world.store.machines.all() == before and world.now(job).state is State.RUNNING
+    assert [event.code for event in world.store.events.of("")] == ["host-closed"]
 
 
 def test_a_drain_ends_by_its_time_and_a_running_job_continues(world: World) -> None:
@@ -434,9 +435,9 @@ def test_a_drain_ends_by_its_time_and_a_running_job_continues(world: World) -> N
     world.up(N1)
     change(world, "drain", N1, until_s=time.time() + 3600.0)
     assert world.now(job).state is State.RUNNING
-    [view] = make_machine_views(world.store.machines(), (), world.store.live_jobs(), now_s=time.time())
+    [view] = make_machine_views(world.store.machines.all(), (), world.store.jobs.live(), now_s=time.time())
     assert (view.state, view.jobs, view.by) == (MachineState.DRAINING, (job.id,), "wang")
-    [view] = make_machine_views(world.store.machines(), (), world.store.live_jobs(), now_s=time.time() + 3601.0)
+    [view] = make_machine_views(world.store.machines.all(), (), world.store.jobs.live(), now_s=time.time() + 3601.0)
     assert view.state is MachineState.HELD
 
 

@@ -91,6 +91,6 @@ def test_notices_for_a_target_that_is_gone_are_given_up(heads: Any, serve: Any, 
         later.notifier.start()
         later.await_state("generic", "given up")
         assert later.rows()["generic"]["answer"].key == "notice.target-removed"
-        assert later.store.events(job.id)[-1].values["reply"].key == "notice.target-removed"
+        assert later.store.events.of(job.id)[-1].values["reply"].key == "notice.target-removed"
     finally:
         later.close()

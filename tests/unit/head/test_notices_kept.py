@@ -20,8 +20,7 @@ from web_service import Say, await_that, settings_text
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.reasons import because
-from ascendrun.core.notices import QUEUE_LIMIT
-from ascendrun.head.state.notice_queue import NoticeQueue
+from ascendrun.head.state.notice_queue import QUEUE_LIMIT
 from ascendrun.head.state.store import Store
 
 
@@ -47,7 +46,7 @@ sys.path[:0] = [{code!r}, {here!r}]
 from notice_head import Head
 head = Head(pathlib.Path(sys.argv[1]))
 head.notifier.start()
-job = head.store.find("j-0001").job if sys.argv[2] == "again" else head.submit()
+job = head.store.jobs.find("j-0001").job if sys.argv[2] == "again" else head.submit()
 head.move(job, "FAILED")
 until = time.monotonic() + 60
 while head.rows()["generic"]["state"] in ("waiting", "sending") and time.monotonic() < until:
@@ -85,8 +84,8 @@ def test_who_is_killed_again_and_again_does_not_send_for_ever(serve: Any, tmp_pa
     assert controller(tmp_path, "again", "notices.after_send=kill") == 0
     store = Store.open_for_reading(tmp_path / "state")
     assert store is not None and len(service.asked) == 2
-    assert [row["state"] for row in store.notices()] == ["unknown"]
-    assert any("interrupted" in str(event.message()) for event in store.events("j-0001"))
+    assert [row["state"] for row in store.notices.newest()] == ["unknown"]
+    assert any("interrupted" in str(event.message()) for event in store.events.of("j-0001"))
     store.close()
 
 
@@ -96,7 +95,7 @@ def test_a_store_that_cannot_be_opened_for_a_while_delays_a_notice_and_loses_non
     service = serve()
     head = heads(settings_text([target(service)]))
     job = head.submit()
-    head.store.save(
+    head.store.jobs.save(
         replace(job, state=State.FAILED),
         [
             Event(
@@ -128,12 +127,10 @@ def test_a_queue_that_grows_too_long_drops_its_oldest_and_says_so(heads: Any, tm
             " VALUES (?, 'x', ?, '{}', 0, 'waiting', 0)",
             [(str(number), job.id) for number in range(QUEUE_LIMIT + 3)],
         )
-    queue = NoticeQueue(head.store.reopened())
-    assert queue.give_up_beyond("x", now_s=1.0) == 3
-    given_up = {row["id"] for row in head.store.notices(limit=5000) if row["state"] == "given up"}
-    queue.close()
+    assert head.store.notices.give_up_beyond("x", now_s=1.0) == 3
+    given_up = {row["id"] for row in head.store.notices.newest(limit=5000) if row["state"] == "given up"}
     assert given_up == {"0", "1", "2"} and [
-        event.values["count"] for event in head.store.events(job.id) if event.code == "notification-failed"
+        event.values["count"] for event in head.store.events.of(job.id) if event.code == "notification-failed"
     ] == [3]
 
 
@@ -146,4 +143,4 @@ def test_what_was_delivered_long_ago_is_forgotten_while_the_controller_runs(head
     with head.store.writing() as db:
         db.execute("UPDATE notices SET made_at_s = made_at_s - 31 * 86400.0")
     head.move(new, "FAILED")
-    await_that(lambda: [row["job"] for row in head.store.notices()] == [new.id])
+    await_that(lambda: [row["job"] for row in head.store.notices.newest()] == [new.id])

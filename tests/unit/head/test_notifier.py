@@ -36,7 +36,7 @@ def test_deciding_the_same_twice_sends_once(heads: Any, serve: Any) -> None:
     for _ in range(3):
         head.move(job, "FAILED")
     head.await_state("generic", "delivered")
-    assert len(head.store.notices()) == 1 == len(service.asked)
+    assert len(head.store.notices.newest()) == 1 == len(service.asked)
 
 
 @pytest.mark.parametrize("answer", [Say(500, b"oops"), DROP])
@@ -112,8 +112,8 @@ def test_a_burst_beyond_the_limit_of_the_service_is_spread(heads: Any, serve: An
     for _ in range(25):
         head.move(head.submit(), "FAILED")
     service.await_asked(20)
-    await_that(lambda: sum(row["state"] == "delivered" for row in head.store.notices()) == 20)
-    assert len(service.asked) == 20 and sum(row["state"] == "waiting" for row in head.store.notices()) == 5
+    await_that(lambda: sum(row["state"] == "delivered" for row in head.store.notices.newest()) == 20)
+    assert len(service.asked) == 20 and sum(row["state"] == "waiting" for row in head.store.notices.newest()) == 5
 
 
 def test_a_hook_gets_the_notice_and_its_failure_stands_in_the_story(heads: Any, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_hook_gets_the_notice_and_its_failure_stands_in_the_story(heads: Any, 
     head.await_state("hook", "refused")
     first, second = (tmp_path / "got").read_text().splitlines()
     assert json.loads(first)["job"]["id"] == job.id and second == f"{job.id} FAILED"
-    reply = head.store.events(job.id)[-1].values["reply"]
+    reply = head.store.events.of(job.id)[-1].values["reply"]
     assert (reply.key, reply.values["how"].values["code"]) == ("notice.hook-output", 3)
     assert "went wrong" in reply.values["output"] and "q1w2e3r4t5" not in str(reply)
 
@@ -150,4 +150,4 @@ def test_while_nobody_is_to_be_told_nothing_runs_and_nothing_is_kept(heads: Any)
     head = heads("color: never\n")
     head.notifier.start()
     head.move(head.submit(), "FAILED")
-    assert head.store.notices() == () and not head.notifier.is_waiting and head.notifier._threads == {}
+    assert head.store.notices.newest() == () and not head.notifier.is_waiting and head.notifier._threads == {}

@@ -47,7 +47,7 @@ class Stages:
                         stage=stage,
                     )
 
-                with_store.insert(db, key=stage, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=1.0)
+                with_store.jobs.insert(db, key=stage, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=1.0)
         with_store.close()
 
     def serve(self, op: str, header: Any, body: bytes, answer: Answer) -> None:
@@ -56,19 +56,19 @@ class Stages:
             return
         store = Store.open(self.state_dir)
         try:
-            job = store.find(str(header["job"])).job
+            job = store.jobs.find(str(header["job"])).job
             if job.is_terminal:
                 answer(ConflictError(f"{job.id} has already ended"), b"", True)
                 return
             self.stopped.append(job.id)
             self.end(store, job, State.STOPPED)
-            self.end(store, store.find(f"{PIPELINE}-1").job, State.SUCCEEDED)
+            self.end(store, store.jobs.find(f"{PIPELINE}-1").job, State.SUCCEEDED)
             answer(Done(), b"", True)
         finally:
             store.close()
 
     def end(self, store: Store, job: Job, state: State) -> None:
-        store.save(
+        store.jobs.save(
             replace(job, state=state, ended_at_s=time.time()),
             [Event("state-changed", {"state": state.value})],
             now_s=time.time(),

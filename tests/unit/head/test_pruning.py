@@ -16,7 +16,7 @@ __all__ = ["world"]
 
 def test_the_daily_removal_asks_connected_hosts_and_connects_to_no_other(world: World) -> None:
     over = world.job(N1, N2, state=State.FAILED, hosts=("n1", "n2"), ended_at_s=1.0)
-    world.store.mark_drained(over.id)
+    world.store.jobs.mark_drained(over.id)
     world.restart()
     world.up(N1)
     links: Any = world

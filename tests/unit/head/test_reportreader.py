@@ -47,7 +47,7 @@ def make_state(state_dir: Path) -> None:
     def make(job_id: str, head_id: str) -> Job:
         return Job(id=job_id, name="two", run="r", hosts=("a", "b"), grace_s=1, start_s=1, created_at_s=BEGAN_S)
 
-    job = store.add_job(
+    job = store.jobs.add(
         key="k",
         make_job=make,
         spec={"devices": {"family": "npu", "per_node": 1}},
@@ -59,9 +59,9 @@ def make_state(state_dir: Path) -> None:
     for after_s, text in STORY:
         state, _, reason = text.partition(": ")
         values = {"state": state, "reason": because("rejected", why=reason)}
-        store.save(job, [Event("state-changed", values, at_s=BEGAN_S + after_s)], now_s=BEGAN_S + after_s)
+        store.jobs.save(job, [Event("state-changed", values, at_s=BEGAN_S + after_s)], now_s=BEGAN_S + after_s)
     nodes = tuple(NodeProgress(host=host, node_rank=k, ranks=(k,)) for k, host in enumerate("ab"))
-    store.save(
+    store.jobs.save(
         Job(
             id=job.id,
             name="two",
@@ -151,7 +151,7 @@ def test_a_report_compares_with_the_plan_and_with_the_same_training_on_fewer_ran
             return Job(id=job_id, name=name, run="r", hosts=("a",), **times, **own)
 
         spec = {"program": "trajectory", "args": batch, "devices": {"type": "cpu"}}
-        job = store.add_job(key=name, make_job=make, spec=spec, hosts=[], trees=[], file=None, now_s=BEGAN_S)
+        job = store.jobs.add(key=name, make_job=make, spec=spec, hosts=[], trees=[], file=None, now_s=BEGAN_S)
         line = {"step": 1, "at_s": BEGAN_S + 9, "step_s": 1.0, "tokens_per_s": speed, "samples_per_s": 9.0, "mfu": 0.4}
         folder = tmp_path / "jobs" / job.id / "attempt-1" / "a"
         folder.mkdir(parents=True)
@@ -234,7 +234,7 @@ def test_of_a_pipeline_the_scores_of_every_stage_are_read_and_of_one_stage_only_
             )
 
         with store.writing() as db:
-            store.insert(db, key=job_id, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=BEGAN_S)
+            store.jobs.insert(db, key=job_id, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=BEGAN_S)
     start = {"event": "start", "world_size": 2, "tokens_per_step": 600, "flops_per_step": 4e11, "peak_flops": 1e12}
     steps = [{"step": step, "loss": 3.0 - step, "step_s": 0.5} for step in (1, 2)]
     lines = [start, *steps, {"step": 2, "eval_loss": 1.5}, {"done": True, "final_loss": 1.25}]

@@ -18,6 +18,7 @@ from ascendrun.core.jobs.job import Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.head.loop.rescue import restore_rows
 from ascendrun.head.state.job_files import read_copy
+from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.state_dir import (
     REBUILT_FILE,
     SPOOL_COMPLETE,
@@ -28,7 +29,7 @@ from ascendrun.head.state.state_dir import (
     make_spool_dir,
     spool_dir,
 )
-from ascendrun.head.state.store import Store, StoredJob
+from ascendrun.head.state.store import Store
 from tests.thorough import examples
 from tests.unit.head.test_job_files import submission, submit
 
@@ -41,20 +42,20 @@ def open_store(state_dir: Path) -> Store:
 
 
 def run(store: Store, job_id: str) -> Job:
-    job = store.find(job_id).job
+    job = store.jobs.find(job_id).job
     nodes = tuple(NodeProgress(host, number, Phase.STARTED, (number,)) for number, host in enumerate(job.hosts))
     job = replace(job, state=State.RUNNING, nodes=nodes, world_size=2, go_sent_at_s=6.0, started_at_s=7.0)
-    store.save(job, [], now_s=7.0)
+    store.jobs.save(job, [], now_s=7.0)
     return job
 
 
 def end(store: Store, job_id: str) -> Job:
     job = replace(run(store, job_id), state=State.SUCCEEDED, ended_at_s=8.0, reason=because("succeeded", count=2))
     job = replace(job, nodes=tuple(replace(node, phase=Phase.ENDED) for node in job.nodes))
-    store.save(job, [], now_s=8.0)
+    store.jobs.save(job, [], now_s=8.0)
     make_spool_dir(spool_dir(store.path.parent, job_id, 1) / "n1")
     (spool_dir(store.path.parent, job_id, 1) / SPOOL_COMPLETE).touch()
-    store.mark_drained(job_id)
+    store.jobs.mark_drained(job_id)
     return job
 
 
@@ -68,13 +69,13 @@ def jobs(tmp_path: Path) -> dict[str, Job]:
         submit(store, submission("a", stage="prepare"), submission("b", stage="train", needs="prepare"))
         run(store, "j-0002")
         end(store, "j-0003")
-        found = {stored.job.id: stored.job for stored in store.all_jobs()}
+        found = {stored.job.id: stored.job for stored in store.jobs.all()}
     assert len(found) == 5
     return found
 
 
 def listed(store: Store) -> dict[str, Job]:
-    return {stored.job.id: stored.job for stored in store.all_jobs()}
+    return {stored.job.id: stored.job for stored in store.jobs.all()}
 
 
 def overwrite(path: Path, offset: int, data: bytes) -> None:
@@ -101,13 +102,13 @@ def test_every_job_is_back_after_the_loss_of_the_list(tmp_path: Path, jobs: dict
     LOSSES[how](tmp_path / "state.db")
     if how != "read only":
         with pytest.raises(StoreDamagedError):
-            Store.open_for_reading(tmp_path).all_jobs()
+            Store.open_for_reading(tmp_path).jobs.all()
     with open_store(tmp_path) as store:
         assert listed(store) == jobs
-        assert [stored.job.id for stored in store.live_jobs()] == ["j-0001", "j-0002", "j-0004-1", "j-0004-2"]
+        assert [stored.job.id for stored in store.jobs.live()] == ["j-0001", "j-0002", "j-0004-1", "j-0004-2"]
         assert submit(store, submission("queued")) == ["j-0001"], "its key is known"
         assert submit(store, submission("new"))[0] > "j-0100"
-        codes = {event.event.code for event in store.stream()}
+        codes = {event.event.code for event in store.events.stream()}
         assert {"job-rebuilt", "store-rebuilt"} <= codes
     told = json.loads((tmp_path / REBUILT_FILE).read_text())
     assert sorted(told["jobs"]) == sorted(jobs) and told["lost"] == []
@@ -138,12 +139,12 @@ def test_one_damaged_row_is_rebuilt_and_the_others_keep_their_events(tmp_path: P
         db.execute("UPDATE events SET hosts = '[' WHERE job = 'j-0004-1'")
     db.close()
     with pytest.raises(StoreDamagedError):
-        Store.open_for_reading(tmp_path).all_jobs()
+        Store.open_for_reading(tmp_path).jobs.all()
     with open_store(tmp_path) as store:
         assert listed(store) == jobs
-        assert store.find("j-0003").hosts[0]["name"] == "n1"
-        assert {stored.job.id for stored in store.live_jobs()} == {"j-0001", "j-0002", "j-0004-1", "j-0004-2"}
-        assert [event.code for event in store.events("j-0002")] == ["submitted", "job-rebuilt"]
+        assert store.jobs.find("j-0003").hosts[0]["name"] == "n1"
+        assert {stored.job.id for stored in store.jobs.live()} == {"j-0001", "j-0002", "j-0004-1", "j-0004-2"}
+        assert [event.code for event in store.events.of("j-0002")] == ["submitted", "job-rebuilt"]
         assert submit(store, submission("new")) == ["j-0006"], "no number was lost"
 
 
@@ -181,9 +182,9 @@ def test_a_job_whose_records_are_complete_has_its_end(
     (spool_dir(tmp_path, "j-0003", 1) / SPOOL_COMPLETE).touch()
     lose_everything_but_copies(tmp_path)
     with open_store(tmp_path) as store:
-        job = store.find("j-0003").job
+        job = store.jobs.find("j-0003").job
         assert (job.state, job.ended_at_s, job.attempt) == (state, 23.0, 1)
-        assert "j-0003" not in {stored.job.id for stored in store.live_jobs()}
+        assert "j-0003" not in {stored.job.id for stored in store.jobs.live()}
 
 
 def test_a_job_that_a_user_stopped_is_stopped(tmp_path: Path, jobs: dict[str, Job]) -> None:
@@ -193,17 +194,17 @@ def test_a_job_that_a_user_stopped_is_stopped(tmp_path: Path, jobs: dict[str, Jo
     (spool_dir(tmp_path, "j-0003", 1) / SPOOL_COMPLETE).touch()
     lose_everything_but_copies(tmp_path)
     with open_store(tmp_path) as store:
-        assert store.find("j-0003").job.state is State.STOPPED
+        assert store.jobs.find("j-0003").job.state is State.STOPPED
 
 
 def test_a_job_with_records_of_a_start_is_not_started_again(tmp_path: Path, jobs: dict[str, Job]) -> None:
     records(tmp_path, "j-0002", "n1", start(0, 10))
     lose_everything_but_copies(tmp_path)
     with open_store(tmp_path) as store:
-        job = store.find("j-0002").job
+        job = store.jobs.find("j-0002").job
         assert (job.state, job.attempt) == (State.STARTING, 1) and job.go_sent_at_s is not None
         assert [(node.phase, node.ranks) for node in job.nodes] == [(Phase.GO_SENT, (0,)), (Phase.GO_SENT, (1,))]
-        assert store.find("j-0001").job.state is State.QUEUED
+        assert store.jobs.find("j-0001").job.state is State.QUEUED
 
 
 def test_the_spool_of_another_run_is_moved_aside_and_tells_nothing(tmp_path: Path, jobs: dict[str, Job]) -> None:
@@ -212,7 +213,7 @@ def test_the_spool_of_another_run_is_moved_aside_and_tells_nothing(tmp_path: Pat
     (folder / SPOOL_RUN).write_text("other000-j-0001.1")
     (tmp_path / "state.db").unlink()
     with open_store(tmp_path) as store:
-        assert store.find("j-0001").job.state is State.QUEUED
+        assert store.jobs.find("j-0001").job.state is State.QUEUED
     for _ in range(2):
         claim_spool_dir(folder, f"{jobs['j-0001'].run}.1")
     assert (folder.with_name("attempt-1.other-1") / "n1" / "events.0").exists()
@@ -225,14 +226,14 @@ def test_a_running_controller_notices_that_its_file_was_moved_and_loses_nothing(
 ) -> None:
     with open_store(tmp_path) as store:
         second = store.reopened()
-        before = store.stream()
+        before = store.events.stream()
         (tmp_path / "state.db").rename(tmp_path / "moved")
-        running = store.find("j-0002")
+        running = store.jobs.find("j-0002")
         with pytest.raises(StoreDamagedError):
-            store.save(running.job, [], now_s=9.0)
+            store.jobs.save(running.job, [], now_s=9.0)
         store.replace_if_damaged()
         restore_rows(store, [running])
-        assert listed(store) == jobs and store.stream()[: len(before)] == before
+        assert listed(store) == jobs and store.events.stream()[: len(before)] == before
         with second.writing():
             pass
         assert listed(second) == jobs
@@ -259,12 +260,12 @@ def test_an_error_of_the_disk_does_not_replace_a_sound_file(tmp_path: Path, jobs
 
 def test_what_a_running_controller_knows_is_newer_than_what_is_on_disk(tmp_path: Path, jobs: dict[str, Job]) -> None:
     with open_store(tmp_path) as store:
-        newer = replace(store.find("j-0002"), job=replace(jobs["j-0002"], attempt=4))
+        newer = replace(store.jobs.find("j-0002"), job=replace(jobs["j-0002"], attempt=4))
         shutil.rmtree(tmp_path / "jobs")
         overwrite(tmp_path / "state.db", 0, bytes(4096))
         store.replace_if_damaged()
         restore_rows(store, [newer])
-        assert store.find("j-0002").job.attempt == 4
+        assert store.jobs.find("j-0002").job.attempt == 4
         assert submit(store, submission("next")) == ["j-0006"]
 
 
@@ -347,7 +348,7 @@ def test_no_damage_loses_a_job_or_gives_an_id_twice(
     assert submit(store, submission("next"))[0] not in known
     with Store.open_for_reading(state_dir) as reader:
         assert len(listed(reader)) == len(known) + 1, how
-        reader.stream()
+        reader.events.stream()
     store.close()
 
 

@@ -24,7 +24,8 @@ from ascendrun.core.jobs.reasons import because
 from ascendrun.core.jobs.schedule import check_dependency
 from ascendrun.core.notices import notice_of
 from ascendrun.core.reachability import unreachable_hosts
-from ascendrun.head.state.store import Store, StoredJob
+from ascendrun.head.state.job_table import StoredJob
+from ascendrun.head.state.store import Store
 from ascendrun.health.diagnosis import diagnose
 from ascendrun.query.evidence import read_evidence
 from ascendrun.query.report_reader import read_report
@@ -51,10 +52,10 @@ class Life:
 
         self.store, self.now_s = store, 1000.0
         hosts = [{"name": host} for host in HOSTS]
-        self.job = store.add_job(key=name, make_job=make, spec={}, hosts=hosts, trees=[], file=None, now_s=1000.0)
+        self.job = store.jobs.add(key=name, make_job=make, spec={}, hosts=hosts, trees=[], file=None, now_s=1000.0)
 
     def take(self, step: Step) -> None:
-        self.store.save(step.job, step.events, now_s=self.now_s)
+        self.store.jobs.save(step.job, step.events, now_s=self.now_s)
         self.job = step.job
 
     def feed(self, *fed: JobInput) -> None:
@@ -63,7 +64,7 @@ class Life:
             self.take(advance(self.job, given, now_s=self.now_s))
 
     def record(self, code: str, *hosts: str, **values: Any) -> None:
-        self.store.save(self.job, [Event(code, values, hosts, (), self.job.attempt, self.now_s)], now_s=self.now_s)
+        self.store.jobs.save(self.job, [Event(code, values, hosts, (), self.job.attempt, self.now_s)], now_s=self.now_s)
 
     def check(self) -> None:
         self.feed(
@@ -170,7 +171,7 @@ LIVES: tuple[Callable[[Store], None], ...] = (
 
 def facts(state_dir: Path, stored: StoredJob, store: Store) -> dict[str, Any]:
     """What is decided and shown of a job, without messages."""
-    job, events = stored.job, store.events(stored.job.id)
+    job, events = stored.job, store.events.of(stored.job.id)
     found: dict[str, Any] = {
         "state": (job.state, job.cause, job.attempt, job.reason.code, job.unconfirmed, job.first_failure),
         "exit": exit_code_of(make_job_view(stored, None)),
@@ -189,7 +190,7 @@ def facts(state_dir: Path, stored: StoredJob, store: Store) -> dict[str, Any]:
         )
     report = read_report(store, state_dir, job.id, now_s=9000.0)
     found["report"] = (report.state, report.time, report.timeline, [row.attempt for row in report.attempts])
-    items = store.stream(job=job.id)
+    items = store.events.stream(job=job.id)
     notices = [notice_of(job, item, head_id="h", head="login") for item in items]
     found["notices"] = [(notice.id, notice.kind, notice.state) for notice in notices if notice is not None]
     return found
@@ -199,7 +200,7 @@ def live(state_dir: Path) -> dict[str, dict[str, Any]]:
     store = Store.open(state_dir)
     for life in LIVES:
         life(store)
-    found = {stored.job.name: facts(state_dir, stored, store) for stored in store.all_jobs()}
+    found = {stored.job.name: facts(state_dir, stored, store) for stored in store.jobs.all()}
     store.close()
     return found
 

@@ -279,28 +279,6 @@ def test_a_file_of_a_newer_version_is_left_alone(store: SampleStore, tmp_path: P
             open_it(tmp_path)
 
 
-@pytest.mark.parametrize("version", range(1, len(SampleStore.MIGRATIONS) + 1))
-def test_a_file_of_an_earlier_release_is_read_as_it_is_and_migrated_by_the_controller(
-    tmp_path: Path, version: int
-) -> None:
-    with sqlite3.connect(tmp_path / "samples.db") as db:
-        for statement in ";".join(SampleStore.MIGRATIONS[:version]).split(";"):
-            db.execute(statement)
-        db.execute("INSERT INTO things VALUES (1, 'device', 'a1', 'npu', 3, NULL, NULL, NULL, ?)", (T,))
-        db.execute("INSERT INTO device_raw (thing, at_s, utilisation) VALUES (1, ?, 40.0)", (T,))
-        if version > 1:
-            detail = '{"bus": "0000:C1", "processes": [[7, 12]], "values": {"x": 1}}'
-            db.execute("INSERT INTO details VALUES (1, ?, ?)", (T, detail))
-        db.execute(f"PRAGMA user_version = {version}")
-    db.close()
-    expected = (DeviceSample(T, "a1", 3, "npu", utilisation=40.0),)
-    for open_it in (SampleStore.open_for_reading, SampleStore.open):
-        with open_it(tmp_path) as store:
-            assert store.newest(since_s=0).devices == store.device_series(since_s=0, until_s=2 * T) == expected
-            found = [(detail.device_type, detail.bus_id, detail.processes) for detail in store.details(since_s=0)]
-            assert found == ([("npu", "0000:C1", ((7, 12),))] if version > 1 else [])
-
-
 def test_nobody_else_may_read_it(store: SampleStore, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "samples.db").stat().st_mode) == 0o600
 

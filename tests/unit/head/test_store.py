@@ -21,7 +21,8 @@ from ascendrun.core.jobs.reasons import because
 from ascendrun.head.loop.rescue import restore_rows
 from ascendrun.head.state.head_file import HeadFile
 from ascendrun.head.state.state_dir import StoreUnusableError, filesystem_of
-from ascendrun.head.state.store import LostLeaseError, Store
+from ascendrun.head.state.store import Store
+from ascendrun.head.state.store_file import LostLeaseError
 
 
 def make_job(job_id: str, head_id: str, name: str = "demo") -> Job:
@@ -43,7 +44,7 @@ def make_job(job_id: str, head_id: str, name: str = "demo") -> Job:
 
 
 def add(store: Store, key: str, name: str = "demo") -> Job:
-    return store.add_job(
+    return store.jobs.add(
         key=key, make_job=lambda i, h: make_job(i, h, name), spec={"a": 1}, hosts=[], trees=[], file=None, now_s=1.0
     )
 
@@ -91,21 +92,21 @@ def test_no_acknowledged_job_is_lost_when_the_writer_is_killed(tmp_path: Path) -
             restore_rows(store)
     reader = Store.open_for_reading(tmp_path)
     assert reader is not None
-    assert set(acknowledged) <= {stored.job.id for stored in reader.all_jobs()}
+    assert set(acknowledged) <= {stored.job.id for stored in reader.jobs.all()}
     assert len(set(acknowledged)) == len(acknowledged) >= 35
 
 
 def test_a_repeated_submission_is_one_job(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
     assert add(store, "same") == add(store, "same")
-    assert len(store.all_jobs()) == 1
+    assert len(store.jobs.all()) == 1
 
 
 def test_a_record_survives_the_trip_to_disk_unchanged(tmp_path: Path) -> None:
     job = add(Store.open(tmp_path), "k")
     reader = Store.open_for_reading(tmp_path)
     assert reader is not None
-    assert reader.find("j-0001").job == job
+    assert reader.jobs.find("j-0001").job == job
 
 
 def test_a_failed_write_leaves_neither_record_nor_story_behind(tmp_path: Path) -> None:
@@ -113,20 +114,20 @@ def test_a_failed_write_leaves_neither_record_nor_story_behind(tmp_path: Path) -
     job = add(store, "k")
     with pytest.raises(AttributeError):
         nothing: Any = None
-        store.save(
+        store.jobs.save(
             replace(job, state=State.RUNNING),
             [Event("waiting", {"reason": because("rejected", why="fine")}), nothing],
             now_s=2.0,
         )
-    assert store.find("j-0001").job.state is State.QUEUED
-    assert [event.code for event in store.events("j-0001")] == ["submitted"]
+    assert store.jobs.find("j-0001").job.state is State.QUEUED
+    assert [event.code for event in store.events.of("j-0001")] == ["submitted"]
 
 
 def test_readers_work_before_anything_was_ever_submitted(tmp_path: Path) -> None:
     reader = Store.open_for_reading(tmp_path / "nothing here")
-    assert reader.all_jobs() == () and reader.events("j-0001") == ()
+    assert reader.jobs.all() == () and reader.events.of("j-0001") == ()
     with pytest.raises(NotFoundError) as caught:
-        reader.find("j-0001")
+        reader.jobs.find("j-0001")
     assert caught.value.message.key == "job.none"
     assert not (tmp_path / "nothing here").exists()
 
@@ -150,24 +151,24 @@ def test_a_file_that_is_no_database_is_kept_elsewhere(tmp_path: Path) -> None:
     path.write_bytes(b"this is a letter, not a database\n" * 100)
     with Store.open(tmp_path) as store:
         assert store.set_aside_at is not None and store.set_aside_at.read_bytes().startswith(b"this is a letter")
-        assert store.set_aside_at.parent.stat().st_mode & 0o077 == 0 and store.all_jobs() == ()
+        assert store.set_aside_at.parent.stat().st_mode & 0o077 == 0 and store.jobs.all() == ()
 
 
 def test_names_find_the_newest_and_ids_may_be_shortened(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
     for number, name in enumerate(["one", "two", "two"]):
         add(store, str(number), name)
-    assert store.find("two").job.id == "j-0003"
-    store.save(replace(store.find("j-0003").job, state=State.FAILED, ended_at_s=3.0), [], now_s=3.0)
-    assert store.find("two").job.id == "j-0002", "a live job precedes an ended one"
-    store.save(replace(store.find("j-0002").job, state=State.FAILED, ended_at_s=3.0), [], now_s=3.0)
-    assert store.find("two").job.id == "j-0003"
-    assert store.find("j-0001").job.name == "one"
+    assert store.jobs.find("two").job.id == "j-0003"
+    store.jobs.save(replace(store.jobs.find("j-0003").job, state=State.FAILED, ended_at_s=3.0), [], now_s=3.0)
+    assert store.jobs.find("two").job.id == "j-0002", "a live job precedes an ended one"
+    store.jobs.save(replace(store.jobs.find("j-0002").job, state=State.FAILED, ended_at_s=3.0), [], now_s=3.0)
+    assert store.jobs.find("two").job.id == "j-0003"
+    assert store.jobs.find("j-0001").job.name == "one"
     with pytest.raises(ConflictError) as caught:
-        store.find("j-")
+        store.jobs.find("j-")
     assert caught.value.message.key == "job.ambiguous"
     with pytest.raises(NotFoundError):
-        store.find("three")
+        store.jobs.find("three")
 
 
 def add_pipeline(store: Store, key: str, name: str) -> str:
@@ -176,7 +177,7 @@ def add_pipeline(store: Store, key: str, name: str) -> str:
         return replace(make_job(f"{job_id}-1", head_id, f"{name}.prepare"), pipeline=job_id, stage="prepare")
 
     with store.writing() as db:
-        job = store.insert(db, key=key, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=1.0)
+        job = store.jobs.insert(db, key=key, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=1.0)
     return str(job.pipeline)
 
 
@@ -184,10 +185,10 @@ def test_a_name_of_a_job_and_of_a_pipeline_means_the_newer_of_them_everywhere(tm
     store = Store.open(tmp_path)
     add(store, "1", "train")
     pipeline = add_pipeline(store, "2", "train")
-    assert store.pipeline_id("train") == pipeline == "j-0002" and store.find("train").job.id == "j-0002-1"
+    assert store.jobs.pipeline_id("train") == pipeline == "j-0002" and store.jobs.find("train").job.id == "j-0002-1"
     add(store, "3", "train")
-    assert store.pipeline_id("train") is None and store.find("train").job.id == "j-0003"
-    assert store.pipeline_id(pipeline) == pipeline and store.find(pipeline).job.id == "j-0002-1"
+    assert store.jobs.pipeline_id("train") is None and store.jobs.find("train").job.id == "j-0003"
+    assert store.jobs.pipeline_id(pipeline) == pipeline and store.jobs.find(pipeline).job.id == "j-0002-1"
 
 
 def test_everything_of_the_state_dir_is_private(tmp_path: Path) -> None:
