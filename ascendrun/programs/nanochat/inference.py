@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from ascendrun.programs.devices import accelerator
 from ascendrun.programs.generation import chat as chats
+from ascendrun.programs.generation import terminal
 from ascendrun.programs.generation.cache import Cache, of_model
 from ascendrun.programs.generation.chat import Talker
 from ascendrun.programs.generation.engine import Completion, Generator, generate
@@ -35,9 +36,9 @@ def serve(options: Options, here: Runtime) -> None:
 
 def chat(options: Options, here: Runtime) -> None:
     """Chat on this terminal, on one device, or reply once to `prompt`."""
-    chats.refuse_ranks(here)
+    terminal.refuse_ranks(here)
     talker = open_talker(options, here, rows=1)
-    chats.talk(talker, here, limit=options["max_new_tokens"], prompt=options["prompt"])
+    terminal.talk(talker, here, limit=options["max_new_tokens"], prompt=options["prompt"])
     here.record(done=True)
 
 

@@ -11,6 +11,7 @@ from ascendrun.programs.devices import accelerator, fused_ops, kernels
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation import chat as chats
+from ascendrun.programs.generation import terminal
 from ascendrun.programs.generation.cache import Cache, of_transformers
 from ascendrun.programs.generation.chat import Talker
 from ascendrun.programs.generation.engine import Completion, Generator, generate
@@ -34,9 +35,9 @@ def serve(options: Options, here: Runtime) -> None:
 
 def chat(options: Options, here: Runtime) -> None:
     """Chat on this terminal, on one device."""
-    chats.refuse_ranks(here)
+    terminal.refuse_ranks(here)
     talker = open_talker(options, here, rows=1)
-    chats.talk(talker, here, limit=options["max_model_len"], system=options["default_system"])
+    terminal.talk(talker, here, limit=options["max_model_len"], system=options["default_system"])
     here.record(done=True)
 
 
