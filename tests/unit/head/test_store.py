@@ -54,10 +54,10 @@ def test_a_controller_that_lost_its_lease_can_write_nothing(tmp_path: Path) -> N
     job = add(old, "k")
     new = Store.open(tmp_path)
     with pytest.raises(LostLeaseError):
-        old.save(replace(job, state=State.RUNNING), [], now_s=2.0)
+        old.jobs.save(replace(job, state=State.RUNNING), [], now_s=2.0)
     with pytest.raises(LostLeaseError):
         add(old, "other")
-    assert new.find("j-0001").job.state is State.QUEUED
+    assert new.jobs.find("j-0001").job.state is State.QUEUED
 
 
 ACK_PROGRAM = """
@@ -204,3 +204,44 @@ def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(path: str, kind:
     mounts = "/dev/sda / ext4 rw 0 0\nserver:/h /home nfs4 rw 0 0\nl /with\\040space lustre rw 0 0\n"
     mounts += "/dev/x /hom xfs rw 0 0\n"
     assert filesystem_of(Path(path), mounts) == kind
+
+
+class NextRelease(Store):
+    MIGRATIONS = (*Store.MIGRATIONS, "CREATE TABLE of_the_next_release (x)")
+
+
+def version_and_jobs(path: Path) -> tuple[int, list[tuple[str]]]:
+    with closing(sqlite3.connect(path)) as db:
+        return db.execute("PRAGMA user_version").fetchone()[0], db.execute("SELECT id FROM jobs").fetchall()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """The file of this release, with a job."""
+    with Store.open(tmp_path / "state") as store:
+        add(store, "k")
+    return tmp_path / "state" / "state.db"
+
+
+def test_a_controller_migrates_a_copied_file_and_a_reader_only_its_own_copy(file: Path) -> None:
+    backup = file.with_name("state.db.v1")
+    with NextRelease.open_for_reading(file.parent) as reader:
+        assert reader.is_copy and reader.jobs.find("j-0001").job.name == "demo"
+    assert version_and_jobs(file) == (1, [("j-0001",)]) and not backup.exists()
+    for expected in (True, False):  # the second start has nothing to migrate
+        with NextRelease.open(file.parent) as store:
+            assert store.jobs.find("j-0001").job.name == "demo"
+        assert version_and_jobs(file) == (2, [("j-0001",)]) and backup.exists() is expected
+        if expected:
+            assert version_and_jobs(backup) == (1, [("j-0001",)]) and backup.stat().st_mode & 0o777 == 0o600
+            backup.unlink()
+
+
+def test_a_migration_that_fails_leaves_the_file_as_it_was(file: Path) -> None:
+    class Broken(NextRelease):
+        MIGRATIONS = (*NextRelease.MIGRATIONS, "INSERT INTO meta VALUES ('head_id', '')")
+
+    with pytest.raises(sqlite3.IntegrityError):
+        Broken.open(file.parent)
+    assert version_and_jobs(file) == (1, [("j-0001",)])
+    Store.open(file.parent).close()
