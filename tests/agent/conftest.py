@@ -129,10 +129,14 @@ class Client:
         out = io.BytesIO()
         tree_hash.write_tar(str(folder), entries, out)
         data = out.getvalue()
-        for at in range(0, len(data), chunk):
-            reply, _ = self.ask("tree_put", data[at : at + chunk], sha256=sha256, offset=at, total=len(data))
+        file = {"tree": sha256, "size_bytes": len(data)}
+        have, is_done = 0, False
+        while not is_done:
+            more = {"sha256": ""} if have == len(data) else {"offset": have}
+            reply, _ = self.ask("put_tree", data[have : have + chunk], **file, **more)
             if not reply["ok"]:
                 return reply["error"]
+            have, is_done = reply["have"], reply["done"]
         return sha256
 
     # --- a job ---

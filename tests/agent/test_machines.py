@@ -101,7 +101,7 @@ def test_an_attempt_of_the_earlier_layout_is_found_followed_and_stopped(node: No
 def test_a_tree_that_one_machine_stored_is_there_for_the_other_which_checks_it_itself(node: Node, code: Path) -> None:
     one, other = node.connect(hostname="n1"), node.connect(hostname="n2")
     sha256 = one.stage(code)
-    assert other.do("tree_have", sha256=sha256)["have"]
+    assert other.do("put_tree", tree=sha256, size_bytes=0)["done"]
     job = {"trees": [sha256], "link_tree": sha256}
     other.do("prepare", **node.job("head-j1.1", SLEEP, cwd=str(node.root), **job))
     (path,) = [path for path in Path(layout.tree_dir(str(node.root), sha256)).rglob("*") if path.is_file()][:1]
@@ -131,9 +131,11 @@ def test_two_machines_that_store_one_tree_at_once_both_succeed(node: Node, code:
     tree_hash.write_tar(str(code), entries, out)
     data = out.getvalue()
     machines = [node.connect(hostname=name) for name in ("n1", "n2")]
-    for at in range(0, len(data), 512):
-        part = {"sha256": sha256, "offset": at, "total": len(data)}
-        numbers = [agent.post("tree_put", data[at : at + 512], **part) for agent in machines]
+    blocks = [{"offset": at} for at in range(0, len(data), 512)]
+    for more in (*blocks, {"sha256": ""}):
+        part = {"tree": sha256, "size_bytes": len(data), **more}
+        at = part.get("offset", len(data))
+        numbers = [agent.post("put_tree", data[at : at + 512], **part) for agent in machines]
         for agent, number in zip(machines, numbers):
             assert agent.wait(lambda agent=agent, number=number: agent.replies.pop(number, None))[0]["ok"]
     assert [path.name for path in (node.root / "trees").glob(".tmp-*")] == []

@@ -100,8 +100,8 @@ def rewrite(path, text):
 def test_a_tree_whose_content_is_not_its_name_never_appears(node, agent, code):
     error = agent.stage(code, claim="ab" * 32)
     assert error["code"] == "tree-differs"
-    assert agent.do("tree_have", sha256="ab" * 32)["have"] is False
     assert os.listdir(node.root / "trees") == []
+    assert agent.do("put_tree", tree="ab" * 32, size_bytes=9)["done"] is False
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc/1/ns").exists(), reason="needs /proc")
@@ -274,7 +274,7 @@ def test_secrets_stand_in_no_file_and_no_command_line(node, agent):
 
 def test_a_staged_tree_runs_as_it_was_and_shows_in_the_working_folder(node, agent, code):
     sha256 = agent.stage(code)
-    assert agent.do("tree_have", sha256=sha256)["have"] is True
+    assert agent.do("put_tree", tree=sha256, size_bytes=0)["done"] is True
     tree = Path(layout.tree_dir(str(node.root), sha256))
     assert tree_hash.tree_hash(str(tree)) == sha256
     assert tree.stat().st_mode & 0o777 == 0o555 and (tree / "train.py").stat().st_mode & 0o777 == 0o444

@@ -64,36 +64,6 @@ class Checkpoints(Request[CheckpointsReply]):
 
 
 @dataclass(frozen=True)
-class HasTreeReply(Message):
-    OP = "tree_have"
-    have: bool
-
-
-@dataclass(frozen=True)
-class HasTree(Request[HasTreeReply]):
-    """Query whether a staged directory is there."""
-
-    OP, REPLY = "tree_have", HasTreeReply
-    sha256: str
-
-
-@dataclass(frozen=True)
-class PutTreeReply(Message):
-    OP = "tree_put"
-    received: int
-
-
-@dataclass(frozen=True)
-class PutTree(Request[PutTreeReply]):
-    """Send the next part of a directory's tar as the body; `total`: bytes of the complete tar."""
-
-    OP, REPLY = "tree_put", PutTreeReply
-    sha256: str
-    offset: int
-    total: int
-
-
-@dataclass(frozen=True)
 class PrepareReply(Message):
     """Reply to Prepare. `kept`: names in the working directory that belong to the user and hide staged names. `hccl`:
     the leased port blocks, by their first port. `pointer`: {path, before, step} of a file that was set back."""
@@ -528,39 +498,27 @@ class Outputs(Request[OutputsReply]):
 
 @dataclass(frozen=True)
 class ReadOutputReply(Message):
-    """Reply to ReadOutput: the body, and `size_bytes` and `mtime_ns` of the file after the read."""
+    """Reply to ReadOutput: the body, and `size_bytes` and `mtime_ns` of the file after the read; or its hash."""
 
     OP = "read_output"
-    size_bytes: int
-    mtime_ns: int
+    size_bytes: int = 0
+    mtime_ns: int = 0
+    sha256: str | None = None
 
 
 @dataclass(frozen=True)
 class ReadOutput(Request[ReadOutputReply]):
-    """Read a block of a file that Outputs listed."""
+    """Read a block of a file that Outputs listed; `offset` None: its hash. See node/agent/transfer.py."""
 
     OP, REPLY = "read_output", ReadOutputReply
     run: str | None
     path: str
-    offset: int
-
-
-@dataclass(frozen=True)
-class HashOutputReply(Message):
-    OP = "hash_output"
-    sha256: str
-
-
-@dataclass(frozen=True)
-class HashOutput(Request[HashOutputReply]):
-    OP, REPLY = "hash_output", HashOutputReply
-    run: str | None
-    path: str
+    offset: int | None = None
 
 
 @dataclass(frozen=True)
 class PutFileReply(Message):
-    """`have`: bytes of the file that are on the node. `done`: it is complete, verified and has its name."""
+    """`have`: bytes of the file that are on the node. `done`: it is complete, verified and has its place."""
 
     OP = "put_file"
     have: int
@@ -569,7 +527,7 @@ class PutFileReply(Message):
 
 @dataclass(frozen=True)
 class PutFile(Request[PutFileReply]):
-    """Write a block of a file, the body, or complete it; see node/agent/outputs.py. `offset` None: write nothing."""
+    """Write a block of a file, the body, or complete it; see node/agent/transfer.py. `offset` None: write nothing."""
 
     OP, REPLY = "put_file", PutFileReply
     run: str | None
@@ -577,6 +535,17 @@ class PutFile(Request[PutFileReply]):
     size_bytes: int
     mtime_ns: int
     mode: int
+    offset: int | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class PutTree(Request[PutFileReply]):
+    """As PutFile, for the tar of a staged directory, which the node unpacks and verifies: `tree` is its hash."""
+
+    OP, REPLY = "put_tree", PutFileReply
+    tree: str
+    size_bytes: int
     offset: int | None = None
     sha256: str | None = None
 

@@ -28,8 +28,9 @@ from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.head.spool.input_transfer import send
-from ascendrun.head.spool.output_transfer import TRIES, Ask, Progress, TransferError, disk_full, transfer
+from ascendrun.head.spool.output_transfer import transfer
 from ascendrun.head.spool.pull_limits import free_bytes_beyond
+from ascendrun.head.spool.transfer import TRIES, Ask, Progress, TransferError, disk_full
 from ascendrun.head.state.outputs import outputs_dir, read_waiting, waiting_file, waiting_jobs
 from ascendrun.node.files import write_json
 from ascendrun.text import Text

@@ -11,20 +11,19 @@ from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.jobs.plan import Tree
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.rank_env import is_own_variable
-from ascendrun.head.protocol.agent_messages import HasTree, HasTreeReply, PutTree, PutTreeReply
+from ascendrun.head.protocol.agent_messages import PutTree
 from ascendrun.head.protocol.messages import Request
 from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.spool.transfer import Steps, TransferError, send_file
 from ascendrun.head.state.state_dir import tree_file
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.spec import JobSpec
 
-CHUNK_BYTES = 1 << 20
-
 
 class TreePush:
-    """Sends a job's trees to one node, one request at a time: whether it is there, then its chunks.
+    """Sends a job's trees to one node, one request at a time.
 
     `query(request, body, then)` calls the agent; `done` is called once, with why it failed, None: they are there.
     """
@@ -37,63 +36,50 @@ class TreePush:
         query: Callable[[Request[Any], bytes, Callable[[Reply[Any]], None]], None],
         done: Callable[[Failure | None], None],
     ) -> None:
-        self._state_dir, self._rest = state_dir, list(trees)
         self._query, self._done = query, done
+        self._steps = self._send_all(state_dir, trees)
         self.total_bytes = sum(tree.size_bytes for tree in trees)
         self.done_bytes = 0
         """Bytes on the node, sent now or already there."""
 
-    def send_next(self) -> None:
-        if not self._rest:
-            self._done(None)
-            return
-        self._query(HasTree(self._rest[0].sha256), b"", self._found)
-
-    def _found(self, reply: Reply[HasTreeReply]) -> None:
-        if reply.error is not None:
-            self._done(reply.error)
-        elif reply.message.have:
-            self.done_bytes += self._rest.pop(0).size_bytes
-            self.send_next()
-        else:
-            self._send(0)
-
-    def _send(self, offset: int) -> None:
-        tree = self._rest[0]
-        path = tree_file(self._state_dir, tree.sha256)
+    def send_next(self, reply: Any = None) -> None:
+        """Continue after a reply; None: begin."""
         try:
-            total = path.stat().st_size
-            with open(path, "rb") as file:
-                file.seek(offset)
-                chunk = file.read(CHUNK_BYTES)
-        except OSError as error:
-            self._done(
-                Failure(
-                    "tree-missing",
-                    Text(
-                        "staging.copy-unreadable",
-                        "cannot read the packed {name} on the head node: {path}: {error}",
-                        name=tree.name,
-                        path=str(path),
-                        error=error.strerror,
-                    ),
-                    Text("staging.copy-unreadable.hint", "submit the job again"),
-                )
-            )
-            return
-        request = PutTree(tree.sha256, offset, total)
-        self._query(request, chunk, lambda reply: self._sent(reply, offset, offset + len(chunk), total))
-
-    def _sent(self, reply: Reply[PutTreeReply], offset: int, end: int, total: int) -> None:
-        if reply.error is not None:
-            self._done(reply.error)
-        elif end < total:
-            self.done_bytes += end - offset
-            self._send(end)
+            request, body, _ = self._steps.send(reply)
+        except StopIteration:
+            self._done(None)
+        except TransferError as error:
+            self._done(error.failure)
         else:
-            self.done_bytes += end - offset
-            self._rest.pop(0)
-            self.send_next()
+            self._query(request, body, self.send_next)
+
+    def _send_all(self, state_dir: Path, trees: Sequence[Tree]) -> Steps:
+        before = 0
+
+        def arrived(have: int) -> None:
+            self.done_bytes = before + min(have, tree.size_bytes)
+
+        for tree in trees:
+            path = tree_file(state_dir, tree.sha256)
+            try:
+                size = path.stat().st_size if path.exists() else 0  # the node may have the tree
+                request = PutTree(tree.sha256, size)
+                yield from send_file(path, request, arrived)
+            except OSError as error:
+                raise TransferError(_unreadable(tree, path, error)) from error
+            before += tree.size_bytes
+            self.done_bytes = before
+
+
+def _unreadable(tree: Tree, path: Path, error: OSError) -> Failure:
+    what = Text(
+        "staging.copy-unreadable",
+        "cannot read the packed {name} on the head node: {path}: {error}",
+        name=tree.name,
+        path=str(path),
+        error=error.strerror,
+    )
+    return Failure("tree-missing", what, Text("staging.copy-unreadable.hint", "submit the job again"))
 
 
 def push_once_per_home(

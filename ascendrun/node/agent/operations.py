@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ascendrun.node.agent.trees import Trees
 
     class Operation(NamedTuple):
-        """`run(request, body)` returns (fields, body). `queue`: "" runs in the loop itself, immediately; "tag" and
-        "sha256" keep order per attempt or tree; "own" runs in parallel to everything. `deadline_s`: when the head gets
+        """`run(request, body)` returns (fields, body). `queue`: "" runs in the loop itself, immediately; "tag"
+        keeps order per attempt; "own" runs in parallel to everything. `deadline_s`: when the head gets
         a reply even if the work is not done; None: the request's own time-out decides."""
 
         run: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
@@ -93,7 +93,7 @@ class Operations:
 
     def table(self) -> dict[str, Operation]:
         """Return the operations by name."""
-        root, attempts, trees, state = self._root, self._attempts, self._trees, _state
+        root, attempts, state = self._root, self._attempts, _state
 
         def simple(call: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Any:
             return lambda request, body: (call(request) or {}, b"")
@@ -107,10 +107,6 @@ class Operations:
                 None,
             ),
             "unfollow": Operation(simple(lambda r: self.follower.unfollow(r["tag"])), "", None),
-            "tree_have": Operation(simple(lambda r: {"have": trees().have(r["sha256"])}), "sha256", 30),
-            "tree_put": Operation(
-                lambda r, body: (trees().put(r["sha256"], r["offset"], r["total"], body), b""), "sha256", 600
-            ),
             "prepare": Operation(simple(lambda r: attempts().prepare(r)), "tag", 300),
             "go": Operation(simple(lambda r: attempts().go(r)), "tag", 30),
             "renew": Operation(simple(lambda r: attempts().renew(r)), "own", 30),
@@ -136,8 +132,8 @@ class Operations:
             "grep": Operation(lambda r, body: self._grep(r), "own", None),
             "outputs": Operation(lambda r, body: self._outputs("list", r), "own", None),
             "read_output": Operation(lambda r, body: self._outputs("read", r), "own", None),
+            "put_tree": Operation(lambda r, body: (self._trees().put(r["tree"], r, body), b""), "own", 600),
             "put_file": Operation(lambda r, body: (self._put_file(r, body), b""), "own", None),
-            "hash_output": Operation(lambda r, body: self._outputs("hash", r), "own", None),
         }
 
     def _live(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -213,11 +209,9 @@ class Operations:
         return grep(self._root, request, agent=self._agent, commands=self.commands(), login=self._clean)
 
     def _outputs(self, what: str, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        from ascendrun.node.agent.outputs import hash_output, list_outputs, read_output
+        from ascendrun.node.agent.outputs import list_outputs, read_output
 
-        if what == "read":
-            return read_output(self._root, request)
-        return {"list": list_outputs, "hash": hash_output}[what](self._root, request), b""
+        return read_output(self._root, request) if what == "read" else (list_outputs(self._root, request), b"")
 
     def _put_file(self, request: dict[str, Any], body: bytes) -> dict[str, Any]:
         from ascendrun.node.agent.outputs import put_file

@@ -1,4 +1,4 @@
-"""Files on this node that the head fetches or sends: listed by pattern, read and written in blocks, hashed.
+"""Files on this node that the head fetches or sends: which ones a pattern names, and where they are.
 
 Their paths are absolute, or relative to the working directory of a run, or without a run to the user's home directory.
 """
@@ -11,7 +11,8 @@ import os
 import stat
 
 from ascendrun.node import layout
-from ascendrun.node.files import sync_dir, write_all
+from ascendrun.node.agent import transfer
+from ascendrun.node.files import sync_dir
 from ascendrun.node.op_errors import OperationError, os_failure
 
 TYPE_CHECKING = False
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 MAX_FILES = 50_000
 """Files of one list; a list of more does not fit into a frame."""
-BLOCK_BYTES = 1 << 20
-"""Most bytes of one read. Logs of the same node wait for no more than that."""
 
 
 def list_outputs(root: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -52,70 +51,41 @@ def list_outputs(root: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_output(root: str, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """{run, path, offset} -> {"size_bytes", "mtime_ns"} of the file now, and at most BLOCK_BYTES from `offset` on."""
-    fd = _open(root, request)
+    """{run, path, offset} -> transfer.read_block of the file; without `offset` transfer.hash_of it."""
+    path, offset = os.path.join(_base(root, request), str(request["path"])), request.get("offset")
     try:
-        data = os.pread(fd, BLOCK_BYTES, int(request["offset"]))
-        facts = os.fstat(fd)
+        return (transfer.hash_of(path), b"") if offset is None else transfer.read_block(path, int(offset))
     except OSError as error:
         raise os_failure(error, "read-output", path=str(request["path"])) from error
-    finally:
-        os.close(fd)
-    return {"size_bytes": facts.st_size, "mtime_ns": facts.st_mtime_ns}, data
-
-
-def hash_output(root: str, request: dict[str, Any]) -> dict[str, Any]:
-    """{run, path} -> {"sha256"} of the whole file."""
-    import hashlib
-
-    fd = _open(root, request)
-    digest = hashlib.sha256()
-    with open(fd, "rb", buffering=0) as file:
-        try:
-            for block in iter(lambda: file.read(BLOCK_BYTES), b""):
-                digest.update(block)
-        except OSError as error:
-            raise os_failure(error, "read-output", path=str(request["path"])) from error
-    return {"sha256": digest.hexdigest()}
 
 
 def put_file(root: str, request: dict[str, Any], body: bytes) -> dict[str, Any]:
-    """{run, path, size_bytes, mtime_ns, mode, offset, sha256} -> {"have", "done"}: bytes that are here; the file is.
+    """{run, path, size_bytes, mtime_ns, mode, offset, sha256} -> transfer.take_block: the file replaces an earlier one.
 
-    Without `offset` nothing is written. With it the body is written there, if the part ends there. With `sha256` the
-    complete part gets its name if it has this hash, else it is removed. Files and directories are of their owner only.
+    Files and directories are of their owner only. One with the size and the time of the source is not sent again.
     """
     path = os.path.normpath(os.path.join(_base(root, request), str(request["path"])))
     size, mtime_ns = int(request["size_bytes"]), int(request["mtime_ns"])
     mode = 0o600 | int(request["mode"]) & 0o700
-    name = "%s %s %s %d %d" % (layout.machine_key(), root, path, size, mtime_ns)  # hosts may share the directory
-    part = os.path.join(os.path.dirname(path), ".ascendrun-part-" + layout.sha256(os.fsencode(name)).hexdigest()[:24])
+    folder = os.path.dirname(path)
+    part = os.path.join(folder, ".ascendrun-" + transfer.part_name(root, path, size, mtime_ns))
+
+    def complete(fd: int) -> bool:
+        if transfer.hash_start(fd).hexdigest() != request["sha256"]:
+            return False
+        os.fchmod(fd, mode)
+        os.utime(fd, ns=(mtime_ns, mtime_ns))
+        os.replace(part, path)
+        sync_dir(folder)
+        return True
+
     try:
         if _has_file(path, size, mtime_ns):
             return {"have": size, "done": True}
-        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            have = os.fstat(fd).st_size
-            if request.get("offset") == have and body:
-                os.lseek(fd, have, os.SEEK_SET)
-                write_all(fd, body)
-                have += len(body)
-            if request.get("sha256") is None:
-                return {"have": have, "done": False}
-            os.fsync(fd)
-            if have != size or _hash(fd) != request["sha256"]:
-                os.unlink(part)
-                return {"have": 0, "done": False}
-            os.fchmod(fd, mode)
-            os.utime(fd, ns=(mtime_ns, mtime_ns))
-        finally:
-            os.close(fd)
-        os.replace(part, path)
-        sync_dir(os.path.dirname(path))
+        os.makedirs(folder, 0o700, exist_ok=True)
+        return transfer.take_block(part, request, body, complete)
     except OSError as error:
         raise os_failure(error, "write-in", path=path) from error
-    return {"have": size, "done": True}
 
 
 def _has_file(path: str, size: int, mtime_ns: int) -> bool:
@@ -129,33 +99,9 @@ def _has_file(path: str, size: int, mtime_ns: int) -> bool:
     return stat.S_ISREG(facts.st_mode) and (facts.st_size, facts.st_mtime_ns) == (size, mtime_ns)
 
 
-def _hash(fd: int) -> str:
-    import hashlib
-
-    digest, at = hashlib.sha256(), 0
-    while True:
-        block = os.pread(fd, BLOCK_BYTES, at)
-        if not block:
-            return digest.hexdigest()
-        digest.update(block)
-        at += len(block)
-
-
 def _base(root: str, request: dict[str, Any]) -> str:
     run = request.get("run")
     return os.path.expanduser("~") if run is None else layout.work_dir(root, str(run))
-
-
-def _open(root: str, request: dict[str, Any]) -> int:
-    path = os.path.join(_base(root, request), str(request["path"]))
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not block
-        if stat.S_ISREG(os.fstat(fd).st_mode):
-            return fd
-        os.close(fd)
-        raise OSError(errno.EINVAL, "not a regular file")
-    except OSError as error:
-        raise os_failure(error, "read-output", path=str(request["path"])) from error
 
 
 def _matches(work: str, pattern: str) -> Iterator[str]:

@@ -7,10 +7,10 @@ import errno
 import os
 import re
 import stat
-import threading
 import time
 
 from ascendrun.node import layout, procs
+from ascendrun.node.agent import transfer
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import free_bytes, make_private_dir, remove_tree, write_all
 from ascendrun.node.op_errors import OperationError, os_failure
@@ -47,8 +47,6 @@ class Trees:
     def __init__(self, root: str) -> None:
         self._root = root
         self._folder = os.path.join(root, "trees")
-        self._uploads: dict[str, IO[bytes]] = {}
-        self._lock = threading.Lock()
 
     def have(self, sha256: str) -> bool:
         """Return whether the tree exists; `verify` checks its content before every start."""
@@ -61,21 +59,27 @@ class Trees:
                 os.utime(layout.tree_dir(self._root, sha256))
         return found
 
-    def put(self, sha256: str, offset: int, total: int, chunk: bytes) -> dict[str, Any]:
-        """Store the next chunk of the tar; the last chunk completes the tree. Return {received} or {have: true}.
+    def put(self, sha256: str, request: dict[str, Any], body: bytes) -> dict[str, Any]:
+        """{size_bytes, offset, sha256} -> transfer.take_block of the tar; the complete one becomes the tree.
 
-        Raises OperationError: tree-differs (the content has another hash), bad-offset, disk-full, bad-directory.
+        It replaces an altered one. A request without bytes and hash is done if the tree is there.
+
+        Raises OperationError: tree-differs (the content has another hash), disk-full, bad-directory.
         """
         layout.tree_dir(self._root, sha256)
+        total = int(request["size_bytes"])
+        part = os.path.join(self._folder, ".tmp-" + transfer.part_name(sha256, total))
         try:
-            received = self._take(sha256, offset, total, chunk)
-            if received < total:
-                return {"received": received}
-            self._unpack_upload(sha256)
+            is_question = request.get("offset") is None and request.get("sha256") is None
+            if is_question and self.have(sha256):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(part)  # another agent was faster
+                return {"have": total, "done": True}
+            if not os.path.exists(part):
+                self._make_room(total)
+            return transfer.take_block(part, request, body, lambda fd: self._unpack(sha256, part, fd))
         except OSError as error:
-            self._drop_upload(sha256)
             raise os_failure(error, "store-tree", path=self._folder) from error
-        return {"received": received, "have": True}
 
     def verify(self, sha256: str) -> None:
         """Read every byte again. Raises OperationError: tree-missing, or tree-differs with the file."""
@@ -97,44 +101,19 @@ class Trees:
 
     # --- receiving ---
 
-    def _take(self, sha256: str, offset: int, total: int, chunk: bytes) -> int:
-        if not 0 <= offset <= total <= MAX_BYTES * 2 or offset + len(chunk) > total:
-            raise OperationError("bad-offset", "chunk-out-of-range", offset=offset, total=total)
-        with self._lock:
-            if offset == 0:
-                self._open_upload(sha256, total)
-            upload = self._uploads.get(sha256)
-        at = upload.tell() if upload else 0
-        if upload is None or at != offset:
-            raise OperationError("bad-offset", "chunk-unexpected", expected=at, offset=offset)
-        upload.write(chunk)
-        return offset + len(chunk)
-
-    def _open_upload(self, sha256: str, total: int) -> None:
+    def _make_room(self, total: int) -> None:
+        """Make the directory, and look for space for a tar of `total` bytes and its content. Raises OSError."""
         make_private_dir(self._folder)
         self._sweep_temps()
         if free_bytes(self._folder) < total * 2:
             raise OSError(errno.ENOSPC, "no space", self._folder)
-        old = self._uploads.pop(sha256, None)
-        if old is not None:
-            old.close()
-        path = self._temp_path("tar")
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        os.unlink(path)
-        self._uploads[sha256] = os.fdopen(fd, "w+b")
 
-    def _drop_upload(self, sha256: str) -> None:
-        with self._lock:
-            upload = self._uploads.pop(sha256, None)
-        if upload is not None:
-            upload.close()
-
-    def _unpack_upload(self, sha256: str) -> None:
-        with self._lock:
-            upload = self._uploads.pop(sha256)
+    def _unpack(self, sha256: str, part: str, fd: int) -> bool:
         temp = self._temp_path("tree")
+        with contextlib.suppress(FileNotFoundError):  # another agent unpacks it too
+            os.unlink(part)
         try:
-            with upload:
+            with os.fdopen(os.dup(fd), "rb") as upload:
                 upload.seek(0)
                 os.mkdir(temp, 0o700)
                 unpack_tar(upload, temp)
@@ -151,6 +130,7 @@ class Trees:
             ) from error
         finally:
             remove_tree(temp)
+        return True
 
     def _settle(self, temp: str, sha256: str, listing: bytes) -> None:
         make_read_only(temp)

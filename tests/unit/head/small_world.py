@@ -58,8 +58,8 @@ class Node:
         if isinstance(request, (agent.Survey, agent.Probe)) and self.survey is not None:
             is_probe = isinstance(request, agent.Probe)
             return agent.ProbeReply(time.time_ns(), 1 << 40) if is_probe else agent.SurveyReply(self.survey)
-        if isinstance(request, agent.HasTree):
-            return agent.HasTreeReply(True)
+        if isinstance(request, agent.PutTree):
+            return agent.PutFileReply(0, True)
         if isinstance(request, agent.Copy):
             return agent.CopyReply(self.copies.get(request.tag))
         if isinstance(request, agent.Live):

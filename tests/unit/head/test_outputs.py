@@ -24,10 +24,12 @@ from ascendrun.head.protocol.messages import Request
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.input_transfer import send
 from ascendrun.head.spool.output_fetch import JobOutputs, OutputFetcher
-from ascendrun.head.spool.output_transfer import PART, TransferError, transfer
+from ascendrun.head.spool.output_transfer import transfer
+from ascendrun.head.spool.transfer import PART, TransferError
 from ascendrun.head.state.outputs import outputs_dir, read_waiting, waiting_jobs
 from ascendrun.node import layout
-from ascendrun.node.agent.outputs import BLOCK_BYTES, hash_output, list_outputs, put_file, read_output
+from ascendrun.node.agent.outputs import list_outputs, put_file, read_output
+from ascendrun.node.agent.transfer import BLOCK_BYTES
 from ascendrun.node.op_errors import OperationError
 
 RUN = "head-j-0001"
@@ -57,7 +59,11 @@ class Node:
         try:
             if isinstance(request, agent.PutFile):
                 return self.put(request, header, body)
-            if isinstance(request, agent.ReadOutput):
+            if isinstance(request, agent.Outputs):
+                fields = list_outputs(str(self.root), header)
+            elif request.offset is None:
+                fields, _ = read_output(str(self.root), header)
+            else:
                 self.before_read()
                 fields, body = read_output(str(self.root), header)
                 self.sent[request.path, request.offset] += 1
@@ -66,9 +72,6 @@ class Node:
                     return Reply(None, error=LOST)
                 if number in self.damages:
                     body = bytes([body[0] ^ 1]) + body[1:]
-            else:
-                act = list_outputs if isinstance(request, agent.Outputs) else hash_output
-                fields = act(str(self.root), header)
         except OperationError as error:
             return Reply(None, error=Failure.of_node(error.as_json()))
         return Reply(request.REPLY.from_header(fields), body)

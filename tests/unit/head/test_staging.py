@@ -8,9 +8,11 @@ from typing import Any, Callable
 
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.plan import Tree
+from ascendrun.core.node_messages import Failure
 from ascendrun.core.pulse import JobSight
-from ascendrun.head.protocol.agent_messages import HasTreeReply
+from ascendrun.head.protocol.agent_messages import PutFileReply
 from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.spool import transfer
 from ascendrun.head.survey import staging
 from ascendrun.query.views import state_now
 
@@ -18,21 +20,30 @@ JOB = Job(id="j-0001", name="a", run="r", hosts=("n1", "n2"), grace_s=0.0, start
 
 
 def test_bytes_are_counted_as_they_arrive_and_when_they_are_there(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(staging, "CHUNK_BYTES", 4)
-    trees = [Tree("code", "a" * 64, 10, 1), Tree("data", "b" * 64, 7, 1)]
+    monkeypatch.setattr(transfer, "BLOCK_BYTES", 4)
+    code, data = Tree("code", "a" * 64, 9, 1), Tree("data", "b" * 64, 7, 1)
     (tmp_path / "trees").mkdir()
-    staging.tree_file(tmp_path, trees[0].sha256).write_bytes(b"x" * 10)
-    seen: list[int] = []
+    staging.tree_file(tmp_path, code.sha256).write_bytes(b"x" * 10)
+    seen: list[tuple[int, int | None]] = []
+    cut = [4]
 
     def ask(request: Any, body: bytes, then: Callable[[Reply[Any]], None]) -> None:
-        seen.append(push.done_bytes)
-        then(Reply(HasTreeReply(request.sha256 == trees[1].sha256)))
+        seen.append((push.done_bytes, request.offset))
+        if cut and request.offset == cut[0]:
+            cut.pop()
+            then(Reply(None, error=Failure("connection-lost", "cut")))
+            return
+        here = 4 if ended else 0
+        have = (request.offset or here) + len(body)
+        then(Reply(PutFileReply(have, request.tree == data.sha256 or request.sha256 is not None)))
 
-    ended: list[object] = []
-    push = staging.TreePush(tmp_path, trees, query=ask, done=ended.append)
-    push.send_next()
-    assert seen == [0, 0, 4, 8, 10] and (push.done_bytes, push.total_bytes) == (17, 17)
-    assert ended == [None]
+    ended: list[Failure | None] = []
+    for _ in range(2):
+        push = staging.TreePush(tmp_path, [code, data], query=ask, done=ended.append)
+        push.send_next()
+    assert [one and one.code for one in ended] == ["connection-lost", None]
+    assert seen == [(0, None), (0, 0), (4, 4), (0, None), (0, 4), (8, 8), (9, None), (9, None)]
+    assert (push.done_bytes, push.total_bytes) == (16, 16), "what the node has is not sent again; never more than all"
 
 
 def test_nodes_that_share_a_home_wait_for_one_of_them() -> None:

@@ -1,0 +1,244 @@
+"""Bytes of files between this machine and a node: in blocks from an offset, resumable, verified by their hash.
+
+The contract is in node/agent/transfer.py. What differs stays with the callers: which files, where they go and what is
+too much (output_transfer.py, input_transfer.py), and the job's directories as one file each (survey/staging.py).
+
+A file from a node is incomplete as `.ascendrun-part-…` next to its place, under a name that its path, size and time
+decide; so a later transfer continues it only if the file on the node is the same.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Protocol, Union
+
+from ascendrun.core.dataclass import dataclass
+from ascendrun.core.node_messages import Failure
+from ascendrun.head.protocol import agent_messages as agent
+from ascendrun.head.protocol.messages import R, Request
+from ascendrun.head.protocol.remote import Reply
+from ascendrun.node.agent.transfer import BLOCK_BYTES, hash_start
+from ascendrun.node.files import sync_dir, write_all
+from ascendrun.text import Text
+
+BLOCK_S = 60.0
+HASH_BYTES_PER_S = 20 << 20
+"""Slowest disk for which a hash is awaited."""
+TRIES = 3
+LOST = ("connection-lost", "deadline")
+"""Errors after which the same transfer may succeed later."""
+PART = ".ascendrun-part-"
+
+
+class TransferError(Exception):
+    """Why a transfer ended early."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure.message))
+        self.failure = failure
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether only the connection failed."""
+        return self.failure.code in LOST
+
+
+class Ask(Protocol):
+    """Sends a request to the node and waits for its reply, which may be an error."""
+
+    def __call__(self, request: Request[R], *, deadline_s: float, body: bytes = b"") -> Reply[R]: ...
+
+
+Put = Union[agent.PutFile, agent.PutTree]
+Steps = Generator[tuple[Put, bytes, float], Reply[agent.PutFileReply], None]
+"""Yields (request, body, seconds for its reply), is sent the reply, and raises TransferError or OSError."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What has arrived. `missing`: patterns without a file."""
+
+    files: int = 0
+    total_files: int = 0
+    done_bytes: int = 0
+    total_bytes: int = 0
+    missing: tuple[str, ...] = ()
+
+
+# From a node
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of a node, and its place here."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    target: Path
+
+    @property
+    def part(self) -> Path:
+        return self.target.with_name(f"{self.part_prefix}{_short(f'{self.size} {self.mtime_ns}')}")
+
+    @property
+    def part_prefix(self) -> str:
+        return f"{PART}{_short(self.path)}-"
+
+    @property
+    def is_here(self) -> bool:
+        """Return whether it was fetched and verified: only then the target gets the time of the file."""
+        try:
+            facts = os.lstat(self.target)
+        except OSError:
+            return False
+        return (facts.st_size, facts.st_mtime_ns) == (self.size, self.mtime_ns)
+
+    @property
+    def missing_bytes(self) -> int:
+        if self.is_here:
+            return 0
+        try:
+            return max(0, self.size - os.lstat(self.part).st_size)
+        except OSError:
+            return self.size
+
+
+def fetch_file(ask: Ask, run: str | None, file: RemoteFile, arrived: Callable[[int], None]) -> None:
+    """Fetch one file; if it changes meanwhile, as it is then. Raises TransferError, OSError."""
+    make_folder(file.target.parent)
+    for _ in range(TRIES):
+        for other in file.target.parent.glob(f"{file.part_prefix}*"):
+            if other != file.part:  # of earlier contents of the same file
+                other.unlink(missing_ok=True)
+        now, sha256 = _fetch_blocks(ask, run, file, arrived)
+        if now == file:
+            seconds = BLOCK_S + file.size / HASH_BYTES_PER_S
+            if message_of(ask(agent.ReadOutput(run, file.path), deadline_s=seconds)).sha256 == sha256:
+                os.utime(file.part, ns=(file.mtime_ns, file.mtime_ns))
+                os.replace(file.part, file.target)
+                sync_dir(str(file.target.parent))
+                return
+            file.part.unlink()
+        file = now
+    what = Text("outputs.changing", "{path} changes while it is fetched", path=file.path)
+    raise TransferError(Failure("output-changed", what, Text("outputs.again", "fetch it when the program has ended")))
+
+
+def _fetch_blocks(
+    ask: Ask, run: str | None, file: RemoteFile, arrived: Callable[[int], None]
+) -> tuple[RemoteFile, str]:
+    """Complete the part; return the file as the node has it now, and the hash of the part."""
+    fd = os.open(file.part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        at = min(os.fstat(fd).st_size, file.size) // BLOCK_BYTES * BLOCK_BYTES
+        digest = hash_start(fd, at)
+        os.ftruncate(fd, at)
+        os.lseek(fd, at, os.SEEK_SET)
+        while at < file.size:
+            reply = ask(agent.ReadOutput(run, file.path, at), deadline_s=BLOCK_S)
+            facts = message_of(reply)
+            if (facts.size_bytes, facts.mtime_ns) != (file.size, file.mtime_ns) or not reply.body:
+                return replace(file, size=facts.size_bytes, mtime_ns=facts.mtime_ns), ""
+            write_all(fd, reply.body)
+            digest.update(reply.body)
+            at += len(reply.body)
+            arrived(at)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return file, digest.hexdigest()
+
+
+# To a node
+
+
+def send_file(path: Path, request: Put, arrived: Callable[[int], None]) -> Steps:
+    """Send a file of this machine from the byte on that the node lacks. `request`: its size, its time and its place
+    there. The file of a tree is named after its content."""
+    for _ in range(TRIES):
+        have, is_done = yield from _put(request)
+        if is_done:
+            return
+        with open(path, "rb", buffering=0) as file:
+            digest = hash_start(file.fileno(), have)
+            while have < request.size_bytes:
+                block = os.pread(file.fileno(), BLOCK_BYTES, have)
+                if not block:
+                    break
+                digest.update(block)
+                before = have
+                have, is_done = yield from _put(replace(request, offset=have), block)
+                if have != before + len(block):  # the part is not what it was: a full disk, or another transfer
+                    break
+                arrived(have)
+            if isinstance(request, agent.PutFile) and _has_changed(file.fileno(), request):
+                break
+        if not is_done and have == request.size_bytes:
+            seconds = BLOCK_S + request.size_bytes / HASH_BYTES_PER_S
+            _, is_done = yield from _put(replace(request, sha256=digest.hexdigest()), seconds=seconds)
+        if is_done:
+            return
+    what = Text("outputs.sent-changing", "{path} changes while it is sent", path=path)
+    raise TransferError(Failure("output-changed", what, Text("outputs.sent-again", "repeat the command")))
+
+
+def _has_changed(fd: int, request: agent.PutFile) -> bool:
+    facts = os.fstat(fd)
+    return (facts.st_size, facts.st_mtime_ns) != (request.size_bytes, request.mtime_ns)
+
+
+def _put(
+    request: Put, body: bytes = b"", *, seconds: float = BLOCK_S
+) -> Generator[tuple[Put, bytes, float], Reply[agent.PutFileReply], tuple[int, bool]]:
+    message = message_of((yield request, body, seconds))
+    return message.have, message.done
+
+
+def run_steps(ask: Ask, steps: Steps) -> None:
+    """Do the steps in this thread. Raises TransferError, OSError."""
+    reply: Any = None
+    while True:
+        try:
+            request, body, seconds = steps.send(reply)
+        except StopIteration:
+            return
+        reply = ask(request, deadline_s=seconds, body=body)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a directory and its parents, private. Raises OSError."""
+    for level in (*reversed(folder.parents), folder):
+        if not level.is_dir():
+            level.mkdir(mode=0o700, exist_ok=True)
+
+
+def message_of(reply: Reply[R]) -> R:
+    """Return the message of a reply. Raises TransferError for an error."""
+    if reply.error is not None:
+        raise TransferError(reply.error)
+    return reply.message
+
+
+def not_written(error: OSError, into: Path) -> Failure:
+    """Return the failure for an error of this machine's disk."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return disk_full(into)
+    path = error.filename or str(into)
+    return Failure("io-error", Text("outputs.io-error", "{path}: {error}", path=path, error=error.strerror))
+
+
+def disk_full(into: Path) -> Failure:
+    """Return the failure for a full disk of this machine."""
+    what = Text("outputs.disk-full", "not enough disk space for {path} on the head node", path=str(into))
+    hint = Text("outputs.disk-full.hint", "free disk space, or fetch to another directory: ascendrun fetch JOB -O DIR")
+    return Failure("disk-full", what, hint)
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
