@@ -34,7 +34,6 @@ Files that the head pulls are named "<file>.<generation>", generations counting 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 
@@ -65,7 +64,6 @@ PULLED_FILE = re.compile(
 )
 
 _ATTEMPT = re.compile(r"^attempt-([1-9][0-9]{0,6})\Z")
-_NODE_DIR = re.compile(r"/nodes/[0-9a-f]{12}\Z")
 
 PREPARED, IDENTITY, STOP, ENDED, LOST = "prepared.json", "supervisor.json", "stop.json", "ended.json", "lost.json"
 STOP_TAKEN, JOB, WHERE, ROLL, RENEWED = "stop.taken.json", "job.json", "where.json", "roll.json", "renewed"
@@ -170,8 +168,8 @@ def run_dir(root: str, run: str, key: str | None = None) -> str:
     return os.path.join(runs_dir(root, key), run)
 
 
-def earlier_run_dir(root: str, run: str) -> str:
-    """Return the run's directory of releases before 0.10, and of its checkpoints, which machines share on purpose."""
+def shared_run_dir(root: str, run: str) -> str:
+    """Return the directory of what the machines that share ROOT have of a run in common: its checkpoints."""
     return os.path.join(root, "runs", run)
 
 
@@ -180,40 +178,35 @@ def work_dir(root: str, run: str, key: str | None = None) -> str:
 
 
 def checkpoints_dir(root: str, run: str) -> str:
-    return os.path.join(earlier_run_dir(root, run), "checkpoints")
+    return os.path.join(shared_run_dir(root, run), "checkpoints")
 
 
 def attempt_dir(root: str, tag: str, key: str | None = None) -> str:
-    """Return an attempt's directory on one machine. `key`: None is this machine, where an attempt of the earlier
-    layout is found."""
+    """Return an attempt's directory on one machine. `key`: None is this machine."""
     run, attempt = split_tag(tag)
-    name = "attempt-%d" % attempt
-    earlier = os.path.join(earlier_run_dir(root, run), name)
-    return earlier if key is None and os.path.isdir(earlier) else os.path.join(run_dir(root, run, key), name)
+    return os.path.join(run_dir(root, run, key), "attempt-%d" % attempt)
 
 
 def attempts_of(root: str, run: str) -> list[int]:
     """Return the numbers of the run's attempts on this machine, ascending."""
-    found: set[int] = set()
-    for folder in (run_dir(root, run), earlier_run_dir(root, run)):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found.update(int(match.group(1)) for match in map(_ATTEMPT.match, os.listdir(folder)) if match)
-    return sorted(found)
+    try:
+        found = map(_ATTEMPT.match, os.listdir(run_dir(root, run)))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(int(match.group(1)) for match in found if match)
 
 
 def runs_of(root: str) -> list[str]:
     """Return the runs that have a directory on this machine."""
-    found: set[str] = set()
-    for folder in (runs_dir(root), os.path.join(root, "runs")):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found.update(os.listdir(folder))
-    return sorted(found)
+    try:
+        return sorted(os.listdir(runs_dir(root)))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def root_of(attempt_folder: str) -> str:
-    """Return the node root above an attempt's directory."""
-    above = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(attempt_folder))))
-    return os.path.dirname(os.path.dirname(above)) if _NODE_DIR.search(above) else above
+    """Return the node root above an attempt's directory: ROOT/nodes/KEY/runs/RUN/ATTEMPT."""
+    return os.path.abspath(attempt_folder).rsplit(os.sep, 5)[0]
 
 
 def process_number(node_rank: int) -> int:

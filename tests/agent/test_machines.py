@@ -77,27 +77,6 @@ def test_an_attempt_of_two_machines_with_one_home_runs_once_on_each(node: Node) 
         assert len(agent.told(tag, "rank_started")) == 1
 
 
-def test_an_attempt_of_the_earlier_layout_is_found_followed_and_stopped(node: Node) -> None:
-    tag, runs = "head-j1.1", node.root / "runs"
-    (runs / "head-j1" / "attempt-1").mkdir(parents=True, mode=0o700)
-    (runs / "head-j1" / "work").mkdir(mode=0o700)
-    first = node.connect()
-    first.start(node.job(tag, ["sh", "-c", "echo here; sleep 60"], cwd=str(runs / "head-j1" / "work")))
-    assert (runs / "head-j1" / "attempt-1" / "supervisor.json").exists()
-    first.close()
-    shutil.rmtree(node.root / "nodes")
-    agent = node.connect()
-    assert agent.hello["live"] == [tag] and agent.phase(tag) == "running"
-    agent.do("follow", tag=tag, offsets={})
-    agent.wait(lambda: agent.output(tag) == b"here\n")
-    agent.do("stop", tag=tag, now=True)
-    agent.wait_ended(tag)
-    assert agent.refused("prepare", **node.job(tag, SLEEP))["code"] == "attempt-stale"
-    agent.start(node.job("head-j1.2", ["sh", "-c", "echo again > file"]))
-    assert agent.wait_ended("head-j1.2")["codes"] == {"0": 0}
-    assert (runs / "head-j1" / "work" / "file").exists() and not (runs / "head-j1" / "attempt-2").exists()
-
-
 def test_a_tree_that_one_machine_stored_is_there_for_the_other_which_checks_it_itself(node: Node, code: Path) -> None:
     one, other = node.connect(hostname="n1"), node.connect(hostname="n2")
     sha256 = one.stage(code)

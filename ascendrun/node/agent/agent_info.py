@@ -54,7 +54,6 @@ def node_state(root: str) -> dict[str, Any]:
         found = read_json(path)
         if found is None:
             make_private_dir(layout.live_dir(root))
-            adopt_earlier(root)
             claim_json(path, {"incarnation": os.urandom(8).hex()})
             found = read_json(path) or {}
         live = [tag for tag in sorted(os.listdir(layout.live_dir(root))) if is_live(root, tag)]
@@ -74,17 +73,6 @@ def is_live(root: str, tag: str) -> bool:
         return True
     remove_tree(layout.live_mark(folder))
     return False
-
-
-def adopt_earlier(root: str) -> None:
-    """List the live attempts of the earlier layout that were started since this machine's boot."""
-    for run in layout.runs_of(root):
-        for attempt in layout.attempts_of(root, run):
-            folder = layout.attempt_dir(root, layout.make_tag(run, attempt))
-            identity = read_json(os.path.join(folder, layout.IDENTITY)) or {}
-            is_ours = identity.get("boot_id") == procs.boot_id()
-            if is_ours and not os.path.exists(os.path.join(folder, layout.ENDED)):
-                open(layout.live_mark(folder), "ab").close()
 
 
 def inode(path: str) -> int | None:

@@ -139,16 +139,8 @@ class Attempts:
         kept: list[str] = []
         home, _ = layout.split_tag(layout.make_tag(str(request.get("home") or run), 1))
         work, checkpoints = layout.work_dir(self._root, home), layout.checkpoints_dir(self._root, run)
-        earlier = os.path.join(layout.earlier_run_dir(self._root, home), "work")
         if request.get("work_of"):
-            earlier = layout.work_dir(self._root, home, request["work_of"])
-        if os.path.isdir(earlier) and not os.path.lexists(work):
-            make_private_dir(os.path.dirname(work))
-            os.symlink(earlier, work)
-        is_there = os.path.isdir(earlier) and os.path.samefile(earlier, work)
-        may_lack = request.get("may_lack_work")
-        if request.get("work_of") and not is_there and not may_lack:
-            raise OperationError("stage-files-missing", "stage-files-missing", path=earlier)
+            self._link_work(layout.work_dir(self._root, home, request["work_of"]), work, request.get("may_lack_work"))
         for folder in (work, checkpoints):
             make_private_dir(folder)
         checks.check_room(work)
@@ -172,6 +164,15 @@ class Attempts:
         elif checks.find_command("bash", os.environ.get("PATH", os.defpath)) is None:
             raise OperationError("python-missing", "no-bash")
         return kept
+
+    def _link_work(self, earlier: str, work: str, may_lack: object) -> None:
+        """Use the working directory of the machine that ran the earlier stage, `earlier`, as `work`."""
+        if os.path.isdir(earlier) and not os.path.lexists(work):
+            make_private_dir(os.path.dirname(work))
+            os.symlink(earlier, work)
+        is_there = os.path.isdir(earlier) and os.path.samefile(earlier, work)
+        if not (is_there or may_lack):
+            raise OperationError("stage-files-missing", "stage-files-missing", path=earlier)
 
     def abort(self, tag: str) -> dict[str, Any]:
         """Remove an attempt without GO. Raises OperationError("attempt-running") if it got GO."""

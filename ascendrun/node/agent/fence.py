@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Fence:
-    """One run's fence. Use within `locked()`. `earlier`: the run's directory of an earlier layout."""
+    """One run's fence. Use within `locked()`."""
 
-    def __init__(self, folder: str, earlier: str) -> None:
+    def __init__(self, folder: str) -> None:
         self._path = os.path.join(folder, "fence.json")
-        found = read_claim(self._path) or read_claim(os.path.join(earlier, "fence.json")) or {}
+        found = read_claim(self._path) or {}
         self.attempt = int(found.get("attempt", 0))
         self.is_stopped = bool(found.get("stopped", False))
 
@@ -55,6 +55,6 @@ def locked(root: str, tag: str) -> Iterator[tuple[Fence, int]]:
     try:
         with contextlib.suppress(OSError):  # no locks on this file system: the claims of files.py still apply
             fcntl.flock(fd, fcntl.LOCK_EX)
-        yield Fence(folder, layout.earlier_run_dir(root, run)), attempt
+        yield Fence(folder), attempt
     finally:
         os.close(fd)

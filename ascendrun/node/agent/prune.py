@@ -101,7 +101,7 @@ def prune(root: str, request: dict[str, Any], forget: Callable[[str], Any]) -> d
 
 def _remove_run(root: str, run: str, forget: Callable[[str], Any]) -> int:
     """Remove all of a run; return its bytes. Raises OperationError if an attempt has not ended, OSError."""
-    folders = [layout.run_dir(root, run), layout.earlier_run_dir(root, run)]
+    folders = [layout.run_dir(root, run), layout.shared_run_dir(root, run)]
     size = sum(_bytes(folder) for folder in folders)
     for number in layout.attempts_of(root, run):
         forget(layout.make_tag(run, number))
@@ -168,7 +168,7 @@ def _used_trees(root: str) -> set[str]:
     except FileNotFoundError:
         keys = []
     prefix = os.path.join(root, "trees") + "/"
-    for base in [layout.runs_dir(root, key) for key in keys] + [os.path.join(root, "runs")]:
+    for base in [layout.runs_dir(root, key) for key in keys]:
         for run in _names(base):
             for name in _names(os.path.join(base, run)):
                 folder = os.path.join(base, run, name)
