@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Bytes = Union[bytes, bytearray, memoryview]
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the requests, replies and events between head and agent, sent in the agent's first event (`hello`).
 Raise it with a request that older agents lack, and list what they lack in head/protocol/remote.py."""
 MAGIC = b"\nASCENDRUN-AGENT 1\n"

@@ -43,7 +43,7 @@ BOOT_S = 60.0
 _RETRY_S = (0.5, 15.0)
 LACKING: Mapping[int, frozenset[str]] = {
     wire.PROTOCOL: frozenset(),
-    wire.PROTOCOL - 1: frozenset(("processes", "live", "outputs", "read_output", "rank_process", "put_file")),
+    wire.PROTOCOL - 1: frozenset(("put_tree", "read_output")),
 }
 """By accepted version of the protocol, the requests that its agents do not support. Other versions are refused."""
 _HOPELESS_RETRY_S = 60.0

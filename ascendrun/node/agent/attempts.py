@@ -139,8 +139,9 @@ class Attempts:
         kept: list[str] = []
         home, _ = layout.split_tag(layout.make_tag(str(request.get("home") or run), 1))
         work, checkpoints = layout.work_dir(self._root, home), layout.checkpoints_dir(self._root, run)
-        if request.get("work_of"):
-            self._link_work(layout.work_dir(self._root, home, request["work_of"]), work, request.get("may_lack_work"))
+        work_of, may_lack = request.get("work_of"), bool(request.get("may_lack_work"))
+        if work_of:
+            self._link_work(layout.work_dir(self._root, home, work_of), work, may_lack=may_lack)
         for folder in (work, checkpoints):
             make_private_dir(folder)
         checks.check_room(work)
@@ -165,7 +166,7 @@ class Attempts:
             raise OperationError("python-missing", "no-bash")
         return kept
 
-    def _link_work(self, earlier: str, work: str, may_lack: object) -> None:
+    def _link_work(self, earlier: str, work: str, *, may_lack: bool) -> None:
         """Use the working directory of the machine that ran the earlier stage, `earlier`, as `work`."""
         if os.path.isdir(earlier) and not os.path.lexists(work):
             make_private_dir(os.path.dirname(work))

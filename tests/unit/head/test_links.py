@@ -13,7 +13,7 @@ from ascendrun.core.errors import AgentVersionError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.protocol.agent_bootstrap import LOGIN_BYTES, AgentBootstrap, AgentImage
-from ascendrun.head.protocol.agent_messages import Ping, Pong, Processes
+from ascendrun.head.protocol.agent_messages import Ping, Pong, PutTree
 from ascendrun.head.protocol.remote import FLOOD_FRAMES, AgentConnection, Reply, is_permanent, read_reply
 from ascendrun.head.ssh.transport import Receiver
 from ascendrun.node import wire
@@ -121,7 +121,7 @@ def test_an_agent_of_the_version_before_is_used_for_what_it_has() -> None:
     link = connect(hello)
     assert link.is_up, link.last_error
     replies: list[Reply[Any]] = []
-    for request in (Processes("j.1"), Ping()):
+    for request in (PutTree("a" * 64, 1), Ping()):
         link.call(request, deadline_s=60.0, done=replies.append)
     assert [reply.error.code for reply in replies if reply.error is not None] == ["unknown-op"]
 
