@@ -235,6 +235,7 @@ def same_data(training: Training, option: str, path: str) -> Iterator[PlanProble
 
 
 ROW_FAULTS: Mapping[str, Text] = {
+    "too-deep": Text("plan.row-not-json", "not valid JSON"),
     "not-json": Text("plan.row-not-json", "not valid JSON"),
     "line-not-json": Text("plan.row-not-json", "not valid JSON"),
     "not-a-list": Text("plan.row-not-a-list", "expected a list of samples"),

@@ -90,11 +90,11 @@ def make_data(source: Path, path: Path, count: int) -> None:
 
 
 def make_tokenizer(data: Path, path: Path) -> None:
+    from ascendrun.facts.conversations import read_conversation
     from ascendrun.programs.qwen_lora import chat_template
-    from ascendrun.programs.qwen_lora.conversations import as_conversation
 
     with open(data, encoding="utf-8") as file:
-        some = [as_conversation(json.loads(line), system="") for line, _ in zip(file, range(2000))]
+        some = [read_conversation(json.loads(line)) for line, _ in zip(file, range(2000))]
     path.write_text(chat_template.make_tokenizer(some))
 
 

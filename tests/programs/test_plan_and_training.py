@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ascendrun.core.jobfile.spec import load_programs
+from ascendrun.facts.conversations import read_conversation
 from ascendrun.node.agent import training_files
 from ascendrun.options import make_arguments, with_defaults
 from ascendrun.planner.models import LINEAR
@@ -19,7 +20,6 @@ from ascendrun.planner.training import Training, judge
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import chat_template, dataset
 from ascendrun.programs.qwen_lora import rules as qwen_lora
-from ascendrun.programs.qwen_lora.conversations import as_conversation
 from ascendrun.programs.trainer import options as program_options
 from ascendrun.programs.trajectory import rules as trajectory
 from ascendrun.programs.trajectory.data import encode_prepared, prepare
@@ -59,7 +59,7 @@ def write_chats(path: Path, count: int, *, has_levels: bool) -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    chats = [as_conversation({"instruction": "question 0", "output": "answer"}, system="")]
+    chats = [read_conversation({"instruction": "question 0", "output": "answer"})]
     return chat_template.wrap_tokenizer(chat_template.make_tokenizer(chats))
 
 

@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ascendrun.facts.conversations import Conversation
 from ascendrun.programs.devices import attention
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import chat_template
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
-from ascendrun.programs.qwen_lora.conversations import Conversation, make_conversations, read_conversations
+from ascendrun.programs.qwen_lora.conversations import make_conversations, read_conversations
 from ascendrun.programs.qwen_lora.dataset import make_lessons, read_texts, split
 from ascendrun.programs.qwen_lora.evaluation import read_questions
 from ascendrun.programs.qwen_lora.modes import first_exchange
@@ -70,6 +71,7 @@ def test_all_bad_rows_are_named_with_their_places(tmp_path):
         "{",
         json.dumps({"instruction": "x"}),
         json.dumps([{"role": "boss", "content": "x"}]),
+        json.dumps([{"role": [], "content": "x"}]),
         json.dumps({"instruction": "x", "output": " "}),
     ]
     with pytest.raises(InvalidDataError) as caught:
@@ -81,7 +83,8 @@ def test_all_bad_rows_are_named_with_their_places(tmp_path):
             "line 2: not valid JSON",
             "line 3: output is missing",
             "line 4: message 1: unknown role 'boss'",
-            "line 5: no reply of the assistant",
+            "line 5: message 1: unknown role '[]'",
+            "line 6: no reply of the assistant",
         )
     )
 

@@ -28,6 +28,8 @@ import zlib
 from collections import Counter
 
 from ascendrun.facts import parquet
+from ascendrun.facts.conversations import ROW_KINDS, UnusableRowError, read_conversation
+from ascendrun.facts.rows import Fault, parse_rows
 from ascendrun.node.agent import protein_files
 from ascendrun.node.ranks import to_bytes
 
@@ -43,8 +45,6 @@ NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 FASTA = tuple(f".{name}{packed}" for name in protein_files.FASTA for packed in ("", ".gz"))
 DATA = (".json", ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet", *FASTA)
 SEPARATORS = ",;\t|"
-ROLES = (*("human", "gpt", "function_call", "observation", "user"), *("assistant", "system", "tool", "function"))
-REPLIES = ("assistant", "gpt", "function_call")
 
 
 def examine(item: Raw, deadline: float) -> Raw:
@@ -267,38 +267,36 @@ def _csv(text: str, deadline: float) -> Raw:
 
 def _rows(text: str, is_whole: bool) -> Raw:
     """Return the number of rows, faults with their places, difficulties, and lengths of the texts."""
-    rows, faults = _parse_rows(text, is_whole)
-    rows = list(rows)
-    tasks = {kind: next((place for place, row in rows if not is_of(row)), None) for kind, is_of in TASKS.items()}
-    counted: Raw = {"rows": 0, "chars": 0, "learned_chars": 0, "longest": 0}
+    rows, faults, _ = parse_rows(text, is_whole=is_whole)
+    tasks = {kind: next((place for place, row in rows if not is_of(row)), None) for kind, is_of in ROW_KINDS.items()}
+    counted: Raw = {"rows": len(rows), "chars": 0, "learned_chars": 0, "longest": 0}
     levels: Counter[str] = Counter()
     labels: Counter[str] = Counter()
     ships: set[str] = set()
     forms: Counter[str] = Counter()
-    found: list[list[Any]] = []
     for place, row in rows:
-        counted["rows"] += 1
         if isinstance(row, dict) and "text" in row and "instruction" not in row:
             forms["text"] += 1
-            fault = None if isinstance(row["text"], str) else ["text-form"]
             labels["" if row.get("label") is None else str(row["label"])] += 1
             if len(ships) < 1000:
                 ships.add(str(row.get("ship") or row.get("source_file") or place))
-            sizes = (len(row["text"].split()), 0) if fault is None else (0, 0)
-        else:
-            forms["chat"] += 1
-            fault = row_fault(row)
-            sizes = _lengths(row) if fault is None else (0, 0)
-            level = row.get("difficulty") if isinstance(row, dict) else None
-            levels["" if level is None else str(level)] += 1
-        counted["chars"] += sizes[0]
-        counted["learned_chars"] += sizes[1]
-        counted["longest"] = max(counted["longest"], sizes[0])
-        if fault is not None and len(found) < ROWS_SHOWN:
-            found.append([place, *fault])
+            if isinstance(row["text"], str):
+                _count(counted, len(row["text"].split()), 0)
+            else:
+                faults.append(Fault(place, "text-form"))
+            continue
+        forms["chat"] += 1
+        level = row.get("difficulty") if isinstance(row, dict) else None
+        levels["" if level is None else str(level)] += 1
+        try:
+            turns = read_conversation(row).turns
+            replies = sum(len(text) for role, text in turns if role == "assistant")
+            _count(counted, sum(len(text) for _, text in turns), replies)
+        except UnusableRowError as error:
+            faults.append(Fault(place, error.code, error.value))
     return {
         **counted,
-        "faults": [*faults, *found][:ROWS_SHOWN],
+        "faults": faults[:ROWS_SHOWN],
         "levels": dict(levels.most_common(50)),
         "labels": dict(labels.most_common(50)),
         "ships": len(ships),
@@ -307,129 +305,7 @@ def _rows(text: str, is_whole: bool) -> Raw:
     }
 
 
-def _is_messages(row: Any) -> bool:
-    """Return whether user and assistant take turns, after a system message or none."""
-    messages = row.get("messages") if isinstance(row, dict) else row
-    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
-        return False
-    roles = [each.get("role") for each in messages]
-    roles = roles[1:] if roles[:1] == ["system"] else roles
-    return len(roles) > 1 and all(role == ("user", "assistant")[at % 2] for at, role in enumerate(roles))
-
-
-def _is_choices(row: Any) -> bool:
-    return isinstance(row, dict) and {"question", "choices"} <= set(row) and ("answer" in row or "answerKey" in row)
-
-
-def _is_gsm8k(row: Any) -> bool:
-    return isinstance(row, dict) and "question" in row and "####" in str(row.get("answer"))
-
-
-def _is_code(row: Any) -> bool:
-    return isinstance(row, dict) and {"prompt", "test", "entry_point"} <= set(row)
-
-
-def _is_text(row: Any) -> bool:
-    return isinstance(row, dict) and isinstance(row.get("text"), str)
-
-
-TASKS: Any = {
-    "messages": _is_messages, "choices": _is_choices, "gsm8k": _is_gsm8k, "code": _is_code, "text": _is_text,
-}  # fmt: skip
-"""Kinds of rows that the program nanochat reads, and whether a row is of one."""
-
-
-def _parse_rows(text: str, is_whole: bool) -> tuple[list[tuple[int, Any]], list[list[Any]]]:
-    """Return ((number, row) …) of a JSON list, an object with it under `data`, or JSON lines; and faults."""
-    stripped = text.lstrip()
-    if is_whole:
-        try:
-            whole = json.loads(text)
-        except RecursionError:
-            return [], [[0, "not-json", "nested too deeply"]]
-        except ValueError as error:
-            if stripped[:1] == "[" and not _is_json(stripped.split("\n", 1)[0]):
-                return [], [[0, "not-json", str(error)]]
-        else:
-            rows = whole.get("data", [whole]) if isinstance(whole, dict) else whole
-            if not isinstance(rows, list):
-                return [], [[0, "not-a-list", type(rows).__name__]]
-            return list(enumerate(rows, start=1)), []
-    elif not _is_json(stripped.split("\n", 1)[0]):  # one JSON value that goes on
-        return (_parse_start(stripped) if stripped[:1] == "[" else []), []
-    found: list[tuple[int, Any]] = []
-    faults: list[list[Any]] = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                found.append((number, json.loads(line)))
-            except (ValueError, RecursionError):
-                faults.append([number, "line-not-json"])
-    return found, faults
-
-
-def _parse_start(text: str) -> list[tuple[int, Any]]:
-    """Return the complete rows at the start of a JSON list."""
-    decoder, at = json.JSONDecoder(), 1
-    found: list[tuple[int, Any]] = []
-    while True:
-        while at < len(text) and text[at] in " \t\r\n,":
-            at += 1
-        try:
-            row, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return found
-        found.append((len(found) + 1, row))
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def row_fault(row: Any) -> list[Any] | None:
-    """Return (code, value) of what makes a conversation unusable, None: usable; as the program qwen_lora reads it."""
-    if isinstance(row, dict) and "instruction" in row:
-        for key in ("instruction", "output"):
-            if not isinstance(row.get(key), str):
-                return ["key-missing", key]
-        return _of_level(row) if row["output"].strip() else ["no-reply"]
-    messages = row.get("messages", row.get("conversations")) if isinstance(row, dict) else row
-    if not isinstance(messages, list) or not messages:
-        return ["unknown-format"]
-    has_reply = False
-    for message in messages:
-        fields = message if isinstance(message, dict) else {}
-        role = fields.get("role", fields.get("from"))
-        content = fields.get("content", fields.get("value"))
-        if role not in ROLES:
-            return ["unknown-role", str(role)]
-        if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
-            content = "".join(str(part["text"]) for part in content)
-        if not isinstance(content, str):
-            return ["no-text"]
-        has_reply = has_reply or (role in REPLIES and bool(content.strip()))
-    return _of_level(row) if has_reply else ["no-reply"]
-
-
-def _of_level(row: Any) -> list[Any] | None:
-    level = row.get("difficulty") if isinstance(row, dict) else None
-    return None if level is None or isinstance(level, str) else ["difficulty-type", str(level)]
-
-
-def _lengths(row: Any) -> tuple[int, int]:
-    """Return the characters of a usable conversation: all, and those of the replies."""
-    if isinstance(row, dict) and "instruction" in row:
-        asked = len(row["instruction"]) + len(str(row.get("input") or "")) + len(str(row.get("system") or ""))
-        return asked + len(row["output"]), len(row["output"])
-    every = learned = 0
-    messages: Any = row.get("messages", row.get("conversations")) if isinstance(row, dict) else row
-    for message in messages:
-        content = message.get("content", message.get("value"))
-        size = len(content) if isinstance(content, str) else sum(len(str(part["text"])) for part in content)
-        every += size
-        learned += size if message.get("role", message.get("from")) in REPLIES else 0
-    return every, learned
+def _count(counted: Raw, size: int, learned: int) -> None:
+    counted["chars"] += size
+    counted["learned_chars"] += learned
+    counted["longest"] = max(counted["longest"], size)

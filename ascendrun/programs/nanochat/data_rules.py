@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator
 
+from ascendrun.facts.conversations import FILE_KINDS
 from ascendrun.planner import rules
 from ascendrun.planner.training import PlanProblem, Raw, Training
 from ascendrun.programs.nanochat.sizes import ON_CHATS, SPECIAL, Sizes
@@ -12,9 +13,8 @@ from ascendrun.text import Text
 
 FORMS = (".parquet", ".jsonl", ".txt")
 """Of files with documents, as programs/nanochat/texts.py reads them."""
-FILE_KINDS = ("messages", "choices", "gsm8k", "code")
 KINDS = (*FILE_KINDS, "spelling", "sums")
-JSON_FAULTS = ("not-json", "line-not-json", "not-a-list")
+JSON_FAULTS = ("too-deep", "not-json", "line-not-json", "not-a-list")
 
 
 # --- documents ---

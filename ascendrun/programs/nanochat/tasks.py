@@ -24,9 +24,9 @@ from typing import Any, Callable
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import sandbox
 from ascendrun.programs.nanochat.conversations import Messages, checked
+from ascendrun.programs.nanochat.data_rules import KINDS
 from ascendrun.text import Text
 
-KINDS = ("messages", "choices", "gsm8k", "code", "spelling", "sums")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 GENERATED_ROWS = 1000
 """Rows of a generated task that does not say how many."""

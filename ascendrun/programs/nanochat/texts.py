@@ -15,9 +15,9 @@ from typing import Any
 from ascendrun.options import GENERATED
 from ascendrun.programs import errors
 from ascendrun.programs.errors import InvalidDataError
+from ascendrun.programs.nanochat.data_rules import FORMS
 from ascendrun.text import Text
 
-FORMS = (".parquet", ".jsonl", ".txt")
 LINES = 512
 """Lines of a JSON file that are read together."""
 HASHED_BYTES = 32 << 20

@@ -9,9 +9,9 @@ from typing import Any, Callable
 
 import numpy as np
 
+from ascendrun.facts.conversations import Conversation
 from ascendrun.programs import errors
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.qwen_lora.conversations import Conversation
 from ascendrun.programs.qwen_lora.words import Words, joined
 from ascendrun.programs.trainer.packing import IGNORED
 from ascendrun.programs.trainer.shards import Array, Encoded, Rows

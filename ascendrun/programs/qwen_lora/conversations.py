@@ -5,36 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from ascendrun.facts.conversations import ROLES, Conversation, UnusableRowError, read_conversation
+from ascendrun.facts.rows import Rows, parse_rows
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.text import Text
 
-ROLES = {
-    "human": "user",
-    "gpt": "assistant",
-    "function_call": "assistant",
-    "observation": "tool",
-    "user": "user",
-    "assistant": "assistant",
-    "system": "system",
-    "tool": "tool",
-    "function": "tool",
-}
-
 SYNTHETIC_LEVELS = ("explain", "reasoning", "topology")
 NAMES = ("node", "switch", "router", "host", "rack", "port")
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """`turns`: (role, text), at least one by the assistant. `level` None: no difficulty given."""
-
-    turns: tuple[tuple[str, str], ...]
-    level: str | None = None
 
 
 def read_conversations(path: Path, *, system: str) -> list[Conversation]:
@@ -42,14 +22,28 @@ def read_conversations(path: Path, *, system: str) -> list[Conversation]:
     the first problems."""
     check_file(path)
     found: list[Conversation] = []
-    problems: list[Text] = []
-    for place, row in read_rows(path):
+    rows = read_rows(path)
+    problems = {fault.place: Text("program.line-not-json", "not valid JSON") for fault in rows.faults}
+    for number, row in rows.rows:
         try:
-            found.append(as_conversation(row, system=system))
-        except InvalidDataError as error:
-            problems.append(Text("program.at", "{path}: {place}: {error}", path=path, place=place, error=error.args[0]))
+            found.append(read_conversation(row, system=system))
+        except UnusableRowError as error:
+            problems[number] = problem_of(error)
     if problems:
-        raise InvalidDataError.of(problems)
+        raise InvalidDataError.of(
+            [
+                Text(
+                    "program.at",
+                    "{path}: {place}: {error}",
+                    path=path,
+                    place=Text("program.line", "line {number}", number=number)
+                    if rows.are_lines
+                    else Text("program.row", "row {number}", number=number),
+                    error=problems[number],
+                )
+                for number in sorted(problems)
+            ]
+        )
     if not found:
         raise InvalidDataError("program.no-samples", "{path}: no samples", path=path)
     return found
@@ -64,10 +58,10 @@ def check_file(path: Path) -> None:
         )
 
 
-def read_rows(path: Path) -> Iterator[tuple[Text, Any]]:
-    """Yield (location, sample) of a JSON list, of JSON lines, or of an object with the list under `data`."""
+def read_rows(path: Path) -> Rows:
+    """Return the rows of a file and the faults of its lines. Raises InvalidDataError if it has no rows at all."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        rows = parse_rows(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise InvalidDataError(
             "program.not-utf8",
@@ -75,107 +69,39 @@ def read_rows(path: Path) -> Iterator[tuple[Text, Any]]:
             path=path,
             position=error.start,
         ) from error
-    try:
-        whole = json.loads(text)
-    except RecursionError:
-        raise InvalidDataError(
-            "program.too-deep", "{path}: JSON is nested too deeply for a list of samples", path=path
-        ) from None
-    except ValueError as error:
-        if text.lstrip()[:1] == "[" and not is_json(text.lstrip().split("\n", 1)[0]):
+    for fault in rows.faults:
+        if fault.code == "too-deep":
             raise InvalidDataError(
-                "program.not-json", "{path}: not valid JSON: {error}", path=path, error=error
-            ) from None
-    else:
-        rows = whole.get("data", [whole]) if isinstance(whole, dict) else whole
-        if not isinstance(rows, list):
-            raise InvalidDataError(
-                "program.not-a-list",
-                "{path}: expected a list of samples, got {found}",
-                path=path,
-                found=type(rows).__name__,
+                "program.too-deep", "{path}: JSON is nested too deeply for a list of samples", path=path
             )
-        yield from (
-            (Text("program.row", "row {number}", number=number), row) for number, row in enumerate(rows, start=1)
-        )
-        return
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield Text("program.line", "line {number}", number=number), sample_of(line)
-
-
-def sample_of(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return InvalidDataError("program.line-not-json", "not valid JSON")
-
-
-def is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
-def as_conversation(row: Any, *, system: str) -> Conversation:
-    """Convert one sample. Raises InvalidDataError with its problem."""
-    if isinstance(row, InvalidDataError):
-        raise row
-    if isinstance(row, Mapping) and "instruction" in row:
-        turns, level = from_instruction(row), row.get("difficulty")
-    elif isinstance(row, Mapping):
-        turns, level = from_chat(row.get("messages", row.get("conversations"))), row.get("difficulty")
-    else:
-        turns, level = from_chat(row), None
-    if not any(role == "assistant" and text.strip() for role, text in turns):
-        raise InvalidDataError("program.no-reply", "no reply of the assistant, so there is nothing to train on")
-    if system and turns[0][0] != "system":
-        turns = [("system", system), *turns]
-    if level is not None and not isinstance(level, str):
-        raise InvalidDataError(
-            "program.difficulty-type", "difficulty: expected a string, got {level:quote}", level=level
-        )
-    return Conversation(tuple(turns), level)
-
-
-def from_instruction(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    for key in ("instruction", "output"):
-        if not isinstance(row.get(key), str):
-            raise InvalidDataError("program.key-missing", "{key} is missing or not a string", key=key)
-    more = row.get("input") or ""
-    question = row["instruction"] + (f"\n{more}" if more else "")
-    turns = [("user", question), ("assistant", row["output"])]
-    return [("system", row["system"]), *turns] if row.get("system") else turns
-
-
-def from_chat(messages: Any) -> list[tuple[str, str]]:
-    if not isinstance(messages, list) or not messages:
-        raise InvalidDataError("program.unknown-format", "expected instruction and output, messages, or conversations")
-    turns = []
-    for number, message in enumerate(messages, start=1):
-        fields = message if isinstance(message, Mapping) else {}
-        role, content = fields.get("role", fields.get("from")), fields.get("content", fields.get("value"))
-        if role not in ROLES:
+        if fault.code == "not-json":
+            raise InvalidDataError("program.not-json", "{path}: not valid JSON: {error}", path=path, error=fault.value)
+        if fault.code == "not-a-list":
             raise InvalidDataError(
-                "program.unknown-role",
-                "message {number}: unknown role {role:quote}; expected one of {known}",
-                number=number,
-                role=role,
-                known=list(ROLES),
+                "program.not-a-list", "{path}: expected a list of samples, got {found}", path=path, found=fault.value
             )
-        turns.append((ROLES[role], plain(content, number)))
-    return turns
+    return rows
 
 
-def plain(content: Any, number: int) -> str:
-    """Return the text of a message, whose content may be a list of parts."""
-    if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
-        return "".join(str(part["text"]) for part in content)
-    if not isinstance(content, str):
-        raise InvalidDataError("program.no-text", "message {number} has no text", number=number)
-    return content
+def problem_of(error: UnusableRowError) -> Text:
+    """Return what makes a row unusable as a message."""
+    if error.code == "key-missing":
+        return Text("program.key-missing", "{key} is missing or not a string", key=error.value)
+    if error.code == "unknown-format":
+        return Text("program.unknown-format", "expected instruction and output, messages, or conversations")
+    if error.code == "unknown-role":
+        return Text(
+            "program.unknown-role",
+            "message {number}: unknown role {role:quote}; expected one of {known}",
+            number=error.number,
+            role=error.value,
+            known=list(ROLES),
+        )
+    if error.code == "no-text":
+        return Text("program.no-text", "message {number} has no text", number=error.number)
+    if error.code == "difficulty-type":
+        return Text("program.difficulty-type", "difficulty: expected a string, got {level:quote}", level=error.value)
+    return Text("program.no-reply", "no reply of the assistant, so there is nothing to train on")
 
 
 def digest_of(conversations: Sequence[Conversation]) -> str:

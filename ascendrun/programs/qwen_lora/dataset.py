@@ -13,16 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from ascendrun.facts.conversations import Conversation
 from ascendrun.options import GENERATED
 from ascendrun.programs.errors import InvalidDataError, check_given
 from ascendrun.programs.qwen_lora import chat_template
-from ascendrun.programs.qwen_lora.conversations import (
-    Conversation,
-    check_file,
-    digest_of,
-    make_conversations,
-    read_conversations,
-)
+from ascendrun.programs.qwen_lora.conversations import check_file, digest_of, make_conversations, read_conversations
 from ascendrun.programs.qwen_lora.curriculum import Course, Table, choose_table
 from ascendrun.programs.qwen_lora.sft_task import Rows
 from ascendrun.programs.trainer import shards

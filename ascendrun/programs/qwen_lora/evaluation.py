@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from ascendrun.facts.conversations import Conversation
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.cache import of_transformers
 from ascendrun.programs.generation.engine import Completion, Generator, generate
 from ascendrun.programs.qwen_lora.chat_template import encode, ends_of, prompt_of
-from ascendrun.programs.qwen_lora.conversations import Conversation
 from ascendrun.programs.qwen_lora.sft_task import Rows, forward
 from ascendrun.programs.trainer import shards
 from ascendrun.programs.trainer.packing import IGNORED

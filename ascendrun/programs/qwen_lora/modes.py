@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ascendrun.facts.conversations import Conversation
 from ascendrun.planner.cost import Layout
 from ascendrun.planner.models import flops_per_token, shape_of
 from ascendrun.planner.workload import Workload
@@ -16,7 +17,6 @@ from ascendrun.programs.devices import accelerator, attention, fused_ops, kernel
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import ProgramError
 from ascendrun.programs.qwen_lora import base, chat_template, evaluation, lora
-from ascendrun.programs.qwen_lora.conversations import Conversation
 from ascendrun.programs.qwen_lora.curriculum import Course
 from ascendrun.programs.qwen_lora.dataset import (
     Lessons,

@@ -174,6 +174,7 @@ BAD: dict[str, tuple[str, Change, Change, str]] = {
     "unknown difficulty": ("qwen_lora", {"difficulty_levels": ["explain", "hard", "x"]}, {}, "unknown-level"),
     "not UTF-8": ("qwen_lora", {}, {"/data/chat.json": b'[{"instruction": "\xff"}]'}, "not-utf8"),
     "not JSON": ("qwen_lora", {}, {"/data/chat.json": b"[\n{\n"}, "bad-row"),
+    "a role that is no text": ("qwen_lora", {}, {"/data/chat.json": b'[[{"role": [], "content": "x"}]]'}, "bad-row"),
     "no samples": ("qwen_lora", {}, {"/data/chat.json": b"[]"}, "no-rows"),
     "no reply": ("qwen_lora", {}, {"/data/chat.json": rows(lambda found: found[3].update(output=" "))}, "bad-row"),
     "texts for another program": ("qwen_lora", {}, {"/data/chat.json": b'{"text": "a b", "label": 1}\n'}, "other-form"),
