@@ -29,6 +29,8 @@ from collections import Counter
 
 from ascendrun.facts import parquet
 from ascendrun.facts.conversations import ROW_KINDS, UnusableRowError, read_conversation
+from ascendrun.facts.proteins import FASTA as FASTA_FORMS
+from ascendrun.facts.proteins import PROTEIN_FILES, form_of
 from ascendrun.facts.rows import Fault, parse_rows
 from ascendrun.node.agent import protein_files
 from ascendrun.node.ranks import to_bytes
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 WHOLE_BYTES, START_BYTES, HEADER_BYTES = 32 << 20, 1 << 20, 64 << 20
 MOST_FILES, MOST_NAMES, ROWS_SHOWN, VALUES = 20, 200, 5, 300
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-FASTA = tuple(f".{name}{packed}" for name in protein_files.FASTA for packed in ("", ".gz"))
+FASTA = tuple(f"{form}{packed}" for form in (*FASTA_FORMS, ".faa") for packed in ("", ".gz"))
 DATA = (".json", ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet", *FASTA)
 SEPARATORS = ",;\t|"
 
@@ -213,7 +215,7 @@ def _data_file(path: str, size: int, deadline: float) -> Raw:
         else:
             raw["not_utf8"] = error.start
             return raw
-    proteins = protein_files.read(raw["form"], text, deadline)
+    proteins = protein_files.read(form_of(name), text, deadline) if form_of(name) in PROTEIN_FILES else None
     if proteins is not None:
         raw["proteins"] = proteins
     if raw["form"].startswith("csv"):

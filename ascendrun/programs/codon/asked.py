@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ascendrun.facts.proteins import AMINO_ACIDS, SHOWN_PLACES
 from ascendrun.programs.codon import vocabulary as v
 from ascendrun.programs.codon.constraints import Constraints, read_constraints
 from ascendrun.text import Text
@@ -17,21 +18,10 @@ from ascendrun.text import Text
 AMBIGUOUS: Mapping[str, str] = {"B": "ND", "Z": "QE", "X": "A", "J": "LI", "U": "C", "O": "K"}
 """Letters that stand for one of several amino acids, or for a rare one, and what may take their place."""
 WAYS = ("error", "deterministic", "random")
-AMINO_ACIDS = frozenset(v.RESIDUES) - {v.STOP}
-SHOWN_PLACES = 5
-TABLES, FASTA, LINES = (".csv",), (".fasta", ".fa", ".fna", ".ffn"), (".jsonl", ".json")
-GENE_FILES = (*TABLES, *FASTA, *LINES)
-PROTEIN_FILES = (*GENE_FILES, ".faa")
 ENDINGS = (".csv", ".fasta", ".jsonl")
 """Of the file of the DNA."""
 Odd = Mapping[str, tuple[int, Sequence[int]]]
 """Letters that are not amino acids, or a stop before the end: how many, and the first positions from 1."""
-
-
-def form_of(name: str) -> str:
-    """Return the ending of a file's name, without .gz."""
-    path = Path(name)
-    return (Path(path.stem) if path.suffix == ".gz" else path).suffix.lower()
 
 
 @dataclass(frozen=True)
@@ -69,21 +59,6 @@ def read_ambiguity(text: str, *, seed: int = 0) -> tuple[Ambiguity, list[Text]]:
         got=text,
     )
     return Ambiguity(), [problem]
-
-
-def residues_of(text: str) -> str:
-    """Return the residues of a protein as given, with its stop."""
-    residues = "".join(text.split()).upper().replace("*", v.STOP)
-    return residues if residues.endswith(v.STOP) else residues + v.STOP
-
-
-def odd_letters(residues: str) -> Odd:
-    """Return what is not an amino acid, without the stop at the end."""
-    places: dict[str, list[int]] = {}
-    for at, letter in enumerate(residues[:-1], start=1):
-        if letter not in AMINO_ACIDS:
-            places.setdefault(letter, []).append(at)
-    return {letter: (len(all_of_it), all_of_it[:SHOWN_PLACES]) for letter, all_of_it in places.items()}
 
 
 def problems_of(count: int, odd: Odd, ambiguity: Ambiguity, *, most: int = v.MAX_RESIDUES) -> list[Text]:

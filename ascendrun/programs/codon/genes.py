@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
 from ascendrun.options import GENERATED
 from ascendrun.programs import errors
 from ascendrun.programs.codon import vocabulary as v
-from ascendrun.programs.codon.asked import FASTA, GENE_FILES, TABLES, form_of
+from ascendrun.programs.codon.gene_files import Row, files_of, rows_of
 from ascendrun.programs.codon.vocabulary import Organisms
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replace_json, replacing
 from ascendrun.text import Text
 
 Array = Any
-COLUMNS = {"dna": ("dna", "predicted_dna"), "protein": ("protein", "protein_sequence"), "organism": ("organism",)}
-"""Columns of a table by meaning, with the names of CodonTransformer's predictions."""
 PREPARED = "prepared.json"
 ARRAYS = ("tokens", "starts", "organisms", "is_val")
-NAMED_ORGANISM = re.compile(r"\[organism=([^\]]*)\]")
 SHOWN_ROWS = 5
 REASONS: Mapping[str, Text] = {
     "empty": Text("codon.empty", "no sequence"),
@@ -44,18 +39,6 @@ REASONS: Mapping[str, Text] = {
     "long": Text("codon.long", "more than {most} codons", most=v.MAX_RESIDUES),
 }
 """Why a sequence is skipped."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A sequence as read. `place`: its line or record. `protein` None: not given. `words`: of the guide's lines, which
-    have neither `dna` nor `protein`."""
-
-    place: int
-    organism: str
-    dna: str = ""
-    protein: str | None = None
-    words: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -280,8 +263,14 @@ def strange_codons(table: int) -> frozenset[str]:
     """Return the codons that NCBI's table reads differently from the tokens; 0, 1 and 11: none."""
     if table in (0, 1, 11):
         return frozenset()
-    biopython("--codon_table")
-    from Bio.Data import CodonTable
+    try:
+        from Bio.Data import CodonTable
+    except ImportError as error:
+        raise InvalidDataError(
+            "program.codon-biopython",
+            "{use} requires Biopython\nhint: pip install 'ascendrun[codon]'",
+            use="--codon_table",
+        ) from error
 
     if table not in CodonTable.unambiguous_dna_by_id:
         known = sorted(CodonTable.unambiguous_dna_by_id)
@@ -291,123 +280,6 @@ def strange_codons(table: int) -> frozenset[str]:
     code = CodonTable.unambiguous_dna_by_id[table]
     reads = {**code.forward_table, **dict.fromkeys(code.stop_codons, v.STOP)}
     return frozenset(codon for codon in v.CODONS if reads.get(codon) != v.STANDARD[codon])
-
-
-def biopython(use: str) -> None:
-    """Raise InvalidDataError where Biopython is missing."""
-    try:
-        import Bio  # noqa: F401
-    except ImportError as error:
-        raise InvalidDataError(
-            "program.codon-biopython", "{use} requires Biopython\nhint: pip install 'ascendrun[codon]'", use=use
-        ) from error
-
-
-# --- files ---
-
-
-def files_of(path: Path) -> list[Path]:
-    """Return the files of a path in the order of their names. Raises InvalidDataError."""
-    inside = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
-    found = [each for each in inside if form_of(each.name) in GENE_FILES and not each.name.startswith(".")]
-    if not found:
-        raise InvalidDataError(
-            "program.no-text-files", "{path}: no file found that ends in {forms}", path=path, forms=list(GENE_FILES)
-        )
-    return found
-
-
-def open_text(path: Path) -> TextIO:
-    if path.name.endswith(".gz"):
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return open(path, encoding="utf-8-sig", newline="")
-
-
-def rows_of(path: Path, organism: str) -> Iterator[Row | Text]:
-    """Yield the sequences of a file, and a Text for each problem. `organism`: of sequences that name none."""
-    form = form_of(path.name)
-    with open_text(path) as file:
-        yield from (
-            rows_of_table(path, file, organism)
-            if form in TABLES
-            else rows_of_fasta(path, file, organism)
-            if form in FASTA
-            else rows_of_lines(path, file)
-        )
-
-
-def rows_of_table(path: Path, file: TextIO, organism: str) -> Iterator[Row | Text]:
-    reader = csv.reader(file)
-    header = [name.strip().lower() for name in next(reader, [])]
-    places = {
-        kind: next((header.index(name) for name in names if name in header), None) for kind, names in COLUMNS.items()
-    }
-    required = ["dna"] if organism else ["dna", "organism"]
-    missing = [kind for kind in required if places[kind] is None]
-    if header and missing:
-        yield Text(
-            "program.codon-columns",
-            "{path}:1: no column {missing} among {columns}; expected dna, protein and organism",
-            path=path,
-            missing=missing,
-            columns=header,
-        )
-        return
-    for cells in reader:
-        if not cells:
-            continue
-        if len(cells) != len(header):
-            yield Text(
-                "program.codon-cells",
-                "{path}:{place}: {count} cells, the header has {expected}",
-                path=path,
-                place=reader.line_num,
-                count=len(cells),
-                expected=len(header),
-            )
-            continue
-        values = {kind: None if place is None else cells[place] for kind, place in places.items()}
-        yield Row(reader.line_num, values["organism"] or organism, values["dna"] or "", values["protein"] or None)
-
-
-def rows_of_fasta(path: Path, file: TextIO, organism: str) -> Iterator[Row | Text]:
-    biopython(str(path))
-    from Bio.SeqIO import FastaIO
-
-    parse: Any = FastaIO.SimpleFastaParser
-
-    for number, (title, dna) in enumerate(parse(file), start=1):
-        named = NAMED_ORGANISM.search(title)
-        if organism or named:
-            yield Row(number, organism or named[1], dna)  # type: ignore[index]
-        else:
-            yield Text(
-                "program.codon-no-organism",
-                "{path}: record {place} names no organism\n"
-                "hint: set --organism, or write [organism=NAME] into the headers",
-                path=path,
-                place=number,
-            )
-
-
-def rows_of_lines(path: Path, file: TextIO) -> Iterator[Row | Text]:
-    for place, line in enumerate(file, start=1):
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(line)
-            words, organism = found["codons"].split(), found["organism"]
-            if isinstance(organism, bool) or not isinstance(organism, (int, str)):
-                raise TypeError
-            yield Row(place, str(organism), words=words)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            yield Text(
-                "program.codon-line",
-                "{path}:{place}: expected {form}",
-                path=path,
-                place=place,
-                form='{"codons": "M_ATG … __TAA", "organism": 51}',
-            )
 
 
 # --- prepared ---

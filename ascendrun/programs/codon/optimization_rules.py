@@ -6,17 +6,10 @@ import posixpath
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ascendrun.facts.proteins import PROTEIN_FILES, form_of, odd_letters, residues_of
 from ascendrun.planner import rules
 from ascendrun.planner.training import PlanProblem, Raw, Training
-from ascendrun.programs.codon.asked import (
-    PROTEIN_FILES,
-    Ambiguity,
-    form_of,
-    odd_letters,
-    problems_of,
-    read_asked,
-    residues_of,
-)
+from ascendrun.programs.codon.asked import Ambiguity, problems_of, read_asked
 from ascendrun.programs.codon.vocabulary import MAX_RESIDUES, ORGANISMS, Organisms
 from ascendrun.text import Text
 

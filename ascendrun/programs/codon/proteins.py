@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import csv
-import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ascendrun.programs.codon.asked import (
-    AMBIGUOUS,
-    LINES,
-    PROTEIN_FILES,
-    TABLES,
-    Ambiguity,
-    form_of,
-    odd_letters,
-    problems_of,
-    residues_of,
-)
-from ascendrun.programs.codon.genes import NAMED_ORGANISM, biopython, open_text
+from ascendrun.facts import proteins as facts
+from ascendrun.facts.proteins import PROTEIN_FILES, form_of, odd_letters, residues_of
+from ascendrun.programs.codon.asked import AMBIGUOUS, Ambiguity, problems_of
+from ascendrun.programs.codon.gene_files import open_text
 from ascendrun.programs.codon.vocabulary import MAX_RESIDUES, Organisms
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.text import Text
-
-COLUMNS = {
-    "protein": ("protein", "protein_sequence"),
-    "organism": ("organism",),
-    "name": ("id", "name"),
-    "dna": ("dna",),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,39 +88,17 @@ def rows_of(given: str) -> Iterator[tuple[str, str, str, str, str]]:
         return
     try:
         with open_text(path) as file:
-            if form_of(path.name) in TABLES:
-                reader = csv.DictReader(file)
-                for row in reader:
-                    yield _row(path, reader.line_num, row)
-            elif form_of(path.name) in LINES:
-                for line, text in enumerate(file, start=1):
-                    if text.strip():
-                        yield _row(path, line, json.loads(text))
-            else:
-                biopython(given)
-                from Bio.SeqIO import FastaIO
-
-                parse: Any = FastaIO.SimpleFastaParser
-                for number, (title, text) in enumerate(parse(file), start=1):
-                    named = NAMED_ORGANISM.search(title)
-                    name = (title.split() or [str(number)])[0]
-                    yield f"{path}:{name}", name, text, named[1] if named else "", ""
+            for found in facts.read_proteins(form_of(path.name), file):
+                if found.letters is None:
+                    raise InvalidDataError(
+                        "program.codon-no-column",
+                        "{path}:{place}: no protein; expected {names}, and organism",
+                        path=path,
+                        place=found.place,
+                        names=list(facts.COLUMNS["protein"]),
+                    )
+                yield f"{path}:{found.place}", found.name, found.letters, found.organism, found.dna
     except (OSError, ValueError, csv.Error) as error:
         raise InvalidDataError(
             "program.codon-unreadable", "{path}: cannot be read: {reason}", path=path, reason=str(error)
         ) from error
-
-
-def _row(path: Path, place: int, row: Any) -> tuple[str, str, str, str, str]:
-    lower = {str(name).strip().lower(): value for name, value in row.items()} if isinstance(row, dict) else {}
-    values = {kind: next((lower[name] for name in names if name in lower), None) for kind, names in COLUMNS.items()}
-    if values["protein"] is None:
-        raise InvalidDataError(
-            "program.codon-no-column",
-            "{path}:{place}: no protein; expected {names}, and organism",
-            path=path,
-            place=place,
-            names=list(COLUMNS["protein"]),
-        )
-    name, organism = ("" if values[kind] is None else str(values[kind]) for kind in ("name", "organism"))
-    return f"{path}:{place}", name or str(place), str(values["protein"]), organism, str(values["dna"] or "")

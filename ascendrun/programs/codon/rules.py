@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ascendrun.facts.proteins import COLUMNS, TABLES, form_of
 from ascendrun.options import GENERATED
 from ascendrun.planner import rules
 from ascendrun.planner.models import Shape, shape_of
@@ -16,8 +17,6 @@ from ascendrun.programs.codon.vocabulary import LONGEST, ORGANISMS, TOKENS
 from ascendrun.text import Text
 
 TRAINS = ("pretrain", "finetune")
-TABLES = (".csv", ".csv.gz")
-COLUMNS = {"dna": ("dna", "predicted_dna"), "organism": ("organism",)}
 MEAN_TOKENS = 350.0
 """Of coding sequences that are not prepared yet: assumed."""
 GENERATED_TOKENS, GENERATED_LONGEST = 71.0, 122
@@ -59,13 +58,13 @@ def check_inputs(training: Training) -> Iterator[PlanProblem]:
 
 def missing_columns(file: Raw, *, has_organism: bool) -> list[str]:
     """Return the columns that a table lacks; []: none, or it is not a table."""
-    if not file["name"].endswith(TABLES) or not file.get("columns"):
+    if form_of(file["name"]) not in TABLES or not file.get("columns"):
         return []
     names = [str(name).strip().lower() for name in file["columns"]]
     return [
         column
-        for column, spellings in COLUMNS.items()
-        if not set(spellings) & set(names) and not (column == "organism" and has_organism)
+        for column in ("dna", "organism")
+        if not set(COLUMNS[column]) & set(names) and not (column == "organism" and has_organism)
     ]
 
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from ascendrun.facts import proteins
 from ascendrun.text import Text
 
 UNK, CLS, SEP, PAD, MASK = range(5)
-STOP = "_"
-RESIDUES = "ACDEFGHIKLMNPQRSTVWY" + STOP
+STOP = proteins.STOP
+RESIDUES = proteins.AMINO_ACIDS + STOP
 """In the order of their mask tokens."""
 FIRST_RESIDUE = 5
 FIRST_CODON = FIRST_RESIDUE + len(RESIDUES)

@@ -138,11 +138,10 @@ def test_tables_fasta_and_lines_of_the_same_genes_are_equal(tmp_path):
         g.strange_codons(7)
 
 
-def test_fasta_without_biopython_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "Bio", None)
-    (tmp_path / "f.fa").write_text(f">g [organism=51]\n{GOOD}\n")
+def test_another_genetic_code_without_biopython_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "Bio.Data", None)
     with pytest.raises(InvalidDataError) as error:
-        read(tmp_path / "f.fa")
+        g.strange_codons(3)
     assert "ascendrun[codon]" in str(error.value)
 
 

@@ -11,13 +11,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.node.agent import protein_files, training_files
+from ascendrun.node.agent import training_files
 from ascendrun.option_tables import read_table
 from ascendrun.options import with_defaults
 from ascendrun.planner.training import Training, judge
 from ascendrun.programs import codon as program
 from ascendrun.programs.codon import rules as plan
-from ascendrun.programs.codon.asked import odd_letters, read_ambiguity, residues_of
+from ascendrun.programs.codon.asked import read_ambiguity
 from ascendrun.programs.codon.model import Config
 from ascendrun.programs.codon.proteins import read_proteins
 from ascendrun.programs.codon.train import steps_of
@@ -206,16 +206,6 @@ def test_the_plan_finds_the_same_problems_in_a_file_as_the_program(tmp_path, end
     assert len(proteins) == 1 and len(expected) == 7
     assert sorted(str(each.message) for each in problems) == sorted(map(str, expected))
     assert {each.hosts for each in problems} == {("a",)}
-
-
-@pytest.mark.parametrize("text", [*PROTEINS, "XX*XX1XX*XXX", "*", "m k\nt"])
-def test_the_node_counts_letters_as_the_program_does(text):
-    size, odd = protein_files.odd_letters(text)
-    residues = residues_of(text)
-    assert size == len(residues)
-    assert {letter: (count, tuple(first)) for letter, (count, first) in odd.items()} == {
-        letter: (count, tuple(first)) for letter, (count, first) in odd_letters(residues).items()
-    }
 
 
 def test_rows_without_a_protein_and_other_models_are_refused(tmp_path):
