@@ -72,7 +72,7 @@ class Examiner:
                     self._examine(due, runner)
                     return
         if self.idle_every_s is not None:
-            due = self._due("", self._jobs.machines.idle_hosts(), self.idle_every_s)
+            due = self._due("", self._jobs.machines.contenders.idle_hosts(), self.idle_every_s)
             if due:
                 self._examine(due, None)
 
@@ -110,14 +110,14 @@ class Examiner:
         from ascendrun.head.survey.survey_reader import read_world
 
         context = read_world(replies, submission, device_type=None, now_s=time.time())
-        has_peers = self._jobs.machines.count > 1
+        has_peers = len(self._jobs.machines.records) > 1
         # Unrelated hosts need not reach each other, but the jobs of several hosts need the ports of each.
         alone = replace(context, job=None, plan=None, unreached={}, has_peers=has_peers)
         found_alone = [failures(replace(alone, facts={host: one})) for host, one in context.facts.items()]
         own = {host: finding for found in found_alone for host, finding in found.items()}
         codes = Counter(finding.code for finding in own.values())
         of_job = failures(context) if runner is not None else {}
-        idle = {address_of(host) for host in self._jobs.machines.idle_hosts()} if runner is None else set()
+        idle = {address_of(host) for host in self._jobs.machines.contenders.idle_hosts()} if runner is None else set()
         for host in hosts:
             is_spare = runner is not None and host.name in runner.job.spares and runner.job.state is State.RUNNING
             if not is_spare and address_of(host) not in idle:
@@ -127,7 +127,7 @@ class Examiner:
                 finding = None if found is None else found.message
                 count = 0 if found is None else codes[found.code]
                 is_own = count == 1 or 2 * count <= len(context.facts)  # else the fault of what they share
-                self._jobs.machines.take_examination(host, finding, is_strike=is_own)
+                self._jobs.machines.closures.take_examination(host, finding, is_strike=is_own)
             if runner is None or not is_spare:
                 continue
             missed, found = context.unreached.get(host.name), own.get(host.name) or of_job.get(host.name)

@@ -68,8 +68,8 @@ class LiveJobs:
         return iter(tuple(self._runners.values()))
 
     def __bool__(self) -> bool:
-        has_machines = "machines" in vars(self) and (self.machines.has_found or self.machines.has_unsaved)
-        return bool(self._runners) or has_machines
+        records = self.machines.records if "machines" in vars(self) else None
+        return bool(self._runners) or (records is not None and (records.has_found or records.has_unsaved))
 
     def is_busy(self, *, now_s: float) -> bool:
         """Return whether a job is live, or has ended so recently that its last bytes may still arrive."""
@@ -144,8 +144,8 @@ class LiveJobs:
             samples=self._collectors.samples,
             record=self.record,
             retention=self._retention,
-            idle_memory=lambda host: self.machines.idle_memory(host),
-            note_memory=lambda *noted: self.machines.note_memory(*noted),
+            idle_memory=lambda host: self.machines.memory.idle(host),
+            note_memory=lambda *noted: self.machines.memory.note(*noted),
         )
         runner = self._runners[job.id] = JobRunner(job, submission, context)
         return runner
@@ -160,7 +160,7 @@ class LiveJobs:
     def adopt_missing(self) -> None:
         """Resume the live jobs of the store that have no runner, and store the machines again."""
         if "machines" in vars(self):
-            self.machines.save_all()
+            self.machines.records.keep_all()
         for stored in self._store.jobs.live():
             if stored.job.id not in self._runners:
                 self._guard(partial(self.adopt, stored))
@@ -176,7 +176,8 @@ class LiveJobs:
 
     @cached_property
     def machines(self) -> Machines:
-        from ascendrun.head.loop.machines import JobAccess, Machines
+        from ascendrun.head.loop.machine.job_access import JobAccess
+        from ascendrun.head.loop.machines import Machines
 
         steps = self.steps
         jobs = JobAccess(lambda: iter(self), self._job, steps.feed, self.record, steps.work_off, self._adopt_found)
@@ -191,7 +192,7 @@ class LiveJobs:
     def on_up(self, link: AgentConnection) -> None:
         self.placing.changes += 1
         if link.info.live or self._runners:  # else a node without attempts, before the first job
-            self._guard(lambda: self.machines.on_up(link))
+            self._guard(lambda: self.machines.reconciler.on_up(link))
         for runner in self:
             host = runner.uses(link)
             if host is not None:
@@ -278,7 +279,7 @@ class LiveJobs:
 
         for event in step.events:
             if event.code in ("restarting", "gave-up"):
-                self._guard(partial(self.machines.note_failure, runner, event))
+                self._guard(partial(self.machines.closures.note_failure, runner, event))
         for action in step.actions:
             is_judging = isinstance(action, Judge)
             call = partial(self.judging.start, runner) if is_judging else partial(runner.perform, action)

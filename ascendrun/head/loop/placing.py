@@ -29,14 +29,14 @@ class Placing:
     def schedule(self, runners: Collection[JobRunner], machines: Machines) -> None:
         """Decide again where queued jobs start: when a job or a machine has changed, else once a second."""
         jobs = [runner.job for runner in runners]
-        seen = (jobs, machines.version, self.changes, int(time.time()))
+        seen = (jobs, machines.records.version, self.changes, int(time.time()))
         if seen == self._seen or all(job.state.value != "QUEUED" for job in jobs):
             return
         self._seen = seen
         from ascendrun.core.jobs.schedule import schedule
 
         claims = {runner.job.id: runner.claims for runner in runners}
-        contenders = machines.contenders([(runner.job, runner.hosts) for runner in runners], claims)
+        contenders = machines.contenders.of([(runner.job, runner.hosts) for runner in runners], claims)
         for job_id, decision in schedule(contenders, self._find, now_s=time.time()).items():
             self._feed(job_id, decision)
 
@@ -50,7 +50,7 @@ class Placing:
         claims = {runner.job.id: runner.claims for runner in runners}
         claims[job.id] = claims_of(submission.spec, submission.hosts)
         jobs = [(runner.job, runner.hosts) for runner in runners]
-        contenders = machines.contenders([*jobs, (job, submission.hosts)], claims)
+        contenders = machines.contenders.of([*jobs, (job, submission.hosts)], claims)
         decision = schedule(contenders, self._find, now_s=time.time())[job.id]
         names = decision.hosts if isinstance(decision, NodesFree) else job.pool[: job.request.nodes]
         return tuple(host for name in names for host in submission.hosts if host.name == name)

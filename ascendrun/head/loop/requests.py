@@ -111,7 +111,7 @@ class JobRequests:
         try:
             job = self._store.jobs.find(request.job).job
         except NotFoundError:
-            if not self._jobs.machines.stop_found(request.job, now=request.now):
+            if not self._jobs.machines.reconciler.stop_found(request.job, now=request.now):
                 raise
             answer(Done(), b"", True)
             return
@@ -146,10 +146,10 @@ class JobRequests:
         answer(Done(), b"", True)
 
     def _release(self, request: messages.Release, answer: Answer) -> None:
-        self._jobs.machines.release(request.host, request.by, lambda error: answer(error or Done(), b"", True))
+        self._jobs.machines.holds.release(request.host, request.by, lambda error: answer(error or Done(), b"", True))
 
     def _change_machines(self, request: messages.ChangeMachines, answer: Answer) -> None:
-        self._jobs.machines.change(request)
+        self._jobs.machines.closures.change(request)
         self._jobs.steps.work_off()
         answer(Done(), b"", True)
 

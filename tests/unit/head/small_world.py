@@ -205,7 +205,7 @@ class World:
 
     def look(self) -> None:
         """The look of each minute."""
-        self.jobs.machines._due_mono = 0.0
+        self.jobs.machines.reconciler._due_mono = 0.0
         self.turn()
 
     def turn(self) -> None:
@@ -238,5 +238,5 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def change(world: World, what: str, *hosts: Host, **more: Any) -> None:
-    world.jobs.machines.change(ChangeMachines(hosts, what, "wang", **more))
+    world.jobs.machines.closures.change(ChangeMachines(hosts, what, "wang", **more))
     world.turn()

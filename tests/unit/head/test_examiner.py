@@ -49,9 +49,9 @@ class Health(World):
     def later(self, seconds: float) -> None:
         """Let the time between two examinations pass, and a strike be another one."""
         self.examiner._tried = {key: at - seconds for key, at in self.examiner._tried.items()}
-        for record in tuple(self.jobs.machines._records.values()):
+        for record in tuple(self.jobs.machines.records.all()):
             strikes = tuple(at_s - STRIKE_S for at_s in record.strikes)
-            self.jobs.machines._keep(replace(record, strikes=strikes))
+            self.jobs.machines.records.keep(replace(record, strikes=strikes))
         self.tick()
 
     def surveys(self, host: Host) -> int:
@@ -93,7 +93,7 @@ def test_an_idle_host_is_quarantined_by_the_second_failed_examination(world: Hea
     world.known(N1, N2)
     world.nodes["n1"].survey = FULL
     world.examine(idle_every_s=60.0)
-    [record] = world.jobs.machines._records_at(N1)
+    [record] = world.jobs.machines.records.at(N1)
     assert (record.finding and record.finding.key, len(record.strikes)) == ("finding.disk-full.message", 1)
     world.tick()
     assert world.surveys(N1) == 1, "its time has not come"
@@ -101,7 +101,7 @@ def test_an_idle_host_is_quarantined_by_the_second_failed_examination(world: Hea
     [record] = world.store.machines.all() and [one for one in world.store.machines.all() if one.hosts == (N1,)]
     assert record.quarantine and record.quarantine.state is MachineState.QUARANTINED
     assert world.codes() == ["host-strike", "host-strike", "host-closed"]
-    [other] = world.jobs.machines._records_at(N2)
+    [other] = world.jobs.machines.records.at(N2)
     assert other.examined_at_s and other.finding is None and not other.strikes
     surveys = world.surveys(N1)
     world.later(61.0)
@@ -113,7 +113,7 @@ def test_a_fault_of_most_hosts_is_no_strike(world: Health) -> None:
     for host in (N1, N2):
         world.get(host).node.survey = FULL
     world.examine(idle_every_s=60.0)
-    records = [one for host in (N1, N2) for one in world.jobs.machines._records_at(host)]
+    records = [one for host in (N1, N2) for one in world.jobs.machines.records.at(host)]
     assert all(one.finding is not None and not one.strikes for one in records)
 
 
@@ -133,7 +133,7 @@ def test_the_result_of_a_host_that_a_job_took_meanwhile_counts_nothing(world: He
     world.running(N1)
     take = world.examiner._take
     take([SurveyReply("n1", Failure("unreachable", "x"))], [N1], None, None)
-    [record] = world.jobs.machines._records_at(N1)
+    [record] = world.jobs.machines.records.at(N1)
     assert record.examined_at_s is None
 
 
@@ -153,7 +153,7 @@ def test_a_spare_is_examined_staged_and_reported_once_each_time_that_it_changes(
         "finding.disk-full.message",
     )
     world.later(SPARES_S + 1)
-    [record] = world.jobs.machines._records_at(N2)
+    [record] = world.jobs.machines.records.at(N2)
     assert record.quarantine is not None and world.codes(job.id).count("spare-not-ready") == 1
     world.nodes["n2"].survey = {}
     world.later(SPARES_S + 1)
@@ -178,10 +178,10 @@ def test_a_spare_that_did_not_respond_is_examined_again_soon(world: Health) -> N
 def test_a_deep_examination_ends_a_quarantine_and_no_drain(world: Health) -> None:
     world.known(N1, N2)
     for host in (N1, N2):
-        world.jobs.machines.quarantine(host, Text("x", "x"))
+        world.jobs.machines.closures.quarantine(host, Text("x", "x"))
     change(world, "drain", N2, reason="optics")
     change(world, "deep", N1, N2)
-    records = [one for host in (N1, N2) for one in world.jobs.machines._records_at(host)]
+    records = [one for host in (N1, N2) for one in world.jobs.machines.records.at(host)]
     assert [(one.quarantine, one.drain is not None, one.quarantines) for one in records] == [
         (None, False, 0),
         (None, True, 0),
@@ -193,7 +193,7 @@ def test_a_deep_examination_ends_a_quarantine_and_no_drain(world: Health) -> Non
 
 def test_only_a_job_that_measures_its_hosts_is_placed_on_closed_ones(world: Health) -> None:
     world.known(N1, N2)
-    world.jobs.machines.quarantine(N1, Text("x", "x"))
+    world.jobs.machines.closures.quarantine(N1, Text("x", "x"))
     change(world, "drain", N2)
     for node in world.nodes.values():
         node.survey = None
@@ -204,7 +204,7 @@ def test_only_a_job_that_measures_its_hosts_is_placed_on_closed_ones(world: Heal
 
 def test_a_strike_without_any_job_is_stored(world: Health) -> None:
     world.up(N3)
-    world.jobs.machines.strike(N3, Text("x", "x"))
+    world.jobs.machines.closures.strike(N3, Text("x", "x"))
     assert world.jobs, "there is something to store"
     world.turn()
     assert not world.jobs and [len(one.strikes) for one in world.store.machines.all()] == [1]
@@ -214,19 +214,19 @@ def test_a_strike_without_any_job_is_stored(world: Health) -> None:
 def test_memory_that_stays_in_use_is_noted_and_closes_its_machine_after_a_minute(world: Health) -> None:
     world.known(N1)
     machines, taken = world.jobs.machines, Text("x", "x")
-    machines.note_memory(N1, {0: 3400, 1: 3300}, None)
-    machines.note_memory(N1, {0: 3350}, None)
-    assert machines.idle_memory(N1) == {0: 3350, 1: 3300}
-    machines.note_memory(N1, {0: 9000}, taken)
-    [record] = machines._records_at(N1)
-    assert machines.idle_memory(N1)[0] == 3350 and record.taken_since_s and record.quarantine is None
-    machines._keep(replace(record, taken_since_s=record.taken_since_s - TAKEN_S - 1))
-    machines.note_memory(N1, {0: 9000}, taken)
+    machines.memory.note(N1, {0: 3400, 1: 3300}, None)
+    machines.memory.note(N1, {0: 3350}, None)
+    assert machines.memory.idle(N1) == {0: 3350, 1: 3300}
+    machines.memory.note(N1, {0: 9000}, taken)
+    [record] = machines.records.at(N1)
+    assert machines.memory.idle(N1)[0] == 3350 and record.taken_since_s and record.quarantine is None
+    machines.records.keep(replace(record, taken_since_s=record.taken_since_s - TAKEN_S - 1))
+    machines.memory.note(N1, {0: 9000}, taken)
     world.turn()
     [record] = world.store.machines.all()
     assert record.quarantine and record.quarantine.reason == taken
-    machines.note_memory(N1, {0: 3350}, None)
-    [record] = machines._records_at(N1)
+    machines.memory.note(N1, {0: 3350}, None)
+    [record] = machines.records.at(N1)
     assert record.taken_since_s is None and record.quarantine is not None
     change(world, "undrain", N1)
-    assert machines.idle_memory(N1) == {} and world.codes()[-2:] == ["host-closed", "host-opened"]
+    assert machines.memory.idle(N1) == {} and world.codes()[-2:] == ["host-closed", "host-opened"]

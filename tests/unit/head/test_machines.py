@@ -15,7 +15,7 @@ from ascendrun.core.jobs import inputs
 from ascendrun.core.jobs.job import Job, Phase, Request, State
 from ascendrun.core.machines import MachineState
 from ascendrun.head.agents.connections import dialled
-from ascendrun.head.loop.machines import LOOK_S
+from ascendrun.head.loop.machine.reconcile import LOOK_S
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import ChangeMachines
 from ascendrun.head.state.job_files import read_copy
@@ -118,8 +118,8 @@ def test_ranks_without_their_directory_end_only_at_the_second_look(world: World)
     node = vanish(world, job, N1, alive=True)
     world.look()
     assert node.stopped() == [], "a home that is not mounted for a moment"
-    seen = world.jobs.machines._strays
-    world.jobs.machines._strays = {key: at - LOOK_S for key, at in seen.items()}
+    seen = world.jobs.machines.reconciler._strays
+    world.jobs.machines.reconciler._strays = {key: at - LOOK_S for key, at in seen.items()}
     world.look()
     assert node.stopped() == [job.run_id]
     assert (world.now(job).state, world.now(job).node("n1").lost) == (State.FAILED, "directory-gone")
@@ -185,7 +185,7 @@ def test_a_held_machine_stays_held_when_the_controller_is_started_again(world: W
 
 def release(world: World, host: str) -> AscendrunError | None:
     found: list[AscendrunError | None] = []
-    world.jobs.machines.release(host, "wang", found.append)
+    world.jobs.machines.holds.release(host, "wang", found.append)
     world.turn()
     world.turn()
     assert len(found) == 1
@@ -215,7 +215,9 @@ def test_an_unreachable_host_is_free_by_the_word_of_a_person_and_the_story_says_
 def test_a_release_is_stored_before_it_is_acknowledged(world: World) -> None:
     job = unconfirmed(world)
     stored: list[tuple[str, ...]] = []
-    world.jobs.machines.release("n2", "wang", lambda error: stored.append(world.store.jobs.find(job.id).job.held_hosts))
+    world.jobs.machines.holds.release(
+        "n2", "wang", lambda error: stored.append(world.store.jobs.find(job.id).job.held_hosts)
+    )
     world.turn()
     assert stored == [()]
 
@@ -228,7 +230,9 @@ def test_a_release_of_a_found_attempt_is_stored_before_it_is_acknowledged(world:
     world.get(N1).failures = 3
     stored: list[int] = []
     machines = world.store.machines
-    world.jobs.machines.release("n1", "wang", lambda error: stored.extend(len(one.found) for one in machines.all()))
+    world.jobs.machines.holds.release(
+        "n1", "wang", lambda error: stored.extend(len(one.found) for one in machines.all())
+    )
     world.turn()
     assert stored == [0]
 
@@ -245,7 +249,7 @@ def test_a_release_waits_for_the_connection_that_is_being_made(world: World) -> 
     job = unconfirmed(world)
     world.get(N2).failures = 0
     found: list[AscendrunError | None] = []
-    world.jobs.machines.release("n2", "wang", found.append)
+    world.jobs.machines.holds.release("n2", "wang", found.append)
     world.turn()
     assert found == []
     world.get(N2).is_up = True
@@ -281,8 +285,8 @@ def test_an_attempt_that_no_record_explains_holds_its_machine_until_it_is_stoppe
     assert world.store.machines.held()[0].holds[0].tag == tag
     world.up(N1)
     assert node.stopped() == [], "what no record explains is not touched"
-    assert not world.jobs.machines.stop_found("j-0008", now=True)
-    assert world.jobs.machines.stop_found("j-0007", now=True)
+    assert not world.jobs.machines.reconciler.stop_found("j-0008", now=True)
+    assert world.jobs.machines.reconciler.stop_found("j-0007", now=True)
     world.turn()
     world.turn()
     assert node.stopped() == [tag] and world.store.machines.held() == ()
@@ -395,9 +399,9 @@ def test_a_drained_host_gets_no_job_until_the_drain_ends_also_by_another_name(wo
 
 @pytest.mark.parametrize("what", ["drain", "undrain", "lost", "deep"])
 def test_the_word_of_an_operator_is_stored_before_it_is_acknowledged(world: World, what: str) -> None:
-    world.jobs.machines.quarantine(N1, Text("x", "x"))
+    world.jobs.machines.closures.quarantine(N1, Text("x", "x"))
     change(world, "drain", N1)
-    world.jobs.machines.change(ChangeMachines((N1,), what, "li"))
+    world.jobs.machines.closures.change(ChangeMachines((N1,), what, "li"))
     world.restart()
     [record] = world.store.machines.all()
     drain = record.drain
@@ -414,7 +418,7 @@ def test_a_word_that_cannot_be_stored_is_an_error_and_changes_nothing(
     job = world.running(N1, N2)
     world.up(N1, N2)
     world.get(N2).is_up = False
-    world.jobs.machines.quarantine(N2, Text("x", "x"))
+    world.jobs.machines.closures.quarantine(N2, Text("x", "x"))
     world.turn()
     before = world.store.machines.all()
 
@@ -472,12 +476,12 @@ def test_the_second_strike_of_a_host_is_a_quarantine_and_each_one_is_longer(worl
     world.up(N1)
     job, reason = world.job(N1, N2, request=Request(1)), Text("x", "x")
     for _ in range(2):  # reported by two jobs
-        world.jobs.machines.strike(N1, reason)
-    [record] = world.jobs.machines._records_at(N1)
+        world.jobs.machines.closures.strike(N1, reason)
+    [record] = world.jobs.machines.records.at(N1)
     assert not record.closures(time.time()) and len(record.strikes) == 1
-    world.jobs.machines._keep(replace(record, strikes=(record.strikes[0] - 3600.0,)))
-    world.jobs.machines.strike(N1, reason)
-    [record] = world.jobs.machines._records_at(N1)
+    world.jobs.machines.records.keep(replace(record, strikes=(record.strikes[0] - 3600.0,)))
+    world.jobs.machines.closures.strike(N1, reason)
+    [record] = world.jobs.machines.records.at(N1)
     [first] = record.closures(time.time())
     again = record.quarantined(reason, time.time()).quarantine
     assert first.until_s and again and again.until_s

@@ -141,7 +141,8 @@ class AttemptFiles:
     def _compare(self, host: str, reply: Reply[agent.FilesReply]) -> None:
         self._sizes_requested.discard(host)
         if reply.error is not None or reply.message.phase not in (None, "ended"):
-            return  # what still runs there, or was there when the node lost its power, is ended first: loop/machines.py
+            # What still runs there, or was there when the node lost its power, is ended first: machine/reconcile.py.
+            return
         sizes = dict(self._limits.expected(reply.message.files))
         lacks_samples = self._context.samples.lacks(self._source(host), sizes.pop("samples", {}))
         if lacks_samples or self.spool(host).differs_from(sizes):

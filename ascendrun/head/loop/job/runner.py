@@ -73,8 +73,8 @@ class JobRunner(LiveJob):
         self.ending.tick(now)
 
     def on_up(self, host: str) -> None:
-        """Handle an agent that responds (again), after the comparison of head/loop/machines.py: resend what it may have
-        missed."""
+        """Handle an agent that responds (again), after the comparison of head/loop/machine/reconcile.py: resend what
+        it may have missed."""
         self.survey.on_up()
         self.copies.on_up(host)
         node = next((node for node in self.job.nodes if node.host == host), None)

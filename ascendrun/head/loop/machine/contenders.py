@@ -1,0 +1,142 @@
+"""Which machines a job may use now, and why not the others: the contenders of the scheduler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from ascendrun.core.hosts import Host
+from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.jobs.reasons import Detail, because
+from ascendrun.core.jobs.restart import avoided_hosts, excluded_hosts
+from ascendrun.core.jobs.schedule import Claim, Contender
+from ascendrun.core.machines import Machine, MachineRecord, address_of, machine_id
+from ascendrun.head.agents.connections import Connections, dialled
+from ascendrun.head.loop.machine.holds import Holds
+from ascendrun.head.loop.machine.job_access import JobAccess
+from ascendrun.head.loop.machine.records import MachineRecords
+from ascendrun.head.protocol.remote import AgentConnection
+from ascendrun.text import Text
+
+
+class Contenders:
+    """The jobs that want machines, with what the machines say to that."""
+
+    def __init__(self, records: MachineRecords, links: Connections, jobs: JobAccess, holds: Holds) -> None:
+        self._records, self._links, self._jobs, self._holds = records, links, jobs, holds
+
+    def of(
+        self, jobs: Sequence[tuple[Job, Sequence[Host]]], claims: Mapping[str, Mapping[str, Claim]]
+    ) -> tuple[Contender, ...]:
+        """Return the jobs for the scheduler. `jobs`: with the hosts of their pools; `claims`: of each by its id."""
+        held, now_s = self._holds.held(), time.time()
+        links = {dialled(link.host): link for link in self._links}
+        records = self._records.all()
+        barred = {False: _Barred(held, records, links.values(), now_s)}
+        if any(job.request.examines for job, _ in jobs):
+            opened = [replace(record, drain=None, quarantine=None) for record in records]
+            barred[True] = _Barred(held, opened, links.values(), now_s)
+        return tuple(
+            self._contender(
+                job, hosts, claims[job.id], barred[job.request.examines], links, now_s, is_any_held=bool(held)
+            )
+            for job, hosts in jobs
+        )
+
+    def _contender(
+        self,
+        job: Job,
+        pool: Sequence[Host],
+        claims: Mapping[str, Claim],
+        barred: _Barred,
+        links: Mapping[Host, AgentConnection],
+        now_s: float,
+        *,
+        is_any_held: bool,
+    ) -> Contender:
+        is_queued = job.state is State.QUEUED
+        used = {*job.hosts, *job.spares}
+        hosts = [host for host in pool if is_queued or host.name in used]
+        places = {host.name: barred.place(host) for host in hosts}
+        if not is_queued:
+            return Contender(job, claims, places=places)
+        unusable: dict[str, Detail] = {host.name: why for host in hosts if (why := barred.why(host)) is not None}
+        excluded = excluded_hosts(job.policy, job.past)
+        unusable.update((name, because("host-excluded")) for name in excluded)
+        for name, until_s in job.passed_over.items():
+            if until_s > now_s:
+                unusable.setdefault(name, because("host-passed-over", until_s=until_s))
+        away: dict[str, Detail] = {}
+        unknown: list[Host] = []
+        for host in hosts if links or is_any_held else ():
+            link = links.get(dialled(host))
+            if host.name in unusable or (link is not None and link.is_up):
+                continue
+            if link is not None and link.failures:
+                away[host.name] = because("host-away", why=link.last_error.message if link.last_error else None)
+            elif is_any_held and not barred.is_known(host):
+                unknown.append(host)
+        if len(hosts) - len(unusable) - len(away) - len(unknown) < job.request.nodes:
+            for host in unknown:
+                self._links.get(host)  # it connects
+        unusable.update((host.name, because("host-unidentified")) for host in unknown)
+        lost = frozenset(host.name for host in hosts if barred.is_lost(host))
+        return Contender(job, claims, unusable, away, avoided_hosts(job.past, now_s), places, lost)
+
+    def idle_hosts(self) -> tuple[Host, ...]:
+        """Return the known machines that no job uses or holds and that nothing closes."""
+        now_s = time.time()
+        used = {address for machine in self._holds.held() for address in machine.addresses}
+        for runner in self._jobs.runners():
+            if not runner.job.is_terminal:
+                names = {*runner.job.hosts, *runner.job.spares}
+                used |= {address_of(host) for host in runner.hosts if host.name in names}
+        return tuple(
+            record.hosts[-1]
+            for record in self._records.all()
+            if record.hosts and not record.closures(now_s) and not record.addresses & used
+        )
+
+
+class _Barred:
+    """Machines that no job may use now, by their names in hostfiles."""
+
+    def __init__(
+        self, held: Sequence[Machine], records: Iterable[MachineRecord], links: Iterable[AgentConnection], now_s: float
+    ) -> None:
+        self._keys: dict[str, str] = {}
+        self._why: dict[str, Text] = {}
+        self._lost: set[str] = set()
+        for record in records:
+            if record.is_identified:
+                self._keys.update(dict.fromkeys(record.addresses, record.key))
+            for closure in record.closures(now_s)[:1]:
+                self._why.update(dict.fromkeys((record.key, *record.addresses), closure.message()))
+            if any(closure.is_lost for closure in record.closures(now_s)):
+                self._lost |= {record.key, *record.addresses}
+        for link in links:
+            key = machine_id(link.host, link.info.machine_key) if link.is_up else None
+            if key is not None:
+                self._keys[address_of(link.host)] = key
+        for machine in held:
+            places = (*machine.addresses, *([] if machine.key is None else [machine.key]))
+            self._why.update(dict.fromkeys(places, machine.holds[0].reason()))
+
+    def is_known(self, host: Host) -> bool:
+        """Return whether the host has been identified as a certain machine."""
+        address = address_of(host)
+        return address in self._keys or address in self._why
+
+    def place(self, host: Host) -> str:
+        """Return the machine of a host, equal for all its names; its address if the machine is not known."""
+        address = address_of(host)
+        return self._keys.get(address, address)
+
+    def is_lost(self, host: Host) -> bool:
+        """Return whether a user has given up the machine with its disks."""
+        return bool({address_of(host), self.place(host)} & self._lost)
+
+    def why(self, host: Host) -> Text | None:
+        """Return why no job may use the host, None: jobs may."""
+        return self._why.get(address_of(host)) or self._why.get(self.place(host))

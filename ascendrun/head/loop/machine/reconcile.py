@@ -1,0 +1,239 @@
+"""What nodes report is compared with the records of jobs: attempts that must end, are lost, or that no job explains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ascendrun.core.jobs import inputs
+from ascendrun.core.jobs.job_copy import JobCopy
+from ascendrun.core.jobs.reconcile import AttemptState, NodeState, Verdict, compare
+from ascendrun.head.agents.connections import Connections
+from ascendrun.head.loop.machine.job_access import JobAccess
+from ascendrun.head.loop.machine.records import MachineRecords
+from ascendrun.head.protocol import agent_messages as agent
+from ascendrun.head.protocol.messages import Done
+from ascendrun.head.protocol.remote import AgentConnection, Reply
+from ascendrun.node.layout import make_run, split_tag
+
+if TYPE_CHECKING:
+    from ascendrun.head.loop.job.runner import JobRunner
+
+LOOK_S = 60.0
+"""Interval in which nodes are compared with the records; also at every new connection."""
+DEADLINE_S = 30.0
+FOUND_GRACE_S = 30.0
+"""Grace period of an attempt whose job file is unknown: the default of `checkpoint.grace_period_s`."""
+
+
+class Reconciler:
+    """Comparison of nodes with records. `post` runs a call in the controller's thread."""
+
+    def __init__(
+        self,
+        records: MachineRecords,
+        links: Connections,
+        jobs: JobAccess,
+        *,
+        head_id: str,
+        post: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._records, self._links, self._jobs, self._post = records, links, jobs, post
+        self._head_id = head_id
+        self._due_mono = 0.0
+        self._strays: dict[tuple[int, str], float] = {}
+
+    def on_up(self, link: AgentConnection) -> None:
+        """Compare a node that responds (again) with the records, before anything is requested from it."""
+        info = link.info
+        seen = NodeState(info.boot_id, info.incarnation, None if info.live is None else frozenset(info.live))
+        self._note(link, seen)
+        self._compare_all(link, seen)
+
+    def used_links(self) -> tuple[AgentConnection, ...]:
+        """Return the connections to hosts where processes of ours may live."""
+        links = {id(link): link for runner in self._jobs.runners() for link in runner.started_links()}
+        for record in self._records.all():
+            for host in record.hosts if record.found else ():
+                link = self._links.get(host)
+                links[id(link)] = link
+        return tuple(links.values())
+
+    def tick(self) -> None:
+        """Query the nodes if they are due."""
+        if time.monotonic() >= self._due_mono:
+            self._due_mono = time.monotonic() + LOOK_S
+            for link in self.used_links():
+                if link.is_up:
+                    link.call(agent.Live(), deadline_s=DEADLINE_S, done=partial(self._take_live, link))
+
+    def _take_live(self, link: AgentConnection, reply: Reply[agent.LiveReply]) -> None:
+        if reply.error is None:
+            told = reply.message
+            seen = NodeState(told.boot_id, told.incarnation, None if told.live is None else frozenset(told.live))
+            self._post(lambda: self._compare_all(link, seen))
+
+    def _note(self, link: AgentConnection, seen: NodeState) -> None:
+        """Keep how a machine is reached, if a job uses it."""
+        record = replace(self._records.of(link), boot_id=seen.boot_id, incarnation=seen.incarnation)
+        is_used = bool(record.key) and any(runner.uses(link) for runner in self._jobs.runners())
+        if is_used and record != self._records.get(record.key):
+            self._records.keep(record)
+
+    def _compare_all(self, link: AgentConnection, seen: NodeState) -> None:
+        tags = {
+            runner.job.run_id
+            for runner in self._jobs.runners()
+            if runner.job.go_sent_at_s is not None and runner.uses(link)
+        }
+        for tag in seen.live or ():
+            if self._job_id(tag) is not None:
+                tags.add(tag)
+        for tag in sorted(tags):
+            self._compare(link, tag, seen, None)
+        if seen.live is not None:
+            record = self._records.of(link)
+            self._records.forget_found(record, set(record.found) - seen.live)
+
+    def _job_id(self, tag: str) -> str | None:
+        """Return the job of a tag, None: not a tag, or of another head node."""
+        try:
+            run, _ = split_tag(tag)
+        except ValueError:
+            return None
+        prefix = make_run(self._head_id, "")
+        return run[len(prefix) :] if run.startswith(prefix) else None
+
+    def _compare(self, link: AgentConnection, tag: str, seen: NodeState, attempt: AttemptState | None) -> None:
+        job_id = self._job_id(tag)
+        assert job_id is not None, "a tag of this head node"
+        job = self._jobs.find(job_id)
+        runner = next((one for one in self._jobs.runners() if one.job.id == job_id), None)
+        name = runner.uses(link) if runner is not None else link.host.name
+        host = name if job is not None and name in job.hosts else None
+        verdict = compare(job, host, tag, seen, attempt)
+        if verdict is not Verdict.FOUND:
+            self._records.forget_found(self._records.of(link), {tag})
+        if verdict is Verdict.AGREES:
+            if runner is not None and host is not None and tag in (seen.live or ()):
+                self._complete(runner, host, link, seen)
+            return
+        if verdict is Verdict.QUERY:
+            self._query(link, tag, seen)
+        elif verdict is Verdict.FOUND:
+            self._add_found(link, tag)
+            self._query_copy(link, tag)
+        elif verdict is Verdict.STOP and (attempt is None or self._is_twice(link, tag)):
+            self._stop(link, tag, seen)
+        elif verdict is Verdict.ABORT:
+            self._abort(link, tag, seen)
+        elif runner is not None and host is not None:
+            self._act(runner, host, verdict)
+            if verdict is Verdict.REBOOTED and tag in (seen.live or ()):
+                self._stop(link, tag, seen)  # its disk has survived: the end is recorded there, and copied
+
+    def _complete(self, runner: JobRunner, host: str, link: AgentConnection, seen: NodeState) -> None:
+        """Give a job that was rebuilt without it the identity of the node that runs it: its next reboot is then one."""
+        node = runner.job.node(host)
+        if node.may_run_processes and node.boot_id is None:
+            identity = {"machine_key": link.info.machine_key, "incarnation": seen.incarnation}
+            change = inputs.NodeReported(host, seen.boot_id, node.clock_offset_s, **identity)
+            self._jobs.feed(runner.job.id, change)
+
+    def _is_twice(self, link: AgentConnection, tag: str) -> bool:
+        """Return whether an attempt was without its directory at the previous look too: a home that is not mounted for
+        a moment must not end ranks."""
+        now = time.monotonic()
+        self._strays = {key: at for key, at in self._strays.items() if now - at < 3 * LOOK_S}
+        return now - self._strays.setdefault((id(link), tag), now) > LOOK_S / 2
+
+    def _act(self, runner: JobRunner, host: str, verdict: Verdict) -> None:
+        if verdict is Verdict.GO:
+            runner.send_go(host)
+            return
+        lost = {Verdict.REBOOTED: "rebooted", Verdict.GONE: "directory-gone"}.get(verdict)
+        if lost is not None:
+            runner.ending.take(host)
+        self._jobs.feed(runner.job.id, inputs.LeftoversGone(host) if lost is None else inputs.NodeLost(host, lost))
+        # Its disk may have survived, with the last lines of the logs.
+        runner.copies.present.follow_later(host, wait_s=0.0)
+
+    def _query(self, link: AgentConnection, tag: str, seen: NodeState) -> None:
+        def take(reply: Reply[agent.ProcessesReply]) -> None:
+            if reply.error is None:
+                told = reply.message
+                attempt = AttemptState(told.phase, bool(told.processes) or told.supervisor)
+                self._post(lambda: self._compare(link, tag, seen, attempt))
+
+        link.call(agent.Processes(tag), deadline_s=DEADLINE_S, done=take)
+
+    def _stop(self, link: AgentConnection, tag: str, seen: NodeState) -> None:
+        """End an attempt by its tag. The node's answer, or the next look, shows whether it has gone."""
+
+        def take(reply: Reply[agent.ProcessesReply]) -> None:
+            if reply.error is None and not reply.message.processes and not reply.message.supervisor:
+                gone = replace(seen, live=(seen.live or frozenset()) - {tag})
+                self._post(lambda: self._compare(link, tag, gone, AttemptState(None, processes=False)))
+
+        def query(reply: Reply[Done]) -> None:
+            link.call(agent.Processes(tag), deadline_s=DEADLINE_S, done=take)
+
+        link.call(agent.Stop(tag, True, 0.0), deadline_s=DEADLINE_S, done=query)
+
+    def _abort(self, link: AgentConnection, tag: str, seen: NodeState) -> None:
+        """Remove a prepared attempt; end it if it was started all the same."""
+
+        def take(reply: Reply[Done]) -> None:
+            if reply.error is not None and reply.error.code == "attempt-running":
+                self._post(lambda: self._stop(link, tag, seen))
+
+        link.call(agent.Abort(tag), deadline_s=DEADLINE_S, done=take)
+
+    def _add_found(self, link: AgentConnection, tag: str) -> None:
+        record = self._records.of(link)
+        if record.key and tag not in record.found:
+            self._records.keep(replace(record, found={**record.found, tag: time.time()}))
+
+    def _query_copy(self, link: AgentConnection, tag: str) -> None:
+        """Adopt the attempt if the node has a copy of its job."""
+
+        def take(reply: Reply[agent.CopyReply]) -> None:
+            if reply.error is None and reply.message.job is not None:
+                self._post(partial(self._adopt, tag, reply.message.job))
+
+        link.call(agent.Copy(tag), deadline_s=DEADLINE_S, done=take)
+
+    def _adopt(self, tag: str, values: Mapping[str, Any]) -> None:
+        run, attempt = split_tag(tag)
+        try:
+            copy = JobCopy.from_json(values)
+        except ValueError:
+            return  # it stays found
+        known = self._jobs.find(copy.id)
+        is_old = known is not None and (known.go_sent_at_s is not None or known.attempt > attempt or known.is_terminal)
+        if copy.run == run and not is_old:
+            self._jobs.adopt(copy, attempt)
+            for record in self._records.all():
+                self._records.forget_found(record, {tag})
+
+    def stop_found(self, ref: str, *, now: bool) -> bool:
+        """Stop the found attempts with this tag or job id, on all machines; False: there are none.
+
+        They are listed until the nodes have recorded their end.
+        """
+        found = [
+            (self._links.get(host), tag)
+            for record in self._records.all()
+            for tag in record.found
+            if ref in (tag, self._job_id(tag))
+            for host in record.hosts
+        ]
+        for link, tag in found:
+            link.call(agent.Stop(tag, now, FOUND_GRACE_S), deadline_s=DEADLINE_S, done=self._look_soon)
+        return bool(found)
+
+    def _look_soon(self, reply: object) -> None:
+        self._due_mono = 0.0  # any thread: the next tick looks
