@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
-from ascendrun.core.data_event_types import DATA_EVENTS
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.event_types import JOB_EVENTS, EventType, Severity
+from ascendrun.core.event_types.data import DATA_EVENTS
+from ascendrun.core.event_types.jobs import JOB_EVENTS, EventType, Severity
 from ascendrun.text import Text, from_json, to_json
 
 EVENTS: Mapping[str, EventType] = {row.code: row for row in (*JOB_EVENTS, *DATA_EVENTS)}

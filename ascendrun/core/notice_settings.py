@@ -174,7 +174,7 @@ def _credential_problems(root: MappingNode, data: Mapping[str, Any]) -> Iterator
             yield place.problem(
                 Text("notify.one-secret", "{block}: expected either secret_file or secret", block=block)
             )
-        if service in ("wecom", "slack") and (keys.get("secret") or keys.get("secret_file")):
+        if service in ("wecom", "slack", "apprise") and (keys.get("secret") or keys.get("secret_file")):
             yield place.problem(
                 Text("notify.no-secret", "{kind} does not support a signing secret", kind=service),
                 Text("notify.no-secret-hint", "remove secret; the URL is the only credential"),
@@ -207,6 +207,8 @@ def url_problem(url: str, service: str) -> Text | None:
         parts.port  # noqa: B018  # raises when it is no number
     except ValueError:
         return Text("notify.url", "invalid URL")
+    if service == "apprise":
+        return None if parts.scheme and parts.netloc else Text("notify.url-apprise", "expected a URL of Apprise")
     if parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii() or not url.isprintable():
         return Text("notify.url-scheme", "expected an http or https URL")
     is_safe = service in ("generic", "deadman") or _LOOPBACK.fullmatch(parts.hostname)

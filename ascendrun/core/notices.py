@@ -18,7 +18,7 @@ from ascendrun.text import Text, fill, from_json, language, to_json
 from ascendrun.text.format import fold_hosts
 
 SCHEMA_VERSION = 2
-SERVICES = ("generic", "feishu", "lark", "dingtalk", "wecom", "slack")
+SERVICES = ("generic", "feishu", "lark", "dingtalk", "wecom", "slack", "apprise")
 TEXT_LIMIT = 1000
 """Maximum characters of a reason in a notification; `explain` and `logs` show the rest."""
 
@@ -274,7 +274,7 @@ LIMITS: Mapping[str, tuple[Limit, ...]] = {
     **dict.fromkeys(("feishu", "lark"), ((5, 1.0), (100, 60.0))),
     **dict.fromkeys(("dingtalk", "wecom"), ((20, 60.0),)),
     **dict.fromkeys(("generic", "hook"), ((20, 1.0),)),
-    "slack": ((1, 1.0),),
+    **dict.fromkeys(("slack", "apprise"), ((1, 1.0),)),
     "deadman": ((5, 1.0),),
 }
 """Limits of the services for one robot; sources: core/notice_formats.py."""

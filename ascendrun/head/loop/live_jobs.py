@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
-from ascendrun.core.event_types import SEPARATE
+from ascendrun.core.event_types.jobs import SEPARATE
 from ascendrun.core.events import Event
 from ascendrun.core.retention import Retention
 from ascendrun.head.agents.connections import Connections

@@ -34,7 +34,7 @@ def read_credentials(target: Target) -> tuple[str, str | None]:
 
 
 def where_of(target: Target) -> str:
-    """Return the host of the URL, or the command; never a path or parameter of a URL."""
+    """Return the host of the URL (of Apprise: its scheme), or the command; never a path or parameter of a URL."""
     if target.type == "hook":
         return target.command[0]
     try:
@@ -42,6 +42,8 @@ def where_of(target: Target) -> str:
     except UnreadableCredentialsError:
         return "?"
     parts = urlsplit(url)
+    if target.type == "apprise":  # the place of the host may be a token
+        return f"{parts.scheme}://…"
     return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}/…"
 
 

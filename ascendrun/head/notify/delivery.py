@@ -37,6 +37,10 @@ def deliver(
         url, secret = read_credentials(target)
     except UnreadableCredentialsError as error:
         return DeliveryResult("retry", error.message)
+    if target.type == "apprise":
+        from ascendrun.head.notify.apprise_client import deliver_by_apprise
+
+        return deliver_by_apprise(notice, target, url)
     request = make_request(notice, target, url=url, secret=secret, now_s=time.time())
     try:
         response = http_request(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ascendrun.core.event_types import EventType
+from ascendrun.core.event_types.jobs import EventType
 from ascendrun.core.events import EVENTS
 from ascendrun.core.jobs.reasons import REASONS
 

@@ -15,6 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from notice_head import target
 from web_service import DROP, HANG, Answer, Say, await_that, settings_text
 
+from ascendrun.core.notices import Target, make_test_notice
+from ascendrun.head.notify.delivery import deliver
+
 
 def test_the_end_of_a_job_is_told_once_to_everyone_who_asked(heads: Any, serve: Any) -> None:
     one, other = serve(), serve()
@@ -27,6 +30,28 @@ def test_the_end_of_a_job_is_told_once_to_everyone_who_asked(heads: Any, serve: 
     head.await_state("generic", "delivered")
     head.await_state("dingtalk", "delivered")
     assert (len(one.asked), len(other.asked)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "answers, outcome", [((), "delivered"), ((Say(500, b""),), "retry"), ((Say(404, b""),), "retry")]
+)
+def test_apprise_sends_to_services_without_an_own_format(
+    serve: Any, capfd: pytest.CaptureFixture[str], answers: tuple[Answer, ...], outcome: str
+) -> None:
+    pytest.importorskip("apprise")
+    service = serve(*answers)
+    url = service.url().replace("http://", "json://topsecret:topsecret@")
+    result = deliver(make_test_notice(head="h", at_s=1.0), Target("mail", "apprise", url=url), timeout_s=10)
+    assert result.outcome == outcome
+    assert "ascendrun" in service.await_asked(1)[0].json["title"]
+    assert "topsecret" not in repr(result) + "".join(capfd.readouterr())
+
+
+def test_a_url_that_apprise_does_not_know_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("apprise")
+    target = Target("mail", "apprise", url="dingtalk://top_secret-token/")
+    assert deliver(make_test_notice(head="h", at_s=1.0), target, timeout_s=10).outcome == "refused"
+    assert "top_secret" not in "".join(capfd.readouterr())
 
 
 def test_deciding_the_same_twice_sends_once(heads: Any, serve: Any) -> None:

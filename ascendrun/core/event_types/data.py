@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ascendrun.core.event_types import REASON, EventType, Severity
+from ascendrun.core.event_types.jobs import REASON, EventType, Severity
 
 DATA_EVENTS = (
     EventType(
