@@ -18,6 +18,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.model import Checkpoint, Checks, Devices, JobSpec, Restart, Timeouts
 from ascendrun.core.jobs.job import TERMINAL, State
 from ascendrun.core.jobs.plan import Tree
+from ascendrun.core.output_file import write_output
 from ascendrun.head.loop.daemon import is_running
 from ascendrun.head.protocol.control_messages import Stop, Submit
 from ascendrun.head.protocol.messages import Request
@@ -322,13 +323,7 @@ def save_report(report: DeepReport, state_dir: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(report.at_s))
     path = folder / f"{stamp}.{int(report.at_s * 1000) % 1000:03d}Z.json"
-    temporary = path.with_suffix(".part")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        json.dump(dump_report(report), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    write_output(path, lambda file: file.write(json.dumps(dump_report(report), indent=1).encode()), mode=0o600)
     return path
 
 

@@ -43,17 +43,21 @@ class HostStatus:
     reachable: bool
     error: Text | str | None
     hint: Text | str | None
-    hostname: str | None
-    python_version: str | None
-    cpus: int | None
-    memory_bytes: int | None
-    free_bytes: int | None
-    clock_offset_s: float | None
-    job: str | None
+    hostname: str | None = None
+    python_version: str | None = None
+    cpus: int | None = None
+    memory_bytes: int | None = None
+    free_bytes: int | None = None
+    clock_offset_s: float | None = None
+    job: str | None = None
     holds: tuple[Hold, ...] = ()
     closures: tuple[Closure, ...] = ()
     spare_of: str | None = None
     used_bytes: int | None = None
+
+
+REPORTED = ("hostname", "python_version", "cpus", "memory_bytes", "free_bytes", "clock_offset_s")
+"""Fields of a HostStatus that the host reports about itself."""
 
 
 @dataclass(frozen=True)
@@ -212,12 +216,7 @@ def make_host_status(
         reachable=report is not None,
         error=failure.message if failure else None,
         hint=failure.hint if failure and failure.hint else None,
-        hostname=report.hostname if report else None,
-        python_version=report.python_version if report else None,
-        cpus=report.cpus if report else None,
-        memory_bytes=report.memory_bytes if report else None,
-        free_bytes=report.free_bytes if report else None,
-        clock_offset_s=report.clock_offset_s if report else None,
+        **{name: getattr(report, name, None) for name in REPORTED},
         job=holders.get(reply.host),
         used_bytes=reply.used_bytes,
         holds=holds,

@@ -30,6 +30,7 @@ from ascendrun.core.jobs.pipelines import newest_stages
 from ascendrun.core.jobs.placement import choose_hosts, placement_faults, pool_of
 from ascendrun.core.jobs.plan import CODE_TREE, LIBRARY_TREE, PROGRAMS_TREE, Tree
 from ascendrun.core.node_messages import node_hint, node_text
+from ascendrun.core.output_file import write_output
 from ascendrun.head.state.state_dir import make_state_dir, tree_file
 from ascendrun.head.state.user_files import read_hostfile, read_source
 from ascendrun.head.survey.submission import Submission
@@ -344,24 +345,11 @@ def _pack(name: str, folder: str, exclude: Sequence[str], state_dir: Path) -> Tr
         sha256 = tree_hash.hash_listing(entries)
         path = tree_file(state_dir, sha256)
         if not path.exists():
-            _write_tar(folder, entries, path)
+            path.parent.mkdir(exist_ok=True, mode=0o700)
+            write_output(path, lambda file: tree_hash.write_tar(folder, entries, file), mode=0o600)
     except (OSError, tree_hash.InvalidTreeError) as error:
         reason = node_text(error.message) if isinstance(error, tree_hash.InvalidTreeError) else str(error)
         hint = node_hint(error.message) if isinstance(error, tree_hash.InvalidTreeError) else None
         message = Text("staging.not-possible", "cannot stage the directory: {reason}", reason=reason)
         raise InvalidInputError([Problem(folder, None, None, message, hint)]) from error
     return Tree(name=name, sha256=sha256, size_bytes=path.stat().st_size, files=len(entries))
-
-
-def _write_tar(folder: str, entries: Sequence[tree_hash.Entry], path: Path) -> None:
-    path.parent.mkdir(exist_ok=True, mode=0o700)
-    fd, temporary = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            tree_hash.write_tar(folder, entries, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -74,11 +74,11 @@ class JobView:
     hosts: tuple[str, ...]
     world_size: int | None
     created_at_s: float
-    started_at_s: float | None
-    ended_at_s: float | None
-    exit_code: int | None
-    file: str | None
-    progress: Mapping[str, Any] | None
+    started_at_s: float | None = None
+    ended_at_s: float | None = None
+    exit_code: int | None = None
+    file: str | None = None
+    progress: Mapping[str, Any] | None = None
     pipeline: str | None = None
     stage: str | None = None
     stages: tuple[StageStatus, ...] = ()
@@ -251,11 +251,6 @@ def make_found_views(machines: Sequence[Machine]) -> tuple[JobView, ...]:
             hosts=tuple(sorted(hold.host for hold in found)),
             world_size=None,
             created_at_s=min(hold.since_s for hold in found),
-            started_at_s=None,
-            ended_at_s=None,
-            exit_code=None,
-            file=None,
-            progress=None,
             last_state=FOUND,
             holds=tuple(found),
         )
@@ -306,8 +301,9 @@ def make_job_detail(
     from ascendrun.head.state.outputs import outputs_dir, read_waiting
 
     silent = silent_hosts(job, sight)
+    known = {node.host for node in job.nodes if view.state != UNKNOWN and node.host not in silent}
     ranks = tuple(
-        _rank_view(node, rank, is_known=view.state != UNKNOWN and node.host not in silent)
+        _rank_view(node, rank, node.pids.get(rank), node.exits.get(rank), is_known=node.host in known)
         for node in job.nodes
         for rank in node.ranks
     )
@@ -336,9 +332,9 @@ def make_job_detail(
         outputs=str(outputs) if outputs.is_dir() else None,
         outputs_waiting=tuple(read_waiting(settings.state_dir, job.id)),
         forked_ranks=tuple(
-            _forked_view(node, rank, is_known=view.state != UNKNOWN and node.host not in silent)
+            _rank_view(node, rank, forked.pid, forked.exit, is_known=node.host in known)
             for node in job.nodes
-            for rank in sorted(node.forked)
+            for rank, forked in sorted(node.forked.items())
         ),
     )
 
@@ -350,16 +346,7 @@ def _node_root(settings: Settings, host: Mapping[str, Any]) -> str:
     return str(local_root(settings, host["name"])) if host.get("addr") == "local" else "~/.ascendrun"
 
 
-def _forked_view(node: NodeProgress, rank: int, *, is_known: bool) -> RankView:
-    one = node.forked[rank]
-    return _make_rank_view(node, rank, one.pid, one.exit, is_known=is_known)
-
-
-def _rank_view(node: NodeProgress, rank: int, *, is_known: bool) -> RankView:
-    return _make_rank_view(node, rank, node.pids.get(rank), node.exits.get(rank), is_known=is_known)
-
-
-def _make_rank_view(node: NodeProgress, rank: int, pid: int | None, end: Exit | None, *, is_known: bool) -> RankView:
+def _rank_view(node: NodeProgress, rank: int, pid: int | None, end: Exit | None, *, is_known: bool) -> RankView:
     return RankView(
         rank=rank,
         host=node.host,

@@ -88,6 +88,7 @@ def describe_report(report: Report) -> str:
     """Return the summary for a terminal: main values, diagnosis, time use, notes."""
     from ascendrun.cli.output import Column, cut, format_pairs, format_table, named
     from ascendrun.cli.report import page
+    from ascendrun.health.report.time_use import USES
 
     pairs = [
         (str(Text("report.job", "job")), f"{named(report.id, report.name)} {report.state}"),
@@ -101,7 +102,7 @@ def describe_report(report: Report) -> str:
     time_use = format_table(
         [it for it in report.time if it.seconds],
         [
-            Column(str(page.LABELS["time"]).upper(), lambda it: str(page.USE_NAMES[it.use])),
+            Column(str(page.LABELS["time"]).upper(), lambda it: str(USES[it.use].name)),
             Column(str(page.LABELS["duration"]).upper(), lambda it: page.duration(it.seconds)),
             Column(str(page.LABELS["ratio"]).upper(), lambda it: page.percent(it.ratio)),
         ],

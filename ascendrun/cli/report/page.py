@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Callable
 from ascendrun import __version__, text
 from ascendrun.cli.output import describe_attempt_failure, describe_memory, describe_seconds
 from ascendrun.cli.sanitise import headline, sanitise_line
-from ascendrun.core.measurement import metrics_of
-from ascendrun.core.samples import DeviceSample, HostSample
+from ascendrun.health.report.charts import TITLES
+from ascendrun.health.report.time_use import USES
 from ascendrun.text import Rendered, Text
 from ascendrun.text.format import fold_hosts
 
@@ -79,41 +79,6 @@ LABELS: Mapping[str, Text] = {
     "message": Text("report.message", "message"),
     "no_charts": Text("report.no-charts", "No charts: the program wrote no metrics, and there are no samples."),
     "no_script": Text("report.no-script", "Charts require JavaScript. Everything else on this page does not."),
-}
-USE_NAMES: Mapping[str, Text] = {
-    "queue": Text("report.use-queue", "queue"),
-    "checks": Text("report.use-checks", "checks"),
-    "staging": Text("report.use-staging", "staging"),
-    "start-up": Text("report.use-start-up", "start-up"),
-    "training": Text("report.use-training", "training"),
-    "running": Text("report.use-running", "running, no steps known"),
-    "checkpoint": Text("report.use-checkpoint", "checkpoint"),
-    "ending": Text("report.use-ending", "ending"),
-    "lost": Text("report.use-lost", "lost to failures"),
-}
-USE_MEANINGS: Mapping[str, Text] = {
-    "queue": Text("report.meaning-queue", "waiting for nodes"),
-    "checks": Text("report.meaning-checks", "preflight checks of the nodes"),
-    "staging": Text("report.meaning-staging", "sending code to the nodes"),
-    "start-up": Text("report.meaning-start-up", "processes, libraries and model, until the first step"),
-    "training": Text("report.meaning-training", "steps whose results were kept"),
-    "running": Text("report.meaning-running", "an attempt without steps, in metrics or in output"),
-    "checkpoint": Text("report.meaning-checkpoint", "saving, as reported by the program"),
-    "ending": Text("report.meaning-ending", "after the last step, until all processes exited"),
-    "lost": Text(
-        "report.meaning-lost", "steps that were repeated or never kept, and the time until training continued"
-    ),
-}
-CHART_TITLES: Mapping[str, Text] = {
-    "loss": Text("report.chart-loss", "Loss"),
-    "grad_norm": Text("report.chart-grad-norm", "Gradient norm"),
-    "learning_rate": Text("report.chart-learning-rate", "Learning rate"),
-    "step_s": Text("report.chart-step-s", "Step time, s"),
-    "tokens_per_s": Text("report.chart-tokens-per-s", "Tokens/s"),
-    "samples_per_s": Text("report.chart-samples-per-s", "Samples/s"),
-    "mfu": Text("report.chart-mfu", "MFU, %"),
-    **{name: row.chart for name, row in metrics_of(DeviceSample).items() if row.chart is not None},
-    **{f"host_{name}": row.chart for name, row in metrics_of(HostSample).items() if row.chart is not None},
 }
 LINE_NAMES: Mapping[str, Text] = {
     "": Text("report.line-value", "value"),
@@ -195,7 +160,7 @@ def make_page(report: Report) -> str:
         bar=list(_bar(report)),
         strip=list(_strip(report)),
         time=[
-            {**vars(it), "name": USE_NAMES[it.use], "meaning": USE_MEANINGS[it.use]} for it in report.time if it.seconds
+            {**vars(it), "name": USES[it.use].name, "meaning": USES[it.use].meaning} for it in report.time if it.seconds
         ],
         caveats=[describe_caveat(caveat) for caveat in report.caveats],
         stage_columns=STAGE_COLUMNS,
@@ -437,7 +402,7 @@ def _bar(report: Report) -> Iterator[Mapping[str, str]]:
     """Yield the total time, sorted by use."""
     x = 0.0
     for it in report.time:
-        yield _rect(x, it.ratio * UNITS, it.use, f"{USE_NAMES[it.use]}: {duration(it.seconds)}")
+        yield _rect(x, it.ratio * UNITS, it.use, f"{USES[it.use].name}: {duration(it.seconds)}")
         x += it.ratio * UNITS
 
 
@@ -445,13 +410,13 @@ def _strip(report: Report) -> Iterator[Mapping[str, str]]:
     """Yield the time in chronological order."""
     scale = UNITS / report.wall_s if report.wall_s else 0.0
     for span in report.timeline if scale else ():
-        title = Text("report.attempt-span", "{use}, attempt {attempt}", use=USE_NAMES[span.use], attempt=span.attempt)
+        title = Text("report.attempt-span", "{use}, attempt {attempt}", use=USES[span.use].name, attempt=span.attempt)
         x, width = (span.started_at_s - report.created_at_s) * scale, (span.ended_at_s - span.started_at_s) * scale
         yield _rect(x, width, span.use, str(title))
 
 
 def chart_title(chart: Chart) -> str:
-    return str(CHART_TITLES.get(chart.name, chart.name))
+    return str(TITLES.get(chart.name, chart.name))
 
 
 def _chart_data(report: Report) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascendrun.cli.report import page
 from ascendrun.core.errors import InvalidInputError, Problem
+from ascendrun.health.report.time_use import USES
 from ascendrun.text import Text, language, use_language
 
 if TYPE_CHECKING:
@@ -15,10 +16,7 @@ if TYPE_CHECKING:
     from ascendrun.health.report.data import Report
 
 COLORS = dict(
-    zip(
-        page.USE_NAMES,
-        ("#9aa4b2", "#7d8fb3", "#8f7cc3", "#d09a2d", "#2a9d66", "#8aa38f", "#2f80c9", "#63b7af", "#d1495b"),
-    )
+    zip(USES, ("#9aa4b2", "#7d8fb3", "#8f7cc3", "#d09a2d", "#2a9d66", "#8aa38f", "#2f80c9", "#63b7af", "#d1495b"))
 )
 """The light colours of web/report.css."""
 LINE = "#1f6feb"
@@ -98,7 +96,7 @@ def _draw_time(axes: Any, report: Report) -> None:
     left = 0.0
     for spent in report.time:
         if spent.seconds:
-            label = f"{page.USE_NAMES[spent.use]} {page.duration(spent.seconds)} ({page.percent(spent.ratio)})"
+            label = f"{USES[spent.use].name} {page.duration(spent.seconds)} ({page.percent(spent.ratio)})"
             axes.barh(0, spent.ratio, left=left, color=COLORS[spent.use], label=label)
         left += spent.ratio
     axes.set_xlim(0, 1)

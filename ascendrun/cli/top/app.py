@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 from textual import work
 from textual.app import App, ComposeResult
@@ -46,17 +46,17 @@ KEY_PAUSE = Text("top.key-pause", "Pause")
 KEYS: tuple[tuple[str, str, Text, str | None, bool], ...] = (
     ("q", "quit", Text("top.key-quit", "Quit"), None, True),
     ("question_mark", "help", Text("top.key-help", "Help"), "?", True),
-    ("slash", "filter", Text("top.key-filter", "Filter"), "/", True),
+    ("slash", "prompt('/')", Text("top.key-filter", "Filter"), "/", True),
     ("s", "next_sort", KEY_SORT, None, True),
     ("enter", "detail", Text("top.key-detail", "Detail"), None, True),
     ("l", "logs", Text("top.key-logs", "Logs"), None, True),
     ("e", "events", Text("top.key-events", "Events"), None, True),
-    ("a", "toggle_busy", Text("top.key-busy", "Busy"), None, True),
-    ("u", "toggle_problems", KEY_PROBLEMS, None, True),
-    ("h", "toggle_hosts", Text("top.key-hosts", "Hosts"), None, True),
-    ("r", "reverse", Text("top.key-reverse", "Reverse"), None, False),
+    ("a", "flip('only_busy')", Text("top.key-busy", "Busy"), None, True),
+    ("u", "flip('only_problems')", KEY_PROBLEMS, None, True),
+    ("h", "turn('by_host')", Text("top.key-hosts", "Hosts"), None, True),
+    ("r", "turn('is_reversed')", Text("top.key-reverse", "Reverse"), None, False),
     ("p", "pause", KEY_PAUSE, None, False),
-    ("colon", "command", Text("top.key-command", "Command"), ":", False),
+    ("colon", "prompt(':')", Text("top.key-command", "Command"), ":", False),
     ("escape", "clear", Text("top.key-back", "Back"), None, False),
 )
 """(key, action, name, symbol, in the footer); the keys of nvitop, htop and k9s."""
@@ -90,6 +90,34 @@ dim            no job, or old data
 )
 
 
+class Prompt(Input):
+    """The line at the bottom. `sign`: / filters the rows with each key, : runs a command."""
+
+    def __init__(self, *, on_filter: Callable[[str], None], on_command: Callable[[str], None]) -> None:
+        super().__init__(id="prompt", compact=True)
+        self._on_filter, self._on_command = on_filter, on_command
+        self.sign = ""
+
+    def begin(self, sign: str, text: str) -> None:
+        self.sign, self.value = sign, text
+        self.placeholder = str(FILTER_HINT if sign == "/" else COMMAND_HINT)
+        self.add_class("-shown")
+        self.focus()
+
+    def end(self) -> None:
+        self.remove_class("-shown")
+        self.app.query_one(RowsTable).focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if self.sign == "/":
+            self._on_filter(event.value.strip())
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.end()
+        if self.sign == ":" and event.value.strip():
+            self._on_command(event.value.strip())
+
+
 class TopApp(App[None]):
     """A thread refreshes from `source`, one refresh at a time, so that a slow one never delays a key."""
 
@@ -114,7 +142,6 @@ class TopApp(App[None]):
         self.failure: str | None = None
         self.is_paused = False
         self._refresh_started_s: float | None = None
-        self._prompt = ""
         for key, action, name, sign, is_shown in KEYS:
             self.bind(key, action, description=str(name), show=is_shown, key_display=sign)
 
@@ -126,7 +153,7 @@ class TopApp(App[None]):
             yield RowsTable(id="rows")
             yield Static(id="without-data", markup=False)
         yield Static(id="state", markup=False)
-        yield Input(id="prompt", compact=True)
+        yield Prompt(on_filter=lambda text: self.choose(text=text), on_command=self.run_command)
         yield Footer(compact=True)
 
     def on_mount(self) -> None:
@@ -138,7 +165,7 @@ class TopApp(App[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Disable the keys of the table while a page with its own keys is open."""
-        return len(self.screen_stack) < 2 or action not in {name for _, name, *_ in KEYS}
+        return len(self.screen_stack) < 2 or action not in {name.partition("(")[0] for _, name, *_ in KEYS}
 
     # Refreshing
 
@@ -253,32 +280,24 @@ class TopApp(App[None]):
         names = list(SORTS)
         self.arrange_by(by=names[(names.index(self.order.by) + 1) % len(names)])
 
-    def action_reverse(self) -> None:
-        self.arrange_by(is_reversed=not self.order.is_reversed)
+    def action_turn(self, name: str) -> None:
+        self.arrange_by(**{name: not getattr(self.order, name)})
 
-    def action_toggle_hosts(self) -> None:
-        self.arrange_by(by_host=not self.order.by_host)
-
-    def action_toggle_busy(self) -> None:
-        self.choose(only_busy=not self.choice.only_busy)
-
-    def action_toggle_problems(self) -> None:
-        self.choose(only_problems=not self.choice.only_problems)
+    def action_flip(self, name: str) -> None:
+        self.choose(**{name: not getattr(self.choice, name)})
 
     def action_pause(self) -> None:
         self.is_paused = not self.is_paused
         self.show_state()
 
-    def action_filter(self) -> None:
-        self._open_prompt("/", self.choice.text)
-
-    def action_command(self) -> None:
-        self._open_prompt(":", "")
+    def action_prompt(self, sign: str) -> None:
+        self.query_one(Prompt).begin(sign, self.choice.text if sign == "/" else "")
 
     def action_clear(self) -> None:
-        if self.query_one("#prompt").has_class("-shown"):
-            self._close_prompt()
-            if self._prompt == "/":
+        prompt = self.query_one(Prompt)
+        if prompt.has_class("-shown"):
+            prompt.end()
+            if prompt.sign == "/":
                 self.choose(text="")
         else:
             self.choose(text="", only_problems=False, only_busy=False)
@@ -306,30 +325,6 @@ class TopApp(App[None]):
             self.push_screen(EventScreen(self.cluster, job))
         else:
             self.notify(str(NO_RANK), markup=False)
-
-    # The line at the bottom
-
-    def _open_prompt(self, prompt: str, text: str) -> None:
-        self._prompt = prompt
-        field = self.query_one("#prompt", Input)
-        field.value = text
-        field.placeholder = str(FILTER_HINT if prompt == "/" else COMMAND_HINT)
-        field.add_class("-shown")
-        field.focus()
-
-    def _close_prompt(self) -> None:
-        self.query_one("#prompt", Input).remove_class("-shown")
-        self.query_one(RowsTable).focus()
-
-    def on_input_changed(self, event: Input.Changed) -> None:
-        if self._prompt == "/":
-            self.choose(text=event.value.strip())
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        text, prompt = event.value.strip(), self._prompt
-        self._close_prompt()
-        if prompt == ":" and text:
-            self.run_command(text)
 
     def run_command(self, text: str) -> None:
         """Run a command: q · sort NAME · job JOB · host GLOB · all."""

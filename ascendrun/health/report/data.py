@@ -13,11 +13,10 @@ from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.lifecycle import state_changes
 from ascendrun.core.jobs.reasons import Detail
 from ascendrun.core.jobs.restart import Failure
-from ascendrun.core.measurement import metrics_of
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample
 from ascendrun.health.diagnosis.result import Diagnosis
-from ascendrun.health.report.charts import Chart, Point, make_band, make_chart
+from ascendrun.health.report.charts import DURATIONS, Chart, is_step, make_charts
 from ascendrun.health.report.cost import Cost, count_cost
 from ascendrun.health.report.time_use import Accounting, AttemptSteps, Stay, account, find_stays
 from ascendrun.health.report.usage import count_devices
@@ -229,7 +228,7 @@ def make_report(material: Material, *, now_s: float) -> Report:
         attempts=_attempt_rows(material, stays, attempts, time),
         devices=_device_rows(material.devices),
         events=tuple(material.events),
-        charts=_charts(material, lines, stays),
+        charts=make_charts(lines, material.devices, material.hosts, _span(stays)),
         caveats=tuple(_caveats(material, time, cost, lines)),
     )
 
@@ -253,14 +252,10 @@ def stage_row(stage: str, report: Report) -> StageRow:
     )
 
 
-def _is_step(line: MetricsLine) -> bool:
-    return line.event is None and line.step is not None and not (line.evals and line.loss is None)
-
-
 def _completed(line: MetricsLine, lines: Sequence[MetricsLine]) -> MetricsLine:
     """Add throughput and MFU if the start line has the input for them."""
     step_s = line.step_s
-    if not _is_step(line) or not step_s:
+    if not is_step(line) or not step_s:
         return line
     start = next((one for one in lines if one.event != "phase"), line)
     if start.event != "start":
@@ -273,7 +268,7 @@ def _completed(line: MetricsLine, lines: Sequence[MetricsLine]) -> MetricsLine:
 
 
 def _attempt_steps(lines: Sequence[MetricsLine]) -> AttemptSteps:
-    steps = [line for line in lines if _is_step(line)]
+    steps = [line for line in lines if is_step(line)]
     before = lines[: lines.index(steps[0])] if steps else lines
     resumed = [line.step for line in before if line.event == "resume" and line.step is not None]
     starts = [line.at_s for line in before if line.event in ("start", "resume") and line.at_s is not None]
@@ -365,12 +360,12 @@ def _reason(mine: Sequence[Stay], events: Sequence[Event]) -> Text | str:
 
 
 def _job_metrics(lines: Sequence[MetricsLine]) -> JobMetrics:
-    steps = [line for line in lines if _is_step(line)]
+    steps = [line for line in lines if is_step(line)]
     losses = [line.loss for line in steps if line.loss is not None]
     totals = [line.total_steps for line in lines if line.total_steps is not None]
     evals: dict[str, float] = {}
     for line in lines:
-        evals.update({name: value for name, value in line.evals.items() if not name.endswith(_DURATIONS)})
+        evals.update({name: value for name, value in line.evals.items() if not name.endswith(DURATIONS)})
 
     def middle(name: str) -> float | None:
         values = [value for value in (getattr(line, name) for line in steps) if value is not None]
@@ -414,6 +409,11 @@ def _device_rows(samples: Sequence[DeviceSample]) -> tuple[DeviceRow, ...]:
     )
 
 
+def _span(stays: Sequence[Stay]) -> tuple[float, float] | None:
+    """Return the first and the last time of the job; None: it has none."""
+    return (stays[0].start_ms / 1000, max(stay.end_ms for stay in stays) / 1000) if stays else None
+
+
 def _timeline(time: Accounting) -> tuple[UseSpan, ...]:
     pieces = list(time.pieces)
     if len(pieces) > MOST_SPANS:
@@ -421,88 +421,6 @@ def _timeline(time: Accounting) -> tuple[UseSpan, ...]:
         kept = [piece for piece in pieces if piece.end_ms - piece.start_ms > least or piece.use == "lost"]
         pieces = kept[-MOST_SPANS:] if len(kept) > MOST_SPANS else kept
     return tuple(UseSpan(piece.start_ms / 1000, piece.end_ms / 1000, piece.use, piece.attempt) for piece in pieces)
-
-
-_BY_TIME = (("step_s", "s"), ("tokens_per_s", "1/s"), ("samples_per_s", "1/s"), ("mfu", "%"))
-_BY_STEP = (("loss", "loss"), ("grad_norm", "grad_norm"), ("learning_rate", "lr"))
-"""(name of the chart, field of the lines)."""
-_DURATIONS = ("_s", "_seconds")
-"""Suffixes of the names of evaluation metrics that are durations."""
-
-
-def _charts(material: Material, lines: Mapping[int, Sequence[MetricsLine]], stays: Sequence[Stay]) -> tuple[Chart, ...]:
-    found: list[Chart | None] = [
-        make_chart(name, "step", "", _over_steps(lines, of_line)) for name, of_line in _BY_STEP
-    ]
-    names = sorted(
-        {
-            name
-            for several in lines.values()
-            for line in several
-            for name in line.evals
-            if name.startswith("eval_") and not name.endswith(_DURATIONS)
-        }
-    )
-    found += [make_chart(name, "step", "", _over_steps(lines, name)) for name in names[:12]]
-    has_times = any(line.at_s is not None for several in lines.values() for line in several if _is_step(line))
-    for name, unit in _BY_TIME:
-        points = _over_time(lines, name) if has_times else _over_steps(lines, name)
-        found.append(make_chart(name, "time" if has_times else "step", unit, points))
-    if stays:
-        since_s, until_s = stays[0].start_ms / 1000, max(stay.end_ms for stay in stays) / 1000
-        for chart, name, row, samples in (
-            *((name, name, row, material.devices) for name, row in metrics_of(DeviceSample).items()),
-            *((f"host_{name}", name, row, material.hosts) for name, row in metrics_of(HostSample).items()),
-        ):
-            if row.chart is not None:
-                found.append(make_band(chart, row.unit, _by_source(samples, name), since_s=since_s, until_s=until_s))
-    return tuple(chart for chart in found if chart is not None)
-
-
-def _over_steps(lines: Mapping[int, Sequence[MetricsLine]], name: str) -> list[Point]:
-    """Return values by step; for a repeated step that of the later attempt."""
-    found: dict[int, float | None] = {}
-    for several in lines.values():
-        steps: set[int] = set()
-        for line in several:
-            value = line.evals.get(name) if name.startswith("eval_") else _value(line, name)
-            if line.step is not None and value is not None:
-                if not steps:  # the later steps of earlier attempts were discarded
-                    found = {step: kept for step, kept in found.items() if step < line.step}
-                steps.add(line.step)
-                found[line.step] = value
-    return [(float(step), found[step]) for step in sorted(found)]
-
-
-def _over_time(lines: Mapping[int, Sequence[MetricsLine]], name: str) -> list[Point]:
-    points: list[Point] = []
-    for several in lines.values():
-        mine = [
-            (line.at_s, value)
-            for line in several
-            for value in (_value(line, name),)
-            if line.at_s is not None and value is not None
-        ]
-        if points and mine:
-            points.append((points[-1][0], None))
-        points += mine
-    ordered: list[Point] = []
-    for point in points:
-        if not ordered or point[0] >= ordered[-1][0]:
-            ordered.append(point)
-    return ordered
-
-
-def _value(line: MetricsLine, name: str) -> float | None:
-    value: float | None = getattr(line, name) if _is_step(line) else None
-    return 100 * value if name == "mfu" and value is not None else value
-
-
-def _by_source(samples: Sequence[Any], name: str) -> list[list[Point]]:
-    by_source: dict[tuple[str, Any], list[Point]] = {}
-    for one in samples:
-        by_source.setdefault((one.host, getattr(one, "device", None)), []).append((one.at_s, getattr(one, name)))
-    return list(by_source.values())
 
 
 def _caveats(

@@ -1,13 +1,8 @@
-"""Time use of a job in milliseconds: every moment between its submission and its end has one use.
+"""Time use of a job in milliseconds: every moment between its submission and its end has one of USES.
 
-    queue, checks, staging     until the first attempt starts on the nodes
-    start-up                   until its first step starts: processes, libraries, model, compilation
-    training                   steps whose results were kept, with the pauses between them
-    running                    an attempt that reported no steps and did not fail
-    checkpoint                 saving, as reported by the program
-    ending                     after the last step: tests, saving, stopping
-    lost                       to failures: steps that were repeated or never kept, the end of the failed attempt,
-                               the back-off, and the time until the first step of the next attempt
+    running       an attempt that reported no steps and did not fail
+    lost          to failures: steps that were repeated or never kept, the end of the failed attempt, the back-off, and
+                  the time until the first step of the next attempt
 
 A step is kept if a later attempt resumed after it; of a job that failed finally, if its last checkpoint has it.
 """
@@ -16,11 +11,48 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.jobs.job import TERMINAL, State
+from ascendrun.text import Text
 
-USES = ("queue", "checks", "staging", "start-up", "training", "running", "checkpoint", "ending", "lost")
+
+class Use(NamedTuple):
+    """A use of time."""
+
+    name: Text
+    meaning: Text
+
+
+USES: Mapping[str, Use] = {
+    "queue": Use(Text("report.use-queue", "queue"), Text("report.meaning-queue", "waiting for nodes")),
+    "checks": Use(Text("report.use-checks", "checks"), Text("report.meaning-checks", "preflight checks of the nodes")),
+    "staging": Use(Text("report.use-staging", "staging"), Text("report.meaning-staging", "sending code to the nodes")),
+    "start-up": Use(
+        Text("report.use-start-up", "start-up"),
+        Text("report.meaning-start-up", "processes, libraries and model, until the first step"),
+    ),
+    "training": Use(
+        Text("report.use-training", "training"), Text("report.meaning-training", "steps whose results were kept")
+    ),
+    "running": Use(
+        Text("report.use-running", "running, no steps known"),
+        Text("report.meaning-running", "an attempt without steps, in metrics or in output"),
+    ),
+    "checkpoint": Use(
+        Text("report.use-checkpoint", "checkpoint"),
+        Text("report.meaning-checkpoint", "saving, as reported by the program"),
+    ),
+    "ending": Use(
+        Text("report.use-ending", "ending"),
+        Text("report.meaning-ending", "after the last step, until all processes exited"),
+    ),
+    "lost": Use(
+        Text("report.use-lost", "lost to failures"),
+        Text("report.meaning-lost", "steps that were repeated or never kept, and the time until training continued"),
+    ),
+}
 
 _BEFORE_RUNNING = {
     State.QUEUED: "queue",

@@ -23,6 +23,7 @@ from ascendrun.ascend.hccn_history import LinkHistory, parse_link_history
 from ascendrun.ascend.npu_smi import NpuChip, NpuSmiInfo
 from ascendrun.ascend.npu_smi_views import ChipCommon, ChipEcc
 from ascendrun.core.dataclass import dataclass
+from ascendrun.core.device_details import PORT_COUNTERS
 from ascendrun.core.samples import DeviceDetail, DeviceSample, RawText
 from ascendrun.health.survey import npu_scripts
 from ascendrun.health.survey.npu_scripts import Section, read_sections
@@ -35,15 +36,6 @@ FORGOTTEN_AFTER = 3.5
 """Multiple of an item's interval after which its last values are dropped."""
 DETAIL_S = 30.0
 """Interval at which values beyond the metrics are stored even if unchanged."""
-PORT_COUNTERS = (
-    "mac_rx_mac_pause_num", "mac_tx_mac_pause_num", "mac_rx_pfc_pkt_num", "mac_tx_pfc_pkt_num",
-    "mac_rx_bad_pkt_num", "mac_tx_bad_pkt_num", "mac_rx_bad_oct_num", "mac_tx_bad_oct_num",
-    "mac_rx_fcs_err_pkt_num", "roce_rx_all_pkt_num", "roce_tx_all_pkt_num", "roce_rx_err_pkt_num",
-    "roce_tx_err_pkt_num", "roce_rx_cnp_pkt_num", "roce_tx_cnp_pkt_num", "roce_unexpected_ack_num",
-    "roce_out_of_order_num", "roce_verification_err_num", "roce_qp_status_err_num", "roce_new_pkt_rty_num",
-    "roce_ecn_db_num",
-)  # fmt: skip
-"""The counters of a port that are stored."""
 REPEATED_S = 3600.0
 """Minimum interval at which the same error of a tool is stored."""
 TABLE, CARDS, ECC, PORTS, HISTORY, GPUS = "npu-smi", "npu-cards", "npu-ecc", "npu-ports", "npu-history", "nvidia-smi"

@@ -18,13 +18,11 @@ from story_cluster import Run
 
 from ascendrun.cli import main
 from ascendrun.cli.report import page
-from ascendrun.cli.report.picture import COLORS
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.head.state.store import Store
 from ascendrun.health.report.data import make_report
-from ascendrun.health.report.time_use import USES
 
 Say = Callable[..., Run]
 NAME = "</script><script>alert(1)</script>\x1b]0;title\x07"
@@ -109,8 +107,7 @@ def test_chinese_is_chinese_by_flag_or_locale(say: Say, monkeypatch: pytest.Monk
     assert "排队" in say("report", "j-0001", "--output-file", "-").out
 
 
-def test_every_use_and_caveat_has_a_name() -> None:
-    assert set(USES) == page.USE_NAMES.keys() == page.USE_MEANINGS.keys() == COLORS.keys()
+def test_every_caveat_has_a_name() -> None:
     assert {
         caveat.code for report in (month(), short(), hostile()) for caveat in make_report(report, now_s=2e9).caveats
     } <= (page.CAVEATS.keys())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.cluster import Cluster
+from ascendrun.core.device_details import PORT_COUNTERS
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import TERMINAL, Job, NodeProgress, Phase, State
 from ascendrun.core.pulse import PULSE_NAME, Clock, Pulse
@@ -22,7 +23,6 @@ from ascendrun.head.loop.daemon import LOCK_NAME
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.state.store import Store
-from ascendrun.health.samples.device_samples import PORT_COUNTERS
 from ascendrun.query.top_source import TopSource
 
 GIB = 1024**3

@@ -27,7 +27,7 @@ def spend(
 
 
 def check(found: Accounting, wall_s: float) -> None:
-    assert tuple(found.spent_ms) == USES
+    assert tuple(found.spent_ms) == tuple(USES)
     assert sum(found.spent_ms.values()) == found.wall_ms == round(wall_s * 1000)
     assert all(ms >= 0 for ms in found.spent_ms.values())
     for one, next_one in zip(found.pieces, found.pieces[1:]):
