@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PROTOCOL = 4
 """Version of the requests, replies and events between head and agent, sent in the agent's first event (`hello`).
-Raise it with a request that older agents lack, and list what they lack in head/protocol/remote.py."""
+Raise it when one of them changes: the head uses agents of its own version only."""
 MAGIC = b"\nASCENDRUN-AGENT 1\n"
 """Printed once by the agent before its first frame: anything before it is output of a login shell."""
 

@@ -11,9 +11,10 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.agents.connections import Connections
+from ascendrun.head.protocol.agent_errors import is_permanent
 from ascendrun.head.protocol.agent_events import make_report
 from ascendrun.head.protocol.agent_messages import Probe, ProbeReply
-from ascendrun.head.protocol.remote import AgentConnection, Reply, is_permanent
+from ascendrun.head.protocol.remote import AgentConnection, Reply
 
 PROBE_S = 60.0
 CONNECT_TRIES = 3

@@ -10,8 +10,9 @@ from typing import Callable
 from ascendrun.core.errors import AscendrunError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
+from ascendrun.head.protocol.agent_errors import internal_failure
 from ascendrun.head.protocol.agent_messages import Exec, ExecReply
-from ascendrun.head.protocol.remote import Reply, internal_failure
+from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosedError
 from ascendrun.text import Text
 

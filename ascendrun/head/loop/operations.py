@@ -14,8 +14,9 @@ from ascendrun.core.node_messages import Failure
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol import control_messages as messages
+from ascendrun.head.protocol.agent_errors import is_permanent
 from ascendrun.head.protocol.control_socket import Answer
-from ascendrun.head.protocol.remote import AgentConnection, Reply, is_permanent
+from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.text import Text
 
 if TYPE_CHECKING:

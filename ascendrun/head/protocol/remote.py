@@ -13,20 +13,22 @@ from concurrent.futures import Executor
 from typing import Any, Callable, Generic
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.errors import (
-    AgentVersionError,
-    AscendrunError,
-    AuthenticationError,
-    HostKeyChangedError,
-    HostKeyUnknownError,
-    InvalidInputError,
-    UnreachableError,
-)
+from ascendrun.core.errors import AscendrunError, InvalidInputError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol.agent_bootstrap import AgentBootstrap, AgentImage, Login
+from ascendrun.head.protocol.agent_errors import (
+    agent_start_timeout,
+    closed,
+    internal_failure,
+    invalid_data,
+    is_permanent,
+    no_reply,
+    on_host,
+    other_version,
+)
 from ascendrun.head.protocol.agent_messages import EVENTS, AgentInfo
-from ascendrun.head.protocol.messages import OTHER_VERSION_HINT, Message, R, Request
+from ascendrun.head.protocol.messages import Message, R, Request
 from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosedError
 from ascendrun.node import wire
 from ascendrun.text import Text
@@ -41,11 +43,6 @@ FLOOD_FRAMES, FLOOD_S = 10_000, 10.0
 BOOT_S = 60.0
 """Seconds from login to the agent's first message; slow startup files of a login shell cause most of it."""
 _RETRY_S = (0.5, 15.0)
-LACKING: Mapping[int, frozenset[str]] = {
-    wire.PROTOCOL: frozenset(),
-    wire.PROTOCOL - 1: frozenset(("put_tree", "read_output")),
-}
-"""By accepted version of the protocol, the requests that its agents do not support. Other versions are refused."""
 _HOPELESS_RETRY_S = 60.0
 """After a rejected key or a wrong host key only the operator can help: sshd punishes repeated attempts."""
 
@@ -119,7 +116,6 @@ class AgentConnection:
         self._failures = 0
         self._retry_mono = 0.0
         self._boot_deadline_mono: float | None = None
-        self._lacking: frozenset[str] = frozenset()
         self._useless = (0.0, 0)
         self._received_mono = self._ticked_mono = time.monotonic()
         self.heard_boot_s: float | None = None
@@ -212,25 +208,10 @@ class AgentConnection:
                 self._epoch += 1
                 epoch = self._epoch
         for call in expired:
-            call.done(
-                _failed(
-                    "deadline",
-                    Text("agent.reply-timeout", "{host} did not reply in time", host=self.host.name),
-                    self.last_error,
-                )
-            )
+            late_reply = Text("agent.reply-timeout", "{host} did not reply in time", host=self.host.name)
+            call.done(_failed("deadline", late_reply, self.last_error))
         if dead_epoch is not None:
-            self._drop(
-                dead_epoch,
-                UnreachableError(
-                    Text(
-                        "agent.unreachable",
-                        "{host}: no reply for {limit_s:g} s",
-                        host=self.host.name,
-                        limit_s=UNREACHABLE_S,
-                    )
-                ),
-            )
+            self._drop(dead_epoch, no_reply(self.host.name, UNREACHABLE_S))
         if boot_epoch is not None:
             self._drop(boot_epoch, agent_start_timeout(self.host.name, BOOT_S))
         if should_connect:
@@ -251,11 +232,11 @@ class AgentConnection:
         with self._lock:
             self._is_closed = True
             epoch = self._epoch
-        self._drop(epoch, UnreachableError(_closed(self.host.name)))
+        self._drop(epoch, UnreachableError(closed(self.host.name)))
         with self._lock:
             rest, self._outbox = list(self._outbox), deque()
         for _, call in rest:
-            call.done(_failed("connection-lost", _closed(self.host.name), None))
+            call.done(_failed("connection-lost", closed(self.host.name), None))
 
     # Connecting
 
@@ -347,15 +328,14 @@ class AgentConnection:
 
     def _take_info(self, epoch: int, header: Mapping[str, Any], login: Login) -> None:
         version = header.get("protocol")
-        lacking = LACKING.get(version) if isinstance(version, int) else None
-        if lacking is None:
-            self._drop(epoch, _other_version(self.host.name, version))
+        if version != wire.PROTOCOL:
+            self._drop(epoch, other_version(self.host.name, version))
             return
         info = AgentInfo.from_header(header)
         with self._lock:
             if epoch != self._epoch or self._is_closed:
                 return
-            self._info, self.login, self._lacking = info, login, lacking
+            self._info, self.login = info, login
             self.peer_address = self._connection.peer_address if self._connection else None
             self._is_up, self._is_connecting, self._failures, self.last_error = True, False, 0, None
             self._boot_deadline_mono = None
@@ -401,12 +381,7 @@ class AgentConnection:
                     return
                 epoch, stream = self._epoch, self._stream
                 request_id, call = self._outbox.popleft()
-                is_lacking = call.request.OP in self._lacking
-                if not is_lacking:
-                    self._pending[request_id] = call
-            if is_lacking:
-                call.done(_failed("unknown-op", _too_old(self.host.name, call.request.OP), None))
-                continue
+                self._pending[request_id] = call
             try:
                 header = {"id": request_id, "op": call.request.OP, **call.request.to_header()}
                 stream.send(wire.pack(header, call.body), deadline_s=SEND_S)
@@ -421,11 +396,6 @@ class AgentConnection:
 def boot_s() -> float:
     """Return the seconds since this machine booted, also while it was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def is_permanent(error: AscendrunError) -> bool:
-    """Return whether only the operator can help: another connect does not."""
-    return isinstance(error, (AuthenticationError, HostKeyUnknownError, HostKeyChangedError, AgentVersionError))
 
 
 def read_reply(request: Request[R], header: Mapping[str, Any], body: bytes) -> Reply[R]:
@@ -448,59 +418,6 @@ def _invalid_reply(reason: Text | str) -> Reply[Any]:
 
 def _failed(code: str, message: Text, cause: AscendrunError | None) -> Reply[Any]:
     return Reply(None, error=Failure(code, message, cause.hint if cause else None))
-
-
-def _closed(host: str) -> Text:
-    return Text("agent.closed", "{host}: the connection was closed", host=host)
-
-
-def _other_version(host: str, agent: object) -> AgentVersionError:
-    return AgentVersionError(
-        Text(
-            "agent.other-version",
-            "{host}: the agent is of another version (protocol {agent}, the controller uses {controller})",
-            host=host,
-            agent=agent,
-            controller=wire.PROTOCOL,
-        ),
-        hint=OTHER_VERSION_HINT,
-    )
-
-
-def _too_old(host: str, op: str) -> Text:
-    return Text("agent.too-old", "{host}: the agent is of an older release, without {op}", host=host, op=op)
-
-
-def on_host(host: str, reason: Text | str) -> Text:
-    return Text("agent.on-host", "{host}: {reason}", host=host, reason=reason)
-
-
-def invalid_data(host: str, error: ValueError | InvalidInputError) -> UnreachableError:
-    """Make the error for a host that sends what no agent sends."""
-    what = error.problems[0].message if isinstance(error, InvalidInputError) else str(error)
-    return UnreachableError(
-        Text("agent.invalid-data", "{host}: invalid data from the agent: {error}", host=host, error=what),
-        hint=Text("agent.invalid-data.hint", "check that ~/.bashrc prints nothing: ssh {host} true", host=host),
-    )
-
-
-def internal_failure(host: str, error: Exception) -> UnreachableError:
-    """Make the error for an internal error while connecting."""
-    return UnreachableError(
-        Text("agent.internal", "{host}: internal error: {error}", host=host, error=f"{type(error).__name__}: {error}")
-    )
-
-
-def agent_start_timeout(host: str, limit_s: float) -> UnreachableError:
-    return UnreachableError(
-        Text(
-            "agent.start-timeout",
-            "{host}: the agent did not start within {limit_s:g} s after login",
-            host=host,
-            limit_s=limit_s,
-        ),
-        hint=Text("agent.start-timeout.hint", "a shell startup file may be blocking; run: ssh {host} true", host=host),
-    )
 
 
 def _retry_after_s(failures: int, error: AscendrunError) -> float:

@@ -13,8 +13,9 @@ from ascendrun.core.errors import AgentVersionError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.protocol.agent_bootstrap import LOGIN_BYTES, AgentBootstrap, AgentImage
-from ascendrun.head.protocol.agent_messages import Ping, Pong, PutTree
-from ascendrun.head.protocol.remote import FLOOD_FRAMES, AgentConnection, Reply, is_permanent, read_reply
+from ascendrun.head.protocol.agent_errors import is_permanent
+from ascendrun.head.protocol.agent_messages import Ping, Pong
+from ascendrun.head.protocol.remote import FLOOD_FRAMES, AgentConnection, read_reply
 from ascendrun.head.ssh.transport import Receiver
 from ascendrun.node import wire
 from ascendrun.text import Text
@@ -114,16 +115,6 @@ def test_an_agent_of_another_version_is_reported_with_the_fix() -> None:
     assert "ascendrun controller stop" in str(error.hint) and is_permanent(error)
     old = connect({"event": "hello"}).last_error
     assert isinstance(old, AgentVersionError) and isinstance(old.message, Text) and old.message.values["agent"] is None
-
-
-def test_an_agent_of_the_version_before_is_used_for_what_it_has() -> None:
-    hello = {"event": "hello", "protocol": wire.PROTOCOL - 1, **HELLO}
-    link = connect(hello)
-    assert link.is_up, link.last_error
-    replies: list[Reply[Any]] = []
-    for request in (PutTree("a" * 64, 1), Ping()):
-        link.call(request, deadline_s=60.0, done=replies.append)
-    assert [reply.error.code for reply in replies if reply.error is not None] == ["unknown-op"]
 
 
 def test_an_event_that_cannot_be_read_ends_the_connection() -> None:

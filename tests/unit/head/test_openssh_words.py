@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from ascendrun.core.errors import AuthenticationError, HostKeyChangedError, HostKeyUnknownError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.head.ssh.config import SshTarget
-from ascendrun.head.ssh.openssh import build_argv, classify
+from ascendrun.head.ssh.openssh import build_argv
+from ascendrun.head.ssh.openssh_errors import classify
 from ascendrun.head.ssh.transport import Deadlines
 from ascendrun.text import Text
 
