@@ -22,8 +22,9 @@ FAILED_TAIL_LINES = 20
 
 
 def exit_code_of(job: JobView) -> int:
-    """Return 0 for SUCCEEDED, 1 for every other end."""
-    return 0 if job.state == "SUCCEEDED" else 1
+    """Return 0 for SUCCEEDED, 3 if the plan of its training refused the start, 1 for every other end."""
+    is_refused = isinstance(job.reason, Text) and job.reason.key == "reason.training-refused"
+    return 3 if is_refused else 0 if job.state == "SUCCEEDED" else 1
 
 
 def print_outcome(cluster: Cluster, detail: JobDetail, *, screen: Screen) -> int:

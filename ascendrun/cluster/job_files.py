@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from ascendrun.core.hosts import Host
     from ascendrun.core.jobfile.spec import JobSpec
+    from ascendrun.head.survey.submission import Submission
     from ascendrun.planner.plan import TrainingPlan
     from ascendrun.query.new_job import NewJob
     from ascendrun.query.submit import ValidStage
@@ -91,10 +92,41 @@ class JobFiles(Part):
         exclude: str | None = None,
     ) -> tuple[Mapping[str, Any], ...]:
         """Return exactly what `submit` would start now, one plan for each stage. Queries the nodes, starts nothing."""
-        from ascendrun.head.protocol.control_messages import Plan
+        return self._launch_plans(self._submissions(job_file, overrides, hostfile, hosts, exclude))
+
+    def training_plans(
+        self, job_file: str | Path, *, overrides: Sequence[str] = (), hostfile: str | Path | None = None
+    ) -> tuple[TrainingPlan, ...]:
+        """Return the plan of each stage: problems, strategy, memory, time, disk. Queries the nodes, uses no device.
+
+        A start is refused if a plan with the facts of that moment has a fatal problem. Raises InvalidInputError.
+        """
+        return plan_submissions(self._head, self._submissions(job_file, overrides, hostfile))
+
+    def dry_run(
+        self,
+        job_file: str | Path,
+        *,
+        overrides: Sequence[str] = (),
+        hostfile: str | Path | None = None,
+        hosts: str | None = None,
+        exclude: str | None = None,
+    ) -> tuple[tuple[Mapping[str, Any], ...], tuple[TrainingPlan, ...]]:
+        """Return `plan` and `training_plans` of the same submission, which is made once."""
+        submissions = self._submissions(job_file, overrides, hostfile, hosts, exclude)
+        return self._launch_plans(submissions), plan_submissions(self._head, submissions)
+
+    def _submissions(
+        self,
+        job_file: str | Path,
+        overrides: Sequence[str],
+        hostfile: str | Path | None,
+        hosts: str | None = None,
+        exclude: str | None = None,
+    ) -> tuple[Submission, ...]:
         from ascendrun.query.submit import Choice, make_submissions
 
-        submissions = make_submissions(
+        return make_submissions(
             Path(job_file),
             overrides=overrides,
             hostfile=_path(hostfile),
@@ -102,21 +134,11 @@ class JobFiles(Part):
             key="dry-run",
             choice=Choice(hosts, exclude),
         )
-        return tuple(self._head.request(Plan(stage.to_json()), timeout_s=120.0).plan for stage in submissions)
 
-    def training_plans(
-        self, job_file: str | Path, *, overrides: Sequence[str] = (), hostfile: str | Path | None = None
-    ) -> tuple[TrainingPlan, ...]:
-        """Return the plan of each stage: problems, strategy, memory, time, disk. Queries the nodes, uses no device.
+    def _launch_plans(self, submissions: Sequence[Submission]) -> tuple[Mapping[str, Any], ...]:
+        from ascendrun.head.protocol.control_messages import Plan
 
-        `submit` refuses a job exactly if one of its plans has a fatal problem. Raises InvalidInputError.
-        """
-        from ascendrun.query.submit import make_submissions
-
-        submissions = make_submissions(
-            Path(job_file), overrides=overrides, hostfile=_path(hostfile), state_dir=self._head.state_dir, key="plan"
-        )
-        return plan_submissions(self._head, submissions)
+        return tuple(self._head.request(Plan(one.to_json()), timeout_s=120.0).plan for one in submissions)
 
     def templates(self) -> tuple[Template, ...]:
         """Return the templates of job files and hostfiles, by name."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from ascendrun.cluster.head import POLL_S, Part
 from ascendrun.cluster.hosts import WAITING
 from ascendrun.cluster.job import Job
-from ascendrun.cluster.trainings import keep_plans, plan_submissions, refuse_unfit
 from ascendrun.core.errors import ConflictError, DeadlineExceededError
 from ascendrun.text import Text
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from ascendrun.head.protocol.control_messages import PruneReply
     from ascendrun.head.state.job_table import StoredJob
     from ascendrun.health.report.usage import JobUse
-    from ascendrun.planner.plan import TrainingPlan
     from ascendrun.query.views import JobDetail, JobView
 
 PRUNE_S = 900.0
@@ -69,26 +67,13 @@ class Jobs(Part):
             choice=Choice(hosts, exclude),
             priority=priority,
         )
-        plans: dict[str | None, TrainingPlan] = {}
-        if any(one.spec.program is not None for one in submissions):  # nothing else is planned, or imports the planner
-            plans = {plan.stage: plan for plan in plan_submissions(self._head, submissions)}
         # The controller may die after it stored the job and before it replies; the key makes a repeat harmless.
         if resume is None and from_stage is None and submissions[0].stage is None:
-            refuse_unfit(tuple(plans.values()), job_file)
-            job_id = self._head.request(Submit((submissions[0].to_json(),)), repeat=True).job
-            keep_plans(self._head.state_dir, dict(zip((job_id,), plans.values())))
-            return Job(self._cluster, job_id)
+            return Job(self._cluster, self._head.request(Submit((submissions[0].to_json(),)), repeat=True).job)
         before = self.stages(resume) if resume is not None else ()
         repeated = stages_to_repeat(submissions, [stored.job for stored in before], from_stage, resume)
-        names = {stage.stage for stage in repeated}
-        refuse_unfit([plan for stage, plan in plans.items() if stage in names], job_file)
         request = Submit(tuple(stage.to_json() for stage in repeated), before[0].job.pipeline if before else None)
         pipeline = self._head.request(request, repeat=True).job
-        stages = [stored.job for stored in self.stages(pipeline)]
-        keep_plans(
-            self._head.state_dir,
-            {job.id: plans[job.stage] for job in stages if job.stage in names and job.stage in plans},
-        )
         return Job(self._cluster, pipeline)
 
     def retry(self, ref: str) -> JobView:

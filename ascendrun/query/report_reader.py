@@ -14,8 +14,7 @@ from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.pipelines import newest_stages
 from ascendrun.core.metrics import MetricsLine, progress_pattern
 from ascendrun.core.samples import DeviceSample, HostSample
-from ascendrun.head.spool.clocks import HostClock, read_clocks
-from ascendrun.head.spool.metrics_reader import find_progress, iter_lines
+from ascendrun.head.spool.metrics_reader import read_first_rank
 from ascendrun.head.state.job_files import read_plan
 from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.sample_store import SampleStore
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job
     from ascendrun.health.diagnosis import Diagnosis
 
-LINES = 150_000
-"""Step lines of one attempt that are read; of more lines, every second, third … line."""
-LINE_BYTES = 120
-"""Bytes, less than a usual line."""
 RUNS_READ = 40
 """Newest jobs among which a run of the same training on fewer ranks is looked for."""
 POINTS = 1000
@@ -106,26 +101,6 @@ def _diagnose(state_dir: Path, job: Job, *, now_s: float) -> Diagnosis | None:
         return explain_job(state_dir, job.id, now_s=now_s).diagnosis
     except AscendrunError:
         return None
-
-
-def read_first_rank(
-    attempt_dir: Path, *, most: int = LINES, pattern: str | None = None
-) -> tuple[tuple[MetricsLine, ...], int]:
-    """Return (lines of the first rank that wrote or printed any, in the head node's time; n if every n-th step line was
-    read). `pattern`: of the job's progress."""
-    files = find_progress(attempt_dir)
-    for rank in sorted(files):
-        size = sum(path.stat().st_size for path in files[rank])
-        if not size:
-            continue
-        every = 1 + size // (most * LINE_BYTES)
-        clock = read_clocks(attempt_dir).get(files[rank][0].parent.name, HostClock())
-        lines = tuple(iter_lines(files[rank], every=every, pattern=pattern))
-        if lines:
-            return tuple(
-                line if line.at_s is None else replace(line, at_s=clock.to_head_s(line.at_s)) for line in lines
-            ), every
-    return (), 1
 
 
 def _read_samples(

@@ -222,12 +222,16 @@ def make_submissions(
     stages = read_stages(job_file, overrides=overrides, is_placed=True, hostfile=hostfile)
     hosts = [read_pool(stage.spec, job_file, hostfile=hostfile, choice=choice) for stage in stages]
     make_state_dir(state_dir)
+    packed: dict[str, tuple[Tree, ...]] = {}  # stages usually have the same directories
+    for stage in stages:
+        if _tree_key(stage.spec) not in packed:
+            packed[_tree_key(stage.spec)] = pack_trees(stage.spec, state_dir)
     return tuple(
         Submission(
             key=key if one.stage is None else f"{key}.{one.stage}",
             spec=one.spec,
             hosts=pool,
-            trees=pack_trees(one.spec, state_dir),
+            trees=packed[_tree_key(one.spec)],
             file=str(job_file.absolute()),
             stage=one.stage,
             needs=one.needs,
@@ -236,6 +240,11 @@ def make_submissions(
         )
         for one, pool in zip(stages, hosts)
     )
+
+
+def _tree_key(spec: JobSpec) -> str:
+    """Return a value that is equal for jobs with the same directories."""
+    return f"{spec.program} {spec.workdir!r}"
 
 
 def stages_to_repeat(

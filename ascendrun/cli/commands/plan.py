@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def command(ctx: CliContext, file: Path, overrides: tuple[str, ...], hostfile: str | None, output: str | None) -> int:
     """Report what would fail, which strategy fits, memory, time and disk; use no device.
 
-    The nodes read the headers of models and the rows of data. `submit` makes the same checks before it stores a job.
+    The nodes read the headers of models and the rows of data. Every start of a job makes the same checks.
     Exits 3 if a training would fail.
     """
     plans = ctx.cluster.job_files.training_plans(file, overrides=overrides, hostfile=hostfile or None)

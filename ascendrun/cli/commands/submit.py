@@ -64,7 +64,8 @@ def command(
 ) -> int:
     """Validate a job file, start the job on all its nodes, follow its output.
 
-    ^C detaches; the job keeps running. Exits 0 when the job succeeded, 1 when it failed or was stopped.
+    ^C detaches; the job keeps running. Exits 0 when the job succeeded, 1 when it failed or was stopped,
+    3 when its training would fail.
     """
     if detach and waits:
         raise UsageError(exclusive("--detach", "--wait"))
@@ -117,8 +118,9 @@ def _print_plan(
     from ascendrun.cli.sanitise import sanitise
     from ascendrun.core.jobs.plan_text import render_text
 
-    trainings = ctx.cluster.job_files.training_plans(file, overrides=overrides, hostfile=hostfile)
-    plans = ctx.cluster.job_files.plan(file, overrides=overrides, hostfile=hostfile, hosts=hosts, exclude=exclude)
+    plans, trainings = ctx.cluster.job_files.dry_run(
+        file, overrides=overrides, hostfile=hostfile, hosts=hosts, exclude=exclude
+    )
     if output in PEOPLE:
         sys.stdout.write(sanitise("\n".join(render_text(plan) for plan in plans)))
         bundled = [plan for plan in trainings if plan.program is not None]

@@ -111,6 +111,14 @@ class Refused:
 
 
 @dataclass(frozen=True)
+class TrainingRefused:
+    """The training would fail. `hosts`: on these hosts only, (): on any."""
+
+    why: Text
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class StageFilesMissing:
     """The host does not see the files that it requires (NodeProgress.replaces)."""
 
@@ -304,7 +312,7 @@ class Tick:
 
 
 JobInput = Union[
-    Union[ResumeChosen, ResumeLost, StageFilesMissing],
+    Union[ResumeChosen, ResumeLost, StageFilesMissing, TrainingRefused],
     Union[NodesFree, WaitingForNodes, DependencyFailed, NodeReported, Checked, Planned, NodeStaged, NodeReady],
     Union[ForkedRankStarted, ForkedRankExited],
     Union[Refused, Held, RankStarted, RankExited, RankHungAtExit, StartFailed, NodeEnded, NodeLost, SupervisorLost],

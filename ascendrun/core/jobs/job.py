@@ -64,6 +64,7 @@ class Cause(str, Enum):
     HUNG = "hung"
     PASSED_OVER = "passed-over"
     FILES_LOST = "files-lost"
+    TRAINING = "training"
 
 
 @dataclass(frozen=True)

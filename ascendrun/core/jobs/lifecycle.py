@@ -176,12 +176,31 @@ def _refused(draft: Draft, event: inputs.Refused) -> None:
     if job.go_sent_at_s is not None:
         draft.stop(Cause.FAILURE, why if isinstance(why, Reason) else because("rejected", hosts, why=why))
     elif job.state in _BEFORE_GO and _can_pass_over(job, hosts, draft.now_s, is_away=event.is_away):
-        until_s = draft.now_s + PASSED_OVER_S
-        draft.record("host-passed-over", hosts, values={"why": event.why, "until_s": until_s})
-        draft.job = replace(job, passed_over={**job.passed_over, **dict.fromkeys(hosts, until_s)})
-        draft.stop(Cause.PASSED_OVER, because("passed-over", hosts, why=event.why))
+        _pass_over(draft, hosts, event.why)
     elif job.state is not State.QUEUED or (event.host, event.hosts) == (None, ()):  # else of an attempt given up
         draft.stop(Cause.REFUSED, because("preflight-failed", hosts, why=why))
+
+
+def _pass_over(draft: Draft, hosts: Sequence[str], why: Detail) -> None:
+    until_s = draft.now_s + PASSED_OVER_S
+    draft.record("host-passed-over", hosts, values={"why": why, "until_s": until_s})
+    draft.job = replace(draft.job, passed_over={**draft.job.passed_over, **dict.fromkeys(hosts, until_s)})
+    draft.stop(Cause.PASSED_OVER, because("passed-over", hosts, why=why))
+
+
+def _training_refused(draft: Draft, event: inputs.TrainingRefused) -> None:
+    """Place the job on other hosts if only these lack something and there are others; else nothing but a change by the
+    user helps."""
+    job = draft.job
+    if job.state is not State.CHECKING:
+        return
+    others = set(job.pool) - set(event.hosts) - {host for host, at_s in job.passed_over.items() if at_s > draft.now_s}
+    is_enough = len(others) >= job.request.nodes
+    if is_enough and _can_pass_over(job, event.hosts, draft.now_s, is_away=False):
+        _pass_over(draft, event.hosts, event.why)
+        return
+    draft.job = replace(job, failure=Failure(Kind.USER, "training-refused", event.hosts, confidence="certain"))
+    draft.stop(Cause.TRAINING, because("training-refused", event.hosts, why=event.why))
 
 
 def _stage_files_missing(draft: Draft, event: inputs.StageFilesMissing) -> None:
@@ -430,6 +449,7 @@ _HANDLERS: Mapping[type[object], Callable[..., None]] = {
     inputs.NodeReady: _node_ready,
     inputs.Refused: _refused,
     inputs.StageFilesMissing: _stage_files_missing,
+    inputs.TrainingRefused: _training_refused,
     inputs.Held: _held,
     inputs.HoldChanged: _hold_changed,
     inputs.RankStarted: _rank_started,

@@ -107,6 +107,7 @@ REASONS: Mapping[str, str] = {
     "rule-no-progress": "{stalled:plural restart restarts} without progress ({kind}: {finding})",
     "rule-repeated": "same failure at the same step twice ({kind}: {finding})",
     "preflight-failed": "preflight failed (no process was started): {why}",
+    "training-refused": "not started: {why}",
     "rejected": "{why}",
     "held": "waiting for {host}: {why}",
     "no-common-ports": "waiting for a block of HCCL ports that is free on {hosts:hosts}",

@@ -52,10 +52,11 @@ def query_checkpoints(
             Checkpoints(folder), deadline_s=LIST_S, done=lambda reply: post(lambda: take(host.name, reply))
         )
 
-    for host in hosts if waiting else ():
-        ask(host)
     if not waiting:
         done(found)
+        return
+    for host in hosts:
+        ask(host)
 
 
 def choose(job: Job, hosts: Sequence[str], listings: Listings) -> ResumePoint | OnlyCopy | None:

@@ -136,7 +136,7 @@ class LiveJobs:
         from ascendrun.head.loop.job.runner import JobRunner
 
         context = JobContext(
-            self._state_dir,
+            self._store,
             self._links,
             post=self._post,
             feed=self.steps.feed,

@@ -233,7 +233,8 @@ class SurveyReply(Message):
 class Survey(Request[SurveyReply]):
     """Examine hosts, in the shell of a job if there is a submission; one reply from each.
 
-    `names`: only these probes. `every_pair`: test all pairs of NPU ports, not a sample.
+    `names`: only these probes. `training`: paths of files that a training reads. `every_pair`: test all pairs of NPU
+    ports, not a sample.
     """
 
     OP, REPLY = "survey", SurveyReply
@@ -241,6 +242,7 @@ class Survey(Request[SurveyReply]):
     submission: Mapping[str, Any] | None = None
     device_type: str | None = None
     paths: tuple[str, ...] = converted(tuple, default=())
+    training: tuple[str, ...] = converted(tuple, default=())
     names: tuple[str, ...] | None = converted(tuple, default=None)
     is_full: bool = True
     every_pair: bool = False

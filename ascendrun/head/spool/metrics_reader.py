@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ascendrun.core.metrics import LINE_LIMIT_BYTES, MetricsLine, parse_line, parse_object, read_values
+from ascendrun.head.spool.clocks import HostClock, read_clocks
 from ascendrun.head.spool.spool_files import STREAM_FILE, hosts_in, names_in, read_at, size_of
+
+LINES = 150_000
+"""Step lines of one attempt that are read; of more lines, every second, third … line."""
+LINE_BYTES = 120
+"""Bytes, less than a usual line."""
 
 METRICS_FILE = re.compile(r"^rank-(\d+)\.metrics\.(\d+)$")
 CHUNK_BYTES = 1024 * 1024
@@ -189,3 +196,23 @@ def _raw_lines(path: Path, *, last_bytes: int | None, whole: bool = False) -> It
         yield from lines
     if rest and not whole and not is_cut:
         yield rest
+
+
+def read_first_rank(
+    attempt_dir: Path, *, most: int = LINES, pattern: str | None = None
+) -> tuple[tuple[MetricsLine, ...], int]:
+    """Return (lines of the first rank that wrote or printed any, in the head node's time; n if every n-th step line was
+    read). `pattern`: of the job's progress."""
+    files = find_progress(attempt_dir)
+    for rank in sorted(files):
+        size = sum(path.stat().st_size for path in files[rank])
+        if not size:
+            continue
+        every = 1 + size // (most * LINE_BYTES)
+        clock = read_clocks(attempt_dir).get(files[rank][0].parent.name, HostClock())
+        lines = tuple(iter_lines(files[rank], every=every, pattern=pattern))
+        if lines:
+            return tuple(
+                line if line.at_s is None else replace(line, at_s=clock.to_head_s(line.at_s)) for line in lines
+            ), every
+    return (), 1

@@ -18,7 +18,7 @@ from ascendrun.node.files import write_json
 COPY_FILE = "job.json"
 RECORD_FILE = "record.json"
 PLAN_FILE = "plan.json"
-"""In a job's directory: what its plan expected, see query/planner.py; written by the command that submitted it."""
+"""In a job's directory: what its plan expected at its last start, see head/survey/training_plan.py."""
 PRUNED_FILE = "pruned.json"
 """In a job's directory: {at_s, bytes} of its removed logs. In the state directory: {at_s} of the last removal."""
 JOB_ID = re.compile(r"j-[0-9]+(?:-[0-9]+)?")

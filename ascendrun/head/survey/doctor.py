@@ -41,13 +41,15 @@ PATHS_WRITTEN = ("output",)
 class Question:
     """Subject of an examination.
 
-    `paths`: must exist; those of the job's program are added. `names`: only these probes. `every_pair`: test all pairs
+    `paths`: must exist; those of the job's program are added, unless they are among the files of a `training`, which
+    its plan judges. `names`: only these probes. `every_pair`: test all pairs
     of NPU ports, not a sample.
     """
 
     spec: JobSpec | None = None
     device_type: str | None = None
     paths: tuple[str, ...] = ()
+    training: tuple[str, ...] = ()
     names: tuple[str, ...] | None = None
     is_full: bool = True
     every_pair: bool = False
@@ -76,7 +78,8 @@ class Examination:
     ) -> None:
         self._hosts = tuple(host for host in hosts if host.name in reports)
         self._reports, self._plan = reports, plan
-        self._question = replace(question, paths=tuple(dict.fromkeys((*question.paths, *input_paths(question.spec)))))
+        paths = dict.fromkeys((*question.paths, *input_paths(question.spec)))
+        self._question = replace(question, paths=tuple(path for path in paths if path not in question.training))
         self._links, self._post, self._done = links, post, done
         self._results: dict[str, dict[str, Any]] = {}
         self._refused: dict[str, Failure] = {}
@@ -190,6 +193,7 @@ def make_survey_request(host: Host, report: NodeReport, question: Question, plan
         ports=(*ports, *hccl_ports, *((HCCL_DEVICE_PORT,) if question.device_type == "npu" else ())),
         folders=(spec.checkpoint.dir,) if spec is not None and spec.checkpoint.dir else (),
         paths=question.paths,
+        training=question.training,
         env=rank_env(host.name, plan),
         is_full=question.is_full,
         names=question.names,

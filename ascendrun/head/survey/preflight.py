@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from ascendrun.core.dataclass import dataclass
@@ -16,6 +16,7 @@ from ascendrun.text import Text
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
     from ascendrun.core.jobs.plan import LaunchPlan
+    from ascendrun.health.survey.check_context import CheckContext
 
 MOST_WARNINGS = 20
 PASSING = frozenset(
@@ -39,31 +40,20 @@ class PreflightResult:
     not_released: Mapping[str, Finding] = field(default_factory=dict)
 
 
-def preflight_question(spec: JobSpec) -> Question:
-    """Return the light examination, or the full one if the job requires a check that needs it."""
+def preflight_question(spec: JobSpec, training: tuple[str, ...] = ()) -> Question:
+    """Return the light examination, or the full one if the job requires a check that needs it. `training`: paths of
+    files that the nodes read for the plan of a training."""
     from ascendrun.health.checks import CHECKS, plain_name
 
     required = {plain_name(name) for name in spec.checks.require}
     is_full = any(check.is_full and check.name in required for check in CHECKS)
-    return Question(spec=spec, device_type=spec.devices.type, is_full=is_full)
+    return Question(spec=spec, device_type=spec.devices.type, training=training, is_full=is_full)
 
 
-def evaluate_preflight(
-    answers: SurveyResults,
-    reports: Mapping[str, NodeReport],
-    *,
-    spec: JobSpec,
-    plan: LaunchPlan,
-    now_s: float,
-    idle_memory: Mapping[str, Mapping[int, int]] | None = None,
-) -> PreflightResult:
-    """Evaluate the results. FAIL findings prevent the start, and so does a node that could not be examined.
-
-    `idle_memory`: as PreflightResult had it at earlier starts, the least of each device.
-    """
-    from ascendrun.health.checks import run_checks
-    from ascendrun.health.checks.npu import unowned_memory
-    from ascendrun.health.comparison import failed_checks, finding_line
+def preflight_context(
+    answers: SurveyResults, reports: Mapping[str, NodeReport], spec: JobSpec, plan: LaunchPlan, *, now_s: float
+) -> CheckContext:
+    """Return what the nodes reported, for the checks and for the plan of a training."""
     from ascendrun.health.survey.check_context import CheckContext
     from ascendrun.health.survey.facts import NodeFacts, Unreached
     from ascendrun.health.survey.probes import read_facts
@@ -78,15 +68,23 @@ def evaluate_preflight(
             else:
                 why: Failure = answer.get("refused") or Failure("internal", "")
                 unreached[host] = Unreached(why.code, why.message, why.hint)
-    context = CheckContext(
-        facts=facts,
-        unreached=unreached,
-        job=spec,
-        plan=plan,
-        device_type=spec.devices.type,
-        now_s=now_s,
-        idle_memory=idle_memory or {},
+    return CheckContext(
+        facts=facts, unreached=unreached, job=spec, plan=plan, device_type=spec.devices.type, now_s=now_s
     )
+
+
+def evaluate_preflight(
+    context: CheckContext, spec: JobSpec, *, idle_memory: Mapping[str, Mapping[int, int]] | None = None
+) -> PreflightResult:
+    """Evaluate the results. FAIL findings prevent the start, and so does a node that could not be examined.
+
+    `idle_memory`: as PreflightResult had it at earlier starts, the least of each device.
+    """
+    from ascendrun.health.checks import run_checks
+    from ascendrun.health.checks.npu import unowned_memory
+    from ascendrun.health.comparison import failed_checks, finding_line
+
+    context, facts = replace(context, idle_memory=idle_memory or {}), context.facts
     findings = run_checks(context, is_full=False, skip=spec.checks.skip, require=spec.checks.require)
     failed = tuple(finding for finding in findings if finding.severity is Severity.FAIL)
     warned: tuple[Finding, ...] = tuple(one for one in findings if one.severity is Severity.WARN)[:MOST_WARNINGS]

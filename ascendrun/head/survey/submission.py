@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.core.jobs.job import Job, make_request
-from ascendrun.core.jobs.plan import Folders, LaunchPlan, Tree
+from ascendrun.core.jobs.pipelines import newest_stages
+from ascendrun.core.jobs.plan import Folders, LaunchPlan, Tree, choose_hosts
 from ascendrun.core.jobs.restart import policy_of
 from ascendrun.core.rank_env import forks_ranks
 from ascendrun.core.reports import NodeReport
@@ -97,6 +98,22 @@ class Submission:
             trees=_load_trees(stored.trees),
             file=stored.file,
         )
+
+
+def stages_around(store: Store, job: Job) -> tuple[list[Submission], list[Submission]]:
+    """Return the stages of a job's pipeline before it, and those that wait for it, each as it was submitted last, on
+    the hosts of the job if they may use them. ([], []): it is not in a pipeline."""
+    stages = store.stages(job.pipeline) if job.pipeline else ()
+    newest = [stages[index] for index in newest_stages([one.job for one in stages])]
+    place = next((index for index, one in enumerate(newest) if one.job.stage == job.stage), len(newest))
+
+    def placed(one: StoredJob) -> Submission:
+        submission = Submission.from_stored(one)
+        first = sorted(submission.hosts, key=lambda host: host.name not in job.hosts)
+        return replace(submission, hosts=choose_hosts(submission.spec, first), stage=one.job.stage)
+
+    later = [placed(one) for one in newest[place + 1 :] if not one.job.is_terminal]
+    return [placed(one) for one in newest[:place]], later
 
 
 def load_subject(stored: StoredJob) -> Subject:

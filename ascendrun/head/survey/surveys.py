@@ -43,6 +43,7 @@ class SurveyOperation:
             spec=self._submission.spec if self._submission else None,
             device_type=self._submission.spec.devices.type if self._submission else request.device_type,
             paths=request.paths,
+            training=request.training,
             names=request.names,
             is_full=request.is_full,
             every_pair=request.every_pair,

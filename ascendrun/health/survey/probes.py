@@ -100,9 +100,7 @@ HOST_PROBES: tuple[Probe, ...] = (
     Probe(
         "training",
         lambda request: (
-            {"kind": "training", "paths": list(request.paths), "timeout_s": TRAINING_S}
-            if request.names and "training" in request.names
-            else None
+            {"kind": "training", "paths": list(request.training), "timeout_s": TRAINING_S} if request.training else None
         ),
         lambda raw: raw["paths"],
     ),

@@ -19,7 +19,8 @@ class SurveyRequest:
     `device_type`: npu, cuda or cpu; None: unknown, query all devices. `root`: the agent's directory on the host.
     `python`: the interpreter in the shell of the job, None: the job does not use Python. `has_job`: run probes in the
     shell of the job, each for `shell_s` seconds at most. `ports`: to test by bind. `folders`: directories that will be
-    written. `paths`: must exist. `is_full`: include slow probes. `names`: run these probes only, None: all that apply.
+    written. `paths`: must exist. `training`: of the files that a training reads. `is_full`: include slow probes.
+    `names`: run these probes only, None: all that apply.
     """
 
     host: str
@@ -31,6 +32,7 @@ class SurveyRequest:
     ports: tuple[int, ...] = ()
     folders: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
+    training: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     is_full: bool = True
     names: tuple[str, ...] | None = None

@@ -14,6 +14,7 @@ from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.spec import JobSpec
 from ascendrun.core.jobs.job import Job, Leftover, NodeProgress, Phase, State
+from ascendrun.core.jobs.plan import Tree
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.retention import Retention
 from ascendrun.head.agents.connections import dialled
@@ -161,16 +162,16 @@ class World:
     def same(self, one: Host, other: Host) -> bool:
         return dialled(one) == dialled(other)
 
-    def job(self, *hosts: Host, **changes: Any) -> Job:
+    def job(self, *hosts: Host, spec: JobSpec | None = None, trees: tuple[Tree, ...] = (), **changes: Any) -> Job:
         """A job in the queue; with `nodes` a job of which they are the nodes."""
         key = f"k{time.monotonic_ns()}"
-        submission = Submission(key, JobSpec(name="demo", command=("true",)), hosts, (), None)
+        submission = Submission(key, spec or JobSpec(name="demo", command=("true",)), hosts, trees, None)
         job = self.store.jobs.add(
             key=key,
             make_job=lambda i, h: replace(make_job(submission, i, h, 1.0), **changes),
             spec=submission.spec_values,
             hosts=submission.host_values,
-            trees=[],
+            trees=submission.tree_values,
             file=None,
             now_s=1.0,
         )

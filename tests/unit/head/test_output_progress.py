@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.head.spool.metrics_reader import find_progress, iter_lines, newest_progress
+from ascendrun.head.spool.metrics_reader import find_progress, iter_lines, newest_progress, read_first_rank
 from ascendrun.head.spool.output_progress import HEAD_BYTES, TAIL_BYTES
 from ascendrun.head.spool.spool_files import TIME_RECORD
-from ascendrun.query.report_reader import read_first_rank
 
 BEGAN_S = 1_790_000_000.0
 

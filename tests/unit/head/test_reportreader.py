@@ -16,12 +16,12 @@ from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, NodeProgress, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.core.samples import DeviceSample, RankSample
-from ascendrun.head.spool.metrics_reader import find_metrics
+from ascendrun.head.spool.metrics_reader import find_metrics, read_first_rank
 from ascendrun.head.state.job_files import write_plan
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.store import Store
 from ascendrun.health.report.data import Fewer, Report
-from ascendrun.query.report_reader import find_report, read_first_rank, read_report
+from ascendrun.query.report_reader import find_report, read_report
 
 BEGAN_S = 1_790_000_000.0
 STORY = [

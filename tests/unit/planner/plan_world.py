@@ -236,7 +236,7 @@ class PlanHead(Head):
     def survey(self, hosts: Any, submission: Submission | None, **options: Any) -> CheckContext:
         facts = {}
         for host in (each.name for each in hosts):
-            inside = {str(self.world.root / host) + path: path for path in options["paths"]}
+            inside = {str(self.world.root / host) + path: path for path in options["training"]}
             found = training_files.examine({"paths": list(inside)}, time.monotonic() + 30)["paths"]
             facts[host] = NodeFacts(
                 host=host,

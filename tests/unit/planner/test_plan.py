@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from plan_world import BAD, HOSTS, POINTS, USUAL, Change, PlanCluster, files
 
 from ascendrun.cli import main
-from ascendrun.cluster.trainings import keep_plans
 from ascendrun.core.jobfile.spec import load_programs
 from ascendrun.core.settings import Settings
-from ascendrun.head.state.job_files import read_plan
+from ascendrun.head.survey.training_plan import expected, hosts_at_fault, refusal
+from ascendrun.node import tree_hash
 from ascendrun.node.agent import training_files
 from ascendrun.options import Option
 from ascendrun.planner.cost import Devices, Range, compare, layouts
@@ -29,7 +29,6 @@ from ascendrun.planner.models import shape_of
 from ascendrun.planner.programs import find_programs
 from ascendrun.planner.workload import Workload
 from ascendrun.programs.qwen_lora.rules import presets
-from ascendrun.query.planner import expected
 from tests.thorough import examples
 
 
@@ -105,8 +104,6 @@ def test_a_bad_input_is_found_before_the_start(head: Head, name: str) -> None:
     head.change(changes)
     exit_code, out, _ = head.say("plan", head.write_job(program, args), "-o", "json")
     assert exit_code == 3 and code in codes(out)
-    refused, _, _ = head.say("submit", "--detach", head.write_job(program, args))
-    assert refused == 3 and not head.cluster.stored, "no job, so no lease of a device"
 
 
 def test_there_are_at_least_30_bad_inputs() -> None:
@@ -137,12 +134,35 @@ def test_all_problems_are_reported_at_once_by_every_command(
         assert {code: fatal.count(code) for code in fatal} == found
 
 
-def test_submit_refuses_with_all_problems_and_stores_nothing(head: Head) -> None:
-    head.change({"n2:/data/chat.json": None, "/base/tokenizer.json": None})
-    job = head.write_job("qwen_lora", {"target_modules": ["wqkv"], "quantization_bit": "4"})
-    code, _, err = head.say("submit", "--detach", job)
-    assert (code, head.cluster.stored) == (3, [])
-    assert all(what in err for what in ("n2: args.data_path", "tokenizer", "wqkv", "quantization_bit"))
+def test_the_reason_of_a_refusal_has_every_problem_with_its_hosts_and_the_hosts_at_fault(head: Head) -> None:
+    head.change({"n2:/data/chat.json": None})
+    plans = head.cluster.job_files.training_plans(head.write_job("qwen_lora", {}))
+    why = refusal(plans)
+    assert why is not None and why.values["count"] == 1 and hosts_at_fault(plans) == ("n2",)
+    head.change({"/base/tokenizer.json": None})
+    plans = head.cluster.job_files.training_plans(
+        head.write_job("qwen_lora", {"target_modules": ["wqkv"], "quantization_bit": "4"})
+    )
+    why = refusal(plans)
+    assert why is not None and why.values["count"] == len(why.values["lines"]) == len(plans[0].fatal) >= 4
+    assert hosts_at_fault(plans) == (), "an unknown target is wrong on any host"
+    assert all(what in str(why) for what in ("n2: args.data_path", "tokenizer", "wqkv", "quantization_bit"))
+
+
+def test_a_dry_run_packs_the_directories_of_a_job_once(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    (head.folder / "code").mkdir()
+    listed: list[str] = []
+    list_tree = tree_hash.list_tree
+
+    def counted(folder: str, *given: Any) -> Any:
+        listed.append(folder)
+        return list_tree(folder, *given)
+
+    monkeypatch.setattr(tree_hash, "list_tree", counted)
+    job = head.write_job("trajectory", {}, stages=STAGES, workdir={"path": str(head.folder / "code")})
+    said = head.say("submit", "--dry-run", "-o", "json", job)
+    assert said[0] != 2, said
+    assert listed.count(str(head.folder / "code")) == 1 and len(listed) == 2
 
 
 def test_foreign_columns_get_the_line_to_write(head: Head) -> None:
@@ -160,16 +180,10 @@ def test_a_ship_column_of_another_name_gets_the_line_to_write(head: Head) -> Non
     assert "column_map: [" not in out
 
 
-def test_what_was_planned_is_kept_for_the_report(head: Head) -> None:
-    job = head.write_job("qwen_lora", {"chip": "910B3", "device": "npu"})
-    (plan,) = head.cluster.job_files.training_plans(job)
+def test_what_is_expected_of_a_training_has_a_range_of_each_measure(head: Head) -> None:
+    (plan,) = head.cluster.job_files.training_plans(head.write_job("qwen_lora", {"chip": "910B3", "device": "npu"}))
     found = expected(plan)
     assert set(found) == {"memory_bytes", "tokens_per_s", "hours"} and all(low < high for low, high in found.values())
-    keep_plans(head.cluster.settings.state_dir, {"j-0007": plan})
-    assert read_plan(head.cluster.settings.state_dir, "j-0007") == {}, "a job without a directory is no error"
-    (head.cluster.settings.state_dir / "jobs" / "j-0007").mkdir(parents=True)
-    keep_plans(head.cluster.settings.state_dir, {"j-0007": plan})
-    assert read_plan(head.cluster.settings.state_dir, "j-0007") == found
 
 
 def test_a_warning_does_not_refuse(head: Head) -> None:
@@ -325,14 +339,12 @@ def random_args(program: str) -> st.SearchStrategy[tuple[str, Change]]:
 
 @settings(max_examples=examples(5, 40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(PROGRAMS).flatmap(random_args))
-def test_plan_dry_run_and_submit_never_disagree(head: Head, given: tuple[str, Change]) -> None:
+def test_plan_and_dry_run_never_disagree(head: Head, given: tuple[str, Change]) -> None:
     program, args = given
-    head.cluster.stored.clear()
     job = head.write_job(program, args)
     planned, text, _ = head.say("plan", job, "-o", "json")
     dry, whole, _ = head.say("submit", "--dry-run", "-o", "json", job)
-    refused, _, _ = head.say("submit", "--detach", job)
-    assert planned in (0, 2, 3) and planned == dry == refused and bool(head.cluster.stored) == (planned == 0)
+    assert planned in (0, 2, 3) and planned == dry
     if planned == 2:  # the job file is invalid
         return
     assert {**json.loads(whole)["training"], "schema_version": 2} == json.loads(text)
@@ -354,7 +366,7 @@ def test_no_torch_is_imported() -> None:
     code = """if True:
         import sys
         sys.modules['torch'] = sys.modules['numpy'] = None
-        import ascendrun.query.planner
+        import ascendrun.head.survey.training_plan
         from ascendrun.planner.programs import find_programs, rules_of
         print(sum(rules_of(name) is not None for name in find_programs()))"""
     loaded = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True)

@@ -86,8 +86,8 @@ def test_a_package_of_a_user_is_validated_planned_and_submitted(
     assert say(cluster, "validate", "job.yaml") == valid
     assert say(cluster, "plan", "job.yaml") == planned
     assert say(cluster, "submit", "--dry-run", "job.yaml", "-o", "json") == planned
-    assert say(cluster, "submit", "--detach", "job.yaml") == planned
-    assert bool(cluster.stored) == (planned == 0)
+    assert say(cluster, "submit", "--detach", "job.yaml") == valid
+    assert bool(cluster.stored) == (valid == 0), "its plan is judged at the start"
     assert program_command("toy", ["--depth=4"], python="python3") == ("python3", "-m", "toy", "--depth=4")
 
 

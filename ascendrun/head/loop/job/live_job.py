@@ -22,6 +22,7 @@ from ascendrun.head.agents.connections import Connections, dialled
 from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.head.spool.sample_ingest import SampleIngest
+from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission, claims_of
 from ascendrun.text import Text
 
@@ -38,7 +39,7 @@ class JobContext:
     `drained` reports that every byte of the job has arrived, `record` stores events that change nothing. `idle_memory`
     and `note_memory`: of head/loop/machine/memory.py."""
 
-    state_dir: Path
+    store: Store
     links: Connections
     post: Callable[[Callable[[], None]], None]
     feed: Callable[[str, JobInput], None]
@@ -48,6 +49,10 @@ class JobContext:
     retention: Retention
     idle_memory: Callable[[Host], Mapping[int, int]]
     note_memory: Callable[[Host, Mapping[int, int], Text | None], None]
+
+    @property
+    def state_dir(self) -> Path:
+        return self.store.path.parent
 
 
 class LiveJob:

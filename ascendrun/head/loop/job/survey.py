@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.jobs import inputs
@@ -17,9 +22,16 @@ from ascendrun.head.agents.checkpoint_query import choose, query_checkpoints
 from ascendrun.head.agents.node_query import NodeQuery
 from ascendrun.head.loop.job.live_job import LiveJob
 from ascendrun.head.protocol.remote import AgentConnection
+from ascendrun.head.state.job_files import write_plan
 from ascendrun.head.survey.doctor import Examination, SurveyResults
-from ascendrun.head.survey.preflight import evaluate_preflight, preflight_question
-from ascendrun.head.survey.submission import build_plan
+from ascendrun.head.survey.preflight import evaluate_preflight, preflight_context, preflight_question
+from ascendrun.head.survey.submission import build_plan, stages_around
+
+if TYPE_CHECKING:
+    from ascendrun.head.state.store import StoredJob
+    from ascendrun.head.survey.training_plan import TrainingStage
+    from ascendrun.health.survey.check_context import CheckContext
+    from ascendrun.planner.plan import TrainingPlan
 
 
 class JobSurvey:
@@ -90,25 +102,37 @@ class JobSurvey:
         except AscendrunError as error:
             live.refuse(None, Failure.of(error))
             return
+        stages = self._training_stages()
+        paths = dict.fromkeys(path for stage in stages for path in stage.paths)
         Examination(
             live.placed,
             self.reports,
-            preflight_question(live.spec),
+            preflight_question(live.spec, tuple(paths)),
             plan,
             links=live.context.links,
             post=live.post,
-            done=partial(self._judge, plan),
+            done=partial(self._judge, plan, stages),
         ).start()
 
-    def _judge(self, plan: LaunchPlan, answers: SurveyResults) -> None:
-        """Start the job only if no check failed."""
+    def _training_stages(self) -> tuple[TrainingStage, ...]:
+        """Return this job and the later stages of its pipeline if any of them is a training with rules; else ()."""
+        live, job = self._live, self._live.job
+        own = replace(live.submission, hosts=live.placed, stage=job.stage)
+        before, later = stages_around(live.context.store, job)
+        if all(one.spec.program is None for one in (own, *later)):
+            return ()  # nothing else is planned, or imports the planner
+        from ascendrun.head.survey.training_plan import training_stages
+
+        return training_stages([*before, own, *later])[len(before) :]
+
+    def _judge(self, plan: LaunchPlan, stages: Sequence[TrainingStage], answers: SurveyResults) -> None:
+        """Start the job only if no check failed, and no training would fail."""
         live = self._live
-        if live.job.state is not State.CHECKING or plan.run_id != live.job.run_id:
+        if not self._is_current(plan):
             return
+        context = preflight_context(answers, self.reports, live.spec, plan, now_s=time.time())
         known = {host.name: live.context.idle_memory(host) for host in live.placed}
-        result = evaluate_preflight(
-            answers, self.reports, spec=live.spec, plan=plan, now_s=time.time(), idle_memory=known
-        )
+        result = evaluate_preflight(context, live.spec, idle_memory=known)
         for host in live.placed:
             taken = result.not_released.get(host.name)
             memory = result.idle_memory.get(host.name, {})
@@ -116,10 +140,50 @@ class JobSurvey:
         live.feed(inputs.Checked(result.warnings))
         if result.held is not None:
             live.feed(inputs.Held(result.hosts[0], result.held.message, result.held.values.get("run")))
-            return
-        if result.refusal is not None:
+        elif result.refusal is not None:
             live.feed(inputs.Refused(None, result.refusal, result.hosts))
+        elif stages:
+            from ascendrun.head.survey.training_plan import RUNS_READ
+
+            stored = live.context.store.all_jobs()[-RUNS_READ:]
+            call = partial(self._plan_trainings, plan, stages, context, stored)
+            threading.Thread(target=call, name="training-plan", daemon=True).start()
+        else:
+            self._accept(plan)
+
+    def _is_current(self, plan: LaunchPlan) -> bool:
+        return self._live.job.state is State.CHECKING and plan.run_id == self._live.job.run_id
+
+    def _plan_trainings(
+        self, plan: LaunchPlan, stages: Sequence[TrainingStage], context: CheckContext, stored: Sequence[StoredJob]
+    ) -> None:
+        """Plan in a thread of its own: metrics of earlier runs are read. A fault of ours prevents no start."""
+        from ascendrun.head.survey.training_plan import plan_stage, recorded_runs
+
+        state_dir, plans = self._live.context.state_dir, []
+        try:
+            runs_of = partial(recorded_runs, stored, state_dir)
+            for number, stage in enumerate(stages):
+                plans.append(plan_stage(stage, context if number == 0 else replace(context, plan=None), runs_of))
+        except Exception:
+            traceback.print_exc()
+        self._live.post(partial(self._take_plans, plan, plans))
+
+    def _take_plans(self, plan: LaunchPlan, plans: Sequence[TrainingPlan]) -> None:
+        from ascendrun.head.survey.training_plan import expected, hosts_at_fault, refusal
+
+        if not self._is_current(plan):
             return
+        why = refusal(plans)
+        if why is not None:
+            self._live.feed(inputs.TrainingRefused(why, hosts_at_fault(plans)))
+            return
+        if plans and (values := expected(plans[0])):
+            with suppress(OSError):  # a report without it has the measured values alone
+                write_plan(self._live.context.state_dir, self._live.job.id, values)
+        self._accept(plan)
+
+    def _accept(self, plan: LaunchPlan) -> None:
         self.plan = plan
         ranks = {node.host: tuple(rank.rank for rank in node.ranks) for node in plan.nodes}
-        live.feed(inputs.Planned(ranks, plan.world_size))
+        self._live.feed(inputs.Planned(ranks, plan.world_size))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Callable
 
-from ascendrun.core.errors import PreflightError, Problem
 from ascendrun.core.jobfile.spec import JobSpec, load_programs
 from ascendrun.facts.chips import Chip, chip_of
 from ascendrun.head.survey.submission import Submission
@@ -17,7 +16,7 @@ from ascendrun.options import JOB_FILE, check_arguments, with_defaults
 from ascendrun.planner.history import RecordedRun, with_history
 from ascendrun.planner.plan import Disk, TrainingPlan, devices_of, make_plan
 from ascendrun.planner.programs import rules_of
-from ascendrun.planner.training import ANYWHERE, Training, batch_of_ranks
+from ascendrun.planner.training import ANYWHERE, PlanProblem, Training, batch_of_ranks
 from ascendrun.planner.workload import Workload
 from ascendrun.text import Text
 
@@ -28,44 +27,89 @@ if TYPE_CHECKING:
 PROBES = ("training", "npu-smi", "disk", "write")
 RUNS_READ = 40
 """Newest jobs whose metrics are read for the speed of a new one."""
-Survey = Callable[[Submission, Sequence[str]], "CheckContext"]
+RunsOf = Callable[[str, Submission], Sequence[RecordedRun]]
+"""Recorded runs of a program on the hosts of a stage, oldest first."""
 
 
-def plan_trainings(
-    submissions: Sequence[Submission], survey: Survey, runs_of: Callable[[str, Submission], Sequence[RecordedRun]]
-) -> tuple[TrainingPlan, ...]:
-    """Return the plan of every stage. `survey` queries the hosts of a stage for these paths; `runs_of` returns recorded
-    runs of a program on the hosts of a stage, oldest first."""
+@dataclass(frozen=True)
+class TrainingStage:
+    """A stage as it is known without its nodes. `training` None: its program has no rules, and it is not planned.
+
+    `inputs`: paths of its files by option.
+    """
+
+    submission: Submission
+    training: Training | None = None
+    inputs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths that the nodes read for the plan."""
+        return tuple(path for path in self.inputs.values() if path.startswith("/"))
+
+
+def training_stages(submissions: Sequence[Submission]) -> tuple[TrainingStage, ...]:
+    """Return the stages of a job in their order; each knows what earlier ones write. Their hosts are placed."""
     written: list[str] = []
     earlier: dict[str, dict[str, Mapping[str, Any]]] = {}
-    plans = []
+    found = []
     for submission in submissions:
-        name = submission.spec.program or ""
+        spec = submission.spec
+        name = spec.program or ""
+        table, rules = load_programs().get(name), rules_of(name)
+        if table is None or rules is None:
+            found.append(TrainingStage(submission))
+            written.append(ANYWHERE)
+            continue
         stages = earlier.setdefault(name, {})
-        plans.append(_plan(submission, tuple(written), dict(stages), survey, runs_of))
-        table = load_programs().get(name)
-        output = ANYWHERE
-        if table is not None and plans[-1].ranks:
-            output = str(submission.spec.args.get("output_dir") or "out")
-            stages[posixpath.normpath(output)] = with_defaults(table, submission.spec.args)
+        training = Training(
+            name,
+            with_defaults(table, spec.args),
+            frozenset(spec.args),
+            *_ranks(submission, None),
+            tuple(host.name for host in submission.hosts),
+            _family(spec),
+            written=tuple(written),
+            has_workdir=spec.workdir is not None,
+            earlier=dict(stages),
+        )
+        found.append(TrainingStage(submission, training, rules.inputs(training)))
+        output = str(spec.args.get("output_dir") or "out")
+        stages[posixpath.normpath(output)] = training.options
         written.append(output)
-    return tuple(plans)
+    return tuple(found)
 
 
-def refuse(plans: Sequence[TrainingPlan], file: str) -> None:
-    """Raise PreflightError with all problems, fatal or not, if one is fatal."""
-    if not any(plan.fatal for plan in plans):
-        return
-    problems = [
-        Problem(_place(plan, problem.hosts, file), None, None, problem.message, problem.hint)
-        for plan in plans
-        for problem in plan.fatal
-    ]
-    raise PreflightError(
-        Text("plan.refused", "the training would fail: {count:plural problem problems}", count=len(problems)),
-        hint=f"ascendrun plan {file}",
-        problems=problems,
+def refusal(plans: Sequence[TrainingPlan]) -> Text | None:
+    """Return why the trainings would fail, with all fatal problems; None: none has one."""
+    lines = [_line(plan, problem) for plan in plans for problem in plan.fatal]
+    if not lines:
+        return None
+    return Text(
+        "plan.refused",
+        "the training would fail: {count:plural problem problems}:{lines:lines}",
+        count=len(lines),
+        lines=lines,
     )
+
+
+def hosts_at_fault(plans: Sequence[TrainingPlan]) -> tuple[str, ...]:
+    """Return the hosts on which the trainings would fail; (): on any."""
+    fatal = [problem for plan in plans for problem in plan.fatal]
+    if any(not problem.hosts for problem in fatal):
+        return ()
+    return tuple(sorted({host for problem in fatal for host in problem.hosts}))
+
+
+def _line(plan: TrainingPlan, problem: PlanProblem) -> Text:
+    what = problem.message
+    if problem.hosts:
+        what = Text("plan.on-hosts", "{hosts:hosts}: {message}", hosts=problem.hosts, message=what)
+    if plan.stage:
+        what = Text("plan.in-stage", "stage {stage}: {message}", stage=plan.stage, message=what)
+    if problem.hint is None:
+        return what
+    return Text("plan.with-hint", "{message} (hint: {hint})", message=what, hint=problem.hint)
 
 
 def expected(plan: TrainingPlan) -> dict[str, list[float]]:
@@ -80,41 +124,15 @@ def expected(plan: TrainingPlan) -> dict[str, list[float]]:
     return {name: [value.low, value.high] for name, value in found.items() if value is not None}
 
 
-def _place(plan: TrainingPlan, hosts: Sequence[str], file: str) -> str:
-    from ascendrun.text.format import fold_hosts
-
-    stage = f"{file} ({plan.stage})" if plan.stage else file
-    return f"{stage}: {fold_hosts(hosts)}" if hosts else stage
-
-
-def _plan(
-    submission: Submission,
-    written: tuple[str, ...],
-    earlier: Mapping[str, Mapping[str, Any]],
-    survey: Survey,
-    runs_of: Callable[[str, Submission], Sequence[RecordedRun]],
-) -> TrainingPlan:
-    spec, hosts = submission.spec, tuple(host.name for host in submission.hosts)
-    name = spec.program or ""
-    table = load_programs().get(name)
-    program = rules_of(name)
-    if table is None or program is None:
+def plan_stage(stage: TrainingStage, world: CheckContext, runs_of: RunsOf) -> TrainingPlan:
+    """Return the plan of a stage. `world`: what its hosts have at its paths, and their devices and disks."""
+    submission, spec, training = stage.submission, stage.submission.spec, stage.training
+    if training is None:
+        hosts = tuple(host.name for host in submission.hosts)
         return TrainingPlan(submission.stage, spec.program, hosts, 0)
-    training = Training(
-        name,
-        with_defaults(table, spec.args),
-        frozenset(spec.args),
-        *_ranks(submission, None),
-        hosts,
-        _family(spec),
-        written=written,
-        has_workdir=spec.workdir is not None,
-        earlier=earlier,
-    )
-    inputs = program.inputs(training)
+    name, inputs = training.program, stage.inputs
+    table, program = load_programs()[name], rules_of(name)
     made = {path for path in inputs.values() if training.is_from_stage(path)}
-    paths = [path for path in inputs.values() if path.startswith("/")]
-    world = survey(submission, paths)
     unknown = [
         Text("plan.unreached", "files of {host}: {reason}", host=host, reason=one.message)
         for host, one in world.unreached.items()
@@ -123,8 +141,9 @@ def _plan(
     for host, facts in world.facts.items():
         if facts.training is not None:
             found = facts.training.items()
-            files[host] = {path: raw for path, raw in found if not (raw.get("missing") and path in made)}
-        elif paths:
+            own = {path: raw for path, raw in found if path in inputs.values()}
+            files[host] = {path: raw for path, raw in own.items() if not (raw.get("missing") and path in made)}
+        elif stage.paths:
             unknown.append(Text("plan.late", "files of {host}: no reply in time", host=host))
     for option, path in inputs.items():
         at = {"option": option, "path": path}
@@ -135,16 +154,14 @@ def _plan(
     chip, memory_bytes = _chip(spec, world)
     ranks, per_host = _ranks(submission, world)
     batch = batch_of_ranks(table, spec.args, ranks)
-    training = Training(
-        **{
-            **vars(training),
-            "options": {**training.options, **({} if batch is None else {"global_batch_size": batch})},
-            "ranks": ranks,
-            "ranks_per_host": per_host,
-            "chip": chip,
-            "memory_bytes": memory_bytes,
-            "files": files,
-        }
+    training = replace(
+        training,
+        options={**training.options, **({} if batch is None else {"global_batch_size": batch})},
+        ranks=ranks,
+        ranks_per_host=per_host,
+        chip=chip,
+        memory_bytes=memory_bytes,
+        files=files,
     )
     devices = devices_of(training)
     work = program.workload(training) if training.mode in program.TRAINS else None
@@ -210,13 +227,13 @@ def _disks(spec: JobSpec, world: CheckContext) -> dict[str, Disk]:
 def recorded_runs(
     stored: Sequence[StoredJob], state_dir: Path, program: str, submission: Submission
 ) -> tuple[RecordedRun, ...]:
-    """Return the runs of this program on these hosts and this kind of device, oldest first."""
+    """Return the runs of this program on these hosts and this kind of device, oldest first; `stored` are read."""
+    from ascendrun.head.spool.metrics_reader import read_first_rank
     from ascendrun.head.state.state_dir import spool_dir
-    from ascendrun.query.report_reader import read_first_rank
 
     hosts, family = {host.name for host in submission.hosts}, str(submission.spec.devices.type)
     found: list[RecordedRun] = []
-    for one in reversed(stored[-RUNS_READ:]):
+    for one in reversed(stored):
         spec = one.spec
         if spec.get("program") != program or (spec.get("devices") or {}).get("type") != family:
             continue
