@@ -23,7 +23,7 @@ FAILED_TAIL_LINES = 20
 
 def exit_code_of(job: JobView) -> int:
     """Return 0 for SUCCEEDED, 3 if the plan of its training refused the start, 1 for every other end."""
-    is_refused = isinstance(job.reason, Text) and job.reason.key == "reason.training-refused"
+    is_refused = job.state == "FAILED" and job.reason.code == "training-refused"
     return 3 if is_refused else 0 if job.state == "SUCCEEDED" else 1
 
 

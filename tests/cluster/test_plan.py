@@ -33,33 +33,56 @@ def write(cluster: VirtualCluster, changes: Mapping[str, bytes | None]) -> None:
                 file.write_bytes(data)
 
 
+def write_job(scene: Scene, program: str, args: Mapping[str, Any]) -> Path:
+    path = scene.folder / "job.yaml"
+    job = {
+        "name": "job",
+        "program": program,
+        "nodes": 2,
+        "devices": {"type": "cpu", "per_node": 2},
+        "hostfile": "two.hosts",
+        "args": {**(QWEN if program == "qwen_lora" else SHIPS), **args},
+    }
+    path.write_text(yaml.safe_dump(job))
+    return path
+
+
+@pytest.fixture
+def scene(ascendrun: Any, cluster_of: Callable[..., VirtualCluster]) -> Scene:
+    cluster = cluster_of(2)
+    made = Scene(ascendrun.on(cluster), cluster)
+    (made.folder / "two.hosts").write_text(cluster.hostfile(slots=2))
+    write(cluster, files())
+    return made
+
+
+def test_submit_and_retry_of_a_training_that_would_fail_end_before_any_process(scene: Scene) -> None:
+    path = write_job(scene, "qwen_lora", {"target_modules": ["wqkv"], "data_path": "/data/none.json"})
+    refused = scene.ascendrun("submit", "--wait", path, "-o", "json")
+    assert refused.returncode == 3, run_text(refused)
+    job = json.loads(refused.stdout)["id"]
+    again = scene.ascendrun("retry", job)
+    assert again.returncode == 0, run_text(again)
+    ended = scene.ascendrun("wait", job)
+    assert ended.returncode == 3, run_text(ended)
+    shown = scene.show(job)
+    states = [event["attempt"] for event in shown["events"] if event["values"].get("state") == "FAILED"]
+    assert shown["job"]["state"] == "FAILED" and states == [1, 2]
+    assert shown["job"]["reason_code"] == "training-refused" and "started_at_s" not in shown["job"]
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
-def test_every_bad_input_is_refused_on_two_hosts(
-    ascendrun: Any, cluster_of: Callable[..., VirtualCluster], tmp_path: Path
-) -> None:
-    cluster = cluster_of(2)
-    scene = Scene(ascendrun.on(cluster), cluster)
-    (scene.folder / "two.hosts").write_text(cluster.hostfile(slots=2))
-    path, wrong = scene.folder / "job.yaml", []
+def test_every_bad_input_is_refused_on_two_hosts(scene: Scene) -> None:
+    cluster, wrong = scene.cluster, []
     for name, (program, args, changes, code) in BAD.items():
         write(cluster, files())
         write(cluster, changes)
-        job = {
-            "name": "job",
-            "program": program,
-            "nodes": 2,
-            "devices": {"type": "cpu", "per_node": 2},
-            "hostfile": "two.hosts",
-            "args": {**(QWEN if program == "qwen_lora" else SHIPS), **args},
-        }
-        path.write_text(yaml.safe_dump(job))
+        path = write_job(scene, program, args)
         planned = scene.ascendrun("plan", path, "-o", "json")
-        refused = scene.ascendrun("submit", "--detach", path)
+        refused = scene.ascendrun("submit", "--wait", path)
         found = [each["code"] for each in json.loads(planned.stdout)["problems"]] if planned.stdout else []
         if (planned.returncode, refused.returncode) != (3, 3) or code not in found:
             wrong.append((name, code, found, run_text(planned), run_text(refused)))
         write(cluster, dict.fromkeys((place.rpartition(":")[2] for place in changes), None))
     assert not wrong
-    jobs = json.loads(scene.ascendrun("ps", "--all", "-o", "json").stdout)
-    assert not (jobs["jobs"] if isinstance(jobs, dict) else jobs), "no job was stored, so no device was leased"

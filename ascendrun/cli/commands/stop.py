@@ -157,7 +157,10 @@ def retry_command(ctx: CliContext, job: str) -> int:
 @click.option("--timeout", type=Duration(), metavar="TIME", help="Limit: 90s, 10m, 2h.  [default: none]")
 @click.pass_obj
 def wait_command(ctx: CliContext, job: str, timeout: float | None) -> int:
-    """Wait until a job has ended. Exits 0 when it succeeded, 1 when it failed or was stopped, 124 on timeout."""
+    """Wait until a job has ended.
+
+    Exits 0 when it succeeded, 1 when it failed or was stopped, 3 when its training would fail, 124 on timeout.
+    """
     from ascendrun.cli.outcome import print_outcome
 
     detail = ctx.cluster.jobs.wait(job, timeout_s=timeout)

@@ -114,7 +114,7 @@ class Refused:
 class TrainingRefused:
     """The training would fail. `hosts`: on these hosts only, (): on any."""
 
-    why: Text
+    why: Detail
     hosts: tuple[str, ...] = ()
 
 

@@ -23,7 +23,7 @@ from ascendrun.core.jobs.draft import (
 from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Cause, ForkedRank, Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.outcome import first_failure, judge_quickly
-from ascendrun.core.jobs.reasons import LOST, FirstFailure, Reason, because, hung_at_exit
+from ascendrun.core.jobs.reasons import LOST, Detail, FirstFailure, Reason, because, hung_at_exit
 from ascendrun.core.jobs.restart import Failure, Kind
 
 _BEFORE_GO = (State.CHECKING, State.STAGING, State.STARTING)

@@ -11,7 +11,8 @@ from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.core.jobs.job import Job, make_request
 from ascendrun.core.jobs.pipelines import newest_stages
-from ascendrun.core.jobs.plan import Folders, LaunchPlan, Tree, choose_hosts
+from ascendrun.core.jobs.placement import choose_hosts
+from ascendrun.core.jobs.plan import Folders, LaunchPlan, Tree
 from ascendrun.core.jobs.restart import policy_of
 from ascendrun.core.rank_env import forks_ranks
 from ascendrun.core.reports import NodeReport
@@ -103,7 +104,7 @@ class Submission:
 def stages_around(store: Store, job: Job) -> tuple[list[Submission], list[Submission]]:
     """Return the stages of a job's pipeline before it, and those that wait for it, each as it was submitted last, on
     the hosts of the job if they may use them. ([], []): it is not in a pipeline."""
-    stages = store.stages(job.pipeline) if job.pipeline else ()
+    stages = store.jobs.stages(job.pipeline) if job.pipeline else ()
     newest = [stages[index] for index in newest_stages([one.job for one in stages])]
     place = next((index for index, one in enumerate(newest) if one.job.stage == job.stage), len(newest))
 

@@ -118,9 +118,9 @@ def test_a_start_whose_training_would_fail_is_refused_with_every_problem(world: 
     world.up(N1)
     data.go_on()
     found = world.now(job)
-    assert (found.state, found.cause, found.reason.key) == (State.FAILED, Cause.TRAINING, "reason.training-refused")
+    assert (found.state, found.cause, found.reason.code) == (State.FAILED, Cause.TRAINING, "training-refused")
     assert found.failure is not None and (found.failure.kind, found.failure.code) == (Kind.USER, "training-refused")
-    assert found.reason.values["why"].values["count"] >= 2 and found.go_sent_at_s is None
+    assert found.reason.why.values["count"] >= 2 and found.go_sent_at_s is None
     assert readings(world, N1) == 1
 
 
@@ -131,7 +131,7 @@ def test_a_retry_is_judged_with_the_files_of_its_own_start(world: World, data: D
     data.go_on()
     assert world.now(job).cause is Cause.TRAINING
     data.put(N1)
-    world.jobs.adopt(world.store.find(job.id))
+    world.jobs.adopt(world.store.jobs.find(job.id))
     world.jobs.steps.feed(job.id, RetryRequested())
     data.go_on()
     retried = world.now(job)

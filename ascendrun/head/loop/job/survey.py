@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.jobs import inputs
@@ -24,11 +24,11 @@ from ascendrun.head.loop.job.live_job import LiveJob
 from ascendrun.head.protocol.remote import AgentConnection
 from ascendrun.head.state.job_files import write_plan
 from ascendrun.head.survey.doctor import Examination, SurveyResults
-from ascendrun.head.survey.preflight import evaluate_preflight, preflight_context, preflight_question
+from ascendrun.head.survey.preflight import PreflightResult, evaluate_preflight, preflight_context, preflight_question
 from ascendrun.head.survey.submission import build_plan, stages_around
 
 if TYPE_CHECKING:
-    from ascendrun.head.state.store import StoredJob
+    from ascendrun.head.state.job_table import StoredJob
     from ascendrun.head.survey.training_plan import TrainingStage
     from ascendrun.health.survey.check_context import CheckContext
     from ascendrun.planner.plan import TrainingPlan
@@ -138,38 +138,38 @@ class JobSurvey:
             memory = result.idle_memory.get(host.name, {})
             live.context.note_memory(host, memory, None if taken is None else taken.message)
         live.feed(inputs.Checked(result.warnings))
-        if result.held is not None:
-            live.feed(inputs.Held(result.hosts[0], result.held.message, result.held.values.get("run")))
-        elif result.refusal is not None:
-            live.feed(inputs.Refused(None, result.refusal, result.hosts))
-        elif stages:
-            from ascendrun.head.survey.training_plan import RUNS_READ
+        if not stages:
+            self._decide(plan, result)
+            return
+        from ascendrun.head.survey.training_plan import RUNS_READ
 
-            stored = live.context.store.all_jobs()[-RUNS_READ:]
-            call = partial(self._plan_trainings, plan, stages, context, stored)
-            threading.Thread(target=call, name="training-plan", daemon=True).start()
-        else:
-            self._accept(plan)
+        call = partial(self._plan_trainings, stages, context, live.context.store.jobs.all()[-RUNS_READ:])
+        done = partial(self._take_plans, plan, result)
+        threading.Thread(target=call, args=(done,), name="training-plan", daemon=True).start()
 
     def _is_current(self, plan: LaunchPlan) -> bool:
         return self._live.job.state is State.CHECKING and plan.run_id == self._live.job.run_id
 
     def _plan_trainings(
-        self, plan: LaunchPlan, stages: Sequence[TrainingStage], context: CheckContext, stored: Sequence[StoredJob]
+        self,
+        stages: Sequence[TrainingStage],
+        context: CheckContext,
+        stored: Sequence[StoredJob],
+        done: Callable[[Sequence[TrainingPlan]], None],
     ) -> None:
         """Plan in a thread of its own: metrics of earlier runs are read. A fault of ours prevents no start."""
         from ascendrun.head.survey.training_plan import plan_stage, recorded_runs
 
-        state_dir, plans = self._live.context.state_dir, []
+        runs_of, plans = partial(recorded_runs, stored, self._live.context.state_dir), []
         try:
-            runs_of = partial(recorded_runs, stored, state_dir)
             for number, stage in enumerate(stages):
                 plans.append(plan_stage(stage, context if number == 0 else replace(context, plan=None), runs_of))
-        except Exception:
+        except Exception:  # a bug in a rule: the log has the traceback
             traceback.print_exc()
-        self._live.post(partial(self._take_plans, plan, plans))
+        self._live.post(partial(done, plans))
 
-    def _take_plans(self, plan: LaunchPlan, plans: Sequence[TrainingPlan]) -> None:
+    def _take_plans(self, plan: LaunchPlan, result: PreflightResult, plans: Sequence[TrainingPlan]) -> None:
+        """Refuse a training that would fail; what else prevents the start now may pass."""
         from ascendrun.head.survey.training_plan import expected, hosts_at_fault, refusal
 
         if not self._is_current(plan):
@@ -181,9 +181,15 @@ class JobSurvey:
         if plans and (values := expected(plans[0])):
             with suppress(OSError):  # a report without it has the measured values alone
                 write_plan(self._live.context.state_dir, self._live.job.id, values)
-        self._accept(plan)
+        self._decide(plan, result)
 
-    def _accept(self, plan: LaunchPlan) -> None:
-        self.plan = plan
-        ranks = {node.host: tuple(rank.rank for rank in node.ranks) for node in plan.nodes}
-        self._live.feed(inputs.Planned(ranks, plan.world_size))
+    def _decide(self, plan: LaunchPlan, result: PreflightResult) -> None:
+        live = self._live
+        if result.held is not None:
+            live.feed(inputs.Held(result.hosts[0], result.held.message, result.held.values.get("run")))
+        elif result.refusal is not None:
+            live.feed(inputs.Refused(None, result.refusal, result.hosts))
+        else:
+            self.plan = plan
+            ranks = {node.host: tuple(rank.rank for rank in node.ranks) for node in plan.nodes}
+            live.feed(inputs.Planned(ranks, plan.world_size))
