@@ -64,7 +64,7 @@ def pack_files(files: Mapping[str, bytes]) -> bytes:
     import zipfile
 
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", compresslevel=3) as archive:
+    with zipfile.ZipFile(out, "w") as archive:
         for name in sorted(files):
             member = zipfile.ZipInfo(name, _EPOCH)
             member.compress_type = zipfile.ZIP_DEFLATED

@@ -225,3 +225,13 @@ def become_subreaper() -> bool:
     except ImportError:
         return False
     return bool(ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0)
+
+
+def user_name(uid: int | None) -> str | None:
+    """Return the name of a user, or the number if it has none; None: unknown."""
+    import pwd
+
+    try:
+        return None if uid is None else pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

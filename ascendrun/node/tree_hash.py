@@ -14,6 +14,7 @@ import hashlib
 import os
 import stat
 
+from ascendrun.node.files import hash_start
 from ascendrun.node.op_errors import message
 
 TYPE_CHECKING = False
@@ -40,7 +41,6 @@ PATH_BYTES = 4000
 MAX_ENTRIES = 200000
 MAX_BYTES = 16 << 30
 LINK_DEPTH = 40
-CHUNK = 1 << 20
 
 
 class InvalidTreeError(ValueError):
@@ -225,16 +225,12 @@ def is_excluded(path: bytes, patterns: Sequence[str], *, is_dir: bool) -> bool:
 
 def hash_file(path: bytes, dir_fd: int | None = None) -> tuple[bytes, int]:
     """Return (SHA-256 in hex, size)."""
-    digest = hashlib.sha256()
-    size = 0
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
-    with open(fd, "rb", buffering=0) as file:
-        while True:
-            chunk = file.read(CHUNK)
-            if not chunk:
-                return digest.hexdigest().encode("ascii"), size
-            digest.update(chunk)
-            size += len(chunk)
+    try:
+        size = os.fstat(fd).st_size  # before: of a file that grows meanwhile `write_tar` sees another
+        return hash_start(fd).hexdigest().encode("ascii"), size
+    finally:
+        os.close(fd)
 
 
 def _walk(root: bytes, below: bytes, exclude: Sequence[str]) -> Iterator[tuple[bytes, os.stat_result]]:

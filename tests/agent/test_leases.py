@@ -184,7 +184,7 @@ def test_another_user_is_named(node, agent, ids):
         assert os.read(ours, 1) == b"x"
         error = agent.refused("prepare", **node.job(TAG, HOLD, devices=npus(ids)))
         values = error["message"]["values"]
-        assert (values["user"], values["tag"]) == (leases.user_name(65534), "theirs-j-0007.1")
+        assert (values["user"], values["tag"]) == (procs.user_name(65534), "theirs-j-0007.1")
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

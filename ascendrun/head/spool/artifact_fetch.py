@@ -27,6 +27,7 @@ from ascendrun.head.protocol.control_messages import Gather, GatherReply
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.head.spool.artifact_store import FOLDER, INDEX, hosts_collected, read_request, requests_dir
+from ascendrun.head.spool.transfer import LOST, TRIES, make_folder
 from ascendrun.head.state.state_dir import make_spool_dir, spool_dir
 from ascendrun.health.survey import npu_scripts
 from ascendrun.node import layout
@@ -40,7 +41,6 @@ GIVE_UP_S = 24 * 3600.0
 CONNECT_S = 15.0
 """Seconds after which a waiting command gets the names of the hosts that are not connected."""
 HOST_BYTES = 96 << 20
-TRIES = 3
 _NAME = re.compile(r"^[a-z][a-z0-9-]{0,40}$")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+=@-]")
 
@@ -274,7 +274,7 @@ class ArtifactFetcher:
             self._end(pending, receiving.finish(reply.message))
             return
         receiving.drop()
-        if error.code in ("connection-lost", "deadline") and pending.tries < TRIES:
+        if error.code in LOST and pending.tries < TRIES:
             if self._links.get(pending.host).is_up:
                 self._request(pending)
             return
@@ -308,8 +308,7 @@ class _Receiving:
         try:
             path = self._part / name / self._safe(name, file)
             make_spool_dir(self._host_dir)
-            for parent in reversed(path.relative_to(self._host_dir).parents):
-                (self._host_dir / parent).mkdir(mode=0o700, exist_ok=True)
+            make_folder(path.parent)
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
                 os.pwrite(fd, data, offset)

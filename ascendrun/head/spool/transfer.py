@@ -22,8 +22,8 @@ from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import Reply
-from ascendrun.node.agent.transfer import BLOCK_BYTES, hash_start
-from ascendrun.node.files import sync_dir, write_all
+from ascendrun.node.agent.transfer import is_complete
+from ascendrun.node.files import BLOCK_BYTES, hash_start, sync_dir, write_all
 from ascendrun.text import Text
 
 BLOCK_S = 60.0
@@ -92,12 +92,7 @@ class RemoteFile:
 
     @property
     def is_here(self) -> bool:
-        """Return whether it was fetched and verified: only then the target gets the time of the file."""
-        try:
-            facts = os.lstat(self.target)
-        except OSError:
-            return False
-        return (facts.st_size, facts.st_mtime_ns) == (self.size, self.mtime_ns)
+        return is_complete(str(self.target), self.size, self.mtime_ns)
 
     @property
     def missing_bytes(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import sys
 import time
 
@@ -29,7 +28,7 @@ def hello(root: str, agent_path: str) -> dict[str, Any]:
         "boot_id": procs.boot_id(),
         "machine_id": procs.read_line("/etc/machine-id"),
         "hostname": os.uname().nodename,
-        "user": user_name(),
+        "user": procs.user_name(os.geteuid()),
         "uid": os.geteuid(),
         "root": root,
         "python": sys.executable or os.readlink("/proc/self/exe"),
@@ -80,11 +79,3 @@ def inode(path: str) -> int | None:
         return os.stat(path).st_ino
     except OSError:
         return None
-
-
-def user_name() -> str:
-    """Return the account's name, or its number where it has no name (containers)."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())

@@ -296,7 +296,7 @@ def _describe(pid: int, path: str) -> Raw:
         "path": path,
         "pid": pid,
         "uid": uid,
-        "user": leases.user_name(uid),
+        "user": procs.user_name(uid),
         "command": _command(pid),
         "tag": _tag(pid),
     }

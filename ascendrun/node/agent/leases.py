@@ -287,7 +287,7 @@ def read_leases(path: str = "/proc/net/unix") -> dict[str, dict[str, Any]]:
                 uid = int(parts[3])
                 owner = {
                     "uid": uid,
-                    "user": user_name(uid),
+                    "user": procs.user_name(uid),
                     "since_s": int(parts[4]),
                     "node": parts[5],
                     "tag": parts[6],
@@ -319,16 +319,6 @@ def _order(name: str) -> tuple[str, int, str]:
     kind, _, key = name.partition("/")
     number = _NUMBER.search(key)
     return kind, int(number.group(1)) if number and kind != "cuda" else 0, key
-
-
-def user_name(uid: int | None) -> str | None:
-    """Return the name of a user, or the number if it has none; None: unknown."""
-    import pwd
-
-    try:
-        return None if uid is None else pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def end_older_agent(name: str, tag: str, node: str) -> bool:

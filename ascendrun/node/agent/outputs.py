@@ -5,14 +5,13 @@ Their paths are absolute, or relative to the working directory of a run, or with
 
 from __future__ import annotations
 
-import errno
 import glob
 import os
 import stat
 
 from ascendrun.node import layout
 from ascendrun.node.agent import transfer
-from ascendrun.node.files import sync_dir
+from ascendrun.node.files import hash_start, sync_dir
 from ascendrun.node.op_errors import OperationError, os_failure
 
 TYPE_CHECKING = False
@@ -71,7 +70,7 @@ def put_file(root: str, request: dict[str, Any], body: bytes) -> dict[str, Any]:
     part = os.path.join(folder, ".ascendrun-" + transfer.part_name(root, path, size, mtime_ns))
 
     def complete(fd: int) -> bool:
-        if transfer.hash_start(fd).hexdigest() != request["sha256"]:
+        if hash_start(fd).hexdigest() != request["sha256"]:
             return False
         os.fchmod(fd, mode)
         os.utime(fd, ns=(mtime_ns, mtime_ns))
@@ -80,23 +79,12 @@ def put_file(root: str, request: dict[str, Any], body: bytes) -> dict[str, Any]:
         return True
 
     try:
-        if _has_file(path, size, mtime_ns):
+        if transfer.is_complete(path, size, mtime_ns):
             return {"have": size, "done": True}
         os.makedirs(folder, 0o700, exist_ok=True)
         return transfer.take_block(part, request, body, complete)
     except OSError as error:
         raise os_failure(error, "write-in", path=path) from error
-
-
-def _has_file(path: str, size: int, mtime_ns: int) -> bool:
-    """Return whether the file was sent before: only then it has the time of its source."""
-    try:
-        facts = os.lstat(path)
-    except OSError:
-        return False
-    if stat.S_ISDIR(facts.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    return stat.S_ISREG(facts.st_mode) and (facts.st_size, facts.st_mtime_ns) == (size, mtime_ns)
 
 
 def _base(root: str, request: dict[str, Any]) -> str:

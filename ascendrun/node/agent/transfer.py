@@ -21,14 +21,11 @@ import os
 import stat
 
 from ascendrun.node import layout
-from ascendrun.node.files import write_all
+from ascendrun.node.files import BLOCK_BYTES, hash_start, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
-
-BLOCK_BYTES = 1 << 20
-"""Most bytes of one request. Logs of the same node wait for no more than that."""
 
 
 def open_file(path: str, flags: int = 0) -> int:
@@ -60,18 +57,16 @@ def hash_of(path: str) -> dict[str, Any]:
         os.close(fd)
 
 
-def hash_start(fd: int, end: int | None = None) -> Any:
-    """Return the SHA-256 object of the first `end` bytes of an open file, or of as many as it has; None: of all."""
-    import hashlib
-
-    digest, at = hashlib.sha256(), 0
-    while end is None or at < end:
-        block = os.pread(fd, BLOCK_BYTES if end is None else min(BLOCK_BYTES, end - at), at)
-        if not block:
-            break
-        digest.update(block)
-        at += len(block)
-    return digest
+def is_complete(path: str, size: int, mtime_ns: int) -> bool:
+    """Return whether a file was received and verified before: only then it has the time of its source. Raises
+    IsADirectoryError."""
+    try:
+        facts = os.lstat(path)
+    except OSError:
+        return False
+    if stat.S_ISDIR(facts.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    return stat.S_ISREG(facts.st_mode) and (facts.st_size, facts.st_mtime_ns) == (size, mtime_ns)
 
 
 def part_name(*source: object) -> str:

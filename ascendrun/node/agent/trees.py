@@ -12,10 +12,9 @@ import time
 from ascendrun.node import layout, procs
 from ascendrun.node.agent import transfer
 from ascendrun.node.failpoint import failpoint
-from ascendrun.node.files import free_bytes, make_private_dir, remove_tree, write_all
+from ascendrun.node.files import BLOCK_BYTES, free_bytes, make_private_dir, remove_tree, write_all
 from ascendrun.node.op_errors import OperationError, os_failure
 from ascendrun.node.tree_hash import (
-    CHUNK,
     MAX_BYTES,
     MAX_ENTRIES,
     InvalidTreeError,
@@ -257,7 +256,7 @@ def _unpack_file(tar: tarfile.TarFile, member: tarfile.TarInfo, name: bytes, par
     try:
         left = member.size
         while left:
-            chunk = source.read(min(CHUNK, left))
+            chunk = source.read(min(BLOCK_BYTES, left))
             if not chunk:
                 raise InvalidTreeError("archive-truncated", path=show(name))
             write_all(fd, chunk)
