@@ -136,11 +136,4 @@ DATA_EVENTS = (
         {"count": "how many"},
         frozenset({"count"}),
     ),
-    EventType(
-        "legacy",
-        Severity.INFO,
-        "{text}",
-        "A line that an earlier release wrote and that has no code.",
-        {"text": "the line", "kind": "its kind"},
-    ),
 )

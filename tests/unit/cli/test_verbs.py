@@ -113,7 +113,7 @@ def test_an_empty_csv_still_has_its_header(desk: Desk) -> None:
 
 
 def test_show_tells_the_failing_rank_and_the_story(desk: Desk) -> None:
-    desk.cluster.job_events = (Event("legacy", {"text": "QUEUED -> CHECKING"}, at_s=1.0),)
+    desk.cluster.job_events = (Event("preflight-warning", {"warning": "QUEUED -> CHECKING"}, at_s=1.0),)
     desk.cluster.story = [rank_fails(1, 9)]
     out = desk.say("show", "demo").out
     assert "rank 1 on n1 ended with exit code 9" in out

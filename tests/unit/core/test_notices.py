@@ -78,7 +78,6 @@ def test_a_state_that_people_wait_for_makes_a_notice(state: str, kind: str) -> N
     "made",
     [
         event(state="CHECKING"),
-        Event("legacy", {"text": "FAILED: no"}),
         Event("submitted", {"name": "x"}),
         Event("stop-requested", {"grace_s": 0}),
         Event("notification-failed", {"target": "hook"}),

@@ -57,7 +57,7 @@ class World:
             file=None,
             now_s=1000.0,
         )
-        said = Event("legacy", {"text": f"said {PLANTED['env-from']}"}, at_s=2000.0)
+        said = Event("preflight-warning", {"warning": f"said {PLANTED['env-from']}"}, at_s=2000.0)
         failed = Event(
             "state-changed", {"state": "FAILED", "reason": because("rejected", why="rank 1 on b")}, at_s=2000.0
         )

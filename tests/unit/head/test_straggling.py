@@ -60,7 +60,7 @@ def test_what_an_earlier_controller_recorded_is_not_recorded_again() -> None:
         event(APPEARED, None, "c"),
         event(APPEARED, 5, "a"),
         event(GONE, 1, "b"),
-        Event("legacy", {"text": "rank 9 on z: odd"}, attempt=1),
+        Event("preflight-warning", {"warning": "rank 9 on z: odd"}, attempt=1),
     ]
     known = known_from_events(1, events)
     assert dict(known.missing) == {("c", None): 0, ("a", 5): 0}

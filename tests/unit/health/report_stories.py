@@ -60,8 +60,8 @@ class Story:
             )
         )
 
-    def note(self, text: str, kind: str = "legacy") -> None:
-        self.events.append(Event(kind, {"text": text}, attempt=self.attempt, at_s=self.now_s))
+    def note(self, text: str, kind: str = "preflight-warning") -> None:
+        self.events.append(Event(kind, {"warning": text}, attempt=self.attempt, at_s=self.now_s))
 
     def start(self, *, queue_s: float) -> None:
         self.move(State.CHECKING, "its nodes are free", after_s=queue_s)
