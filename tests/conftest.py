@@ -30,6 +30,7 @@ hypothesis.settings.load_profile("ascendrun")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="also the tests marked so, and all random examples")
+    parser.addoption("--update-golden", action="store_true", help="write expected results anew; review them as code")
     parser.addoption("--quick", action="store_true", help="not the tests listed in tests/slow.txt (bin/check)")
 
 
@@ -61,6 +62,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--thorough"):
         os.environ[THOROUGH_VARIABLE] = "yes"
     os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--update-golden"))
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
@@ -12,10 +11,8 @@ import pytest
 import yaml
 from scenes import Scene, run_text
 
+from tests.lib.plan_world import BAD, QWEN, SHIPS, files
 from tests.lib.vcluster.cluster import VirtualCluster
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "planner"))
-from plan_world import BAD, QWEN, SHIPS, files
 
 HOST_OF = {"n1": "node1", "n2": "node2"}
 

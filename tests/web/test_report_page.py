@@ -9,12 +9,12 @@ from typing import Callable
 import pytest
 from browser import Browse, Seen
 from PIL import Image
-from report_stories import HOSTILE, hostile, month, short
 
 from ascendrun.cli.report.page import make_page
 from ascendrun.cli.report.picture import make_picture
 from ascendrun.health.report.data import Material, Report, make_report
 from ascendrun.text import use_language
+from tests.lib.report_stories import HOSTILE, hostile, month, short
 
 
 @pytest.fixture(autouse=True)

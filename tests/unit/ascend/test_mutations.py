@@ -11,11 +11,11 @@ import re
 from datetime import datetime
 
 import pytest
-from ascend_recordings import NAMES, PARSERS, RECORDINGS, TOOLS, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascendrun.ascend.tool_errors import ToolError
+from tests.lib.ascend_recordings import NAMES, PARSERS, RECORDINGS, TOOLS, read
 
 COUNT = int(os.environ.get("MUTATIONS", "50"))  # of each recording; 10000 is the long run
 LETTERS = "0123456789|:.,-+= \t%()[]/aAxXNUP\r\x00\x1b\u0663\uff15\u2028"

@@ -3,10 +3,10 @@ import re
 from pathlib import Path
 
 import pytest
-from ascend_recordings import FILES, FOLDER, NAMES, PARSERS, RECORDINGS, as_json, parse, read
 
 from ascendrun.ascend import hccn, npu_smi
 from ascendrun.ascend.tool_errors import split_errors
+from tests.lib.ascend_recordings import FILES, FOLDER, NAMES, PARSERS, RECORDINGS, as_json, parse, read
 
 ALLOWED_UNPARSED = {
     "npu_smi_info/login-noise-before",  # a greeting is no table

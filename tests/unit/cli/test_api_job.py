@@ -6,7 +6,6 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from story_cluster import Desk, StoryJob, end, make_job, run, says
 
 import ascendrun
 from ascendrun.cluster import Job, LogView, MetricsRows
@@ -16,6 +15,7 @@ from ascendrun.core.jobs.job import State
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol.control_messages import FetchReply
 from ascendrun.head.state.store import Store
+from tests.lib.story_cluster import Desk, StoryJob, end, make_job, run, says
 
 
 def test_a_job_is_found_by_id_name_and_pipeline(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ import tarfile
 import time
 
 import pytest
-from story_cluster import Desk
 
 from ascendrun.core.jobs.job import Job
 from ascendrun.head.state.store import Store
+from tests.lib.story_cluster import Desk
 
 
 @pytest.fixture

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "failures"))
 
 from corpus import FOLDER, load
 from spooling import spool_case
-from top_world import TopWorld, controller_lock, make_usual_world
 
 from ascendrun.cli import main
 from ascendrun.cli.app import ALIASES, BY_NAME
@@ -23,6 +21,7 @@ from ascendrun.core.jobfile.spec import load_programs
 from ascendrun.programs.trainer.options import make_help
 from ascendrun.text import use_language
 from tests.chinese import english_lines
+from tests.lib.top_world import TopWorld, controller_lock, make_usual_world
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 Say = Callable[..., str]

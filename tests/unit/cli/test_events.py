@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from story_cluster import Desk, end, run
 
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.head.state.store import Store
+from tests.lib.story_cluster import Desk, end, run
 
 
 class Writer:

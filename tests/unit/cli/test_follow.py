@@ -6,9 +6,9 @@ import json
 import time
 
 import pytest
-from story_cluster import STORIES, Desk, end, make_job, once_exists, rank_fails, run, says, state
 
 from ascendrun.core.errors import UnreachableError
+from tests.lib.story_cluster import STORIES, Desk, end, make_job, once_exists, rank_fails, run, says, state
 
 
 def test_submit_shows_every_line_once_and_ends_as_the_job(desk: Desk) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from story_cluster import Desk, end, make_job
-
 from ascendrun.cluster import HostStatus
 from ascendrun.core.jobs.job import Leftover
 from ascendrun.core.machines import Hold, Machine, MachineState
+from tests.lib.story_cluster import Desk, end, make_job
 
 STUCK = Hold(
     "n2", MachineState.LEFTOVERS, "j-0001", "h-j-0001.1", 1e9, (Leftover(50, 9, "python", "D", "fuse_wait_answer", 7),)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from story_cluster import Desk
 
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.restart import PastAttempt
 from ascendrun.head.state.store import Store
+from tests.lib.story_cluster import Desk
 
 HOUR_S = 3600.0
 NPU_8 = {"devices": {"type": "npu", "per_node": 8}}

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from story_cluster import Desk, make_job
 
 from ascendrun.head.spool.clocks import Reading, keep_reading
+from tests.lib.story_cluster import Desk, make_job
 
 
 @pytest.fixture

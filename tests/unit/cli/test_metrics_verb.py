@@ -15,14 +15,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from story_cluster import Run
-from top_world import TopWorld, controller_lock, make_usual_world
-
 from ascendrun.cli import main
 from ascendrun.cli.commands.metrics import is_loopback, parse_listen
 from ascendrun.cluster import Cluster
+from tests.lib.story_cluster import Run
+from tests.lib.top_world import TopWorld, controller_lock, make_usual_world
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 NAMES = (CHECKOUT / "tests" / "recordings" / "npu_exporter" / "names.txt").read_text().splitlines()

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from top_world import controller_lock, make_world, write_pulse
 
 from ascendrun.cli.follow import describe_bottom, describe_state
 from ascendrun.cluster import Cluster
@@ -22,6 +21,7 @@ from ascendrun.core.pulse import FRESH_S, PULSE_NAME, Clock, HostPulse, JobPulse
 from ascendrun.core.settings import Settings
 from ascendrun.head.loop.pulse_writer import PulseWriter
 from ascendrun.query.views import state_now
+from tests.lib.top_world import controller_lock, make_world, write_pulse
 
 NOW = Clock(10_000.0, 500.0, "boot")
 HOSTS = ("npu06", "npu07")

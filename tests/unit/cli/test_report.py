@@ -10,12 +10,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "health"))
-
-from report_stories import hostile, month, short
-from story_cluster import Run
-
 from ascendrun.cli import main
 from ascendrun.cli.report import page
 from ascendrun.core.events import Event
@@ -23,6 +17,8 @@ from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.head.state.store import Store
 from ascendrun.health.report.data import make_report
+from tests.lib.report_stories import hostile, month, short
+from tests.lib.story_cluster import Run
 
 Say = Callable[..., Run]
 NAME = "</script><script>alert(1)</script>\x1b]0;title\x07"

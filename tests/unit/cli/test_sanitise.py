@@ -9,12 +9,12 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from story_cluster import Desk, make_job
 
 from ascendrun.cli.output import Column, format_record, format_table, width_of
 from ascendrun.cli.sanitise import HOSTILE, headline, sanitise, sanitise_line
 from ascendrun.cli.screen import Screen
 from ascendrun.core.records import as_record
+from tests.lib.story_cluster import Desk, make_job
 
 HOSTILE_TEXTS = [
     "\x1b]52;c;cm0gLXJmIH4K\x07clipboard",

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from terminal import DEADLINE_S, PseudoTerminal
 
 from ascendrun.cli.commands.job_files import QUESTIONS
 from ascendrun.query.submit import read_job
 from ascendrun.text import template_of
+from tests.lib.terminal import DEADLINE_S, PseudoTerminal
 
 pytestmark = pytest.mark.slow
-STORY = Path(__file__).with_name("story_cluster.py")
 CHECKOUT = Path(__file__).resolve().parents[3]
+STORY = CHECKOUT / "tests" / "lib" / "story_cluster.py"
 
 
 @pytest.fixture

@@ -5,17 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from story_cluster import Run
-from top_world import TopWorld, controller_lock, make_source, make_usual_world, make_world
 
 from ascendrun.cli import main
 from ascendrun.cli.output import width_of
@@ -27,6 +21,8 @@ from ascendrun.core.samples import DeviceSample, Newest
 from ascendrun.head.state.store import Store
 from ascendrun.health.top.view import TopView
 from ascendrun.text import use_language
+from tests.lib.story_cluster import Run
+from tests.lib.top_world import TopWorld, controller_lock, make_source, make_usual_world, make_world
 
 Say = Callable[..., Run]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +9,9 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 pytest.importorskip("textual")
 
 from textual.widgets import Input
-from top_stage import DEADLINE_S, Stage, play
-from top_world import TopWorld, controller_lock, make_usual_world
 
 from ascendrun.cli.top.detail import DetailScreen
 from ascendrun.cli.top.screens import EventScreen, LogScreen, TextScreen
@@ -26,6 +21,8 @@ from ascendrun.core.settings import Settings
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.health.top.rows import Choice, Order
 from ascendrun.query.top_source import TopSource
+from tests.lib.top_stage import DEADLINE_S, Stage, play
+from tests.lib.top_world import TopWorld, controller_lock, make_usual_world
 
 pytestmark = pytest.mark.slow
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 pytest.importorskip("textual")
-
-from top_stage import Stage, play
-from top_world import TopWorld, controller_lock, make_usual_world, make_world
 
 from ascendrun.cli.output import width_of
 from ascendrun.cli.top.cells import in_buckets, sparkline
+from tests.lib.top_stage import Stage, play
+from tests.lib.top_world import TopWorld, controller_lock, make_usual_world, make_world
 
 
 @pytest.fixture

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from terminal import PseudoTerminal
-from top_world import TopWorld, controller_lock, make_usual_world
+from tests.lib.terminal import PseudoTerminal
+from tests.lib.top_world import TopWorld, controller_lock, make_usual_world
 
 pytestmark = pytest.mark.slow
 WITH = "import sys; from ascendrun.cli import main; sys.exit(main(sys.argv[1:]))"

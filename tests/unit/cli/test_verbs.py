@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import yaml
-from story_cluster import Desk, StoryJobs, end, make_job, rank_fails, run
 
 from ascendrun.cluster import ExecResult, HostStatus, JobView
 from ascendrun.core.errors import AscendrunError, InvalidInputError, Problem
 from ascendrun.core.events import Event
 from ascendrun.core.node_messages import Failure
 from ascendrun.text import Text
+from tests.lib.story_cluster import Desk, StoryJobs, end, make_job, rank_fails, run
 
 
 def test_ps_is_a_table_of_live_jobs(desk: Desk) -> None:

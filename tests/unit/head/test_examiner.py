@@ -21,7 +21,7 @@ from ascendrun.head.loop.operations import Operations
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import SurveyReply
 from ascendrun.text import Text
-from tests.unit.head.small_world import N1, N2, World, change
+from tests.lib.small_world import N1, N2, World, change
 
 N3 = Host("n3")
 NO_SPACE = {"at": "/r", "free_bytes": 5, "total_bytes": 1 << 40, "free_inodes": 9, "total_inodes": 9}

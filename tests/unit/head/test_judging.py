@@ -11,8 +11,8 @@ import pytest
 from ascendrun.core.jobs.inputs import Diagnosed
 from ascendrun.core.jobs.job import Cause, Phase, State
 from ascendrun.head.loop.judging import GATHER_WAIT_S, Judging
+from tests.lib.small_world import N1, N2, World
 from tests.lib.vcluster.processes import await_true
-from tests.unit.head.small_world import N1, N2, World
 
 
 class NothingToFetch:

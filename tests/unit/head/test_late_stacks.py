@@ -15,7 +15,7 @@ from ascendrun.head.protocol.agent_messages import StacksReply
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.state.state_dir import SPOOL_STACKS, spool_dir
 from ascendrun.health.hang import Windows
-from tests.unit.head.small_world import N1, World
+from tests.lib.small_world import N1, World
 
 
 @pytest.fixture

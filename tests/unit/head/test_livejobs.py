@@ -28,7 +28,7 @@ from ascendrun.head.protocol.agent_messages import FileTruncated, FileUnreadable
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission, make_job
-from tests.unit.head.small_world import Collected
+from tests.lib.small_world import Collected
 from tests.unit.head.test_links import Deaf, Nowhere
 
 CUT = FileTruncated("", "rank-0.out", 0, 10)

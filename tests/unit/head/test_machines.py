@@ -22,7 +22,7 @@ from ascendrun.head.state.job_files import read_copy
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.query.host_views import make_machine_views
 from ascendrun.text import Text
-from tests.unit.head.small_world import N1, N2, OTHER_NAME, PROCESS, STUCK, Node, World, change, world
+from tests.lib.small_world import N1, N2, OTHER_NAME, PROCESS, STUCK, Node, World, change
 
 __all__ = ["world"]
 

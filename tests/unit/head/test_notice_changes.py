@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from notice_head import Head, target
-from web_service import Say, await_that, settings_text
-
 from ascendrun.core.errors import InvalidInputError
 from ascendrun.head.notify import notifier
+from tests.lib.notice_head import Head, target
+from tests.lib.web_service import Say, await_that, settings_text
 
 
 def test_a_url_file_is_read_at_every_sending(heads: Any, serve: Any, tmp_path: Path) -> None:

@@ -12,16 +12,13 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from notice_head import Head, target
-from web_service import Say, await_that, settings_text
-
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.head.state.notice_queue import QUEUE_LIMIT
 from ascendrun.head.state.store import Store
+from tests.lib.notice_head import Head, target
+from tests.lib.web_service import Say, await_that, settings_text
 
 
 def test_what_was_due_when_the_controller_ended_is_sent_by_the_next_one(heads: Any, serve: Any, tmp_path: Path) -> None:
@@ -42,8 +39,8 @@ def test_what_was_due_when_the_controller_ended_is_sent_by_the_next_one(heads: A
 
 CONTROLLER = """
 import sys, time, pathlib
-sys.path[:0] = [{code!r}, {here!r}]
-from notice_head import Head
+sys.path.insert(0, {code!r})
+from tests.lib.notice_head import Head
 head = Head(pathlib.Path(sys.argv[1]))
 head.notifier.start()
 job = head.store.jobs.find("j-0001").job if sys.argv[2] == "again" else head.submit()
@@ -56,9 +53,8 @@ head.close()
 
 
 def controller(folder: Path, what: str, failpoint: str = "") -> int:
-    here = Path(__file__).resolve().parent
     env = {**os.environ, "ASCENDRUN_FAILPOINT": failpoint} if failpoint else dict(os.environ)
-    code = CONTROLLER.format(code=str(here.parents[2]), here=str(here))
+    code = CONTROLLER.format(code=str(Path(__file__).resolve().parents[3]))
     return subprocess.run([sys.executable, "-c", code, str(folder), what], env=env, timeout=120).returncode
 
 

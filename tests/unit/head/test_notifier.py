@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from notice_head import target
-from web_service import DROP, HANG, Answer, Say, await_that, settings_text
+from tests.lib.notice_head import target
+from tests.lib.web_service import DROP, HANG, Answer, Say, await_that, settings_text
 
 from ascendrun.core.notices import Target, make_test_notice
 from ascendrun.head.notify.delivery import deliver

@@ -9,7 +9,7 @@ from ascendrun.core.retention import Retention
 from ascendrun.head.loop.pruning import PruneOperation
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol import control_messages as messages
-from tests.unit.head.small_world import N1, N2, World, world
+from tests.lib.small_world import N1, N2, World
 
 __all__ = ["world"]
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from ascendrun.core.jobs.job import State
-from tests.unit.head.small_world import N1, World, world
+from tests.lib.small_world import N1, World
 
 __all__ = ["world"]
 

@@ -20,7 +20,7 @@ from ascendrun.core.jobs.restart import Failure, Kind, RestartPolicy
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.state.job_files import read_plan
 from ascendrun.node.agent import training_files
-from tests.unit.head.small_world import N1, N2, Node, World
+from tests.lib.small_world import N1, N2, Node, World
 
 POINTS = "MMSI,BaseDateTime,LAT,LON,SOG,COG,class\n" + "".join(
     f"{211000000 + ship},2024-01-01T{hour:02d}:00:00,{54 + hour / 100:.4f},{10 + ship / 10:.4f},{ship + 1}.5,90.0,"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +12,8 @@ from typing import Callable
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from web_service import DRIP, DROP, HANG, Answer, Say, Service
-
 from ascendrun.head.notify.http_client import REPLY_BYTES, Cancellation, HttpResponse, RequestFailedError, http_request
+from tests.lib.web_service import DRIP, DROP, HANG, Answer, Say, Service
 
 Make = Callable[..., Service]
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,9 +16,7 @@ from ascendrun.health.survey.probes import read_results, survey_items
 from ascendrun.health.survey.survey_request import SurveyRequest
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.text import LANGUAGES
-
-sys.path.insert(0, str(Path(__file__).parent))
-from npu_worlds import ENVIRON, PYTHON, files_text, node, ran, raw_answers, scene_of, section, world
+from tests.lib.npu_worlds import ENVIRON, PYTHON, files_text, node, ran, raw_answers, scene_of, section, world
 
 
 def test_the_table_of_facts_has_the_devices_and_their_software():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +15,7 @@ from ascendrun.health.survey.npu_facts import DeviceNode
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.ascend.tool.families import FAMILIES
 from ascendrun.text import LANGUAGES
-
-sys.path.insert(0, str(Path(__file__).parent))
-from npu_worlds import RESERVED, codes, findings, node, ran, section, the, world
+from tests.lib.npu_worlds import RESERVED, codes, findings, node, ran, section, the, world
 
 LAYOUTS = [(name, layout) for name, family in FAMILIES.items() for layout in family.layouts]
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 from ascendrun.core.findings import Severity
 from ascendrun.health.deep.pings import ping_items, plan_pings
 from ascendrun.sim.ascend.scenario import Scenario
-
-sys.path.insert(0, str(Path(__file__).parent))
-from npu_worlds import codes, node, ran, raw_answers, section, the, world
+from tests.lib.npu_worlds import codes, node, ran, raw_answers, section, the, world
 
 
 def test_every_port_asks_once_and_answers_once_in_a_ring_and_every_pair_on_request():

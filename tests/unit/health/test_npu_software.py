@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +10,7 @@ from ascendrun.core.findings import Severity
 from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.facts import PythonFacts, TorchFacts
 from ascendrun.sim.ascend.scenario import Scenario
-
-sys.path.insert(0, str(Path(__file__).parent))
-from npu_worlds import ENVIRON, HOME, PYTHON, RESERVED, codes, node, ran, section, the, world
+from tests.lib.npu_worlds import ENVIRON, HOME, PYTHON, RESERVED, codes, node, ran, section, the, world
 
 
 def test_versions_that_differ_between_nodes_are_told_with_both():

@@ -9,9 +9,7 @@ are ill, held or busy, links, TLS, addresses, drivers and tools that hang; test_
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -21,10 +19,8 @@ from ascendrun.head.survey.survey_reader import read_world
 from ascendrun.health.checks import CHECKS, run_checks
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario
 from ascendrun.sim.ascend.tool.families import FAMILIES
-
-sys.path.insert(0, str(Path(__file__).parent))
-from npu_worlds import ran, raw_answers, section
-from recorded_reports import GIB, ROOT, recorded_answer
+from tests.lib.npu_worlds import ran, raw_answers, section
+from tests.lib.recorded_reports import GIB, ROOT, recorded_answer
 
 SOUND_NODES = 4
 LAYOUTS = [(name, layout) for name, family in FAMILIES.items() for layout in family.layouts]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -19,9 +17,7 @@ from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.records import as_record
 from ascendrun.health.report.charts import POINTS, Chart
 from ascendrun.health.report.data import Material, Report, make_report
-
-sys.path.insert(0, str(Path(__file__).parent))
-from report_stories import BEGAN_S, Story, hostile, month, short
+from tests.lib.report_stories import BEGAN_S, Story, hostile, month, short
 
 
 def report_on(material: Material) -> Report:

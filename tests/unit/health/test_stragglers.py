@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Callable
 
 import pytest
@@ -14,9 +12,7 @@ from ascendrun.health.samples.step_times import StepTimes, make_step_times
 from ascendrun.health.stragglers.causes import StragglerCause
 from ascendrun.health.stragglers.detect import Straggler, find_stragglers
 from ascendrun.health.stragglers.text import describe_cause, describe_slowness
-
-sys.path.insert(0, str(Path(__file__).parent))
-from training_world import World
+from tests.lib.training_world import World
 
 OWN = ("step_s", "data_s", "comm_s", "at_s")
 NO_COMM = ("step_s", "at_s")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,10 +13,7 @@ from ascendrun.head.survey.survey_reader import read_world
 from ascendrun.health.checks import choose_checks, run_checks
 from ascendrun.health.comparison import make_report
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario
-
-sys.path.insert(0, str(Path(__file__).parent))
-from recorded_reports import recorded_answers
-
+from tests.lib.recorded_reports import recorded_answers
 from tests.thorough import examples
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
+from ascendrun.query.planner import expected
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plan_world import BAD, HOSTS, POINTS, USUAL, Change, PlanCluster, files
 
 from ascendrun.cli import main
 from ascendrun.core.jobfile.spec import load_programs
@@ -29,6 +29,7 @@ from ascendrun.planner.models import shape_of
 from ascendrun.planner.programs import find_programs
 from ascendrun.planner.workload import Workload
 from ascendrun.programs.qwen_lora.rules import presets
+from tests.lib.plan_world import BAD, HOSTS, POINTS, USUAL, Change, PlanCluster, files
 from tests.thorough import examples
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.shell_completion import BashComplete
-from plan_world import PlanCluster
+from tests.lib.plan_world import PlanCluster
 
 from ascendrun.cli import main
 from ascendrun.cli.app import cli

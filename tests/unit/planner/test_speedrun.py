@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_world import PlanCluster
 
 from ascendrun.cli import main
 from ascendrun.core.settings import Settings
+from tests.lib.plan_world import PlanCluster
 
 JOB = Path(__file__).resolve().parents[3] / "jobs" / "nanochat-speedrun.yaml"
 ROWS: dict[str, Any] = {

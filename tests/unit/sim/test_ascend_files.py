@@ -7,7 +7,6 @@ import stat
 import subprocess
 
 import pytest
-from ascend_scenes import scenarios
 from hypothesis import HealthCheck, given, settings
 
 from ascendrun.ascend import hccn_conf, install
@@ -15,6 +14,7 @@ from ascendrun.core.errors import InvalidInputError
 from ascendrun.sim.ascend import cann
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario, ShownProcess, make_node, read_scenario
 from ascendrun.sim.ascend.tool.model import dump_node, load_node
+from tests.lib.ascend_scenes import scenarios
 
 ROOT = "/usr/local/Ascend"
 VERSION_FILES = {

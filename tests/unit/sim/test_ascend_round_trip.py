@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from ascend_scenes import fault, hccn, scenarios, scene_of, smi
 from hypothesis import given, settings
 
 from ascendrun.ascend import hccn as ports
@@ -17,6 +16,7 @@ from ascendrun.sim.ascend.tool.hccn import ITEMS, Port
 from ascendrun.sim.ascend.tool.live import readings
 from ascendrun.sim.ascend.tool.npu_smi import Scene
 from ascendrun.sim.ascend.tool.views import VIEWS
+from tests.lib.ascend_scenes import fault, hccn, scenarios, scene_of, smi
 
 EXAMPLES = settings(max_examples=60)
 WITH_PORTS = sorted(name for name, family in FAMILIES.items() if family.speed_mbit)

@@ -10,13 +10,13 @@ import re
 from pathlib import Path
 
 import pytest
-from ascend_scenes import fault, hccn, scene_of, scene_of_node, smi
 
 from ascendrun.ascend import npu_smi
 from ascendrun.sim.ascend.cann import version_files
 from ascendrun.sim.ascend.scenario import Scenario, make_node
 from ascendrun.sim.ascend.tool.model import Row
 from ascendrun.sim.ascend.tool.npu_smi import respond
+from tests.lib.ascend_scenes import fault, hccn, scene_of, scene_of_node, smi
 
 FOLDER = os.environ.get("ASCENDRUN_ASCEND_SAMPLES")
 pytestmark = pytest.mark.skipif(not FOLDER, reason="ASCENDRUN_ASCEND_SAMPLES names no folder of real samples")

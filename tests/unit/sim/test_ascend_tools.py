@@ -12,8 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-from ascend_scenes import hccn as ask_port
-from ascend_scenes import scene_of, smi
 
 from ascendrun.ascend import hccn, npu_smi, npu_smi_board
 from ascendrun.core.errors import InvalidInputError, NotFoundError
@@ -22,6 +20,8 @@ from ascendrun.sim.ascend.__main__ import main
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.ascend.tool.faults import KINDS
 from ascendrun.sim.ascend.tool.processes import device_of
+from tests.lib.ascend_scenes import hccn as ask_port
+from tests.lib.ascend_scenes import scene_of, smi
 
 DEADLINE_S = 60.0
 SLEEPER = [sys.executable, "-c", "print('up', flush=True); import sys; sys.stdin.read()"]

@@ -6,10 +6,9 @@ import json
 import random
 from dataclasses import replace
 
-from npu_worlds import HOME, MODULES, files_text, hccn, ran, scene_of, section, shell_text, smi
-
 from ascendrun.health.survey.npu_probes import DRIVER_NODES, LIGHT_PORT_ITEMS, MOST_DEVICES
 from ascendrun.sim.ascend.scenario import Scenario
+from tests.lib.npu_worlds import HOME, MODULES, files_text, hccn, ran, scene_of, section, shell_text, smi
 
 GIB = 1 << 30
 ROOT = "/root/.ascendrun"

@@ -19,7 +19,7 @@ from ascendrun.ascend import (
 )
 from ascendrun.text import Text
 
-FOLDER = Path(__file__).resolve().parents[2] / "recordings" / "ascend"
+FOLDER = Path(__file__).resolve().parents[1] / "recordings" / "ascend"
 
 TOOLS = {
     "npu_smi_info": npu_smi.parse_info,

@@ -9,7 +9,6 @@ from typing import Any
 
 from textual.pilot import Pilot
 from textual.widgets import Static
-from top_world import TopWorld
 
 from ascendrun.cli.top.app import TopApp
 from ascendrun.cli.top.table import RowsTable
@@ -17,6 +16,7 @@ from ascendrun.cluster import Cluster
 from ascendrun.core.settings import Settings
 from ascendrun.health.top.rows import Choice, Order
 from ascendrun.text import use_language
+from tests.lib.top_world import TopWorld
 
 DEADLINE_S = 60.0
 Play = Callable[["Stage"], Awaitable[None]]

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from web_service import Say, Service, await_that
 
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
@@ -19,6 +14,7 @@ from ascendrun.core.notice_settings import read_notices
 from ascendrun.head.notify.notifier import Notifier
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.user_files import load_settings
+from tests.lib.web_service import Say, Service, await_that
 
 OK = Say(200, b'{"errcode":0,"code":0}')
 

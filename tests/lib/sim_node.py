@@ -2,15 +2,8 @@
 
 import os
 import subprocess
-import sys
-from pathlib import Path
 
-import pytest
-
-from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.ascend.tree import environ_of, install_tree
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 class SimNode:
@@ -31,8 +24,3 @@ class SimNode:
 
     def popen(self, *argv, **options):
         return subprocess.Popen(argv, env={**self.environ(), **options.pop("more", {})}, **options)
-
-
-@pytest.fixture
-def sim_node(tmp_path):
-    return SimNode(tmp_path / "node").install(Scenario())

@@ -1,0 +1,89 @@
+"""Worlds of the unit tests: a command line over a story, notifiers and their services, a simulated node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.lib.story_cluster import Desk, Run
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Desk:
+    from ascendrun.cli import main
+    from ascendrun.core.settings import Settings
+    from tests.lib.story_cluster import Desk, Run, StoryCluster
+
+    monkeypatch.setenv("ASCENDRUN_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in ("NO_COLOR", "FORCE_COLOR", "LC_ALL", "LC_MESSAGES"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("ASCENDRUN_COLOR", "ASCENDRUN_HOSTFILE", "ASCENDRUN_EXEC_TIMEOUT_S", "ASCENDRUN_LANG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    (tmp_path / "all.hosts").write_text("n1 addr=10.0.0.1 slots=2 groups=g\nn2 addr=10.0.0.2 slots=2\n")
+    (tmp_path / "job.yaml").write_text(
+        "name: demo\ncommand: [python, train.py]\nnodes: 2\ndevices: {type: cpu, per_node: 2}\nhostfile: all.hosts\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    cluster = StoryCluster(Settings(state_dir=tmp_path / "state"))
+
+    def say(*argv: str) -> Run:
+        capsysbinary.readouterr()
+
+        def make(settings: Settings) -> StoryCluster:
+            cluster.settings = cluster.head.settings = settings
+            return cluster
+
+        code = main(argv, make_cluster=make)
+        captured = capsysbinary.readouterr()
+        return Run(code, captured.out.decode("utf-8", "replace"), captured.err.decode(), captured.out)
+
+    return Desk(cluster, say, tmp_path)
+
+
+@pytest.fixture
+def heads(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """heads(settings text): a notice_head.Head."""
+    from tests.lib.notice_head import Head
+
+    made: list[Head] = []
+
+    def make(text: str, **options: Any) -> Head:
+        (tmp_path / "config.yaml").write_text(text)
+        made.append(Head(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for head in made:
+        head.close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Any]]:
+    """serve(answer, …): a web service that answers so, then OK."""
+    from tests.lib.notice_head import OK
+    from tests.lib.web_service import Service
+
+    made: list[Service] = []
+
+    def make(*answers: Any, **options: Any) -> Service:
+        made.append(Service(*answers, **{"default": OK, **options}))
+        return made[-1]
+
+    yield make
+    for service in made:
+        service.close()
+
+
+@pytest.fixture
+def sim_node(tmp_path: Path) -> Any:
+    """A simulated node in a folder."""
+    from ascendrun.sim.ascend.scenario import Scenario
+    from tests.lib.sim_node import SimNode
+
+    return SimNode(tmp_path / "node").install(Scenario())
