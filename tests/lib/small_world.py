@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable
 
-import pytest
-
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.spec import JobSpec
@@ -229,13 +227,6 @@ class World:
 
     def now(self, job: Job) -> Job:
         return self.store.jobs.find(job.id).job
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.store.close()
 
 
 def change(world: World, what: str, *hosts: Host, **more: Any) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import pytest
 
 if TYPE_CHECKING:
+    from tests.lib.small_world import World
     from tests.lib.story_cluster import Desk, Run
 
 
@@ -44,6 +45,16 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.C
         return Run(code, captured.out.decode("utf-8", "replace"), captured.err.decode(), captured.out)
 
     return Desk(cluster, say, tmp_path)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Nodes that answer as told, below the real store and jobs."""
+    from tests.lib.small_world import World
+
+    made = World(tmp_path)
+    yield made
+    made.store.close()
 
 
 @pytest.fixture

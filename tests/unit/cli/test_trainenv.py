@@ -66,6 +66,7 @@ def test_nothing_else_than_these_is_imported_by_the_programs() -> None:
     folder = Path(__file__).resolve().parents[3] / "ascendrun" / "programs"
     found = {name.split(".")[0] for path in folder.rglob("*.py") for name in imported_by(path)}
     extras = {"torch_npu", "deepspeed", "matplotlib", "Bio", "tiktoken"}  # of the vendor's image, or for few jobs
+    extras |= {"starlette", "uvicorn"}  # mode: serve
     known = {*PACKAGES, *extras, "ascendrun", *getattr(sys, "stdlib_module_names", found)}
     assert found - known == set()
 
