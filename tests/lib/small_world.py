@@ -25,7 +25,7 @@ from ascendrun.head.protocol.messages import Done
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission, make_job
-from tests.unit.head.test_links import Deaf
+from tests.unit.head.agents.test_connections import Deaf
 
 STUCK = Leftover(50, 9, "python", "D", "fuse_wait_answer", 7)
 PROCESS = agent.Process(50, 9, "python", "D", "fuse_wait_answer")

@@ -2,7 +2,7 @@
 
 Nothing is unpickled: of large files only heads and tails are read, of an index its names and numbers. The layouts of
 transformers, DeepSpeed and torch.distributed.checkpoint were read from files that these libraries wrote
-(tests/unit/node/test_checkpoints.py); that of Megatron from the source of megatron/training/checkpointing.py.
+(tests/unit/node/agent/test_checkpoints.py); that of Megatron from the source of megatron/training/checkpointing.py.
 """
 
 from __future__ import annotations

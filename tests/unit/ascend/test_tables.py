@@ -6,10 +6,12 @@ import yaml
 
 from ascendrun.ascend import faults, variables
 from ascendrun.ascend.chips import device_faults
+from ascendrun.ascend.faults import fault_classes, fault_of
 from ascendrun.ascend.tables import load_table
 from ascendrun.ascend.variable_forms import effective_ids
 from ascendrun.ascend.variables import check_environment, check_variable, known_variables
 from ascendrun.facts.chips import CHIPS, chip_of
+from ascendrun.text import Text
 
 JOBS = Path(__file__).resolve().parents[3] / "jobs"
 
@@ -193,3 +195,28 @@ def test_every_table_row_is_of_a_kind_that_is_judged():
     assert {variables.ERROR, variables.WARNING, variables.NOTE} >= {
         rule["severity"] for variable in known_variables().values() for rule in variable.harmful
     }
+
+
+def table_texts():
+    for row in load_table("variables")["rows"]:
+        for rule in row.get("harmful", ()):
+            value = "x" if rule["when"] == "any" else rule["when"][1:]
+            for family in ("910A", "910B3", "Ascend910", "310P3"):
+                for found in check_environment({row["name"]: value}, chip_of(family)):
+                    yield found.message
+                    yield found.hint
+    for name in ("NCCL_DEBUG", "CM_CHIEF_IP", "HCCL_NEW", "HCCL_CONECT_TIMEOUT"):
+        for found in check_environment({name: "1"}):
+            yield found.message
+            yield found.hint
+    for fault_class in fault_classes():
+        yield fault_class.hint
+    for row in load_table("fault_codes")["rows"]:
+        yield fault_of(row["code"]).message
+
+
+def test_every_message_of_a_table_has_its_chinese():
+    texts = {text.key: text for text in table_texts() if isinstance(text, Text)}
+    assert len(texts) > 60
+    missing = [key for key, text in texts.items() if not re.search("[一-鿿]", text.render("zh"))]
+    assert missing == []

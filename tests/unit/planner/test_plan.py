@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import yaml
-from ascendrun.query.planner import expected
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

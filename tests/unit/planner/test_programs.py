@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from click.shell_completion import BashComplete
-from tests.lib.plan_world import PlanCluster
 
 from ascendrun.cli import main
 from ascendrun.cli.app import cli
@@ -19,6 +18,7 @@ from ascendrun.core.settings import Settings
 from ascendrun.head.state.state_dir import tree_file
 from ascendrun.planner.programs import find_programs
 from tests.lib.pages import options
+from tests.lib.plan_world import PlanCluster
 
 JOB = """name: toy
 program: toy

@@ -1,0 +1,158 @@
+"""What a look for hangs reads of the files and samples of an attempt, and which stacks it keeps."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascendrun.core.jobs.job import Job, NodeProgress, Phase, State
+from ascendrun.core.samples import RankSample
+from ascendrun.head.loop.hang import HangMonitor, JobReader, Question, _Watched
+from ascendrun.head.protocol.agent_messages import StacksReply
+from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.state.sample_store import SampleStore
+from ascendrun.head.state.state_dir import SPOOL_STACKS, spool_dir
+from ascendrun.health.hang import HangWatch, Look, Verdict, Windows
+from tests.lib.small_world import N1, World
+
+HOSTS = ("n1", "n2")
+
+
+class Attempt:
+    """Two nodes with two ranks each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.now_s = folder, time.time()
+        nodes = tuple(
+            NodeProgress(host, number, Phase.STARTED, (2 * number, 2 * number + 1)) for number, host in enumerate(HOSTS)
+        )
+        self.job = Job(
+            "j-0001",
+            "demo",
+            "h-j-0001",
+            HOSTS,
+            5.0,
+            60.0,
+            1.0,
+            state=State.RUNNING,
+            nodes=nodes,
+            pool=HOSTS,
+            world_size=4,
+        )
+        self.reader = JobReader(folder, self.job)
+
+    def report(self, rank: int, step: int) -> None:
+        path = spool_dir(self.folder, "j-0001", 1) / HOSTS[rank // 2] / f"rank-{rank}.metrics.0"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "time": self.now_s, "loss": 1.0}) + "\n")
+
+    def sample(self, states: str, *, age_s: float = 1.0) -> None:
+        """The states of ranks 0 to 3; a blank: the rank is gone."""
+        store = SampleStore.open(self.folder)
+        store.add(
+            [
+                RankSample(self.now_s - age_s, HOSTS[rank // 2], "j-0001", 1, rank, cpu=99.0, state=state)
+                for rank, state in enumerate(states)
+                if state != " "
+            ]
+        )
+        store.close()
+
+    def look(self) -> Look:
+        question = Question(self.job, 3600.0, "cpu", 30.0, frozenset(), False, False)
+        return self.reader.look(question, now_s=self.now_s)
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    return Attempt(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("rank-0.out.0", "Process rank: 0, world size: 2, device: cpu\n", (HOSTS[0], 2)),
+        ("node-0.err.0", "Process rank: 0, world size: 2, device: cpu\n", (HOSTS[0], 2)),
+        ("rank-0.out.0", "started\n", None),
+    ],
+)
+def test_the_world_size_that_the_first_rank_prints_is_read(
+    attempt: Attempt, name: str, text: str, expected: tuple[str, int] | None
+) -> None:
+    path = spool_dir(attempt.folder, "j-0001", 1) / HOSTS[0] / name
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    attempt.look()
+    assert attempt.reader.world == expected
+
+
+def test_each_rank_has_its_own_steps_and_processes(attempt: Attempt) -> None:
+    for rank in range(4):
+        attempt.report(rank, 7 - rank)
+    attempt.sample("SSTS")
+    found = {rank: (one.host, one.step, one.state) for rank, one in attempt.look().ranks.items()}
+    assert found == {0: ("n1", 7, "S"), 1: ("n1", 6, "S"), 2: ("n2", 5, "T"), 3: ("n2", 4, "S")}
+
+
+def test_without_recent_samples_the_ranks_are_those_of_the_plan(attempt: Attempt) -> None:
+    attempt.report(0, 7)
+    attempt.sample("SSTS", age_s=600.0)
+    assert {rank: (one.step, one.cpu) for rank, one in attempt.look().ranks.items()} == {
+        0: (7, None),
+        1: (None, None),
+        2: (None, None),
+        3: (None, None),
+    }
+
+
+def test_the_output_of_a_process_that_starts_ranks_is_no_ranks(attempt: Attempt) -> None:
+    folder = spool_dir(attempt.folder, "j-0001", 1) / "n1"
+    folder.mkdir(parents=True)
+    for name in ("node-0.err.0", "rank-0.out.0", "rank-0.out.times.0"):
+        (folder / name).write_bytes(b"12345")
+    assert {rank: one.output for rank, one in attempt.look().ranks.items()} == {0: 5, 1: 0, 2: 0, 3: 0}
+
+
+def test_a_stopped_rank_is_the_one_that_differs(attempt: Attempt) -> None:
+    for rank in range(4):
+        attempt.report(rank, 7)
+    attempt.sample("SSTS")
+    watch, look = HangWatch(Windows()), attempt.look()
+    found: list[Verdict] = []
+    for turn in range(20):
+        verdict = watch.observe(
+            Look(look.at_s + 15.0 * turn, look.age_s, look.ranks, "cpu", interval_s=0.1, tells_phases=True)
+        )
+        found += [] if verdict is None else [verdict]
+    assert found and "rank-differs" in found[-1].signs
+
+
+@pytest.mark.parametrize(("state", "is_kept"), [(State.RUNNING, True), (State.STOPPING, False)])
+def test_stacks_are_kept_while_the_job_runs(
+    world: World, monkeypatch: pytest.MonkeyPatch, state: State, is_kept: bool
+) -> None:
+    """Later ones are not: its ranks were told to abort."""
+    job = world.running(N1)
+    [runner] = world.jobs
+    replies: list[Any] = []
+    link: Any = world.get(N1)
+    link.is_up = True
+    monkeypatch.setattr(link, "call", lambda request, *, deadline_s, done: replies.append(done))
+    monitor = HangMonitor(
+        world.folder,
+        post=lambda call: call(),
+        record=lambda job_id, events: None,
+        events_of=lambda job_id: (),
+        feed=lambda job_id, event: None,
+        separate=lambda job, host, world: None,
+    )
+    monitor._ask(runner, _Watched(world.folder, job, Windows(), is_reported=False))
+    runner.job = replace(runner.job, state=state)
+    replies[0](Reply(StacksReply((), at_ns=1)))
+    assert (spool_dir(world.folder, job.id, job.attempt) / "n1" / SPOOL_STACKS).exists() == is_kept

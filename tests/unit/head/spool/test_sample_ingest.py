@@ -1,0 +1,319 @@
+"""The keeper of samples over a real store: pieces in any cut, crashes, a store that takes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+
+from ascendrun.core.samples import DeviceDetail, Newest
+from ascendrun.head.spool import sample_ingest
+from ascendrun.head.spool.sample_ingest import SampleIngest, Source
+from ascendrun.head.state.sample_store import SampleStore
+from ascendrun.node.sampler.sample import GENERATIONS
+
+T = 1_700_000_000
+SOURCE = Source("head-job.1", "a1", "j-0001", 1, 5.0)
+DEADLINE_S = 60.0
+
+
+def line(number: int) -> bytes:
+    return (
+        json.dumps(
+            {"at_ns": (T + number) * 10**9, "host": {"cpu": float(number % 100)}, "ranks": [{"rank": 0, "cpu": 1.0}]}
+        ).encode()
+        + b"\n"
+    )
+
+
+def lines(count: int, first: int = 0) -> bytes:
+    return b"".join(line(number) for number in range(first, first + count))
+
+
+def details(state_dir: Path, *, since_s: float) -> tuple[DeviceDetail, ...]:
+    with SampleStore.open_for_reading(state_dir) as store:
+        return store.details(since_s=since_s)
+
+
+def seconds_in(state_dir: Path) -> list[int]:
+    """The seconds for which the store has a sample of the host, in order, each as often as it is there."""
+    with SampleStore.open_for_reading(state_dir) as store:
+        return [int(sample.at_s) - T for sample in store.host_series(since_s=0, until_s=2 * T)]
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    until = time.monotonic() + DEADLINE_S
+    while not (found := condition()):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def keepers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], SampleIngest]]:
+    monkeypatch.setattr(sample_ingest, "TEND_S", 86400.0)  # samples of T are old enough to be removed
+    made: list[SampleIngest] = []
+
+    def make() -> SampleIngest:
+        made.append(SampleIngest(tmp_path))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for keeper in made:
+        keeper.close()
+
+
+def test_pieces_cut_anywhere_and_sent_twice_give_every_line_once(keepers: Any, tmp_path: Path) -> None:
+    keeper, data = keepers(), lines(50)
+    for start in range(0, len(data), 37):
+        assert keeper.take(SOURCE, 0, max(0, start - 20), data[max(0, start - 20) : start + 37], ahead_s=0.0)
+    assert keeper.take(SOURCE, 0, 0, data, ahead_s=0.0), "all of it once more"
+    assert keeper.offsets(SOURCE) == {"0": len(data)}
+    wait_for(lambda: seconds_in(tmp_path) == list(range(50)))
+
+
+def test_hosts_that_train_separately_are_reported_once_for_each_attempt(tmp_path: Path) -> None:
+    found: list[tuple[str, int, int]] = []
+    keeper = SampleIngest(tmp_path, separate=lambda source, world: found.append((source.host, source.attempt, world)))
+    keeper.start()
+    again = Source("head-job.2", "a1", "j-0001", 2, 5.0)
+    for source, worlds in ((SOURCE, [None, -1, "2", 10**9, 2, 2]), (again, [4])):
+        data = b"".join(
+            json.dumps({"at_ns": (T + n) * 10**9, "ranks": [], "own_world": world}).encode() + b"\n"
+            for n, world in enumerate(worlds)
+        )
+        assert keeper.take(source, 0, 0, data, ahead_s=0.0)
+    wait_for(lambda: len(found) == 2)
+    keeper.close()
+    assert found == [("a1", 1, 2), ("a1", 2, 4)]
+
+
+def test_what_is_remembered_of_a_file_does_not_grow_with_its_generations(keepers: Any, tmp_path: Path) -> None:
+    keeper = keepers()
+    for generation in range(200):
+        assert keeper.take(SOURCE, generation, 0, line(generation), ahead_s=0.0)
+    wait_for(lambda: seconds_in(tmp_path) == list(range(200)))
+    with sqlite3.connect(tmp_path / "samples.db") as db:
+        in_store = [row[0] for row in db.execute("SELECT generation FROM progress ORDER BY generation")]
+    assert sorted(map(int, keeper.offsets(SOURCE))) == in_store == list(range(200 - 2 * GENERATIONS, 200))
+    assert not keeper.lacks(SOURCE, {"199": len(line(199)), "198": len(line(198))})
+
+
+def test_a_hole_is_refused_and_nothing_behind_it_is_taken(keepers: Any, tmp_path: Path) -> None:
+    keeper = keepers()
+    assert not keeper.take(SOURCE, 0, 10, b"x", ahead_s=0.0)
+    assert keeper.offsets(SOURCE) == {} and keeper.lacks(SOURCE, {"0": 1}) and not keeper.lacks(SOURCE, {"0": 0})
+
+
+def test_a_half_line_at_the_end_is_asked_for_again_by_the_next_controller(keepers: Any, tmp_path: Path) -> None:
+    first, data = keepers(), lines(3)
+    assert first.take(SOURCE, 0, 0, data + b'{"at_ns": 17', ahead_s=0.0)
+    first.close()
+    second = keepers()
+    assert second.offsets(SOURCE) == {"0": len(data)}
+    assert second.take(SOURCE, 0, len(data), lines(2, first=3), ahead_s=0.0)
+    second.close()
+    assert seconds_in(tmp_path) == list(range(5))
+
+
+def test_generations_follow_each_other(keepers: Any, tmp_path: Path) -> None:
+    keeper = keepers()
+    for generation in range(3):
+        assert keeper.take(SOURCE, generation, 0, lines(2, first=2 * generation), ahead_s=0.0)
+    keeper.close()
+    assert seconds_in(tmp_path) == list(range(6))
+
+
+def test_a_hosts_clock_is_taken_off(keepers: Any, tmp_path: Path) -> None:
+    keeper = keepers()
+    assert keeper.take(SOURCE, 0, 0, lines(1, first=90), ahead_s=90.0)
+    keeper.close()
+    assert seconds_in(tmp_path) == [0]
+
+
+def test_lines_that_are_none_cost_nothing_but_themselves(keepers: Any, tmp_path: Path) -> None:
+    keeper = keepers()
+    strange = b'\0\xff\n[1,2]\n{"at_ns": 1e400}\n' + b"[" * 100_000 + b"\n"
+    strange += b'{"at_ns": 5, "tool": "\\ud800", "text": "\\ud800"}\n\n'
+    assert keeper.take(SOURCE, 0, 0, strange + lines(2), ahead_s=0.0)
+    keeper.close()
+    assert seconds_in(tmp_path) == [0, 1]
+
+
+def test_a_line_that_our_reader_stumbles_over_is_kept_raw_and_told_and_costs_no_other(
+    keepers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keeper, answers = keepers(), []
+    stumble = {"at_ns": T * 10**9, "tool": "npu-ports", "code": 0, "text": f"@@ stat {'9' * 5000}\nnothing\n@@= 0\n"}
+    both = line(0) + json.dumps(stumble).encode() + b"\n" + line(1)
+    assert keeper.take(SOURCE, 0, 0, both + json.dumps(stumble).encode() + b"\n", ahead_s=0.0)
+    keeper.take_lines("b2", [stumble, {"at_ns": T * 10**9, "host": {"cpu": 5.0}}], ahead_s=0.0, done=answers.append)
+    newest: Newest = wait_for(lambda: answers)[0]
+    keeper.close()
+    assert [one.cpu for one in newest.hosts] == [5.0] and seconds_in(tmp_path) == [0, 0, 1]
+    store = SampleStore.open(tmp_path)
+    assert store.all_progress()[SOURCE.name] == {0: len(both) + len(json.dumps(stumble)) + 1}
+    raw, asked = (store.raw(hosts=[host], tool="sampler") for host in ("a1", "b2"))
+    store.close()
+    assert json.loads(raw[-1].text) == stumble and raw[-1].why.startswith("reading it failed: ValueError")
+    assert [json.loads(one.text) for one in asked] == [stumble], "kept once, though it is read twice"
+    told = [one for one in capsys.readouterr().err.splitlines() if "could not be read" in one]
+    assert ["of a1" in one for one in told] == [True, False]  # once a host
+
+
+def test_of_what_is_said_beyond_figures_the_newest_is_kept(keepers: Any, tmp_path: Path) -> None:
+    assert details(tmp_path, since_s=0) == ()
+    said = (Path(__file__).parents[3] / "recordings/ascend/npu_smi_info/L1-910B3-busy.txt").read_text()
+    keeper, data = keepers(), b""
+    for second in (0, 40):
+        data += json.dumps({"at_ns": (T + second) * 10**9, "tool": "npu-smi", "code": 0, "text": said}).encode() + b"\n"
+    assert keeper.take(SOURCE, 0, 0, data, ahead_s=0.0)
+    keeper.close()
+    found = details(tmp_path, since_s=0)
+    assert len(found) >= 2 and {one.at_s for one in found} == {T + 40.0} and found[0].bus_id
+    assert any(one.processes for one in found) and details(tmp_path, since_s=T + 41) == ()
+
+
+def test_what_was_received_is_not_asked_for_again_after_the_attempt(keepers: Any, tmp_path: Path) -> None:
+    keeper = keepers()
+    assert keeper.take(SOURCE, 0, 0, lines(2), ahead_s=0.0)
+    keeper.finish(SOURCE)
+    keeper.close()
+    store = SampleStore.open(tmp_path)
+    assert store.all_progress() == {} and len(store.host_series(since_s=0, until_s=2 * T)) == 2
+    store.close()
+
+
+def test_a_host_without_a_job_is_answered_and_kept(keepers: Any, tmp_path: Path) -> None:
+    keeper, answers = keepers(), []
+    keeper.take_lines("b2", [{"at_ns": T * 10**9, "host": {"cpu": 5.0}}, "nonsense"], ahead_s=0.0, done=answers.append)
+    newest: Newest = wait_for(lambda: answers)[0]
+    assert [(one.host, one.cpu) for one in newest.hosts] == [("b2", 5.0)]
+    wait_for(lambda: seconds_in(tmp_path) == [0])
+
+
+# Bad days
+
+FEED = """
+import sys, pathlib, time
+from ascendrun.head.spool import sample_ingest
+from ascendrun.head.spool.sample_ingest import SampleIngest, Source
+sample_ingest.GATHER_S = 0.002
+keeper = SampleIngest(pathlib.Path(sys.argv[1]))
+keeper.start()
+source = Source("head-job.1", "a1", "j-0001", 1, 5.0)
+data = sys.stdin.buffer.read()
+place = keeper.offsets(source).get("0", 0)
+print(place, flush=True)
+while place < len(data):
+    assert keeper.take(source, 0, place, data[place:place + 997], ahead_s=0.0)
+    place += 997
+    if place // 997 % 10 == 0:
+        time.sleep(0.01)
+keeper.close()
+"""
+
+
+@pytest.mark.parametrize("failpoint", ["samples.before_add", "samples.after_add"])
+def test_killed_around_the_commit_every_line_still_counts_once(tmp_path: Path, failpoint: str) -> None:
+    data, places, codes = lines(2000), [], []
+    for attempt in range(5):
+        env = {**os.environ, "ASCENDRUN_FAILPOINT": f"{failpoint}:{attempt % 2 + 1}=kill" if attempt < 4 else ""}
+        done = subprocess.run([sys.executable, "-c", FEED, str(tmp_path)], input=data, capture_output=True, env=env)
+        places.append(int(done.stdout.split()[0]))
+        codes.append(done.returncode)
+    assert places == sorted(places) and codes[0] == -9 and codes[-1] == 0, codes
+    assert seconds_in(tmp_path) == list(range(2000))
+
+
+@pytest.fixture
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_ingest, "RETRY_S", 0.05)
+
+
+@pytest.fixture
+def patient_store(monkeypatch: pytest.MonkeyPatch) -> float:
+    """How long the store now waits for a lock: longer than any stall of the machine."""
+    monkeypatch.setattr(SampleStore, "BUSY_S", 2 * DEADLINE_S)
+    return SampleStore.BUSY_S
+
+
+def feed(keeper: SampleIngest, data: bytes) -> bool:
+    """As a follow does: from where the keeper stands, to the end."""
+    place = keeper.offsets(SOURCE).get("0", 0)
+    return keeper.take(SOURCE, 0, place, data[place:], ahead_s=0.0)
+
+
+def test_a_broken_file_is_said_once_and_replaced(
+    keepers: Any, tmp_path: Path, quick_retries: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "samples.db").write_bytes(b"nonsense" * 1000)
+    keeper, data = keepers(), lines(20)
+    wait_for(lambda: feed(keeper, data) and any(tmp_path.glob("damaged/*")))
+    wait_for(lambda: feed(keeper, data) and seconds_in(tmp_path) == list(range(20)))
+    assert [path.read_bytes()[:8] for path in tmp_path.glob("damaged/*/samples.db")] == [b"nonsense"]
+    said = capfd.readouterr().err
+    assert said.count("no samples are kept for now") == 1
+    assert said.count("samples are kept again") == 1
+
+
+def test_a_locked_store_keeps_nobody_waiting(keepers: Any, tmp_path: Path, patient_store: float) -> None:
+    keeper = keepers()
+    assert feed(keeper, lines(1))
+    wait_for(lambda: seconds_in(tmp_path) == [0])
+    holder = sqlite3.connect(tmp_path / "samples.db", isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    began = time.monotonic()
+    for count in range(2, 200):
+        assert feed(keeper, lines(count))
+    assert time.monotonic() - began < patient_store
+    holder.execute("ROLLBACK")
+    holder.close()
+    wait_for(lambda: feed(keeper, lines(200)) and seconds_in(tmp_path) == list(range(200)))
+
+
+def test_a_store_that_is_locked_at_the_start_delays_no_controller(
+    keepers: Any, tmp_path: Path, patient_store: float
+) -> None:
+    first = keepers()
+    assert feed(first, lines(3))
+    first.close()
+    holder = sqlite3.connect(tmp_path / "samples.db", isolation_level=None)
+    holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+    holder.execute("BEGIN EXCLUSIVE")
+    began = time.monotonic()
+    second = keepers()
+    assert feed(second, lines(5)), "from the start, since nobody could say how far the first one was"
+    assert time.monotonic() - began < patient_store
+    holder.execute("ROLLBACK")
+    holder.close()
+    wait_for(lambda: feed(second, lines(6)) and seconds_in(tmp_path) == list(range(6)))
+
+
+def test_more_than_fits_into_memory_is_refused_and_comes_later(
+    keepers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_ingest, "MOST_WAITING_BYTES", 1000)
+    monkeypatch.setattr(sample_ingest, "GATHER_S", 0.005)
+    keeper, data = keepers(), lines(500)
+    place, refused = 0, 0
+    until = time.monotonic() + DEADLINE_S
+    while place < len(data):
+        assert time.monotonic() < until
+        if keeper.take(SOURCE, 0, place, data[place : place + 600], ahead_s=0.0):
+            place += 600
+        else:
+            refused += 1
+            time.sleep(0.01)
+    assert refused
+    keeper.close()
+    assert seconds_in(tmp_path) == list(range(500))
