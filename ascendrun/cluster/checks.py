@@ -48,12 +48,7 @@ class Checks(Part):
             from ascendrun.query.submit import make_submission
 
             submission = make_submission(
-                Path(job_file),
-                overrides=overrides,
-                hostfile=None,
-                hosts=hosts,
-                state_dir=self._head.state_dir,
-                key="doctor",
+                Path(job_file), overrides=overrides, hosts=hosts, state_dir=self._head.state_dir, key="doctor"
             )
             hosts = submission.hosts
         return self._head.survey(

@@ -29,7 +29,6 @@ PULSE_WAIT_S = 3.0
 SIGHT_AGAIN_S = 15.0
 """Seconds without another such wait in one process: `top` and `logs -f` call often."""
 CHECK_STORE_S = 600.0
-OLD_CONTROLLER = Text("state.old-controller", "the controller is of an older release: run `ascendrun controller stop`")
 
 
 class Controller(Part):
@@ -84,7 +83,7 @@ class Controller(Part):
             status = self.status(timeout_s=PULSE_WAIT_S)
             if status is not None and status.pulse is not None:
                 return Sight(status.pulse, Clock.now(), is_new=True)
-            self._sight_problem = None if status is None else OLD_CONTROLLER
+            self._sight_problem = None
         except AscendrunError as error:
             self._sight_problem = error.message
         self._sight_mono = time.monotonic() + SIGHT_AGAIN_S

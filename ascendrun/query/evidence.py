@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.events import Event
-from ascendrun.core.jobs import inputs
-from ascendrun.core.jobs.inputs import JobInput
-from ascendrun.core.jobs.job import Cause, Exit, Phase, State
+from ascendrun.core.jobs.job import Cause, Phase, State
 from ascendrun.core.jobs.reasons import Reason
 from ascendrun.core.rank_env import forks_ranks
-from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.head.spool.artifact_store import CollectedArtifacts, read_artifacts
 from ascendrun.head.spool.clocks import read_clocks
 from ascendrun.head.spool.metrics_reader import newest_values
@@ -38,7 +35,7 @@ from ascendrun.health.diagnosis.lines.devices import (
     one_per_device,
 )
 from ascendrun.health.diagnosis.lines.launchers import error_lines
-from ascendrun.node.records import event_generations, read_events
+from ascendrun.query.host_records import HostRecords, read_records
 from ascendrun.query.stream_tail import Budget, budget_for, last_arrival_s, read_tail, read_text_lines
 from ascendrun.text import Text
 
@@ -130,49 +127,6 @@ def events_of_attempt(events: Sequence[Event], attempt: int) -> tuple[Event, ...
 
 
 # ---------------------------------------------------------------- records and samples of the hosts
-
-
-@dataclass
-class HostRecords:
-    """Records of a host's `events` files, by rank. Times are of the host's clock. `is_there`: a file exists."""
-
-    pids: dict[int, int] = field(default_factory=dict)
-    local: dict[int, int] = field(default_factory=dict)
-    exits: dict[int, Exit] = field(default_factory=dict)
-    hung_at_exit: dict[int, str] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
-    stopped_at_s: float | None = None
-    stopped_by: str | None = None
-    has_ended: bool = False
-    lost: bool = False
-    is_there: bool = False
-
-
-def read_records(folder: Path, host: str) -> HostRecords:
-    """Read the records of a host's folder; empty if there are none. Torn and unknown lines are skipped."""
-    found = HostRecords(is_there=bool(event_generations(str(folder))))
-    for line in read_events(str(folder)):
-        event = make_event(host, line)
-        if event is not None:
-            _add(found, event)
-    return found
-
-
-def _add(found: HostRecords, event: JobInput) -> None:
-    if isinstance(event, inputs.RankStarted):
-        found.pids[event.rank], found.local[event.rank] = event.pid, event.local_rank
-    elif isinstance(event, inputs.RankExited):
-        found.exits.setdefault(event.rank, event.exit)
-    elif isinstance(event, inputs.RankHungAtExit):
-        found.hung_at_exit[event.rank] = event.cause
-    elif isinstance(event, inputs.StartFailed) and event.rank is not None:
-        found.failed[event.rank] = str(event.why)
-    elif isinstance(event, inputs.StopStarted) and found.stopped_at_s is None:
-        found.stopped_at_s, found.stopped_by = event.at_s, event.by
-    elif isinstance(event, inputs.NodeEnded):
-        found.has_ended = True
-    elif isinstance(event, inputs.SupervisorLost):
-        found.lost = True
 
 
 @dataclass(frozen=True)

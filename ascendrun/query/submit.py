@@ -174,21 +174,14 @@ def _placement_faults(
 
 
 def make_submission(
-    job_file: Path,
-    *,
-    overrides: Sequence[str],
-    hostfile: Path | None,
-    state_dir: Path,
-    key: str,
-    hosts: Sequence[Host] = (),
+    job_file: Path, *, overrides: Sequence[str], state_dir: Path, key: str, hosts: Sequence[Host]
 ) -> Submission:
-    """Make everything that the controller needs; the directories of the job are copied at this moment.
+    """Make everything that the controller needs for a job on some of `hosts`; its directories are copied now.
 
-    `hosts`: use these instead of a hostfile's. Raises InvalidInputError (job file, hostfile, directories) and
-    StoreUnusableError.
+    Raises InvalidInputError (job file, directories) and StoreUnusableError.
     """
     spec = read_job(job_file, overrides=overrides)
-    hosts = choose_hosts(spec, hosts) if hosts else read_hosts(spec, job_file, hostfile=hostfile)
+    hosts = choose_hosts(spec, hosts)
     make_state_dir(state_dir)
     return Submission(
         key=key, spec=spec, hosts=hosts, trees=pack_trees(spec, state_dir), file=str(job_file.absolute()), user=_user()
