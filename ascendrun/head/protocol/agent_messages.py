@@ -19,30 +19,27 @@ Sizes = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True)
 class Pong(Message):
-    OP = "ping"
     at_ns: int = converted(int)
 
 
 @dataclass(frozen=True)
-class Ping(Request[Pong]):
-    OP, REPLY = "ping", Pong
+class Ping(Request[Pong], op="ping"):
+    """Query the clock of the node."""
 
 
 @dataclass(frozen=True)
 class ProbeReply(Message):
     """Reply to Probe. `routes`: by peer {interface, source}, both None if unknown."""
 
-    OP = "probe"
     at_ns: int = converted(int)
     free_bytes: int | None = None
     routes: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Probe(Request[ProbeReply]):
+class Probe(Request[ProbeReply], op="probe"):
     """Query the node's report. `peers`: by host, its addresses and names; the first that resolves counts."""
 
-    OP, REPLY = "probe", ProbeReply
     peers: Mapping[str, Sequence[str]]
 
 
@@ -50,15 +47,13 @@ class Probe(Request[ProbeReply]):
 class CheckpointsReply(Message):
     """Reply to Checkpoints: newest first, each as core/jobs/checkpoints.load_listing reads it."""
 
-    OP = "checkpoints"
     checkpoints: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
-class Checkpoints(Request[CheckpointsReply]):
+class Checkpoints(Request[CheckpointsReply], op="checkpoints"):
     """List the checkpoints in a directory, `limit` complete ones; 0: the default of the agent."""
 
-    OP, REPLY = "checkpoints", CheckpointsReply
     folder: str
     limit: int = 0
 
@@ -68,7 +63,6 @@ class PrepareReply(Message):
     """Reply to Prepare. `kept`: names in the working directory that belong to the user and hide staged names. `hccl`:
     the leased port blocks, by their first port. `pointer`: {path, before, step} of a file that was set back."""
 
-    OP = "prepare"
     master_port: int | None = None
     hccl: tuple[int, ...] = converted(tuple, default=())
     kept: tuple[str, ...] = converted(tuple, default=())
@@ -76,7 +70,7 @@ class PrepareReply(Message):
 
 
 @dataclass(frozen=True)
-class Prepare(Request[PrepareReply]):
+class Prepare(Request[PrepareReply], op="prepare"):
     """Check and reserve everything for an attempt, start nothing: core/jobs/plan_text.prepare_request makes the fields.
     `job`: copy of the job (core/jobs/job_copy.py) for the node, None: none. `devices`: {type, ids} to lease, None:
     none. `hccl`: candidates for HCCL's port block; those that are free are leased. `fence_s`: seconds
@@ -85,7 +79,6 @@ class Prepare(Request[PrepareReply]):
     tree that is last on the ranks' PYTHONPATH, None: none. `work_of`: key of the machine whose working directory of
     `home` this one takes over, None: none; it fails if that directory is not visible, unless `may_lack_work`."""
 
-    OP, REPLY = "prepare", PrepareReply
     tag: str
     node_rank: int
     ranks: Sequence[Mapping[str, Any]]
@@ -114,31 +107,27 @@ class Prepare(Request[PrepareReply]):
 class RenewReply(Message):
     """Reply to Renew. `at_ns`: the node's clock since boot."""
 
-    OP = "renew"
     at_ns: int = converted(int)
 
 
 @dataclass(frozen=True)
-class Renew(Request[RenewReply]):
+class Renew(Request[RenewReply], op="renew"):
     """Renew the lease of an attempt with `fence_s` (node/head_lease.py). `at_ns`: of the last reply, None: ask for it
     only."""
 
-    OP, REPLY = "renew", RenewReply
     tag: str
     at_ns: int | None = None
 
 
 @dataclass(frozen=True)
 class GoReply(Message):
-    OP = "go"
     supervisor_pid: int
 
 
 @dataclass(frozen=True)
-class Go(Request[GoReply]):
+class Go(Request[GoReply], op="go"):
     """Start the prepared attempt; repeatable. `hccl_base`: first of HCCL's ports, None: not chosen here."""
 
-    OP, REPLY = "go", GoReply
     tag: str
     master_port: int | None
     secret_env: Mapping[str, str] = field(repr=False)
@@ -146,22 +135,20 @@ class Go(Request[GoReply]):
 
 
 @dataclass(frozen=True)
-class Abort(Request[Done]):
+class Abort(Request[Done], op="abort"):
     """Forget an attempt that was not started."""
 
-    OP, REPLY = "abort", Done
     tag: str
 
 
 @dataclass(frozen=True)
-class Stop(Request[Done]):
+class Stop(Request[Done], op="stop"):
     """End an attempt; the event `ended` of its records is the proof. `now`: without the grace period. `hung`: its ranks
     print their stacks and end by SIGABRT.
 
     `events`: by generation, the bytes of the attempt's events that are here, so that a node whose folder was made again
     continues after them."""
 
-    OP, REPLY = "stop", Done
     tag: str
     now: bool
     grace_s: float
@@ -170,20 +157,18 @@ class Stop(Request[Done]):
 
 
 @dataclass(frozen=True)
-class Follow(Request[Done]):
+class Follow(Request[Done], op="follow"):
     """Send new bytes of an attempt's files, from these offsets on, as FileData.
 
     `limits`: bytes of one file that are sent, by its kind (core/retention.py); 0: nothing more."""
 
-    OP, REPLY = "follow", Done
     tag: str
     offsets: Sizes
     limits: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Unfollow(Request[Done]):
-    OP, REPLY = "unfollow", Done
+class Unfollow(Request[Done], op="unfollow"):
     tag: str
 
 
@@ -191,7 +176,6 @@ class Unfollow(Request[Done]):
 class FilesReply(Message):
     """Reply to Files. `phase`: of the attempt when the sizes were read, see ProcessesReply."""
 
-    OP = "files"
     files: Sizes
     phase: str | None = None
 
@@ -202,17 +186,15 @@ class UsageReply(Message):
     and of encoded texts (data/KEY), (bytes, seconds since the last use). `total_bytes`: of everything, None: of one
     head only."""
 
-    OP = "usage"
     runs: Mapping[str, int]
     trees: Mapping[str, Sequence[float]]
     total_bytes: int | None = None
 
 
 @dataclass(frozen=True)
-class Usage(Request[UsageReply]):
+class Usage(Request[UsageReply], op="usage"):
     """Query the disk use of the runs of the head node `head_id`; None: only the total of all."""
 
-    OP, REPLY = "usage", UsageReply
     head_id: str | None = None
 
 
@@ -220,28 +202,25 @@ class Usage(Request[UsageReply]):
 class PruneReply(Message):
     """`removed`: bytes of each run or staged directory that is gone."""
 
-    OP = "prune"
     removed: Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Prune(Request[PruneReply]):
+class Prune(Request[PruneReply], op="prune"):
     """Remove the attempts of ended runs, and staged directories that no attempt uses.
 
     `trees`: by hash, the seconds without use that UsageReply had; one that was used since then stays. `everything`: of
     the runs, also the files that ranks wrote; the error reply names an attempt that has not ended."""
 
-    OP, REPLY = "prune", PruneReply
     runs: tuple[str, ...] = converted(tuple)
     trees: Mapping[str, float] = converted(dict)
     everything: bool = False
 
 
 @dataclass(frozen=True)
-class Files(Request[FilesReply]):
+class Files(Request[FilesReply], op="files"):
     """Query the size of every followed file of an attempt."""
 
-    OP, REPLY = "files", FilesReply
     tag: str
 
 
@@ -267,7 +246,6 @@ class ProcessesReply(Message):
     `events`: the size of its records by generation, read after the processes.
     """
 
-    OP = "processes"
     processes: tuple[Process, ...] = converted(
         lambda rows: tuple(load_dataclass(Process, row) for row in rows), default=()
     )
@@ -277,10 +255,9 @@ class ProcessesReply(Message):
 
 
 @dataclass(frozen=True)
-class Processes(Request[ProcessesReply]):
+class Processes(Request[ProcessesReply], op="processes"):
     """Query the living processes of an attempt. An error reply means that they are unknown."""
 
-    OP, REPLY = "processes", ProcessesReply
     tag: str
 
 
@@ -288,32 +265,27 @@ class Processes(Request[ProcessesReply]):
 class LiveReply(Message):
     """Reply to Live: these fields of AgentInfo as they are now."""
 
-    OP = "live"
     boot_id: str
     incarnation: str | None = None
     live: tuple[str, ...] | None = converted(tuple, default=None)
 
 
 @dataclass(frozen=True)
-class Live(Request[LiveReply]):
+class Live(Request[LiveReply], op="live"):
     """Query which attempts have no recorded end."""
-
-    OP, REPLY = "live", LiveReply
 
 
 @dataclass(frozen=True)
 class CopyReply(Message):
     """Reply to Copy. `job`: as core/jobs/job_copy.py has it; None: the node has none."""
 
-    OP = "copy"
     job: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
-class Copy(Request[CopyReply]):
+class Copy(Request[CopyReply], op="copy"):
     """Query the copy of the job that came with the preparation of an attempt."""
 
-    OP, REPLY = "copy", CopyReply
     tag: str
 
 
@@ -321,16 +293,14 @@ class Copy(Request[CopyReply]):
 class StacksReply(Message):
     """Reply to Stacks. `ranks`: see node/stacks.py."""
 
-    OP = "stacks"
     ranks: Sequence[Mapping[str, Any]]
     at_ns: int = converted(int)
 
 
 @dataclass(frozen=True)
-class Stacks(Request[StacksReply]):
+class Stacks(Request[StacksReply], op="stacks"):
     """Query the stacks of an attempt's ranks."""
 
-    OP, REPLY = "stacks", StacksReply
     tag: str
 
 
@@ -338,31 +308,27 @@ class Stacks(Request[StacksReply]):
 class RankProcessReply(Message):
     """Reply to RankProcess. `argv`: the command of the node that becomes the shell."""
 
-    OP = "rank_process"
     argv: tuple[str, ...] = converted(tuple)
 
 
 @dataclass(frozen=True)
-class RankProcess(Request[RankProcessReply]):
+class RankProcess(Request[RankProcessReply], op="rank_process"):
     """Find the process of a running rank, for a shell next to it; see node/shell.py."""
 
-    OP, REPLY = "rank_process", RankProcessReply
     tag: str
     rank: int
 
 
 @dataclass(frozen=True)
 class ReleaseReply(Message):
-    OP = "release"
     freed_bytes: int
     kept_bytes: int
 
 
 @dataclass(frozen=True)
-class Release(Request[ReleaseReply]):
+class Release(Request[ReleaseReply], op="release"):
     """Remove closed logs that the head node has completely (`have`), until at most `keep_bytes` are left."""
 
-    OP, REPLY = "release", ReleaseReply
     tag: str
     have: Sizes
     keep_bytes: int
@@ -375,7 +341,6 @@ class ExecReply(Message):
     `code` and `signal` both None: not even SIGKILL ended it.
     """
 
-    OP = "exec"
     code: int | None
     signal: int | None
     timed_out: bool
@@ -385,10 +350,9 @@ class ExecReply(Message):
 
 
 @dataclass(frozen=True)
-class Exec(Request[ExecReply]):
+class Exec(Request[ExecReply], op="exec"):
     """Run a command without a shell. `max_bytes`: of output that is kept."""
 
-    OP, REPLY = "exec", ExecReply
     argv: Sequence[str]
     timeout_s: float
     max_bytes: int
@@ -398,15 +362,13 @@ class Exec(Request[ExecReply]):
 class SurveyReply(Message):
     """Raw results by item name: see node/agent/survey.py."""
 
-    OP = "survey"
     results: Mapping[str, Any] = converted(dict)
 
 
 @dataclass(frozen=True)
-class Survey(Request[SurveyReply]):
+class Survey(Request[SurveyReply], op="survey"):
     """Examine the node. `shell`: {setup, env, secret_env, cwd} of a job, for items that run in it."""
 
-    OP, REPLY = "survey", SurveyReply
     items: Sequence[Mapping[str, Any]]
     timeout_s: float
     shell: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -416,14 +378,12 @@ class Survey(Request[SurveyReply]):
 class SampleReply(Message):
     """Reply to Sample. `lines`: as in an attempt's `samples` file, see node/sampler/sample.py."""
 
-    OP = "sample"
     lines: Sequence[Mapping[str, Any]]
     at_ns: int = converted(int)
 
 
 @dataclass(frozen=True)
-class Sample(Request[SampleReply]):
-    OP, REPLY = "sample", SampleReply
+class Sample(Request[SampleReply], op="sample"):
     items: Sequence[Mapping[str, Any]]
     timeout_s: float
 
@@ -432,15 +392,13 @@ class Sample(Request[SampleReply]):
 class GrepReply(Message):
     """Reply to Grep. The body: frames of node/agent/grep.py."""
 
-    OP = "grep"
     complete: bool
 
 
 @dataclass(frozen=True)
-class Grep(Request[GrepReply]):
+class Grep(Request[GrepReply], op="grep"):
     """Search the output of ranks. `files`: by stream, (generation, offset) to start at. Times in the node's clock."""
 
-    OP, REPLY = "grep", GrepReply
     tag: str
     files: Mapping[str, Sequence[int]]
     patterns: Sequence[str]
@@ -455,7 +413,6 @@ class Grep(Request[GrepReply]):
 class GatherReply(Message):
     """Reply to Gather. Everything was sent as ArtifactData. `files`, `problems`: see node/agent/artifacts.py."""
 
-    OP = "gather"
     files: Sequence[Mapping[str, Any]]
     problems: Sequence[Mapping[str, Any]]
     start_ns: int
@@ -464,10 +421,9 @@ class GatherReply(Message):
 
 
 @dataclass(frozen=True)
-class Gather(Request[GatherReply]):
+class Gather(Request[GatherReply], op="gather"):
     """Send the files that may explain an attempt's end."""
 
-    OP, REPLY = "gather", GatherReply
     tag: str
     items: Sequence[Mapping[str, Any]]
     timeout_s: float
@@ -478,7 +434,6 @@ class OutputsReply(Message):
     """Reply to Outputs. `files`: (path, bytes, mtime_ns) by path; `missing`: patterns without a file; `folder`: the
     working directory."""
 
-    OP = "outputs"
     folder: str
     files: tuple[tuple[str, int, int], ...] = converted(
         lambda rows: tuple((str(p), int(b), int(m)) for p, b, m in rows)
@@ -487,11 +442,10 @@ class OutputsReply(Message):
 
 
 @dataclass(frozen=True)
-class Outputs(Request[OutputsReply]):
+class Outputs(Request[OutputsReply], op="outputs"):
     """List the files that match patterns; see node/agent/outputs.py. `run`: whose working directory they are in; None:
     the user's home directory."""
 
-    OP, REPLY = "outputs", OutputsReply
     run: str | None
     patterns: Sequence[str]
 
@@ -500,17 +454,15 @@ class Outputs(Request[OutputsReply]):
 class ReadOutputReply(Message):
     """Reply to ReadOutput: the body, and `size_bytes` and `mtime_ns` of the file after the read; or its hash."""
 
-    OP = "read_output"
     size_bytes: int = 0
     mtime_ns: int = 0
     sha256: str | None = None
 
 
 @dataclass(frozen=True)
-class ReadOutput(Request[ReadOutputReply]):
+class ReadOutput(Request[ReadOutputReply], op="read_output"):
     """Read a block of a file that Outputs listed; `offset` None: its hash. See node/agent/transfer.py."""
 
-    OP, REPLY = "read_output", ReadOutputReply
     run: str | None
     path: str
     offset: int | None = None
@@ -520,16 +472,14 @@ class ReadOutput(Request[ReadOutputReply]):
 class PutFileReply(Message):
     """`have`: bytes of the file that are on the node. `done`: it is complete, verified and has its place."""
 
-    OP = "put_file"
     have: int
     done: bool
 
 
 @dataclass(frozen=True)
-class PutFile(Request[PutFileReply]):
+class PutFile(Request[PutFileReply], op="put_file"):
     """Write a block of a file, the body, or complete it; see node/agent/transfer.py. `offset` None: write nothing."""
 
-    OP, REPLY = "put_file", PutFileReply
     run: str | None
     path: str
     size_bytes: int
@@ -540,10 +490,9 @@ class PutFile(Request[PutFileReply]):
 
 
 @dataclass(frozen=True)
-class PutTree(Request[PutFileReply]):
+class PutTree(Request[PutFileReply], op="put_tree"):
     """As PutFile, for the tar of a staged directory, which the node unpacks and verifies: `tree` is its hash."""
 
-    OP, REPLY = "put_tree", PutFileReply
     tree: str
     size_bytes: int
     offset: int | None = None
@@ -554,7 +503,7 @@ class PutTree(Request[PutFileReply]):
 
 
 @dataclass(frozen=True)
-class AgentInfo(Message):
+class AgentInfo(Message, op="hello"):
     """The first event of an agent. Its `protocol` is checked before the rest is read.
 
     `machine_key`, `incarnation`: of the machine, and of its directory in `root` (node/agent/agent_info.py).
@@ -562,7 +511,6 @@ class AgentInfo(Message):
     were prepared and have not ended.
     """
 
-    OP = "hello"
     root: str
     hostname: str
     boot_id: str
@@ -583,10 +531,9 @@ class AgentInfo(Message):
 
 
 @dataclass(frozen=True)
-class FileData(Message):
+class FileData(Message, op="data"):
     """Data of a followed file: the body."""
 
-    OP = "data"
     tag: str
     file: str
     generation: int = converted(int)
@@ -594,10 +541,9 @@ class FileData(Message):
 
 
 @dataclass(frozen=True)
-class FileTruncated(Message):
+class FileTruncated(Message, op="truncated"):
     """A followed file became smaller than the part that was sent."""
 
-    OP = "truncated"
     tag: str
     file: str
     generation: int
@@ -605,10 +551,9 @@ class FileTruncated(Message):
 
 
 @dataclass(frozen=True)
-class FileUnreadable(Message):
+class FileUnreadable(Message, op="follow_held"):
     """A followed file, or with the file "events" the attempt's folder, cannot be read now; it is sent when it can."""
 
-    OP = "follow_held"
     tag: str
     file: str
     generation: int
@@ -616,10 +561,9 @@ class FileUnreadable(Message):
 
 
 @dataclass(frozen=True)
-class FileLimited(Message):
+class FileLimited(Message, op="follow_limited"):
     """A followed file is larger than its limit; only its start is sent."""
 
-    OP = "follow_limited"
     tag: str
     file: str
     generation: int
@@ -628,10 +572,9 @@ class FileLimited(Message):
 
 
 @dataclass(frozen=True)
-class ArtifactData(Message):
+class ArtifactData(Message, op="gathered"):
     """Data of a file that Gather found: the body."""
 
-    OP = "gathered"
     tag: str
     name: str
     file: str

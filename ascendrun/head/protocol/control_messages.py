@@ -42,57 +42,51 @@ def _load_host_samples(rows: Any) -> tuple[HostSample, ...]:
 class Submitted(Message):
     """Reply to Submit. `job`: its id, or that of the pipeline."""
 
-    OP = "submit"
     job: str
 
 
 @dataclass(frozen=True)
-class Submit(Request[Submitted]):
+class Submit(Request[Submitted], op="submit"):
     """Store and start a job, or the stages of a pipeline. `submissions`: each as Submission.to_json.
 
     `pipeline`: the id of the pipeline to continue with these stages; None: a new pipeline.
     """
 
-    OP, REPLY = "submit", Submitted
     submissions: tuple[Mapping[str, Any], ...] = converted(tuple)
     pipeline: str | None = None
 
 
 @dataclass(frozen=True)
-class Stop(Request[Done]):
+class Stop(Request[Done], op="stop"):
     """Stop a job. `now`: without its grace period."""
 
-    OP, REPLY = "stop", Done
     job: str
     now: bool = False
 
 
 @dataclass(frozen=True)
-class Retry(Request[Done]):
+class Retry(Request[Done], op="retry"):
     """Start the next attempt of an ended job, with a new budget of restarts. `attempt`: the one that ended, which makes
     a repeated request harmless."""
 
-    OP, REPLY = "retry", Done
     job: str
     attempt: int
 
 
 @dataclass(frozen=True)
-class Release(Request[Done]):
+class Release(Request[Done], op="release"):
     """State that no process of a job is left on a host. `by`: the user who states it."""
 
-    OP, REPLY = "release", Done
     host: str
     by: str
 
 
 @dataclass(frozen=True)
-class ChangeMachines(Request[Done]):
+class ChangeMachines(Request[Done], op="change-machines"):
     """Close machines to new placements, open them, or state that they are gone. `change`: drain, undrain, lost, or
     deep (they passed a deep examination, which ends a quarantine); `by`: the user; `until_s`: end of a drain in UTC,
     None: until undrain; `now`: also move the jobs that may restart."""
 
-    OP, REPLY = "change-machines", Done
     hosts: tuple[Host, ...] = converted(load_hosts)
     change: str = "drain"
     by: str = ""
@@ -102,10 +96,9 @@ class ChangeMachines(Request[Done]):
 
 
 @dataclass(frozen=True)
-class HoldJob(Request[Done]):
+class HoldJob(Request[Done], op="hold"):
     """Hold a job in the queue; `by` None: end that."""
 
-    OP, REPLY = "hold", Done
     job: str
     by: str | None = None
 
@@ -118,7 +111,6 @@ class PruneReply(Message):
     used. `refused`: why not.
     """
 
-    OP = "prune"
     host: str | None
     jobs: tuple[Removal, ...] = converted(_load_removals, default=())
     trees: tuple[Removal, ...] = converted(_load_removals, default=())
@@ -126,25 +118,23 @@ class PruneReply(Message):
 
 
 @dataclass(frozen=True)
-class Prune(Request[PruneReply]):
+class Prune(Request[PruneReply], op="prune"):
     """Remove old data of ended jobs; one reply for the head node and one for each host of these jobs.
 
     `older_s`: age instead of the settings; `keep`: ids and names of jobs that stay."""
 
-    OP, REPLY = "prune", PruneReply
     older_s: float | None = None
     keep: tuple[str, ...] = converted(tuple, default=())
     dry_run: bool = False
 
 
 @dataclass(frozen=True)
-class Remove(Request[PruneReply]):
+class Remove(Request[PruneReply], op="remove"):
     """Remove ended jobs, all stages of a pipeline together, with their files on nodes and on the head node.
 
     One reply from each host, the last one of the head node. `force`: also where outputs were not fetched, or a host is
     unreachable."""
 
-    OP, REPLY = "remove", PruneReply
     jobs: tuple[str, ...] = converted(tuple)
     force: bool = False
 
@@ -153,15 +143,13 @@ class Remove(Request[PruneReply]):
 class Planned(Message):
     """Reply to Plan. `plan`: as render_plan makes it."""
 
-    OP = "plan"
     plan: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Plan(Request[Planned]):
+class Plan(Request[Planned], op="plan"):
     """Query the plan that a submission would get. `submission`: as Submission.to_json."""
 
-    OP, REPLY = "plan", Planned
     submission: Mapping[str, Any]
 
 
@@ -172,7 +160,6 @@ class ExecReply(Message):
     `failed`: why it was not run; the other fields then have no meaning.
     """
 
-    OP = "exec"
     host: str
     wall_s: float
     failed: Failure | None = converted(Failure.from_json, default=None)
@@ -183,10 +170,9 @@ class ExecReply(Message):
 
 
 @dataclass(frozen=True)
-class Exec(Request[ExecReply]):
+class Exec(Request[ExecReply], op="exec"):
     """Run a command on every host; one reply from each."""
 
-    OP, REPLY = "exec", ExecReply
     hosts: tuple[Host, ...] = converted(load_hosts)
     argv: tuple[str, ...] = converted(tuple)
     timeout_s: float = converted(float)
@@ -197,7 +183,6 @@ class NodeReply(Message):
     """The report of one host, or the reason of its absence. `used_bytes`: disk use of ascendrun there, None: not
     requested, or not known in time."""
 
-    OP = "nodes"
     host: str
     report: NodeReport | None = converted(
         load_report, write=lambda report: None if report is None else report_values(report), default=None
@@ -207,10 +192,9 @@ class NodeReply(Message):
 
 
 @dataclass(frozen=True)
-class Nodes(Request[NodeReply]):
+class Nodes(Request[NodeReply], op="nodes"):
     """Query the state of every host; one reply from each. `with_usage`: also the disk use of ascendrun."""
 
-    OP, REPLY = "nodes", NodeReply
     hosts: tuple[Host, ...] = converted(load_hosts)
     with_usage: bool = False
 
@@ -222,7 +206,6 @@ class SurveyReply(Message):
     `report`: as report_values makes it with all hosts of the survey. `results`: by probe.
     """
 
-    OP = "survey"
     host: str
     refused: Failure | None = converted(Failure.from_json, default=None)
     report: Mapping[str, Any] = field(default_factory=dict)
@@ -230,14 +213,13 @@ class SurveyReply(Message):
 
 
 @dataclass(frozen=True)
-class Survey(Request[SurveyReply]):
+class Survey(Request[SurveyReply], op="survey"):
     """Examine hosts, in the shell of a job if there is a submission; one reply from each.
 
     `names`: only these probes. `training`: paths of files that a training reads. `every_pair`: test all pairs of NPU
     ports, not a sample.
     """
 
-    OP, REPLY = "survey", SurveyReply
     hosts: tuple[Host, ...] = converted(load_hosts)
     submission: Mapping[str, Any] | None = None
     device_type: str | None = None
@@ -252,7 +234,6 @@ class Survey(Request[SurveyReply]):
 class SampleReply(Message):
     """The new samples of one host, or the reason of their absence."""
 
-    OP = "sample"
     host: str
     devices: tuple[DeviceSample, ...] = converted(_load_devices, default=())
     hosts: tuple[HostSample, ...] = converted(_load_host_samples, default=())
@@ -260,13 +241,12 @@ class SampleReply(Message):
 
 
 @dataclass(frozen=True)
-class Sample(Request[SampleReply]):
+class Sample(Request[SampleReply], op="sample"):
     """Take a sample on every host; one reply from each within `timeout_s`.
 
     `device_type` None: any type that the host has. `unless_pending`: not on hosts with another pending request.
     """
 
-    OP, REPLY = "sample", SampleReply
     hosts: tuple[Host, ...] = converted(load_hosts)
     timeout_s: float = converted(float)
     device_type: str | None = None
@@ -277,17 +257,15 @@ class Sample(Request[SampleReply]):
 class GrepReply(Message):
     """Reply to Grep; the body is the hits of one host. `complete`: the search ended in time."""
 
-    OP = "grep"
     host: str
     problem: Text | str | None = converted(from_json, default=None)
     complete: bool = False
 
 
 @dataclass(frozen=True)
-class Grep(Request[GrepReply]):
+class Grep(Request[GrepReply], op="grep"):
     """Search the output of a job's ranks on its hosts. `hosts`: the agent's request for each."""
 
-    OP, REPLY = "grep", GrepReply
     job: str
     attempt: int
     hosts: Mapping[str, Mapping[str, Any]]
@@ -297,16 +275,14 @@ class Grep(Request[GrepReply]):
 class GatherReply(Message):
     """Reply to Gather. `problem`: why the artifacts of a host are missing; None: they are stored."""
 
-    OP = "gather"
     host: str
     problem: Text | str | None = converted(from_json, default=None)
 
 
 @dataclass(frozen=True)
-class Gather(Request[GatherReply]):
+class Gather(Request[GatherReply], op="gather"):
     """Fetch the artifacts of an attempt, None: of the newest; one reply from each host."""
 
-    OP, REPLY = "gather", GatherReply
     job: str
     attempt: int | None = None
 
@@ -318,7 +294,6 @@ class FetchReply(Message):
     `ended`: this is the last reply about the host. `missing`: patterns that matched no file. `problem`: why files are
     missing, None: no problem."""
 
-    OP = "fetch"
     host: str
     folder: str
     files: int = 0
@@ -331,12 +306,11 @@ class FetchReply(Message):
 
 
 @dataclass(frozen=True)
-class Fetch(Request[FetchReply]):
+class Fetch(Request[FetchReply], op="fetch"):
     """Fetch files; several replies from each host. `patterns` (): those that the job declares; `into`: an absolute
     directory on this machine, None: that of the job's outputs. `hosts` (): those that the job declares. `job` None:
     files of the hosts, relative to the home directory. `strip`: start of the paths that is omitted below `into`."""
 
-    OP, REPLY = "fetch", FetchReply
     job: str | None
     patterns: tuple[str, ...] = converted(tuple, default=())
     into: str | None = None
@@ -345,13 +319,12 @@ class Fetch(Request[FetchReply]):
 
 
 @dataclass(frozen=True)
-class Put(Request[FetchReply]):
+class Put(Request[FetchReply], op="put"):
     """Send files and directories of this machine to a directory of each host; several replies from each host.
 
     `files`: absolute paths. `folder`: absolute, or relative to the working directory of the job's ranks; `job` None: to
     the home directory."""
 
-    OP, REPLY = "put", FetchReply
     hosts: tuple[Host, ...] = converted(load_hosts)
     files: tuple[str, ...] = converted(tuple)
     folder: str = ""
@@ -362,17 +335,15 @@ class Put(Request[FetchReply]):
 class StacksReply(Message):
     """The stacks of one host's ranks as node/stacks.py has them, or why there are none."""
 
-    OP = "stacks"
     host: str
     ranks: tuple[Mapping[str, Any], ...] = converted(tuple, default=())
     refused: Failure | None = converted(Failure.from_json, default=None)
 
 
 @dataclass(frozen=True)
-class Stacks(Request[StacksReply]):
+class Stacks(Request[StacksReply], op="stacks"):
     """Query the stacks of a running job's ranks; one reply from each host."""
 
-    OP, REPLY = "stacks", StacksReply
     job: str
 
 
@@ -380,16 +351,14 @@ class Stacks(Request[StacksReply]):
 class RankProcessReply(Message):
     """`argv`: the command that becomes a shell next to the rank, on its host."""
 
-    OP = "rank-process"
     host: str
     argv: tuple[str, ...] = converted(tuple)
 
 
 @dataclass(frozen=True)
-class RankProcess(Request[RankProcessReply]):
+class RankProcess(Request[RankProcessReply], op="rank-process"):
     """Find the process of a running rank, for a shell next to it."""
 
-    OP, REPLY = "rank-process", RankProcessReply
     job: str
     rank: int
 
@@ -399,7 +368,6 @@ class ControllerStatus(Message):
     """The running controller. `jobs`: live jobs. `pulse`: what it knows about them now, None: an older release.
     `guard_pid`: the process that starts it again after a crash, None: there is none."""
 
-    OP = "status"
     pid: int
     jobs: tuple[str, ...] = converted(tuple, default=())
     pulse: Pulse | None = converted(Pulse.from_json, default=None)
@@ -407,21 +375,15 @@ class ControllerStatus(Message):
 
 
 @dataclass(frozen=True)
-class Status(Request[ControllerStatus]):
+class Status(Request[ControllerStatus], op="status"):
     """Query the status; every version of the controller replies."""
 
-    OP, REPLY = "status", ControllerStatus
-
 
 @dataclass(frozen=True)
-class CheckStore(Request[Done]):
+class CheckStore(Request[Done], op="check-store"):
     """Check the job list; the reply comes when damage is repaired."""
 
-    OP, REPLY = "check-store", Done
-
 
 @dataclass(frozen=True)
-class Shutdown(Request[Done]):
+class Shutdown(Request[Done], op="shutdown"):
     """End the controller; supported by every version."""
-
-    OP, REPLY = "shutdown", Done

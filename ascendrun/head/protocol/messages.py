@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, field, fields, is_dataclass
 from functools import cache, partial
-from typing import Any, Callable, ClassVar, Generic, TypeVar
+from typing import Any, Callable, ClassVar, Generic, TypeVar, get_args
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import InvalidInputError, Problem
@@ -22,9 +22,15 @@ OTHER_VERSION_HINT = Text(
 
 
 class Message:
-    """Base class of messages. A field with a default may be missing in a header."""
+    """Base class of messages. A field with a default may be missing in a header. `op`: its name on the wire; a reply
+    has that of its request."""
 
     OP: ClassVar[str]
+
+    def __init_subclass__(cls, *, op: str | None = None) -> None:
+        super().__init_subclass__()
+        if op is not None:
+            cls.OP = op
 
     def to_header(self) -> dict[str, Any]:
         """Return the header, without fields that are None and have the default None."""
@@ -56,12 +62,17 @@ class Request(Message, Generic[R]):
 
     REPLY: ClassVar[type[Any]]
 
+    def __init_subclass__(cls, *, op: str | None = None) -> None:
+        super().__init_subclass__(op=op)
+        if op is not None:
+            (cls.REPLY,) = get_args(cls.__orig_bases__[0])  # type: ignore[attr-defined]
+            if "OP" not in vars(cls.REPLY):
+                cls.REPLY.OP = op
+
 
 @dataclass(frozen=True)
-class Done(Message):
+class Done(Message, op="done"):
     """The reply to a request without results."""
-
-    OP = "done"
 
 
 def converted(read: Callable[[Any], Any], *, write: Callable[[Any], Any] | None = None, **default: Any) -> Any:
