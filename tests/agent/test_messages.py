@@ -15,6 +15,15 @@ from typing import Any
 import pytest
 
 from ascendrun.head.protocol import agent_messages as messages
+from ascendrun.head.protocol.event_messages import (
+    EVENTS,
+    AgentInfo,
+    ArtifactData,
+    FileData,
+    FileTruncated,
+    FileUnreadable,
+)
+from ascendrun.head.protocol.file_messages import Outputs, PutFile, PutTree, ReadOutput
 from ascendrun.head.protocol.messages import Message, R, Request
 from ascendrun.node import layout, pack, tree_hash, wire
 from ascendrun.node.agent import agent_info
@@ -81,7 +90,7 @@ class Node:
                 if "re" in header:
                     self.replies.append((header, body))
                 elif header["event"] != "beat":
-                    self.events.append(messages.EVENTS[header["event"]].from_header(header))
+                    self.events.append(EVENTS[header["event"]].from_header(header))
 
 
 @pytest.fixture
@@ -109,7 +118,7 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
     with open(tmp_path / "code.tar", "wb") as file:
         tree_hash.write_tar(str(code), entries, file)
     tar = (tmp_path / "code.tar").read_bytes()
-    tree = messages.PutTree(sha256, len(tar))
+    tree = PutTree(sha256, len(tar))
     assert not ask(tree).done
     assert ask(replace(tree, offset=0), tar).have == len(tar) and ask(replace(tree, sha256="")).done
     prepare = messages.Prepare(
@@ -138,7 +147,7 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
     ask(prepare)
     ask(messages.Follow(TAG, {"rank-0.out": {"0": 0}}))
     assert ask(messages.Go(TAG, None, {"SECRET": "x"})).supervisor_pid > 0
-    node.wait(lambda: any(isinstance(one, messages.FileData) and one.file == "rank-0.out" for one in node.events))
+    node.wait(lambda: any(isinstance(one, FileData) and one.file == "rank-0.out" for one in node.events))
     assert ask(messages.Files(TAG)).files["rank-0.out"] == {"0": 6}
     node.wait(lambda: {one.comm for one in ask(messages.Processes(TAG)).processes} == {"sh", "sleep"})
     seen = ask(messages.Processes(TAG))
@@ -166,12 +175,12 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
     assert [file["name"] for file in gathered.files] == ["x"] and gathered.at_ns > gathered.boot_ns
     (tmp_path / "left").write_bytes(b"abc")
     left = str(tmp_path / "left")
-    assert [file[:2] for file in ask(messages.Outputs("head-job", (left,))).files] == [(left, 3)]
-    found, block = node.ask(messages.ReadOutput("head-job", left, 1))
+    assert [file[:2] for file in ask(Outputs("head-job", (left,))).files] == [(left, 3)]
+    found, block = node.ask(ReadOutput("head-job", left, 1))
     assert (found.size_bytes, block) == (3, b"bc")
-    sha256 = ask(messages.ReadOutput("head-job", left)).sha256
+    sha256 = ask(ReadOutput("head-job", left)).sha256
     assert sha256 is not None and sha256.startswith("ba7816bf")
-    put = messages.PutFile("head-job", str(tmp_path / "put"), 3, 10**18, 0o644)
+    put = PutFile("head-job", str(tmp_path / "put"), 3, 10**18, 0o644)
     assert ask(put).have == 0 and ask(replace(put, offset=0), b"abc").have == 3
     assert ask(replace(put, sha256=sha256)).done and (tmp_path / "put").read_bytes() == b"abc"
     ask(messages.Stop(TAG, True, 0.0))
@@ -184,16 +193,16 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
     survey = ask(messages.Survey([{"name": "limits", "kind": "limits"}], 10.0, shell))
     assert "limits" in survey.results["limits"]
     assert ask(messages.Sample([{"name": "e", "argv": ["echo", "a"], "timeout_s": 5.0}], 10.0)).lines[1]["tool"] == "e"
-    kinds = {one for one in Request.__subclasses__() if one.__module__ == messages.__name__}
+    kinds = {one for one in Request.__subclasses__() if one.__module__ in (messages.__name__, PutFile.__module__)}
     assert asked == kinds
-    assert {type(one) for one in node.events} == {messages.FileData, messages.ArtifactData}
+    assert {type(one) for one in node.events} == {FileData, ArtifactData}
 
 
 def test_the_events_of_files_that_cannot_be_followed_and_the_first_event_of_an_agent(tmp_path: Path) -> None:
     sent: list[Message] = []
 
     def send(header: dict[str, Any], body: bytes) -> None:
-        sent.append(messages.EVENTS[header["event"]].from_header(json.loads(json.dumps(header))))
+        sent.append(EVENTS[header["event"]].from_header(json.loads(json.dumps(header))))
 
     folder = Path(layout.attempt_dir(str(tmp_path), "head-job.1"))
     folder.mkdir(parents=True)
@@ -202,10 +211,10 @@ def test_the_events_of_files_that_cannot_be_followed_and_the_first_event_of_an_a
     follow = Follow(str(tmp_path), TAG, {"rank-0.out": {"0": 5}}, send, {})
     follow._report_unreadable(("rank-1.out", 0), OSError(5, "broken disk"))
     follow.poll(1e9)
-    assert sent[0] == messages.FileUnreadable(TAG, "rank-1.out", 0, "[Errno 5] broken disk")
-    assert sent[1] == messages.FileTruncated(TAG, "rank-0.out", 0, 1)
+    assert sent[0] == FileUnreadable(TAG, "rank-1.out", 0, "[Errno 5] broken disk")
+    assert sent[1] == FileTruncated(TAG, "rank-0.out", 0, 1)
     agent_path = tmp_path / "agent.pyz"
     agent_path.write_bytes(b"x")
     send(agent_info.hello(str(tmp_path), str(agent_path)), b"")
     info = sent[-1]
-    assert isinstance(info, messages.AgentInfo) and info.root == str(tmp_path) and info.uid == os.geteuid()
+    assert isinstance(info, AgentInfo) and info.root == str(tmp_path) and info.uid == os.geteuid()

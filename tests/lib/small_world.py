@@ -21,6 +21,8 @@ from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.agent_bootstrap import Login
 from ascendrun.head.protocol.control_messages import ChangeMachines
+from ascendrun.head.protocol.event_messages import AgentInfo, FileData
+from ascendrun.head.protocol.file_messages import PutFileReply, PutTree
 from ascendrun.head.protocol.messages import Done
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.state.store import Store
@@ -57,8 +59,8 @@ class Node:
         if isinstance(request, (agent.Survey, agent.Probe)) and self.survey is not None:
             is_probe = isinstance(request, agent.Probe)
             return agent.ProbeReply(time.time_ns(), 1 << 40) if is_probe else agent.SurveyReply(self.survey)
-        if isinstance(request, agent.PutTree):
-            return agent.PutFileReply(0, True)
+        if isinstance(request, PutTree):
+            return PutFileReply(0, True)
         if isinstance(request, agent.Copy):
             return agent.CopyReply(self.copies.get(request.tag))
         if isinstance(request, agent.Live):
@@ -88,11 +90,11 @@ class Link:
         self.heard_boot_s: float | None = None
 
     @property
-    def info(self) -> agent.AgentInfo:
+    def info(self) -> AgentInfo:
         live = None if self.node.live is None else tuple(self.node.live)
         names = dict.fromkeys(("root", "hostname", "user", "python", "python_version", "kernel", "arch"), "x")
         key, kind = self.node.key, self.node.incarnation
-        return agent.AgentInfo(**names, boot_id=self.node.boot_id, cpus=1, machine_key=key, incarnation=kind, live=live)
+        return AgentInfo(**names, boot_id=self.node.boot_id, cpus=1, machine_key=key, incarnation=kind, live=live)
 
     def connect(self) -> None:
         pass
@@ -216,7 +218,7 @@ class World:
         """The records of the host's attempt arrive as far as they are written."""
         body = self.get(host).node.records[job.run_id]
         [runner] = [one for one in self.jobs if one.job.id == job.id]
-        runner.copies.take_data(host.name, agent.FileData(job.run_id, "events", 0, 0), body)
+        runner.copies.take_data(host.name, FileData(job.run_id, "events", 0, 0), body)
         self.turn()
 
     def confirm_ends(self, job: Job) -> None:

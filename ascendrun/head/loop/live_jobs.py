@@ -17,7 +17,7 @@ from ascendrun.head.loop.call_guard import Guard
 from ascendrun.head.loop.collectors import Collectors
 from ascendrun.head.loop.placing import Placing
 from ascendrun.head.loop.steps import JobSteps
-from ascendrun.head.protocol.agent_messages import FileData, FileLimited, FileTruncated, FileUnreadable
+from ascendrun.head.protocol.event_messages import FileData, FileLimited, FileTruncated, FileUnreadable
 from ascendrun.head.protocol.messages import Message
 from ascendrun.head.protocol.remote import AgentConnection, boot_s
 from ascendrun.head.state.job_table import StoredJob

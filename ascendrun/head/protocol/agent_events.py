@@ -13,7 +13,8 @@ from ascendrun.core.jobs.job import Exit, Leftover
 from ascendrun.core.node_messages import Failure, node_text
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.head.protocol.agent_bootstrap import Login
-from ascendrun.head.protocol.agent_messages import AgentInfo, FileLimited, FileTruncated, FileUnreadable, ProbeReply
+from ascendrun.head.protocol.agent_messages import ProbeReply
+from ascendrun.head.protocol.event_messages import AgentInfo, FileLimited, FileTruncated, FileUnreadable
 from ascendrun.node.layout import split_tag
 
 

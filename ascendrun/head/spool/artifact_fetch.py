@@ -25,6 +25,7 @@ from ascendrun.head.agents.connections import Connections, dialled
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Gather, GatherReply
 from ascendrun.head.protocol.control_socket import Answer
+from ascendrun.head.protocol.event_messages import ArtifactData
 from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.head.spool.artifact_store import FOLDER, INDEX, hosts_collected, read_request, requests_dir
 from ascendrun.head.spool.transfer import LOST, TRIES, make_folder
@@ -230,7 +231,7 @@ class ArtifactFetcher:
             if not pending.is_requested and dialled(pending.host) == dialled(link.host):
                 self._request(pending)
 
-    def take(self, link: AgentConnection, part: agent.ArtifactData, body: bytes) -> None:
+    def take(self, link: AgentConnection, part: ArtifactData, body: bytes) -> None:
         """Store bytes of an artifact; called in the thread of the connection."""
         receiving = self._receiving.get((part.tag, dialled(link.host)))
         if receiving is not None:

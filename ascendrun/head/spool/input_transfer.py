@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Callable
 
 from ascendrun.core.node_messages import Failure
-from ascendrun.head.protocol import agent_messages as agent
+from ascendrun.head.protocol.file_messages import PutFile
 from ascendrun.head.spool.transfer import Ask, Progress, TransferError, run_steps, send_file
 from ascendrun.text import Text
 
@@ -24,7 +24,7 @@ def send(
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> Progress:
     """Send files, and directories with all files below them, to a directory of a node. Raises TransferError; another
-    call continues. `run`: as for agent.PutFile. Links to files are followed, links to directories are not."""
+    call continues. `run`: as for PutFile. Links to files are followed, links to directories are not."""
     try:
         named = [(path, posixpath.join(folder, name)) for top in files for path, name in _list_files(top)]
         sources = [(path, _make_request(run, path, target)) for path, target in named]
@@ -59,6 +59,6 @@ def _list_files(top: Path) -> Iterator[tuple[Path, str]]:
                 yield path, posixpath.join(top.name, path.relative_to(top).as_posix())
 
 
-def _make_request(run: str | None, path: Path, target: str) -> agent.PutFile:
+def _make_request(run: str | None, path: Path, target: str) -> PutFile:
     facts = path.stat()
-    return agent.PutFile(run, target, facts.st_size, facts.st_mtime_ns, facts.st_mode & 0o777)
+    return PutFile(run, target, facts.st_size, facts.st_mtime_ns, facts.st_mode & 0o777)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Callable
 
 from ascendrun.core.node_messages import Failure
-from ascendrun.head.protocol import agent_messages as agent
+from ascendrun.head.protocol.file_messages import Outputs
 from ascendrun.head.spool.transfer import Ask, Progress, RemoteFile, TransferError, fetch_file, message_of, not_written
 from ascendrun.text import Text
 
@@ -31,7 +31,7 @@ def transfer(
     `strip`: start of the paths that is omitted in the directory.
     `admit(total bytes, bytes that are not here)` raises TransferError if that is too much.
     """
-    listing = message_of(ask(agent.Outputs(run, tuple(patterns)), deadline_s=LIST_S))
+    listing = message_of(ask(Outputs(run, tuple(patterns)), deadline_s=LIST_S))
     files = [
         RemoteFile(path, size, mtime_ns, _target(into, path[len(strip) :] if path.startswith(strip) else path))
         for path, size, mtime_ns in listing.files

@@ -19,7 +19,7 @@ from typing import Any, Callable, Protocol, Union
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.node_messages import Failure
-from ascendrun.head.protocol import agent_messages as agent
+from ascendrun.head.protocol.file_messages import PutFile, PutFileReply, PutTree, ReadOutput
 from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.node.agent.transfer import is_complete
@@ -54,8 +54,8 @@ class Ask(Protocol):
     def __call__(self, request: Request[R], *, deadline_s: float, body: bytes = b"") -> Reply[R]: ...
 
 
-Put = Union[agent.PutFile, agent.PutTree]
-Steps = Generator[tuple[Put, bytes, float], Reply[agent.PutFileReply], None]
+Put = Union[PutFile, PutTree]
+Steps = Generator[tuple[Put, bytes, float], Reply[PutFileReply], None]
 """Yields (request, body, seconds for its reply), is sent the reply, and raises TransferError or OSError."""
 
 
@@ -114,7 +114,7 @@ def fetch_file(ask: Ask, run: str | None, file: RemoteFile, arrived: Callable[[i
         now, sha256 = _fetch_blocks(ask, run, file, arrived)
         if now == file:
             seconds = BLOCK_S + file.size / HASH_BYTES_PER_S
-            if message_of(ask(agent.ReadOutput(run, file.path), deadline_s=seconds)).sha256 == sha256:
+            if message_of(ask(ReadOutput(run, file.path), deadline_s=seconds)).sha256 == sha256:
                 os.utime(file.part, ns=(file.mtime_ns, file.mtime_ns))
                 os.replace(file.part, file.target)
                 sync_dir(str(file.target.parent))
@@ -136,7 +136,7 @@ def _fetch_blocks(
         os.ftruncate(fd, at)
         os.lseek(fd, at, os.SEEK_SET)
         while at < file.size:
-            reply = ask(agent.ReadOutput(run, file.path, at), deadline_s=BLOCK_S)
+            reply = ask(ReadOutput(run, file.path, at), deadline_s=BLOCK_S)
             facts = message_of(reply)
             if (facts.size_bytes, facts.mtime_ns) != (file.size, file.mtime_ns) or not reply.body:
                 return replace(file, size=facts.size_bytes, mtime_ns=facts.mtime_ns), ""
@@ -172,7 +172,7 @@ def send_file(path: Path, request: Put, arrived: Callable[[int], None]) -> Steps
                 if have != before + len(block):  # the part is not what it was: a full disk, or another transfer
                     break
                 arrived(have)
-            if isinstance(request, agent.PutFile) and _has_changed(file.fileno(), request):
+            if isinstance(request, PutFile) and _has_changed(file.fileno(), request):
                 break
         if not is_done and have == request.size_bytes:
             seconds = BLOCK_S + request.size_bytes / HASH_BYTES_PER_S
@@ -183,14 +183,14 @@ def send_file(path: Path, request: Put, arrived: Callable[[int], None]) -> Steps
     raise TransferError(Failure("output-changed", what, Text("outputs.sent-again", "repeat the command")))
 
 
-def _has_changed(fd: int, request: agent.PutFile) -> bool:
+def _has_changed(fd: int, request: PutFile) -> bool:
     facts = os.fstat(fd)
     return (facts.st_size, facts.st_mtime_ns) != (request.size_bytes, request.mtime_ns)
 
 
 def _put(
     request: Put, body: bytes = b"", *, seconds: float = BLOCK_S
-) -> Generator[tuple[Put, bytes, float], Reply[agent.PutFileReply], tuple[int, bool]]:
+) -> Generator[tuple[Put, bytes, float], Reply[PutFileReply], tuple[int, bool]]:
     message = message_of((yield request, body, seconds))
     return message.have, message.done
 

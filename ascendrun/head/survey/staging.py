@@ -11,7 +11,7 @@ from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.jobs.plan import Tree
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.rank_env import is_own_variable
-from ascendrun.head.protocol.agent_messages import PutTree
+from ascendrun.head.protocol.file_messages import PutTree
 from ascendrun.head.protocol.messages import Request
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.transfer import Steps, TransferError, send_file

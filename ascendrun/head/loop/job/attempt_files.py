@@ -10,6 +10,7 @@ from typing import Any
 
 from ascendrun.head.loop.job.live_job import AGAIN_S, REPLY_S, LiveJob
 from ascendrun.head.protocol import agent_messages as agent
+from ascendrun.head.protocol.event_messages import FileData
 from ascendrun.head.protocol.messages import Done, R, Request
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.clocks import PING_DEADLINE_S, ClockFiles, ClockTracker, Reading
@@ -94,7 +95,7 @@ class AttemptFiles:
         self._clocks.tick(connected)
         self._pruner.tick((host, self._spools[host]) for host in connected)
 
-    def take_data(self, host: str, data: agent.FileData, body: bytes) -> None:
+    def take_data(self, host: str, data: FileData, body: bytes) -> None:
         """Store bytes of a followed file; called in the connection's thread, the only writer of this host's spool."""
         if data.file == "samples":
             ahead_s = self._ahead_s.get(host) or self._reported_offset_s(host)

@@ -9,7 +9,7 @@ from typing import Any
 from ascendrun.core.events import Event
 from ascendrun.head.loop.job.attempt_files import AttemptFiles, incomplete_attempts
 from ascendrun.head.loop.job.live_job import LiveJob
-from ascendrun.head.protocol import agent_messages as agent
+from ascendrun.head.protocol.event_messages import FileData
 from ascendrun.head.spool.pull_limits import PullLimits
 
 TakeRecords = Callable[[str, Sequence[Mapping[str, Any]]], None]
@@ -41,7 +41,7 @@ class JobCopies:
         """Return whether files of this attempt are still copied. Any thread."""
         return any(files.tag == tag for files in self)
 
-    def take_data(self, host: str, data: agent.FileData, body: bytes) -> None:
+    def take_data(self, host: str, data: FileData, body: bytes) -> None:
         """Store bytes of a followed file; called in the connection's thread, the only writer of this host's spool."""
         for files in self:
             if files.tag == data.tag:

@@ -16,6 +16,7 @@ from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Gather, GatherReply
+from ascendrun.head.protocol.event_messages import ArtifactData
 from ascendrun.head.protocol.messages import Request
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.artifact_fetch import (
@@ -67,7 +68,7 @@ class World:
         return link
 
     def say(self, link: FakeLink, name: str, file: str, data: bytes, *, offset: int = 0) -> None:
-        self.gatherer.take(link, agent.ArtifactData("head-j-0001.1", name, file, offset), data)
+        self.gatherer.take(link, ArtifactData("head-j-0001.1", name, file, offset), data)
 
     def end(self, link: FakeLink, *files: Mapping[str, Any], error: Failure | None = None) -> None:
         reply = agent.GatherReply(

@@ -18,8 +18,8 @@ from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.retention import Retention
-from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Fetch, FetchReply
+from ascendrun.head.protocol.file_messages import Outputs, OutputsReply, PutFile, PutFileReply
 from ascendrun.head.protocol.messages import Request
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.input_transfer import send
@@ -57,9 +57,9 @@ class Node:
     def ask(self, request: Request[Any], *, deadline_s: float, body: bytes = b"") -> Reply[Any]:
         header = request.to_header()
         try:
-            if isinstance(request, agent.PutFile):
+            if isinstance(request, PutFile):
                 return self.put(request, header, body)
-            if isinstance(request, agent.Outputs):
+            if isinstance(request, Outputs):
                 fields = list_outputs(str(self.root), header)
             elif request.offset is None:
                 fields, _ = read_output(str(self.root), header)
@@ -76,7 +76,7 @@ class Node:
             return Reply(None, error=Failure.of_node(error.as_json()))
         return Reply(request.REPLY.from_header(fields), body)
 
-    def put(self, request: agent.PutFile, header: dict[str, Any], body: bytes) -> Reply[Any]:
+    def put(self, request: PutFile, header: dict[str, Any], body: bytes) -> Reply[Any]:
         """Write a block. `cuts`: the block was written, but its reply is lost; `damages`: its last byte is changed."""
         number = 0
         if request.offset is not None:
@@ -86,7 +86,7 @@ class Node:
             if number in self.damages:
                 body = body[:-1] + bytes([body[-1] ^ 1])
         fields = put_file(str(self.root), header, body)
-        return Reply(None, error=LOST) if number in self.cuts else Reply(agent.PutFileReply.from_header(fields))
+        return Reply(None, error=LOST) if number in self.cuts else Reply(PutFileReply.from_header(fields))
 
     def send(self, folder: str, *files: Path) -> Any:
         return send(self.ask, RUN, files, folder)
@@ -158,7 +158,7 @@ def test_patterns_name_files_and_nothing_that_was_staged(node: Node, tmp_path: P
     expected = ["other.txt", "out/a/b/m.csv", "out/top.csv", f"{tmp_path}/far/x.bin"[1:]]
     assert names(tmp_path / "into") == sorted(expected)
     assert progress.missing == ("none*", "train.py")
-    evil = agent.OutputsReply(folder="", files=(("../../evil", 1, 1),), missing=())
+    evil = OutputsReply(folder="", files=(("../../evil", 1, 1),), missing=())
     with pytest.raises(TransferError, match="invalid path"):
         transfer(lambda request, *, deadline_s: Reply(evil), RUN, ["x"], tmp_path / "into")  # type: ignore[arg-type]
 

@@ -10,7 +10,7 @@ from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.plan import Tree
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.pulse import JobSight
-from ascendrun.head.protocol.agent_messages import PutFileReply
+from ascendrun.head.protocol.file_messages import PutFileReply
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool import transfer
 from ascendrun.head.survey import staging

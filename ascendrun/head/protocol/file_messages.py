@@ -1,0 +1,78 @@
+"""The messages about files of a node: list, read and write them, each request with its reply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ascendrun.core.dataclass import dataclass
+from ascendrun.head.protocol.messages import Message, Request, converted
+
+
+@dataclass(frozen=True)
+class OutputsReply(Message):
+    """Reply to Outputs. `files`: (path, bytes, mtime_ns) by path; `missing`: patterns without a file; `folder`: the
+    working directory."""
+
+    folder: str
+    files: tuple[tuple[str, int, int], ...] = converted(
+        lambda rows: tuple((str(p), int(b), int(m)) for p, b, m in rows)
+    )
+    missing: tuple[str, ...] = converted(tuple)
+
+
+@dataclass(frozen=True)
+class Outputs(Request[OutputsReply], op="outputs"):
+    """List the files that match patterns; see node/agent/outputs.py. `run`: whose working directory they are in; None:
+    the user's home directory."""
+
+    run: str | None
+    patterns: Sequence[str]
+
+
+@dataclass(frozen=True)
+class ReadOutputReply(Message):
+    """Reply to ReadOutput: the body, and `size_bytes` and `mtime_ns` of the file after the read; or its hash."""
+
+    size_bytes: int = 0
+    mtime_ns: int = 0
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class ReadOutput(Request[ReadOutputReply], op="read_output"):
+    """Read a block of a file that Outputs listed; `offset` None: its hash. See node/agent/transfer.py."""
+
+    run: str | None
+    path: str
+    offset: int | None = None
+
+
+@dataclass(frozen=True)
+class PutFileReply(Message):
+    """`have`: bytes of the file that are on the node. `done`: it is complete, verified and has its place."""
+
+    have: int
+    done: bool
+
+
+@dataclass(frozen=True)
+class PutFile(Request[PutFileReply], op="put_file"):
+    """Write a block of a file, the body, or complete it; see node/agent/transfer.py. `offset` None: write nothing."""
+
+    run: str | None
+    path: str
+    size_bytes: int
+    mtime_ns: int
+    mode: int
+    offset: int | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class PutTree(Request[PutFileReply], op="put_tree"):
+    """As PutFile, for the tar of a staged directory, which the node unpacks and verifies: `tree` is its hash."""
+
+    tree: str
+    size_bytes: int
+    offset: int | None = None
+    sha256: str | None = None
