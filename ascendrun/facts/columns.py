@@ -60,6 +60,12 @@ def find_columns(names: Sequence[str]) -> Columns:
     return Columns({key: name for key, (name, _) in given.items()}, unit or None)
 
 
+def unknown_names(table: Mapping[str, Sequence[Any]], wanted: Mapping[str, str]) -> list[str]:
+    """Return internal names that there are not, and columns that the table does not have."""
+    unknown = [key for key in wanted if key not in ALIASES]
+    return unknown + [name for name in wanted.values() if name and name not in table]
+
+
 def missing_columns(
     table: Mapping[str, Sequence[Any]], wanted: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str], str]:

@@ -11,11 +11,13 @@ if TYPE_CHECKING:
 
 
 class Fault(NamedTuple):
-    """What makes a row unusable. `place`: its number, counted from 1 by lines or by rows of a list; 0: the file."""
+    """What makes a row unusable. `place`: its number, counted from 1 by lines or by rows of a list; 0: the file.
+    `number`: of the message in it, 0: of the whole row."""
 
     place: int
     code: str
     value: str = ""
+    number: int = 0
 
 
 class Rows(NamedTuple):

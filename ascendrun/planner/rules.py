@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from fractions import Fraction
-from typing import Any
 
+from ascendrun.facts.conversations import ROLES
 from ascendrun.options import GENERATED
 from ascendrun.planner.cost import SHARDED
-from ascendrun.planner.training import PlanProblem, Raw, Training
+from ascendrun.planner.training import PlanProblem, Training
 from ascendrun.text import Text, suggestion
 
 FLOAT16_ON_CPU = Text("plan.float16-cpu-hint", "set dtype: float32 or dtype: bfloat16")
@@ -72,144 +71,6 @@ def input_problems(training: Training, option: str, path: str) -> Iterator[PlanP
             )
 
 
-def model_problems(training: Training, option: str, path: str, *, needs_tokenizer: bool) -> Iterator[PlanProblem]:
-    """Report a base model that cannot be loaded: configuration, tokenizer, weights; or differs between the hosts."""
-
-    def fatal(code: str, host: str, message: Text, hint: Text) -> PlanProblem:
-        return PlanProblem(code, message, hint, option, (host,))
-
-    copy_again = Text("plan.copy-base", "copy the base again; compare the sizes of its files with the source")
-    configs = []
-    for host, raw in training.found(path).items():
-        if "kind" not in raw:
-            continue
-        at = {"option": option, "path": path}
-        names = raw.get("names", ())
-        if "adapter_config.json" in names and raw.get("config") is None:
-            message = Text("plan.is-adapter", "args.{option}: {path} is a LoRA adapter, not a base model", **at)
-            hint = Text("plan.merge-first", "set it to the adapter's base, or to a model merged with save_merged_model")
-            yield fatal("is-adapter", host, message, hint)
-            continue
-        if raw["kind"] != "model" or (raw.get("config") is None and not raw.get("config_error")):
-            message = Text("plan.no-config", "args.{option}: {path} has no config.json", **at)
-            hint = Text("plan.base-folder", "set a directory with config.json, tokenizer and *.safetensors")
-            yield fatal("no-config", host, message, hint)
-            continue
-        if raw.get("config_error") or not isinstance(raw.get("config"), Mapping):
-            reason = raw.get("config_error") or "not an object"
-            message = Text("plan.bad-config", "args.{option}: {path}/config.json: {reason}", reason=reason, **at)
-            yield fatal("bad-config", host, message, copy_again)
-            continue
-        configs.append((host, raw))
-        if needs_tokenizer and not raw["tokenizer"]["found"]:
-            message = Text("plan.no-tokenizer", "args.{option}: {path} has no tokenizer (tokenizer.json)", **at)
-            yield fatal("no-tokenizer", host, message, copy_again)
-        elif needs_tokenizer and raw["tokenizer"].get("error"):
-            reason = raw["tokenizer"]["error"]
-            message = Text("plan.bad-tokenizer", "args.{option}: {path}/tokenizer.json: {reason}", reason=reason, **at)
-            yield fatal("bad-tokenizer", host, message, copy_again)
-        yield from (fatal(*each) for each in _weight_problems(host, raw, at, copy_again))
-    kinds = {host: (raw["config"], raw["tensors"]) for host, raw in configs}
-    first = next(iter(kinds.values()), None)
-    others = tuple(host for host, kind in kinds.items() if kind != first)
-    if others and not any(raw["not_on_disk"] for _, raw in configs):
-        yield PlanProblem(
-            "base-differs",
-            Text(
-                "plan.base-differs",
-                "args.{option}: {path} differs from that of the first host",
-                option=option,
-                path=path,
-            ),
-            copy_again,
-            option,
-            others,
-        )
-
-
-def _weight_problems(host: str, raw: Raw, at: Mapping[str, str], hint: Text) -> Iterator[tuple[str, str, Text, Text]]:
-    files = raw["files"]
-    if raw.get("index_error"):
-        name = "model.safetensors.index.json"
-        yield (
-            "bad-index",
-            host,
-            Text(
-                "plan.bad-file",
-                "args.{option}: invalid {path}/{file}: {reason}",
-                file=name,
-                reason=raw["index_error"],
-                **at,
-            ),
-            hint,
-        )
-    elif raw["not_on_disk"]:
-        yield (
-            "missing-shards",
-            host,
-            Text(
-                "plan.missing-shards",
-                "args.{option}: {path} lacks {missing} of {all} weight files: {files}",
-                missing=len(raw["not_on_disk"]),
-                all=len(raw["not_on_disk"]) + len(files),
-                files=raw["not_on_disk"][:3],
-                **at,
-            ),
-            hint,
-        )
-    elif not files:
-        older = [name for name in raw["names"] if name.endswith((".bin", ".pt", ".pth"))]
-        yield (
-            "no-weights",
-            host,
-            Text("plan.no-weights", "args.{option}: {path} has no *.safetensors", **at),
-            Text("plan.convert", "convert {files} with save_pretrained of transformers", files=older[:3])
-            if older
-            else hint,
-        )
-    for name, one in files.items():
-        if "error" in one and not one.get("late"):
-            yield (
-                "bad-weights",
-                host,
-                Text(
-                    "plan.bad-file",
-                    "args.{option}: invalid {path}/{file}: {reason}",
-                    file=name,
-                    reason=one["error"],
-                    **at,
-                ),
-                hint,
-            )
-        elif "expected" in one and one["bytes"] != one["expected"]:
-            yield (
-                "truncated",
-                host,
-                Text(
-                    "plan.truncated",
-                    "args.{option}: {path}/{file} has {found:bytes}; expected {expected:bytes} by its header",
-                    file=name,
-                    found=one["bytes"],
-                    expected=one["expected"],
-                    **at,
-                ),
-                hint,
-            )
-    if raw.get("not_in_files"):
-        names = list(raw["not_in_files"])
-        yield (
-            "missing-weights",
-            host,
-            Text(
-                "plan.missing-weights",
-                "args.{option}: {path}: the weights {names} of the index are in no file",
-                names=names,
-                **at,
-            ),
-            hint,
-        )
-
-
 def same_data(training: Training, option: str, path: str) -> Iterator[PlanProblem]:
     """Report data that differs between the hosts: ranks would train on different samples."""
     marks = {
@@ -234,17 +95,33 @@ def same_data(training: Training, option: str, path: str) -> Iterator[PlanProble
         )
 
 
+def row_problem(code: str, value: str = "", number: int = 0) -> Text:
+    """Return what makes a row unusable, as a fault of facts.rows or facts.conversations has it."""
+    if code == "key-missing":
+        return Text("program.key-missing", "{key} is missing or not a string", key=value)
+    if code == "unknown-role":
+        return Text(
+            "program.unknown-role",
+            "message {number}: unknown role {role:quote}; expected one of {known}",
+            number=number,
+            role=value,
+            known=list(ROLES),
+        )
+    if code == "no-text":
+        return Text("program.no-text", "message {number} has no text", number=number)
+    if code == "difficulty-type":
+        return Text("program.difficulty-type", "difficulty: expected a string, got {level:quote}", level=value)
+    return ROW_FAULTS[code]
+
+
+NOT_JSON = Text("program.line-not-json", "not valid JSON")
 ROW_FAULTS: Mapping[str, Text] = {
-    "too-deep": Text("plan.row-not-json", "not valid JSON"),
-    "not-json": Text("plan.row-not-json", "not valid JSON"),
-    "line-not-json": Text("plan.row-not-json", "not valid JSON"),
+    "too-deep": NOT_JSON,
+    "not-json": NOT_JSON,
+    "line-not-json": NOT_JSON,
     "not-a-list": Text("plan.row-not-a-list", "expected a list of samples"),
-    "key-missing": Text("plan.row-key", "instruction or output is missing or not a string"),
-    "unknown-format": Text("plan.row-format", "expected instruction and output, messages, or conversations"),
-    "unknown-role": Text("plan.row-role", "unknown role of a message"),
-    "no-text": Text("plan.row-no-text", "a message has no text"),
-    "no-reply": Text("plan.row-no-reply", "no reply of the assistant, so there is nothing to train on"),
-    "difficulty-type": Text("plan.row-difficulty", "difficulty: expected a string"),
+    "unknown-format": Text("program.unknown-format", "expected instruction and output, messages, or conversations"),
+    "no-reply": Text("program.no-reply", "no reply of the assistant, so there is nothing to train on"),
     "text-form": Text("plan.row-text", "text: expected a string"),
 }
 
@@ -272,12 +149,12 @@ def rows_problems(training: Training, option: str, path: str, form: str) -> Iter
                 message = Text("plan.no-rows", "args.{option}: {path} has no samples", **at)
                 yield PlanProblem("no-rows", message, None, option, (host,))
             if file.get("faults"):
-                place, code = file["faults"][0][:2]
+                place, *fault = file["faults"][0]
                 message = Text(
                     "plan.bad-row",
                     "args.{option}: {path}: row {row}: {fault}",
                     row=place,
-                    fault=ROW_FAULTS.get(code, code),
+                    fault=row_problem(*fault),
                     **at,
                 )
                 yield PlanProblem(
@@ -498,18 +375,6 @@ def chip_problems(training: Training) -> Iterator[PlanProblem]:
     if name and chip_of(str(name)) is None:
         message = Text("plan.unknown-chip", "args.chip: unknown chip {name:quote}", name=str(name))
         yield PlanProblem("unknown-chip", message, Text("plan.chip-examples", "examples: 910B3, 910A, H100"), "chip")
-
-
-def parse_schedule(texts: Any) -> list[tuple[Fraction, list[Fraction]]]:
-    """Return (end, parts) of each stage `0.3=80/20/0`. Raises ValueError with the stage."""
-    stages = []
-    for text in texts:
-        end, _, parts = str(text).partition("=")
-        try:
-            stages.append((Fraction(end.strip()), [Fraction(part.strip()) for part in parts.split("/")]))
-        except (ValueError, ZeroDivisionError):
-            raise ValueError(text) from None
-    return stages
 
 
 def known_names(option: str, unknown: list[str], known: list[str]) -> tuple[Text, Text | None]:

@@ -27,6 +27,13 @@ class PlanProblem:
     hosts: tuple[str, ...] = ()
     is_fatal: bool = True
 
+    @property
+    def text(self) -> Text:
+        """The message with its hint, for the log of a rank."""
+        if self.hint is None:
+            return self.message
+        return Text("program.problem", "{message}\nhint: {hint}", message=self.message, hint=self.hint)
+
 
 @dataclass(frozen=True)
 class Training:

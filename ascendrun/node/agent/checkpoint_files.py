@@ -6,8 +6,9 @@ import json
 import os
 import pickletools
 import re
-import struct
 import zipfile
+
+from ascendrun.facts import safetensors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,17 +87,11 @@ def read_json(path: str, name: str) -> dict[str, Any]:
 
 def check_safetensors(path: str, name: str, size: int) -> None:
     """Check that the file is as long as its header says."""
-    with open(path, "rb") as file:
-        head = file.read(8)
-        length = struct.unpack("<Q", head)[0] if len(head) == 8 else INDEX_BYTES
-        if length >= INDEX_BYTES or length > size:
-            raise TornError("invalid", name)
-        try:
-            header = json.loads(file.read(length).decode())
-            ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-            raise TornError("invalid", name) from None
-    if 8 + length + max(ends, default=0) != size:
+    try:
+        expected = safetensors.read_header(path).file_bytes
+    except ValueError:
+        raise TornError("invalid", name) from None
+    if expected != size:
         raise TornError("wrong-size", name)
 
 

@@ -22,12 +22,11 @@ import hashlib
 import json
 import os
 import re
-import struct
 import time
 import zlib
 from collections import Counter
 
-from ascendrun.facts import parquet
+from ascendrun.facts import parquet, safetensors
 from ascendrun.facts.conversations import ROW_KINDS, UnusableRowError, read_conversation
 from ascendrun.facts.proteins import FASTA as FASTA_FORMS
 from ascendrun.facts.proteins import PROTEIN_FILES, form_of
@@ -37,11 +36,11 @@ from ascendrun.node.ranks import to_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict
+    from typing import Any, Dict, Mapping
 
     Raw = Dict[str, Any]
 
-WHOLE_BYTES, START_BYTES, HEADER_BYTES = 32 << 20, 1 << 20, 64 << 20
+WHOLE_BYTES, START_BYTES = 32 << 20, 1 << 20
 MOST_FILES, MOST_NAMES, ROWS_SHOWN, VALUES = 20, 200, 5, 300
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 FASTA = tuple(f"{form}{packed}" for form in (*FASTA_FORMS, ".faa") for packed in ("", ".gz"))
@@ -158,26 +157,17 @@ def _json(folder: str, name: str, names: list[str]) -> tuple[Any, str | None]:
         return None, str(error)
 
 
-def _header(path: str) -> tuple[Raw, dict[str, Any]]:
+def _header(path: str) -> tuple[Raw, Mapping[str, Any]]:
     """Return (size on disk and by the header, or the error; dtype and shape of the tensors)."""
+    size = 0
     try:
         size = os.stat(to_bytes(path)).st_size
-        with open(to_bytes(path), "rb") as file:
-            start = file.read(8)
-            length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-            if not 2 <= length <= HEADER_BYTES:
-                return {"bytes": size, "error": "not a safetensors file"}, {}
-            text = file.read(length)
-        if len(text) < length:
-            return {"bytes": size, "error": "truncated in its header"}, {}
-        header = json.loads(text.decode("utf-8"))
-        tensors = {name: (one["dtype"], one["shape"]) for name, one in header.items() if name != "__metadata__"}
-        end = max([one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"] or [0])
-        return {"bytes": size, "expected": 8 + length + end}, tensors
+        header = safetensors.read_header(to_bytes(path))
+        return {"bytes": size, "expected": header.file_bytes}, header.tensors
     except OSError as error:
         return {"bytes": 0, "error": error.strerror or str(error)}, {}
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return {"bytes": size, "error": "not a safetensors file"}, {}
+    except ValueError as error:
+        return {"bytes": size, "error": str(error)}, {}
 
 
 # --- data ---
@@ -295,7 +285,7 @@ def _rows(text: str, is_whole: bool) -> Raw:
             replies = sum(len(text) for role, text in turns if role == "assistant")
             _count(counted, sum(len(text) for _, text in turns), replies)
         except UnusableRowError as error:
-            faults.append(Fault(place, error.code, error.value))
+            faults.append(Fault(place, error.code, error.value, error.number))
     return {
         **counted,
         "faults": faults[:ROWS_SHOWN],

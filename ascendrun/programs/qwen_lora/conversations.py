@@ -8,8 +8,9 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from ascendrun.facts.conversations import ROLES, Conversation, UnusableRowError, read_conversation
+from ascendrun.facts.conversations import Conversation, UnusableRowError, read_conversation
 from ascendrun.facts.rows import Rows, parse_rows
+from ascendrun.planner.rules import row_problem
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.text import Text
 
@@ -23,12 +24,12 @@ def read_conversations(path: Path, *, system: str) -> list[Conversation]:
     check_file(path)
     found: list[Conversation] = []
     rows = read_rows(path)
-    problems = {fault.place: Text("program.line-not-json", "not valid JSON") for fault in rows.faults}
+    problems = {fault.place: row_problem(fault.code) for fault in rows.faults}
     for number, row in rows.rows:
         try:
             found.append(read_conversation(row, system=system))
         except UnusableRowError as error:
-            problems[number] = problem_of(error)
+            problems[number] = row_problem(error.code, error.value, error.number)
     if problems:
         raise InvalidDataError.of(
             [
@@ -81,27 +82,6 @@ def read_rows(path: Path) -> Rows:
                 "program.not-a-list", "{path}: expected a list of samples, got {found}", path=path, found=fault.value
             )
     return rows
-
-
-def problem_of(error: UnusableRowError) -> Text:
-    """Return what makes a row unusable as a message."""
-    if error.code == "key-missing":
-        return Text("program.key-missing", "{key} is missing or not a string", key=error.value)
-    if error.code == "unknown-format":
-        return Text("program.unknown-format", "expected instruction and output, messages, or conversations")
-    if error.code == "unknown-role":
-        return Text(
-            "program.unknown-role",
-            "message {number}: unknown role {role:quote}; expected one of {known}",
-            number=error.number,
-            role=error.value,
-            known=list(ROLES),
-        )
-    if error.code == "no-text":
-        return Text("program.no-text", "message {number} has no text", number=error.number)
-    if error.code == "difficulty-type":
-        return Text("program.difficulty-type", "difficulty: expected a string, got {level:quote}", level=error.value)
-    return Text("program.no-reply", "no reply of the assistant, so there is nothing to train on")
 
 
 def digest_of(conversations: Sequence[Conversation]) -> str:

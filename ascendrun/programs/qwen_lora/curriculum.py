@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.qwen_lora.quotas import Stage, parse_stages, quotas, stage_of
+from ascendrun.programs.qwen_lora.quotas import parse_stages, quotas
+from ascendrun.programs.qwen_lora.stages import Stage, difficulty_problems, stage_of
 from ascendrun.programs.trainer.data import Unit
 from ascendrun.text import Text
 
@@ -44,37 +45,13 @@ def choose_table(
     named = {level: count for level, count in rows_of.items() if level is not None}
     if wanted == "off":
         return flat
+    counts = {level or "": count for level, count in rows_of.items()}
+    problems = [problem.text for problem in difficulty_problems(counts, levels, wanted)]
+    if problems:
+        raise InvalidDataError.of(problems)
     if not named:
-        if wanted == "on":
-            raise InvalidDataError(
-                "program.curriculum-needs-difficulty",
-                "{why}, but --curriculum=on requires it\n"
-                "hint: add it to the samples, or set --curriculum to auto or off",
-                why=NO_DIFFICULTY,
-            )
-        return Table(
-            flat.levels,
-            flat.stages,
-            (Text("program.no-curriculum", "{why}; training without a curriculum", why=NO_DIFFICULTY),),
-        )
-    if None in rows_of:
-        raise InvalidDataError(
-            "program.some-no-difficulty",
-            "{missing} of {total} samples have no difficulty; expected one of {levels}\n"
-            "hint: add it, or set --curriculum=off",
-            missing=rows_of[None],
-            total=sum(rows_of.values()),
-            levels=list(levels),
-        )
-    strange = sorted(set(named) - set(levels))
-    if strange:
-        raise InvalidDataError(
-            "program.unknown-level",
-            "samples of difficulty {strange}, but --difficulty_levels has {levels}\n"
-            "hint: list all of them, from easy to hard, and adapt --curriculum_schedule",
-            strange=list(strange),
-            levels=list(levels),
-        )
+        note = Text("program.no-curriculum", "{why}; training without a curriculum", why=NO_DIFFICULTY)
+        return Table(flat.levels, flat.stages, (note,))
     missing = [level for level in levels if level not in named]
     homes = homes_of([level in named for level in levels])
     merged = give_to_neighbours(parsed, homes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 from itertools import islice, product
 from math import gcd
 from typing import Any
@@ -11,55 +10,19 @@ from typing import Any
 import numpy as np
 
 from ascendrun.programs.errors import InvalidDataError
+from ascendrun.programs.qwen_lora.stages import InvalidStagesError, Stage, read_stages, stage_of
 
-Stage = tuple[Fraction, tuple[Fraction, ...]]
-"""(end, as a fraction of all steps; fractions of the levels, with sum 1)."""
 Counts = Any
 """An array of int64, steps x levels."""
 TRIES, MOST_CHOICES = 1000, 20_000
 
 
 def parse_stages(texts: Sequence[str], levels: int) -> list[Stage]:
-    """Parse `0.3=80/20/0` for each stage: its end as a fraction of the steps, and the relative weights of the levels.
-    Raises InvalidDataError."""
-    stages: list[Stage] = []
-    for text in texts:
-        end_text, _, parts_text = text.partition("=")
-        try:
-            end, parts = Fraction(end_text.strip()), [Fraction(part.strip()) for part in parts_text.split("/")]
-        except (ValueError, ZeroDivisionError):
-            raise InvalidDataError(
-                "program.stage-form",
-                "--curriculum_schedule: {text:quote}: expected END=PART/PART/…, such as 0.3=80/20/0",
-                text=text,
-            ) from None
-        if len(parts) != levels:
-            raise InvalidDataError(
-                "program.stage-parts",
-                "--curriculum_schedule: {text:quote} has {parts} parts; expected {levels}, one for each level",
-                text=text,
-                parts=len(parts),
-                levels=levels,
-            )
-        if min(parts) < 0 or sum(parts) == 0:
-            raise InvalidDataError(
-                "program.stage-zero",
-                "--curriculum_schedule: {text:quote}: parts must be 0 or more, and not all 0",
-                text=text,
-            )
-        if end <= (stages[-1][0] if stages else 0):
-            raise InvalidDataError(
-                "program.stage-order", "--curriculum_schedule: {text:quote} ends before the previous stage", text=text
-            )
-        stages.append((end, tuple(part / sum(parts) for part in parts)))
-    if not stages or stages[-1][0] != 1:
-        raise InvalidDataError("program.stage-end", "--curriculum_schedule: the last stage must end at 1")
-    return stages
-
-
-def stage_of(step: int, steps: int, stages: Sequence[Stage]) -> int:
-    """Return the stage by steps done, not epochs: three epochs would never reach a stage that starts at 70 %."""
-    return next(i for i, (end, _) in enumerate(stages) if Fraction(step, steps) < end)
+    """Return the stages of a schedule. Raises InvalidDataError."""
+    try:
+        return read_stages(texts, levels)
+    except InvalidStagesError as error:
+        raise InvalidDataError(error.problem.text) from None
 
 
 def quotas(stages: Sequence[Stage], *, steps: int, batch_size: int) -> Counts:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from ascendrun.options import GENERATED
-from ascendrun.planner import rules
+from ascendrun.planner import model_rules, rules
 from ascendrun.planner.models import LINEAR, Shape, shape_of
 from ascendrun.planner.training import PlanProblem, Rule, Training
 from ascendrun.planner.workload import Workload
+from ascendrun.programs.qwen_lora import stages
 from ascendrun.text import Text
 
 TRAINS = ("train",)
@@ -179,7 +178,7 @@ def check_inputs(training: Training) -> Iterator[PlanProblem]:
             yield from rules.rows_problems(training, option, path, "chat")
             yield from rules.same_data(training, option, path)
     if path := str(training.options["base_model"]):
-        yield from rules.model_problems(training, "base_model", path, needs_tokenizer=True)
+        yield from model_rules.model_problems(training, "base_model", path, needs_tokenizer=True)
 
 
 def check_model(training: Training) -> Iterator[PlanProblem]:
@@ -242,100 +241,21 @@ def check_strategy(training: Training) -> Iterator[PlanProblem]:
 
 
 def check_curriculum(training: Training) -> Iterator[PlanProblem]:
-    options = training.options
+    options, facts, count = training.options, data_facts(training), steps(training)
     levels = [str(level) for level in options["difficulty_levels"]]
     if options["curriculum"] == "off":
         return
     try:
-        stages = rules.parse_schedule(options["curriculum_schedule"])
-    except ValueError as error:
-        message = Text(
-            "plan.stage-form",
-            "args.curriculum_schedule: {text:quote}: expected END=PART/PART/…",
-            text=str(error.args[0]),
-        )
-        yield PlanProblem(
-            "stage-form", message, Text("plan.stage-example", "such as 0.3=80/20/0"), "curriculum_schedule"
-        )
+        found = stages.read_stages(options["curriculum_schedule"], len(levels))
+    except stages.InvalidStagesError as error:
+        yield error.problem
         return
-    ends = [end for end, _ in stages]
-    for end, parts in stages:
-        if len(parts) != len(levels) or min(parts) < 0 or not sum(parts):
-            message = Text(
-                "plan.stage-parts",
-                "args.curriculum_schedule: the stage to {end} has {parts} parts; expected {levels}, one for "
-                "each level, 0 or more",
-                end=float(end),
-                parts=len(parts),
-                levels=len(levels),
-            )
-            yield PlanProblem("stage-parts", message, None, "curriculum_schedule")
-            return
-    if ends != sorted(set(ends)) or not ends or ends[-1] != 1 or ends[0] <= 0:
-        message = Text("plan.stage-order", "args.curriculum_schedule: the ends of stages must rise and the last be 1")
-        yield PlanProblem("stage-order", message, None, "curriculum_schedule")
-        return
-    facts = data_facts(training)
     if not is_generated(training) and facts is None:
         return
-    counts: Counter[str] = Counter(facts["levels"] if facts else dict.fromkeys(levels, 1))
-    named = sorted(level for level in counts if level)
-    if not named:
-        if options["curriculum"] == "on":
-            message = Text("plan.no-difficulty", "args.curriculum: on requires samples with a difficulty")
-            yield PlanProblem(
-                "no-difficulty",
-                message,
-                Text("plan.add-difficulty", "add difficulty to the samples, or set curriculum: auto"),
-                "curriculum",
-            )
-        return
-    if counts[""]:
-        message = Text(
-            "plan.some-difficulty",
-            "args.data_path: {missing} of {all} samples have no difficulty",
-            missing=counts[""],
-            all=sum(counts.values()),
-        )
-        yield PlanProblem(
-            "some-difficulty", message, Text("plan.difficulty-off", "add it, or set curriculum: off"), "data_path"
-        )
-    strange = [level for level in named if level not in levels]
-    if strange:
-        message = Text(
-            "plan.unknown-level",
-            "args.difficulty_levels: the data has {strange}, expected {levels}",
-            strange=strange,
-            levels=levels,
-        )
-        yield PlanProblem(
-            "unknown-level",
-            message,
-            Text("plan.list-levels", "list all levels of the data from easy to hard"),
-            "difficulty_levels",
-        )
-    count = steps(training)
-    if count is None:
-        return
-    starts = [Fraction(0), *ends[:-1]]
-    for number, (start, end) in enumerate(zip(starts, ends), start=1):
-        if not any(
-            start <= Fraction(step, count) < end
-            for step in range(max(0, int(start * count) - 1), min(count, int(end * count) + 2))
-        ):
-            message = Text(
-                "plan.stage-empty",
-                "args.curriculum_schedule: stage {stage} has no step of {steps}",
-                stage=number,
-                steps=count,
-            )
-            yield PlanProblem(
-                "stage-empty",
-                message,
-                Text("plan.longer", "train for more steps, or use fewer stages"),
-                "curriculum_schedule",
-                is_fatal=False,
-            )
+    counts = facts["levels"] if facts else dict.fromkeys(levels, 1)
+    yield from stages.difficulty_problems(counts, levels, options["curriculum"])
+    if count is not None and any(counts):
+        yield from stages.empty_stages(found, count)
 
 
 def check_steps(training: Training) -> Iterator[PlanProblem]:

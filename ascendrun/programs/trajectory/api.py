@@ -20,7 +20,8 @@ from ascendrun.programs.devices.accelerator import (
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.evaluation.evaluate import probabilities_of
 from ascendrun.programs.trajectory.grammars import as_texts
-from ascendrun.programs.trajectory.points.read_ais import LeftOut, because, clean_rows
+from ascendrun.programs.trajectory.points.clean import LeftOut, clean_rows
+from ascendrun.programs.trajectory.points.read_ais import because
 from ascendrun.programs.trajectory.points.times import read_times
 from ascendrun.programs.trajectory.points.tracks import Floats, in_order
 from ascendrun.programs.trajectory.records import in_points, without_class

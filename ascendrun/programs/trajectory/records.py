@@ -17,7 +17,7 @@ from ascendrun.programs.trainer.checkpoint import replace_text, replacing
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.grammars.guide import END
 from ascendrun.programs.trajectory.leakage import fingerprint
-from ascendrun.programs.trajectory.points.read_ais import NUMBERED_CLASSES, class_name, split_name
+from ascendrun.programs.trajectory.points.clean import NUMBERED_CLASSES, class_name, split_name
 from ascendrun.programs.trajectory.points.summary import FEATURES
 from ascendrun.programs.trajectory.points.tracks import Track
 from ascendrun.programs.trajectory.tokens import Words

@@ -6,18 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ascendrun.facts.columns import ALIASES, missing_columns
+from ascendrun.facts.columns import missing_columns
 from ascendrun.options import GENERATED
-from ascendrun.planner import rules
+from ascendrun.planner import model_rules, rules
 from ascendrun.planner.models import Shape, shape_of
 from ascendrun.planner.training import PlanProblem, Raw, Rule, Training
 from ascendrun.planner.workload import Workload
+from ascendrun.programs.trajectory.data_rules import TEXTS, column_map, table_problems
 from ascendrun.text import Text
 
 TRAINS = ("train", "pretrain", "finetune")
 USES_MODEL = ("evaluate", "predict", "serve")
-TABLES = (".csv", ".csv.gz", ".parquet")
-TEXTS = (".jsonl", ".jsonl.gz")
 TOKENS_PER_POINT = 7.0
 """Of the grammar compact on the sample data, with the clock; other grammars have 4 to 25."""
 VOCABULARY = 3000
@@ -53,7 +52,7 @@ def check_inputs(training: Training) -> Iterator[PlanProblem]:
         if path.endswith(TEXTS):
             yield from rules.rows_problems(training, "data_path", path, "text")
         yield from rules.same_data(training, "data_path", path)
-        yield from _table_problems(training, path)
+        yield from table_problems(training, path)
     if options["prepared_dir"]:
         for host, raw in training.found(str(options["prepared_dir"])).items():
             if "kind" in raw and raw["kind"] != "prepared":
@@ -64,103 +63,6 @@ def check_inputs(training: Training) -> Iterator[PlanProblem]:
                 )
                 hint = Text("plan.prepare-first", "run the stage with mode: prepare first")
                 yield PlanProblem("not-prepared", message, hint, "prepared_dir", (host,))
-
-
-def _table_problems(training: Training, path: str) -> Iterator[PlanProblem]:
-    """Report files that are no tables, and columns that cannot be found, with the line to add."""
-    wanted, wrong = column_map(training)
-    if wrong:
-        message = Text(
-            "plan.column-map",
-            "args.column_map: {wrong}: expected NAME=COLUMN, with NAME one of {known}",
-            wrong=wrong,
-            known=list(ALIASES),
-        )
-        yield PlanProblem("column-map", message, None, "column_map")
-    for host, raw in training.found(path).items():
-        if raw.get("kind") not in (None, "data"):
-            message = Text(
-                "plan.no-data-file", "args.data_path: {path} has no .csv, .csv.gz or .parquet file", path=path
-            )
-            yield PlanProblem("no-data-file", message, None, "data_path", (host,))
-        files = raw.get("files") or ()
-        is_folder = "names" in raw
-        for file in files:
-            name = file["name"]
-            if name.endswith(TEXTS) or (is_folder and not name.endswith(TABLES)):
-                continue
-            for code, message, hint, option in _file_problems(file, path, name, wanted, is_folder):
-                yield PlanProblem(code, message, hint, option, (host,))
-
-
-def _file_problems(
-    file: Raw, path: str, name: str, wanted: Mapping[str, str], is_folder: bool
-) -> Iterator[tuple[str, Text, Text | None, str]]:
-    at = {"path": f"{path}/{name}" if is_folder else path}
-    if not name.endswith(TABLES):
-        message = Text(
-            "plan.data-form", "args.data_path: {path}: expected .csv, .csv.gz, .parquet, .jsonl or .jsonl.gz", **at
-        )
-        yield "data-form", message, None, "data_path"
-    elif "error" in file:
-        message = Text(
-            "plan.data-unreadable", "args.data_path: {path} cannot be read: {reason}", reason=file["error"], **at
-        )
-        yield "data-unreadable", message, None, "data_path"
-    elif "not_utf8" in file:
-        message = Text("plan.table-not-utf8", "args.data_path: {path} is not valid UTF-8", **at)
-        yield "table-not-utf8", message, Text("plan.iconv", "convert the file: iconv -f ENCODING -t UTF-8"), "data_path"
-    elif "columns" in file and not file["columns"]:
-        message = Text(
-            "plan.table-empty", "args.data_path: {path} is empty; the first line must name the columns", **at
-        )
-        yield "table-empty", message, None, "data_path"
-    elif file.get("bad_csv"):
-        message = Text(
-            "plan.bad-csv",
-            "args.data_path: {path}: {reason} (possibly an unclosed quote)",
-            reason=file["bad_csv"],
-            **at,
-        )
-        yield "bad-csv", message, None, "data_path"
-    elif "columns" in file:
-        table = dict(zip(file["columns"], file["values"]))
-        absent = [each for each in wanted.values() if each and each not in table]
-        unknown = [key for key in wanted if key not in ALIASES]
-        if absent or unknown:
-            message = Text(
-                "plan.unknown-columns",
-                "args.column_map: unknown names {unknown}; {path} has the columns {columns}",
-                unknown=[*unknown, *absent],
-                columns=list(table),
-                **at,
-            )
-            yield (
-                "unknown-columns",
-                message,
-                Text("plan.known-columns", "known names are {known}", known=list(ALIASES)),
-                "column_map",
-            )
-            return
-        missing: list[str]
-        _, missing, proposal = missing_columns(table, wanted)
-        if missing:
-            message = Text(
-                "plan.no-column",
-                "args.data_path: {path}: no column for {missing} among {columns}",
-                missing=missing,
-                columns=list(table),
-                **at,
-            )
-            hint = Text("plan.write-column-map", "write column_map: [{proposal}]", proposal=proposal.replace(",", ", "))
-            yield "no-column", message, hint, "column_map"
-
-
-def column_map(training: Training) -> tuple[dict[str, str], list[str]]:
-    """Return (columns by internal name, entries of another form)."""
-    pairs = [str(pair) for pair in training.options["column_map"] or ()]
-    known = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-    return {ours.strip(): yours.strip() for ours, yours in known.items()}, [pair for pair in pairs if "=" not in pair]
 
 
 def prepared(training: Training) -> Mapping[str, Any]:
@@ -284,7 +186,7 @@ def check_base(training: Training) -> Iterator[PlanProblem]:
         if "kind" not in raw or any(name in names for name in own):
             continue
         model = Training(**{**vars(training), "files": {host: {path: raw}}})
-        yield from rules.model_problems(model, "base_model", path, needs_tokenizer=False)
+        yield from model_rules.model_problems(model, "base_model", path, needs_tokenizer=False)
         kind = (raw.get("config") or {}).get("model_type") if isinstance(raw.get("config"), Mapping) else None
         if kind is not None and kind not in ("qwen2", "qwen3"):
             message = Text(

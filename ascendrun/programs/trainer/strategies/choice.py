@@ -16,7 +16,6 @@ from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import InvalidDataError, ModelTooLargeError
 from ascendrun.programs.trainer.distributed import ranks_of_host
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.text import Text
 
 HERE = "localhost"
 
@@ -52,13 +51,7 @@ def log_plan(training: Training, work: Workload | None, here: Runtime) -> None:
         here.log(line)
     if found.fatal:
         kind = ModelTooLargeError if found.fatal[0].code == "does-not-fit" else InvalidDataError
-        raise kind.of([in_lines(problem) for problem in found.fatal])
-
-
-def in_lines(problem: PlanProblem) -> Text:
-    if problem.hint is None:
-        return problem.message
-    return Text("program.problem", "{message}\nhint: {hint}", message=problem.message, hint=problem.hint)
+        raise kind.of([problem.text for problem in found.fatal])
 
 
 def refuse(options: Mapping[str, Any], here: Runtime, precision: Precision, *, has_muon: bool = False) -> Training:
@@ -88,7 +81,7 @@ def raise_fatal(training: Training, *found: Rule) -> list[PlanProblem]:
     """Return the warnings of these rules. Raises InvalidDataError if there are other problems."""
     problems = judge(training, found)
     if any(problem.is_fatal for problem in problems):
-        raise InvalidDataError.of([in_lines(problem) for problem in problems if problem.is_fatal])
+        raise InvalidDataError.of([problem.text for problem in problems if problem.is_fatal])
     return list(problems)
 
 

@@ -19,7 +19,6 @@ from ascendrun.programs.trainer.checkpoint import Read
 from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.schedule import value_at
-from ascendrun.programs.trainer.strategies.choice import in_lines
 from ascendrun.programs.trainer.strategies.engine import Sharded, State, size_of, skeleton_of
 
 BUCKET_ELEMENTS = 50_000_000
@@ -100,7 +99,7 @@ class ZeroEngine(Sharded):
 
     def open_optimizer(self) -> Any:
         if self.plan.has_muon:
-            raise InvalidDataError.of([in_lines(muon_zero3())])
+            raise InvalidDataError.of([muon_zero3().text])
         groups = [{"params": list(group.params), "betas": group.betas, "eps": group.eps} for group in self.plan.groups]
         own = torch.optim.AdamW(groups, lr=0.0)
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}

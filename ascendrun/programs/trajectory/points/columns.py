@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascendrun.facts.columns import ALIASES, Columns, find_columns, missing_columns
+from ascendrun.facts.columns import ALIASES, Columns, find_columns, missing_columns, unknown_names
 from ascendrun.programs.errors import InvalidDataError
 
 KNOTS = {"knots": 1.0, "m/s": 1.943844, "km/h": 0.539957}
@@ -22,13 +22,12 @@ def match_columns(table: Mapping[str, Sequence[Any]], wanted: Mapping[str, str],
     Raises InvalidDataError, with all missing columns and the line to add.
     """
     names = list(table)
-    unknown = [key for key in wanted if key not in ALIASES]
-    absent = [name for name in wanted.values() if name and name not in table]
-    if unknown or absent:
+    unknown = unknown_names(table, wanted)
+    if unknown:
         raise InvalidDataError(
             "program.unknown-columns",
             "--column_map: unknown names {unknown}; known names are {known}; {file} has the columns {columns}",
-            unknown=list(unknown + absent),
+            unknown=unknown,
             known=list(ALIASES),
             file=file,
             columns=names,
