@@ -18,7 +18,8 @@ from ascendrun.cli.output import (
     wrap,
 )
 from ascendrun.cli.sanitise import headline, sanitise, sanitise_line
-from ascendrun.health.diagnosis.render import CONFIDENCE, who
+from ascendrun.core.jobs.reasons import CONFIDENCE
+from ascendrun.health.diagnosis.render import who
 from ascendrun.health.diagnosis.result import Role
 from ascendrun.text import Text, language
 from ascendrun.text.format import fold_hosts, fold_numbers
@@ -103,7 +104,7 @@ def _title(explanation: Explanation) -> str:
 
 def _summary(found: Diagnosis) -> str:
     message = sanitise(found.message)
-    return message if found.code in CALM else f"{message}  [{CONFIDENCE[found.confidence]}]"
+    return message if found.code in CALM else f"{message}  [{CONFIDENCE[found.confidence.value]}]"
 
 
 def _fields(found: Diagnosis, cells: int | None) -> list[str]:

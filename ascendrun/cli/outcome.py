@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from ascendrun.cli.context import CliContext
@@ -9,16 +10,20 @@ from ascendrun.cli.errors import hint_lines, warning_lines
 from ascendrun.cli.output import describe_progress, describe_seconds, labelled
 from ascendrun.cli.sanitise import sanitise
 from ascendrun.cli.screen import Screen
+from ascendrun.core.jobs.reasons import CONFIDENCE
 from ascendrun.core.rank_env import forks_ranks
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ascendrun.cluster import Cluster, JobDetail, JobView, RankView
+    from ascendrun.cluster import Cluster, JobDetail, JobView
+    from ascendrun.core.jobs.reasons import Reason
     from ascendrun.core.machines import Hold
 
 FAILED_TAIL_LINES = 20
+DIAGNOSIS_S, POLL_S = 10.0, 0.2
+"""Seconds that the outcome of a failed job waits for its diagnosis, and between two looks."""
 
 
 def exit_code_of(job: JobView) -> int:
@@ -29,10 +34,11 @@ def exit_code_of(job: JobView) -> int:
 
 def print_outcome(cluster: Cluster, detail: JobDetail, *, screen: Screen) -> int:
     """Print the outcome of the job and the next step on stderr; return the exit code."""
-    job = detail.job
-    has_failed = job.state == "FAILED"
+    has_failed = detail.job.state == "FAILED"
     if has_failed:
+        detail = _diagnosed(cluster, detail)
         _print_failure(cluster, detail, screen)
+    job = detail.job
     head = f"{job.id} {job.state}"
     duration = ""
     if job.ended_at_s is not None:
@@ -40,14 +46,16 @@ def print_outcome(cluster: Cluster, detail: JobDetail, *, screen: Screen) -> int
     after = Text("outcome.after", "{job} after {duration}", job=head, duration=duration)
     more = describe_progress(job.progress) if job.state == "SUCCEEDED" else job.reason
     screen.echo(labelled(after if duration else head, more))
-    diagnosis = cluster.diagnosis.summary(job.id) if has_failed else None
+    is_diagnosed = has_failed and job.confidence != "preliminary"
+    diagnosis = cluster.diagnosis.summary(job.id) if is_diagnosed else None
     if diagnosis is not None:
         screen.echo(Text("outcome.cause", "cause: {diagnosis}", diagnosis=diagnosis))
     print_left(screen, detail)
     if has_failed:
-        rank = first_failing_rank(detail)
-        is_one_file = forks_ranks(detail.spec)
-        choice = "" if rank is None else f" --hosts {rank.host}" if is_one_file else f" --rank {rank.rank}"
+        first = detail.first_failure
+        by_rank = first is not None and first.ranks and not forks_ranks(detail.spec)
+        choice = "" if first is None or not first.hosts else f" --hosts {first.hosts[0]}"
+        choice = f" --rank {first.ranks[0]}" if first is not None and by_rank else choice
         for command in (f"explain {job.id}", f"logs {job.id}{choice}", f"show {job.id}"):
             screen.echo("\n".join(hint_lines(f"ascendrun {command}")))
     return exit_code_of(job)
@@ -102,27 +110,38 @@ def print_held(screen: Screen | CliContext, holds: Iterable[Hold]) -> None:
 
 
 def _print_failure(cluster: Cluster, detail: JobDetail, screen: Screen) -> None:
-    if detail.first_failure:
-        screen.echo(Text("outcome.first-failure", "first failure: {what}", what=detail.first_failure))
-    rank = first_failing_rank(detail)
-    if rank is None:
+    first = detail.first_failure
+    if first is None:
+        return
+    screen.echo(labelled(Text("outcome.first-failure", "first failure"), first_failure_line(first, detail.job)))
+    host = next(iter(first.hosts), None)
+    if host is None:
         return
     from ascendrun.core.logs.log_view import LogView
 
-    ranks = None if forks_ranks(detail.spec) else [rank.rank]
-    view = LogView(hosts=[rank.host], ranks=ranks, streams=["err"], tail=FAILED_TAIL_LINES)
+    ranks = None if forks_ranks(detail.spec) or not first.ranks else list(first.ranks[:1])
+    view = LogView(hosts=[host], ranks=ranks, streams=["err"], tail=FAILED_TAIL_LINES)
     lines = [line.text for line in cluster.logs.lines(detail, view)]
     if lines:
-        last = Text(
-            "outcome.last-output", "last error output of rank {rank} on {host}:", rank=rank.rank, host=rank.host
-        )
-        if ranks is None:
-            last = Text("outcome.last-output-of-host", "last error output on {host}:", host=rank.host)
+        last = Text("outcome.last-output-of-host", "last error output on {host}:", host=host)
+        if ranks is not None:
+            last = Text("outcome.last-output", "last error output of rank {rank} on {host}:", rank=ranks[0], host=host)
         screen.echo(last)
         screen.echo("\n".join(f"    {sanitise(line)}" for line in lines))
 
 
-def first_failing_rank(detail: JobDetail) -> RankView | None:
-    """Return the rank that failed first, stopped ranks excluded. None: not known."""
-    failed = [rank for rank in detail.ranks if not rank.stopped and (rank.signal is not None or rank.exit_code)]
-    return min(failed, key=lambda rank: (rank.exited_at_s or float("inf"), rank.rank), default=None)
+def first_failure_line(first: Reason, job: JobView) -> Text | Reason:
+    """Return what failed first, with its confidence."""
+    if job.confidence is None:
+        return first
+    sure = CONFIDENCE.get(job.confidence, job.confidence)
+    return Text("outcome.what-failed", "{what} [{confidence}]", what=first, confidence=sure)
+
+
+def _diagnosed(cluster: Cluster, detail: JobDetail) -> JobDetail:
+    """Return the job with its diagnosis, which follows the end after seconds; after DIAGNOSIS_S without it."""
+    until_mono = time.monotonic() + DIAGNOSIS_S
+    while detail.job.confidence == "preliminary" and time.monotonic() < until_mono:
+        time.sleep(POLL_S)
+        detail = cluster.jobs.detail(detail.job.id)
+    return detail

@@ -69,11 +69,12 @@ class Controller(Part):
 
         Call while a job is live. Never fails: the pulse may be old or missing, with the reason.
         """
-        from ascendrun.core.pulse import Clock, Sight, read_pulse
+        from ascendrun.core.pulse import Sight
         from ascendrun.head.loop.daemon import running_pid
+        from ascendrun.head.state.pulse_file import clock_now, read_pulse
 
         state_dir = self._head.state_dir
-        sight, pid = Sight(read_pulse(state_dir), Clock.now()), running_pid(state_dir)
+        sight, pid = Sight(read_pulse(state_dir), clock_now()), running_pid(state_dir)
         is_of_this = sight.pulse is not None and sight.pulse.pid == pid  # not of one that has died since
         if (sight.is_known and is_of_this) or time.monotonic() < self._sight_mono:
             return replace(sight, problem=self._sight_problem)
@@ -82,18 +83,19 @@ class Controller(Part):
                 self._head.client(start_s=PULSE_WAIT_S).close()
             status = self.status(timeout_s=PULSE_WAIT_S)
             if status is not None and status.pulse is not None:
-                return Sight(status.pulse, Clock.now(), is_new=True)
+                return Sight(status.pulse, clock_now(), is_new=True)
             self._sight_problem = None
         except AscendrunError as error:
             self._sight_problem = error.message
         self._sight_mono = time.monotonic() + SIGHT_AGAIN_S
-        return Sight(read_pulse(state_dir), Clock.now(), self._sight_problem)
+        return Sight(read_pulse(state_dir), clock_now(), self._sight_problem)
 
     def liveness(self) -> Mapping[str, Mapping[str, str]]:
         """Return liveness by live job and host, from the newest pulse; starts no controller."""
-        from ascendrun.core.pulse import Clock, Sight, read_pulse
+        from ascendrun.core.pulse import Sight
+        from ascendrun.head.state.pulse_file import clock_now, read_pulse
 
-        sight = Sight(read_pulse(self._head.state_dir), Clock.now())
+        sight = Sight(read_pulse(self._head.state_dir), clock_now())
         return {} if sight.pulse is None else {job_id: sight.job(job_id).liveness for job_id in sight.pulse.jobs}
 
     def stop(self, *, timeout_s: float = 30.0) -> None:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.reachability import UNKNOWN
 from ascendrun.text import Text
 
-PULSE_NAME = "pulse.json"
 PULSE_S = 5.0
 """Seconds between two pulses while nothing changes."""
 FRESH_S = 15.0
@@ -28,15 +23,6 @@ class Clock:
     at_s: float
     boot_s: float
     boot_id: str
-
-    @classmethod
-    def now(cls) -> Clock:
-        return cls(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME), _boot_id())
-
-
-@cache
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @dataclass(frozen=True)
@@ -97,14 +83,6 @@ def _load_hosts(rows: Mapping[str, Any]) -> dict[str, HostPulse]:
 
 def _load_staged(rows: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     return {host: (int(done), int(total)) for host, (done, total) in rows.items()}
-
-
-def read_pulse(state_dir: Path) -> Pulse | None:
-    """Return the newest pulse; None: none was written, or it cannot be read."""
-    try:
-        return Pulse.from_json(json.loads((state_dir / PULSE_NAME).read_bytes()))
-    except (OSError, AttributeError, TypeError, ValueError):
-        return None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.model import Checkpoint, Checks, Devices, JobSpec, Restart, Timeouts
 from ascendrun.core.jobs.job import TERMINAL, State
 from ascendrun.core.jobs.plan import Tree
-from ascendrun.core.output_file import write_output
 from ascendrun.head.loop.daemon import is_running
 from ascendrun.head.protocol.control_messages import Stop, Submit
 from ascendrun.head.protocol.messages import Request
@@ -38,6 +37,7 @@ from ascendrun.health.deep.results import (
     read_host,
 )
 from ascendrun.health.deep.view import deep_findings, shares_of, slow_alone
+from ascendrun.output_file import write_output
 from ascendrun.query.submit import pack_trees
 from ascendrun.text import Text
 

@@ -227,11 +227,11 @@ def slow_now(events: Sequence[Event]) -> tuple[Text, ...]:
 
 def summary_line(state_dir: Path, ref: str, *, lang: str | None = None, now_s: float) -> str | None:
     """Return one sentence about a failed job, with the confidence; None: only its reason is known."""
+    from ascendrun.core.jobs.reasons import CONFIDENCE
     from ascendrun.health.diagnosis import Confidence
-    from ascendrun.health.diagnosis.render import CONFIDENCE
     from ascendrun.text import language
 
     found = explain_job(state_dir, ref, lang=lang, now_s=now_s).diagnosis
     if found.confidence is Confidence.UNKNOWN or not found.message:
         return None
-    return f"{found.message} [{CONFIDENCE[found.confidence].render(lang or language())}]"
+    return f"{found.message} [{CONFIDENCE[found.confidence.value].render(lang or language())}]"

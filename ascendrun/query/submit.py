@@ -30,11 +30,11 @@ from ascendrun.core.jobs.pipelines import newest_stages
 from ascendrun.core.jobs.placement import choose_hosts, placement_faults, pool_of
 from ascendrun.core.jobs.plan import CODE_TREE, LIBRARY_TREE, PROGRAMS_TREE, Tree
 from ascendrun.core.node_messages import node_hint, node_text
-from ascendrun.core.output_file import write_output
 from ascendrun.head.state.state_dir import make_state_dir, tree_file
 from ascendrun.head.state.user_files import read_hostfile, read_source
 from ascendrun.head.survey.submission import Submission
 from ascendrun.node import tree_hash
+from ascendrun.output_file import write_output
 from ascendrun.text import Text, suggestion
 
 _CACHE = "__pycache__"

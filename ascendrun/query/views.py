@@ -64,7 +64,8 @@ class JobView:
     `hosts`: of the present attempt, (): it waits in the queue; `nodes`: how many it needs; `pool`: those that it may
     use; `spares`: hosts that it keeps as replacements. `priority`: higher ones start first. `held_by`: the user who
     holds it in the queue, None: not held. `starts`: attempts without those that ended before any start,
-    None: unknown."""
+    None: unknown. `confidence`: of what failed first: certain, likely or unknown, by the diagnosis; preliminary, until
+    it is there; None: nothing failed."""
 
     id: str
     name: str
@@ -91,16 +92,17 @@ class JobView:
     priority: int = 0
     held_by: str | None = None
     starts: int | None = None
+    confidence: str | None = None
 
 
 @dataclass(frozen=True)
 class JobDetail:
     """A job as `show` shows it. `run`: its name on the nodes; `directories`: its location there, by host.
-    `first_failure`: names the first failing rank, None: none failed. `unconfirmed_hosts`: hosts whose processes could
-    not be confirmed gone when the job ended. `spares`: why each spare is not ready, None: it is; one that has not been
-    examined yet is missing. `outputs`: directory of its outputs on this machine, None: there is none.
-    `outputs_waiting`: hosts whose declared outputs are not there. `forked_ranks`: those that the processes in `ranks`
-    started, known by their environment."""
+    `first_failure`: what failed first, with its hosts and ranks, None: nothing failed; `job.confidence`: how certain
+    that is. `unconfirmed_hosts`: hosts whose processes could not be confirmed gone when the job ended. `spares`: why
+    each spare is not ready, None: it is; one that has not been examined yet is missing. `outputs`: directory of its
+    outputs on this machine, None: there is none. `outputs_waiting`: hosts whose declared outputs are not there.
+    `forked_ranks`: those that the processes in `ranks` started, known by their environment."""
 
     job: JobView
     run: str
@@ -219,6 +221,7 @@ def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None, sight: 
         priority=job.priority,
         held_by=job.held_by,
         starts=job.attempt - job.unstarted,
+        confidence=job.confidence,
     )
 
 

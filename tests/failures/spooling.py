@@ -26,7 +26,7 @@ def spool_case(case: Case, state_dir: Path) -> str:
     try:
         job = store.jobs.add(
             key=case.name,
-            make_job=lambda job_id, head_id: _make_job(evidence, job_id, head_id),
+            make_job=lambda job_id, head_id: make_job(evidence, job_id, head_id),
             spec={
                 "name": case.name,
                 "devices": {"type": evidence.device_type},
@@ -49,7 +49,7 @@ def spool_case(case: Case, state_dir: Path) -> str:
     return job.id
 
 
-def _make_job(evidence: Evidence, job_id: str, head_id: str) -> Job:
+def make_job(evidence: Evidence, job_id: str, head_id: str) -> Job:
     nodes = tuple(
         NodeProgress(
             host=host.host,

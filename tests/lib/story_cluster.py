@@ -20,6 +20,7 @@ from ascendrun.core.errors import ConflictError, DeadlineExceededError, NotFound
 from ascendrun.core.events import Event
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.hosts import Host
+from ascendrun.core.jobs.reasons import Reason, because
 from ascendrun.core.machines import Machine
 from ascendrun.core.names import expand_names
 from ascendrun.core.settings import Settings
@@ -180,7 +181,7 @@ class StoryCluster(Cluster):
     story: list[Step] = field(default_factory=list)
     view: JobView = field(default_factory=make_job)
     ranks: tuple[RankView, ...] = ()
-    first_failure: str | None = None
+    first_failure: Reason | None = None
     unconfirmed: tuple[str, ...] = ()
     answers: Sequence[ExecResult] = ()
     statuses: Sequence[HostStatus] = ()
@@ -290,7 +291,7 @@ def rank_fails(rank: int, code: int) -> Step:
             )
             for one in range(4)
         )
-        cluster.first_failure = f"rank {rank} on {HOSTS[rank // 2]} ended with exit code {code}"
+        cluster.first_failure = because("rank-exited", [HOSTS[rank // 2]], [rank], code=code)
 
     return step
 

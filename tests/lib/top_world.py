@@ -16,10 +16,11 @@ from ascendrun.cluster import Cluster
 from ascendrun.core.device_details import PORT_COUNTERS
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import TERMINAL, Job, NodeProgress, Phase, State
-from ascendrun.core.pulse import PULSE_NAME, Clock, Pulse
+from ascendrun.core.pulse import Pulse
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankSample
 from ascendrun.core.settings import Settings
 from ascendrun.head.loop.daemon import LOCK_NAME
+from ascendrun.head.state.pulse_file import PULSE_NAME, clock_now
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.state.store import Store
@@ -233,7 +234,7 @@ class TopWorld:
 
 def write_pulse(state_dir: Path, *, age_s: float = 0.0, pulse: Pulse | None = None) -> None:
     """Writes what a controller knew `age_s` ago; by default that it runs, and nothing of hosts."""
-    now = Clock.now()
+    now = clock_now()
     made = pulse or Pulse(now.at_s - age_s, now.boot_s - age_s, now.boot_id, os.getpid())
     (state_dir / PULSE_NAME).write_text(json.dumps(made.to_json()))
 

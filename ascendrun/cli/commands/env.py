@@ -70,7 +70,7 @@ def _write(ctx: CliContext, target: Target, path: str) -> int:
     if path == "-":
         sys.stdout.write(text)
         return 0
-    from ascendrun.core.output_file import write_bytes
+    from ascendrun.output_file import write_bytes
 
     write_bytes(Path(path), text.encode())
     ctx.echo(

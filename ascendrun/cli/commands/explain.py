@@ -49,7 +49,7 @@ def command(
                 if problem
                 else str(Text("explain.collected", "{host}: logs collected", host=host))
             )
-    explanation = ctx.cluster.diagnosis.explain(job, attempt=attempt, fresh=fresh)
+    explanation = ctx.cluster.diagnosis.explain(job, attempt=attempt, fresh=fresh or collect)
     if not print_record(explanation, output):
         from ascendrun.cli.explain_view import print_explanation
 

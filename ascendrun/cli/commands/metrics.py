@@ -141,7 +141,7 @@ def write_file(
     from prometheus_client import generate_latest
 
     from ascendrun.core.errors import InvalidInputError, Problem
-    from ascendrun.core.output_file import write_bytes
+    from ascendrun.output_file import write_bytes
 
     wait = wait or threading.Event().wait
     try:

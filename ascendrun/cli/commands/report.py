@@ -72,9 +72,9 @@ def command(ctx: CliContext, job: str, output_file: Path | None, png: Path | Non
 
 
 def write_file(ctx: CliContext, path: Path, content: bytes) -> None:
-    """Write through links and devices, see core/output_file. Raises InvalidInputError naming the file."""
+    """Write through links and devices, see output_file. Raises InvalidInputError naming the file."""
     from ascendrun.core.errors import InvalidInputError, Problem
-    from ascendrun.core.output_file import write_bytes
+    from ascendrun.output_file import write_bytes
 
     try:
         write_bytes(path, content)

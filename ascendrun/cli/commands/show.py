@@ -152,7 +152,10 @@ def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:
     if detail.outputs_waiting:
         pairs.append((Text("show.outputs-waiting", "outputs not fetched from"), fold_hosts(detail.outputs_waiting)))
     if detail.first_failure:
-        pairs.append((Text("show.first-failure", "first failure"), str(detail.first_failure)))
+        from ascendrun.cli.outcome import first_failure_line
+
+        what = first_failure_line(detail.first_failure, job)
+        pairs.append((Text("show.first-failure", "first failure"), str(what)))
     if detail.unconfirmed_hosts:
         label = Text("show.unconfirmed-hosts", "unconfirmed hosts")
         pairs.append((label, fold_hosts(detail.unconfirmed_hosts)))

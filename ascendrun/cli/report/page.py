@@ -379,9 +379,9 @@ def list_diagnosis(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 
 
 def describe_confidence(diagnosis: Diagnosis) -> str:
-    from ascendrun.health.diagnosis.render import CONFIDENCE
+    from ascendrun.core.jobs.reasons import CONFIDENCE
 
-    return str(CONFIDENCE[diagnosis.confidence])
+    return str(CONFIDENCE[diagnosis.confidence.value])
 
 
 def _diagnosis(diagnosis: Diagnosis) -> Mapping[str, Any]:

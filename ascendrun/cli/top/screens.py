@@ -142,11 +142,12 @@ class EventScreen(LiveScreen):
         self._job = job
 
     def read(self) -> list[str]:
+        from ascendrun.cli.outcome import first_failure_line
         from ascendrun.cli.output import describe_time
 
         detail = self.cluster.jobs.detail(self._job)
         job = detail.job
         lines = [f"{job.id}  {job.name}  {job.state}  {job.reason}".rstrip(), ""]
         if detail.first_failure is not None:
-            lines += [str(detail.first_failure), ""]
+            lines += [str(first_failure_line(detail.first_failure, job)), ""]
         return lines + [f"{describe_time(event.at_s)}  {event.code:<13}  {event.message()}" for event in detail.events]

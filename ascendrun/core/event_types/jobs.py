@@ -82,6 +82,19 @@ JOB_EVENTS = (
             "reason": REASON,
             "cause": "why the job is being stopped: user, refused, failure, node-lost, start-timeout, limit, "
             "head-restarted, need, preempted, held, hung or passed-over; null otherwise",
+            "confidence": "of what failed first: certain, likely, unknown, or preliminary (by the exits alone); null: "
+            "nothing failed",
+        },
+    ),
+    EventType(
+        "diagnosed",
+        Severity.INFO,
+        "{reason} [{confidence}]",
+        "An attempt that failed was diagnosed. This is what failed first, from here on in every output.",
+        {
+            "reason": REASON,
+            "finding": "code of the diagnosis: docs/failures.md",
+            "confidence": "certain, likely or unknown",
         },
     ),
     EventType(

@@ -105,6 +105,7 @@ class Draft:
         self.transitions.append(Transition(self.job.state, target, self.now_s, reason))
         cause = self.job.cause.value if self.job.cause is not None else None
         values = {"state": target.value, "previous": self.job.state.value, "reason": reason, "cause": cause}
+        values["confidence"] = self.job.confidence
         self.record("state-changed", reason.hosts, reason.ranks, values)
         self.job = replace(self.job, state=target, reason=reason, since_s=self.now_s)
 
@@ -324,7 +325,8 @@ def can_restart_without(job: Job, silent: Sequence[str], fenced: frozenset[str] 
 
 
 def judge_actions(job: Job) -> tuple[Action, ...]:
-    is_open = may_restart(job) and job.cause is not Cause.REFUSED and job.failure is None
+    """Return the request for the diagnosis of an attempt that failed after its start and has none."""
+    is_open = job.cause in RESTARTED and job.cause is not Cause.REFUSED and job.failure is None
     return (inputs.Judge(job.attempt),) if is_open else ()
 
 

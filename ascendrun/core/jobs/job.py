@@ -10,7 +10,7 @@ from typing import Any
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.jobs.checkpoints import ResumePoint, load_resume
-from ascendrun.core.jobs.reasons import FirstFailure, Reason, because
+from ascendrun.core.jobs.reasons import FirstFailure, Reason, because, load_first
 from ascendrun.core.jobs.restart import Failure, PastAttempt, RestartPolicy, load_failure, load_past, load_policy
 from ascendrun.text import from_json, to_json
 
@@ -193,7 +193,8 @@ class Job:
     `hccl_base`: first of the host ports of HCCL, None: not chosen by this job. `refusals`: starts in a row that
     ended since devices or ports were in use. `go_sent_at_s`: when GO was decided for this attempt, None: not yet.
     `unconfirmed`: hosts on which the end of all processes is unknown; they stay reserved until they are reachable.
-    `failure`, `last_step`: of this attempt, as diagnosed. `resume`: what it resumes from, None: unknown.
+    `first_failure`: what every screen shows, replaced by the diagnosis. `failure`, `last_step`: of this attempt, as
+    diagnosed. `resume`: what it resumes from, None: unknown.
     `past`: the newest ended attempts. `not_before_s`: earliest time of the next start, None: no pause. Times are UTC
     seconds.
     """
@@ -251,6 +252,11 @@ class Job:
         return self.state in TERMINAL
 
     @property
+    def confidence(self) -> str | None:
+        """How certain it is what failed first in this attempt (FirstFailure); None: nothing failed."""
+        return None if self.first_failure is None else self.first_failure.confidence
+
+    @property
     def rank_count(self) -> int:
         """Return the number of ranks; processes that start ranks count only until ranks of theirs are known."""
         return sum(len(node.forked) for node in self.nodes) or self.world_size
@@ -294,7 +300,7 @@ def load_job(record: Mapping[str, Any]) -> Job:
         record,
         state=State,
         reason=from_json,
-        first_failure=partial(load_dataclass, FirstFailure, reason=from_json),
+        first_failure=load_first,
         cause=Cause,
         hosts=tuple,
         unconfirmed=tuple,

@@ -72,7 +72,7 @@ def resume(job: Job, *, now_s: float) -> Step:
     job = restart_timers(job, now_s=now_s)
     if job.state is State.STARTING:
         return Step(job, actions=(inputs.StartNodes(),))
-    if job.state is State.STOPPING or job.unconfirmed:
+    if job.state is State.STOPPING or job.unconfirmed or job.state is State.FAILED:
         return Step(job, actions=stop_actions(job) + judge_actions(job))
     return Step(job)
 
@@ -372,8 +372,9 @@ def _trains_separately(draft: Draft, event: inputs.TrainsSeparately) -> None:
     if job.state not in (State.STARTING, State.RUNNING) or event.attempt != job.attempt:
         return
     failure = Failure(Kind.USER, "separate-trainings", (event.host,), (), "certain")
-    draft.job = replace(job, failure=failure)
-    draft.stop(Cause.FAILURE, because("separate-trainings", [event.host], world_size=event.world_size))
+    reason = because("separate-trainings", [event.host], world_size=event.world_size)
+    draft.job = replace(job, failure=failure, first_failure=FirstFailure(reason, "certain"))
+    draft.stop(Cause.FAILURE, reason)
 
 
 def _node_trouble(draft: Draft, event: inputs.NodeTrouble) -> None:
@@ -394,9 +395,32 @@ def _retry_requested(draft: Draft, event: inputs.RetryRequested) -> None:
 
 
 def _diagnosed(draft: Draft, event: inputs.Diagnosed) -> None:
-    if draft.job.state is State.STOPPING and event.attempt == draft.job.attempt and draft.job.failure is None:
-        failure = judge_quickly(draft.job) if draft.job.cause is Cause.HUNG else event.failure  # what was seen before
-        draft.job = replace(draft.job, failure=failure, last_step=event.last_step)
+    """Take what failed first by the diagnosis, also after the end; a later one, with more evidence, replaces it."""
+    job = draft.job
+    if event.attempt != job.attempt:
+        past = (replace(one, failure=event.failure) if one.number == event.attempt else one for one in job.past)
+        draft.job = replace(job, past=tuple(past))
+    elif job.state in (State.STOPPING, State.BACKOFF, State.FAILED):
+        failure = judge_quickly(job) if job.cause is Cause.HUNG else event.failure  # what was seen before
+        draft.job = _with_first(replace(job, failure=failure, last_step=event.last_step), event.first)
+        if event.first is not None and event.first != job.first_failure:
+            first = event.first
+            values = {"reason": first.reason, "finding": event.failure.code, "confidence": first.confidence}
+            draft.record("diagnosed", first.reason.hosts, first.reason.ranks, values)
+
+
+def _with_first(job: Job, found: FirstFailure | None) -> Job:
+    """Return the job with what failed first, also in its reason. `found` None: there is no better answer than that of
+    its records."""
+    before = job.first_failure
+    if found is None or before is None:
+        return replace(job, first_failure=found if before is None else replace(before, confidence="unknown"))
+    reason = job.reason
+    if reason == before.reason:
+        reason = found.reason
+    elif reason.why == before.reason:
+        reason = because(reason.code, why=found.reason, **reason.values)
+    return replace(job, first_failure=found, reason=reason)
 
 
 def _tick(draft: Draft, event: inputs.Tick) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Any, Union
 
-from ascendrun.core.dataclass import dataclass
+from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.text import Rendered, Text, carried, from_json, to_json
 
 Detail = Union[Rendered, str]
@@ -165,6 +165,14 @@ LOST = {"rebooted": "node-rebooted", "directory-gone": "node-directory-gone", "b
 """Code of the reason for each reason why a node is lost."""
 
 
+CONFIDENCE: Mapping[str, Text] = {
+    "certain": Text("confidence.certain", "certain"),
+    "likely": Text("confidence.likely", "likely"),
+    "unknown": Text("confidence.unknown", "unknown"),
+    "preliminary": Text("confidence.preliminary", "preliminary"),
+}
+
+
 @dataclass(frozen=True)
 class FirstFailure:
     """What failed first in an attempt. `reason`: with its hosts, and its ranks, (): the whole host. `confidence`:
@@ -176,3 +184,8 @@ class FirstFailure:
     @property
     def is_preliminary(self) -> bool:
         return self.confidence == "preliminary"
+
+
+def load_first(row: Mapping[str, Any]) -> FirstFailure:
+    """Return the first failure of its JSON values."""
+    return load_dataclass(FirstFailure, row, reason=from_json)

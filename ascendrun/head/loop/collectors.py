@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 class Collectors:
     """Use from the controller's thread. `post` runs a call there, `record` stores events of a job,
-    `separate(job, attempt, host, world size)` notes that ranks train without the others."""
+    `separate(job, attempt, host, world size)` notes that ranks train without the others, `collected(job, attempt)`
+    that all artifacts of an attempt that can come now are here."""
 
     def __init__(
         self,
@@ -39,10 +40,11 @@ class Collectors:
         post: Callable[[Callable[[], None]], None],
         record: Callable[[str, Sequence[Event]], None],
         separate: Callable[[str, int, str, int], None],
+        collected: Callable[[str, int], None] = lambda job_id, attempt: None,
     ) -> None:
         self._state_dir: Path = store.path.parent
         self._store, self._links, self._retention = store, links, retention
-        self._post, self._record, self._separate = post, record, separate
+        self._post, self._record, self._separate, self._collected = post, record, separate, collected
 
     @cached_property
     def artifacts(self) -> ArtifactFetcher:
@@ -50,7 +52,11 @@ class Collectors:
         from ascendrun.head.survey.submission import load_subject
 
         return ArtifactFetcher(
-            self._state_dir, self._links, self._post, lambda job_id: load_subject(self._store.jobs.find(job_id))
+            self._state_dir,
+            self._links,
+            self._post,
+            lambda job_id: load_subject(self._store.jobs.find(job_id)),
+            self._collected,
         )
 
     @cached_property

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ascendrun.core.errors import AscendrunError, ControllerReplacedError
-from ascendrun.core.pulse import Clock
 from ascendrun.core.retention import Retention
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.loop.call_guard import Guard
@@ -35,6 +34,7 @@ from ascendrun.head.protocol.release import import_everything, own_release, rele
 from ascendrun.head.protocol.remote import AgentConnection, ConnectionListener
 from ascendrun.head.ssh.transport import Backend
 from ascendrun.head.state.job_table import StoredJob
+from ascendrun.head.state.pulse_file import clock_now
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.store_file import LostLeaseError
 from ascendrun.node.pack import read_sources
@@ -114,6 +114,7 @@ class Controller:
             post=self.post,
             record=lambda *noted: self._jobs.record(*noted),
             separate=lambda *noted: self._jobs.note_separate(*noted),
+            collected=lambda job_id, attempt: self._jobs.judging.repeat(job_id, attempt),
         )
         jobs = LiveJobs(self._store, links, collectors, retention, self._guard, self.post)
         operations = Operations(links, self.post)
@@ -283,7 +284,7 @@ class Controller:
 
     def _status(self, request: messages.Status, answer: Answer) -> None:
         live = [runner.job.id for runner in self._jobs if not runner.job.is_terminal]
-        pulse = self._pulse.make(self._jobs, Clock.now())
+        pulse = self._pulse.make(self._jobs, clock_now())
         answer(messages.ControllerStatus(os.getpid(), tuple(live), pulse, guard_pid()), b"", True)
 
     def _shutdown(self, request: messages.Shutdown, answer: Answer) -> None:

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable
 
@@ -16,7 +15,10 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.jobs.inputs import Diagnosed, JobInput
 from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.outcome import judge_quickly
+from ascendrun.core.jobs.reasons import load_first
 from ascendrun.core.jobs.restart import load_failure
+from ascendrun.head.spool.verdicts import is_outdated
+from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.node.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -49,6 +51,10 @@ class Judging:
         self._state_dir, self._artifacts, self._feed, self._post = state_dir, artifacts, feed, post
         self._cases: dict[str, _Case] = {}
 
+    def is_open(self, job_id: str) -> bool:
+        """Return whether a diagnosis of the job is awaited."""
+        return job_id in self._cases
+
     def start(self, runner: JobRunner) -> None:
         """Request the files that may explain the failure, and diagnose when they are here."""
         job = runner.job
@@ -58,13 +64,14 @@ class Judging:
                 self._artifacts().fetch(job.id, job.attempt, only_missing=True)
 
     def tick(self, runner: JobRunner, quiet_s: Mapping[str, float]) -> None:
-        """Diagnose the attempt of a stopping job when its evidence is complete, or has had its time to arrive; a host
-        that has been silent for so long, by `quiet_s`, is not waited for again."""
+        """Diagnose the attempt of a stopping or failed job when its evidence is complete, or has had its time to
+        arrive; a host that has been silent for so long, by `quiet_s`, is not waited for again."""
         job = runner.job
         case = self._cases.get(job.id)
         if case is None:
             return
-        if job.state is not State.STOPPING or job.attempt != case.attempt or job.failure is not None:
+        is_over = job.state not in (State.STOPPING, State.FAILED)
+        if is_over or job.attempt != case.attempt or job.failure is not None:
             del self._cases[job.id]
             return
         now = time.monotonic()
@@ -75,25 +82,37 @@ class Judging:
         is_complete = runner.copies.has_all(but=gone) and not self._artifacts().is_waiting(job.id, job.attempt)
         if is_complete or now - case.proven_mono > GATHER_WAIT_S or job.go_sent_at_s is None:
             case.is_running = True
-            threading.Thread(target=self._judge, args=(runner, job.attempt), daemon=True).start()
+            self._judge(job.id, job.attempt, lambda: Diagnosed(job.attempt, judge_quickly(runner.job)))
 
-    def _judge(self, runner: JobRunner, attempt: int) -> None:
-        """Run the child; called in a thread."""
-        result: Diagnosed | None = None
+    def repeat(self, job_id: str, attempt: int) -> None:
+        """Diagnose an attempt again if more evidence has arrived since its diagnosis."""
+        if job_id not in self._cases and is_outdated(spool_dir(self._state_dir, job_id, attempt)):
+            self._judge(job_id, attempt, lambda: None)
+
+    def _judge(self, job_id: str, attempt: int, without: Callable[[], Diagnosed | None]) -> None:
+        """Run the child in a thread, and feed its answer; `without` gives the answer if there is none."""
+
+        def take(result: Diagnosed | None) -> None:
+            result = result or without()
+            if result is not None:
+                self._feed(job_id, result)
+
+        def run() -> None:
+            result = self._run_child(job_id, attempt)
+            self._post(lambda: take(result))
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def _run_child(self, job_id: str, attempt: int) -> Diagnosed | None:
         try:
             failpoint("judge.before_child")
-            command = [sys.executable, "-m", "ascendrun.query.judge", str(self._state_dir), runner.job.id, str(attempt)]
+            command = [sys.executable, "-m", "ascendrun.query.judge", str(self._state_dir), job_id, str(attempt)]
             ended = subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=CHILD_S, cwd="/", check=True
             )
             values = json.loads(ended.stdout)
-            result = Diagnosed(attempt, load_failure(values["failure"]), values["last_step"])
+            first = load_first(values["first"])
+            return Diagnosed(attempt, load_failure(values["failure"]), values["last_step"], first)
         except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
-            print(
-                f"controller: {runner.job.id}: no diagnosis of attempt {attempt}: {error}", file=sys.stderr, flush=True
-            )
-        self._post(partial(self._take, runner, attempt, result))
-
-    def _take(self, runner: JobRunner, attempt: int, result: Diagnosed | None) -> None:
-        if runner.job.attempt == attempt:
-            self._feed(runner.job.id, result or Diagnosed(attempt, judge_quickly(runner.job)))
+            print(f"controller: {job_id}: no diagnosis of attempt {attempt}: {error}", file=sys.stderr, flush=True)
+            return None

@@ -26,6 +26,7 @@ from ascendrun.node.failpoint import failpoint
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.draft import Step
+    from ascendrun.core.jobs.inputs import JobInput
     from ascendrun.core.jobs.job import Job
     from ascendrun.core.jobs.job_copy import JobCopy
     from ascendrun.head.loop.job.runner import JobRunner
@@ -73,7 +74,15 @@ class LiveJobs:
 
     def is_busy(self, *, now_s: float) -> bool:
         """Return whether a job is live, or has ended so recently that its last bytes may still arrive."""
-        return any(runner.job.ended_at_s is None or now_s - runner.job.ended_at_s < SETTLING_S for runner in self)
+        return any(
+            runner.job.ended_at_s is None
+            or now_s - runner.job.ended_at_s < SETTLING_S
+            or self._is_judging(runner.job.id)
+            for runner in self
+        )
+
+    def _is_judging(self, job_id: str) -> bool:
+        return "judging" in vars(self) and self.judging.is_open(job_id)
 
     # From any thread
 
@@ -167,10 +176,12 @@ class LiveJobs:
 
     def _forget(self, job_id: str) -> None:
         runner = self._runners[job_id]
-        if runner.job.held_hosts:
+        if runner.job.held_hosts or self._is_judging(job_id):
             return
         self._store.jobs.mark_drained(job_id)
         del self._runners[job_id]
+        if runner.job.go_sent_at_s is not None:
+            self.judging.repeat(job_id, runner.job.attempt)
 
     # Connections and time
 
@@ -187,7 +198,19 @@ class LiveJobs:
     def judging(self) -> Judging:
         from ascendrun.head.loop.judging import Judging
 
-        return Judging(self._state_dir, lambda: self._collectors.artifacts, self.steps.feed, self._post)
+        return Judging(self._state_dir, lambda: self._collectors.artifacts, self._take_diagnosis, self._post)
+
+    def _take_diagnosis(self, job_id: str, event: JobInput) -> None:
+        """Feed a diagnosis, also to a job that has no runner any more."""
+        from ascendrun.core.jobs.lifecycle import advance
+
+        if job_id in self._runners:
+            self.steps.feed(job_id, event)
+            return
+        job = self._job(job_id)
+        if job is not None:
+            step = advance(job, event, now_s=time.time())
+            self._store.jobs.save(step.job, step.events, now_s=time.time())
 
     def on_up(self, link: AgentConnection) -> None:
         self.placing.changes += 1
@@ -220,10 +243,10 @@ class LiveJobs:
         }
         for runner in self:
             self._guard(runner.tick)
+            self._guard(partial(self.judging.tick, runner, quiet_s))
             if runner.job.is_terminal:
                 self._guard(runner.copies.drain)
                 continue
-            self._guard(partial(self.judging.tick, runner, quiet_s))
             if was_away:
                 self.steps.restart_timers(runner.job.id)
             self.steps.feed(runner.job.id, Tick(reachable, runner.leases.expired(), quiet_s))
@@ -297,9 +320,8 @@ class LiveJobs:
 
     def _fetch_artifacts(self, before: Job, step: Step) -> None:
         """Request the files that may explain a failure immediately: logs rotate, and devices recover."""
-        from ascendrun.core.jobs.draft import may_restart
         from ascendrun.head.spool.artifact_fetch import failed_attempt
 
         attempt = failed_attempt(before, step.job, step.transitions)
-        if attempt is not None and not may_restart(before):  # else requested when it started to stop
+        if attempt is not None and not self._is_judging(before.id):  # else requested when it started to stop
             self._guard(lambda: self._collectors.artifacts.fetch(before.id, attempt))

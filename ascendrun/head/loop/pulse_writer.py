@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ascendrun.core.pulse import PULSE_NAME, PULSE_S, Clock, HostPulse, JobPulse, Pulse, Sight, read_pulse
+from ascendrun.core.pulse import PULSE_S, Clock, HostPulse, JobPulse, Pulse, Sight
 from ascendrun.core.reachability import UNKNOWN
+from ascendrun.head.state.pulse_file import PULSE_NAME, clock_now, read_pulse
 
 if TYPE_CHECKING:
     from ascendrun.head.loop.job.runner import JobRunner
@@ -25,7 +26,7 @@ class PulseWriter:
     def __init__(self, state_dir: Path, release: str) -> None:
         self._path = state_dir / PULSE_NAME
         self._release = release
-        self._before = Sight(read_pulse(state_dir), Clock.now())
+        self._before = Sight(read_pulse(state_dir), clock_now())
         self._written: tuple[Any, ...] | None = None
         self._look_s = self._due_s = float("-inf")
 
@@ -35,7 +36,7 @@ class PulseWriter:
 
     def tick(self, runners: Iterable[JobRunner], now: Clock | None = None) -> None:
         """Write when it is due; may be called at any rate."""
-        now = now or Clock.now()
+        now = now or clock_now()
         if now.boot_s < self._look_s:
             return
         self._look_s = now.boot_s + LOOK_S

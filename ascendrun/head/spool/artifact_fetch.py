@@ -161,7 +161,8 @@ class _Pending:
 
 
 class ArtifactFetcher:
-    """Use from the controller's thread, except `take`. `find(job id)` returns the subject; raises NotFoundError."""
+    """Use from the controller's thread, except `take`. `find(job id)` returns the subject; raises NotFoundError.
+    `collected(job id, attempt)` is called when no connected host of an attempt has still to reply."""
 
     def __init__(
         self,
@@ -169,8 +170,10 @@ class ArtifactFetcher:
         links: Connections,
         post: Callable[[Callable[[], None]], None],
         find: Callable[[str], Subject],
+        collected: Callable[[str, int], None] = lambda job_id, attempt: None,
     ) -> None:
         self._state_dir, self._links, self._post, self._find = state_dir, links, post, find
+        self._collected = collected
         self._pending: dict[tuple[str, int, str], _Pending] = {}
         self._receiving: dict[tuple[str, Host], _Receiving] = {}
 
@@ -286,6 +289,8 @@ class ArtifactFetcher:
         self._request_file(pending).unlink(missing_ok=True)  # the directory may have been cleared
         for done in pending.done:
             done(problem)
+        if not self.is_waiting(pending.subject.job_id, pending.attempt):
+            self._collected(pending.subject.job_id, pending.attempt)
 
     def _request_file(self, pending: _Pending) -> Path:
         name = f"{pending.subject.job_id}.{pending.attempt}.{pending.host.name}"

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ascendrun.ascend.signatures import Signature, signature_of
+from ascendrun.core.jobs.job import Exit
+from ascendrun.core.jobs.outcome import exit_reason
+from ascendrun.core.jobs.reasons import LOST, FirstFailure, Reason, because
 from ascendrun.core.jobs.restart import Failure, Kind
 from ascendrun.health.diagnosis.evidence import Evidence
 from ascendrun.health.diagnosis.result import Diagnosis
@@ -38,6 +41,27 @@ def failure_of(found: Diagnosis, evidence: Evidence) -> Failure:
     return Failure(
         kind, found.code, found.hosts, found.ranks, found.confidence.value, found.retry, is_proven=own or seen
     )
+
+
+def first_of(found: Diagnosis, evidence: Evidence) -> FirstFailure:
+    """Return what failed first by a diagnosis, as every output names it."""
+    return FirstFailure(_reason(found, evidence), found.confidence.value)
+
+
+def _reason(found: Diagnosis, evidence: Evidence) -> Reason:
+    if found.code in LOST.values():
+        return because(found.code, found.hosts, found.ranks)
+    if not found.ranks:
+        return because("hosts-failed", found.hosts) if found.hosts else because("first-unknown")
+    rank = next((one for one in evidence.ranks if one.rank == found.ranks[0]), None)
+    if rank is not None and len(found.ranks) == 1:
+        if rank.start_failed is not None:
+            return because("rank-start-failed", [rank.host], found.ranks, rank.start_failed)
+        if rank.has_failed:
+            end = exit_reason(rank.rank, rank.host, Exit(rank.code, rank.signal, 0))
+            return because(end.code, found.hosts, found.ranks, **end.values)
+        return because("rank-failed", found.hosts, found.ranks)
+    return because("ranks-failed", found.hosts, found.ranks)
 
 
 def _kind_of(row: Signature) -> Kind:

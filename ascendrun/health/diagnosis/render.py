@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ascendrun.ascend.signatures import Description, scan, signature_of, strongest
 from ascendrun.health.diagnosis.lines.rank_lines import RULED
-from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Proof, Role
+from ascendrun.health.diagnosis.result import ChainLink, Diagnosis, Proof, Role
 from ascendrun.text import Rendered, Text, language, listed, template_of, translations
 
 MESSAGE_CHARACTERS, TAIL_CHARACTERS = 160, 60
@@ -22,11 +22,6 @@ NOT_RESTARTED = Text(
     "diagnosis.not-restarted",
     "not restarted automatically; with `checkpoint.dir` set, the next submission resumes from the latest checkpoint",
 )
-CONFIDENCE = {
-    Confidence.CERTAIN: Text("confidence.certain", "certain"),
-    Confidence.LIKELY: Text("confidence.likely", "likely"),
-    Confidence.UNKNOWN: Text("confidence.unknown", "unknown"),
-}
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 
 

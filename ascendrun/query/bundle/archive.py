@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Callable
 
 from ascendrun.core.logs.redaction import Redactor
-from ascendrun.core.output_file import write_output
+from ascendrun.output_file import write_output
 from ascendrun.text import Text
 
 SCHEMA_VERSION = 1

@@ -28,7 +28,7 @@ def test_a_failed_job_ends_with_its_first_failure_the_ranks_last_words_and_the_n
     assert result.code == 1
     story = result.err[result.err.index("first failure") :].splitlines()
     assert story == [
-        "first failure: rank 3 on n2 ended with exit code 7",
+        "first failure: rank 3 on n2 exited with code 7",
         "last error output of rank 3 on n2:",
         "    Traceback",
         "    ValueError: no data",

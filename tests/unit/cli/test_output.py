@@ -116,7 +116,7 @@ def test_show_tells_the_failing_rank_and_the_story(desk: Desk) -> None:
     desk.cluster.job_events = (Event("preflight-warning", {"warning": "QUEUED -> CHECKING"}, at_s=1.0),)
     desk.cluster.story = [rank_fails(1, 9)]
     out = desk.say("show", "demo").out
-    assert "rank 1 on n1 ended with exit code 9" in out
+    assert "rank 1 on n1 exited with code 9" in out
     assert "exit code 9\n" in out and "SIGTERM" in out
     assert "QUEUED -> CHECKING" in out
     assert json.loads(desk.say("show", "demo", "-o", "json").out)["ranks"][1]["exit_code"] == 9

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.core.output_file import write_bytes, write_output
+from ascendrun.output_file import write_bytes, write_output
 
 
 def test_a_file_is_replaced_when_it_is_complete(tmp_path: Path) -> None:

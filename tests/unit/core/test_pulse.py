@@ -17,9 +17,10 @@ from ascendrun.cli.follow import describe_bottom, describe_state
 from ascendrun.cluster import Cluster
 from ascendrun.core.jobs.job import Exit, Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.reasons import Reason, because
-from ascendrun.core.pulse import FRESH_S, PULSE_NAME, Clock, HostPulse, JobPulse, Pulse, Sight, read_pulse
+from ascendrun.core.pulse import FRESH_S, Clock, HostPulse, JobPulse, Pulse, Sight
 from ascendrun.core.settings import Settings
 from ascendrun.head.loop.pulse_writer import PulseWriter
+from ascendrun.head.state.pulse_file import PULSE_NAME, clock_now, read_pulse
 from ascendrun.query.views import state_now
 from tests.lib.top_world import controller_lock, make_world, write_pulse
 
@@ -122,7 +123,7 @@ class FakeRunner:
 
 def test_a_new_controller_claims_nothing_before_a_host_has_answered(tmp_path: Path) -> None:
     runner: Any = FakeRunner()
-    now = Clock.now()
+    now = clock_now()
     PulseWriter(tmp_path, "").tick([runner], now)
     assert Sight(read_pulse(tmp_path), now).job(JOB.id).liveness == dict.fromkeys(HOSTS, "UNKNOWN")
     for link in runner.links.values():
@@ -138,7 +139,7 @@ def test_a_new_controller_claims_nothing_before_a_host_has_answered(tmp_path: Pa
 
 def test_changes_are_written_within_a_second_and_nothing_else_before_five(tmp_path: Path) -> None:
     runner: Any = FakeRunner()
-    writer, now = PulseWriter(tmp_path, ""), Clock.now()
+    writer, now = PulseWriter(tmp_path, ""), clock_now()
     written = []
     for quarter in range(24):
         writer.tick([runner], replace(now, boot_s=now.boot_s + quarter / 4))
@@ -153,7 +154,7 @@ def test_a_full_disk_ends_no_controller(tmp_path: Path) -> None:
     writer = PulseWriter(tmp_path / "missing", "")
     writer.tick([])
     (tmp_path / "missing").mkdir()
-    writer.tick([], replace(Clock.now(), boot_s=Clock.now().boot_s + 1))
+    writer.tick([], replace(clock_now(), boot_s=clock_now().boot_s + 1))
     assert read_pulse(tmp_path / "missing") is not None
 
 
@@ -215,7 +216,7 @@ def shown(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> dict[str, tup
 def test_all_screens_agree(
     cluster: Cluster, capsys: pytest.CaptureFixture[str], age_s: float, heard_s: tuple[float, float], state: str
 ) -> None:
-    now = Clock.now()
+    now = clock_now()
     hosts = [HostPulse("ALIVE" if ago < 15 else "UNREACHABLE", now.at_s - ago, 2) for ago in heard_s]
     write_pulse(cluster.settings.state_dir, pulse=pulse_of(*hosts, age_s=age_s, now=now))
     seen = shown(cluster, capsys)
@@ -231,7 +232,7 @@ def test_the_controller_itself_is_asked_when_its_pulse_cannot_be_written(tmp_pat
     world.add_job("train", HOSTS, per_node=2, device_type="cpu")
 
     def reply(op: str, header: object, body: bytes, answer: Answer) -> None:
-        now = Clock.now()
+        now = clock_now()
         answer(ControllerStatus(os.getpid(), (), pulse_of(*[HostPulse("ALIVE", now.at_s, 2)] * 2, now=now)), b"", True)
 
     server = ControlServer(tmp_path, reply)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Callable
 
-from ascendrun.core.errors import AscendrunError
+from ascendrun.core.errors import AscendrunError, PreflightError
 from ascendrun.core.jobs import inputs
 from ascendrun.core.jobs.checkpoints import Listings, OnlyCopy, ResumePoint, incomplete
 from ascendrun.core.jobs.job import State
@@ -100,7 +100,8 @@ class JobSurvey:
         try:
             plan = build_plan(live.spec, live.placed, self.reports, replace(live.job, resume=resume), live.trees)
         except AscendrunError as error:
-            live.refuse(None, Failure.of(error))
+            hosts = error.hosts if isinstance(error, PreflightError) else ()
+            live.feed(inputs.Refused(None, Failure.of(error).line(), hosts))
             return
         stages = self._training_stages()
         paths = dict.fromkeys(path for stage in stages for path in stage.paths)
@@ -186,7 +187,8 @@ class JobSurvey:
     def _decide(self, plan: LaunchPlan, result: PreflightResult) -> None:
         live = self._live
         if result.held is not None:
-            live.feed(inputs.Held(result.hosts[0], result.held.message, result.held.values.get("run")))
+            owner = result.held.values.get("run")
+            live.feed(inputs.Held(result.hosts[0], result.held.message, owner, result.hosts))
         elif result.refusal is not None:
             live.feed(inputs.Refused(None, result.refusal, result.hosts))
         else:

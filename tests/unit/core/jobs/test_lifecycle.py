@@ -16,8 +16,9 @@ from ascendrun.core.jobs.draft import CONFIRM_S, HELD_S, HUNG_GRACE_S, TRANSITIO
 from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Cause, Exit, Job, Leftover, NodeProgress, Phase, Request, State, dump_job, load_job
 from ascendrun.core.jobs.lifecycle import advance, resume
+from ascendrun.core.jobs.outcome import first_failure
 from ascendrun.core.jobs.reasons import LOST, FirstFailure, because
-from ascendrun.core.jobs.restart import PastAttempt, RestartPolicy
+from ascendrun.core.jobs.restart import Failure, Kind, PastAttempt, RestartPolicy
 from ascendrun.text import Text
 
 HOSTS = ("node1", "node2")
@@ -178,7 +179,7 @@ def test_no_rank_is_named_where_the_exit_of_an_earlier_one_was_missed() -> None:
 def test_a_failed_rank_stops_every_node_and_the_job_fails_when_all_are_empty() -> None:
     story = Story(make_job()).tell(*to_running(), ended(2, 3))
     assert story.job.state is State.STOPPING
-    assert isinstance(story.actions[-1], inputs.StopNodes) and story.actions[-1].hosts == HOSTS
+    assert isinstance(story.actions[-2], inputs.StopNodes) and story.actions[-2].hosts == HOSTS
     story.tell(ended(0, 1, stopped=True), inputs.NodeEnded("node2"))
     assert story.job.state is State.STOPPING
     story.tell(inputs.NodeEnded("node1"))
@@ -216,7 +217,7 @@ def test_ranks_that_save_and_exit_0_because_they_were_stopped_are_no_success(by:
 
 def test_a_host_that_shuts_down_lets_all_ranks_save() -> None:
     story = Story(make_job()).tell(*to_running(), inputs.StopStarted("node1", "node", "SIGTERM", 1.0))
-    assert story.actions[-1] == inputs.StopNodes(HOSTS, now=False, grace_s=30)
+    assert story.actions[-2] == inputs.StopNodes(HOSTS, now=False, grace_s=30)
 
 
 def test_a_shutdown_after_the_work_is_complete_is_a_success() -> None:
@@ -599,3 +600,42 @@ def test_no_order_of_events_makes_an_illegal_move_or_wakes_an_ended_job(seed: in
         if story.job.state is State.RUNNING:
             assert all(node.phase in (Phase.STARTED, Phase.ENDED) for node in story.job.nodes)
     assert all(target in TRANSITIONS[source] for source, target in zip(story.states, story.states[1:]))
+
+
+OTHER = FirstFailure(because("rank-killed", ["node1"], [1], signal=9), "certain")
+"""What the diagnosis finds where the exits name rank 2."""
+
+
+def failed_by_its_exits() -> Story:
+    ends = [ended(2, 3), inputs.NodeEnded("node1"), inputs.NodeEnded("node2")]
+    return Story(make_job()).tell(*to_running(), *ends)
+
+
+def test_a_failed_job_shows_the_exits_until_its_diagnosis_is_there_and_then_that() -> None:
+    story = failed_by_its_exits()
+    quick = because("rank-exited", ["node2"], [2], code=3)
+    assert (story.job.state, story.job.first_failure) == (State.FAILED, FirstFailure(quick, "preliminary"))
+    assert inputs.Judge(1) in story.actions
+    assert resume(story.job, now_s=9.0).actions == (inputs.Judge(1),), "another controller diagnoses it"
+    story.tell(inputs.Diagnosed(1, Failure(Kind.OOM, "host-oom", ("node1",), (1,), "certain"), None, OTHER))
+    assert (story.job.first_failure, story.job.reason) == (OTHER, OTHER.reason)
+    [event] = [event for event in story.events if event.code == "diagnosed"]
+    assert (event.hosts, event.ranks, event.values["confidence"]) == (("node1",), (1,), "certain")
+    assert resume(story.job, now_s=9.0).actions == ()
+
+
+def test_a_later_diagnosis_replaces_the_first_and_a_failed_one_is_said_to_be_unknown() -> None:
+    story = failed_by_its_exits().tell(inputs.Diagnosed(1, Failure(Kind.UNKNOWN, "unknown")))
+    assert story.job.first_failure is not None and story.job.first_failure.confidence == "unknown"
+    story.tell(inputs.Diagnosed(1, Failure(Kind.OOM, "host-oom", ("node1",), (1,), "certain"), None, OTHER))
+    assert story.job.first_failure == OTHER
+
+
+def test_the_clock_of_a_host_that_is_behind_does_not_make_its_rank_the_first() -> None:
+    """Rank 0 of node1, which is 60 s behind, follows rank 2: by its own clock it would be first."""
+    nodes = tuple(
+        NodeProgress(host, k, ranks=(2 * k,), exits={2 * k: Exit(1, None, at_ns)})
+        for k, (host, at_ns) in enumerate([("node1", 41 * 10**9), ("node2", 100 * 10**9)])
+    )
+    found = first_failure(nodes, {"node1": -60.0, "node2": 0.0}, forks=False)
+    assert found is not None and (found.hosts, found.ranks) == (("node2",), (2,))
