@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError, ConflictError, PreflightError, Problem, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
@@ -69,15 +70,15 @@ class Operations:
         self._sweep()
 
     def run(self, operation: _Operation) -> None:
-        """Run an operation of another module; it calls `sweep_later` after each reply."""
-        self._start(operation)
+        """Run an operation; it calls `sweep_later` after each reply."""
+        self._running.append(operation)
+        operation.start()
 
     def sweep_later(self) -> None:
         self._post(self._sweep)
 
-    def _start(self, operation: _Operation) -> None:
-        self._running.append(operation)
-        operation.start()
+    def context(self, answer: Answer) -> OperationContext:
+        return OperationContext(self._links, self._post, answer, self.sweep_later)
 
     def _sweep(self) -> None:
         self._running = [operation for operation in self._running if not operation.is_done]
@@ -86,7 +87,7 @@ class Operations:
 
     def execute(self, request: messages.Exec, answer: Answer) -> None:
         """Run the command on every host; send one reply for each, in order of arrival."""
-        self._start(_Exec(request, self._links, self._post, answer, self._sweep))
+        self.run(_Exec(request, OperationContext(self._links, self._post, answer, self._sweep)))
 
     def query_nodes(self, request: messages.Nodes, answer: Answer) -> None:
         """Send the report of every host, or the reason of its absence, in order of arrival."""
@@ -121,13 +122,13 @@ class Operations:
                 reported=reported,
                 refused=lambda name, failure: reply(messages.NodeReply(name, refused=failure)),
             )
-            self._start(query)
+            self.run(query)
 
     def survey(self, request: messages.Survey, answer: Answer) -> None:
         """Send the data of every host for the checks; one reply for each."""
         from ascendrun.head.survey.surveys import SurveyOperation
 
-        self._start(SurveyOperation(request, self._links, self._post, answer, ended=self.sweep_later))
+        self.run(SurveyOperation(request, self._links, self._post, answer, ended=self.sweep_later))
 
     def sample(self, request: messages.Sample, answer: Answer, ingest: SampleIngest) -> None:
         """Send a new sample of every host; one reply for each, in order of arrival."""
@@ -137,15 +138,15 @@ class Operations:
             if not request.hosts:
                 answer(None, b"", True)
                 return
-        self._start(_Sampling(request, self._links, self._post, answer, self.sweep_later, ingest))
+        self.run(_Sampling(request, self.context(answer), ingest))
 
     def stacks(self, hosts: Sequence[Host], tag: str, answer: Answer) -> None:
         """Send the stacks of an attempt's ranks on every host; one reply for each."""
-        self._start(_Stacks(hosts, tag, self._links, self._post, answer, self.sweep_later))
+        self.run(_Stacks(hosts, tag, self.context(answer)))
 
     def rank_process(self, host: Host, tag: str, rank: int, answer: Answer) -> None:
         """Send the command of a shell next to a running rank."""
-        self._start(_RankProcess(host, tag, rank, self._links, self._post, answer, self.sweep_later))
+        self.run(_RankProcess(host, tag, rank, self.context(answer)))
 
     def plan(self, request: messages.Plan, answer: Answer, place: Callable[[Submission], tuple[Host, ...]]) -> None:
         """Send the plan that a submission would get, as `render_plan` shows it. `place` chooses its hosts."""
@@ -196,21 +197,25 @@ class Operations:
             problems.append(Problem(host, None, None, failure.message, failure.hint))
             reply_when_complete()
 
-        self._start(NodeQuery(hosts, self._links, self._post, reported=reported, refused=refused))
+        self.run(NodeQuery(hosts, self._links, self._post, reported=reported, refused=refused))
+
+
+@dataclass(frozen=True)
+class OperationContext:
+    """`post` runs a call in the controller's thread; `ended` runs after every reply."""
+
+    links: Connections
+    post: Callable[[Callable[[], None]], None]
+    answer: Answer
+    ended: Callable[[], None]
 
 
 class HostOperation:
-    """One call to each of several hosts. `waiting`: hosts without a reply yet; `ended` runs after every reply."""
+    """One call to each of several hosts. `waiting`: hosts without a reply yet."""
 
-    def __init__(
-        self,
-        hosts: Sequence[Host],
-        links: Connections,
-        post: Callable[[Callable[[], None]], None],
-        answer: Answer,
-        ended: Callable[[], None],
-    ) -> None:
-        self._hosts, self._links, self._post, self._answer, self._ended = hosts, links, post, answer, ended
+    def __init__(self, hosts: Sequence[Host], context: OperationContext) -> None:
+        self._hosts, self._links, self._post = hosts, context.links, context.post
+        self._answer, self._ended = context.answer, context.ended
         self.waiting: set[str] = {host.name for host in hosts}
 
     @property
@@ -246,15 +251,8 @@ class HostOperation:
 class _Exec(HostOperation):
     """A command on several hosts."""
 
-    def __init__(
-        self,
-        request: messages.Exec,
-        links: Connections,
-        post: Callable[[Callable[[], None]], None],
-        answer: Answer,
-        ended: Callable[[], None],
-    ) -> None:
-        super().__init__(request.hosts, links, post, answer, ended)
+    def __init__(self, request: messages.Exec, context: OperationContext) -> None:
+        super().__init__(request.hosts, context)
         self._request, self._started_mono = request, time.monotonic()
 
     def start(self) -> None:
@@ -278,16 +276,8 @@ class _Exec(HostOperation):
 class _Stacks(HostOperation):
     """The stacks of an attempt's ranks."""
 
-    def __init__(
-        self,
-        hosts: Sequence[Host],
-        tag: str,
-        links: Connections,
-        post: Callable[[Callable[[], None]], None],
-        answer: Answer,
-        ended: Callable[[], None],
-    ) -> None:
-        super().__init__(hosts, links, post, answer, ended)
+    def __init__(self, hosts: Sequence[Host], tag: str, context: OperationContext) -> None:
+        super().__init__(hosts, context)
         self._tag = tag
 
     def start(self) -> None:
@@ -302,17 +292,8 @@ class _Stacks(HostOperation):
 class _RankProcess(HostOperation):
     """The process of a running rank on its host."""
 
-    def __init__(
-        self,
-        host: Host,
-        tag: str,
-        rank: int,
-        links: Connections,
-        post: Callable[[Callable[[], None]], None],
-        answer: Answer,
-        ended: Callable[[], None],
-    ) -> None:
-        super().__init__((host,), links, post, answer, ended)
+    def __init__(self, host: Host, tag: str, rank: int, context: OperationContext) -> None:
+        super().__init__((host,), context)
         self._request = agent.RankProcess(tag, rank)
 
     def start(self) -> None:
@@ -336,16 +317,8 @@ class _RankProcess(HostOperation):
 class _Sampling(HostOperation):
     """A sample of several hosts. Every host gets a reply within timeout_s, `refused` if it took no sample."""
 
-    def __init__(
-        self,
-        request: messages.Sample,
-        links: Connections,
-        post: Callable[[Callable[[], None]], None],
-        answer: Answer,
-        ended: Callable[[], None],
-        ingest: SampleIngest,
-    ) -> None:
-        super().__init__(request.hosts, links, post, answer, ended)
+    def __init__(self, request: messages.Sample, context: OperationContext, ingest: SampleIngest) -> None:
+        super().__init__(request.hosts, context)
         self._request, self._ingest = request, ingest
 
     def start(self) -> None:

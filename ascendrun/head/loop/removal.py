@@ -11,12 +11,10 @@ from typing import Callable
 from ascendrun.core.errors import ConflictError
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.retention import Removal
-from ascendrun.head.agents.connections import Connections
-from ascendrun.head.loop.operations import HostOperation
+from ascendrun.head.loop.operations import HostOperation, OperationContext
 from ascendrun.head.loop.pruning import NODE_S, hosts_of
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol import control_messages as messages
-from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.pull_limits import allocated_bytes
 from ascendrun.head.state.job_files import job_folder
@@ -37,14 +35,11 @@ class RemoveOperation(HostOperation):
         self,
         request: messages.Remove,
         store: Store,
-        links: Connections,
+        context: OperationContext,
         *,
         live: Collection[str],
         fetching: Collection[str],
         cancel: Callable[[Collection[str], Callable[[], None]], None],
-        post: Callable[[Callable[[], None]], None],
-        answer: Answer,
-        ended: Callable[[], None],
     ) -> None:
         self._request, self._store, self._state_dir, self._cancel = request, store, store.path.parent, cancel
         stored = [store.jobs.find(job_id) for job_id in request.jobs]
@@ -54,7 +49,7 @@ class RemoveOperation(HostOperation):
         self._names = {one.job.pipeline or one.job.id for one in stored}
         self._failed: list[str] = []
         self._is_head_done = False
-        super().__init__(tuple(hosts_of(stored).values()), links, post, answer, ended)
+        super().__init__(tuple(hosts_of(stored).values()), context)
 
     @property
     def is_done(self) -> bool:

@@ -59,12 +59,9 @@ class Upkeep:
         operation = RemoveOperation(
             request,
             context.store,
-            context.links,
+            context.operations.context(answer),
             live={runner.job.id for runner in context.jobs},
             fetching=outputs.jobs_now(),
             cancel=outputs.cancel,
-            post=context.post,
-            answer=answer,
-            ended=context.operations.sweep_later,
         )
         context.operations.run(operation)

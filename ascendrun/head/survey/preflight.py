@@ -7,15 +7,12 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.findings import Finding, Severity, paused_collector
-from ascendrun.core.node_messages import Failure
-from ascendrun.core.reports import NodeReport
-from ascendrun.head.survey.doctor import Question, SurveyResults
+from ascendrun.core.findings import Finding, Severity
+from ascendrun.head.survey.doctor import Question
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
-    from ascendrun.core.jobs.plan import LaunchPlan
     from ascendrun.health.survey.check_context import CheckContext
 
 MOST_WARNINGS = 20
@@ -48,29 +45,6 @@ def preflight_question(spec: JobSpec, training: tuple[str, ...] = ()) -> Questio
     required = {plain_name(name) for name in spec.checks.require}
     is_full = any(check.is_full and check.name in required for check in CHECKS)
     return Question(spec=spec, device_type=spec.devices.type, training=training, is_full=is_full)
-
-
-def preflight_context(
-    answers: SurveyResults, reports: Mapping[str, NodeReport], spec: JobSpec, plan: LaunchPlan, *, now_s: float
-) -> CheckContext:
-    """Return what the nodes reported, for the checks and for the plan of a training."""
-    from ascendrun.health.survey.check_context import CheckContext
-    from ascendrun.health.survey.facts import NodeFacts, Unreached
-    from ascendrun.health.survey.probes import read_facts
-
-    facts: dict[str, NodeFacts] = {}
-    unreached: dict[str, Unreached] = {}
-    with paused_collector():
-        for host, report in reports.items():
-            answer = answers.get(host, {})
-            if "results" in answer:
-                facts[host] = read_facts(report, answer["results"])
-            else:
-                why: Failure = answer.get("refused") or Failure("internal", "")
-                unreached[host] = Unreached(why.code, why.message, why.hint)
-    return CheckContext(
-        facts=facts, unreached=unreached, job=spec, plan=plan, device_type=spec.devices.type, now_s=now_s
-    )
 
 
 def evaluate_preflight(

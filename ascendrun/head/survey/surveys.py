@@ -6,7 +6,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Callable
 
-from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport, report_values
@@ -15,11 +14,11 @@ from ascendrun.head.agents.node_query import NodeQuery
 from ascendrun.head.protocol.control_messages import Survey, SurveyReply
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.survey.doctor import Examination, Question, SurveyResults
-from ascendrun.head.survey.submission import Submission, make_job
+from ascendrun.head.survey.submission import Submission
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.core.jobs.plan import LaunchPlan
+    pass
 
 CONNECT_S = 20.0
 """Seconds after which a host without a running agent fails; the others do not wait longer for it."""
@@ -86,21 +85,12 @@ class SurveyOperation:
         if len(self._reports) + len(self._refused) < len(self._hosts):
             return
         ordered = {host.name: self._reports[host.name] for host in self._hosts if host.name in self._reports}
+        from ascendrun.head.survey.survey_reader import dry_plan
+
+        plan = None if self._refused else dry_plan(self._submission, self._reports, time.time())
         Examination(
-            self._hosts, ordered, self._question, self._plan(), links=self._links, post=self._post, done=self._reply
+            self._hosts, ordered, self._question, plan, links=self._links, post=self._post, done=self._reply
         ).start()
-
-    def _plan(self) -> LaunchPlan | None:
-        """Return the plan; None if these hosts cannot run the job: the findings or the caller's own plan report why."""
-        from ascendrun.head.survey.submission import build_plan
-
-        if self._submission is None or self._refused:
-            return None
-        job = make_job(self._submission, "j-new", "dry-run", time.time())
-        try:
-            return build_plan(self._submission.spec, self._submission.hosts, self._reports, job, self._submission.trees)
-        except AscendrunError:
-            return None
 
     def _reply(self, answers: SurveyResults) -> None:
         self.is_done = True

@@ -24,7 +24,7 @@ from ascendrun.head.loop.job.live_job import LiveJob
 from ascendrun.head.protocol.remote import AgentConnection
 from ascendrun.head.state.job_files import write_plan
 from ascendrun.head.survey.doctor import Examination, SurveyResults
-from ascendrun.head.survey.preflight import PreflightResult, evaluate_preflight, preflight_context, preflight_question
+from ascendrun.head.survey.preflight import PreflightResult, evaluate_preflight, preflight_question
 from ascendrun.head.survey.submission import build_plan, stages_around
 
 if TYPE_CHECKING:
@@ -131,7 +131,9 @@ class JobSurvey:
         live = self._live
         if not self._is_current(plan):
             return
-        context = preflight_context(answers, self.reports, live.spec, plan, now_s=time.time())
+        from ascendrun.head.survey.survey_reader import make_context
+
+        context = make_context(answers, self.reports, live.spec, plan, now_s=time.time())
         known = {host.name: live.context.idle_memory(host) for host in live.placed}
         result = evaluate_preflight(context, live.spec, idle_memory=known)
         for host in live.placed:
