@@ -283,7 +283,7 @@ def load_policy(row: Mapping[str, Any]) -> RestartPolicy:
 
 
 def policy_of(spec: Mapping[str, Any]) -> RestartPolicy:
-    """Return the policy of a job spec, as JSON values; a spec of an earlier release has none."""
+    """Return the policy of a job spec, as JSON values; without a section `restart`: the default."""
     section = spec.get("restart")
     if not isinstance(section, Mapping):
         return RestartPolicy()

@@ -351,7 +351,7 @@ def _announce(store: Store, jobs: Sequence[str], lost: Sequence[str], now_s: flo
 
 
 def _complete_directories(store: Store) -> None:
-    """Write the copies and records that are missing, such as those of an earlier release."""
+    """Write the copies and records that are missing: the disk may have been full."""
     state_dir = store.path.parent
     for row in store.jobs.raw_rows():
         stored = _read_row(row)

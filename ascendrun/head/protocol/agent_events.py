@@ -59,11 +59,11 @@ def _make_event(host: str, line: Mapping[str, Any]) -> inputs.JobInput | None:
             host, int(line["rank"]), str(line.get("why", "")), None if after_s is None else float(after_s)
         )
     if kind == "start_failed":
-        return inputs.StartFailed(host, line.get("rank"), start_failure(line).line())
+        return inputs.StartFailed(host, line.get("rank"), Failure.of_node(line).line())
     if kind == "ended":
         rows = line.get("exits") or {}
         exits = {int(rank): load_dataclass(Exit, {**row, "at_ns": line["at_ns"]}) for rank, row in rows.items()}
-        return inputs.NodeEnded(host, tuple(map(_make_leftover, line.get("leftovers", ()))), exits)
+        return inputs.NodeEnded(host, tuple(load_dataclass(Leftover, row) for row in line.get("leftovers", ())), exits)
     if kind == "leftovers_gone":
         return inputs.LeftoversGone(host)
     if kind == "io_error":
@@ -82,18 +82,6 @@ def _make_event(host: str, line: Mapping[str, Any]) -> inputs.JobInput | None:
             done=bool(line.get("done")),
         )
     return None
-
-
-def _make_leftover(row: Any) -> Leftover:
-    """Return the leftover of an `ended` line; of an earlier release: only its pid."""
-    return load_dataclass(Leftover, row) if isinstance(row, Mapping) else Leftover(int(row))
-
-
-def start_failure(line: Mapping[str, Any]) -> Failure:
-    """Return why a rank could not be started. Before release 0.9 nodes wrote sentences: `message` and `hint`."""
-    if isinstance(line.get("message"), str):
-        return Failure("cannot-start", str(line["message"]), line.get("hint"))
-    return Failure.of_node(line)
 
 
 def make_report(host: Host, info: AgentInfo, probe: ProbeReply, *, clock_offset_s: float, login: Login) -> NodeReport:

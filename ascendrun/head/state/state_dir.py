@@ -126,7 +126,7 @@ def spool_dir(state_dir: Path, job_id: str, attempt: int) -> Path:
 
 
 def is_spool_of(attempt_dir: Path, tag: str) -> bool:
-    """Return whether an attempt's spool directory is of this attempt, or of an earlier release, which did not say."""
+    """Return whether an attempt's spool directory is of this attempt, or of none yet."""
     try:
         return (attempt_dir / SPOOL_RUN).read_text() in (tag, "")
     except OSError:

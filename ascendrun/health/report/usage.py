@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobUse:
-    """Use of devices by one ended job. `user`: who submitted it, None: unknown (an earlier release stored it).
+    """Use of devices by one ended job. `user`: who submitted it, None: unknown.
 
     `devices`: of its newest attempt. `held_s`: seconds in which it had its hosts, from the checks to the end of each
     attempt. `device_hours`: in that time, over all attempts. None: unknown, or it never had a host.
