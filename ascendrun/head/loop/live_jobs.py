@@ -116,7 +116,7 @@ class LiveJobs:
                 self._guard(lambda: self._collectors.artifacts.fetch(stored.job.id, attempt, only_missing=True))
             noted = {event.code for event in self.events_of(stored.job.id) if event.attempt == stored.job.attempt}
             if not noted & {"outputs-fetched", "outputs-missing", "outputs-failed"}:
-                self._fetch_outputs(runner)
+                self._guard(partial(request_outputs, self._collectors, runner))
         if runner.job.go_sent_at_s is not None:
             for host in runner.job.hosts:
                 runner.copies.present.take_records(host)
@@ -309,19 +309,23 @@ class LiveJobs:
             self._guard(call)  # the others continue if one fails
         failpoint("controller.after_actions")
         if step.transitions:
-            self._fetch_artifacts(before, step)
+            self._guard(partial(request_artifacts, self._collectors, before, step))
         if step.transitions and step.job.is_terminal:
-            self._fetch_outputs(runner)
+            self._guard(partial(request_outputs, self._collectors, runner))
             runner.copies.drain()
 
-    def _fetch_outputs(self, runner: JobRunner) -> None:
-        if runner.spec.outputs and runner.job.go_sent_at_s is not None:
-            self._guard(lambda: self._collectors.outputs.request(runner.job.id))
 
-    def _fetch_artifacts(self, before: Job, step: Step) -> None:
-        """Request the files that may explain a failure immediately: logs rotate, and devices recover."""
-        from ascendrun.head.spool.artifact_fetch import failed_attempt
+def request_outputs(collectors: Collectors, runner: JobRunner) -> None:
+    """Request the outputs of an ended job that was started."""
+    if runner.spec.outputs and runner.job.go_sent_at_s is not None:
+        collectors.outputs.request(runner.job.id)
 
-        attempt = failed_attempt(before, step.job, step.transitions)
-        if attempt is not None and not self._is_judging(before.id):  # else requested when it started to stop
-            self._guard(lambda: self._collectors.artifacts.fetch(before.id, attempt))
+
+def request_artifacts(collectors: Collectors, before: Job, step: Step) -> None:
+    """Request the files that may explain a failure immediately: logs rotate, and devices recover."""
+    from ascendrun.core.jobs.draft import may_restart
+    from ascendrun.head.spool.artifact_fetch import failed_attempt
+
+    attempt = failed_attempt(before, step.job, step.transitions)
+    if attempt is not None and not may_restart(before):  # else requested when it started to stop
+        collectors.artifacts.fetch(before.id, attempt)
