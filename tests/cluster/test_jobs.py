@@ -92,6 +92,11 @@ def test_a_failing_rank_is_named_and_when_the_job_has_failed_the_others_are_gone
     assert reason["values"] == {"code": 3}
     assert reason["message"] in done.stderr
     assert {rank["stopped"] for rank in scene.show("j-0001")["ranks"] if rank["rank"] != 2} == {True}
+    detail = scene.show("j-0001")  # `submit` has waited for the diagnosis
+    assert detail["job"]["confidence"] != "preliminary"
+    found = json.loads(scene.ascendrun("explain", "j-0001", "-o", "json").stdout)["diagnosis"]
+    shown = (detail["first_failure_ranks"], detail["first_failure_hosts"], detail["job"]["confidence"])
+    assert shown == (found["ranks"], found["hosts"], found["confidence"])
 
 
 def test_a_rank_killed_by_a_signal_is_named_with_the_signal(scene: Scene) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Callable, get_args
 
 from ascendrun.core.events import Event
-from ascendrun.core.jobs import inputs
+from ascendrun.core.jobs import endings, inputs
 from ascendrun.core.jobs.draft import (
     CONFIRM_S,
     JUDGE_S,
@@ -21,9 +21,9 @@ from ascendrun.core.jobs.draft import (
     stop_grace_s,
 )
 from ascendrun.core.jobs.inputs import JobInput
-from ascendrun.core.jobs.job import Cause, ForkedRank, Job, NodeProgress, Phase, State
-from ascendrun.core.jobs.outcome import first_failure, judge_quickly
-from ascendrun.core.jobs.reasons import LOST, Detail, FirstFailure, Reason, because, hung_at_exit
+from ascendrun.core.jobs.job import Cause, Job, NodeProgress, Phase, State
+from ascendrun.core.jobs.outcome import judge_quickly
+from ascendrun.core.jobs.reasons import Detail, FirstFailure, Reason, because
 from ascendrun.core.jobs.restart import Failure, Kind
 
 _BEFORE_GO = (State.CHECKING, State.STAGING, State.STARTING)
@@ -244,93 +244,6 @@ def _rank_started(draft: Draft, event: inputs.RankStarted) -> None:
         draft.set_node(event.host, phase=Phase.STARTED)
 
 
-def _rank_exited(draft: Draft, event: inputs.RankExited) -> None:
-    node = draft.job.node(event.host)
-    if event.rank in node.exits:
-        return
-    draft.set_node(event.host, exits={**node.exits, event.rank: event.exit})
-    if event.exit.killed_at_exit:
-        draft.record("rank-killed-at-exit", [event.host], [event.rank])
-    if event.exit.is_failure:
-        failure = _first_failure(draft.job)
-        assert failure is not None, "this rank has failed"
-        if draft.job.first_failure is None or draft.job.first_failure.is_preliminary:
-            draft.job = replace(draft.job, first_failure=failure)
-        draft.stop(Cause.FAILURE, failure.reason)
-
-
-def _first_failure(job: Job) -> FirstFailure | None:
-    clocks = {node.host: node.clock_offset_s for node in job.nodes}
-    found = first_failure(job.nodes, clocks, forks=job.forks)
-    return None if found is None else FirstFailure(found)
-
-
-def _forked_rank_started(draft: Draft, event: inputs.ForkedRankStarted) -> None:
-    forked = draft.job.node(event.host).forked
-    if event.rank not in forked or forked[event.rank].pid != event.pid:
-        draft.set_node(event.host, forked={**forked, event.rank: ForkedRank(event.pid)})
-
-
-def _forked_rank_exited(draft: Draft, event: inputs.ForkedRankExited) -> None:
-    forked = draft.job.node(event.host).forked
-    rank = forked.get(event.rank)
-    if rank is not None and rank.exit is None:
-        draft.set_node(event.host, forked={**forked, event.rank: replace(rank, exit=event.exit)})
-
-
-def _rank_hung_at_exit(draft: Draft, event: inputs.RankHungAtExit) -> None:
-    node = draft.job.node(event.host)
-    if event.rank not in node.lingering:
-        draft.set_node(event.host, lingering=(*node.lingering, event.rank))
-        values = {"cause": event.cause, "why": hung_at_exit(event.cause, event.after_s)}
-        draft.record("rank-hung-at-exit", [event.host], [event.rank], values)
-
-
-def _start_failed(draft: Draft, event: inputs.StartFailed) -> None:
-    code, ranks = ("host-start-failed", ()) if event.rank is None else ("rank-start-failed", (event.rank,))
-    reason = because(code, [event.host], ranks, event.why)
-    if draft.job.first_failure is None:
-        draft.job = replace(draft.job, first_failure=FirstFailure(reason))
-    draft.stop(Cause.FAILURE, reason)
-
-
-def _node_ended(draft: Draft, event: inputs.NodeEnded) -> None:
-    node = draft.job.node(event.host)
-    if node.may_run_processes:
-        exits = {**node.exits, **{rank: e for rank, e in event.exits.items() if not e.agrees(node.exits.get(rank))}}
-        draft.set_node(event.host, phase=Phase.ENDED, leftovers=event.leftovers, exits=exits)
-        if draft.job.first_failure is None:
-            draft.job = replace(draft.job, first_failure=_first_failure(draft.job))
-        if event.leftovers:
-            values = {
-                "pids": [one.pid for one in event.leftovers],
-                "count": len(event.leftovers),
-                "processes": [asdict(one) for one in event.leftovers],
-            }
-            draft.record("processes-remain", [event.host], values=values)
-    if event.host in draft.job.unconfirmed:
-        rest = tuple(host for host in draft.job.unconfirmed if host != event.host)
-        draft.job = replace(draft.job, unconfirmed=rest)
-        draft.record("processes-gone", [event.host])
-    if draft.job.state in (State.STARTING, State.RUNNING) and not _all_succeeded(draft.job.node(event.host)):
-        failure = draft.job.first_failure
-        draft.stop(Cause.FAILURE, failure.reason if failure else because("ranks-ended-early", [event.host]))
-
-
-def _node_lost(draft: Draft, event: inputs.NodeLost) -> None:
-    if not draft.job.node(event.host).may_run_processes:
-        return
-    draft.set_node(event.host, phase=Phase.LOST, lost=event.why)
-    draft.record("node-lost", [event.host], values={"why": event.why})
-    unconfirmed = tuple(host for host in draft.job.unconfirmed if host != event.host)
-    draft.job = replace(draft.job, unconfirmed=unconfirmed)
-    if draft.job.state in (State.STARTING, State.RUNNING):
-        reason = because(LOST[event.why], [event.host])
-        if draft.job.first_failure is None:
-            draft.job = replace(draft.job, first_failure=FirstFailure(reason))
-        draft.stop(Cause.NODE_LOST, reason)
-
-
 def _host_given_up(draft: Draft, event: inputs.HostGivenUp) -> None:
     """Wait no longer for checkpoints that only this host has."""
     job = draft.job
@@ -346,11 +259,6 @@ def _leftovers_gone(draft: Draft, event: inputs.LeftoversGone) -> None:
     if draft.job.node(event.host).leftovers:
         draft.set_node(event.host, leftovers=())
         draft.record("leftovers-gone", [event.host])
-
-
-def _supervisor_lost(draft: Draft, event: inputs.SupervisorLost) -> None:
-    if draft.job.node(event.host).may_run_processes:
-        draft.stop(Cause.NODE_LOST, because("supervisor-lost", [event.host]))
 
 
 def _stop_started(draft: Draft, event: inputs.StopStarted) -> None:
@@ -394,35 +302,6 @@ def _retry_requested(draft: Draft, event: inputs.RetryRequested) -> None:
     draft.job = replace(draft.job, past=tuple(past), ended_at_s=None)
 
 
-def _diagnosed(draft: Draft, event: inputs.Diagnosed) -> None:
-    """Take what failed first by the diagnosis, also after the end; a later one, with more evidence, replaces it."""
-    job = draft.job
-    if event.attempt != job.attempt:
-        past = (replace(one, failure=event.failure) if one.number == event.attempt else one for one in job.past)
-        draft.job = replace(job, past=tuple(past))
-    elif job.state in (State.STOPPING, State.BACKOFF, State.FAILED):
-        failure = judge_quickly(job) if job.cause is Cause.HUNG else event.failure  # what was seen before
-        draft.job = _with_first(replace(job, failure=failure, last_step=event.last_step), event.first)
-        if event.first is not None and event.first != job.first_failure:
-            first = event.first
-            values = {"reason": first.reason, "finding": event.failure.code, "confidence": first.confidence}
-            draft.record("diagnosed", first.reason.hosts, first.reason.ranks, values)
-
-
-def _with_first(job: Job, found: FirstFailure | None) -> Job:
-    """Return the job with what failed first, also in its reason. `found` None: there is no better answer than that of
-    its records."""
-    before = job.first_failure
-    if found is None or before is None:
-        return replace(job, first_failure=found if before is None else replace(before, confidence="unknown"))
-    reason = job.reason
-    if reason == before.reason:
-        reason = found.reason
-    elif reason.why == before.reason:
-        reason = because(reason.code, why=found.reason, **reason.values)
-    return replace(job, first_failure=found, reason=reason)
-
-
 def _tick(draft: Draft, event: inputs.Tick) -> None:
     job, draft.fenced = draft.job, event.fenced
     if job.state is State.STARTING and job.go_sent_at_s is not None and draft.now_s - job.go_sent_at_s > job.start_s:
@@ -455,11 +334,6 @@ def _give_up_waiting(draft: Draft, tick: inputs.Tick, *, waited_s: float) -> Non
         draft.job = replace(draft.job, unconfirmed=(*draft.job.unconfirmed, *unreachable, *stuck))
 
 
-def _all_succeeded(node: NodeProgress) -> bool:
-    ranks = all(rank in node.exits and node.exits[rank].is_success for rank in node.ranks)
-    return ranks and not any(exit.is_failure for exit in node.exits.values())
-
-
 _HANDLERS: Mapping[type[object], Callable[..., None]] = {
     inputs.NodesFree: _nodes_free,
     inputs.WaitingForNodes: _waiting_for_nodes,
@@ -477,23 +351,23 @@ _HANDLERS: Mapping[type[object], Callable[..., None]] = {
     inputs.Held: _held,
     inputs.HoldChanged: _hold_changed,
     inputs.RankStarted: _rank_started,
-    inputs.RankExited: _rank_exited,
-    inputs.ForkedRankStarted: _forked_rank_started,
-    inputs.ForkedRankExited: _forked_rank_exited,
-    inputs.RankHungAtExit: _rank_hung_at_exit,
-    inputs.StartFailed: _start_failed,
-    inputs.NodeEnded: _node_ended,
-    inputs.NodeLost: _node_lost,
+    inputs.RankExited: endings.rank_exited,
+    inputs.ForkedRankStarted: endings.forked_rank_started,
+    inputs.ForkedRankExited: endings.forked_rank_exited,
+    inputs.RankHungAtExit: endings.rank_hung_at_exit,
+    inputs.StartFailed: endings.start_failed,
+    inputs.NodeEnded: endings.node_ended,
+    inputs.NodeLost: endings.node_lost,
     inputs.HostGivenUp: _host_given_up,
     inputs.LeftoversGone: _leftovers_gone,
-    inputs.SupervisorLost: _supervisor_lost,
+    inputs.SupervisorLost: endings.supervisor_lost,
     inputs.StopStarted: _stop_started,
     inputs.NodeTrouble: _node_trouble,
     inputs.Hung: _hung,
     inputs.TrainsSeparately: _trains_separately,
     inputs.StopRequested: lambda draft, event: draft.stop(Cause.USER, because("stopped-by-user"), now=event.now),
     inputs.RetryRequested: _retry_requested,
-    inputs.Diagnosed: _diagnosed,
+    inputs.Diagnosed: endings.diagnosed,
     inputs.HeadRestarted: lambda draft, _: draft.stop(Cause.HEAD_RESTARTED, because("controller-restarted")),
     inputs.Tick: _tick,
 }

@@ -54,7 +54,7 @@ def test_core_reads_no_file_and_no_clock() -> None:
 
 
 def test_no_decision_reads_the_words_of_a_reason() -> None:
-    renders = {"core/records.py", "core/jobs/reasons.py", "core/jobs/lifecycle.py"}  # lifecycle: wraps another cause
+    renders = {"core/records.py", "core/jobs/reasons.py", "core/jobs/endings.py"}  # endings: wraps another cause
     found = [
         f"{path.relative_to(PACKAGE)}:{line} {what}"
         for path in sorted(PACKAGE.rglob("*.py"))
