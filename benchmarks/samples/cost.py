@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ascendrun.health.samples.device_samples import sampling_items
 from ascendrun.node import layout, pack, procs, reap
-from ascendrun.node.agent.attempts import Attempts
+from ascendrun.node.agent.attempt.attempts import Attempts
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.ascend.tree import environ_of, install_tree
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.node.agent.checkpoints import listing
+from ascendrun.node.agent.attempt.checkpoints import listing
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]

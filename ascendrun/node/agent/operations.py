@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, NamedTuple
 
-    from ascendrun.node.agent.attempts import Attempts
+    from ascendrun.node.agent.attempt.attempts import Attempts
     from ascendrun.node.agent.execute import Commands
     from ascendrun.node.agent.trees import Trees
 
@@ -60,7 +60,7 @@ class Operations:
 
     def _attempts(self) -> Attempts:
         def make() -> Attempts:
-            from ascendrun.node.agent.attempts import Attempts
+            from ascendrun.node.agent.attempt.attempts import Attempts
 
             return Attempts(
                 self._root,
@@ -199,7 +199,7 @@ class Operations:
         return process
 
     def _checkpoints(self, request: dict[str, Any]) -> dict[str, Any]:
-        from ascendrun.node.agent.checkpoints import listing
+        from ascendrun.node.agent.attempt.checkpoints import listing
 
         return listing(request)
 
@@ -242,6 +242,6 @@ class Operations:
 
 
 def _state() -> Any:
-    from ascendrun.node.agent import attempt_state
+    from ascendrun.node.agent.attempt import state as attempt_state
 
     return attempt_state

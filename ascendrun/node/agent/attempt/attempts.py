@@ -13,9 +13,9 @@ import time
 
 from ascendrun.node import head_lease, layout
 from ascendrun.node.agent import checks
-from ascendrun.node.agent.attempt_state import ended_in_events, phase, wait_gone
-from ascendrun.node.agent.attempt_stop import stop
-from ascendrun.node.agent.fence import locked
+from ascendrun.node.agent.attempt.fence import locked
+from ascendrun.node.agent.attempt.state import ended_in_events, phase, wait_gone
+from ascendrun.node.agent.attempt.stop import stop
 from ascendrun.node.agent.leases import Leases
 from ascendrun.node.agent.trees import link_tree
 from ascendrun.node.failpoint import failpoint
@@ -110,7 +110,7 @@ class Attempts:
     def _set_back_pointer(self, chosen: dict[str, Any] | None) -> dict[str, Any] | None:
         if chosen is None:
             return None
-        from ascendrun.node.agent.checkpoints import set_back_pointer
+        from ascendrun.node.agent.attempt.checkpoints import set_back_pointer
 
         return set_back_pointer(chosen)
 

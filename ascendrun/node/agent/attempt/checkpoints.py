@@ -14,7 +14,7 @@ import os
 import re
 import time
 
-from ascendrun.node.agent.checkpoint_files import (
+from ascendrun.node.agent.attempt.checkpoint_files import (
     TornError,
     check_dcp,
     check_gaps,

@@ -8,8 +8,8 @@ import signal
 import time
 
 from ascendrun.node import cgroup, layout, procs, reap
-from ascendrun.node.agent import attempt_state
-from ascendrun.node.agent.fence import locked
+from ascendrun.node.agent.attempt import state as attempt_state
+from ascendrun.node.agent.attempt.fence import locked
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import claim_json, exists, make_private_dir, read_claim, remove_tree, write_json
 from ascendrun.node.layout import IDENTITY, STOP

@@ -1,0 +1,1 @@
+"""The attempts of a node: prepared, started, stopped, and the checkpoints that they resume from."""
