@@ -32,12 +32,17 @@ HOSTS = ("n1", "n2")
 Step = Callable[["StoryCluster"], None]
 
 
-def make_job(**changes: Any) -> JobView:
+def told(reason: str) -> Reason:
+    """A reason with these words: a code that is not known is shown as it is."""
+    return Reason(reason)
+
+
+def make_job(*, reason: str = "waits for its turn", **changes: Any) -> JobView:
     job = JobView(
         id="j-0001",
         name="demo",
         state="QUEUED",
-        reason="waits for its turn",
+        reason=told(reason),
         attempt=0,
         hosts=HOSTS,
         world_size=4,
@@ -108,7 +113,7 @@ class StoryJobs(Jobs):
             raise NotFoundError(f"no job {ref!r}")
         if self._cluster.view.state in ("SUCCEEDED", "FAILED", "STOPPED"):
             raise ConflictError(f"{ref} has already ended: {self._cluster.view.state}")
-        self._cluster.view = replace(self._cluster.view, state="STOPPING", reason="stopped by you")
+        self._cluster.view = replace(self._cluster.view, state="STOPPING", reason=told("stopped by you"))
         return self._cluster.view
 
     def wait(self, ref: str, *, timeout_s: float | None = None) -> JobDetail:
@@ -241,7 +246,8 @@ class Desk:
 
 def state(name: str, **changes: Any) -> Step:
     def step(cluster: StoryCluster) -> None:
-        cluster.view = replace(cluster.view, state=name, reason=changes.pop("reason", ""), **changes)
+        reason = told(changes.pop("reason", ""))
+        cluster.view = replace(cluster.view, state=name, reason=reason, **changes)
 
     return step
 

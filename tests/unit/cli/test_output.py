@@ -103,7 +103,7 @@ def test_every_format_holds_the_same_job(desk: Desk) -> None:
     assert yaml.safe_load(desk.say("ps", "-o", "yaml").out) == as_json
     assert json.loads(desk.say("ps", "-o", "jsonl").out) == {"schema_version": 2, **job}
     row = next(csv.DictReader(io.StringIO(desk.say("ps", "-o", "csv").out)))
-    assert list(row) == list(job)
+    assert list(row) == [name for name in job if not name.startswith("reason_")]  # a cell has the words only
     assert (row["id"], row["created_at"], json.loads(row["hosts"])) == ("j-0001", job["created_at"], ["n1", "n2"])
 
 
