@@ -88,7 +88,7 @@ def describe_problems(problems: Sequence[Problem]) -> list[str]:
     for number, problem in enumerate(problems):
         message = Text("cli.at", "{place}: {message}", place=problem.place, message=problem.message)
         lines += error_lines(message if problem.place else problem.message)
-        if problem.line is not None:
+        if problem.line is not None and not problem.is_private:
             if problem.file not in sources:
                 sources[problem.file] = _read_source(problem.file)
             lines += excerpt(problem, sources[problem.file])

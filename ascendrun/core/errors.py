@@ -22,6 +22,7 @@ class Problem:
     """One fault of one input or of one host: its location, what is wrong, how to fix it.
 
     `file` is a file, a flag or a host. `line` and `column` count from 1; None: the problem has no such place.
+    `is_private`: that line may hold a credential and is not shown.
     """
 
     file: str
@@ -29,6 +30,7 @@ class Problem:
     column: int | None
     message: Text | str
     hint: Text | str | None = None
+    is_private: bool = False
 
     @property
     def place(self) -> str:

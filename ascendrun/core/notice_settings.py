@@ -78,9 +78,11 @@ class Deadman(Block):
 class Blocks(Block):
     """The blocks of one file."""
 
-    notify: Tuple[Notify, ...] = Field((), max_length=16, examples=[[{"type": "slack", "url_file": "slack.url"}]])
-    hook: Optional[Hook] = Field(None, examples=[{"command": ["/path/to/script"]}])
-    deadman: Optional[Deadman] = Field(None, examples=[{"url_file": "deadman.url"}])
+    notify: Tuple[Notify, ...] = Field(
+        (), max_length=16, repr=False, examples=[[{"type": "slack", "url_file": "slack.url"}]]
+    )
+    hook: Optional[Hook] = Field(None, repr=False, examples=[{"command": ["/path/to/script"]}])
+    deadman: Optional[Deadman] = Field(None, repr=False, examples=[{"url_file": "deadman.url"}])
 
 
 def read_notices(settings: Settings) -> NoticeSettings:
@@ -111,7 +113,8 @@ def parse_blocks(blocks: NoticeBlocks, problems: list[Problem]) -> tuple[Target,
     found += _credential_problems(root, data)
     found += _name_problems(root, data)
     found += _suffix_problems(root, data)
-    problems += sorted(found, key=lambda one: (one.line or 0, one.column or 0))
+    found.sort(key=lambda one: (one.line or 0, one.column or 0))
+    problems += [replace(one, is_private=True) for one in found]
     return () if model is None or found else _targets(model, blocks.file.parent)
 
 

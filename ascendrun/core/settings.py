@@ -238,12 +238,14 @@ _BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS
 
 @dataclass(frozen=True)
 class _Given:
-    """One value of one source: `folder` is where its relative path starts; `place` is that of a Problem."""
+    """One value of one source: `folder` is where its relative path starts; `place` and `is_private` are those of a
+    Problem."""
 
     name: str
     text: str
     folder: Path
     place: tuple[str, int | None, int | None]
+    is_private: bool = False
 
 
 def parse_settings(
@@ -306,7 +308,7 @@ def _set_all(values: dict[str, Any], origins: dict[str, str], given: Iterable[_G
                 if setting is None
                 else Text("settings.meaning", "{name}: {meaning}", name=one.name, meaning=setting.meaning)
             )
-            problems.append(Problem(*one.place, message=error.message, hint=hint))
+            problems.append(Problem(*one.place, error.message, hint, one.is_private))
 
 
 def _of_file(file: Path, text: bytes, blocks: list[NoticeBlocks], problems: list[Problem]) -> Iterator[_Given]:
@@ -314,23 +316,27 @@ def _of_file(file: Path, text: bytes, blocks: list[NoticeBlocks], problems: list
     from ascendrun.core.reader.yaml_source import MappingNode, ScalarNode, read_yaml
 
     source = read_yaml(text, str(file), is_plain=True)
-    problems += source.problems
+    problems += [replace(problem, is_private=True) for problem in source.problems]
     root = source.root
     if root is None or not source.is_complete:
         return
     if not isinstance(root, MappingNode):
-        problems.append(root.place.problem(Text("settings.mapping", "expected a mapping of names to values"), FORM))
+        problem = root.place.problem(Text("settings.mapping", "expected a mapping of names to values"), FORM)
+        problems.append(replace(problem, is_private=True))
         return
     if any(name in NOTICE_BLOCKS for name in root.entries):
         blocks.append(NoticeBlocks(file, root, source))
+    is_block = root.place == next(iter(root.keys.values()), None)  # each name has its own line
     for name, node in root.entries.items():
         place = root.keys[name]
         if name in NOTICE_BLOCKS or source.is_invalid(node):
             continue
         if isinstance(node, ScalarNode):
-            yield _Given(name, node.text, file.parent, (str(file), place.line, place.column))
+            is_private = name not in _BY_NAME or not is_block
+            yield _Given(name, node.text, file.parent, (str(file), place.line, place.column), is_private)
         else:
-            problems.append(place.problem(Text("settings.plain", "expected one plain value for each name"), FORM))
+            problem = place.problem(Text("settings.plain", "expected one plain value for each name"), FORM)
+            problems.append(replace(problem, is_private=True))
 
 
 def settings_files(environ: Mapping[str, str]) -> tuple[Path, ...]:

@@ -251,6 +251,27 @@ def test_a_wrong_settings_file_is_shown_with_its_place(desk: Desk) -> None:
     assert "    2 | color: pink\n        ^\n" in result.err
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "notify: [{type: slack, url: https://hooks.slack.com/topsecret, stile: rich}]",
+        "notify: https://hooks.slack.com/topsecret",
+        "notify:\n  - {type: slack, ulr: https://hooks.slack.com/topsecret}",
+        "deadman: {interval_s: soon, url: https://hc.example/topsecret}",
+        "url: https://hooks.slack.com/topsecret",
+        "webhook: {url: https://hooks.slack.com/topsecret}",
+        'url: "https://hooks.slack.com/topsecret" x',
+        "{color: pink, notify: [{type: slack, url: https://hooks.slack.com/topsecret}]}",
+    ],
+)
+def test_no_line_of_a_settings_file_shows_a_credential(desk: Desk, text: str) -> None:
+    (desk.folder / "config" / "ascendrun").mkdir(parents=True)
+    (desk.folder / "config" / "ascendrun" / "config.yaml").write_text(text + "\n")
+    result = desk.say("config")
+    assert result.code == 2 and "config.yaml:" in result.err
+    assert "topsecret" not in result.out + result.err
+
+
 def test_validate_reports_every_problem_of_every_file(desk: Desk) -> None:
     (desk.folder / "bad.yaml").write_text("name: demo\ncomand: [x]\nnodes: 0\n")
     (desk.folder / "bad.hosts").write_text("n1 slot=8\nn1\n")
