@@ -431,3 +431,16 @@ def test_half_a_request_does_not_keep_the_server(make):
 
 def test_a_refusal_carries_its_status():
     assert RequestRefusedError(413, "too much").status == 413
+
+
+def test_a_model_that_is_busy_when_the_connections_have_ended_ends_too():
+    server = Server("127.0.0.1", 0, pages={}, routes={"/echo": read_json})
+    busy_s = iter([0.0, 1.5])
+    thread = threading.Thread(
+        target=server.serve,
+        args=(iter([False, True]).__next__, lambda wait_s: time.sleep(next(busy_s, 0.0))),
+        daemon=True,
+    )
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()

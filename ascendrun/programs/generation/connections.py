@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 LINGER_S = 1.0
 READERS = 2
 """Threads that read bodies, so that a large one does not delay other connections."""
-REFUSAL_TURNS = 20
-"""Turns of the event loop in which the last refusals are sent: turns, not seconds, so that a suspended process has
-them after it resumes."""
+TURNS = 20
+"""Turns of the event loop in which the last requests arrive and the last refusals are sent: turns, not seconds, so that
+a suspended process has them after it resumes."""
 OF_STREAMS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 MORE_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 405: {"Allow": "GET, POST"}, 503: {"Retry-After": "1"}}
 
@@ -78,6 +78,7 @@ class Listener:
         self.names = own_names()
         self.readers = ThreadPoolExecutor(READERS, "read")
         self.loop = asyncio.new_event_loop()
+        self.ended = self.loop.create_future()
         config = uvicorn.Config(
             self.app(),
             http=partial(Connection, self),  # type: ignore[arg-type]
@@ -111,6 +112,7 @@ class Listener:
     async def run(self) -> None:
         sweeping = asyncio.ensure_future(self.sweep())
         await self.uvicorn.serve(sockets=[self.socket])
+        await self.ended  # the model's thread may still talk to this one
         sweeping.cancel()
         await asyncio.gather(sweeping, return_exceptions=True)
 
@@ -124,22 +126,26 @@ class Listener:
                     connection.transport.abort()
 
     async def stop_listening(self) -> None:
+        while not self.uvicorn.started:
+            await asyncio.sleep(POLL_S / 20)
         knock = select.poll()
         knock.register(self.socket, select.POLLIN)
         while knock.poll(0):
             await asyncio.sleep(POLL_S / 20)
         for listening in self.uvicorn.servers:
             listening.close()
-        await asyncio.sleep(POLL_S)  # requests of connections that were accepted last
+        for _ in range(TURNS):  # requests of connections that were accepted last
+            await asyncio.sleep(POLL_S / 20)
         self.uvicorn.should_exit = True  # closes connections without a request
         self.is_closed = True
 
     async def abort(self) -> None:
-        for _ in range(REFUSAL_TURNS):  # refusals that are being sent
+        for _ in range(TURNS):  # refusals that are being sent
             if not self.queue.waiting:
                 break
             await asyncio.sleep(POLL_S / 20)
         self.uvicorn.should_exit = self.uvicorn.force_exit = True
+        self.ended.set_result(None)
         for connection in list(self.connections):
             connection.transport.abort()
 
