@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ascendrun.cluster.api import Cluster as Cluster
     from ascendrun.cluster.api import connect as connect
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
