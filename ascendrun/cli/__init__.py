@@ -1,4 +1,4 @@
-"""Command line: parse the arguments, call cluster.py, print. Every error becomes a message and an exit code."""
+"""Command line: parse the arguments, call `cluster`, print. Every error becomes a message and an exit code."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Data on disk in the state directory: store, samples, settings, migrations. Read by every process."""
+"""Data on disk in the state directory: store, samples, outputs, files of users. Read by every process."""
