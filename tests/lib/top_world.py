@@ -16,6 +16,7 @@ from ascendrun.cluster import Cluster
 from ascendrun.core.device_details import PORT_COUNTERS
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import TERMINAL, Job, NodeProgress, Phase, State
+from ascendrun.core.jobs.reasons import because
 from ascendrun.core.pulse import Pulse
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankSample
 from ascendrun.core.settings import Settings
@@ -74,7 +75,7 @@ class TopWorld:
                 start_s=1,
                 created_at_s=self.now_s - 900,
                 state=state,
-                reason="",
+                reason=because("new"),
                 started_at_s=self.now_s - 800,
                 ended_at_s=self.now_s - ended_s if state in TERMINAL else None,
                 nodes=nodes,
