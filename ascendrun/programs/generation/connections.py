@@ -111,10 +111,16 @@ class Listener:
 
     async def run(self) -> None:
         sweeping = asyncio.ensure_future(self.sweep())
+        naming = asyncio.ensure_future(self.add_full_name())
         await self.uvicorn.serve(sockets=[self.socket])
         await self.ended  # the model's thread may still talk to this one
-        sweeping.cancel()
-        await asyncio.gather(sweeping, return_exceptions=True)
+        for task in (sweeping, naming):
+            task.cancel()
+        await asyncio.gather(sweeping, naming, return_exceptions=True)
+
+    async def add_full_name(self) -> None:
+        """A name server that does not respond takes seconds: nothing waits for it."""
+        self.names |= {(await self.loop.run_in_executor(None, socket.getfqdn)).lower()}
 
     async def sweep(self) -> None:
         """End connections whose clients neither send nor read."""
@@ -358,7 +364,7 @@ def reply(content: dict[str, Any], status: int = 200) -> Response:
 
 def own_names() -> frozenset[str]:
     name = socket.gethostname().lower()
-    return frozenset((name, name.partition(".")[0], socket.getfqdn().lower(), "localhost"))
+    return frozenset((name, name.partition(".")[0], "localhost"))
 
 
 def is_own_name(host: str, names: frozenset[str]) -> bool:
