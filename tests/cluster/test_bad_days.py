@@ -135,7 +135,7 @@ def test_the_logs_of_a_rebooted_node_that_kept_its_disk_still_come(scene: Scene)
     scene.cluster.reboot("node2", keep_disk=True)
     scene.await_state(job, "FAILED")
     reason = scene.reason(job)
-    assert (reason["code"], reason["values"]) == ("node-rebooted", {"host": "node2"})
+    assert (reason["code"], reason["hosts"]) == ("node-rebooted", ["node2"])
     check_ended(scene, job, state="FAILED")
 
 
@@ -343,5 +343,5 @@ def test_a_node_that_loses_power_in_mid_job_is_out_of_reach_and_not_failed(scene
     scene.cluster.reboot("node2")
     scene.await_state(job, "FAILED")
     reason = scene.reason(job)
-    assert (reason["code"], reason["values"]) == ("node-rebooted", {"host": "node2"})
+    assert (reason["code"], reason["hosts"]) == ("node-rebooted", ["node2"])
     check_ended(scene, job, state="FAILED", but=["node2"])

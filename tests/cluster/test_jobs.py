@@ -38,7 +38,7 @@ def test_a_taken_port_on_the_rank_0_node_is_named_and_waited_for(scene: Scene) -
         assert not any(scene.cluster.path(host, "/tmp/started-later").exists() for host in scene.cluster.hosts)
         squatter.kill()
     [held] = [event for event in scene.show(job)["events"] if event["code"] == "held"][:1]
-    assert held["hosts"] == ["node1"] and held["values"]["reason"]["values"]["what"]["values"]["port"] == 29555
+    assert held["hosts"] == ["node1"] and held["values"]["reason"]["why"]["values"]["port"] == 29555
     scene.await_state(job, "SUCCEEDED")
 
 

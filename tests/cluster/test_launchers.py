@@ -63,9 +63,11 @@ def one_of(launcher: str) -> Any:
 def test_a_failure_of_rank_3_is_of_rank_3_on_every_screen(scene: Scene, launcher: str) -> None:
     done = submit(scene, launcher, "fail")
     assert done.returncode == 1, run_text(done)
+    await_that(lambda: scene.show("j-0001")["job"]["confidence"] != "preliminary", "it is diagnosed")
     detail = scene.show("j-0001")
     assert detail["first_failure_code"] == "rank-exited", detail["first_failure"]
-    assert detail["first_failure_values"] == {"rank": 3, "host": "node2", "code": 1}
+    assert (detail["first_failure_hosts"], detail["first_failure_ranks"]) == (["node2"], [3])
+    assert detail["first_failure_values"] == {"code": 1}
     ranks = {rank["rank"]: rank for rank in detail["ranks"]}
     assert [ranks[rank]["host"] for rank in sorted(ranks)] == ["node1", "node1", "node2", "node2"]
     assert ranks[3]["exit_code"] == 1
