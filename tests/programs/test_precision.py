@@ -47,7 +47,7 @@ def test_float16_never_comes_without_loss_scaling_and_float32_weights(name, want
     """S1-B3: weights in pure float16, AdamW, and a loss scale that nobody read."""
     chosen = choose_precision(wanted, card(name))
     assert (chosen.weights, chosen.compute, chosen.scales) == (torch.float32, torch.float16, True)
-    assert chosen.reason.code == ("program.float16" if wanted == "auto" else "program.float16-requested")
+    assert chosen.reason.key == ("program.float16" if wanted == "auto" else "program.float16-requested")
 
 
 @pytest.mark.parametrize("name", NEW)
