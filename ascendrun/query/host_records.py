@@ -10,6 +10,7 @@ from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Exit
 from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.node.records import event_generations, read_events
+from ascendrun.text import Text
 
 
 @dataclass
@@ -20,7 +21,7 @@ class HostRecords:
     local: dict[int, int] = field(default_factory=dict)
     exits: dict[int, Exit] = field(default_factory=dict)
     hung_at_exit: dict[int, str] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, Text | str] = field(default_factory=dict)
     stopped_at_s: float | None = None
     stopped_by: str | None = None
     has_ended: bool = False
@@ -46,7 +47,7 @@ def _add(found: HostRecords, event: JobInput) -> None:
     elif isinstance(event, inputs.RankHungAtExit):
         found.hung_at_exit[event.rank] = event.cause
     elif isinstance(event, inputs.StartFailed) and event.rank is not None:
-        found.failed[event.rank] = str(event.why)
+        found.failed[event.rank] = event.why
     elif isinstance(event, inputs.StopStarted) and found.stopped_at_s is None:
         found.stopped_at_s, found.stopped_by = event.at_s, event.by
     elif isinstance(event, inputs.NodeEnded):

@@ -191,7 +191,7 @@ class RankHungAtExit:
 class StartFailed:
     host: str
     rank: int | None
-    why: Detail
+    why: Text | str
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class RankEvidence:
     exited_at_s: float | None = None
     stopped: bool = False
     lingers: str | None = None
-    start_failed: str | None = None
+    start_failed: Text | str | None = None
     lines: tuple[Line, ...] = ()
     error: tuple[Line, ...] = ()
     plog: tuple[Line, ...] | None = None

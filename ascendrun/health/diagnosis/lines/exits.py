@@ -133,7 +133,7 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence) -> Indicator | None:
             rank.host,
             when,
             (proof,),
-            {"message": rank.start_failed.strip()[:300]},
+            {"message": rank.start_failed if isinstance(rank.start_failed, Text) else rank.start_failed.strip()[:300]},
             retry="never",
             key="start",
         )
