@@ -57,7 +57,7 @@ def _reason(found: Diagnosis, evidence: Evidence) -> Reason:
     if rank is not None and len(found.ranks) == 1:
         if rank.start_failed is not None:
             return because("rank-start-failed", [rank.host], found.ranks, rank.start_failed)
-        if rank.has_failed:
+        if rank.code or (rank.signal is not None and not rank.stopped):  # a code is its own, also during a stop
             end = exit_reason(rank.rank, rank.host, Exit(rank.code, rank.signal, 0))
             return because(end.code, found.hosts, found.ranks, **end.values)
         return because("rank-failed", found.hosts, found.ranks)

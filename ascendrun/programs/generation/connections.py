@@ -138,8 +138,8 @@ class Listener:
         knock.register(self.socket, select.POLLIN)
         while knock.poll(0):
             await asyncio.sleep(POLL_S / 20)
-        for listening in self.uvicorn.servers:
-            listening.close()
+        # Closing the servers now would end connections that were accepted and have no transport yet.
+        self.loop.remove_reader(self.socket.fileno())
         for _ in range(TURNS):  # requests of connections that were accepted last
             await asyncio.sleep(POLL_S / 20)
         self.uvicorn.should_exit = True  # closes connections without a request
