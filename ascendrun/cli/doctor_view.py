@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from ascendrun.cli.output import cut, terminal_width, width_of, wrap
 from ascendrun.cli.sanitise import sanitise_line
+from ascendrun.health.forecast import forecast_assumptions, forecast_message
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,8 +60,6 @@ def _print(line: str) -> None:
 
 def _table(rows: Sequence[FactRow], count: int) -> list[str]:
     """Return one line per fact; the nodes that differ follow the most common value."""
-    from ascendrun.text.format import fold_hosts
-
     lines = []
     for row in rows:
         parts = []
@@ -111,8 +112,6 @@ def _without_host(view: FindingView) -> str:
 
 
 def _forecast(report: DoctorReport) -> list[str]:
-    from ascendrun.health.forecast import forecast_assumptions, forecast_message
-
     if report.forecast is None:
         return []
     return [str(forecast_message(report.forecast)), f"      {forecast_assumptions(report.forecast)}"]
@@ -138,10 +137,6 @@ def _summary(report: DoctorReport) -> str:
 
 def print_script(report: DoctorReport, hostfile: str | Path | None) -> None:
     """Print all fixes as a shell script to read and select from: commands if available, otherwise comments."""
-    import shlex
-
-    from ascendrun.text.format import fold_hosts
-
     write = sys.stdout.write
     header = Text("doctor.script-header", "Read before you run: each block fixes one finding of `ascendrun doctor`.")
     write(f"#!/bin/sh\n# {header}\n")

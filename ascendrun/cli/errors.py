@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
+from ascendrun.cli.command import UsageError
+from ascendrun.cli.output import width_of, wrap
 from ascendrun.cli.sanitise import sanitise, sanitise_line
+from ascendrun.core.errors import AscendrunError, InvalidInputError
 from ascendrun.text import Text, language
 
 if TYPE_CHECKING:
-    import click
-
-    from ascendrun.core.errors import AscendrunError, Problem
+    from ascendrun.core.errors import Problem
 
 EXCERPT_CHARACTERS = 100
 SOURCE_LIMIT_BYTES = 4 * 1024 * 1024
@@ -24,10 +30,6 @@ SOURCE_LIMIT_BYTES = 4 * 1024 * 1024
 def print_error(error: Exception, state_dir: Callable[[], Path]) -> int:
     """Print the error to stderr and return its exit code. `state_dir`: directory for the traceback of a crash; it may
     raise InvalidInputError."""
-    import click
-
-    from ascendrun.core.errors import AscendrunError
-
     if isinstance(error, click.Abort):
         lines, code = [str(Text("cli.interrupted", "interrupted"))], 130
     elif isinstance(error, click.ClickException):
@@ -42,8 +44,6 @@ def print_error(error: Exception, state_dir: Callable[[], Path]) -> int:
 
 def describe_error(error: AscendrunError) -> list[str]:
     """Return `error: LOCATION: WHAT`, then `hint: …`; of an invalid input all problems with their source lines."""
-    from ascendrun.core.errors import InvalidInputError
-
     is_list = isinstance(error, InvalidInputError) and error.problems
     lines = [] if is_list else error_lines(error.message)
     lines += describe_problems(error.problems)
@@ -73,9 +73,6 @@ def wrapped(text: Text | str) -> list[str]:
     lines = str(text).split("\n")
     if not sys.stderr.isatty():
         return lines
-    import shutil
-
-    from ascendrun.cli.output import wrap
 
     width = shutil.get_terminal_size().columns
     return [part for line in lines for part in wrap(line, width)]
@@ -110,8 +107,6 @@ def excerpt(problem: Problem, source: list[str]) -> list[str]:
     lead = f"{problem.line:5d} | " + ("..." if start else "")
     lines = [lead + shown]
     if problem.column is not None:
-        from ascendrun.cli.output import width_of
-
         lines.append(" " * (width_of(lead) + width_of(shown_before)) + "^")
     return lines
 
@@ -130,10 +125,6 @@ def _read_source(name: str) -> list[str]:
 
 def _describe_usage(error: click.ClickException) -> list[str]:
     """Return click's errors in ascendrun's form: the problem, and the command that prints the help."""
-    import click
-
-    from ascendrun.cli.command import UsageError
-
     context = getattr(error, "ctx", None)
     hint: Text | str = f"{context.command_path if context else 'ascendrun'} --help"
     if isinstance(error, UsageError):
@@ -187,8 +178,6 @@ def _describe_crash(error: Exception, state_dir: Callable[[], Path]) -> list[str
 
 def _write_crash(error: Exception, state_dir: Callable[[], Path]) -> Path | None:
     """Write the traceback to a private file; None when no directory is writable."""
-    import traceback
-
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.txt"
     for directory in _crash_dirs(state_dir):
@@ -204,10 +193,6 @@ def _write_crash(error: Exception, state_dir: Callable[[], Path]) -> Path | None
 
 
 def _crash_dirs(state_dir: Callable[[], Path]) -> list[Path]:
-    import tempfile
-
-    from ascendrun.core.errors import InvalidInputError
-
     temporary = Path(tempfile.gettempdir()) / f"ascendrun-crashes-{os.getuid()}"
     try:
         return [state_dir() / "crashes", temporary]

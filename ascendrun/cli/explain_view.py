@@ -18,6 +18,7 @@ from ascendrun.cli.output import (
     wrap,
 )
 from ascendrun.cli.sanitise import headline, sanitise, sanitise_line
+from ascendrun.core.events import name_ranks
 from ascendrun.core.jobs.reasons import CONFIDENCE
 from ascendrun.health.diagnosis.render import who
 from ascendrun.health.diagnosis.result import Role
@@ -265,8 +266,6 @@ def print_stacks(stacks: JobStacks, *, everything: bool) -> None:
 
 
 def _stack_title(group: StackGroup) -> Text:
-    from ascendrun.core.events import name_ranks
-
     who = name_ranks(group.hosts, group.ranks)
     title = Text("stacks.group", "{who}: state {state}", who=who, state=group.state)
     if not group.state:

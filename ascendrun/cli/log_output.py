@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from ascendrun.cli.output import PEOPLE, Column, format_record, format_table, print_rows
 from ascendrun.cli.sanitise import sanitise
+from ascendrun.cluster import LogFile
 from ascendrun.core.logs.log_lines import label_processes, process_label
 from ascendrun.core.records import format_rfc3339
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts, format_bytes
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -24,8 +27,6 @@ if TYPE_CHECKING:
 def format_line(view: LogView, line: FoldedLine, screen: Screen) -> str:
     """Return `[0-3] text`, sanitised, with its time when the view has times; of a view that does not fold: a record."""
     if not view.folds:
-        from ascendrun.cli.output import format_record
-
         return format_record(line_record(line.lines[0]), "jsonl").rstrip("\n")
     text = sanitise(line.text)
     if view.has_prefix:
@@ -82,10 +83,6 @@ class _HcclRow:
 
 def print_files(ctx: CliContext, found: AttemptFiles, output: str | None) -> None:
     """Print the files of an attempt, its HCCL settings from the logs, and the hosts of pending files."""
-    from ascendrun.cli.output import PEOPLE, Column, format_table, print_rows
-    from ascendrun.cluster import LogFile
-    from ascendrun.text.format import fold_hosts, format_bytes
-
     if found.files or output not in PEOPLE:
         columns = [
             Column("HOST", lambda row: row.host),

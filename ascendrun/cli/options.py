@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import datetime
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
@@ -12,6 +13,8 @@ import click
 
 from ascendrun.cli.command import UsageError
 from ascendrun.cli.command import cli_command as cli_command
+from ascendrun.core.hosts import parse_hostfile
+from ascendrun.core.names import split_list
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -75,8 +78,6 @@ def parse_since(text: str, *, now_s: float) -> float:
 
     Raises ValueError with a message.
     """
-    from datetime import datetime
-
     seconds = parse_duration(text)
     if seconds is not None:
         return now_s - seconds
@@ -110,9 +111,6 @@ def hosts_of(ctx: CliContext, *, hostfile: str | None, names: str | None = None)
 
 def parse_host_names(arguments: list[str]) -> tuple[Host, ...]:
     """Return the hosts of arguments: `npu[01-04],gw user@10.0.0.3`. Raises InvalidInputError with the argument."""
-    from ascendrun.core.hosts import parse_hostfile
-    from ascendrun.core.names import split_list
-
     for argument in arguments:
         if ("/" in argument or argument.endswith(".hosts")) and Path(argument).is_file():
             message = Text("cli.file-not-host", "{path} is a file, not a host", path=argument)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from ascendrun.cli.context import CliContext
 from ascendrun.cli.errors import hint_lines, warning_lines
 from ascendrun.cli.output import describe_progress, describe_seconds, labelled
+from ascendrun.cli.outputs import fetch_outputs, output_lines
 from ascendrun.cli.sanitise import sanitise
 from ascendrun.cli.screen import Screen
 from ascendrun.core.jobs.reasons import CONFIDENCE
+from ascendrun.core.logs.log_view import LogView
 from ascendrun.core.rank_env import forks_ranks
 from ascendrun.text import Text
 
@@ -65,8 +67,6 @@ def print_outputs(cluster: Cluster, job: JobView, screen: Screen) -> None:
     """Wait for the declared outputs of an ended job or pipeline, and name their directory.
 
     ^C leaves the rest to the controller."""
-    from ascendrun.cli.outputs import fetch_outputs, output_lines
-
     try:
         replies = fetch_outputs(cluster.files.fetch(job.id), screen)
     except KeyboardInterrupt:
@@ -117,7 +117,6 @@ def _print_failure(cluster: Cluster, detail: JobDetail, screen: Screen) -> None:
     host = next(iter(first.hosts), None)
     if host is None:
         return
-    from ascendrun.core.logs.log_view import LogView
 
     ranks = None if forks_ranks(detail.spec) or not first.ranks else list(first.ranks[:1])
     view = LogView(hosts=[host], ranks=ranks, streams=["err"], tail=FAILED_TAIL_LINES)

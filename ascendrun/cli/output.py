@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
 import re
+import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -95,9 +98,6 @@ def _to_yaml(value: Any) -> str:
 
 
 def _to_csv(names: Sequence[str], records: Iterable[Mapping[str, Any]]) -> str:
-    import csv
-    import io
-
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
@@ -187,7 +187,6 @@ def terminal_width(output: str | None) -> int | None:
     """Return the cells of the terminal; None where nothing may be truncated: in a pipe, or with -o wide."""
     if output == "wide" or not sys.stdout.isatty():
         return None
-    import shutil
 
     return shutil.get_terminal_size().columns
 

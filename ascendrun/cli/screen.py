@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from typing import TextIO
 
+from ascendrun.cli.output import cut
 from ascendrun.cli.sanitise import sanitise, sanitise_line
 from ascendrun.text import Text
 
@@ -75,8 +77,4 @@ class Screen:
 
 def cut_to_terminal(text: str, columns: int | None = None) -> str:
     """Truncate to one cell less than the terminal: a full line would wrap, and could not be erased."""
-    import shutil
-
-    from ascendrun.cli.output import cut
-
     return cut(text, (columns or shutil.get_terminal_size().columns) - 1)

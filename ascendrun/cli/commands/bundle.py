@@ -11,6 +11,7 @@ import click
 
 from ascendrun.cli.command import UsageError, exclusive
 from ascendrun.cli.options import cli_command
+from ascendrun.cli.output import Column, describe_memory, format_table
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -91,8 +92,6 @@ def command(
 
 
 def _print(ctx: CliContext, bundle: Bundle) -> None:
-    from ascendrun.cli.output import Column, describe_memory, format_table
-
     contents = bundle.contents
     sys.stdout.write(
         format_table(

@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 
+from ascendrun.cli import COMPLETE_VARIABLE, PROGRAM
+from ascendrun.cli.app import cli
+from ascendrun.cli.manuals import make_manuals
 from ascendrun.cli.options import cli_command
 
 
@@ -19,11 +23,6 @@ from ascendrun.cli.options import cli_command
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> int:
     """Print the completion script of a shell: commands, options, jobs, hosts, templates."""
-    from click.shell_completion import get_completion_class
-
-    from ascendrun.cli import COMPLETE_VARIABLE, PROGRAM
-    from ascendrun.cli.app import cli
-
     maker = get_completion_class(shell)
     assert maker is not None
     click.echo(maker(cli, {}, PROGRAM, COMPLETE_VARIABLE).source())
@@ -40,8 +39,6 @@ def command(shell: str) -> int:
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 def man_command(directory: Path) -> int:
     """Write a man page for each command to DIRECTORY, in the chosen language."""
-    from ascendrun.cli.manuals import make_manuals
-
     directory.mkdir(parents=True, exist_ok=True)
     for name, page in make_manuals().items():
         (directory / name).write_text(page, encoding="utf-8")

@@ -8,11 +8,13 @@ import click
 
 from ascendrun.cli.command import UsageError
 from ascendrun.cli.options import Duration, cli_command, output_option
-from ascendrun.text import Text
+from ascendrun.cli.output import PEOPLE, Column, describe_memory, print_rows
+from ascendrun.cli.sanitise import sanitise_line
+from ascendrun.cluster import PruneReply, SettingView
+from ascendrun.text import Text, suggestion
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.cluster import PruneReply
 
 DEFAULT = Text("config.default", "default")
 
@@ -31,11 +33,6 @@ DEFAULT = Text("config.default", "default")
 @click.pass_obj
 def command(ctx: CliContext, action: str, name: str | None, output: str | None) -> int:
     """Show settings: flag > $ASCENDRUN_… > ~/.config/ascendrun/config.yaml > /etc/ascendrun/config.yaml > default."""
-    from ascendrun.cli.output import Column, print_rows
-    from ascendrun.cli.sanitise import sanitise_line
-    from ascendrun.cluster import SettingView
-    from ascendrun.text import suggestion
-
     views = ctx.cluster.config()
     if action == "list":
         if name is not None:
@@ -97,9 +94,6 @@ def prune_command(
     `keep_jobs_gib`, `keep_node_days`, `keep_node_gib` (`ascendrun config`). Live jobs, checkpoints and files that
     ranks wrote to their working directory stay. Exit code 6: some nodes are unreachable.
     """
-    from ascendrun.cli.output import PEOPLE, Column, describe_memory, print_rows
-    from ascendrun.cluster import PruneReply
-
     screen = ctx.screen()
     replies: list[PruneReply] = []
     try:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.options import cli_command
+from ascendrun.cluster.controller import revive_controller
+from ascendrun.cluster.install import install, installed, uninstall
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -49,8 +51,6 @@ def _run(ctx: CliContext) -> int:
 
 def _status(ctx: CliContext) -> int:
     """Return 0 when a controller runs, else 4."""
-    from ascendrun.cluster.install import installed
-
     status = ctx.cluster.controller.status()
     if status is None:
         print(Text("controller.not-running", "not running"))
@@ -86,8 +86,6 @@ def _stop(ctx: CliContext) -> int:
 
 
 def _install(ctx: CliContext) -> int:
-    from ascendrun.cluster.install import install
-
     found = install(ctx.settings.state_dir)
     print(_installation(found))
     if found.warning is not None:
@@ -96,8 +94,6 @@ def _install(ctx: CliContext) -> int:
 
 
 def _uninstall(ctx: CliContext) -> int:
-    from ascendrun.cluster.install import uninstall
-
     if uninstall(ctx.settings.state_dir):
         ctx.echo(Text("controller.uninstalled", "entry removed"))
     else:
@@ -106,7 +102,5 @@ def _uninstall(ctx: CliContext) -> int:
 
 
 def _ensure(ctx: CliContext) -> int:
-    from ascendrun.cluster.controller import revive_controller
-
     revive_controller(ctx.settings)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import signal
 import sys
@@ -14,14 +15,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+import ascendrun
 from ascendrun.cli import PIPE_CLOSED
 from ascendrun.cli.options import cli_command
+from ascendrun.cluster import Cluster
+from ascendrun.core.errors import AscendrunError, PreflightError
+from ascendrun.core.settings import LOGIN_FILE, SETTINGS, STATE_VARIABLE, Settings, local_root
+from ascendrun.sim.demo.actor import Actor, DemoInterruptedError, end_marked, remove_tree
 from ascendrun.text import Text, language
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.cluster import Cluster
-    from ascendrun.sim.demo.actor import Actor
 
 MARK = "ASCENDRUN_DEMO"
 EXTERNAL_PREFIXES = ("ASCEND_", "HCCL_", "NCCL_", "ASCENDRUN_SIM_")
@@ -53,8 +57,6 @@ def command(ctx: CliContext, no_pause: bool, keep: bool) -> int:
     No NPU, SSH, torch, network or root access is required. All files are in one directory. It is removed at the
     end, also after ^C.
     """
-    from ascendrun.sim.demo.actor import Actor, DemoInterruptedError
-
     check_machine()
     actor = Actor()
     with actor.listening():
@@ -75,8 +77,6 @@ def command(ctx: CliContext, no_pause: bool, keep: bool) -> int:
 
 def check_machine() -> None:
     """Raise PreflightError without /proc, in which the demo finds its processes."""
-    from ascendrun.core.errors import PreflightError
-
     if not sys.platform.startswith("linux"):
         raise PreflightError(
             Text("demo.linux-only", "the demo requires Linux, got {platform}", platform=sys.platform),
@@ -86,9 +86,6 @@ def check_machine() -> None:
 
 def demo_environ(environ: Mapping[str, str], directory: Path) -> dict[str, str]:
     """Return the environment of the demo: its own state directory, no user settings, this ascendrun, its mark."""
-    import ascendrun
-    from ascendrun.core.settings import SETTINGS, STATE_VARIABLE
-
     settings = {setting.variable for setting in SETTINGS}
     kept = {
         name: value
@@ -122,9 +119,6 @@ def environment(environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def cluster_of(directory: Path) -> Cluster:
-    from ascendrun.cluster import Cluster
-    from ascendrun.core.settings import Settings
-
     return Cluster(Settings(state_dir=directory / "state"))
 
 
@@ -144,7 +138,6 @@ class Demo:
         self._resume()
 
     def _set_up(self) -> None:
-        from ascendrun.core.settings import LOGIN_FILE, local_root
         from ascendrun.sim.demo import nodes
 
         self._explain(
@@ -229,7 +222,6 @@ class Demo:
 
     def _await_checkpoint(self, step: int) -> None:
         """Return when the job runs and has saved this step. Raises AscendrunError when it ends before."""
-        from ascendrun.core.errors import AscendrunError
         from ascendrun.sim.demo import nodes
 
         cluster = cluster_of(self._directory)
@@ -268,8 +260,6 @@ class Demo:
         print(f"\x1b[1m{sentence}\x1b[0m" if self._color else f"# {sentence}", flush=True)
 
     def _await_enter(self) -> None:
-        import select
-
         print(Text("demo.pause", "  Enter: next step, ^C: end "), end="", flush=True)
         self._actor.wait(lambda: bool(select.select([sys.stdin], [], [], 0)[0]), deadline_s=float("inf"), event="Enter")
         sys.stdin.readline()
@@ -280,8 +270,6 @@ class Demo:
         )
 
     def _type(self, argv: Sequence[str], *, shown: str | None = None, expected: int = 0) -> None:
-        from ascendrun.core.errors import AscendrunError, PreflightError
-
         shown = shown or shlex.join(argv)
         print(f"$ {shown}", flush=True)
         code = self._actor.run(argv, cwd=self._directory, env=os.environ, deadline_s=COMMAND_S)
@@ -308,8 +296,6 @@ class Demo:
 
 def clean_up(directory: Path, *, keep: bool) -> None:
     """End the jobs, the controller and all other processes of the demo; remove its directory unless it is kept."""
-    from ascendrun.sim.demo.actor import end_marked, remove_tree
-
     try:
         end_jobs(cluster_of(directory))
     finally:
@@ -320,8 +306,6 @@ def clean_up(directory: Path, *, keep: bool) -> None:
 
 def end_jobs(cluster: Cluster) -> None:
     """Stop all jobs, then the controller. The second round: an interrupted command may have submitted a job late."""
-    from ascendrun.core.errors import AscendrunError
-
     for _ in range(2):
         try:
             live = cluster.jobs.list()

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ascendrun.cli.doctor_view import print_report, print_script
 from ascendrun.cli.options import Target, cli_command, output_option, target_options
+from ascendrun.cli.output import print_record
+from ascendrun.core.findings import SEVERITIES, Severity
+from ascendrun.health.comparison import add_deep
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -61,9 +65,6 @@ def command(
     Exit code 0: all hosts are ready; 3: a finding prevents a start; 5: all hosts are unreachable; 6: some hosts are
     unreachable and the others are ready.
     """
-    from ascendrun.cli.doctor_view import print_report, print_script
-    from ascendrun.cli.output import print_record
-
     file, hosts = target.file, target.hosts(ctx)
     screen = ctx.screen()
     screen.progress(str(Text("doctor.progress", "checking {count:plural host hosts}", count=len(hosts))))
@@ -93,9 +94,6 @@ def measure(
     ctx: CliContext, report: DoctorReport, hosts: tuple[Host, ...], target: Target, *, progress: Callable[[str], None]
 ) -> DoctorReport:
     """Return the report with measurements of the reachable hosts, made by small jobs in the Python of the job."""
-    from ascendrun.core.findings import Severity
-    from ascendrun.health.comparison import add_deep
-
     reached = [host for host in hosts if host.name not in report.unreached]
     if not reached:
         return report
@@ -115,8 +113,6 @@ def measure(
 
 def exit_code(report: DoctorReport, *, fail_on: str) -> int:
     """Return 3 for a finding on a reachable host, else 5 or 6 for unreachable ones, else 0."""
-    from ascendrun.core.findings import SEVERITIES, Severity
-
     enough = SEVERITIES[: SEVERITIES.index(Severity(fail_on.upper())) + 1]
     missed = set(report.unreached)
     if any(view.severity in enough and not (view.hosts and set(view.hosts) <= missed) for view in report.findings):

@@ -10,7 +10,12 @@ import click
 
 from ascendrun.cli.command import UsageError
 from ascendrun.cli.options import Target, cli_command, output_option, target_options
+from ascendrun.cli.output import print_record
+from ascendrun.cli.sanitise import sanitise_line
+from ascendrun.health.env_view import NOT_SET
+from ascendrun.output_file import write_bytes
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,8 +50,6 @@ def command(ctx: CliContext, target: Target, diff: bool, path: str | None, outpu
     With a job FILE after its setup, otherwise in a non-interactive login shell. Secrets are masked. Exit code 6: some
     hosts are unreachable.
     """
-    from ascendrun.cli.output import print_record
-
     if path is not None:
         return _write(ctx, target, path)
     report = ctx.cluster.checks.env(
@@ -70,7 +73,6 @@ def _write(ctx: CliContext, target: Target, path: str) -> int:
     if path == "-":
         sys.stdout.write(text)
         return 0
-    from ascendrun.output_file import write_bytes
 
     write_bytes(Path(path), text.encode())
     ctx.echo(
@@ -97,10 +99,6 @@ def _print(report: EnvReport, *, diff: bool) -> None:
 
 
 def _lines(row: EnvRow, count: int) -> Sequence[str]:
-    from ascendrun.cli.sanitise import sanitise_line
-    from ascendrun.health.env_view import NOT_SET
-    from ascendrun.text.format import fold_hosts
-
     lines = []
     for index, group in enumerate(row.groups):
         value = sanitise_line(str(NOT_SET if group.value is None else group.value))

@@ -11,6 +11,12 @@ import click
 
 from ascendrun.cli.command import UsageError, exclusive
 from ascendrun.cli.options import cli_command, parse_since
+from ascendrun.cli.outcome import exit_code_of
+from ascendrun.cli.output import describe_time, format_records
+from ascendrun.cli.sanitise import headline, sanitise_line
+from ascendrun.core.errors import DeadlineExceededError, UnreachableError
+from ascendrun.core.events import EVENTS, fold_events
+from ascendrun.core.records import event_record
 from ascendrun.text import Text, closest
 
 if TYPE_CHECKING:
@@ -66,8 +72,6 @@ def _since(text: str | None, *, has_job: bool) -> float | None:
 
 
 def _parse_kinds(ctx: CliContext, texts: Sequence[str]) -> frozenset[str] | None:
-    from ascendrun.core.events import EVENTS
-
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     if not names:
         return None
@@ -103,8 +107,6 @@ class _Stream:
     def show(self, *, until_now: bool = False) -> None:
         events = self._events.new_events()
         if self._output in ("json", "jsonl"):
-            from ascendrun.cli.output import format_records
-
             sys.stdout.write(format_records(self._records(events), self._output, name="events", names=()))
             sys.stdout.flush()
             return
@@ -125,9 +127,6 @@ class _Stream:
 
     def _ended_code(self) -> int | None:
         """Return the exit code of the followed job; None: it runs. Restart a missing controller."""
-        from ascendrun.cli.outcome import exit_code_of
-        from ascendrun.core.errors import DeadlineExceededError, UnreachableError
-
         is_due = time.monotonic() - self._watched_mono >= WATCH_S
         chosen = self._job or self._pipeline
         if chosen is None and not is_due:
@@ -149,8 +148,6 @@ class _Stream:
         return None if shown.ended_at_s is None else exit_code_of(shown)
 
     def _records(self, events: Sequence[JobEvent]) -> list[dict[str, Any]]:
-        from ascendrun.core.records import event_record
-
         names = self._events.job_names()
         return [
             {"number": item.number, "job": item.job, "name": names.get(item.job), **event_record(item.event)}
@@ -158,10 +155,6 @@ class _Stream:
         ]
 
     def _print(self, events: Sequence[JobEvent]) -> None:
-        from ascendrun.cli.output import describe_time
-        from ascendrun.cli.sanitise import headline, sanitise_line
-        from ascendrun.core.events import fold_events
-
         names = self._events.job_names() if events else {}
         lines = []
         for item in fold_events(events):

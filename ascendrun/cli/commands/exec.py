@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.options import Duration, cli_command, hostfile_option, hosts_of, output_option
+from ascendrun.cli.output import PEOPLE, format_many
+from ascendrun.cli.sanitise import sanitise
+from ascendrun.cluster import ExecResult
+from ascendrun.core.errors import names_host
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ascendrun.cli.context import CliContext
-    from ascendrun.cluster import ExecResult
 
 RULE = "-" * 15
 PROGRESS_S = 0.1
@@ -51,13 +55,10 @@ def command(
     """
     hosts = hosts_of(ctx, hostfile=hostfile, names=names)
     results = _collect(ctx, ctx.cluster.hosts.execute(hosts, argv, timeout_s=timeout), [host.name for host in hosts])
-    from ascendrun.cli.output import PEOPLE, format_many
 
     if output is None or output in PEOPLE:
         _print_folded(results)
     else:
-        from ascendrun.cluster import ExecResult
-
         sys.stdout.write(format_many(results, output, name="results", kind=ExecResult))
     return _print_failures(ctx, results)
 
@@ -89,9 +90,6 @@ def _collect(ctx: CliContext, replies: Iterable[ExecResult], names: Sequence[str
 
 def _print_folded(results: Sequence[ExecResult]) -> None:
     """Print standard output to stdout, standard error to stderr, each under the names of its hosts."""
-    from ascendrun.cli.sanitise import sanitise
-    from ascendrun.text.format import fold_hosts
-
     for stream, outputs in (
         (sys.stdout, [(one.stdout, one.host) for one in results]),
         (sys.stderr, [(one.stderr, one.host) for one in results]),
@@ -114,9 +112,6 @@ def group_by_text(outputs: Sequence[tuple[bytes, str]]) -> list[tuple[bytes, lis
 
 
 def _print_failures(ctx: CliContext, results: Sequence[ExecResult]) -> int:
-    from ascendrun.core.errors import names_host
-    from ascendrun.text.format import fold_hosts
-
     reasons: dict[Text | str, list[str]] = {}
     for result in results:
         if result.exit_code is None:

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ascendrun.cli.explain_view import print_explanation, print_stacks
 from ascendrun.cli.options import cli_command, output_option
+from ascendrun.cli.output import labelled, print_record
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -37,12 +40,7 @@ def command(
     The ends of all other ranks are shown as consequences. The confidence is "certain", "likely" or "unknown". For a
     running job, anomalies are shown. Exits 0; 4 if the job does not exist.
     """
-    from ascendrun.cli.output import print_record
-    from ascendrun.text import Text
-
     if collect:
-        from ascendrun.cli.output import labelled
-
         for host, problem in ctx.cluster.diagnosis.collect(job, attempt=attempt):
             ctx.echo(
                 labelled(host, problem)
@@ -51,8 +49,6 @@ def command(
             )
     explanation = ctx.cluster.diagnosis.explain(job, attempt=attempt, fresh=fresh or collect)
     if not print_record(explanation, output):
-        from ascendrun.cli.explain_view import print_explanation
-
         print_explanation(explanation, color=ctx.has_color(sys.stdout), everything=everything or output == "wide")
     return 0
 
@@ -79,11 +75,7 @@ def stacks_command(ctx: CliContext, job: str, rank: int | None, attempt: int | N
 
     Of a job that hung and has ended, the stacks of that time are shown.
     """
-    from ascendrun.cli.output import print_record
-
     found = ctx.cluster.diagnosis.stacks(job, rank=rank, attempt=attempt)
     if not print_record(found, output):
-        from ascendrun.cli.explain_view import print_stacks
-
         print_stacks(found, everything=output == "wide")
     return 0

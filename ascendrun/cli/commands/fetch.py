@@ -11,12 +11,13 @@ import click
 
 from ascendrun.cli.command import UsageError
 from ascendrun.cli.options import cli_command, hostfile_option, output_option
+from ascendrun.cli.output import PEOPLE, Column, describe_memory, print_rows
+from ascendrun.cli.outputs import copy_files, fetch_outputs, missing_texts, problem_hints
+from ascendrun.cluster import FetchReply
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.cli.output import Column
-    from ascendrun.cluster import FetchReply
 
 
 @cli_command(
@@ -46,10 +47,6 @@ def command(ctx: CliContext, job: str, paths: tuple[str, ...], output_dir: Path 
     off continues where it ended, and every file is verified by its hash. Exit code 4: no file matches a PATH; 6: a
     host is unreachable, or its files could not be fetched.
     """
-    from ascendrun.cli.output import PEOPLE, print_rows
-    from ascendrun.cli.outputs import fetch_outputs, missing_texts, problem_hints
-    from ascendrun.cluster import FetchReply
-
     _check_paths(paths)
     screen = ctx.screen()
     try:
@@ -70,8 +67,6 @@ def command(ctx: CliContext, job: str, paths: tuple[str, ...], output_dir: Path 
 
 
 def reply_columns() -> list[Column]:
-    from ascendrun.cli.output import Column, describe_memory
-
     return [
         Column("HOST", lambda reply: reply.host),
         Column("FILES", lambda reply: str(reply.files)),
@@ -125,10 +120,6 @@ def cp_command(
     name. Directories are created, existing files are replaced. A transfer that was cut off continues where it ended,
     and every file is verified by its hash. Exit code 4: no file matches; 6: a host is unreachable, or a copy failed.
     """
-    from ascendrun.cli.output import PEOPLE, print_rows
-    from ascendrun.cli.outputs import copy_files, missing_texts, problem_hints
-    from ascendrun.cluster import FetchReply
-
     replies: list[FetchReply] = []
     screen = ctx.screen()
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,12 @@ import click
 
 from ascendrun.cli.command import UsageError
 from ascendrun.cli.options import cli_command
+from ascendrun.cli.output import Column, format_table, labelled
+from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.core.errors import Problem
 
 
 @cli_command(
@@ -37,9 +39,6 @@ if TYPE_CHECKING:
 @click.pass_obj
 def validate(ctx: CliContext, files: tuple[Path, ...], overrides: tuple[str, ...], sample: Path | None) -> int:
     """Report every problem of job files (and of hostfiles, named *.hosts), each with its place; ask no node."""
-    from ascendrun.cli.output import labelled
-    from ascendrun.core.errors import InvalidInputError
-
     if not files and sample is None:
         raise click.UsageError(str(Text("cli.missing-files", "missing argument FILE...")))
     problems: list[Problem] = []
@@ -71,9 +70,6 @@ SAMPLE_COLUMNS = {
 
 def _print_sample(ctx: CliContext, sample: Path, files: list[Path], overrides: tuple[str, ...]) -> None:
     """Print the rows that are read from an output. Raises InvalidInputError if it has none."""
-    from ascendrun.cli.output import Column, format_table, labelled
-    from ascendrun.core.errors import InvalidInputError, Problem
-
     specs = [stage.spec for file in files for stage in ctx.cluster.job_files.validate(file, overrides=overrides)]
     pattern = next((spec.progress.pattern for spec in specs if spec.progress.pattern is not None), None)
     try:
@@ -135,8 +131,6 @@ def _describe_valid(ctx: CliContext, file: Path, overrides: tuple[str, ...]) -> 
 @click.pass_obj
 def schema(ctx: CliContext, key: str | None) -> int:
     """Print the JSON Schema of job files for editors, or explain KEY: a job-file key, PROGRAM or PROGRAM.OPTION."""
-    import json
-
     if key is None:
         click.echo(json.dumps(ctx.cluster.job_files.schema(), indent=2, ensure_ascii=False))
     else:
@@ -198,7 +192,6 @@ def init(ctx: CliContext, name: str | None, target: Path | None, is_list: bool) 
 def _ask_for_job(ctx: CliContext) -> tuple[Path, ...]:
     """Ask until each answer is valid, and write the files. Raises UsageError without a terminal."""
     from ascendrun.cluster import NewJob
-    from ascendrun.core.errors import InvalidInputError
 
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         names = [template.name for template in ctx.cluster.job_files.templates()]

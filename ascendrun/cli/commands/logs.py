@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ascendrun.cli.command import UsageError, exclusive
+from ascendrun.cli.commands.submit import follow_stages, follow_to_the_end
+from ascendrun.cli.follow import attempt_line
+from ascendrun.cli.log_output import format_line, print_files, print_gaps
 from ascendrun.cli.options import cli_command, output_option, parse_since
+from ascendrun.core.logs.log_lines import parse_ranks
+from ascendrun.core.logs.log_view import LogView
+from ascendrun.core.names import expand_names, split_list
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
     from ascendrun.cluster import JobDetail
-    from ascendrun.core.logs.log_view import LogView
 
 
 @cli_command(
@@ -85,7 +90,6 @@ def command(
     detail = ctx.cluster.jobs.detail(job)
     if follow:
         return _follow(ctx, job, detail, view)
-    from ascendrun.cli.log_output import print_files, print_gaps
 
     if files:
         print_files(ctx, ctx.cluster.logs.files(detail, view, attempt=attempt), output)
@@ -105,8 +109,6 @@ def command(
 
 def _follow(ctx: CliContext, ref: str, detail: JobDetail, view: LogView) -> int:
     """Follow a live pipeline stage after stage; if it has ended, print its representative stage."""
-    from ascendrun.cli.commands.submit import follow_stages, follow_to_the_end
-
     ctx.cluster.logs.lines(detail, view)  # raises for hosts and ranks that are not in the job
     job = detail.job
     whole = ctx.cluster.jobs.whole_pipeline(ref, job)
@@ -163,10 +165,6 @@ def _make_view(
     folds: bool,
 ) -> LogView:
     """Return the view. Raises BadParameter with the invalid option."""
-    from ascendrun.core.logs.log_lines import parse_ranks
-    from ascendrun.core.logs.log_view import LogView
-    from ascendrun.core.names import expand_names, split_list
-
     option = ""
     try:
         option = "--hosts"
@@ -204,12 +202,8 @@ def _make_view(
 
 def _print_lines(ctx: CliContext, detail: JobDetail, attempt: int | None, view: LogView) -> bool:
     """Print the lines. False: no output to search, which is reported."""
-    from ascendrun.cli.log_output import format_line
-
     screen, is_empty = ctx.screen(), True
     if detail.job.attempt > 1:
-        from ascendrun.cli.follow import attempt_line
-
         ctx.echo(attempt_line(attempt or detail.job.attempt))
     for line in ctx.cluster.logs.lines(detail, view, attempt=attempt, warn=ctx.warn):
         sys.stdout.write(format_line(view, line, screen) + "\n")

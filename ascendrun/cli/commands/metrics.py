@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import sys
 import threading
 from pathlib import Path
@@ -11,6 +12,8 @@ import click
 
 from ascendrun.cli.command import UsageError
 from ascendrun.cli.options import Duration, cli_command, hostfile_option, hosts_of
+from ascendrun.core.errors import ConflictError, InvalidInputError, Problem
+from ascendrun.output_file import write_bytes
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -91,8 +94,6 @@ def serve(ctx: CliContext, registry: CollectorRegistry, address: str, port: int)
     """Serve until ^C. Raises ConflictError when the address is in use."""
     from prometheus_client import start_http_server
 
-    from ascendrun.core.errors import ConflictError
-
     try:
         server, thread = start_http_server(port, addr=address, registry=registry)
     except OSError as error:
@@ -126,8 +127,6 @@ def serve(ctx: CliContext, registry: CollectorRegistry, address: str, port: int)
 
 
 def is_loopback(address: str) -> bool:
-    import ipaddress
-
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -139,9 +138,6 @@ def write_file(
 ) -> int:
     """Replace the complete file at each interval; None: a single time. Raises InvalidInputError."""
     from prometheus_client import generate_latest
-
-    from ascendrun.core.errors import InvalidInputError, Problem
-    from ascendrun.output_file import write_bytes
 
     wait = wait or threading.Event().wait
     try:

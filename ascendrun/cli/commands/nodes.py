@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import Duration, cli_command, hostfile_option, hosts_of, output_option
+from ascendrun.cli.errors import describe_error
+from ascendrun.cli.options import Duration, cli_command, hostfile_option, hosts_of, output_option, parse_host_names
+from ascendrun.cli.outcome import print_held
+from ascendrun.cli.output import PEOPLE, Column, describe_memory, describe_time, labelled, print_rows
+from ascendrun.cluster import DeviceUse, HostStatus, MachineView
+from ascendrun.core.errors import AscendrunError
+from ascendrun.core.findings import Severity
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts, format_clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ascendrun.cli.context import CliContext
-    from ascendrun.cli.output import Column
-    from ascendrun.cluster import HostStatus
     from ascendrun.core.hosts import Host
     from ascendrun.core.machines import Closure, Hold
 
@@ -53,9 +59,6 @@ def command(
     """
     if everything:
         return _print_machines(ctx, output)
-    from ascendrun.cli.outcome import print_held
-    from ascendrun.cli.output import PEOPLE, print_rows
-    from ascendrun.cluster import HostStatus
 
     hosts = hosts_of(ctx, hostfile=hostfile, names=names)
     screen = ctx.screen()
@@ -89,10 +92,6 @@ def release_command(ctx: CliContext, hosts: tuple[str, ...]) -> int:
 
     A host that responds is queried first: it is not released while it shows processes of the job (exit code 7).
     """
-    from ascendrun.cli.errors import describe_error
-    from ascendrun.cli.options import parse_host_names
-    from ascendrun.core.errors import AscendrunError
-
     code = 0
     for host in parse_host_names(list(hosts)):
         try:
@@ -123,8 +122,6 @@ def drain_command(ctx: CliContext, hosts: str, reason: str, for_s: float | None,
     HOSTS are names in the hostfile of a job or of the setting: npu07 or npu[01-04]. With --now, jobs without
     restart.max_restarts keep running.
     """
-    import time
-
     until_s = None if for_s is None else time.time() + for_s
     drained = ctx.cluster.hosts.drain(hosts, reason=reason, until_s=until_s, now=now)
     names = {host.name for host in drained}
@@ -169,9 +166,6 @@ def undrain_command(ctx: CliContext, hosts: str, no_check: bool) -> int:
 
 def _check_before_undrain(ctx: CliContext, hosts: Sequence[Host]) -> set[str]:
     """Print what the light checks find on the hosts; return those that are not ready."""
-    from ascendrun.cli.output import labelled
-    from ascendrun.core.findings import Severity
-
     report = ctx.cluster.checks.doctor(hosts, is_full=False)
     for found in report.findings:
         if found.severity is not Severity.NOTE:
@@ -203,9 +197,6 @@ def lost_command(ctx: CliContext, hosts: str, reason: str) -> int:
 
 
 def _print_machines(ctx: CliContext, output: str | None) -> int:
-    from ascendrun.cli.output import Column, describe_time, print_rows
-    from ascendrun.cluster import MachineView
-
     columns = [
         Column("HOST", lambda machine: ",".join(machine.names)),
         Column("STATE", lambda machine: machine.state.value),
@@ -239,9 +230,6 @@ def leases_command(ctx: CliContext, hosts: tuple[str, ...], hostfile: str | None
     A running attempt has its devices, MASTER_PORT (port) and 32 ports of HCCL (hccl) for itself. CPUs are not leased.
     Exit code 6: some hosts are unreachable.
     """
-    from ascendrun.cli.output import print_rows
-    from ascendrun.cluster import DeviceUse
-
     chosen = hosts_of(ctx, hostfile=hostfile, names=",".join(hosts) or None)
     rows, unreached = ctx.cluster.hosts.leases(chosen)
     print_rows(rows, lease_columns(), output, name="leases", kind=DeviceUse)
@@ -251,9 +239,6 @@ def leases_command(ctx: CliContext, hosts: tuple[str, ...], hostfile: str | None
 
 
 def lease_columns() -> list[Column]:
-    from ascendrun.cli.output import Column
-    from ascendrun.text.format import format_clock
-
     return [
         Column("HOST", lambda row: row.host),
         Column("TYPE", lambda row: row.type),
@@ -268,9 +253,6 @@ def lease_columns() -> list[Column]:
 
 def _print_unreached(ctx: CliContext, rows: Sequence[HostStatus]) -> int:
     """Print each hint a single time, for all its hosts."""
-    from ascendrun.cli.output import labelled
-    from ascendrun.text.format import fold_hosts
-
     missed = [row for row in rows if not row.reachable]
     if not missed:
         return 0
@@ -306,8 +288,6 @@ def _describe_job(status: HostStatus) -> str:
 
 
 def node_columns() -> list[Column]:
-    from ascendrun.cli.output import Column, describe_memory
-
     def clock(status: HostStatus) -> str:
         return "-" if status.clock_offset_s is None else f"{status.clock_offset_s * 1000:+.0f} ms"
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.options import cli_command, output_option
+from ascendrun.cli.output import PEOPLE, Column, describe_time, print_rows
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(ctx: CliContext, test: str | None, output: str | None) -> int:
     """Show the targets of notifications, or send a test. The settings file has them: notify, hook, deadman."""
-    from ascendrun.cli.output import PEOPLE, Column, describe_time, print_rows
     from ascendrun.cluster import NoticeTargetView
 
     if test is not None:
@@ -60,7 +60,6 @@ def command(ctx: CliContext, test: str | None, output: str | None) -> int:
 
 def _test(ctx: CliContext, name: str, output: str | None) -> int:
     """Return 0 when every target accepted the notification, 6 when some did not."""
-    from ascendrun.cli.output import Column, print_rows
     from ascendrun.cluster import NoticeTestResult
 
     results = ctx.cluster.test_notifications(name or None)

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ascendrun.cli.options import cli_command, hostfile_option, output_option
+from ascendrun.cli.output import PEOPLE, print_record
+from ascendrun.cli.sanitise import sanitise
+from ascendrun.core.records import as_record
+from ascendrun.planner.plan import render
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -37,7 +41,6 @@ def command(ctx: CliContext, file: Path, overrides: tuple[str, ...], hostfile: s
     Exits 3 if a training would fail.
     """
     plans = ctx.cluster.job_files.training_plans(file, overrides=overrides, hostfile=hostfile or None)
-    from ascendrun.cli.output import PEOPLE, print_record
 
     if output in PEOPLE:
         for line in plan_lines(plans, file.stem):
@@ -54,9 +57,6 @@ def exit_code(plans: Sequence[TrainingPlan]) -> int:
 
 def plan_lines(plans: Sequence[TrainingPlan], job: str) -> list[str]:
     """Return the text of all plans, each with a title."""
-    from ascendrun.cli.sanitise import sanitise
-    from ascendrun.planner.plan import render
-
     lines: list[str] = []
     for plan in plans:
         title = Text(
@@ -80,7 +80,4 @@ def plan_lines(plans: Sequence[TrainingPlan], job: str) -> list[str]:
 
 def plan_record(plan: TrainingPlan) -> dict[str, Any]:
     """Return a plan as plain data; `text` has the lines for people."""
-    from ascendrun.core.records import as_record
-    from ascendrun.planner.plan import render
-
     return {**as_record(plan), "is_valid": not plan.fatal, "text": [str(line) for line in render(plan)]}

@@ -12,13 +12,27 @@ import click
 
 from ascendrun.cli.command import UsageError, exclusive
 from ascendrun.cli.options import cli_command, list_output_option, parse_since
+from ascendrun.cli.outcome import print_held
+from ascendrun.cli.output import (
+    PEOPLE,
+    Column,
+    describe_progress,
+    describe_seconds,
+    describe_time,
+    format_many,
+    format_table,
+    print_rows,
+    terminal_width,
+)
+from ascendrun.cli.sanitise import headline
+from ascendrun.cluster import JobView
+from ascendrun.core.errors import NotFoundError
+from ascendrun.health.report.usage import JobUse, UserUse, sum_users
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.cli.output import Column
-    from ascendrun.cluster import JobView
-
 
 WATCH_S = 1.0
 
@@ -43,10 +57,6 @@ def command(ctx: CliContext, everything: bool, quiet: bool, watch: bool, output:
     A pipeline is one row. REASON shows why a job is in its state; of a running job it counts the ranks that run now.
     FOUND: an attempt runs on hosts, but its job is unknown; `ascendrun stop` ends it.
     """
-    from ascendrun.cli.outcome import print_held
-    from ascendrun.cli.output import PEOPLE, print_rows
-    from ascendrun.cluster import JobView
-
     if watch and (quiet or output not in (*PEOPLE, "jsonl")):
         raise UsageError(exclusive("--watch", "--quiet" if quiet else f"-o {output}"))
     output = "name" if quiet else output
@@ -67,10 +77,6 @@ def _list_jobs(ctx: CliContext, everything: bool) -> tuple[JobView, ...]:
 
 def _watch(ctx: CliContext, before: Sequence[JobView], output: str | None) -> int:
     """Print the rows that change, and the last row of a job that has ended, until ^C: exit code 130."""
-    from ascendrun.cli.output import format_many, format_table, terminal_width
-    from ascendrun.cluster import JobView
-    from ascendrun.core.errors import NotFoundError
-
     shown = {job.id: _mark(job) for job in before}
     live = {job.id for job in before if job.ended_at_s is None}
     while True:
@@ -96,10 +102,6 @@ def _mark(job: JobView) -> tuple[object, ...]:
 
 
 def job_columns(now_s: float) -> list[Column]:
-    from ascendrun.cli.output import Column, describe_progress, describe_seconds, describe_time
-    from ascendrun.cli.sanitise import headline
-    from ascendrun.text.format import fold_hosts
-
     def duration_s(job: object) -> float | None:
         started_s = getattr(job, "started_at_s", None)
         if started_s is None:
@@ -148,9 +150,6 @@ def history_command(
     DEVICE-HOURS are devices times hours in which the job had its hosts: from the checks before a start to the confirmed
     end, in all attempts. A stage of a pipeline is a row. Jobs that `ascendrun rm` has removed are not listed.
     """
-    from ascendrun.cli.output import PEOPLE, print_rows
-    from ascendrun.health.report.usage import JobUse, UserUse, sum_users
-
     output = "name" if quiet else output
     if by == "user" and output == "name":
         raise UsageError(exclusive("--by user", "--quiet" if quiet else "-o name"))
@@ -180,8 +179,6 @@ def describe_hours(hours: float | None) -> str:
 
 
 def history_columns() -> list[Column]:
-    from ascendrun.cli.output import Column, describe_seconds, describe_time
-
     return [
         Column("ID", lambda job: job.id),
         Column("NAME", lambda job: job.name),
@@ -199,8 +196,6 @@ def history_columns() -> list[Column]:
 
 
 def user_columns() -> list[Column]:
-    from ascendrun.cli.output import Column
-
     return [
         Column("USER", lambda row: row.user or "-"),
         Column("TYPE", lambda row: row.device_type),

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.options import cli_command, output_option
+from ascendrun.cli.output import Column, cut, describe_attempt_failure, format_pairs, format_table, named, print_record
+from ascendrun.cli.report import page
+from ascendrun.cli.report.picture import make_picture
+from ascendrun.core.errors import InvalidInputError, Problem
+from ascendrun.health.report.time_use import USES
+from ascendrun.output_file import write_bytes
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -49,23 +56,17 @@ def command(ctx: CliContext, job: str, output_file: Path | None, png: Path | Non
     The file needs no network and no other file. The report of a live job is up to now. That of a pipeline has the
     scores of every stage, and the rest of its current one.
     """
-    from ascendrun.cli.output import print_record
-
     report = ctx.cluster.diagnosis.report(job)
     if output is None and output_file is None and png is None:
         output_file = Path(f"{report.id}-report.html")
     if png is not None:
-        from ascendrun.cli.report.picture import make_picture
-
         write_file(ctx, png, make_picture(report))
     if output_file is not None:
-        from ascendrun.cli.report.page import make_page
-
-        page = make_page(report).encode()
+        content = page.make_page(report).encode()
         if str(output_file) == "-":
-            sys.stdout.buffer.write(page)
+            sys.stdout.buffer.write(content)
             return 0
-        write_file(ctx, output_file, page)
+        write_file(ctx, output_file, content)
     if not print_record(report, output):
         sys.stdout.write(describe_report(report))
     return 0
@@ -73,9 +74,6 @@ def command(ctx: CliContext, job: str, output_file: Path | None, png: Path | Non
 
 def write_file(ctx: CliContext, path: Path, content: bytes) -> None:
     """Write through links and devices, see output_file. Raises InvalidInputError naming the file."""
-    from ascendrun.core.errors import InvalidInputError, Problem
-    from ascendrun.output_file import write_bytes
-
     try:
         write_bytes(path, content)
     except OSError as error:
@@ -86,10 +84,6 @@ def write_file(ctx: CliContext, path: Path, content: bytes) -> None:
 
 def describe_report(report: Report) -> str:
     """Return the summary for a terminal: main values, diagnosis, time use, notes."""
-    from ascendrun.cli.output import Column, cut, format_pairs, format_table, named
-    from ascendrun.cli.report import page
-    from ascendrun.health.report.time_use import USES
-
     pairs = [
         (str(Text("report.job", "job")), f"{named(report.id, report.name)} {report.state}"),
         ("", page.describe_place(report)),
@@ -117,9 +111,6 @@ def describe_report(report: Report) -> str:
 
 def _describe_stages(report: Report) -> str:
     """Return a table of the stages of a pipeline, "" for another job."""
-    from ascendrun.cli.output import Column, format_table
-    from ascendrun.cli.report import page
-
     rows = [page.stage_cells(row) for row in report.stages]
     columns = [Column(str(page.LABELS[name]).upper(), itemgetter(name)) for name in page.STAGE_COLUMNS]
     return format_table(rows, columns) if rows else ""
@@ -127,10 +118,6 @@ def _describe_stages(report: Report) -> str:
 
 def _describe_attempts(report: Report) -> str:
     """Return a table of the attempts whose ranks ran, "" if the job had only one."""
-    from ascendrun.cli.output import Column, describe_attempt_failure, format_table
-    from ascendrun.cli.report import page
-    from ascendrun.text.format import fold_hosts
-
     rows = [row for row in report.attempts if row.ran_s or row.failure is not None]
     cells = {
         "attempt": lambda row: str(row.attempt),

@@ -11,8 +11,22 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.options import cli_command, output_option
+from ascendrun.cli.outcome import first_failure_line
+from ascendrun.cli.output import (
+    Column,
+    describe_attempt_failure,
+    describe_progress,
+    describe_seconds,
+    describe_time,
+    format_pairs,
+    format_table,
+    labelled,
+    named,
+    print_record,
+)
 from ascendrun.core.rank_env import forks_ranks
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts, fold_numbers
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -31,8 +45,6 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(ctx: CliContext, job: str, output: str | None) -> int:
     """Show one job: state, nodes, ranks, events. Ranks in the same state share a line; -o wide has a line for each."""
-    from ascendrun.cli.output import print_record
-
     detail = ctx.cluster.jobs.detail(job)
     if not print_record(detail, output):
         whole = ctx.cluster.jobs.pipeline(detail.job.pipeline) if detail.job.pipeline else None
@@ -45,8 +57,6 @@ def command(ctx: CliContext, job: str, output: str | None) -> int:
 
 def describe_stages(whole: JobView) -> str:
     """Return the pipeline of a stage as text, printed before the job itself."""
-    from ascendrun.cli.output import Column, format_pairs, format_table, named
-
     table = format_table(
         whole.stages,
         [
@@ -72,9 +82,6 @@ def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None
 
     `why`: the diagnosis, None: not available.
     """
-    from ascendrun.cli.output import Column, describe_time, format_pairs, format_table
-    from ascendrun.text.format import fold_numbers
-
     pairs = _head(detail, now_s)
     if why is not None:
         pairs.append((str(Text("show.why", "cause")), why))
@@ -113,8 +120,6 @@ def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None
 
 def _directories(by_host: Mapping[str, str]) -> str:
     """Return each directory once, after its hosts, in the form of scp arguments."""
-    from ascendrun.text.format import fold_hosts
-
     hosts: dict[str, list[str]] = {}
     for host, path in by_host.items():
         hosts.setdefault(path, []).append(host)
@@ -122,9 +127,6 @@ def _directories(by_host: Mapping[str, str]) -> str:
 
 
 def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:
-    from ascendrun.cli.output import describe_progress, describe_seconds, describe_time, labelled, named
-    from ascendrun.text.format import fold_hosts
-
     job = detail.job
     hosts = fold_hosts(job.hosts)
     pairs = [
@@ -152,8 +154,6 @@ def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:
     if detail.outputs_waiting:
         pairs.append((Text("show.outputs-waiting", "outputs not fetched from"), fold_hosts(detail.outputs_waiting)))
     if detail.first_failure:
-        from ascendrun.cli.outcome import first_failure_line
-
         what = first_failure_line(detail.first_failure, job)
         pairs.append((Text("show.first-failure", "first failure"), str(what)))
     if detail.unconfirmed_hosts:
@@ -182,9 +182,6 @@ def _describe_spares(detail: JobDetail) -> str:
 
 def _describe_attempts(detail: JobDetail) -> str:
     """Return a table of the attempts that ended, with the cause that was diagnosed."""
-    from ascendrun.cli.output import Column, describe_attempt_failure, describe_time, format_table
-    from ascendrun.text.format import fold_hosts
-
     return format_table(
         detail.past_attempts,
         [
@@ -220,8 +217,6 @@ def _describe_alike(ranks: Sequence[RankView], *, wide: bool) -> str:
 
 
 def _rank_table(ranks: Sequence[RankView], title: str, name: Callable[[RankView], str]) -> str:
-    from ascendrun.cli.output import Column, describe_time, format_table
-
     columns = [
         Column(title, name),
         Column("NODE", lambda rank: rank.host),

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.options import cli_command
+from ascendrun.core.errors import PreflightError
+from ascendrun.sim.npu.build import build, environment
+from ascendrun.sim.npu.target import find_target
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -68,9 +71,6 @@ def command(
 
     The simulation shows control flow and API, not performance. It is compiled once in about 30 s (requires g++).
     """
-    from ascendrun.core.errors import PreflightError
-    from ascendrun.sim.npu.build import build, environment
-
     target = choose_target(python, argv[0])
     environ = environment(build(target), dict(os.environ))
     scripts = os.path.dirname(os.path.abspath(target.python))
@@ -94,9 +94,6 @@ def choose_target(python: str | None, program: str) -> Target:
 
     Raises PreflightError with the reason.
     """
-    from ascendrun.core.errors import PreflightError
-    from ascendrun.sim.npu.target import find_target
-
     if python is not None:
         return find_target(python)
     try:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING
 
 import click
 
+from ascendrun.cli.errors import describe_error
 from ascendrun.cli.options import Duration, cli_command
+from ascendrun.cli.outcome import print_held, print_left, print_outcome
+from ascendrun.cli.output import describe_seconds, labelled
+from ascendrun.core.errors import AscendrunError
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -59,11 +65,6 @@ def command(ctx: CliContext, jobs: tuple[str, ...], now: bool, no_wait: bool) ->
 
 def _request_all(ctx: CliContext, refs: tuple[str, ...], requested: list[JobView], *, now: bool) -> int:
     """Request every stop, also when one job is unknown; add them to `requested`. Return the first exit code, or 0."""
-    import sys
-
-    from ascendrun.cli.errors import describe_error
-    from ascendrun.core.errors import AscendrunError
-
     code = 0
     for ref in refs:
         try:
@@ -79,15 +80,10 @@ def _request_all(ctx: CliContext, refs: tuple[str, ...], requested: list[JobView
 
 def describe(job: JobView) -> str:
     """Return text such as: j-0001 STOPPING: stopped on user request"""
-    from ascendrun.cli.output import labelled
-
     return labelled(f"{job.id} {job.state}", job.reason)
 
 
 def _wait_until_ended(ctx: CliContext, job_id: str, screen: Screen) -> JobDetail:
-    from ascendrun.cli.output import describe_seconds
-    from ascendrun.text.format import fold_hosts
-
     started_s = time.monotonic()
     while True:
         detail = ctx.cluster.jobs.detail(job_id)
@@ -102,16 +98,12 @@ def _wait_until_ended(ctx: CliContext, job_id: str, screen: Screen) -> JobDetail
 
 def _print_end(ctx: CliContext, detail: JobDetail) -> int:
     """Return 0, or 6 when processes are left on a node, or it could not confirm that all are gone."""
-    from ascendrun.cli.outcome import print_left
-
     ctx.echo(describe(detail.job))
     return 6 if print_left(ctx, detail) else 0
 
 
 def _await_found(ctx: CliContext, job: JobView, screen: Screen) -> int:
     """Wait until a found attempt is gone; return 6 when it is not after FOUND_S."""
-    from ascendrun.cli.outcome import print_held
-
     deadline = time.monotonic() + FOUND_S
     while any(one.name == job.name for one in ctx.cluster.jobs.found_attempts()):
         if time.monotonic() > deadline:
@@ -161,8 +153,6 @@ def wait_command(ctx: CliContext, job: str, timeout: float | None) -> int:
 
     Exits 0 when it succeeded, 1 when it failed or was stopped, 3 when its training would fail, 124 on timeout.
     """
-    from ascendrun.cli.outcome import print_outcome
-
     detail = ctx.cluster.jobs.wait(job, timeout_s=timeout)
     return print_outcome(ctx.cluster, detail, screen=ctx.screen())
 

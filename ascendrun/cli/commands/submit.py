@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.command import UsageError, exclusive
+from ascendrun.cli.commands.plan import exit_code, plan_lines, plan_record
+from ascendrun.cli.follow import follow_job
 from ascendrun.cli.options import cli_command, hostfile_option, output_option
+from ascendrun.cli.outcome import print_outcome, print_outputs
+from ascendrun.cli.output import PEOPLE, describe_seconds, print_record
+from ascendrun.cli.sanitise import sanitise
+from ascendrun.core.jobs.plan_text import render_text
+from ascendrun.core.logs.log_view import LogView
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
     from ascendrun.cluster import JobView
-    from ascendrun.core.logs.log_view import LogView
 
 
 @cli_command(
@@ -113,11 +119,6 @@ def _print_plan(
     hosts: str | None,
     exclude: str | None,
 ) -> int:
-    from ascendrun.cli.commands.plan import exit_code, plan_lines, plan_record
-    from ascendrun.cli.output import PEOPLE, print_record
-    from ascendrun.cli.sanitise import sanitise
-    from ascendrun.core.jobs.plan_text import render_text
-
     plans, trainings = ctx.cluster.job_files.dry_run(
         file, overrides=overrides, hostfile=hostfile, hosts=hosts, exclude=exclude
     )
@@ -136,8 +137,6 @@ def _print_plan(
 
 
 def _leave(ctx: CliContext, job: JobView, output: str | None) -> int:
-    from ascendrun.cli.output import print_record
-
     if not print_record(job, output):
         print(job.id)
     ctx.hint(f"ascendrun logs -f {job.id}")
@@ -157,8 +156,6 @@ def follow_stages(
 
     `view`: its `tail` applies to the first stage only, the others are shown from their start.
     """
-    from ascendrun.cli.output import describe_seconds, print_record
-
     code = 0
     for number, stage in enumerate(pipeline.stages, start=1):
         if stage.state.value == "SUCCEEDED":
@@ -196,8 +193,6 @@ def follow_stages(
     elif code == 1:
         ctx.hint(f"ascendrun submit {whole.file} --resume {whole.id}")
     if code in (0, 1) and any(stage.spec.get("outputs") for stage in ctx.cluster.jobs.stages(whole.id)):
-        from ascendrun.cli.outcome import print_outputs
-
         print_outputs(ctx.cluster, whole, ctx.screen())
     return code
 
@@ -208,11 +203,6 @@ def follow_to_the_end(
     """Follow until the job has ended and return its exit code; ^C detaches and returns 130."""
     screen = ctx.screen()
     try:
-        from ascendrun.cli.follow import follow_job
-        from ascendrun.cli.outcome import print_outcome, print_outputs
-        from ascendrun.cli.output import print_record
-        from ascendrun.core.logs.log_view import LogView
-
         detail = follow_job(ctx.cluster, job_id, screen=screen, view=view or LogView(), shows_lines=shows_lines)
     except KeyboardInterrupt:
         screen.close()

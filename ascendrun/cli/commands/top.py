@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import Duration, cli_command, hostfile_option, output_option
+from ascendrun.cli.options import Duration, cli_command, hostfile_option, hosts_of, output_option, parse_host_names
+from ascendrun.cli.output import format_record, format_records, terminal_width
+from ascendrun.cli.top.records import ROW_NAMES, row_record, view_record
+from ascendrun.cli.top.text import run_plain, top_lines
 from ascendrun.health.top.rows import SORTS, Choice, Order, arrange, matches_host
 from ascendrun.text import Text
 
@@ -84,8 +87,6 @@ def choose_hosts(
     ctx: CliContext, hostfile: str | None, names: tuple[str, ...]
 ) -> tuple[tuple[Host, ...], tuple[str, ...]]:
     """Return the hosts to query, and the names or globs of the hosts to show (none: all)."""
-    from ascendrun.cli.options import hosts_of, parse_host_names
-
     globs = tuple(name for name in names if "*" in name or "?" in name)
     plain = [name for name in names if name not in globs]
     has_file = hostfile is not None or ctx.settings.hostfile is not None
@@ -101,9 +102,6 @@ def choose_hosts(
 
 
 def print_once(ctx: CliContext, source: TopSource, choice: Choice, order: Order, *, output: str | None) -> int:
-    from ascendrun.cli.output import terminal_width
-    from ascendrun.cli.top.text import top_lines
-
     screen = ctx.screen()
     if source.needs_query(now_s=time.time()):
         screen.progress(str(Text("top.querying", "querying hosts without a job")))
@@ -127,9 +125,6 @@ def print_once(ctx: CliContext, source: TopSource, choice: Choice, order: Order,
 
 def _write_records(view: TopView, output: str) -> None:
     """Write json and yaml: everything; jsonl and csv: one device or rank per line."""
-    from ascendrun.cli.output import format_record, format_records
-    from ascendrun.cli.top.records import ROW_NAMES, row_record, view_record
-
     sys.stdout.write(
         format_record(view_record(view), output)
         if output in ("json", "yaml")
@@ -142,7 +137,5 @@ def run_live(ctx: CliContext, source: TopSource, choice: Choice, order: Order, *
     try:
         from ascendrun.cli.top.app import run_app
     except ImportError:
-        from ascendrun.cli.top.text import run_plain
-
         return run_plain(ctx, source, choice, order, interval_s=interval_s)
     return run_app(ctx, source, choice, order, interval_s=interval_s)

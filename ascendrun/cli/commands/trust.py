@@ -9,6 +9,7 @@ import click
 
 from ascendrun.cli.command import UsageError
 from ascendrun.cli.options import cli_command, hostfile_option, hosts_of, parse_host_names
+from ascendrun.cli.output import Column, format_table
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -69,8 +70,6 @@ def _scan(ctx: CliContext, hosts: Sequence[Host]) -> list[HostKeyScan]:
 
 
 def _show(scans: Sequence[HostKeyScan], *, prints: bool) -> None:
-    from ascendrun.cli.output import Column, format_table
-
     if prints:
         for scan in scans:
             if scan.key is not None:

@@ -13,8 +13,11 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun import __version__, text
+from ascendrun.cli import explain_view
 from ascendrun.cli.output import describe_attempt_failure, describe_memory, describe_seconds
 from ascendrun.cli.sanitise import headline, sanitise_line
+from ascendrun.core.jobs.reasons import CONFIDENCE
+from ascendrun.health.diagnosis.render import who
 from ascendrun.health.report.charts import TITLES
 from ascendrun.health.report.time_use import USES
 from ascendrun.text import Rendered, Text
@@ -366,21 +369,16 @@ def describe_caveat(caveat: Caveat) -> str:
 
 def list_diagnosis(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """Return (name, value) of the diagnosis below its first sentence."""
-    from ascendrun.cli.explain_view import LABELS
-    from ascendrun.health.diagnosis.render import who
-
     rows: list[tuple[Text, Text | str]] = []
     if diagnosis.ranks or diagnosis.hosts:
         first = Text("report.first-failing-rank", "first failing rank")
         rows.append((first, who(diagnosis.ranks, diagnosis.hosts)))
-    rows += [(LABELS["cause"], diagnosis.cause)] if diagnosis.cause else []
-    rows += [(LABELS["hint"], diagnosis.hint)] if diagnosis.hint else []
+    rows += [(explain_view.LABELS["cause"], diagnosis.cause)] if diagnosis.cause else []
+    rows += [(explain_view.LABELS["hint"], diagnosis.hint)] if diagnosis.hint else []
     return [(str(name), str(value)) for name, value in rows]
 
 
 def describe_confidence(diagnosis: Diagnosis) -> str:
-    from ascendrun.core.jobs.reasons import CONFIDENCE
-
     return str(CONFIDENCE[diagnosis.confidence.value])
 
 

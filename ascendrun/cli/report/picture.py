@@ -6,7 +6,9 @@ import io
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
+from ascendrun.cli.output import cut
 from ascendrun.cli.report import page
+from ascendrun.cli.sanitise import sanitise_line
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.health.report.time_use import USES
 from ascendrun.text import Text, language, use_language
@@ -74,9 +76,6 @@ def _has_font(name: str) -> bool:
 
 def _plain(value: str, width: int) -> str:
     """Truncate to `width` cells and escape dollars, which matplotlib reads as mathematics."""
-    from ascendrun.cli.output import cut
-    from ascendrun.cli.sanitise import sanitise_line
-
     return cut(sanitise_line(value), width).replace("$", r"\$")
 
 

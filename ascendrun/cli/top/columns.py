@@ -15,6 +15,7 @@ from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.health.top.rows import HostLine, IdleHosts
 from ascendrun.health.top.view import JobRow, Progress, TopRow
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts, fold_numbers
 
 GAP = 2
 NARROW, NOTE_WIDTH, NOTE_WIDTH_NARROW = 100, 24, 8
@@ -49,15 +50,11 @@ class TopColumn:
 
 
 def _span(numbers: Sequence[int]) -> str:
-    from ascendrun.text.format import fold_numbers
-
     return fold_numbers(numbers)
 
 
 def host_cell(line: Line) -> str:
     if isinstance(line, IdleHosts):
-        from ascendrun.text.format import fold_hosts
-
         return fold_hosts(line.hosts)
     return line.host
 
@@ -278,8 +275,6 @@ def _reason(row: JobRow) -> str:
 
 
 def _nodes(row: JobRow) -> str:
-    from ascendrun.text.format import fold_hosts
-
     return fold_hosts(row.job.hosts)
 
 

@@ -12,9 +12,12 @@ from textual.screen import Screen
 from textual.widgets import Footer, Static
 from textual.worker import get_current_worker
 
+from ascendrun.cli.outcome import first_failure_line
+from ascendrun.cli.output import describe_time
 from ascendrun.cli.sanitise import sanitise, sanitise_line
 from ascendrun.cli.top.table import hidden_keys, plain
 from ascendrun.cli.top.text import failure_of
+from ascendrun.cluster import LogView
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -128,8 +131,6 @@ class LogScreen(LiveScreen):
         self._job, self._rank = job, rank
 
     def read(self) -> list[str]:
-        from ascendrun.cluster import LogView
-
         lines = self.cluster.logs.lines(self._job, LogView(ranks=[self._rank], tail=LAST_LINES))
         return [line.text for line in lines] or [str(Text("top.no-output", "no output yet"))]
 
@@ -142,9 +143,6 @@ class EventScreen(LiveScreen):
         self._job = job
 
     def read(self) -> list[str]:
-        from ascendrun.cli.outcome import first_failure_line
-        from ascendrun.cli.output import describe_time
-
         detail = self.cluster.jobs.detail(self._job)
         job = detail.job
         lines = [f"{job.id}  {job.name}  {job.state}  {job.reason}".rstrip(), ""]

@@ -15,6 +15,7 @@ from ascendrun.core.errors import AscendrunError
 from ascendrun.health.top.rows import Choice, HostLine, IdleHosts, Order, arrange, fold_idle, rows_by_host
 from ascendrun.health.top.view import HostRow, TopView, Totals
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
@@ -159,8 +160,6 @@ def _table(
 
 def _without_data(hosts: Sequence[HostRow]) -> list[str]:
     """Return hosts without data; hosts with the same reason share a line."""
-    from ascendrun.text.format import fold_hosts
-
     reasons: dict[str, list[str]] = {}
     for host in hosts:
         if host.why is not None:
