@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+
+import grimp
 
 ROOT = Path(__file__).resolve().parents[3] / "ascendrun"
 INSIDE = ("head", "node", "programs")
@@ -41,25 +43,16 @@ def contents(package: Path) -> str:
 
 def imports_of(root: Path) -> Mapping[str, frozenset[str]]:
     """Return the other packages and modules of `root` that each one imports, also where it does so in a function."""
-    names = {path.stem for path in root.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
-    names -= {"__init__", "__main__"}
-    return {name: frozenset(part_of(found, names) for found in read_imports(root, name)) - {name, ""} for name in names}
+    graph = grimp.build_graph(root.name, cache_dir=str(root.parent / ".import_linter_cache"))
+    imports: dict[str, set[str]] = {part_of(module): set() for module in graph.modules}
+    for module in graph.modules:
+        imports[part_of(module)] |= {part_of(other) for other in graph.find_modules_directly_imported_by(module)}
+    return {name: frozenset(others) - {name, ""} for name, others in imports.items() if name not in ("", "__main__")}
 
 
-def part_of(module: str, names: set[str]) -> str:
-    part = module.split(".")[1] if module.startswith("ascendrun.") else ""
-    return part if part in names else ""
-
-
-def read_imports(root: Path, name: str) -> Iterator[str]:
-    package = root / name
-    for file in sorted(package.rglob("*.py")) if package.is_dir() else [package.with_suffix(".py")]:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                yield from ([f"ascendrun.{alias.name}" for alias in node.names] if node.module == root.name else [])
-                yield node.module
-            elif isinstance(node, ast.Import):
-                yield from (alias.name for alias in node.names)
+def part_of(module: str) -> str:
+    """Return the package or module directly below the root that a module is in; "" for the root itself."""
+    return module.partition(".")[2].partition(".")[0]
 
 
 def drawn(imports: Mapping[str, frozenset[str]]) -> dict[str, set[str]]:
