@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 1 << 20
 """Most bytes of one read or request. Logs of the same node wait for no more than that."""
+READ_BYTES = 1 << 18
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -42,6 +43,16 @@ def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def read_some(fd: int, limit: int = READ_BYTES) -> bytes | None:
+    """Return available bytes: b"" at the end of the stream, None: no data now."""
+    try:
+        return os.read(fd, limit)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
 
 
 def hash_start(fd: int, end: int | None = None) -> Any:

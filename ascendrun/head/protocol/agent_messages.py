@@ -112,7 +112,7 @@ class RenewReply(Message):
 
 @dataclass(frozen=True)
 class Renew(Request[RenewReply], op="renew"):
-    """Renew the lease of an attempt with `fence_s` (node/head_lease.py). `at_ns`: of the last reply, None: ask for it
+    """Renew the lease of an attempt with `fence_s` (node/stopping.py). `at_ns`: of the last reply, None: ask for it
     only."""
 
     tag: str

@@ -12,7 +12,7 @@ from ascendrun.head.protocol.messages import Message, converted
 class AgentInfo(Message, op="hello"):
     """The first event of an agent. Its `protocol` is checked before the rest is read.
 
-    `machine_key`, `incarnation`: of the machine, and of its directory in `root` (node/agent/agent_info.py).
+    `machine_key`, `incarnation`: of the machine, and of its directory in `root` (node/agent/serve.py).
     `net_ns`: its network namespace. `neighbours`: keys of other machines that use `root`. `live`: tags of attempts that
     were prepared and have not ended.
     """

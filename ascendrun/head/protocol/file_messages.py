@@ -22,7 +22,7 @@ class OutputsReply(Message):
 
 @dataclass(frozen=True)
 class Outputs(Request[OutputsReply], op="outputs"):
-    """List the files that match patterns; see node/agent/outputs.py. `run`: whose working directory they are in; None:
+    """List the files that match patterns; see node/agent/transfer.py. `run`: whose working directory they are in; None:
     the user's home directory."""
 
     run: str | None

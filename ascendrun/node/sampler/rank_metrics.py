@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from ascendrun.node import cgroup, layout, procs
+from ascendrun.node import layout, procs, reap
 from ascendrun.node.sampler.host_metrics import read
 
 TYPE_CHECKING = False
@@ -145,7 +145,7 @@ class RankFigures:
         self._joined &= set(table)
 
     def _table(self) -> dict[int, Process]:
-        pids = cgroup.group_pids(self._group) or [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        pids = reap.group_pids(self._group) or [int(name) for name in os.listdir("/proc") if name.isdigit()]
         found = (read_process(pid) for pid in pids)
         return {process.pid: process for process in found if process is not None}
 

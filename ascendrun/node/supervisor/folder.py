@@ -7,7 +7,7 @@ import os
 import threading
 import time
 
-from ascendrun.node import head_lease, layout, procs, reap
+from ascendrun.node import layout, procs, reap, stopping
 from ascendrun.node.files import exists, make_private_dir, read_json, write_json
 from ascendrun.node.layout import IDENTITY, PREPARED, RENEWED, ROLL, STOP, STOP_TAKEN, WHERE
 
@@ -30,7 +30,10 @@ class Folder:
         self.path = path
         self.streams = layout.streams_dir(path)
         self._prepared, self._identity = prepared, identity
-        self._thread: FolderThread | None = None
+        self._looks_in_thread = False
+        self._look_now, self._is_over = threading.Event(), False
+        self._order: dict[str, Any] | None = None
+        self._error: OSError | None = None
         self.lease_began_ns = 0
         self._roll: list[reap.Who] = []
         self._next_roll_s = 0.0
@@ -42,30 +45,29 @@ class Folder:
     def start_thread(self, *, wake: Callable[[], Any], every_s: float) -> None:
         """Look in a thread if the directory is on a network; `wake()` is called after a new request to stop."""
         if self.is_elsewhere:
-            self._thread = FolderThread(self._look, wake=wake, every_s=every_s)
-            self._thread.start()
+            self._looks_in_thread = True
+            threading.Thread(target=self._look, args=(wake, every_s), daemon=True, name="folder").start()
 
     def look_soon(self, *, last: bool = False) -> None:
         """Let the thread look now; `last`: no more."""
-        if self._thread is not None:
-            self._thread.ask(last=last)
+        self._is_over = last
+        self._look_now.set()
 
     def check(self) -> None:
         """Make the directories again if they were removed, unless a thread does. Raises OSError."""
-        if self._thread is None:
+        if not self._looks_in_thread:
             self._keep()
 
     def stop_request(self) -> tuple[dict[str, Any] | None, OSError | None]:
         """Return (the request to stop, None: none; why the last look failed). A file that cannot be read is no
         request."""
-        thread = self._thread
-        if thread is not None:
-            error, thread.error = thread.error, None
-            return thread.order, error
+        if self._looks_in_thread:
+            error, self._error = self._error, None
+            return self._order, error
         try:
             return read_json(os.path.join(self.path, STOP)), None
-        except OSError as error:
-            return None, error
+        except OSError as reason:
+            return None, reason
 
     def acknowledge_stop(self) -> None:
         """Rename the request's file: a supervisor that leaves it is recognised as hung."""
@@ -74,7 +76,7 @@ class Folder:
 
     def read_lease(self) -> None:
         """Set `lease_began_ns`, the newest time at which the head renewed the attempt's lease. Raises OSError."""
-        began_ns = head_lease.began_ns(os.path.join(self.streams, RENEWED))
+        began_ns = stopping.lease_began_ns(os.path.join(self.streams, RENEWED))
         self.lease_began_ns = max(self.lease_began_ns, began_ns)
 
     def write_roll(self, now: float) -> None:
@@ -91,9 +93,20 @@ class Folder:
             write_json(os.path.join(self.streams, ROLL), value, durable=False)
             self._roll = roll
 
-    def _look(self) -> dict[str, Any] | None:
-        self._keep()
-        return read_json(os.path.join(self.path, STOP))
+    def _look(self, wake: Callable[[], Any], every_s: float) -> None:
+        while not self._is_over:
+            try:
+                self._keep()
+                order = read_json(os.path.join(self.path, STOP))
+            except OSError as error:
+                self._error = error
+            else:
+                if order is not None and order != self._order:
+                    self._order = order
+                    with contextlib.suppress(BlockingIOError):  # the loop has been woken often enough
+                        wake()
+            self._look_now.wait(every_s)
+            self._look_now.clear()
 
     def _keep(self) -> None:
         """Make the attempt's folders again if they were removed: the records of the ranks' ends need a place."""
@@ -106,39 +119,3 @@ class Folder:
             write_json(os.path.join(self.path, WHERE), {"streams": self.streams})
         write_json(os.path.join(self.path, IDENTITY), self._identity)
         write_json(os.path.join(self.path, PREPARED), self._prepared)
-
-
-class FolderThread:
-    """Calls `look` repeatedly.
-
-    `look()` returns a request to stop, None: none, or raises OSError. `wake()` is called after a new request.
-    """
-
-    def __init__(self, look: Callable[[], dict[str, Any] | None], *, wake: Callable[[], Any], every_s: float) -> None:
-        self._look, self._wake, self._every_s = look, wake, every_s
-        self._asked = threading.Event()
-        self._is_over = False
-        self.order: dict[str, Any] | None = None
-        self.error: OSError | None = None
-
-    def start(self) -> None:
-        threading.Thread(target=self._run, daemon=True, name="folder").start()
-
-    def ask(self, *, last: bool = False) -> None:
-        """Look now; `last`: no more."""
-        self._is_over = last
-        self._asked.set()
-
-    def _run(self) -> None:
-        while not self._is_over:
-            try:
-                order = self._look()
-            except OSError as error:
-                self.error = error
-            else:
-                if order is not None and order != self.order:
-                    self.order = order
-                    with contextlib.suppress(BlockingIOError):  # the loop has been woken often enough
-                        self._wake()
-            self._asked.wait(self._every_s)
-            self._asked.clear()

@@ -5,6 +5,7 @@ Each asks the supervisor to start its rank, passes the launcher's signals on, an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -14,19 +15,9 @@ from ascendrun.node.join import LENGTH, STATUS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NamedTuple
+    from typing import Any, Iterator
 
-    class Request(NamedTuple):
-        """What a rank is started with. `rank`: as the launcher set RANK, None: it did not."""
-
-        rank: int | None
-        argv: list[str]
-        env: dict[str, str]
-        cwd: str
-else:
-    from collections import namedtuple
-
-    Request = namedtuple("Request", "rank argv env cwd")
+    from ascendrun.node.supervisor.processes import Rank
 
 REQUEST_BYTES = 16 << 20
 """Limit of a request: Linux accepts arguments and environments of a few megabytes."""
@@ -34,17 +25,15 @@ _CREDENTIALS = struct.Struct("iII")
 
 
 class Joined:
-    """One connection. `request`: None until it is complete; `signals`: received since the last call of `read`.
-
-    `rank`: number of its rank, None: not started yet.
-    """
+    """One connection. `request`: what a rank is started with, {rank, argv, env, cwd}, None until it is complete; its
+    `rank` is as the launcher set RANK, None: it did not. `rank`: the started rank, None: not started yet."""
 
     def __init__(self, link: socket.socket) -> None:
         link.setblocking(False)
         self._link = link
         self._received = b""
-        self.request: Request | None = None
-        self.rank: int | None = None
+        self.request: dict[str, Any] | None = None
+        self.rank: Rank | None = None
 
     def fileno(self) -> int:
         return self._link.fileno()
@@ -74,25 +63,21 @@ class Joined:
             return True
         try:
             values = json.loads(raw[:length].decode("ascii"))
-            self.request = Request(
-                None if values["rank"] is None else int(values["rank"]),
-                [str(word) for word in values["argv"]],
-                {str(name): str(value) for name, value in values["env"].items()},
-                str(values["cwd"]),
-            )
+            self.request = {
+                "rank": None if values["rank"] is None else int(values["rank"]),
+                "argv": [str(word) for word in values["argv"]],
+                "env": {str(name): str(value) for name, value in values["env"].items()},
+                "cwd": str(values["cwd"]),
+            }
         except (ValueError, TypeError, KeyError, AttributeError):
             return False
         return True
 
-    def finish(self, status: int) -> None:
-        """Send the rank's wait status and close."""
-        try:
-            self._link.send(STATUS.pack(status))
-        except OSError:
-            pass  # the launcher has killed it
-        self.close()
-
-    def close(self) -> None:
+    def close(self, status: int | None) -> None:
+        """Send the rank's wait status, None: there is none, and close."""
+        if status is not None:
+            with contextlib.suppress(OSError):  # the launcher has killed it
+                self._link.send(STATUS.pack(status))
         self._link.close()
 
 
@@ -109,17 +94,15 @@ class JoinServer:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def accept(self) -> Joined | None:
-        """Return the next connection of this user; None: there is none now."""
+    def accept_all(self) -> Iterator[Joined]:
+        """Yield the new connections of this user."""
         while True:
             try:
                 link, _ = self._socket.accept()
             except (BlockingIOError, ConnectionAbortedError):
-                return None
+                return
             raw = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             if _CREDENTIALS.unpack(raw)[1] == os.geteuid():
-                return Joined(link)
-            link.close()
-
-    def close(self) -> None:
-        self._socket.close()
+                yield Joined(link)
+            else:
+                link.close()

@@ -1,22 +1,232 @@
-"""The processes of an attempt on this node: those that the supervisor starts, and all others that belong to it."""
+"""The processes of an attempt on this node: each rank with its streams, its metrics and its end, and all others."""
 
 from __future__ import annotations
 
+import json
 import os
+import time
 
-from ascendrun.node import cgroup, layout, reap
-from ascendrun.node.supervisor.exit_watch import EXIT_S, LINGER_S, ExitWatch
-from ascendrun.node.supervisor.rank_handle import Rank
+from ascendrun.node import layout, procs, reap
+from ascendrun.node.files import read_some
+from ascendrun.node.layout import forks_ranks, process_name, process_number
 from ascendrun.node.supervisor.sampler_process import SamplerProcess
-from ascendrun.node.supervisor.spool import ROTATE_BYTES
+from ascendrun.node.supervisor.spool import ROTATE_BYTES, Spool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ascendrun.node.ranks import Started
     from ascendrun.node.supervisor.folder import Folder
 
+
+DRAIN_BYTES = 8 << 20
+"""Bytes read from a dead rank's pipe before its end is recorded; a grandchild may keep writing."""
+DROP_NOTE_S = 10.0
+METRICS_STEP_BYTES = 1 << 20
 METRICS_VARIABLE = "ASCENDRUN_METRICS_FILE"
+
+EXIT_S = 10.0
+"""Seconds that a rank may live after it wrote that it is done."""
+LINGER_S = 60.0
+"""Seconds after another rank's end until an inactive rank is reported."""
+IDLE_CPU_S = 0.1
+
+FINISHED = "finished"
+"""It wrote "done": true into its metrics and still runs: it is killed, and its exit counts as 0."""
+IDLE = "idle"
+"""Another rank exited 0 and this rank has been inactive since: reported, not killed."""
+
+
+class MetricsTail:
+    """Reads new lines of a rank's metrics file and records whether the rank reported its end."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._offset = 0
+        self._rest = b""
+
+    def found_done(self, *, last: bool = False) -> bool:
+        """Return whether a line read by this call reports it. An incomplete line is kept for the next call.
+
+        `last`: the rank has exited. Read the end of the file, whatever is unread before it.
+        """
+        try:
+            size = os.stat(self._path).st_size
+            if size <= self._offset and not last:
+                return False
+            with open(self._path, "rb") as file:
+                if last and size - self._offset > METRICS_STEP_BYTES:
+                    self._offset, self._rest = size - METRICS_STEP_BYTES, b""
+                file.seek(self._offset)
+                new = file.read(METRICS_STEP_BYTES)
+        except OSError:
+            return False
+        self._offset += len(new)
+        lines = (self._rest + new).split(b"\n")
+        self._rest = lines[-1] if last else lines.pop()[-METRICS_STEP_BYTES:]
+        return any(is_done_line(line) for line in lines)
+
+
+class Rank:
+    """One rank, or the launcher of a node's ranks, with a number below 0. `code` and `signal` are None until it has
+    ended; `spools` is by stream, "out" and "err"."""
+
+    def __init__(self, plan: dict[str, Any], folder: str, *, limit: int, watch: ExitWatch, metrics: str) -> None:
+        self.number = int(plan["rank"])
+        self.stream_number = process_number(self.number) if forks_ranks(plan) else self.number
+        """In the names of its output: what a process that starts ranks prints is not a rank's."""
+        self.plan = plan
+        self.spools = {
+            stream: Spool(folder, "%s.%s" % (process_name(self.stream_number), stream), limit=limit)
+            for stream in ("out", "err")
+        }
+        self.watch = watch
+        self.metrics = MetricsTail(metrics)
+        self.started: Started | None = None
+        self.start_ticks = -1
+        self.setup_result = b""
+        self.has_ended = False
+        self.was_stopped = False
+        self.stopped_by_launcher = False
+        self.is_done = False
+        self.code: int | None = None
+        self.signal: int | None = None
+        self.killed_as_finished = False
+        self._reported_s: float | None = None
+
+    @property
+    def is_launcher(self) -> bool:
+        return self.number < 0
+
+    @property
+    def runs(self) -> bool:
+        return self.started is not None and not self.has_ended
+
+    @property
+    def result(self) -> int | None:
+        """The exit code, a signal as a negative number, or None: never started or end not seen."""
+        return self.code if self.signal is None else -self.signal
+
+    def summary(self) -> dict[str, Any]:
+        """Return {code, signal, stopped, done}."""
+        return {"code": self.code, "signal": self.signal, "stopped": self.was_stopped, "done": self.is_done}
+
+    @property
+    def written_bytes(self) -> int:
+        return sum(spool.total_bytes for spool in self.spools.values())
+
+    def cpu_s(self) -> float:
+        assert self.started is not None
+        stat = procs.read_stat(self.started.pid)
+        return stat.cpu_ticks / procs.TICKS_PER_S if stat else 0.0
+
+    def check_done(self, *, last: bool = False) -> bool:
+        """Return whether the rank's metrics say that its work is complete."""
+        self.is_done = self.is_done or self.metrics.found_done(last=last)
+        return self.is_done
+
+    def setup_failed(self) -> bool:
+        """Return whether the setup (or the search for the command after it) ended the rank, not the command itself."""
+        return self.started is not None and self.started.status_fd is not None and self.setup_result != b"o"
+
+    def end(self, status: int) -> None:
+        """Record the wait status. A rank killed since it had finished counts as exited with 0."""
+        assert self.started is not None
+        self.has_ended = True
+        if os.WIFSIGNALED(status):
+            self.signal = os.WTERMSIG(status)
+        else:
+            self.code = os.WEXITSTATUS(status)
+        self.started.process.returncode = self.result
+        if self.killed_as_finished:
+            self.code, self.signal = 0, None
+
+    def send(self, signum: int) -> None:
+        """Send a signal to the rank's own process only."""
+        if self.runs and self.started is not None:
+            procs.send_signal(self.started.pid, self.start_ticks, signum)
+
+    def new_holes(self, now_s: float, *, last: bool) -> list[tuple[str, int, int, int]]:
+        """Return lost ranges of the logs since the last call: (stream, generation, offset, bytes).
+
+        They are returned at most every DROP_NOTE_S, and by the `last` call.
+        """
+        if not any(spool.holes for spool in self.spools.values()):
+            return []
+        if not last and self._reported_s is not None and now_s - self._reported_s < DROP_NOTE_S:
+            return []
+        self._reported_s = now_s
+        found = []
+        for stream, spool in self.spools.items():
+            holes, spool.holes = spool.holes, []
+            found += [(stream, generation, offset, count) for generation, offset, count in holes]
+        return found
+
+
+def drain(fd: int, spool: Spool) -> bool:
+    """Move available bytes of the pipe to the spool; True when the stream has ended."""
+    moved = 0
+    while moved < DRAIN_BYTES:
+        chunk = read_some(fd)
+        if chunk is None:
+            return False
+        if not chunk:
+            return True
+        spool.write(chunk, time.time_ns())
+        moved += len(chunk)
+    return False
+
+
+def is_done_line(line: bytes) -> bool:
+    """Whether a line of the metrics file reports that the program has finished."""
+    if b'"done"' not in line:
+        return False
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except ValueError:
+        return False
+    return isinstance(record, dict) and record.get("done") is True
+
+
+class ExitWatch:
+    """Exit state of one rank. `exit_s`, `linger_s`: the limits, in seconds."""
+
+    def __init__(self, *, exit_s: float = EXIT_S, linger_s: float = LINGER_S) -> None:
+        self._exit_s = exit_s
+        self._linger_s = linger_s
+        self._done_s: float | None = None
+        self._idle_s: float | None = None
+        self._idle_cpu_s = 0.0
+        self._idle_bytes = 0
+        self._last_report: str | None = None
+
+    def see_done(self, now_s: float) -> None:
+        if self._done_s is None:
+            self._done_s = now_s
+
+    def check(self, now_s: float, *, cpu_s: float, written_bytes: int, other_exited_s: float | None) -> str | None:
+        """Return FINISHED or IDLE, each once; None: nothing to report. `other_exited_s`: first exit 0 of another."""
+        if self._done_s is not None and now_s - self._done_s >= self._exit_s:
+            return self._report(FINISHED)
+        if other_exited_s is None:
+            return None
+        moved = cpu_s - self._idle_cpu_s >= IDLE_CPU_S or written_bytes != self._idle_bytes
+        if self._idle_s is None or moved:
+            self._idle_s, self._idle_cpu_s, self._idle_bytes = now_s, cpu_s, written_bytes
+        if now_s - self._idle_s >= self._linger_s and self._last_report is None:
+            return self._report(IDLE)
+        return None
+
+    def limit_s(self, why: str) -> float:
+        """The seconds after which `check` returns `why`."""
+        return self._exit_s if why == FINISHED else self._linger_s
+
+    def _report(self, why: str) -> str | None:
+        if self._last_report == why:
+            return None
+        self._last_report = why
+        return why
 
 
 class Processes:
@@ -30,10 +240,17 @@ class Processes:
         self.tag = str(prepared["tag"])
         self.root = layout.root_of(folder.path)
         self.sampler = SamplerProcess(self.tag, folder.path)
-        self.ranks = [self._make_rank(plan) for plan in prepared["ranks"]]
-        plan = prepared.get("launcher")
-        self.launcher = self._make_launcher(plan) if plan else None
-        self.all = [*([self.launcher] if self.launcher else []), *self.ranks]
+        limits = {name: float(prepared[name]) for name in ("exit_s", "linger_s") if name in prepared}
+        self.ranks = [
+            self._make(plan, {**self.own_files(int(plan["rank"])), **plan["env"]}[METRICS_VARIABLE], **limits)
+            for plan in prepared["ranks"]
+        ]
+        self.all = list(self.ranks)
+        self.launcher: Rank | None = None
+        if prepared.get("launcher"):
+            number = layout.process_number(int(prepared["node_rank"]))
+            self.launcher = self._make(dict(prepared["launcher"], rank=number, local_rank=0), "")
+            self.all.insert(0, self.launcher)
 
     def has_running(self) -> bool:
         return any(process.runs for process in self.all)
@@ -46,7 +263,7 @@ class Processes:
             root=self.root,
             supervisor=os.getpid(),
             ranks=leaders,
-            extra=cgroup.group_pids(self.group),
+            extra=reap.group_pids(self.group),
             has_sampler=self.sampler.is_on,
         )
 
@@ -55,18 +272,7 @@ class Processes:
         stem = os.path.join(self._streams, layout.process_name(number))
         return {METRICS_VARIABLE: stem + ".metrics.0", "TORCHELASTIC_ERROR_FILE": stem + ".error.0"}
 
-    def _make_rank(self, plan: dict[str, Any]) -> Rank:
-        watch = ExitWatch(
-            exit_s=float(self._prepared.get("exit_s", EXIT_S)), linger_s=float(self._prepared.get("linger_s", LINGER_S))
-        )
-        metrics = plan["env"].get(METRICS_VARIABLE) or self.own_files(int(plan["rank"]))[METRICS_VARIABLE]
-        return self._make(plan, watch, metrics)
-
-    def _make_launcher(self, plan: dict[str, Any]) -> Rank:
-        number = layout.process_number(int(self._prepared["node_rank"]))
-        watch = ExitWatch(exit_s=EXIT_S, linger_s=LINGER_S)
-        return self._make(dict(plan, rank=number, local_rank=0), watch, "")
-
-    def _make(self, plan: dict[str, Any], watch: ExitWatch, metrics: str) -> Rank:
+    def _make(self, plan: dict[str, Any], metrics: str, *, exit_s: float = EXIT_S, linger_s: float = LINGER_S) -> Rank:
         limit = int(self._prepared.get("rotate_bytes", ROTATE_BYTES))
+        watch = ExitWatch(exit_s=exit_s, linger_s=linger_s)
         return Rank(plan, self._streams, limit=limit, watch=watch, metrics=metrics)

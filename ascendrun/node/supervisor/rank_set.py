@@ -6,26 +6,31 @@ import contextlib
 import os
 import select
 import signal
+import sys
 import time
 
-from ascendrun.node import cgroup, layout, procs
+from ascendrun.node import layout, procs, reap
 from ascendrun.node.failpoint import failpoint
+from ascendrun.node.files import read_some
 from ascendrun.node.op_errors import OperationError, message
-from ascendrun.node.ranks import put_port, rank_environ, start_rank
-from ascendrun.node.supervisor import exit_watch
-from ascendrun.node.supervisor.forked_ranks import ForkedRanks
-from ascendrun.node.supervisor.launched import Launched
-from ascendrun.node.supervisor.rank_handle import drain, read_some
+from ascendrun.node.ranks import put_port, rank_environ, start_rank, to_bytes
+from ascendrun.node.supervisor import processes
+from ascendrun.node.supervisor.joins import Joined, JoinServer
+from ascendrun.node.supervisor.processes import drain
+from ascendrun.node.supervisor.sampler_process import ForkedRanks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ascendrun.node.records import Records
+    from ascendrun.node.records import IoErrors, Records
     from ascendrun.node.supervisor.ending import Ending
-    from ascendrun.node.supervisor.io_errors import IoErrors
-    from ascendrun.node.supervisor.processes import Processes
-    from ascendrun.node.supervisor.rank_handle import Rank
+    from ascendrun.node.supervisor.processes import Processes, Rank
+
+
+ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+REFUSED = 1 << 8
+"""The wait status "exit code 1", for a rank that is not started."""
 
 
 class RankSet:
@@ -101,7 +106,7 @@ class RankSet:
             cwd=cwd,
             setup=setup,
             umask=int(self._spec["umask"]),
-            enter=lambda: cgroup.enter_group(self.processes.group),
+            enter=lambda: reap.enter_group(self.processes.group),
             keep=self._leases.get("devices") or (),  # whoever outlives this process keeps the devices leased
         )
         failpoint("agent.after_fork_before_record")
@@ -251,7 +256,7 @@ class RankSet:
         if why is None:
             return
         self._records.add("rank_lingers", rank=rank.number, why=why, after_s=rank.watch.limit_s(why))
-        if why == exit_watch.FINISHED:
+        if why == processes.FINISHED:
             rank.killed_as_finished = True
             rank.send(signal.SIGKILL)
 
@@ -290,3 +295,82 @@ class RankSet:
                 bytes=count,
                 reason=rank.spools[stream].drop_reason.strip(),
             )
+
+
+class Launched:
+    """A launcher (torchrun, deepspeed, accelerate) of a node and its ranks, which the supervisor starts on its
+    behalf. `launcher`: its own process.
+
+    The launcher starts join.py in place of each rank. Its signals reach the rank while the supervisor does not end the
+    attempt: from then on only the supervisor's steps count, since launchers give ranks less time to save.
+    """
+
+    def __init__(self, ranks: RankSet, launcher: Rank) -> None:
+        self._ranks, self._launcher = ranks, launcher
+        self._plan = ranks.prepared["launcher"]
+        self._server = JoinServer()
+        self._joins: dict[int, Joined] = {}
+
+    def start(self) -> None:
+        """Start the launcher, which starts `PYTHON AGENT join COMMAND` for each rank."""
+        ranks = self._ranks
+        ranks.poll.register(self._server.fileno(), select.POLLIN)
+        python, agent = self._plan["argv"][0], os.path.abspath(sys.argv[0])
+        argv = [*self._plan["argv"], python, "-I", "-S", agent, "join", *self._plan["command"]]
+        env = ranks.environ(self._plan["env"])
+        env[to_bytes(layout.JOIN_VARIABLE)] = to_bytes(self._server.name)
+        ranks.start(self._launcher, argv, env, ranks.prepared["cwd"], setup=ranks.prepared.get("setup"))
+
+    def handle(self, fd: int) -> None:
+        """Handle an event of the socket or of a connection."""
+        if fd == self._server.fileno():
+            for new in self._server.accept_all():
+                self._joins[new.fileno()] = new
+                self._ranks.poll.register(new.fileno(), select.POLLIN)
+            return
+        joined = self._joins.get(fd)
+        if joined is None:
+            return
+        signals, is_closed = joined.read()
+        if is_closed:
+            self._leave(joined)
+        elif joined.request is not None and joined.rank is None:
+            self._start_rank(joined, joined.request)
+        elif joined.rank is not None and self._ranks.ending.stopping_by is None:
+            for number in signals:
+                joined.rank.stopped_by_launcher = joined.rank.stopped_by_launcher or number in ENDING
+                joined.rank.send(number)
+
+    def end(self, rank: Rank) -> None:
+        """Let the launcher see the end of a rank."""
+        joined = next((one for one in self._joins.values() if one.rank is rank), None)
+        if joined is not None and rank.result is not None:
+            self._close(joined, -rank.result if rank.result < 0 else rank.result << 8)
+
+    def _start_rank(self, joined: Joined, request: dict[str, Any]) -> None:
+        ranks, all_ranks = self._ranks, self._ranks.processes.ranks
+        wanted = request["rank"]
+        if wanted is None and len(all_ranks) == 1:  # accelerate sets no RANK for a single one
+            wanted = all_ranks[0].number
+        waiting = [rank for rank in all_ranks if rank.started is None and not rank.has_ended]
+        rank = next((rank for rank in waiting if rank.number == wanted), None)
+        if rank is None or ranks.ending.stopping_by is not None:
+            self._close(joined, REFUSED)
+            return
+        joined.rank = rank
+        env = {to_bytes(name): to_bytes(value) for name, value in {**request["env"], **rank.plan["env"]}.items()}
+        if not ranks.start(rank, request["argv"], env, request["cwd"], setup=None):
+            self.end(rank)
+
+    def _leave(self, joined: Joined) -> None:
+        """The launcher killed the process in place of the rank: then the rank ends too."""
+        rank = joined.rank
+        if rank is not None and rank.runs and self._ranks.ending.stopping_by is None:
+            rank.stopped_by_launcher = True
+            rank.send(signal.SIGKILL)
+        self._close(joined, None)
+
+    def _close(self, joined: Joined, status: int | None) -> None:
+        self._ranks.poll.unregister(joined.fileno())
+        del self._joins[joined.fileno()]
+        joined.close(status)

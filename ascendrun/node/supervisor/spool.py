@@ -2,7 +2,7 @@
 
 `NAME.<generation>` holds the bytes, `NAME.times.<generation>` 16 bytes a chunk: end offset, arrival (ns UTC). A
 generation at the limit is closed after a complete line, if one ends within the slack; all are kept (later
-agent/log_prune.py may delete what the head has). If the file is truncated or removed meanwhile, the stream continues in
+agent/prune.py may delete what the head has). If the file is truncated or removed meanwhile, the stream continues in
 the next generation, and the supervisor records it: nothing that follows is lost.
 """
 

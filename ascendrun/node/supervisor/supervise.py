@@ -5,18 +5,27 @@ It outlives everything but the node, and ends with the last process of the attem
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import select
 import signal
 import sys
+import time
+from functools import partial
 
-from ascendrun.node import cgroup, layout, procs
+from ascendrun.node import layout, procs, reap, stopping
 from ascendrun.node.failpoint import failpoint
-from ascendrun.node.files import claim_json, read_json
+from ascendrun.node.files import claim_json, read_json, read_some
 from ascendrun.node.layout import IDENTITY, PREPARED
-from ascendrun.node.op_errors import os_failure
-from ascendrun.node.records import Records, free_reserve
-from ascendrun.node.supervisor.watch import Supervisor
+from ascendrun.node.op_errors import message, os_failure
+from ascendrun.node.records import IoErrors, Records, free_reserve, write_end
+from ascendrun.node.supervisor import processes
+from ascendrun.node.supervisor.ending import Ending
+from ascendrun.node.supervisor.folder import Folder
+from ascendrun.node.supervisor.processes import Processes
+from ascendrun.node.supervisor.rank_set import RankSet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,7 +74,7 @@ def _take_over(folder: str, spec: dict[str, Any]) -> Supervisor | None:
     except OSError:
         free_reserve(streams)
         raise
-    group = cgroup.make_group("%s-%d" % (prepared["tag"], os.getpid()))  # a machine may be several nodes
+    group = reap.make_group("%s-%d" % (prepared["tag"], os.getpid()))  # a machine may be several nodes
     failpoint("launch.before_claim")
     identity = dict(procs.identify(os.getpid()), cgroup=group)
     if not claim_json(os.path.join(folder, IDENTITY), identity):
@@ -86,3 +95,186 @@ def _report(answer: dict[str, Any]) -> None:
         os.dup2(null, fd)
     os.close(null)
     sys.stdout = None
+
+
+TICK_S = 1.0
+BATCH_S = 0.005
+"""Seconds of pause after small reads: frequent output causes 200 wake-ups a second, not one per line."""
+SMALL_BYTES = 1 << 16
+LAST_TRY_S = 120.0
+"""Seconds after the ranks' end that their last output waits for its disk; on a full disk it does not wait."""
+LEFTOVERS_S = 5.0
+HEAD_SIGNALS_S = 1.0
+"""A SIGTERM so soon after SIGUSR1 is a stop by the head: the agent could not write its request."""
+
+
+class Supervisor:
+    """The main loop. Decisions are made once per iteration: after all events have been read.
+
+    An error of the system in one step never ends the supervisor or a rank: it is recorded and the other steps continue.
+    """
+
+    def __init__(
+        self, folder: str, prepared: dict[str, Any], spec: dict[str, Any], records: Records, identity: dict[str, Any]
+    ) -> None:
+        self._prepared, self._records = prepared, records
+        self._errors = IoErrors(records)
+        self._folder = Folder(folder, prepared, identity)
+        self._processes = Processes(prepared, self._folder, identity["cgroup"])
+        self._ending = Ending(prepared["stop"], self._processes, records)
+        self._ranks = RankSet(prepared, spec, self._processes, self._ending, records)
+        self._stop_seen: Any = None
+        self._asked_s: float | None = None
+        self._started_s = time.monotonic()
+        exit_s = float(prepared.get("exit_s", processes.EXIT_S))
+        self._tick_s = max(0.02, min(TICK_S, exit_s / 4))
+        self._next_tick_s = 0.0
+        self._wake_fd, self._alarm_fd = self._catch_signals()
+
+    def run(self) -> None:
+        self._check_lease()
+        if not self._check_stop_file() and self._ending.stopping_by is None:
+            self._ranks.start_all(self._errors)
+        # After the last fork.
+        self._folder.start_thread(wake=partial(os.write, self._alarm_fd, b"\0"), every_s=self._tick_s)
+        while not self._ending.is_over:
+            self._turn()
+        self._finish()
+
+    def _catch_signals(self) -> tuple[int, int]:
+        ours, theirs = os.pipe()
+        for fd in (ours, theirs):
+            os.set_blocking(fd, False)
+        for number in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+        self._ranks.poll.register(ours, select.POLLIN)
+        return ours, theirs
+
+    # --- one iteration ---
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        ready = self._ranks.poll.poll(int(self._ending.wait_s(now, self._next_tick_s) * 1000) + 1)
+        guard = self._errors.guard
+        guard("read-output", self._read_output, ready)
+        guard("signals", self._handle_signals)
+        guard("exits", self._ranks.reap)
+        now = time.monotonic()
+        if now >= self._next_tick_s:
+            self._next_tick_s = now + self._tick_s
+            guard("checks", self._tick, now)
+            guard("lease", self._check_lease)
+        guard("stop", self._ending.climb, now)
+        if self._ending.is_sweeping():
+            guard("processes", self._ending.sweep, now)
+
+    def _read_output(self, ready: list[tuple[int, int]]) -> None:
+        moved = self._ranks.read([fd for fd, _ in ready if fd != self._wake_fd])
+        if 0 < moved < SMALL_BYTES:
+            select.select([self._wake_fd], [], [], BATCH_S)
+
+    def _handle_signals(self) -> None:
+        received = read_some(self._wake_fd, 4096) or b""
+        now = time.monotonic()
+        if signal.SIGUSR1 in received:
+            self._asked_s = now
+        if signal.SIGTERM in received:
+            if self._asked_s is not None and now - self._asked_s < HEAD_SIGNALS_S:
+                self._ending.stop("head", message("stop-requested"))
+            else:
+                self._ending.stop("node", message("supervisor-terminated"))
+        if signal.SIGUSR1 in received:
+            self._folder.look_soon()
+        if received:
+            self._check_stop_file()
+
+    def _tick(self, now: float) -> None:
+        self._folder.check()
+        if not self._records.flush() and self._records.error is not None:
+            self._errors.note("records", self._records.error)
+        self._errors.guard("roll", self._folder.write_roll, now)
+        self._check_stop_file()
+        limit_s = self._prepared.get("max_s")
+        if limit_s is not None and now - self._started_s >= limit_s:
+            self._ending.stop("limit", message("run-limit", limit_s=limit_s))
+        self._ranks.record_dropped(self._errors, now)
+        self._ranks.check(now)
+
+    def _check_stop_file(self) -> bool:
+        """Return True when a stop was requested, now or before."""
+        order, error = self._folder.stop_request()
+        if error is not None:
+            self._errors.note("stop-file", error)
+        if order is None:
+            return self._stop_seen is not None
+        if order != self._stop_seen:
+            self._stop_seen = order
+            self._folder.acknowledge_stop()
+            by, key = ("hung", "stop-hung") if order.get("hung") else ("head", "stop-requested")
+            self._ending.stop(by, message(key), now=bool(order.get("now")), grace_s=order.get("grace_s"))
+        return True
+
+    def _check_lease(self) -> None:
+        """End the ranks when the head has not renewed the attempt's lease for too long; see node/stopping.py."""
+        fence_s = self._prepared.get("fence_s")
+        if fence_s is None:
+            return
+        self._errors.guard("lease", self._folder.read_lease)
+        grace_s = float(self._prepared["stop"]["grace_s"])
+        if stopping.is_lease_over(self._folder.lease_began_ns, fence_s=fence_s, grace_s=grace_s):
+            self._ending.stop("fence", message("head-unreachable", limit_s=fence_s))
+
+    # --- the end ---
+
+    def _write_last_output(self) -> None:
+        deadline = time.monotonic() + LAST_TRY_S
+        spools = [spool for process in self._processes.all for spool in process.spools.values()]
+        while time.monotonic() < deadline:
+            errors = [spool.error for spool in spools if not spool.flush(now=True)]
+            if all(error is None or error.errno in (errno.ENOSPC, errno.EDQUOT) for error in errors):
+                break
+            select.select([], [], [], self._tick_s)  # time.sleep fails where a test shifts this host's clock
+            self._errors.guard("checks", self._tick, time.monotonic())
+        for spool in spools:
+            spool.close()
+
+    def _finish(self) -> None:
+        self._ranks.read_rest()
+        self._write_last_output()
+        self._ranks.record_dropped(self._errors, time.monotonic(), last=True)
+        self._errors.finish()
+        self._folder.look_soon(last=True)
+        self._errors.guard("forked-ranks", self._ranks.forked.check)
+        self._processes.sampler.end()
+        failpoint("finish.before_terminal")
+        leftovers = self._ending.leftovers
+        if not leftovers:
+            self._ranks.release_leases()
+        free_reserve(self._folder.streams)
+        write_end(
+            self._folder.path,
+            self._records,
+            leftovers=leftovers,
+            wait_s=TICK_S,
+            codes={str(one.number): one.result for one in self._processes.all},
+            exits={str(one.number): one.summary() for one in self._processes.all if one.has_ended},
+        )
+        reap.remove_group(self._processes.group)
+        if leftovers:
+            self._await_leftovers(leftovers)
+
+    def _await_leftovers(self, leftovers: list[dict[str, Any]]) -> None:
+        """Stay until the processes that SIGKILL did not end are gone, and record that."""
+        left = [(one["pid"], one["start"]) for one in leftovers]
+        while procs.describe_all(left):
+            select.select([self._wake_fd], [], [], LEFTOVERS_S)
+            if signal.SIGTERM in (read_some(self._wake_fd, 4096) or b""):
+                return
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+        records = self._records
+        records.add("leftovers_gone", durable=True)
+        while not records.flush() and records.error is not None and records.error.errno != errno.ENOENT:
+            select.select([], [], [], LEFTOVERS_S)

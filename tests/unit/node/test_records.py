@@ -14,9 +14,8 @@ import pytest
 from ascendrun.node import layout, records
 from ascendrun.node.agent.follow import Follow
 from ascendrun.node.files import UnreadableError, exists, read_claim, read_json
-from ascendrun.node.records import Records, read_events
+from ascendrun.node.records import IoErrors, Records, read_events
 from ascendrun.node.supervisor import spool as spools
-from ascendrun.node.supervisor.io_errors import IoErrors
 from ascendrun.node.supervisor.spool import Spool
 
 ERRORS = [errno.EACCES, errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EROFS, errno.EDQUOT]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from ascendrun.core import rank_env
 from ascendrun.core.jobfile import launchers
 from ascendrun.core.jobs import plan
-from ascendrun.node import cgroup, failpoint, join, layout, procs, ranks, reap, stopping, wire
+from ascendrun.node import failpoint, join, layout, procs, ranks, reap, stopping, wire
 from ascendrun.node.agent import routes
 from ascendrun.node.procs import Stat
-from ascendrun.node.supervisor import exit_watch, spool
+from ascendrun.node.supervisor import processes, spool
 
 
 def ladder(by, grace_s, signal="USR1"):
@@ -76,31 +76,31 @@ def test_steps_that_were_slept_through_are_all_taken_in_order():
     ],
 )
 def test_only_a_whole_object_that_says_done_counts(line, done):
-    assert exit_watch.is_done_line(line) is done
+    assert processes.is_done_line(line) is done
 
 
 def test_a_finished_rank_gets_its_time_to_exit_and_is_told_once():
-    watch = exit_watch.ExitWatch(exit_s=10.0, linger_s=60.0)
+    watch = processes.ExitWatch(exit_s=10.0, linger_s=60.0)
     watch.see_done(100.0)
     watch.see_done(105.0)
 
     def look(now_s):
         return watch.check(now_s, cpu_s=0.0, written_bytes=0, other_exited_s=None)
 
-    assert [look(109.9), look(110.0), look(111.0)] == [None, exit_watch.FINISHED, None]
+    assert [look(109.9), look(110.0), look(111.0)] == [None, processes.FINISHED, None]
 
 
 def test_a_rank_that_computes_or_writes_is_not_idle_however_long_the_others_are_gone():
-    watch = exit_watch.ExitWatch(exit_s=10.0, linger_s=60.0)
+    watch = processes.ExitWatch(exit_s=10.0, linger_s=60.0)
     for n in range(20):
         assert watch.check(100.0 + 50 * n, cpu_s=0.2 * n, written_bytes=0, other_exited_s=100.0) is None
     for n in range(20):
         assert watch.check(1100.0 + 50 * n, cpu_s=3.8, written_bytes=n + 1, other_exited_s=100.0) is None
-    assert watch.check(2110.0, cpu_s=3.8, written_bytes=20, other_exited_s=100.0) == exit_watch.IDLE
+    assert watch.check(2110.0, cpu_s=3.8, written_bytes=20, other_exited_s=100.0) == processes.IDLE
 
 
 def test_nobody_is_idle_while_no_other_rank_has_ended():
-    watch = exit_watch.ExitWatch(exit_s=10.0, linger_s=60.0)
+    watch = processes.ExitWatch(exit_s=10.0, linger_s=60.0)
     assert all(watch.check(at, cpu_s=0.0, written_bytes=0, other_exited_s=None) is None for at in (0.0, 1e6))
 
 
@@ -154,10 +154,10 @@ def test_group_paths_are_read_from_the_kernels_tables():
         "35 24 0:30 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
         "36 24 0:31 / /sys/fs/my\\040group rw,nosuid shared:9 - cgroup2 cgroup2 rw\n"
     )
-    assert cgroup.parse_mount(mounts) == "/sys/fs/my group"
-    assert cgroup.parse_mount(mounts.splitlines()[0]) is None
-    assert cgroup.parse_own("4:memory:/a\n0::/user.slice/x.scope\n") == "/user.slice/x.scope"
-    assert cgroup.parse_own("4:memory:/a\n") is None
+    assert reap.parse_mount(mounts) == "/sys/fs/my group"
+    assert reap.parse_mount(mounts.splitlines()[0]) is None
+    assert reap.parse_own("4:memory:/a\n0::/user.slice/x.scope\n") == "/user.slice/x.scope"
+    assert reap.parse_own("4:memory:/a\n") is None
 
 
 def test_a_route_answer_is_read_and_no_route_is_none():

@@ -1,4 +1,4 @@
-"""Leases of an attempt (node/head_lease.py): renewed while its nodes respond, expired when no rank is left."""
+"""Leases of an attempt (node/stopping.py): renewed while its nodes respond, expired when no rank is left."""
 
 from __future__ import annotations
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import time
 
-from ascendrun.node import cgroup, layout, procs, reap
+from ascendrun.node import layout, procs, reap
 from ascendrun.node.agent.follow import file_sizes
-from ascendrun.node.files import claim_json, exists, make_private_dir, read_claim, read_json
+from ascendrun.node.files import claim_json, exists, make_private_dir, read_claim, read_json, write_json
 from ascendrun.node.layout import ENDED, IDENTITY, JOB, LOST, PREPARED, ROLL
-from ascendrun.node.op_errors import os_failure
+from ascendrun.node.op_errors import OperationError, os_failure
 from ascendrun.node.records import EVENTS, Records, read_events
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Iterator
+
 
 NOTICE_S = 5.0
 """Seconds that a supervisor may take to exit after it has written the end."""
@@ -126,7 +129,7 @@ def find(root: str, tag: str, identity: dict[str, Any]) -> list[reap.Who]:
         has_sampler=bool(supervisor),
         ranks={event["pid"]: event.get("start") or -1 for event in started} if is_same_boot else {},
         seen=dict(roll["seen"]) if roll.get("boot_id") == procs.boot_id() else {},
-        extra=cgroup.group_pids(identity.get("cgroup")),
+        extra=reap.group_pids(identity.get("cgroup")),
     )
 
 
@@ -145,3 +148,45 @@ def open_records(folder: str, *, known: dict[str, int] | None = None) -> Records
     streams = layout.streams_dir(folder)
     make_private_dir(streams)
     return Records(streams, known=known)
+
+
+class Fence:
+    """One run's fence. Use within `locked()`."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = os.path.join(folder, "fence.json")
+        found = read_claim(self._path) or {}
+        self.attempt = int(found.get("attempt", 0))
+        self.is_stopped = bool(found.get("stopped", False))
+
+    def check(self, attempt: int) -> None:
+        """Raise OperationError("attempt-stale") for an attempt that must not start any more."""
+        if attempt < self.attempt:
+            raise OperationError("attempt-stale", "attempt-older", attempt=attempt, newest=self.attempt)
+        if attempt == self.attempt and self.is_stopped:
+            raise OperationError("attempt-stale", "attempt-stopped", attempt=attempt)
+
+    def raise_to(self, attempt: int, *, stopped: bool) -> None:
+        """Raise the fence; never lower it. Raises OSError."""
+        if attempt < self.attempt or (attempt == self.attempt and (self.is_stopped or not stopped)):
+            return
+        write_json(self._path, {"attempt": attempt, "stopped": stopped})
+        self.attempt, self.is_stopped = attempt, stopped
+
+
+@contextlib.contextmanager
+def locked(root: str, tag: str) -> Iterator[tuple[Fence, int]]:
+    """Return (the run's fence, the tag's attempt number), with other agents of this user locked out.
+
+    Makes the run's directory. Raises ValueError on an invalid tag, OperationError, OSError.
+    """
+    run, attempt = layout.split_tag(tag)
+    folder = layout.run_dir(root, run)
+    make_private_dir(folder)
+    fd = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with contextlib.suppress(OSError):  # no locks on this file system: the claims of files.py still apply
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield Fence(folder), attempt
+    finally:
+        os.close(fd)

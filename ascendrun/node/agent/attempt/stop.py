@@ -7,9 +7,9 @@ import os
 import signal
 import time
 
-from ascendrun.node import cgroup, layout, procs, reap
+from ascendrun.node import layout, procs, reap
 from ascendrun.node.agent.attempt import state as attempt_state
-from ascendrun.node.agent.attempt.fence import locked
+from ascendrun.node.agent.attempt.state import locked
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import claim_json, exists, make_private_dir, read_claim, remove_tree, write_json
 from ascendrun.node.layout import IDENTITY, STOP
@@ -110,7 +110,7 @@ def _end_without_supervisor(root: str, tag: str, folder: str, identity: dict[str
         attempt_state.note_lost(root, tag)
     group = identity.get("cgroup")
     leftovers = end_everything(lambda: attempt_state.find(root, tag, identity))
-    cgroup.remove_group(group)
+    reap.remove_group(group)
     with locked(root, tag):
         if attempt_state.phase(root, tag) == "ended":
             remove_tree(layout.live_mark(folder))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ascendrun.node import layout
-from ascendrun.node.agent import artifact_filter
+from ascendrun.node.agent import artifacts
 from ascendrun.node.agent.artifacts import ArtifactCollection
 from ascendrun.node.agent.execute import Commands
 
@@ -196,8 +196,8 @@ continued without a stamp
 
 
 def test_of_the_kernels_log_telling_lines_and_their_neighbours_since_the_start_are_kept() -> None:
-    text = artifact_filter.excerpt(
-        artifact_filter.since_kernel_time(KERNEL, 150.0), ["out of memory", "oom-", "link is (?:up|down)"], around=1
+    text = artifacts.excerpt(
+        artifacts.since_kernel_time(KERNEL, 150.0), ["out of memory", "oom-", "link is (?:up|down)"], around=1
     )
     assert text.decode().split("\n") == [
         "[  200.000000] python invoked oom-killer: gfp_mask=0x0",
@@ -237,4 +237,4 @@ def test_kernel_lines_are_chosen_by_the_attempts_start(desk: Desk) -> None:
 def test_the_first_folder_whose_variables_are_set_counts(
     bases: list[str], environ: dict[str, str], path: str | None
 ) -> None:
-    assert artifact_filter.expand_first(bases, environ) == path
+    assert artifacts.expand_first(bases, environ) == path

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.node.agent.attempt.checkpoint_files import pickle_scalars
-from ascendrun.node.agent.attempt.checkpoints import listing, set_back_pointer
+from ascendrun.node.agent.attempt.checkpoints import listing, pickle_scalars, set_back_pointer
 
 
 def ours(parent: Path, name: str, *, here: tuple[str, ...] = ("common.pt",), parts: tuple[str, ...] = ()) -> Path:

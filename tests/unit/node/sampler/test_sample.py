@@ -16,7 +16,7 @@ from ascendrun.node.layout import PULLED_FILE
 from ascendrun.node.sampler import host_metrics, rank_metrics
 from ascendrun.node.sampler.rank_metrics import Leader, Process, RankFigures
 from ascendrun.node.sampler.sample import SPACE_CHECK_S, SampleFile
-from ascendrun.node.supervisor.forked_ranks import ForkedRanks
+from ascendrun.node.supervisor.sampler_process import ForkedRanks
 
 
 def test_cpu_is_what_is_neither_idle_nor_waiting() -> None:

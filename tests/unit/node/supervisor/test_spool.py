@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.node import layout
-from ascendrun.node.agent.log_prune import release
+from ascendrun.node.agent.prune import release
 from ascendrun.node.supervisor.spool import Spool
 
 TAG = "head-job.1"
