@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.node import procs
-from ascendrun.node.agent import connection_test, leases, ports
+from ascendrun.node.agent import connection_test, leases
 from ascendrun.node.op_errors import message
 from tests.agent.conftest import Node
 from tests.ports import free_port
@@ -251,7 +251,7 @@ def test_the_store_binds_next_to_the_lease_and_others_do_not(node, agent, other)
     port = free_port()
     agent.start(node.job(TAG, SERVE, HOLD, ports=[port]))
     agent.wait(lambda: agent.output(TAG) == b"serves\n")
-    assert ports.hold_port(port) is None
+    assert leases.hold_port(port) is None
     second = other.connect()
     error = second.refused("prepare", **other.job(OTHER, HOLD, ports=[port]))
     assert error == {"code": "port-taken", "message": message("ports-in-use", ports=[port])}

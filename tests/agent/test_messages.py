@@ -26,7 +26,7 @@ from ascendrun.head.protocol.event_messages import (
 from ascendrun.head.protocol.file_messages import Outputs, PutFile, PutTree, ReadOutput
 from ascendrun.head.protocol.messages import Message, R, Request
 from ascendrun.node import layout, pack, tree_hash, wire
-from ascendrun.node.agent import agent_info
+from ascendrun.node.agent import serve
 from ascendrun.node.agent.follow import Follow
 from ascendrun.node.agent.serve import Agent
 
@@ -215,6 +215,6 @@ def test_the_events_of_files_that_cannot_be_followed_and_the_first_event_of_an_a
     assert sent[1] == FileTruncated(TAG, "rank-0.out", 0, 1)
     agent_path = tmp_path / "agent.pyz"
     agent_path.write_bytes(b"x")
-    send(agent_info.hello(str(tmp_path), str(agent_path)), b"")
+    send(serve.hello(str(tmp_path), str(agent_path)), b"")
     info = sent[-1]
     assert isinstance(info, AgentInfo) and info.root == str(tmp_path) and info.uid == os.geteuid()

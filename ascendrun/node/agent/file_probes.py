@@ -9,7 +9,7 @@ import stat
 import time
 
 from ascendrun.node import layout, procs
-from ascendrun.node.agent import checks, leases, ports, training_files
+from ascendrun.node.agent import checks, leases, training_files
 from ascendrun.node.files import free_bytes
 from ascendrun.node.op_errors import OperationError, message
 from ascendrun.node.ranks import to_bytes
@@ -219,7 +219,7 @@ def _limits(item: Item, deadline: float) -> Raw:
 def _bind(item: Item, deadline: float) -> Raw:
     taken = []
     for number in item["ports"]:
-        reserved = ports.hold_port(int(number), after_others=True)
+        reserved = leases.hold_port(int(number), after_others=True)
         if reserved is None:
             taken.append(int(number))
         else:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import threading
 import time
 
+from ascendrun.node import layout, procs
 from ascendrun.node.agent.follow import Follower, file_sizes
+from ascendrun.node.files import claim_json, make_private_dir, read_json, remove_tree
 from ascendrun.node.op_errors import OperationError
 
 TYPE_CHECKING = False
@@ -49,51 +52,40 @@ class Operations:
         self._root, self._agent, self._umask = root, agent, umask
         self._login, self._clean, self._send = login, clean, send
         self._making = threading.RLock()
-        self._made: dict[str, Any] = {}
+        self._made_attempts: Attempts | None = None
+        self._made_commands: Commands | None = None
         self.follower = Follower(root, send=send, note_lost=self._note_lost)
 
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
-        with self._making:
-            if name not in self._made:
-                self._made[name] = make()
-            return self._made[name]
-
     def _attempts(self) -> Attempts:
-        def make() -> Attempts:
-            from ascendrun.node.agent.attempt.attempts import Attempts
+        from ascendrun.node.agent.attempt.attempts import Attempts
 
-            return Attempts(
-                self._root,
-                agent=self._agent,
-                login=self._login,
-                umask=self._umask,
-                verify_tree=lambda sha256: self._trees().verify(sha256),
-            )
-
-        made: Attempts = self._once("attempts", make)
-        return made
+        with self._making:
+            if self._made_attempts is None:
+                self._made_attempts = Attempts(
+                    self._root,
+                    agent=self._agent,
+                    login=self._login,
+                    umask=self._umask,
+                    verify_tree=lambda sha256: self._trees().verify(sha256),
+                )
+            return self._made_attempts
 
     def _trees(self) -> Trees:
-        def make() -> Trees:
-            from ascendrun.node.agent.trees import Trees
+        from ascendrun.node.agent.trees import Trees
 
-            return Trees(self._root)
-
-        made: Trees = self._once("trees", make)
-        return made
+        return Trees(self._root)
 
     def commands(self) -> Commands:
-        def make() -> Commands:
-            from ascendrun.node.agent.execute import Commands
+        from ascendrun.node.agent.execute import Commands
 
-            return Commands(self._clean, self._umask)
-
-        made: Commands = self._once("commands", make)
-        return made
+        with self._making:
+            if self._made_commands is None:
+                self._made_commands = Commands(self._clean, self._umask)
+            return self._made_commands
 
     def table(self) -> dict[str, Operation]:
         """Return the operations by name."""
-        root, attempts, state = self._root, self._attempts, _state
+        root, attempts = self._root, self._attempts
 
         def simple(call: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Any:
             return lambda request, body: (call(request) or {}, b"")
@@ -113,15 +105,15 @@ class Operations:
             "abort": Operation(simple(lambda r: attempts().abort(r["tag"])), "tag", 30),
             "stop": Operation(simple(lambda r: attempts().stop(r)), "tag", 60),
             "forget": Operation(simple(lambda r: attempts().forget(r["tag"])), "tag", 120),
-            "release": Operation(simple(self._release), "release", 60),
-            "usage": Operation(simple(self._usage), "own", 120),
-            "prune": Operation(simple(self._prune), "own", 600),
+            "release": Operation(simple(lambda r: _prune().release(root, r)), "release", 60),
+            "usage": Operation(simple(lambda r: _prune().usage(root, r.get("head_id"))), "own", 120),
+            "prune": Operation(simple(lambda r: _prune().prune(root, r, attempts().forget)), "own", 600),
             "files": Operation(simple(self._files), "own", 30),
             "checkpoints": Operation(simple(self._checkpoints), "own", 30),
-            "processes": Operation(simple(lambda r: state().processes(root, r["tag"])), "own", 30),
-            "attempts": Operation(simple(lambda r: state().listing(root)), "own", 30),
-            "copy": Operation(simple(lambda r: {"job": state().job_copy(root, r["tag"])}), "own", 30),
-            "live": Operation(simple(self._live), "own", 30),
+            "processes": Operation(simple(lambda r: _state().processes(root, r["tag"])), "own", 30),
+            "attempts": Operation(simple(lambda r: _state().listing(root)), "own", 30),
+            "copy": Operation(simple(lambda r: {"job": _state().job_copy(root, r["tag"])}), "own", 30),
+            "live": Operation(simple(lambda r: dict(node_state(root), boot_id=procs.boot_id())), "own", 30),
             "stacks": Operation(simple(self._stacks), "own", 30),
             "rank_process": Operation(simple(self._rank_process), "own", 30),
             "probe": Operation(simple(self._probe), "own", 30),
@@ -130,17 +122,11 @@ class Operations:
             "sample": Operation(simple(self._sample), "own", None),
             "gather": Operation(simple(self._gather), "own", None),
             "grep": Operation(lambda r, body: self._grep(r), "own", None),
-            "outputs": Operation(lambda r, body: self._outputs("list", r), "own", None),
-            "read_output": Operation(lambda r, body: self._outputs("read", r), "own", None),
+            "outputs": Operation(simple(lambda r: _transfer().list_outputs(root, r)), "own", None),
+            "read_output": Operation(lambda r, body: _transfer().read_output(root, r), "own", None),
             "put_tree": Operation(lambda r, body: (self._trees().put(r["tree"], r, body), b""), "own", 600),
-            "put_file": Operation(lambda r, body: (self._put_file(r, body), b""), "own", None),
+            "put_file": Operation(lambda r, body: (_transfer().put_file(root, r, body), b""), "own", None),
         }
-
-    def _live(self, request: dict[str, Any]) -> dict[str, Any]:
-        from ascendrun.node import procs
-        from ascendrun.node.agent.agent_info import node_state
-
-        return dict(node_state(self._root), boot_id=procs.boot_id())
 
     def _probe(self, request: dict[str, Any]) -> dict[str, Any]:
         from ascendrun.node.agent.routes import probe
@@ -151,24 +137,6 @@ class Operations:
         from ascendrun.node.agent.survey import Surveys
 
         return Surveys(self._root, login=self._clean, commands=self.commands()).run(request)
-
-    def _release(self, request: dict[str, Any]) -> dict[str, Any]:
-        from ascendrun.node.agent.log_prune import release
-
-        return release(self._root, request)
-
-    def _usage(self, request: dict[str, Any]) -> dict[str, Any]:
-        from ascendrun.node.agent.prune import total_bytes, usage
-
-        head_id = request.get("head_id")
-        if head_id is None:
-            return {"runs": {}, "trees": {}, "total_bytes": total_bytes(self._root)}
-        return usage(self._root, str(head_id))
-
-    def _prune(self, request: dict[str, Any]) -> dict[str, Any]:
-        from ascendrun.node.agent.prune import prune
-
-        return prune(self._root, request, self._attempts().forget)
 
     def _files(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the sizes of an attempt's files, with the record of its supervisor's loss, and its phase: one that has
@@ -208,16 +176,6 @@ class Operations:
 
         return grep(self._root, request, agent=self._agent, commands=self.commands(), login=self._clean)
 
-    def _outputs(self, what: str, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        from ascendrun.node.agent.outputs import list_outputs, read_output
-
-        return read_output(self._root, request) if what == "read" else (list_outputs(self._root, request), b"")
-
-    def _put_file(self, request: dict[str, Any], body: bytes) -> dict[str, Any]:
-        from ascendrun.node.agent.outputs import put_file
-
-        return put_file(self._root, request, body)
-
     def _gather(self, request: dict[str, Any]) -> dict[str, Any]:
         from ascendrun.node.agent.artifacts import ArtifactCollection
 
@@ -236,12 +194,54 @@ class Operations:
 
     def end_commands(self) -> None:
         with self._making:
-            commands: Commands | None = self._made.get("commands")
+            commands = self._made_commands
         if commands is not None:
             commands.end_all()
+
+
+def node_state(root: str) -> dict[str, Any]:
+    """Return {incarnation, neighbours, live}: the id of this machine's directory in ROOT, made once; the keys of the
+    other machines that use ROOT; the tags of attempts that were prepared and have not ended. None: not readable."""
+    folder = layout.node_dir(root)
+    path = os.path.join(folder, "incarnation.json")
+    try:
+        found = read_json(path)
+        if found is None:
+            make_private_dir(layout.live_dir(root))
+            claim_json(path, {"incarnation": os.urandom(8).hex()})
+            found = read_json(path) or {}
+        live = [tag for tag in sorted(os.listdir(layout.live_dir(root))) if is_live(root, tag)]
+        neighbours = sorted(name for name in os.listdir(os.path.dirname(folder)) if name != layout.machine_key())
+    except (OSError, OperationError):
+        return {"incarnation": None, "neighbours": None, "live": None}
+    return {"incarnation": found.get("incarnation"), "neighbours": neighbours, "live": live}
+
+
+def is_live(root: str, tag: str) -> bool:
+    """Return whether the listed attempt has not ended; otherwise remove it from the list: its supervisor could not."""
+    try:
+        folder = layout.attempt_dir(root, tag)
+    except ValueError:  # NFS keeps removed files that are open under other names
+        return False
+    if not os.path.exists(os.path.join(folder, layout.ENDED)):
+        return True
+    remove_tree(layout.live_mark(folder))
+    return False
 
 
 def _state() -> Any:
     from ascendrun.node.agent.attempt import state as attempt_state
 
     return attempt_state
+
+
+def _prune() -> Any:
+    from ascendrun.node.agent import prune
+
+    return prune
+
+
+def _transfer() -> Any:
+    from ascendrun.node.agent import transfer
+
+    return transfer

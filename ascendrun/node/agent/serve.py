@@ -9,11 +9,11 @@ import sys
 import threading
 import time
 
-from ascendrun.node import layout, wire
+from ascendrun.node import layout, procs, wire
 from ascendrun.node.agent import bytecode
-from ascendrun.node.agent.operations import Operations
-from ascendrun.node.agent.outbox import Outbox, private_copy
-from ascendrun.node.files import make_private_dir
+from ascendrun.node.agent.operations import Operations, node_state
+from ascendrun.node.files import make_private_dir, write_all
+from ascendrun.node.layout import sha256
 from ascendrun.node.op_errors import OperationError
 
 TYPE_CHECKING = False
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Mapping
 
     from ascendrun.node.agent.operations import Operation
+
 
 READ_BYTES = 1 << 18
 LAST_WORK_S = 5.0
@@ -115,7 +116,7 @@ class Agent:
 
     def run(self) -> int:
         """Run until the input ends, `bye`, or an invalid frame."""
-        from ascendrun.node.agent.agent_info import hello
+        from ascendrun.node.agent.serve import hello
 
         self.outbox.send(hello(self._root, self._agent[-1]))
         self._queues.add("keep", lambda: bytecode.keep_interpreter(self._agent[-1]))
@@ -254,3 +255,110 @@ def main() -> int:
     agent = Agent(root, agent=agent_command(), umask=umask, in_fd=in_fd, out_fd=out_fd)
     agent.close(agent.run())
     return 0
+
+
+LIMIT_BYTES = 4 << 20
+JOIN_BYTES = 1 << 18
+"""Bytes: waiting frames are joined into writes of about this size: the head's cost is per packet, not per byte."""
+
+
+class Outbox:
+    """`on_broken` is called once, in the writer's thread, when the reader is gone; `beat_s` returns the maximum length
+    of the next pause."""
+
+    def __init__(self, fd: int, on_broken: Callable[[], None], beat_s: Callable[[], float]) -> None:
+        self._fd = fd
+        self._beat_s = beat_s
+        self._on_broken = on_broken
+        self._frames: collections.deque[bytes] = collections.deque()
+        self._waiting_bytes = 0
+        self._busy = False
+        self._broken = False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, daemon=True, name="writer").start()
+
+    def send(self, header: dict[str, Any], body: bytes = b"") -> None:
+        """Queue a frame; wait while the reader is slow. Without a reader frames are dropped."""
+        frame = wire.pack(header, body)
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting_bytes < LIMIT_BYTES or self._broken)
+            if not self._broken:
+                self._frames.append(frame)
+                self._waiting_bytes += len(frame)
+                self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all is written; False at the timeout."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._broken or not (self._frames or self._busy), timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            data = self._take()
+            try:
+                write_all(self._fd, data)
+            except OSError:
+                with self._changed:
+                    self._broken = True
+                    self._changed.notify_all()
+                self._on_broken()
+                return
+
+    def _take(self) -> bytes:
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: bool(self._frames), self._beat_s()):
+                return wire.pack({"event": "beat", "at_ns": time.time_ns()})
+            joined = []
+            size = 0
+            while self._frames and size < JOIN_BYTES:
+                joined.append(self._frames.popleft())
+                size += len(joined[-1])
+            self._waiting_bytes -= size
+            self._busy = True
+            self._changed.notify_all()
+            return b"".join(joined)
+
+
+def private_copy(fd: int, replacement: int) -> int:
+    """Return a private copy of a standard stream; `replacement` replaces it, so no stray print or child uses it."""
+    mine = os.dup(fd)
+    os.set_inheritable(mine, False)
+    os.dup2(replacement, fd)
+    return mine
+
+
+def hello(root: str, agent_path: str) -> dict[str, Any]:
+    """Return the agent's first event."""
+    with open(agent_path, "rb") as file:
+        digest = sha256(file.read()).hexdigest()
+    return {
+        "event": "hello",
+        "protocol": wire.PROTOCOL,
+        "agent_sha256": digest,
+        "pid": os.getpid(),
+        "boot_id": procs.boot_id(),
+        "machine_id": procs.read_line("/etc/machine-id"),
+        "hostname": os.uname().nodename,
+        "user": procs.user_name(os.geteuid()),
+        "uid": os.geteuid(),
+        "root": root,
+        "python": sys.executable or os.readlink("/proc/self/exe"),
+        "python_version": ".".join(str(part) for part in sys.version_info[:3]),
+        "kernel": os.uname().release,
+        "arch": os.uname().machine,
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "at_ns": time.time_ns(),
+        "machine_key": layout.machine_key(),
+        "net_ns": inode("/proc/self/ns/net"),
+        **node_state(root),
+    }
+
+
+def inode(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None

@@ -16,9 +16,11 @@ Parquet file has the names of its columns (`fields`) and its rows.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import hashlib
+import io
 import json
 import os
 import re
@@ -28,10 +30,21 @@ from collections import Counter
 
 from ascendrun.facts import parquet, safetensors
 from ascendrun.facts.conversations import ROW_KINDS, UnusableRowError, read_conversation
+from ascendrun.facts.proteins import (
+    COLUMNS,
+    LINES,
+    PROTEIN_FILES,
+    TABLES,
+    Protein,
+    form_of,
+    has_protein,
+    odd_letters,
+    read_object,
+    read_proteins,
+    residues_of,
+)
 from ascendrun.facts.proteins import FASTA as FASTA_FORMS
-from ascendrun.facts.proteins import PROTEIN_FILES, form_of
 from ascendrun.facts.rows import Fault, parse_rows
-from ascendrun.node.agent import protein_files
 from ascendrun.node.ranks import to_bytes
 
 TYPE_CHECKING = False
@@ -40,12 +53,15 @@ if TYPE_CHECKING:
 
     Raw = Dict[str, Any]
 
+
 WHOLE_BYTES, START_BYTES = 32 << 20, 1 << 20
 MOST_FILES, MOST_NAMES, ROWS_SHOWN, VALUES = 20, 200, 5, 300
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 FASTA = tuple(f"{form}{packed}" for form in (*FASTA_FORMS, ".faa") for packed in ("", ".gz"))
 DATA = (".json", ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet", *FASTA)
 SEPARATORS = ",;\t|"
+ROWS_SENT, ORGANISMS_SENT, LONGEST_SENT = 200, 200, 5
+ROWS_BETWEEN_LOOKS = 1024
 
 
 def examine(item: Raw, deadline: float) -> Raw:
@@ -205,7 +221,7 @@ def _data_file(path: str, size: int, deadline: float) -> Raw:
         else:
             raw["not_utf8"] = error.start
             return raw
-    proteins = protein_files.read(form_of(name), text, deadline) if form_of(name) in PROTEIN_FILES else None
+    proteins = _proteins(form_of(name), text, deadline) if form_of(name) in PROTEIN_FILES else None
     if proteins is not None:
         raw["proteins"] = proteins
     if raw["form"].startswith("csv"):
@@ -301,3 +317,47 @@ def _count(counted: Raw, size: int, learned: int) -> None:
     counted["chars"] += size
     counted["learned_chars"] += learned
     counted["longest"] = max(counted["longest"], size)
+
+
+# --- proteins: the options of the training decide which letters and organisms are right ---
+
+
+def _proteins(form: str, text: str, deadline: float) -> Raw | None:
+    """Return what the proteins of a file are; None: it has none.
+
+    {"count", "odd": [[place, residues with the stop, {letter: [how many, first positions]}]],
+    "longest": [[residues with the stop, place]], "organisms": {name: first place}, "lacking": [place]}. `lacking`: rows
+    without a protein; "" in `organisms`: no name. Lists end at a limit, and all of it at the deadline.
+    """
+    if not _has_proteins(form, text):
+        return None
+    found: Raw = {"count": 0, "odd": [], "longest": [], "organisms": {}, "lacking": []}
+    with contextlib.suppress(csv.Error):  # it is a problem of the table
+        for protein in read_proteins(form, io.StringIO(text, newline="")):
+            if protein.letters is None:
+                found["lacking"].append(protein.place)
+                continue
+            found["count"] += 1
+            _add(found, protein, residues_of(protein.letters))
+            if found["count"] % ROWS_BETWEEN_LOOKS == 0 and time.monotonic() > deadline - 0.5:
+                break
+    found["lacking"] = found["lacking"][:ROWS_SENT]
+    return found
+
+
+def _add(found: Raw, protein: Protein, residues: str) -> None:
+    size, odd = len(residues), odd_letters(residues)
+    if (odd or size == 1) and len(found["odd"]) < ROWS_SENT:
+        found["odd"].append([protein.place, size, odd])
+    if len(found["longest"]) < LONGEST_SENT or size > found["longest"][-1][0]:
+        ordered = sorted([*found["longest"], [size, protein.place]], key=lambda each: -int(each[0]))
+        found["longest"] = ordered[:LONGEST_SENT]
+    if len(found["organisms"]) < ORGANISMS_SENT:
+        found["organisms"].setdefault(protein.organism.strip(), protein.place)
+
+
+def _has_proteins(form: str, text: str) -> bool:
+    first = text.lstrip().split("\n", 1)[0]
+    if form in TABLES:
+        return any(name.strip().lower() in COLUMNS["protein"] for name in next(csv.reader([first]), []))
+    return form not in LINES or has_protein(read_object(first))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.head.spool.collector import NodeSpool, SpoolGapError
-from ascendrun.node.agent.log_prune import release
+from ascendrun.node.agent.prune import release
 from ascendrun.node.layout import attempt_dir
 
 

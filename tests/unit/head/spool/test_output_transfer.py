@@ -28,7 +28,7 @@ from ascendrun.head.spool.output_transfer import transfer
 from ascendrun.head.spool.transfer import PART, TransferError
 from ascendrun.head.state.outputs import outputs_dir, read_waiting, waiting_jobs
 from ascendrun.node import layout
-from ascendrun.node.agent.outputs import list_outputs, put_file, read_output
+from ascendrun.node.agent.transfer import list_outputs, put_file, read_output
 from ascendrun.node.files import BLOCK_BYTES
 from ascendrun.node.op_errors import OperationError
 
