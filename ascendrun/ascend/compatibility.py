@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ascendrun.ascend.install import DriverVersion, FirmwareVersion, driver_takes_firmware
+from ascendrun.ascend.install import DriverVersion, FirmwareVersion, driver_takes_firmware, parse_version, release_of
 from ascendrun.ascend.tables import load_table
-from ascendrun.ascend.versions import parse_version, release_of
 from ascendrun.core.dataclass import dataclass
 from ascendrun.text import Text
 

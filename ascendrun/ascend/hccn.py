@@ -1,18 +1,38 @@
-"""Parsers of short output of `hccn_tool -i N -<item> -g`: the network port of one NPU.
+"""Parsers of the output of `hccn_tool -i N -<item> -g`: the network port of one NPU.
 
-    parse_link, parse_ip, parse_net_health, parse_tls, parse_ping, parse_fec
+    parse_link, parse_ip, parse_net_health, parse_tls, parse_ping, parse_fec, parse_stat, parse_optical,
+    parse_link_history
 
-Each returns its own frozen dataclass with `errors` and `unparsed`. The output names the NPU only where `device_id` is
-printed; the caller knows which NPU it queried.
+The output names the NPU only where `device_id` is printed; the caller knows which NPU it queried.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import field
+from datetime import datetime
+from typing import Any
 
-from ascendrun.ascend.reading import Field, field_of, lines_of, read_choice, read_float, read_int, read_ip, unparsed_of
-from ascendrun.ascend.tool_errors import ToolError, split_errors
+from ascendrun.ascend.reading import (
+    Answer,
+    Block,
+    choice,
+    field_of,
+    lines_of,
+    printed,
+    read_answer,
+    read_choice,
+    read_float,
+    read_hex,
+    read_int,
+    read_ip,
+    split_errors,
+    switch,
+    unparsed_of,
+    whole,
+)
 from ascendrun.core.dataclass import dataclass
 
 NET_HEALTH_STATES = (
@@ -20,175 +40,243 @@ NET_HEALTH_STATES = (
     "Thread error", "Detect ip set", "Unknown",
 )  # fmt: skip
 FEC_MODES = ("rs FEC mode", "no FEC mode", "auto FEC mode")
+FLAGS = ("Tx Los Flag", "Rx Los Flag", "Tx LoL Flag", "Rx LoL Flag")
 
 _PLAIN_IP = re.compile(r"ipaddr:([0-9.]{7,15})\nnetmask:([0-9.]{7,15})\n+")
 _TLS = re.compile(r"dev_id:([0-9]{1,5}), ?tls switch\[([01])\]")
 _ALARM = re.compile(r"tls alarm time threshold\[([0-9]{1,5})\]days")
 _PING_HEAD = re.compile(r"device ([0-9]{1,5}) PING6? (\S+)")
-_PING_SUM = re.compile(r"([0-9]{1,9}) packets transmitted, ([0-9]{1,9}) received, ([0-9.]{1,9})% packets? loss.*")
-_PING_ONE = re.compile(
-    r"recv seq[ =]([0-9]{1,9}), ?time ?= ?([0-9.]{1,20})(ms|us)(?:, L1 plane check result = 0x[0-9a-f]+)?"
+_PING_SUM = re.compile(r"([0-9]{1,9}) packets transmitted, ([0-9]{1,9}) received, [0-9.]{1,9}% packets? loss.*")
+_PING_TIME = re.compile(
+    r"recv seq[ =][0-9]{1,9}, ?time ?= ?[0-9.]{1,20}(?:ms|us)(?:, L1 plane check result = 0x[0-9a-f]+)?"
+    r"|(?:max|min|average|TP[0-9]+) time .*"
 )
+_COUNTER = re.compile(r"[a-z][a-z0-9_]{2,60}")
+_POWER = re.compile(r"(\S+) mW")
+_NOT_KEPT = (
+    "temperature", "Temp ", "Vcc", "Tx Power", "TxPower", "RxPower High", "Tx Bias", "Host SNR", "Media SNR", "xsfp",
+    "vendor", "manufact", "high power",
+)  # fmt: skip
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_ASCTIME = re.compile(r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) {1,2}([0-9]{1,2}) ([0-9]{2}):([0-9]{2}):([0-9]{2}) ([0-9]{4})")
+_DEVICE = re.compile(r"\s*\[(?:devid|device) ([0-9]{1,5})\]\s?(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Link:
-    is_up: bool | None
-    errors: tuple[ToolError, ...]
-    unparsed: tuple[str, ...]
+class Link(Answer):
+    is_up: bool | None = printed("link status", read=switch("UP", "DOWN"))
 
 
 @dataclass(frozen=True)
-class Address:
+class NetHealth(Answer):
+    """One of NET_HEALTH_STATES; `Init` is normal while no address to detect is configured."""
+
+    status: str | None = printed("net health status", read=choice(*NET_HEALTH_STATES))
+
+
+@dataclass(frozen=True)
+class Fec(Answer):
+    """One of FEC_MODES; `no FEC mode` is a fault on a training port."""
+
+    mode: str | None = printed("fec mode", read=choice(*FEC_MODES))
+
+
+@dataclass(frozen=True)
+class Address(Answer):
     """Output of `-ip`: `is_set` is False if the output is empty, None after an error or an unreadable line."""
 
-    is_set: bool | None
-    address: str | None
-    netmask: str | None
-    prefix_length: int | None
-    errors: tuple[ToolError, ...]
-    unparsed: tuple[str, ...]
+    is_set: bool | None = None
+    address: str | None = printed("ipaddr", "ipv6_address", read=read_ip)
+    netmask: str | None = printed("netmask", read=read_ip)
 
 
 @dataclass(frozen=True)
-class NetHealth:
-    """One of NET_HEALTH_WORDS; `Init` is normal while no address to detect is configured."""
-
-    status: str | None
-    errors: tuple[ToolError, ...]
-    unparsed: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Tls:
+class Tls(Answer):
     """All ranks of a job must have the same `is_enabled`."""
 
-    device_id: int | None
-    is_enabled: bool | None
-    alarm_days: int | None
-    errors: tuple[ToolError, ...]
-    unparsed: tuple[str, ...]
+    device_id: int | None = None
+    is_enabled: bool | None = None
+    alarm_days: int | None = None
 
 
 @dataclass(frozen=True)
-class Ping:
-    """Round trips in the order of their replies; `loss_percent` as the tool counted it."""
-
-    device_id: int | None
-    address: str | None
-    sent: int | None
-    received: int | None
-    loss_percent: float | None
-    round_trips_ms: tuple[float, ...]
-    errors: tuple[ToolError, ...]
-    unparsed: tuple[str, ...]
+class Ping(Answer):
+    device_id: int | None = None
+    address: str | None = None
+    sent: int | None = None
+    received: int | None = None
 
 
 @dataclass(frozen=True)
-class Fec:
-    """One of FEC_WORDS; `no FEC mode` is a fault on a training port."""
+class Counters(Answer):
+    """Counters by the tool's names. Duplicate names, or names without a number, are omitted and reported."""
 
-    mode: str | None
-    errors: tuple[ToolError, ...]
-    unparsed: tuple[str, ...]
+    values: Mapping[str, int] = field(default_factory=dict)
+
+
+def _milliwatts(text: str) -> float | None:
+    found = _POWER.fullmatch(text)
+    return read_float(found[1], 0, 1000) if found else None
+
+
+@dataclass(frozen=True)
+class Optical(Answer):
+    """The optical module. `flags` by name: 0 is healthy, None is printed as NA; received power by lane."""
+
+    is_present: bool | None = printed("present", read=switch("present", "not present"))
+    rx_power_low_mw: float | None = printed("RxPower Low Thres", read=_milliwatts)
+    rx_power_mw: tuple[float | None, ...] = ()
+    flags: Mapping[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LinkChange:
+    """Time at which the link went up or down, by the device's clock, in its time zone."""
+
+    at: datetime
+    is_up: bool
+
+
+@dataclass(frozen=True)
+class LinkHistory(Answer):
+    """Output of `-link_stat`: `changes` newest first; () if the tool prints NA, None if it prints nothing.
+
+    `down_count` is printed by newer drivers only.
+    """
+
+    device_id: int | None = None
+    now: datetime | None = None
+    up_count: int | None = None
+    down_count: int | None = None
+    changes: tuple[LinkChange, ...] | None = None
 
 
 def parse_link(text: str) -> Link:
-    errors, unread, field = _sole_field(text, "link status")
-    state = read_choice(field.value, ("UP", "DOWN")) if field else None
-    return Link(None if state is None else state == "UP", errors, _report(unread, field, state))
+    return read_answer(Link, text)
+
+
+def parse_net_health(text: str) -> NetHealth:
+    return read_answer(NetHealth, text)
+
+
+def parse_fec(text: str) -> Fec:
+    return read_answer(Fec, text)
 
 
 def parse_ip(text: str) -> Address:
     plain = _PLAIN_IP.fullmatch(text)  # nearly every port prints this form
     if plain and read_ip(plain[1]) and read_ip(plain[2]):
-        return Address(True, plain[1], plain[2], None, (), ())
+        return Address(is_set=True, address=plain[1], netmask=plain[2])
     errors, rest = split_errors(lines_of(text))
-    found, unread = _fields(rest, ("ipaddr", "netmask", "ipv6_address", "prefix_length"))
-    address = read_ip(found.get("ipaddr", found.get("ipv6_address", "")))
-    netmask = read_ip(found.get("netmask", ""))
-    prefix = read_int(found.get("prefix_length", ""), 0, 128)
-    if "ipaddr" in found and "ipv6_address" in found:
-        address = netmask = prefix = None
-    is_set = True if address else (None if errors or found or unparsed_of(unread) else False)
-    lost = [f"{name}:{value}" for name, value in found.items() if _unread(name, address, netmask, prefix)]
-    return Address(is_set, address, netmask, prefix, errors, unparsed_of(unread + lost))
-
-
-def _unread(name: str, address: str | None, netmask: str | None, prefix: int | None) -> bool:
-    return {"netmask": netmask, "prefix_length": prefix}.get(name, address) is None
-
-
-def parse_net_health(text: str) -> NetHealth:
-    errors, unread, field = _sole_field(text, "net health status")
-    status = read_choice(field.value, NET_HEALTH_STATES) if field else None
-    return NetHealth(status, errors, _report(unread, field, status))
+    block = Block(rest)
+    found = {} if {"ipaddr", "ipv6_address"} <= set(block.fields) else block.fill(Address)
+    block.take(("prefix_length",), whole(128))
+    unparsed = unparsed_of(block.rest())
+    is_set = True if found.get("address") else None if errors or block.fields or unparsed else False
+    return Address(errors=errors, unparsed=unparsed, is_set=is_set, **found)
 
 
 def parse_tls(text: str) -> Tls:
     """Parse the switch on the first line. The certificates below are ignored, and not reported as unparsed."""
     errors, rest = split_errors(lines_of(text))
     heads = [line for line in rest if line.startswith("dev_id:")]
-    switch = _TLS.match(heads[0]) if len(heads) == 1 else None
-    alarm = _ALARM.search(heads[0]) if switch else None
-    unread = [line for line in rest if line.strip() and not heads] + ([] if switch else heads)
-    if not switch:
-        return Tls(None, None, None, errors, unparsed_of(unread))
-    return Tls(int(switch[1]), switch[2] == "1", int(alarm[1]) if alarm else None, errors, unparsed_of(unread))
+    head = _TLS.match(heads[0]) if len(heads) == 1 else None
+    if not head:
+        return Tls(errors, unparsed_of(heads or rest))
+    alarm = _ALARM.search(heads[0])
+    return Tls(errors, (), int(head[1]), head[2] == "1", int(alarm[1]) if alarm else None)
 
 
 def parse_ping(text: str) -> Ping:
     errors, rest = split_errors(lines_of(text))
-    heads, sums, trips, unread = [], [], [], []
+    heads, sums, unread = [], [], []
     for line in rest:
-        head, total, one = _PING_HEAD.fullmatch(line), _PING_SUM.fullmatch(line), _PING_ONE.fullmatch(line)
-        milliseconds = read_float(one[2], 0, 1e7) if one else None
+        head, total = _PING_HEAD.fullmatch(line), _PING_SUM.fullmatch(line)
         if head and read_ip(head[2]):
             heads.append(head)
-        elif total:
+        elif total and int(total[2]) <= int(total[1]):
             sums.append(total)
-        elif one and milliseconds is not None:
-            trips.append(milliseconds if one[3] == "ms" else milliseconds / 1000)
-        elif not re.match(r"(?:max|min|average|TP[0-9]+) time ", line):
+        elif not _PING_TIME.fullmatch(line):
             unread.append(line)
-    sent, received, loss = None, None, None
-    if len(sums) == 1:
-        sent, received, loss = int(sums[0][1]), int(sums[0][2]), read_float(sums[0][3], 0, 100)
-        if received > sent:
-            sent = received = loss = None
-            unread.append(sums[0][0])
-    device = int(heads[0][1]) if len(heads) == 1 else None
-    address = heads[0][2] if len(heads) == 1 else None
-    return Ping(device, address, sent, received, loss, tuple(trips), errors, unparsed_of(unread))
+    device, address = (int(heads[0][1]), heads[0][2]) if len(heads) == 1 else (None, None)
+    sent, received = (int(sums[0][1]), int(sums[0][2])) if len(sums) == 1 else (None, None)
+    return Ping(errors, unparsed_of(unread), device, address, sent, received)
 
 
-def parse_fec(text: str) -> Fec:
-    errors, unread, field = _sole_field(text, "fec mode")
-    mode = read_choice(field.value, FEC_MODES) if field else None
-    return Fec(mode, errors, _report(unread, field, mode))
-
-
-def _sole_field(text: str, name: str) -> tuple[tuple[ToolError, ...], list[str], Field | None]:
-    """Return the errors, the other lines, and the field of that name; None if missing or duplicated."""
+def parse_stat(text: str) -> Counters:
     errors, rest = split_errors(lines_of(text))
-    fields = [field for field in map(field_of, rest) if field and field.name == name]
-    if len(fields) != 1:
-        return errors, list(rest), None
-    return errors, [line for line in rest if line != fields[0].line], fields[0]
+    values: dict[str, int] = {}
+    seen: Counter[str] = Counter()
+    unread = []
+    for line in rest:
+        one = field_of(line)
+        number = read_int(one.value, 0, 10**18 - 1) if one and _COUNTER.fullmatch(one.name) else None
+        if one is not None and number is not None:
+            seen[one.name] += 1
+            values[one.name] = number
+        elif line.strip() != "packet statistics:":
+            unread.append(line)
+    twice = sorted(name for name, times in seen.items() if times > 1)
+    unread += [f"{name}: printed {seen[name]} times" for name in twice]
+    return Counters(errors, unparsed_of(unread), {name: values[name] for name in values if name not in twice})
 
 
-def _report(unread: list[str], field: Field | None, read: object) -> tuple[str, ...]:
-    return unparsed_of(unread + ([field.line] if field and read is None else []))
+def parse_optical(text: str) -> Optical:
+    errors, rest = split_errors(lines_of(text))
+    block = Block(line for line in rest if line.strip() != "optical info:")
+    lanes = [lane for lane in range(16) if f"Rx Power{lane}" in block.fields]
+    power = tuple(block.take((f"Rx Power{lane}",), _milliwatts) for lane in range(max(lanes, default=-1) + 1))
+    flags = {name: block.take((name,), read_hex) for name in FLAGS if name in block.fields}
+    values = block.fill(Optical)
+    block.skip(name for name in block.fields if name.startswith(_NOT_KEPT))
+    return Optical(errors=errors, unparsed=unparsed_of(block.rest()), rx_power_mw=power, flags=flags, **values)
 
 
-def _fields(lines: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the values of the known names, and all other lines, including those of duplicate names."""
-    found_lines: dict[str, list[tuple[str, str]]] = {}
-    for line in lines:
-        name, separator, value = line.partition(":")
-        name = name.strip(" \t")
-        if separator and name in names:
-            found_lines.setdefault(name, []).append((line, value.strip(" \t")))
-    once = {name: many[0] for name, many in found_lines.items() if len(many) == 1}
-    known = {line for line, _ in once.values()}
-    return {name: value for name, (_, value) in once.items()}, [line for line in lines if line not in known]
+def parse_link_history(text: str) -> LinkHistory:
+    errors, rest = split_errors(lines_of(text))
+    readers = {"current time": _asctime, "link up count": whole(2**40), "link down count": whole(2**40)}
+    devices, seen = set(), set()
+    values: dict[str, Any] = dict.fromkeys(readers)
+    changes: list[LinkChange] | None = None
+    unread = []
+    for line in rest:
+        found = _DEVICE.fullmatch(line)
+        if not found:
+            unread.append(line)
+            continue
+        devices.add(int(found[1]))
+        one, change = field_of(found[2]), _link_change(found[2])
+        if change and changes is not None:
+            changes.append(change)
+        elif one and one.name == "link change records":
+            changes = []
+            unread += [line] if one.value not in ("", "NA") else []
+        elif one and one.name in readers and one.name not in seen:
+            seen.add(one.name)
+            values[one.name] = readers[one.name](one.value)
+            unread += [line] if values[one.name] is None and one.value != "NA" else []
+        else:
+            unread.append(line)
+    if len(devices) != 1 or (changes and any(a.at < b.at for a, b in zip(changes, changes[1:]))):
+        return LinkHistory(errors, unparsed_of(rest))
+    records = None if changes is None else tuple(changes)
+    now, ups, downs = values.values()
+    return LinkHistory(errors, unparsed_of(unread), devices.pop(), now, ups, downs, records)
+
+
+def _link_change(text: str) -> LinkChange | None:
+    stamp, _, change = text.strip().partition("    ")
+    at, state = _asctime(stamp), read_choice(change, ("LINK UP", "LINK DOWN"))
+    return LinkChange(at, state == "LINK UP") if at and state else None
+
+
+def _asctime(text: str) -> datetime | None:
+    """Parse C's asctime without its weekday, which is often wrong on devices; None if invalid."""
+    found = _ASCTIME.fullmatch(text.strip())
+    if not found or found[1] not in _MONTHS:
+        return None
+    day, hour, minute, second, year = (int(found[n]) for n in range(2, 7))
+    try:
+        return datetime(year, _MONTHS.index(found[1]) + 1, day, hour, minute, second)
+    except ValueError:
+        return None

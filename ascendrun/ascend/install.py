@@ -1,22 +1,43 @@
-"""Parsers of the version files of driver, firmware and CANN on a node's disk.
+"""Files on a node's disk: versions of driver, firmware and CANN and their order, and the addresses of the NPUs' ports.
 
 parse_driver, parse_firmware (version.info), parse_cann (ascend_*_install.info),
-parse_install (/etc/ascend_install.info), parse_components (version.cfg)
+parse_install (/etc/ascend_install.info), parse_components (version.cfg), parse_hccn_conf (/etc/hccn.conf)
+parse_version("8.0.RC3") < parse_version("8.0.0");  "2.1.0.post8+git1f2e" -> release 2.1.0, post 8
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import field
+from functools import lru_cache
 
-from ascendrun.ascend.reading import field_of, read_text, unparsed_of
-from ascendrun.ascend.tool_errors import ToolError, split_errors
-from ascendrun.ascend.versions import is_within
+from ascendrun.ascend.reading import (
+    A,
+    Answer,
+    Block,
+    Field,
+    ToolError,
+    field_of,
+    printed,
+    read_ip,
+    read_text,
+    split_errors,
+    unparsed_of,
+)
 from ascendrun.core.dataclass import dataclass
 
-# Files to read under the install root, newest layout first; {arch} is aarch64 or x86_64 (of uname -m).
-
-_PAIR = re.compile(r"\[([^\[\],]{1,60}),([^\[\],]{1,60})\]")
+_INTERVAL = re.compile(r"\[([^\[\],]{1,60}),([^\[\],]{1,60})\]")
+_COMPONENT = re.compile(r"\[([^\[\]:]{1,60}):([^\[\]:]{1,60})\]")
+_PORT_KEY = re.compile(r"(address|netmask|netdetect|gateway|send_arp_status|prefix_length)_([0-9]{1,4})(_inet6)?")
+_PART = re.compile(r"([0-9]{1,9})|rc([0-9]{1,9})|alpha([0-9]{1,9})|beta([0-9]{1,9})|post([0-9]{1,9})", re.IGNORECASE)
+_ORDER = (3, 2, 0, 1, 4)
+"""Of a plain number, rc, alpha, beta and post."""
+_GLUED = re.compile(r"([0-9]{1,9})(rc[0-9]{1,9}|a[0-9]{1,9}|b[0-9]{1,9})")
+_FINAL = (3, 0)  # the value of a missing place: 8.0.0 is 8.0
+_PLACES = 8
+Version = tuple[tuple[int, int], ...]
+"""Orders versions: alpha < beta < rc < plain < post at each place; a missing place is a final 0."""
 
 
 @dataclass(frozen=True)
@@ -27,129 +48,128 @@ class Interval:
     high: str
 
 
+def _intervals(text: str) -> tuple[Interval, ...] | None:
+    if _INTERVAL.sub("", text).strip(", "):
+        return None
+    return tuple(Interval(found[1].strip(), found[2].strip()) for found in _INTERVAL.finditer(text))
+
+
 @dataclass(frozen=True)
-class DriverVersion:
+class DriverVersion(Answer):
     """driver/version.info. `firmware_intervals`: firmware supported by this driver; () if the file lists none."""
 
-    version: str | None
-    inner_version: str | None
-    package_version: str | None
-    firmware_intervals: tuple[Interval, ...]
-    errors: tuple[ToolError, ...]
-    unparsed: tuple[str, ...]
+    version: str | None = printed("Version")
+    firmware_intervals: tuple[Interval, ...] = printed("compatible_version_fw", read=_intervals, default=())
 
 
 @dataclass(frozen=True)
-class FirmwareVersion:
+class FirmwareVersion(Answer):
     """firmware/version.info. `driver_intervals`: drivers supported by this firmware."""
 
-    version: str | None
-    package_version: str | None
-    driver_intervals: tuple[Interval, ...]
-    errors: tuple[ToolError, ...]
-    unparsed: tuple[str, ...]
+    version: str | None = printed("Version")
+    driver_intervals: tuple[Interval, ...] = printed("compatible_version_drv", read=_intervals, default=())
 
 
 @dataclass(frozen=True)
-class CannVersion:
+class CannVersion(Answer):
     """ascend_toolkit_install.info, ascend_nnae_install.info. `kind`: toolkit, nnae, or the package's own name."""
 
-    kind: str | None
-    version: str | None
-    inner_version: str | None
-    arch: str | None
-    path: str | None
-    errors: tuple[ToolError, ...]
-    unparsed: tuple[str, ...]
+    kind: str | None = printed("package_name", read=lambda text: read_text(text.replace("Ascend-cann-", "", 1)))
+    version: str | None = printed("version")
+    arch: str | None = printed("arch")
+    path: str | None = printed("path")
 
 
 @dataclass(frozen=True)
-class DriverInstall:
+class DriverInstall(Answer):
     """/etc/ascend_install.info. `is_complete` None: not in the file; npu-smi warns unless it is complete."""
 
-    user: str | None
-    group: str | None
-    install_type: str | None
-    driver_path: str | None
-    firmware_path: str | None
-    for_all_users: bool | None
-    is_complete: bool | None
-    errors: tuple[ToolError, ...]
-    unparsed: tuple[str, ...]
+    user: str | None = printed("UserName")
+    driver_path: str | None = printed("Driver_Install_Path_Param")
+    for_all_users: bool | None = printed(
+        "Driver_Install_For_All", read=lambda text: {"yes": True, "no": False}.get(text.lower())
+    )
+    is_complete: bool | None = printed("Driver_Install_Status", read=lambda text: text == "complete")
 
 
 @dataclass(frozen=True)
 class Component:
     name: str
-    inner_version: str
     cann_version: str
 
 
 @dataclass(frozen=True)
-class Components:
+class Components(Answer):
     """version.cfg: the CANN that each part comes from; more than one version is a mixed install."""
 
-    components: tuple[Component, ...]
-    errors: tuple[ToolError, ...]
-    unparsed: tuple[str, ...]
+    components: tuple[Component, ...] = ()
 
     @property
     def cann_versions(self) -> tuple[str, ...]:
         return tuple(sorted({one.cann_version for one in self.components}))
 
 
+@dataclass(frozen=True)
+class HccnPort:
+    """Configuration of one NPU's port; None where the file's value is missing or unreadable.
+
+    `address_inet6` is under a key that no primary source confirms (address_N_inet6).
+    """
+
+    address: str | None = None
+    gateway: str | None = None
+    address_inet6: str | None = None
+
+
+@dataclass(frozen=True)
+class HccnConf(Answer):
+    """The ports by the number in their keys. `unparsed`: unknown keys, invalid values, duplicate lines."""
+
+    ports: Mapping[int, HccnPort] = field(default_factory=dict)
+
+
 def parse_driver(text: str) -> DriverVersion:
-    values, errors, unread = _values(text)
-    firmware = _intervals(values, "compatible_version_fw", unread)
-    version, inner = _word(values, "Version"), _word(values, "Innerversion")
-    package = _word(values, "package_version")
-    return DriverVersion(version, inner, package, firmware, errors, unparsed_of(unread))
+    return _read_file(DriverVersion, text)
 
 
 def parse_firmware(text: str) -> FirmwareVersion:
-    values, errors, unread = _values(text)
-    drivers = _intervals(values, "compatible_version_drv", unread)
-    version, package = _word(values, "Version"), _word(values, "package_version")
-    return FirmwareVersion(version, package, drivers, errors, unparsed_of(unread))
+    return _read_file(FirmwareVersion, text)
 
 
 def parse_cann(text: str) -> CannVersion:
-    values, errors, unread = _values(text)
-    package = _word(values, "package_name")
-    kind = package.replace("Ascend-cann-", "", 1) if package else None
-    inner = _word(values, "innerversion")
-    return CannVersion(
-        kind, _word(values, "version"), inner, _word(values, "arch"), _word(values, "path"), errors, unparsed_of(unread)
-    )
+    return _read_file(CannVersion, text)
 
 
 def parse_install(text: str) -> DriverInstall:
-    values, errors, unread = _values(text)
-    status = _word(values, "Driver_Install_Status")
-    for_all = {"yes": True, "no": False}.get((_word(values, "Driver_Install_For_All") or "").lower())
-    return DriverInstall(
-        user=_word(values, "UserName"),
-        group=_word(values, "UserGroup"),
-        install_type=_word(values, "Driver_Install_Type"),
-        driver_path=_word(values, "Driver_Install_Path_Param"),
-        firmware_path=_word(values, "Firmware_Install_Path_Param"),
-        for_all_users=for_all,
-        is_complete=None if status is None else status == "complete",
-        errors=errors,
-        unparsed=unparsed_of(unread),
-    )
+    return _read_file(DriverInstall, text)
 
 
 def parse_components(text: str) -> Components:
-    values, errors, unread = _values(text)
+    errors, settings, unread = _settings(text)
     components = []
-    for name, value in values.items():
-        found = re.fullmatch(r"\[([^\[\]:]{1,60}):([^\[\]:]{1,60})\]", value)
-        if found and name.endswith("_running_version"):
-            components.append(Component(name[: -len("_running_version")], found[1], found[2]))
-        elif name.endswith("_running_version"):
-            unread.append(f"{name}={value}")
-    return Components(tuple(components), errors, unparsed_of(unread))
+    for name, suffix, one in ((*one.name.partition("_running_version")[:2], one) for one in settings):
+        found = _COMPONENT.fullmatch(one.value)
+        if found and suffix:
+            components.append(Component(name, found[2]))
+        elif suffix:
+            unread.append(one.line)
+    return Components(errors, unparsed_of(unread), tuple(components))
+
+
+def parse_hccn_conf(text: str) -> HccnConf:
+    errors, settings, unread = _settings(text)
+    ports: dict[int, dict[str, str | None]] = {}
+    for one in settings:
+        key = _PORT_KEY.fullmatch(one.name)
+        if key is None:
+            unread.append(one.line)
+            continue
+        port, name, address = ports.setdefault(int(key[2]), {}), key[1] + (key[3] or ""), read_ip(one.value)
+        if name in HccnPort.__dataclass_fields__:
+            port[name] = address
+        if one.value and address is None and key[1] not in ("send_arp_status", "prefix_length"):
+            unread.append(one.line)
+    return HccnConf(errors, unparsed_of(unread), {number: HccnPort(**ports[number]) for number in sorted(ports)})
 
 
 def driver_takes_firmware(driver: DriverVersion, firmware: FirmwareVersion) -> bool | None:
@@ -172,28 +192,61 @@ def _is_within(version: str | None, intervals: tuple[Interval, ...]) -> bool | N
     return None if None in results else False
 
 
-def _values(text: str) -> tuple[dict[str, str], tuple[ToolError, ...], list[str]]:
-    """Return the file's `key=value` lines without keys that have two values. The end of a file is not truncated."""
+def _read_file(kind: type[A], text: str) -> A:
+    errors, settings, unread = _settings(text)
+    block = Block(settings)
+    values = block.fill(kind)
+    return kind(errors=errors, unparsed=unparsed_of(unread + block.unread), **values)
+
+
+def _settings(text: str) -> tuple[tuple[ToolError, ...], list[Field], list[str]]:
+    """Return the errors, the `key=value` lines without keys that have two values, and other lines that are no comments.
+    The end of a file is not truncated."""
     errors, rest = split_errors(line.rstrip("\r") for line in text.split("\n"))
-    values: dict[str, str] = {}
-    bad, unread = set(), []
+    found: dict[str, Field] = {}
+    twice, unread = set(), []
     for line in rest:
-        field = None if line.lstrip().startswith("#") else field_of(line, "=")
-        if field is None:
-            unread.extend([] if line.lstrip().startswith("#") else [line])
-        elif values.setdefault(field.name, field.value) != field.value:
-            bad.add(field.name)
+        if line.lstrip().startswith("#"):
+            continue
+        one = field_of(line, "=")
+        if one is None:
             unread.append(line)
-    return {name: value for name, value in values.items() if name not in bad}, errors, unread
+        elif found.setdefault(one.name, one).value != one.value:
+            twice.add(one.name)
+            unread.append(line)
+    return errors, [one for name, one in found.items() if name not in twice], unread
 
 
-def _word(values: Mapping[str, str], name: str) -> str | None:
-    return read_text(values.get(name, ""))
+@lru_cache(maxsize=1024)
+def parse_version(text: str) -> Version | None:
+    """Parse a version without its local part (`+cpu`, `+git...`); None if its order is unknown (7.0.T10)."""
+    plain = text.strip().partition("+")[0].rstrip(".")
+    plain = _GLUED.sub(r"\1.\2", plain)
+    key = []
+    for part in plain.split("."):
+        found = _PART.fullmatch(part)
+        if not found:
+            return None
+        rank, number = next((n, int(value)) for n, value in enumerate(found.groups()) if value is not None)
+        key.append((_ORDER[rank], number))
+    return (*key, *[_FINAL] * (_PLACES - len(key))) if len(key) <= _PLACES else None
 
 
-def _intervals(values: Mapping[str, str], name: str, unread: list[str]) -> tuple[Interval, ...]:
-    value = values.get(name, "")
-    if _PAIR.sub("", value).strip(", "):
-        unread.append(f"{name}={value}")
-        return ()
-    return tuple(Interval(found[1].strip(), found[2].strip()) for found in _PAIR.finditer(value))
+def release_of(text: str) -> str | None:
+    """Return the three numbers that torch and torch_npu share: 2.1.0 of 2.1.0.post8.dev20241009; None if missing."""
+    found = re.match(r"\s*([0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4})(?![0-9])", text)
+    return found[1] if found else None
+
+
+def is_within(version: str, low: str, high: str) -> bool | None:
+    """Return whether low <= version <= high; None if one of them cannot be ordered.
+
+    A high end with a trailing dot (23.0.0. in firmware/version.info) is not documented, and a driver of the same
+    package is above it as a number: such an interval can confirm, but never exclude.
+    """
+    one, start, end = parse_version(version), parse_version(low), parse_version(high)
+    if one is None or start is None or end is None:
+        return None
+    if start <= one <= end:
+        return True
+    return None if high.endswith(".") else False

@@ -10,31 +10,51 @@ L3 310/310P (no HBM), L4 950 (the NPU's id in a separate cell). Tools before 22 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, Optional
 
-from ascendrun.ascend.npu_smi_rows import (
-    ID_HEADERS,
-    LOAD_HEADERS,
-    MAX_MB,
-    POWER_COLUMNS,
-    POWER_HEADERS,
-    PROCESS_HEADERS,
-    Cells,
-    Values,
-    all_read,
-    cells_of,
-    load_row,
-    power_row,
+from ascendrun.ascend.reading import (
+    Answer,
+    lines_of,
+    read_bus_id,
+    read_choice,
+    read_float,
+    read_int,
+    read_text,
+    split_errors,
+    unparsed_of,
 )
-from ascendrun.ascend.reading import lines_of, read_int, read_text, unparsed_of
-from ascendrun.ascend.tool_errors import ToolError, split_errors
 from ascendrun.core.dataclass import dataclass
 
-_MAX_PID = 2**22
+HEALTH_STATES = ("OK", "Warning", "Alarm", "Critical", "UNKNOWN")
+_MAX_PID, _MAX_MB = 2**22, 4 * 2**20
 _TITLE = re.compile(r"npu-smi\s+(\S+)\s+Version:\s*(\S+)")
-_IDLE = re.compile(r"No running processes found in NPU ([0-9]{1,6})")
+_IDLE = re.compile(r"No running processes found in NPU [0-9]{1,6}")
 _WIDTHS = {98: "L1", 99: "L1b", 116: "L1c"}
+_PAIR = r"([^\s/]+)\s*/\s*([^\s/]+)"
+_POWER_ROW = re.compile(r"(\S+)\s+(\S+)\s+" + _PAIR)
+_POWER_ROW_SHORT = re.compile(r"(\S+)\s+(\S+)")
+_LOAD_ROW = re.compile(r"(\S+)\s+" + _PAIR)
+_LOAD_ROW_HBM = re.compile(r"(\S+)\s+" + _PAIR + r"\s+" + _PAIR)
+_POWER_HEADERS = (("NPU Name", "Health"), ("NPU ID", "Name", "Health"))
+"""The first header without its last cell."""
+_POWER_COLUMNS = ("Power(W) Temp(C) Hugepages-Usage(page)", "Power(W) Temp(C)")
+"""Its last cell; npu-smi 1.8 to 21.0.3 does not print hugepages."""
+_ID_HEADERS = ("Chip", "Chip Phy-ID", "Chip Device", "")
+_LOAD_HEADERS = (
+    "AICore(%) Memory-Usage(MB) HBM-Usage(MB)",
+    "AICore(%) Memory-Usage(MB)",
+    "NPU Util(%) Memory-Usage(MB) HBM-Usage(MB)",
+)
+_PROCESS_HEADERS = (
+    ("NPU Chip", "Process id", "Process name", "Process memory(MB)"),
+    ("NPU ID", "Process id", "Process name", "Process memory(MB)"),
+)
+Cells = tuple[str, ...]
+Row = Optional[tuple[Mapping[str, Any], bool]]
+"""The values of one row by the names of NpuChip, and whether all were read; None: not such a row."""
 
 
 @dataclass(frozen=True)
@@ -65,243 +85,246 @@ class NpuChip:
 
 @dataclass(frozen=True)
 class NpuProcess:
-    """One process on a chip. None: `chip_id` on the 950, `pid_in_container` if not printed."""
+    """One process on a chip. `chip_id` None: on the 950."""
 
     npu_id: int
     chip_id: int | None
     pid: int
     name: str | None
     memory_mb: int | None
-    pid_in_container: int | None = None
 
 
 @dataclass(frozen=True)
-class NpuSmiInfo:
-    """The output of one `npu-smi info`. `processes` and `idle_npus` are None if the process table is missing.
+class NpuSmiInfo(Answer):
+    """The output of one `npu-smi info`. `processes` None: the process table is missing.
 
     `driver_incomplete`: the tool warned that the driver package may not be completely installed.
     """
 
-    layout: str | None
-    tool_version: str | None
-    driver_version: str | None
-    chips: tuple[NpuChip, ...]
-    processes: tuple[NpuProcess, ...] | None
-    idle_npus: tuple[int, ...] | None
-    driver_incomplete: bool
-    errors: tuple[ToolError, ...]
-    unparsed: tuple[str, ...]
+    layout: str | None = None
+    tool_version: str | None = None
+    driver_version: str | None = None
+    chips: tuple[NpuChip, ...] = ()
+    processes: tuple[NpuProcess, ...] | None = None
+    driver_incomplete: bool = False
 
 
 def parse_info(text: str) -> NpuSmiInfo:
     """Parse the output of `npu-smi info`; never raises."""
-    reading = _Table()
+    table = _Table()
     outside = []
     for line in lines_of(text):
         if line.lstrip()[:1] in ("|", "+"):
-            reading.take(line)
+            table.take(line)
         else:
-            reading.interrupt()
+            table.close()  # later lines belong to no earlier row
             outside.append(line)
     errors, other = split_errors(outside)
     warned = [line for line in other if "driver package may not be completely installed" in line]
+    chips, doubled = table.chips()
     return NpuSmiInfo(
-        layout=reading.layout,
-        tool_version=reading.tool_version,
-        driver_version=reading.driver_version,
-        chips=reading.chips(),
-        processes=tuple(reading.processes) if reading.process_cells else None,
-        idle_npus=tuple(reading.idle) if reading.process_cells else None,
-        driver_incomplete=bool(warned),
         errors=errors,
-        unparsed=unparsed_of([line for line in other if line not in warned] + reading.unparsed()),
+        unparsed=unparsed_of([line for line in other if line not in warned] + table.unparsed(doubled)),
+        layout=table.layout,
+        tool_version=table.versions[0],
+        driver_version=table.versions[1],
+        chips=chips,
+        processes=tuple(table.processes) if table.process_cells else None,
+        driver_incomplete=bool(warned),
     )
-
-
-def npu_ids(info: NpuSmiInfo) -> tuple[int, ...]:
-    """Return the NPUs of the table, each once, in the table's order."""
-    return tuple(dict.fromkeys(chip.npu_id for chip in info.chips))
 
 
 class _Table:
     """The part of the table read so far: headers, then a pair of rows per chip, then the processes."""
 
     def __init__(self) -> None:
-        self.tool_version: str | None = None
-        self.driver_version: str | None = None
+        self.versions: tuple[str | None, str | None] = (None, None)
         self.processes: list[NpuProcess] = []
-        self.idle: list[int] = []
         self.process_cells = 0
         self._width: int | None = None
-        self._cells = 0  # of a chip's rows, once both headers were seen
-        self._second: tuple[str, ...] = ()  # column names in the second header's first cell
+        self._cells = 0  # of a chip's rows, once the first header was seen
+        self._has_load = False  # the second header was seen
+        self._second: Cells = ()  # column names in the second header's first cell
         self._has_hbm = False
         self._has_hugepages = False
-        self._first: tuple[str, Values] | None = None  # a first row without its second yet
-        self._chips: list[tuple[NpuChip, tuple[str, ...]]] = []
+        self._first: tuple[str, Mapping[str, Any]] | None = None  # a first row without its second yet
+        self._chips: list[tuple[NpuChip, Cells]] = []
         self._lines: list[str] = []
         self._bad: set[int] = set()
 
     @property
     def layout(self) -> str | None:
-        if not self._has_second_header:
+        if not (self._cells and self._has_load):
             return None
         if self._cells == 4:
             return "L4"
         if "Device" in self._second:
             return "L3"
-        if "Phy-ID" in self._second:
-            return "L2"
-        return _WIDTHS.get(self._width or 0, "L1")
-
-    @property
-    def _has_second_header(self) -> bool:
-        return self._cells > 0 and self._has_load
-
-    _has_load = False
+        return "L2" if "Phy-ID" in self._second else _WIDTHS.get(self._width or 0, "L1")
 
     def take(self, line: str) -> None:
         self._lines.append(line)
-        if line.lstrip().startswith("+"):
-            stripped = line.strip()
+        stripped = line.strip()
+        cells = _cells_of(line)
+        if stripped.startswith("+"):
             self._width = self._width or len(stripped)
-            self._close()
-            if stripped.strip("+-="):
-                self._reject()
-            return
-        cells = cells_of(line)
-        if not cells:
-            self._reject()
-            self._close()
-            return
-        if self._title(cells) or self._header(cells):
-            self._close()
-        elif not self._row(cells):
-            self._reject()
+            self.close()
+            is_known = not stripped.strip("+-=")
+        elif not cells or self._is_title(cells) or self._is_header(cells):
+            self.close()
+            is_known = bool(cells)
+        else:
+            is_known = self._row(cells)
+        if not is_known:
+            self._bad.add(len(self._lines) - 1)
 
-    def interrupt(self) -> None:
-        """Handle a line outside the table: later lines belong to no earlier row."""
-        self._close()
-
-    def _reject(self) -> None:
-        """Keep the current line for the report."""
-        self._bad.add(len(self._lines) - 1)
-
-    def unparsed(self) -> list[str]:
-        self._close()
-        doubled = {line for one in self._doubled() for line in one}
+    def unparsed(self, doubled: set[str]) -> list[str]:
         return [line for n, line in enumerate(self._lines) if n in self._bad or line in doubled]
 
-    def _title(self, cells: Cells) -> bool:
+    def _is_title(self, cells: Cells) -> bool:
         found = _TITLE.fullmatch(cells[0]) if len(cells) == 1 else None
-        if not found:
-            return False
-        self.tool_version, self.driver_version = found[1], found[2]
-        return True
+        if found:
+            self.versions = found[1], found[2]
+        return found is not None
 
-    def _header(self, cells: Cells) -> bool:
+    def _is_header(self, cells: Cells) -> bool:
         if "Health" in cells:
-            known = cells[:-1] in POWER_HEADERS and cells[-1] in POWER_COLUMNS
+            known = cells[:-1] in _POWER_HEADERS and cells[-1] in _POWER_COLUMNS
             self._cells = len(cells) if known else 0
             self._has_hugepages = "Hugepages" in cells[-1]
-            return self._cells > 0
+            return known
         if "Bus-Id" in cells:
-            load = cells[-1].split(" ")
-            self._has_hbm = load[-1] == "HBM-Usage(MB)"
+            self._has_hbm = cells[-1].endswith("HBM-Usage(MB)")
             self._second = tuple(cells[0].split(" "))
-            self._has_load = cells[-1] in LOAD_HEADERS and len(cells) == self._cells and cells[0] in ID_HEADERS
+            self._has_load = cells[-1] in _LOAD_HEADERS and len(cells) == self._cells and cells[0] in _ID_HEADERS
             return self._has_load
         if "Process id" in cells:
-            known = cells[:4] in PROCESS_HEADERS and cells[4:] in ((), ("Process id in container",))
+            known = cells[:4] in _PROCESS_HEADERS and cells[4:] in ((), ("Process id in container",))
             self.process_cells = len(cells) if known else 0
             return known
         return False
 
     def _row(self, cells: Cells) -> bool:
-        idle = _IDLE.fullmatch(cells[0]) if len(cells) == 1 else None
-        if idle and self.process_cells:
-            self.idle.append(int(idle[1]))
-            return True
+        """Take a row of a chip or a process; return whether it was understood completely."""
         if self.process_cells:
-            return len(cells) == self.process_cells and self._process(cells)
-        if not self._has_second_header or len(cells) != self._cells:
-            self._close()
+            is_idle = len(cells) == 1 and _IDLE.fullmatch(cells[0]) is not None
+            return is_idle or (len(cells) == self.process_cells and self._process(cells))
+        if not (self._cells and self._has_load) or len(cells) != self._cells:
+            self.close()
             return False
+        row = None
         if self._first is not None:
-            line, values = self._first
-            second = self._second_row(cells)
-            if second is not None:
+            row = _load_row(cells, self._second if self._cells == 3 else (), self._has_hbm)
+            if row is not None:
+                line, values = self._first
                 self._first = None
-                self._chips.append((NpuChip(**values, **second), (line, self._lines[-1])))
-                return True
-        self._close()
-        return self._first_row(cells)
+                self._chips.append((NpuChip(**values, **row[0]), (line, self._lines[-1])))
+        if row is None:
+            self.close()
+            row = _power_row(cells, self._has_hugepages)
+            if row is not None:
+                self._first = (self._lines[-1], row[0])
+        return row is not None and row[1]
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Keep a first row without a second row as a chip with fewer values."""
         if self._first is not None:
             line, values = self._first
             self._first = None
             self._chips.append((NpuChip(**values), (line,)))
 
-    def _first_row(self, cells: Cells) -> bool:
-        row = power_row(cells, self._has_hugepages)
-        if row is None:
-            return False
-        self._first = (self._lines[-1], row.values)
-        return row.is_whole or self._note()
-
-    def _second_row(self, cells: Cells) -> Values | None:
-        """Return the values of a second row; None if invalid."""
-        row = load_row(cells, self._second if self._cells == 3 else (), self._has_hbm)
-        if row is not None and not row.is_whole:
-            self._reject()
-        return None if row is None else row.values
-
-    def _note(self) -> bool:
-        self._reject()
-        return True
-
     def _process(self, cells: Cells) -> bool:
         ids = [read_int(text, 0, 65535) for text in cells[0].split(" ")]
         pid = read_int(cells[1], 1, _MAX_PID)
         if not ids or ids[0] is None or pid is None or None in ids or len(ids) > 2:
             return False
-        memory_mb = read_int(cells[3], 0, MAX_MB)
-        inner = read_int(cells[4], 1, _MAX_PID) if len(cells) == 5 else None
-        one = NpuProcess(ids[0], ids[1] if len(ids) == 2 else None, pid, read_text(cells[2]), memory_mb, inner)
-        same = [n for n, other in enumerate(self.processes) if _place(other) == _place(one)]
+        one = NpuProcess(
+            ids[0], ids[1] if len(ids) == 2 else None, pid, read_text(cells[2]), read_int(cells[3], 0, _MAX_MB)
+        )
+        place = (one.npu_id, one.chip_id, pid)
+        same = [n for n, other in enumerate(self.processes) if (other.npu_id, other.chip_id, other.pid) == place]
         if not same:
             self.processes.append(one)
         elif self.processes[same[0]] != one:
-            self.processes[same[0]] = NpuProcess(one.npu_id, one.chip_id, pid, None, None)
+            self.processes[same[0]] = NpuProcess(*place, None, None)
             return False
-        read = (one.name, memory_mb) + ((inner,) if cells[4:] not in ((), ("",), ("0",)) else ())
-        return all_read(read, cells[2:]) or self._note()
+        in_container = () if cells[4:] in ((), ("",), ("0",)) else (read_int(cells[4], 1, _MAX_PID),)
+        return _all_read((one.name, one.memory_mb, *in_container), cells[2:])
 
-    def chips(self) -> tuple[NpuChip, ...]:
-        """Return the chips in the table's order; of a chip listed twice, the values equal in both rows."""
-        self._close()
+    def chips(self) -> tuple[tuple[NpuChip, ...], set[str]]:
+        """Return the chips in the table's order, and the rows of chips that are listed twice and differ: of such a
+        chip the values that are equal in both rows."""
+        self.close()
         kept: dict[tuple[int, int | None], NpuChip] = {}
-        for chip, _ in self._chips:
-            key = (chip.npu_id, chip.chip_id)
-            kept[key] = _agreed(kept[key], chip) if key in kept else chip
-        return tuple(kept.values())
-
-    def _doubled(self) -> list[tuple[str, ...]]:
-        """Return the rows of chips that are listed twice and differ."""
         first: dict[tuple[int, int | None], NpuChip] = {}
-        doubled: list[tuple[str, ...]] = []
+        doubled: set[str] = set()
         for chip, lines in self._chips:
-            if first.setdefault((chip.npu_id, chip.chip_id), chip) != chip:
-                doubled.append(lines)
-        return doubled
+            key = (chip.npu_id, chip.chip_id)
+            if first.setdefault(key, chip) != chip:
+                doubled.update(lines)
+            one = kept.setdefault(key, chip)
+            differ: dict[str, Any] = {
+                each.name: None for each in fields(NpuChip) if getattr(one, each.name) != getattr(chip, each.name)
+            }
+            kept[key] = replace(one, **differ)
+        return tuple(kept.values()), doubled
 
 
-def _place(one: NpuProcess) -> tuple[int, int | None, int]:
-    return one.npu_id, one.chip_id, one.pid
+# Many nodes print the same rows repeatedly, so parsed rows are cached.
+@lru_cache(maxsize=4096)
+def _cells_of(line: str) -> Cells:
+    """Return the cells of a row; () if it does not end like a row."""
+    stripped = line.strip()
+    if len(stripped) < 2 or not stripped.endswith("|"):
+        return ()
+    return tuple(" ".join(cell.split()) for cell in stripped[1:-1].split("|"))
 
 
-def _agreed(one: NpuChip, other: NpuChip) -> NpuChip:
-    differ: dict[str, Any] = {f.name: None for f in fields(NpuChip) if getattr(one, f.name) != getattr(other, f.name)}
-    return replace(one, **differ)
+@lru_cache(maxsize=4096)
+def _power_row(cells: Cells, has_hugepages: bool) -> Row:
+    """Parse the first row of a chip."""
+    ids = cells[:-2] if len(cells) == 4 else cells[0].split(" ", 1)
+    npu_id = read_int(ids[0], 0, 65535)
+    found = (_POWER_ROW if has_hugepages else _POWER_ROW_SHORT).fullmatch(cells[-1])
+    if npu_id is None or len(ids) != 2 or not found:
+        return None
+    used, total = _used_total(found[3], found[4], 2**40) if has_hugepages else (None, None)
+    values = {
+        "name": read_text(ids[1]),
+        "health": read_choice(cells[-2], HEALTH_STATES),
+        "power_w": read_float(found[1], 0, 5000),
+        "temperature_c": read_int(found[2], -60, 200),
+        "hugepages_used": used,
+        "hugepages_total": total,
+    }
+    return {"npu_id": npu_id, **values}, _all_read(tuple(values.values()), (ids[1], cells[-2], *found.groups()))
+
+
+@lru_cache(maxsize=4096)
+def _load_row(cells: Cells, named: Cells, has_hbm: bool) -> Row:
+    """Parse the second row of a chip; `named`: the ids in its first cell."""
+    found = (_LOAD_ROW_HBM if has_hbm else _LOAD_ROW).fullmatch(cells[-1])
+    ids = cells[0].split(" ") if len(cells) == 3 else []
+    numbers = [read_int(text, 0, 65535) for text in ids]
+    if not found or len(ids) != len(named) or None in numbers or (len(cells) == 4 and any(cells[:2])):
+        return None
+    by_name = dict(zip(named, numbers))
+    ddr = _used_total(found[2], found[3], _MAX_MB)
+    hbm = _used_total(found[4], found[5], _MAX_MB) if has_hbm else (None, None)
+    read = {"bus_id": read_bus_id(cells[-2]), "load_percent": read_int(found[1], 0, 100)}
+    read.update(zip(("ddr_used_mb", "ddr_total_mb", "hbm_used_mb", "hbm_total_mb"), (*ddr, *hbm)))
+    named_ids = {"chip_id": by_name.get("Chip"), "phy_id": by_name.get("Phy-ID"), "logic_id": by_name.get("Device")}
+    return {**named_ids, **read}, _all_read(tuple(read.values()), (cells[-2], *found.groups()))
+
+
+def _used_total(used: str, total: str, high: int) -> tuple[int | None, int | None]:
+    """Return both numbers; None for both if used exceeds total, since then one of them is wrong."""
+    numbers = read_int(used, 0, high), read_int(total, 0, high)
+    if numbers[0] is not None and numbers[1] is not None and numbers[0] > numbers[1]:
+        return None, None
+    return numbers
+
+
+def _all_read(values: Sequence[object], texts: Sequence[str]) -> bool:
+    """Return whether each value was read or is printed as absent."""
+    return all(value is not None or text in ("NA", "-") for value, text in zip(values, texts))

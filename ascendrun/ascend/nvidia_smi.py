@@ -11,9 +11,21 @@ Megabytes are the tool's MiB: 2**20 bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TypeVar
 
-from ascendrun.ascend.reading import lines_of, read_float, read_int, shown, unparsed_of
+from ascendrun.ascend.reading import (
+    Answer,
+    Block,
+    Field,
+    Read,
+    lines_of,
+    printed,
+    read_float,
+    read_int,
+    shown,
+    unparsed_of,
+)
 from ascendrun.core.dataclass import dataclass
 
 GPU_FIELDS = (
@@ -28,115 +40,95 @@ _RENAMED = {"clocks.current.sm": "clocks.sm", "used_gpu_memory": "used_memory", 
 _NAME = re.compile(r"([a-z_.]+)(?: \[([A-Za-z%/]+)\])?")
 _ABSENT = re.compile(r"\[.*\]|N/A|Not Supported|Not Found", re.DOTALL)
 _MOST_MIB = 4 * 2**20
+T = TypeVar("T")
+
+
+def _word(text: str) -> str | None:
+    return None if not text or _ABSENT.fullmatch(text) else text
+
+
+def _amount(high: int, low: int = 0) -> Read:
+    return lambda text: read_int(text.partition(" ")[0], low, high)
 
 
 @dataclass(frozen=True)
 class Gpu:
     """One GPU. None: not queried, not supported, or unreadable. `ecc_errors`: uncorrected, since the last reset."""
 
-    index: int
-    bus_id: str | None = None
-    name: str | None = None
-    utilisation_percent: int | None = None
-    memory_used_mb: int | None = None
-    memory_total_mb: int | None = None
-    power_w: float | None = None
-    temperature_c: int | None = None
-    sm_mhz: int | None = None
-    ecc_errors: int | None = None
+    index: int = printed("index", read=_amount(9999))
+    bus_id: str | None = printed("pci.bus_id", read=_word)
+    name: str | None = printed("name", read=_word)
+    utilisation_percent: int | None = printed("utilization.gpu", read=_amount(100))
+    memory_used_mb: int | None = printed("memory.used", read=_amount(_MOST_MIB))
+    memory_total_mb: int | None = printed("memory.total", read=_amount(_MOST_MIB))
+    power_w: float | None = printed("power.draw", read=lambda text: read_float(text.partition(" ")[0], 0.0, 5000.0))
+    temperature_c: int | None = printed("temperature.gpu", read=_amount(300))
+    sm_mhz: int | None = printed("clocks.sm", read=_amount(100_000))
+    ecc_errors: int | None = printed("ecc.errors.uncorrected.volatile.total", read=_amount(2**62))
 
 
 @dataclass(frozen=True)
-class Gpus:
+class Gpus(Answer):
     """All GPUs. `gpus` None: the output is not such a table; `unparsed` has its lines."""
 
-    gpus: tuple[Gpu, ...] | None
-    unparsed: tuple[str, ...]
+    gpus: tuple[Gpu, ...] | None = None
 
 
 @dataclass(frozen=True)
 class GpuApp:
     """One process that computes on the GPU at `bus_id`."""
 
-    bus_id: str
-    pid: int
-    memory_mb: int | None = None
+    bus_id: str = printed("gpu_bus_id", read=_word)
+    pid: int = printed("pid", read=_amount(2**22, 1))
+    memory_mb: int | None = printed("used_memory", read=_amount(_MOST_MIB))
 
 
 @dataclass(frozen=True)
-class GpuApps:
+class GpuApps(Answer):
     """All processes. `apps` None: the output is not such a table; (): no process."""
 
-    apps: tuple[GpuApp, ...] | None
-    unparsed: tuple[str, ...]
+    apps: tuple[GpuApp, ...] | None = None
 
 
 def parse_gpus(text: str) -> Gpus:
     """Parse the GPUs; never raises."""
-    rows, unread = _rows(text, "index")
+    rows, unread = _rows(Gpu, text, "index", needed=("index",))
     if rows is None:
-        return Gpus(None, unread)
+        return Gpus(unparsed=unparsed_of(unread))
     gpus: dict[int, Gpu] = {}
-    bad: list[str] = []
-    for line, row in rows:
-        gpu = _gpu(row)
-        if gpu is None or gpu.index in gpus:
-            bad.append(line)
-        else:
-            gpus[gpu.index] = gpu
-    return Gpus(tuple(gpus.values()), unparsed_of([*unread, *bad]))
+    for line, gpu in rows:
+        if gpus.setdefault(gpu.index, gpu) is not gpu:
+            unread.append(line)
+    return Gpus(unparsed=unparsed_of(unread), gpus=tuple(gpus.values()))
 
 
 def parse_apps(text: str) -> GpuApps:
     """Parse the processes; never raises."""
-    rows, unread = _rows(text, "pid")
-    if rows is None:
-        return GpuApps(None, unread)
-    apps: list[GpuApp] = []
-    bad: list[str] = []
-    for line, row in rows:
-        pid, bus_id = read_int(row.get("pid", ""), 1, 2**22), _word(row, "gpu_bus_id")
-        if pid is None or bus_id is None:
-            bad.append(line)
-        else:
-            apps.append(GpuApp(bus_id, pid, _whole(row, "used_memory", _MOST_MIB)))
-    return GpuApps(tuple(apps), unparsed_of([*unread, *bad]))
+    rows, unread = _rows(GpuApp, text, "pid", needed=("bus_id", "pid"))
+    return GpuApps(unparsed=unparsed_of(unread), apps=None if rows is None else tuple(app for _, app in rows))
 
 
-def _gpu(row: Mapping[str, str]) -> Gpu | None:
-    index = read_int(row.get("index", ""), 0, 9999)
-    if index is None:
-        return None
-    return Gpu(
-        index,
-        bus_id=_word(row, "pci.bus_id"),
-        name=_word(row, "name"),
-        utilisation_percent=_whole(row, "utilization.gpu", 100),
-        memory_used_mb=_whole(row, "memory.used", _MOST_MIB),
-        memory_total_mb=_whole(row, "memory.total", _MOST_MIB),
-        power_w=_decimal(row, "power.draw", 1e5),
-        temperature_c=_whole(row, "temperature.gpu", 300),
-        sm_mhz=_whole(row, "clocks.sm", 100_000),
-        ecc_errors=_whole(row, "ecc.errors.uncorrected.volatile.total", 2**62),
-    )
-
-
-def _rows(text: str, key: str) -> tuple[list[tuple[str, Mapping[str, str]]] | None, tuple[str, ...]]:
-    """Return (line, {column: value}) of each line below the header; None: no header has the column `key`."""
+def _rows(
+    kind: type[T], text: str, column: str, *, needed: Sequence[str]
+) -> tuple[list[tuple[str, T]] | None, list[str]]:
+    """Return each line below the header with its values, and the lines without those of `needed`; None: no header has
+    `column`."""
     lines = [line for line in lines_of(text) if line.strip()]
-    places = [place for place, line in enumerate(lines) if key in _columns(line)]
-    if not places:
-        return None, unparsed_of(lines)
-    columns = _columns(lines[places[0]])
-    rows: list[tuple[str, Mapping[str, str]]] = []
-    unread = list(lines[: places[0]])
-    for line in lines[places[0] + 1 :]:
-        values = [value.strip() for value in shown(line).split(",")]
-        if len(values) != len(columns) or shown(line) != line:  # truncated: its last value may be incomplete
-            unread.append(line)
+    header = next((place for place, line in enumerate(lines) if column in _columns(line)), None)
+    if header is None:
+        return None, lines
+    columns = _columns(lines[header])
+    rows: list[tuple[str, T]] = []
+    unread = lines[:header]
+    for line in lines[header + 1 :]:
+        values = [value.strip() for value in line.split(",")]
+        is_whole = len(values) == len(columns) and shown(line) == line  # truncated: its last value may be incomplete
+        found = Block(map(Field, [line] * len(values), columns, values)).fill(kind) if is_whole else {}
+        if all(name in found for name in needed):
+            rows.append((line, kind(**found)))
         else:
-            rows.append((line, dict(zip(columns, values))))
-    return rows, unparsed_of(unread)
+            unread.append(line)
+    return rows, unread
 
 
 def _columns(line: str) -> Sequence[str]:
@@ -144,16 +136,3 @@ def _columns(line: str) -> Sequence[str]:
     if not all(matches):
         return ()
     return [_RENAMED.get(match[1], match[1]) for match in matches if match]
-
-
-def _word(row: Mapping[str, str], name: str) -> str | None:
-    value = row.get(name, "")
-    return None if not value or _ABSENT.fullmatch(value) else value
-
-
-def _whole(row: Mapping[str, str], name: str, high: int) -> int | None:
-    return read_int((row.get(name) or "").partition(" ")[0], 0, high)
-
-
-def _decimal(row: Mapping[str, str], name: str, high: float) -> float | None:
-    return read_float((row.get(name) or "").partition(" ")[0], 0.0, high)

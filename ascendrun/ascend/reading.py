@@ -1,16 +1,21 @@
-"""Conversion of tool output to lines, texts and numbers. No function raises; None replaces a doubtful value."""
+"""Tool output as lines, errors, texts and numbers, and as dataclasses that say which names of it they hold.
+
+No function raises; None replaces a doubtful value.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field, fields
 from functools import lru_cache
-from typing import TypeVar
+from re import Pattern
+from typing import Any, Callable, TypeVar
 
+from ascendrun.ascend.tables import load_table
 from ascendrun.core.dataclass import dataclass
-
-T = TypeVar("T")
+from ascendrun.text import Text
 
 # A last line without its line break may be truncated: no number or free text may end at this mark.
 CUT = "\N{REPLACEMENT CHARACTER}"
@@ -80,10 +85,6 @@ def read_hex(text: str) -> int | None:
     return int(text, 16) if _HEX.fullmatch(text) else None
 
 
-def read_percent(text: str) -> int | None:
-    return read_int(text, 0, 100)
-
-
 @_once
 def read_text(text: str) -> str | None:
     """Return the text; None if it is empty, NA, truncated or has control characters."""
@@ -129,68 +130,157 @@ def field_of(line: str, separator: str = ":") -> Field | None:
     return Field(line, name, value.strip(" \t")) if found and name else None
 
 
-def fields_of(lines: Sequence[str]) -> tuple[list[Field], list[str]]:
-    """Return the `name : value` lines as fields, and the other lines."""
-    fields, others = [], []
+# ---------------------------------------------------------------- errors instead of a result
+
+
+@dataclass(frozen=True)
+class ToolError:
+    """One error, often on stdout: `kind` is stable, `code` the tool's number (None: not printed), `text` the line.
+
+    `hint` is None if only the neighbouring lines show the fix.
+    """
+
+    kind: str
+    code: int | None
+    text: str
+    message: Text
+    hint: Text | str | None
+
+
+def _read_row(row: Mapping[str, str]) -> tuple[str, Pattern[str], Text, Text | str | None]:
+    key = f"tool-error.{row['name']}"
+    hint = Text(f"{key}.hint", row["hint"]) if "hint" in row else row.get("command")
+    return row["kind"], re.compile(row["pattern"]), Text(key, row["message"]), hint
+
+
+_TABLE = tuple(map(_read_row, load_table("tool_errors")["rows"]))
+"""(kind, pattern, message, hint), the most specific first. A group named `code` is the tool's number."""
+
+# Few lines are errors: one search instead of one per row. (Group names must be unique in a pattern.)
+_ANY = re.compile("|".join(f"(?:{re.sub('[(][?]P<[a-z]+>', '(?:', pattern.pattern)})" for _, pattern, _, _ in _TABLE))
+
+
+@lru_cache(maxsize=4096)  # many nodes print the same few lines
+def read_error(line: str) -> ToolError | None:
+    """Return the error on a line; None if it is not a known error."""
+    text = shown(line)
+    if not _ANY.search(text):
+        return None
+    for kind, pattern, message, hint in _TABLE:
+        found = pattern.search(text)
+        if found:
+            code = found.groupdict().get("code")
+            return ToolError(kind, int(code) if code else None, text.strip(), message, hint)
+    return None
+
+
+def split_errors(lines: Iterable[str]) -> tuple[tuple[ToolError, ...], list[str]]:
+    """Return the known errors, and the other lines without usage lines that follow an error."""
+    errors: list[ToolError] = []
+    rest: list[str] = []
     for line in lines:
-        field = field_of(line)
-        if field:
-            fields.append(field)
-        else:
-            others.append(line)
-    return fields, others
+        error = read_error(line)
+        if error:
+            errors.append(error)
+        elif not (errors and shown(line).lstrip().startswith("Usage:")):
+            rest.append(line)
+    return tuple(errors), rest
 
 
-def once_each(fields: Sequence[Field]) -> dict[str, Field] | None:
-    """Return the fields by name; None if a name is duplicated: the owner of the values is unknown."""
-    by_name = {field.name: field for field in fields}
-    return by_name if len(by_name) == len(fields) else None
+# ---------------------------------------------------------------- dataclasses of printed values
 
 
-class Reader:
-    """The fields of one block, each read once; unread fields can be reported."""
+@dataclass(frozen=True)
+class Answer:
+    """What a parser returns: the tool's errors, the lines that were not understood, and more in each kind of answer.
 
-    def __init__(self, fields: dict[str, Field]) -> None:
-        self._fields = fields
-        self._unread: dict[str, str] = {name: field.line for name, field in fields.items()}
+    A field with `printed` has the value of the first of its names in the output; None: missing or unreadable.
+    """
 
-    def value(self, *names: str) -> str | None:
-        """Return the raw value of the first present name and count it as read; None if all are missing."""
+    errors: tuple[ToolError, ...] = ()
+    unparsed: tuple[str, ...] = ()
+
+
+Read = Callable[[str], Any]
+
+
+def printed(*names: str, read: Read = read_text, default: Any = None) -> Any:
+    """Return the default of a field that holds the value printed under one of `names`."""
+    return field(default=default, metadata={"names": names, "read": read})
+
+
+def whole(high: int, low: int = 0) -> Read:
+    return lambda text: read_int(text, low, high)
+
+
+def decimal(high: float) -> Read:
+    return lambda text: read_float(text, 0.0, high)
+
+
+def choice(*choices: str) -> Read:
+    return lambda text: read_choice(text, choices)
+
+
+def switch(yes: str, no: str) -> Read:
+    return lambda text: {yes: True, no: False}.get(shown(text).strip(" \t"))
+
+
+_ABSENT = ("NA", "-", "not supported")
+A = TypeVar("A", bound=Answer)
+
+
+class Block:
+    """`name : value` lines. `unread`: lines without a name, and those with a value that was not understood; all, if a
+    name is duplicated: the owner of the values is then unknown, and none is read."""
+
+    def __init__(self, lines: Iterable[str | Field]) -> None:
+        found: list[Field] = []
+        self.unread: list[str] = []
+        for line in lines:
+            one = field_of(line) if isinstance(line, str) else line
+            if one is not None:
+                found.append(one)
+            elif isinstance(line, str):
+                self.unread.append(line)
+        self.fields = {one.name: one for one in found}
+        if len(self.fields) < len(found):
+            self.unread += [one.line for one in found]
+            self.fields = {}
+        self._lines = {name: one.line for name, one in self.fields.items()}
+
+    def take(self, names: Sequence[str], read: Read = read_text) -> Any:
+        """Return the value of the first present name; None: missing, absent or not understood."""
         for name in names:
-            if name in self._fields:
-                self._unread.pop(name, None)
-                return self._fields[name].value
+            if name in self.fields:
+                found, value = read(self.fields[name].value), self.fields[name].value
+                if self._lines.pop(name, "") and found is None and value not in _ABSENT:
+                    self.unread.append(self.fields[name].line)
+                return found
         return None
 
-    def integer(self, *names: str, low: int = 0, high: int = 2**31) -> int | None:
-        value = self.value(*names)
-        return None if value is None else self._keep(names, read_int(value, low, high), value)
+    def fill(self, kind: type[Any], **places: str) -> dict[str, Any]:
+        """Return the known values of the printed fields of a dataclass. `places`: for names with {places}."""
+        found = {
+            one.name: self.take([name.format(**places) for name in one.metadata["names"]], one.metadata["read"])
+            for one in fields(kind)
+            if "names" in one.metadata
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
-    def decimal(self, *names: str, low: float = 0.0, high: float = 1e9) -> float | None:
-        value = self.value(*names)
-        return None if value is None else self._keep(names, read_float(value, low, high), value)
+    def skip(self, names: Iterable[str]) -> None:
+        """Count these names as understood."""
+        for name in names:
+            self._lines.pop(name, None)
 
-    def percent(self, *names: str) -> int | None:
-        return self.integer(*names, high=100)
+    def rest(self) -> list[str]:
+        """Return the lines that were not understood, also those that nothing has taken."""
+        return [*self.unread, *self._lines.values()]
 
-    def hexadecimal(self, *names: str) -> int | None:
-        value = self.value(*names)
-        return None if value is None else self._keep(names, read_hex(value), value)
 
-    def text(self, *names: str) -> str | None:
-        value = self.value(*names)
-        return None if value is None else self._keep(names, read_text(value), value)
-
-    def choice(self, choices: Sequence[str], *names: str) -> str | None:
-        value = self.value(*names)
-        return None if value is None else self._keep(names, read_choice(value, choices), value)
-
-    def unread(self) -> list[str]:
-        """Return the lines whose name or value was not understood; NA and - count as understood."""
-        return list(self._unread.values())
-
-    def _keep(self, names: Sequence[str], read: T | None, value: str) -> T | None:
-        if read is None and value not in ("NA", "-"):
-            name = next(name for name in names if name in self._fields)
-            self._unread[name] = self._fields[name].line
-        return read
+def read_answer(kind: type[A], text: str, *, skip: Iterable[str] = ()) -> A:
+    """Return the answer in one block of lines. `skip`: names that are understood, but not kept."""
+    errors, rest = split_errors(lines_of(text))
+    block = Block(rest)
+    values = block.fill(kind)
+    block.skip(skip)
+    return kind(errors=errors, unparsed=unparsed_of(block.rest()), **values)

@@ -6,9 +6,10 @@ import subprocess
 
 import pytest
 
-from ascendrun.ascend import hccn, hccn_conf, npu_smi
+from ascendrun.ascend import hccn, install, npu_smi
 from ascendrun.sim.ascend import control
 from ascendrun.sim.ascend.__main__ import main
+from tests.lib.ascend_recordings import npu_ids
 from tests.lib.vcluster.__main__ import main as vcluster
 from tests.lib.vcluster.processes import await_true
 
@@ -35,14 +36,14 @@ def nodes(cluster_of):
 
 def test_two_nodes_answer_over_ssh_each_for_itself_and_one_has_lost_a_card(nodes):
     well, ill = info_of(nodes, "node1"), info_of(nodes, "node2")
-    assert npu_smi.npu_ids(well) == (0, 1, 2, 3, 4, 5, 6, 7)
-    assert npu_smi.npu_ids(ill) == (0, 1, 2, 4, 5, 6, 7)
+    assert npu_ids(well) == (0, 1, 2, 3, 4, 5, 6, 7)
+    assert npu_ids(ill) == (0, 1, 2, 4, 5, 6, 7)
     assert {chip.health for chip in (*well.chips, *ill.chips)} == {"OK"}
     refused = ask(nodes, "node2", "npu-smi info -t board -i 3")
     assert refused.returncode and "Invalid card id." in refused.stdout
     for name, start in (("node1", "29.1.2."), ("node2", "29.1.3.")):
         address = hccn.parse_ip(ask(nodes, name, "/usr/local/Ascend/driver/tools/hccn_tool -i 0 -ip -g").stdout).address
-        conf = hccn_conf.parse_hccn_conf(ask(nodes, name, "cat /etc/hccn.conf").stdout)
+        conf = install.parse_hccn_conf(ask(nodes, name, "cat /etc/hccn.conf").stdout)
         assert address == conf.ports[0].address and address.startswith(start)
 
     # a process of a host holds its card there and nowhere else; its pid is the host's own

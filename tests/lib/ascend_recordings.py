@@ -6,17 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from ascendrun.ascend import (
-    hccn,
-    hccn_conf,
-    hccn_counters,
-    hccn_history,
-    install,
-    npu_smi,
-    npu_smi_board,
-    npu_smi_views,
-    nvidia_smi,
-)
+from ascendrun.ascend import hccn, install, npu_smi, npu_smi_views, nvidia_smi
 from ascendrun.text import Text
 
 FOLDER = Path(__file__).resolve().parents[1] / "recordings" / "ascend"
@@ -25,18 +15,17 @@ TOOLS = {
     "npu_smi_info": npu_smi.parse_info,
     "common": npu_smi_views.parse_common,
     "ecc": npu_smi_views.parse_ecc,
-    "memory": npu_smi_views.parse_memory,
     "health": npu_smi_views.parse_health,
-    "board": npu_smi_board.parse_board,
+    "board": npu_smi_views.parse_board,
     "link": hccn.parse_link,
-    "link-history": hccn_history.parse_link_history,
+    "link-history": hccn.parse_link_history,
     "ip": hccn.parse_ip,
     "net-health": hccn.parse_net_health,
     "tls": hccn.parse_tls,
     "ping": hccn.parse_ping,
     "fec": hccn.parse_fec,
-    "stat": hccn_counters.parse_stat,
-    "optical": hccn_counters.parse_optical,
+    "stat": hccn.parse_stat,
+    "optical": hccn.parse_optical,
     "nvidia-gpus": nvidia_smi.parse_gpus,
     "nvidia-apps": nvidia_smi.parse_apps,
 }
@@ -46,7 +35,7 @@ FILES = {
     "cann": install.parse_cann,
     "install": install.parse_install,
     "components": install.parse_components,
-    "hccn-conf": hccn_conf.parse_hccn_conf,
+    "hccn-conf": install.parse_hccn_conf,
 }
 PARSERS = {**TOOLS, **FILES}
 RECORDINGS = sorted(FOLDER.glob("*/*.txt"))
@@ -59,6 +48,11 @@ def read(path):
 
 def parse(path):
     return PARSERS[path.parent.name](read(path))
+
+
+def npu_ids(info):
+    """The NPUs of the table, each once, in its order."""
+    return tuple(dict.fromkeys(chip.npu_id for chip in info.chips))
 
 
 def plain(value):

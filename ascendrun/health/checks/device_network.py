@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ascendrun.ascend.hccn_counters import Optical
-from ascendrun.ascend.hccn_history import LinkHistory
+from ascendrun.ascend.hccn import LinkHistory, Optical
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.survey.check_context import CheckContext, check, compare, finding, is_many, npu_nodes, severity_at
 from ascendrun.health.survey.npu_facts import Port, PortPing, chip_of_node

@@ -8,7 +8,7 @@ from typing import Any
 from ascendrun.ascend.faults import fault_of
 from ascendrun.ascend.npu_smi import NpuChip, NpuProcess
 from ascendrun.ascend.npu_smi_views import EccCounts
-from ascendrun.ascend.tool_errors import ToolError
+from ascendrun.ascend.reading import ToolError
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.facts.chips import chip_of
 from ascendrun.health.survey.check_context import (

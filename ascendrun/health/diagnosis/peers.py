@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from ascendrun.ascend.peer_messages import CONNECT, EXEC, LOST, PeerMessage, read_messages
-from ascendrun.ascend.peer_messages.message import NAME
+from ascendrun.ascend.peer_messages import CONNECT, EXEC, LOST, NAME, PeerMessage, read_messages
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Line
 

@@ -17,9 +17,7 @@ from dataclasses import field, replace
 from typing import Any, Callable
 
 from ascendrun.ascend import npu_smi, npu_smi_views, nvidia_smi
-from ascendrun.ascend.hccn import parse_link
-from ascendrun.ascend.hccn_counters import parse_stat
-from ascendrun.ascend.hccn_history import LinkHistory, parse_link_history
+from ascendrun.ascend.hccn import LinkHistory, parse_link, parse_link_history, parse_stat
 from ascendrun.ascend.npu_smi import NpuChip, NpuSmiInfo
 from ascendrun.ascend.npu_smi_views import ChipCommon, ChipEcc
 from ascendrun.core.dataclass import dataclass

@@ -6,15 +6,11 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
-from ascendrun.ascend.hccn import Address, Fec, Link, NetHealth, Ping, Tls
-from ascendrun.ascend.hccn_conf import HccnConf
-from ascendrun.ascend.hccn_counters import Optical
-from ascendrun.ascend.hccn_history import LinkHistory
-from ascendrun.ascend.install import CannVersion, Components, DriverInstall, DriverVersion, FirmwareVersion
+from ascendrun.ascend.hccn import Address, Fec, Link, LinkHistory, NetHealth, Optical, Ping, Tls
+from ascendrun.ascend.install import CannVersion, Components, DriverInstall, DriverVersion, FirmwareVersion, HccnConf
 from ascendrun.ascend.npu_smi import NpuChip, NpuSmiInfo
-from ascendrun.ascend.npu_smi_board import Board
-from ascendrun.ascend.npu_smi_views import ChipEcc, ChipHealth
-from ascendrun.ascend.tool_errors import ToolError
+from ascendrun.ascend.npu_smi_views import Board, ChipEcc, ChipHealth
+from ascendrun.ascend.reading import ToolError
 from ascendrun.core.dataclass import dataclass
 from ascendrun.facts.chips import Chip, chip_of
 

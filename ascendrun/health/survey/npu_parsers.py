@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Callable
 
-from ascendrun.ascend import hccn, hccn_history, install, npu_smi, npu_smi_board, npu_smi_views, nvidia_smi
-from ascendrun.ascend.hccn_conf import parse_hccn_conf
-from ascendrun.ascend.hccn_counters import parse_optical
-from ascendrun.ascend.tool_errors import ToolError
+from ascendrun.ascend import hccn, install, npu_smi, npu_smi_views, nvidia_smi
+from ascendrun.ascend.reading import ToolError
 from ascendrun.health.survey.npu_facts import (
     CardViews,
     DeviceNode,
@@ -35,14 +33,14 @@ ITEMS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "tls": ("tls", _once(hccn.parse_tls)),
     "net_health": ("net_health", _once(hccn.parse_net_health)),
     "fec": ("fec", _once(hccn.parse_fec)),
-    "optical": ("optical", parse_optical),
-    "link_stat": ("history", hccn_history.parse_link_history),
+    "optical": ("optical", hccn.parse_optical),
+    "link_stat": ("history", hccn.parse_link_history),
 }
 """By hccn_tool's item: the field of Port, and its parser."""
 
 _ecc = _once(npu_smi_views.parse_ecc)
 _health = _once(npu_smi_views.parse_health)
-_board = _once(npu_smi_board.parse_board)
+_board = _once(npu_smi_views.parse_board)
 _driver = _once(install.parse_driver)
 _firmware = _once(install.parse_firmware)
 _install = _once(install.parse_install)
@@ -99,7 +97,7 @@ def read_devices(raw: Raw) -> dict[str, DeviceNode]:
 def read_cards(raw: Raw) -> CardViews:
     ecc: dict[int, tuple[npu_smi_views.ChipEcc, ...]] = {}
     health: dict[int, tuple[npu_smi_views.ChipHealth, ...]] = {}
-    boards: dict[int, npu_smi_board.Board] = {}
+    boards: dict[int, npu_smi_views.Board] = {}
     for section in read_sections(raw.get("out", "")):
         npu_id = _number(section)
         if npu_id is None or section.code is None:
@@ -165,7 +163,7 @@ def read_files(raw: Raw) -> InstallFiles:
         one("firmware", _firmware),
         canns,
         tuple(set_env),
-        one("hccn", parse_hccn_conf),
+        one("hccn", install.parse_hccn_conf),
     )
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from ascendrun.ascend import compatibility, install
 from ascendrun.ascend.compatibility import COMPATIBLE, INCOMPATIBLE, UNKNOWN, Versions, compare_versions
-from ascendrun.ascend.versions import is_within, parse_version, release_of
+from ascendrun.ascend.install import is_within, parse_version, release_of
 from tests.lib.ascend_recordings import FILES, FOLDER, read
 
 ASCENDING = [

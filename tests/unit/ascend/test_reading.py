@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascendrun.ascend.tool_errors import ToolError
+from ascendrun.ascend.reading import ToolError
 from tests.lib.ascend_recordings import NAMES, PARSERS, RECORDINGS, TOOLS, read
 
 COUNT = int(os.environ.get("MUTATIONS", "50"))  # of each recording; 10000 is the long run
@@ -155,8 +155,7 @@ def check(kind, text):
         if isinstance(value, datetime):
             assert str(value.year) in text, (name, value)
         elif isinstance(value, (int, float)):
-            micros = name == "round_trips_ms" and round(value * 1000, 6) in {round(word, 6) for word in known}
-            assert value in known or micros, (name, value)
+            assert value in known, (name, value)
             for pattern, low, high in IN_RANGE:
                 assert not pattern.match(name) or low <= value <= high, (name, value)
         elif name not in ("layout", "version", "kind", "code"):
@@ -206,7 +205,7 @@ def check_blocks(reading, text):
 
 
 CHECKS = {"npu_smi_info": check_rows}
-CHECKS.update(dict.fromkeys(("common", "ecc", "memory"), check_blocks))
+CHECKS.update(dict.fromkeys(("common", "ecc"), check_blocks))
 
 
 @pytest.mark.timeout(3600)

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.ascend import signatures as catalogue
-from ascendrun.ascend.line_patterns import KINDS, parse_pattern
-from ascendrun.ascend.signatures import LINE_LIMIT, describe, scan, signature_of, signatures, strongest
+from ascendrun.ascend.signatures import KINDS, LINE_LIMIT, parse_pattern, scan, signature_of, signatures, strongest
 from ascendrun.text import LANGUAGES, translations
 from tests.lib.pages.failures import FAMILIES
 
@@ -209,9 +208,9 @@ def test_nothing_is_found_in_nothing_and_beyond_the_limit_of_a_line():
 
 
 def test_a_code_is_described_in_both_languages_whatever_its_case():
-    assert "HCCL_CONNECT_TIMEOUT" in describe("ei0006").message
-    assert CHINESE.search(describe("EI0006", "zh").hint)
-    assert describe("EI4711") is None
+    assert "HCCL_CONNECT_TIMEOUT" in signature_of("ei0006").words().message
+    assert CHINESE.search(signature_of("EI0006").words("zh").hint)
+    assert signature_of("EI4711") is None
 
 
 @pytest.mark.parametrize(

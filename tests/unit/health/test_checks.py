@@ -93,7 +93,7 @@ def sound(host: str, **changes) -> NodeFacts:
 
 
 def with_driver(version: str | None) -> NpuFacts:
-    return NpuFacts(files=InstallFiles(driver=DriverVersion(version, None, None, (), (), ())))
+    return NpuFacts(files=InstallFiles(driver=DriverVersion(version=version)))
 
 
 def world(*changed: NodeFacts, family: str = "cpu", job: str = "", unreached=None) -> CheckContext:

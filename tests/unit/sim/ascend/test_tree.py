@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from ascendrun.ascend import hccn_conf, install
+from ascendrun.ascend import install
 from ascendrun.core.errors import InvalidInputError
 from ascendrun.sim.ascend import cann
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario, ShownProcess, make_node, read_scenario
@@ -83,7 +83,7 @@ def test_the_install_record_names_the_drivers_folder_and_whether_it_is_complete(
 def test_hccn_conf_has_the_ports_of_the_node(sim_node):
     addresses = (None, *(f"10.0.0.{n}" for n in range(1, 8)))
     sim_node.install(Scenario(addresses=addresses, gateway=None))
-    conf = hccn_conf.parse_hccn_conf((sim_node.root / "etc/hccn.conf").read_text())
+    conf = install.parse_hccn_conf((sim_node.root / "etc/hccn.conf").read_text())
     assert sorted(conf.ports) == [1, 2, 3, 4, 5, 6, 7] and conf.unparsed == ()
     assert conf.ports[7].address == "10.0.0.7" and conf.ports[7].gateway is None
 
