@@ -6,10 +6,10 @@ evidence      the input                             result         the output
 times         offsets and errors of clocks removed  ranking        the choice, its caveats, the chain
 exits         codes, signals, out-of-memory killer  fatal          the exception that ended a rank
 candidates    possible first failures               outcomes       attempts without a failure
-collective_reports, reachability, unresponsive, wait_chain: rules to find the culprit if all ranks waited,
-              over wait_table                       peers          messages about other ranks
-after_error   activity of a rank after a line       rank_timelines one rank's end in its own output
-lines/        the meaning of single lines of output render         the sentences, from text/en.json and signatures
+wait_rules, wait_reports: rules to find the culprit if all ranks waited, over wait_table
+peers         messages about other ranks            rank_timelines one rank's end in its own output
+after_error   activity of a rank after a line       render         the sentences, from text/en.json and signatures
+lines/        the meaning of single lines of output kinds          restart kind and retry by code
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 
 from ascendrun.ascend.signatures import signature_of
@@ -22,7 +22,8 @@ AT_ONCE_S = 0.5
 @dataclass(frozen=True)
 class Candidate:
     """A possible first failure. `ranks`: with this reason; `at`: their earliest time. `sure`: the reason is a fact.
-    `caveats`: why it may be wrong. `is_vague`: the kind of end is known, its reason is not."""
+    `caveats`: why it may be wrong. `is_vague`: the kind of end is known, its reason is not. `retry`: of the rule that
+    concluded it, None: that of the code."""
 
     code: str
     strength: int
@@ -31,11 +32,10 @@ class Candidate:
     at: Moment | None = None
     proofs: tuple[Proof, ...] = ()
     values: Mapping[str, str | Rendered] = field(default_factory=dict)
-    retry: str = "unknown"
-    blames: str = "self"
     sure: bool = True
     is_vague: bool = False
     caveats: tuple[str, ...] = ()
+    retry: str | None = None
 
     @property
     def is_credible(self) -> bool:
@@ -45,30 +45,31 @@ class Candidate:
 def candidates_of(evidence: Evidence, timelines: Sequence[RankTimeline]) -> tuple[Candidate, ...]:
     """Return ranks with their own reason, grouped by reason; then hosts and devices."""
     causes = [timeline.own for timeline in timelines if timeline.own is not None and timeline.has_cause]
-    groups: dict[str, list[Indicator]] = {}
-    for indicator in causes:
-        if not indicator.is_vague:
-            groups.setdefault(indicator.sameness, []).append(indicator)
-    found = [make_candidate(indicators) for indicators in (*groups.values(), *_together(causes))]
-    found.extend(_of_symptoms(timelines))
-    found.extend(_of_sufferers(timelines))
+    found = _by_reason(indicator for indicator in causes if not indicator.is_vague)
+    found += [make_candidate(group) for group in _together(indicator for indicator in causes if indicator.is_vague)]
+    found += _of_symptoms(timelines)
+    found += _of_sufferers(timelines)
     hosts = [one for host in evidence.hosts for one in _of_host(evidence, host)]
     return (*found, *hosts, *_of_devices(evidence, timelines, found))
 
 
-def _together(causes: Sequence[Indicator]) -> list[list[Indicator]]:
+def _by_reason(indicators: Iterable[Indicator]) -> list[Candidate]:
+    groups: dict[str, list[Indicator]] = {}
+    for indicator in indicators:
+        groups.setdefault(indicator.sameness, []).append(indicator)
+    return [make_candidate(group) for group in groups.values()]
+
+
+def _together(ends: Iterable[Indicator]) -> list[list[Indicator]]:
     """Group ends without a reason: at the same time, within the uncertainty of the clocks, or with the same last
     output."""
     groups: list[list[Indicator]] = []
-    for indicator in sorted(
-        (indicator for indicator in causes if indicator.is_vague),
-        key=lambda indicator: (indicator.sameness, indicator.host, indicator.at.at_s if indicator.at else 0.0),
-    ):
-        known = next((group for group in groups if _is_one_end(group[-1], indicator)), None)
+    for end in sorted(ends, key=lambda one: (one.sameness, one.host, one.at.at_s if one.at else 0.0)):
+        known = next((group for group in groups if _is_one_end(group[-1], end)), None)
         if known is not None:
-            known.append(indicator)
+            known.append(end)
         else:
-            groups.append([indicator])
+            groups.append([end])
     return groups
 
 
@@ -87,42 +88,26 @@ def _is_one_end(one: Indicator, other: Indicator) -> bool:
 
 def _of_symptoms(timelines: Sequence[RankTimeline]) -> list[Candidate]:
     """Return ranks that failed by themselves without waiting; their output shows where, not why."""
-    groups: dict[str, list[Indicator]] = {}
-    for timeline in timelines:
-        own = timeline.own
-        if (
-            own is not None
-            and own.role == SYMPTOM
-            and timeline.waited is None
-            and timeline.rank.has_failed
-            and own.code not in ("exception", "terminated")
-            and own.blames in ("self", "node", "job")
-            and own.strength >= SIGN_FROM
-            and not _names_several(timeline)
-        ):
-            groups.setdefault(own.sameness, []).append(own)
-    made = [make_candidate(indicators) for indicators in groups.values()]
+    made = _by_reason(
+        own
+        for timeline, own in _with_symptom(timelines)
+        if timeline.waited is None
+        and own.code not in ("exception", "terminated")
+        and not _is_of_others(own.code)
+        and own.strength >= SIGN_FROM
+    )
     return [replace(one, strength=max(one.strength, CREDIBLE), sure=False, caveats=("only-symptom",)) for one in made]
 
 
 def _of_sufferers(timelines: Sequence[RankTimeline]) -> list[Candidate]:
     """Return few ranks with an exception that resembles waiting (a download, a lock), if the others lost them."""
-    outliers = [
-        timeline
-        for timeline in timelines
-        if timeline.own is not None
-        and timeline.own.role == SYMPTOM
-        and "type" in timeline.own.values
-        and timeline.rank.has_failed
-        and not _is_collective(timeline)
+    made = _by_reason(
+        own
+        for timeline, own in _with_symptom(timelines)
+        if "type" in own.values
+        and not (timeline.chain is not None and timeline.chain.root.collective)
         and all(message.kind == "suffered" for message in timeline.messages if message.wait is not None)
-        and not _names_several(timeline)
-    ]
-    groups: dict[str, list[Indicator]] = {}
-    for timeline in outliers:
-        if timeline.own is not None:
-            groups.setdefault(timeline.own.sameness, []).append(timeline.own)
-    made = [make_candidate(indicators) for indicators in groups.values()]
+    )
     others = sum(1 for timeline in timelines if timeline.waited is not None)
     return [
         replace(one, strength=STRENGTH["suffered"], sure=False, caveats=("only-symptom",))
@@ -131,32 +116,33 @@ def _of_sufferers(timelines: Sequence[RankTimeline]) -> list[Candidate]:
     ]
 
 
-def _names_several(timeline: RankTimeline) -> bool:
-    """Return whether the rules in ranking.py evaluate its messages with those of other ranks."""
-    return any(message.kind in OF_SEVERAL for message in timeline.messages)
+def _with_symptom(timelines: Sequence[RankTimeline]) -> Iterator[tuple[RankTimeline, Indicator]]:
+    """Yield the failed ranks with a symptom, without those whose messages the rules evaluate with those of others."""
+    for timeline in timelines:
+        own = timeline.own
+        is_of_several = any(message.kind in OF_SEVERAL for message in timeline.messages)
+        if own is not None and own.role == SYMPTOM and timeline.rank.has_failed and not is_of_several:
+            yield timeline, own
 
 
-def _is_collective(timeline: RankTimeline) -> bool:
-    return timeline.chain is not None and timeline.chain.root.collective
+def _is_of_others(code: str) -> bool:
+    """Return whether the catalogue blames another rank or the network."""
+    row = signature_of(code)
+    return row is not None and row.blames in ("peer", "network")
 
 
 def make_candidate(indicators: Sequence[Indicator]) -> Candidate:
     """Make a candidate from observations of one reason, of one or many ranks."""
-    ordered = sorted(
-        indicators,
-        key=lambda indicator: (indicator.at is None, indicator.at.at_s if indicator.at else 0.0, indicator.rank or 0),
-    )
+    ordered = sorted(indicators, key=lambda one: (one.at is None, one.at.at_s if one.at else 0.0, one.rank or 0))
     first = ordered[0]
     return Candidate(
         code=first.code,
         strength=max(indicator.strength for indicator in indicators),
-        ranks=tuple(sorted({indicator.rank for indicator in indicators if indicator.rank is not None})),
+        ranks=tuple(sorted({indicator.rank for indicator in indicators})),
         hosts=tuple(sorted({indicator.host for indicator in indicators})),
         at=earliest(indicator.at for indicator in indicators),
         proofs=tuple(proof for indicator in ordered[:2] for proof in indicator.proofs)[:PROOFS_LIMIT],
         values=first.values,
-        retry=first.retry,
-        blames=first.blames,
         sure=any(indicator.sure for indicator in indicators),
         is_vague=all(indicator.is_vague for indicator in indicators),
     )
@@ -164,22 +150,11 @@ def make_candidate(indicators: Sequence[Indicator]) -> Candidate:
 
 def _of_host(evidence: Evidence, host: HostEvidence) -> list[Candidate]:
     ranks = tuple(rank.rank for rank in evidence.ranks_of(host.host))
+    lost = {"rebooted": "node-rebooted", "directory-gone": "node-directory-gone"}.get(host.lost or "")
+    codes = [code for code in (lost, "supervisor-lost" if host.supervisor_lost else None) if code is not None]
     return [
-        Candidate(
-            code,
-            STRENGTH[code],
-            ranks,
-            (host.host,),
-            blames="node",
-            retry="same",
-            proofs=_events_of(evidence, host.host, f"reason.{code}"),
-        )
-        for code, holds in (
-            ("node-rebooted", host.lost == "rebooted"),
-            ("node-directory-gone", host.lost == "directory-gone"),
-            ("supervisor-lost", host.supervisor_lost),
-        )
-        if holds
+        Candidate(code, STRENGTH[code], ranks, (host.host,), proofs=_events_of(evidence, host.host, f"reason.{code}"))
+        for code in codes
     ]
 
 
@@ -198,45 +173,29 @@ def _of_devices(evidence: Evidence, timelines: Sequence[RankTimeline], found: Se
     credible = {rank for one in found if one.is_credible and not one.is_vague for rank in one.ranks}
     unclear = {rank: one for one in found if is_of_some_device(one) for rank in one.ranks}
     alarms = []
-    for host in evidence.hosts:
-        for fact in host.devices:
-            ranks = tuple(rank.rank for rank in evidence.ranks_of(host.host) if rank.device == fact.device)
-            if credible and not credible & set(ranks):
-                continue
-            if not ranks and any(rank.device is not None for rank in evidence.ranks_of(host.host)):
-                continue  # not used by this job
-            ended = [by_rank[rank] for rank in ranks if rank in by_rank]
-            if (
-                not credible
-                and ranks
-                and not any(
-                    timeline.rank.has_failed or timeline.waited or timeline.rank.stopped or timeline.has_no_trace
-                    for timeline in ended
-                )
-            ):
-                continue
-            text = Text("device.problem", "device {device}: {problem}", device=fact.device, problem=fact.problem)
-            proof = Proof(text=text, host=host.host, file=fact.file, rank=ranks[0] if ranks else None)
-            explained = [unclear[rank] for rank in ranks if rank in unclear]
-            strength = max([STRENGTH["device-alarm"], *(one.strength + 1 for one in explained)])
-            when = earliest([*(timeline.end for timeline in ended), *(one.at for one in explained)])
-            values = {"device": str(fact.device), "problem": fact.problem}
-            alarms.append(
-                Candidate(
-                    fact.code,
-                    strength,
-                    ranks,
-                    (host.host,),
-                    when,
-                    (proof,),
-                    values,
-                    retry="exclude",
-                    blames="node",
-                    sure=False,
-                    caveats=("only-afterwards",),
-                )
-            )
+    for host, fact in [(one, fact) for one in evidence.hosts for fact in one.devices]:
+        here = evidence.ranks_of(host.host)
+        ranks = tuple(rank.rank for rank in here if rank.device == fact.device)
+        ended = [by_rank[rank] for rank in ranks if rank in by_rank]
+        is_unused = not ranks and any(rank.device is not None for rank in here)
+        if is_unused or (credible and not credible & set(ranks)):
+            continue
+        if not credible and ranks and not any(map(_has_ended_somehow, ended)):
+            continue
+        text = Text("device.problem", "device {device}: {problem}", device=fact.device, problem=fact.problem)
+        proof = Proof(text=text, host=host.host, file=fact.file, rank=ranks[0] if ranks else None)
+        explained = [unclear[rank] for rank in ranks if rank in unclear]
+        strength = max([STRENGTH["device-alarm"], *(one.strength + 1 for one in explained)])
+        when = earliest([*(timeline.end for timeline in ended), *(one.at for one in explained)])
+        values = {"device": str(fact.device), "problem": fact.problem}
+        made = Candidate("device-alarm", strength, ranks, (host.host,), when, (proof,), values, sure=False)
+        alarms.append(replace(made, caveats=("only-afterwards",)))
     return alarms
+
+
+def _has_ended_somehow(timeline: RankTimeline) -> bool:
+    rank = timeline.rank
+    return rank.has_failed or timeline.waited is not None or rank.stopped or timeline.has_no_trace
 
 
 _DEVICE_FAMILIES = frozenset({"acl", "cann", "cuda", "driver", "torch_npu"})

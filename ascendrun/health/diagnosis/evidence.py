@@ -89,7 +89,6 @@ class DeviceFact:
     device: int
     problem: str | Text
     file: str | None = None
-    code: str = "device-alarm"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.health.diagnosis.evidence import Evidence, Line
+from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line, RankEvidence
 from ascendrun.health.diagnosis.result import Proof
 from ascendrun.health.diagnosis.times import Moment, moment
 from ascendrun.text import Rendered
@@ -48,18 +48,16 @@ CREDIBLE = 50
 class Indicator:
     """One observation. `role`: cause, symptom (of an external fault), consequence (of another rank's end), teardown.
     `sure`: the observation is a fact and comes from the end of the rank. `key`: equal for the same
-    reason on several ranks. `blames`: self, peer, node, network, job. `is_vague`: it fits many reasons."""
+    reason on several ranks. `is_vague`: it fits many reasons."""
 
     code: str
     role: str
     strength: int
-    rank: int | None
+    rank: int
     host: str
     at: Moment | None = None
     proofs: tuple[Proof, ...] = ()
     values: Mapping[str, str | Rendered] = field(default_factory=dict)
-    blames: str = "self"
-    retry: str = "unknown"
     sure: bool = True
     key: str = ""
     is_vague: bool = False
@@ -69,12 +67,12 @@ class Indicator:
         return f"{self.code}|{self.key}"
 
 
-def proof_of(evidence: Evidence, line: Line, *, rank: int | None, host: str) -> Proof:
-    when = moment(evidence, host, line.at_s)
+def proof_of(evidence: Evidence, line: Line, of: RankEvidence | HostEvidence) -> Proof:
+    """Return a line of a rank's output, or of a host's log, as a proof."""
+    when = moment(evidence, of.host, line.at_s)
+    rank = of.rank if isinstance(of, RankEvidence) else None
     at_s = None if when is None else when.at_s
-    return Proof(
-        text=line.text.strip()[:TEXT_LIMIT], rank=rank, host=host, file=line.file, offset=line.offset, at_s=at_s
-    )
+    return Proof(line.text.strip()[:TEXT_LIMIT], rank, of.host, line.file, line.offset, at_s)
 
 
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")

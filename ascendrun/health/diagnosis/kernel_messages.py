@@ -71,11 +71,9 @@ def _candidate(evidence: Evidence, host: HostEvidence, weak: Sequence[Candidate]
         named or joined,
         (host.host,),
         sure=is_sure,
-        blames="node",
         at=moment(evidence, host.host, line.at_s),
         values=hit.values,
-        retry=hit.signature.retry,
-        proofs=(proof_of(evidence, line, rank=None, host=host.host),),
+        proofs=(proof_of(evidence, line, host),),
         caveats=() if is_sure else ("only-kernel",),
     )
 

@@ -28,6 +28,22 @@ _CODES: Mapping[Kind, str] = {
 KINDS: Mapping[str, Kind] = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 """Kinds by code of a diagnosis. Codes of the catalogue that are not here are classed by `_kind_of`."""
 
+RETRIES: Mapping[str, str] = {
+    **dict.fromkeys("killed crash host-oom node-rebooted node-directory-gone supervisor-lost".split(), "same"),
+    **dict.fromkeys("time-limit start-timeout head-restarted preempted hang hang-unreachable".split(), "same"),
+    **dict.fromkeys("start-failed preflight-failed stage-files-lost separate-trainings".split(), "never"),
+    "device-alarm": "exclude",
+}
+"""Whether another attempt helps, by code of a diagnosis. Other codes are those of the catalogue, with its own word."""
+RULE_RETRIES: Mapping[str, str] = {
+    **dict.fromkeys("rank-unresponsive node-unreachable late-rank".split(), "same"),
+    **dict.fromkeys("EI0013 nccl-ib-completion hccl-root-unreachable no-route".split(), "exclude"),
+    **dict.fromkeys("link-broken name-not-resolved master-unreachable".split(), "exclude"),
+    **dict.fromkeys("EI0005 EI0016 collectives-mismatch models-differ collective-differs".split(), "never"),
+    **dict.fromkeys("world-size-wrong finished-early own-address-local master-address-local".split(), "never"),
+}
+"""The same for conclusions from several ranks, whose code may be a single line's too."""
+
 _DEVICE_FAMILIES = frozenset({"acl", "cann", "cuda", "driver", "torch_npu"})
 _NETWORK_FAMILIES = frozenset({"hccl", "nccl", "gloo", "network"})
 
@@ -41,6 +57,12 @@ def failure_of(found: Diagnosis, evidence: Evidence) -> Failure:
     return Failure(
         kind, found.code, found.hosts, found.ranks, found.confidence.value, found.retry, is_proven=own or seen
     )
+
+
+def retry_of(code: str) -> str:
+    """Return whether another attempt helps: same, exclude (without its hosts), never, unknown."""
+    row = signature_of(code)
+    return RETRIES.get(code) or ("unknown" if row is None else row.retry)
 
 
 def first_of(found: Diagnosis, evidence: Evidence) -> FirstFailure:

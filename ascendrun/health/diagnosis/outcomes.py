@@ -9,6 +9,7 @@ from ascendrun.core.event_types.jobs import SEPARATE
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.reasons import Reason
 from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
+from ascendrun.health.diagnosis.kinds import retry_of
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import Confidence, Diagnosis, Proof
 from ascendrun.health.diagnosis.times import moment
@@ -26,17 +27,6 @@ _BY_CAUSE = {
     "files-lost": "stage-files-lost",
     "preempted": "preempted",
     "hung": "hang",
-}
-_RETRY = {
-    "preflight-failed": "never",
-    "stage-files-lost": "never",
-    SEPARATE: "never",
-    "time-limit": "same",
-    "start-timeout": "same",
-    "head-restarted": "same",
-    "preempted": "same",
-    "hang": "same",
-    "hang-unreachable": "same",
 }
 _NAMES_HOSTS = ("preflight-failed", "start-timeout")
 _STOPS = ("stopped-by-user", "time-limit", "preempted")
@@ -110,7 +100,7 @@ def _diagnosis(
         evidence=proofs,
         values={"reason": why or reason or "", "job": evidence.job, "needed": evidence.needs},
         anomalies=anomalies,
-        retry=_RETRY.get(code, "unknown"),
+        retry=retry_of(code),
         missing=evidence.missing,
     )
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Callable
 
-from ascendrun.health.diagnosis import collective_reports, reachability, unresponsive, wait_chain
 from ascendrun.health.diagnosis.candidates import Candidate, candidates_of, make_candidate
 from ascendrun.health.diagnosis.evidence import Evidence
 from ascendrun.health.diagnosis.indicators import CAUSE, CREDIBLE, SIGN_FROM, SYMPTOM, TEARDOWN
 from ascendrun.health.diagnosis.kernel_messages import candidates_of_kernels
+from ascendrun.health.diagnosis.kinds import retry_of
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Role
 from ascendrun.health.diagnosis.times import Moment, earliest
-from ascendrun.health.diagnosis.wait_table import Report, Table
+from ascendrun.health.diagnosis.wait_rules import blame_waiting
 from ascendrun.text import Text
 
 CERTAIN_FROM = 60
@@ -27,7 +26,6 @@ MUTE_S = 0.3
 
 SEVERAL = frozenset({"rank-unresponsive", "node-unreachable", "nccl-ib-completion", "EI0013"})
 """Codes of diagnoses that may name more hosts than the unhealthy host."""
-RETRIES: Mapping[str, str] = {"crash": "same", "rank-unresponsive": "same"}
 
 
 def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
@@ -68,7 +66,7 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
         caveats=tuple(map(caveat, caveats)),
         alternatives=tuple(map(_as_link, _alternatives(winner, candidates))),
         missing=_missing(evidence),
-        retry=winner.retry if winner.retry != "unknown" else RETRIES.get(winner.code, "unknown"),
+        retry=winner.retry or retry_of(winner.code),
     )
 
 
@@ -334,29 +332,3 @@ def _missing(evidence: Evidence) -> tuple[Text, ...]:
         for what in host.missing
     )
     return (*evidence.missing, *of_hosts)
-
-
-# ---------------------------------------------------------------- the culprit if all ranks only waited
-
-
-RULES: tuple[Callable[[Table], Candidate | None], ...] = (
-    collective_reports.blame_tls, collective_reports.blame_differs, collective_reports.blame_cqe,
-    collective_reports.blame_location, reachability.blame_loopback, collective_reports.blame_world_size,
-    collective_reports.blame_missing, unresponsive.blame_finished_early, unresponsive.blame_unreachable,
-    unresponsive.blame_first_loser, reachability.blame_unreached, collective_reports.blame_completion,
-    unresponsive.blame_quiet, unresponsive.blame_latest, unresponsive.blame_sequence, unresponsive.blame_lagging,
-    wait_chain.blame_stuck, wait_chain.blame_chain, wait_chain.blame_most_reported,
-)  # fmt: skip
-"""Explicit reports come before conclusions."""
-
-
-def blame_waiting(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Candidate | None:
-    """Return the first applicable rule's result; None if no rank waited for or lost another, or if unknown which.
-    If no rank failed and none has output, an unreachable host is the only evidence."""
-    reports: list[Report] = [(timeline, message) for timeline in timelines for message in timeline.messages]
-    table = Table(evidence, timelines, reports)
-    if not reports:
-        return (
-            None if any(timeline.rank.has_failed for timeline in timelines) else unresponsive.blame_unreachable(table)
-        )
-    return next((found for found in (rule(table) for rule in RULES) if found is not None), None)

@@ -88,7 +88,7 @@ def one_per_device(facts: Sequence[DeviceFact]) -> tuple[DeviceFact, ...]:
             merged[fact.device] = fact
         elif fact.problem != known.problem:
             both = Text("device.several", "{first}; {second}", first=known.problem, second=fact.problem)
-            merged[fact.device] = DeviceFact(fact.device, both, known.file, known.code)
+            merged[fact.device] = DeviceFact(fact.device, both, known.file)
     return tuple(merged[device] for device in sorted(merged))
 
 

@@ -11,7 +11,7 @@ from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line, Ra
 from ascendrun.health.diagnosis.indicators import CAUSE, STRENGTH, TEARDOWN, Indicator, proof_of
 from ascendrun.health.diagnosis.lines.line_kinds import is_warning
 from ascendrun.health.diagnosis.result import Proof
-from ascendrun.health.diagnosis.times import Moment, moment
+from ascendrun.health.diagnosis.times import moment
 from ascendrun.text import Text
 
 CRASHES = frozenset(
@@ -67,12 +67,11 @@ def victims(host: HostEvidence) -> Mapping[int, Line]:
     for line in host.dmesg or ():
         match = _VICTIM.search(line.text)
         if match is not None:
-            pid = int(next(group for group in match.groups() if group))
-            found.setdefault(pid, line)
+            found.setdefault(int(next(group for group in match.groups() if group)), line)
     return found
 
 
-def own_workers(lines: Sequence[Line]) -> Mapping[int, Line]:
+def _own_workers(lines: Sequence[Line]) -> Mapping[int, Line]:
     """Return pids of data loader workers that a rank reports as lost."""
     found: dict[int, Line] = {}
     for line in lines:
@@ -82,7 +81,7 @@ def own_workers(lines: Sequence[Line]) -> Mapping[int, Line]:
     return found
 
 
-def own_children(lines: Sequence[Line]) -> Mapping[int, Line]:
+def _own_children(lines: Sequence[Line]) -> Mapping[int, Line]:
     """Return pids that the rank's shell reports as killed."""
     found = ((_SHELLS_CHILD.search(line.text), line) for line in lines)
     return {int(match.group(1)): line for match, line in found if match is not None}
@@ -94,73 +93,50 @@ CHILD_BEFORE_S, CHILD_AFTER_S = 120.0, 10.0
 def child_indicator(evidence: Evidence, rank: RankEvidence, *, points: bool) -> Indicator | None:
     """Find a process of no rank that was OOM-killed on the host shortly before the rank lost a child. `points`: the
     exception reports only that a child failed; else only a broken pipe."""
-    host = evidence.host(rank.host)
-    ours = {one.pid for one in evidence.ranks_of(rank.host)}
-    lines = [
-        line
-        for pid, line in victims(host).items()
+    ours, end_s = {one.pid for one in evidence.ranks_of(rank.host)}, rank.exited_at_s
+    killed = [
+        (pid, line)
+        for pid, line in victims(evidence.host(rank.host)).items()
         if pid not in ours
-        and (
-            line.at_s is None
-            or rank.exited_at_s is None
-            or -CHILD_BEFORE_S < line.at_s - rank.exited_at_s < CHILD_AFTER_S
-        )
+        and (line.at_s is None or end_s is None or -CHILD_BEFORE_S < line.at_s - end_s < CHILD_AFTER_S)
     ]
-    if not lines or not rank.has_failed:
+    if not killed or not rank.has_failed:
         return None
-    pid = next(pid for pid, line in victims(host).items() if line is lines[-1])
-    indicator = _oom(
-        rank,
-        moment(evidence, rank.host, rank.exited_at_s),
-        (proof_of(evidence, lines[-1], rank=rank.rank, host=rank.host),),
-        pid=pid,
-        sure=False,
-    )
+    pid, line = killed[-1]
+    indicator = _oom(evidence, rank, (proof_of(evidence, line, rank),), pid=pid, sure=False)
     return replace(indicator, strength=STRENGTH["child-oom"]) if points else indicator
 
 
 def exit_indicator(evidence: Evidence, rank: RankEvidence) -> Indicator | None:
     """Return the end of the process as a reason; None: it exited 0, or is running."""
-    host = evidence.host(rank.host)
     when = moment(evidence, rank.host, rank.exited_at_s)
+    why = describe_end(rank) if rank.start_failed is None else rank.start_failed
+    proof = Proof(why, rank.rank, rank.host, at_s=when.at_s if when else None)
     if rank.start_failed is not None:
-        proof = Proof(text=rank.start_failed, rank=rank.rank, host=rank.host, at_s=when.at_s if when else None)
-        return Indicator(
-            "start-failed",
-            CAUSE,
-            STRENGTH["start-failed"],
-            rank.rank,
-            rank.host,
-            when,
-            (proof,),
-            {"message": rank.start_failed if isinstance(rank.start_failed, Text) else rank.start_failed.strip()[:300]},
-            retry="never",
-            key="start",
-        )
-    killed = _killed_for_memory(evidence, host, rank)
+        message = {"message": why if isinstance(why, Text) else why.strip()[:300]}
+        strength = STRENGTH["start-failed"]
+        return Indicator("start-failed", CAUSE, strength, rank.rank, rank.host, when, (proof,), message, key="start")
+    killed = _killed_for_memory(evidence, evidence.host(rank.host), rank)
     if killed is not None:
         return killed
     if not rank.has_failed and not (rank.stopped and signal_of(rank) in CRASHES):
         return None
     number = signal_of(rank) or (None if rank.stopped or not rank.code else signal_to_launcher(rank.lines))
     values = {"signal": signal_name(number)} if number is not None else {"code": str(rank.code)}
-    proof = Proof(text=describe_end(rank), rank=rank.rank, host=rank.host, at_s=when.at_s if when else None)
-    code, role = _kind_of(rank, number)
+    code = _code_of(number)
     last = _last_output(evidence, rank) if code in ("exit-code", "crash") else ()
     kernel = _kernel_lines(evidence, rank) if code == "crash" else ()
     values["last"] = _sentence(last or kernel)[:200] if last or kernel else "-"
-    strength = STRENGTH["abort" if number == signal.SIGABRT else code]  # watchdogs and C++ abort after an error
     return Indicator(
         code,
-        role,
-        strength,
+        TEARDOWN if rank.stopped else CAUSE,
+        STRENGTH["abort" if number == signal.SIGABRT else code],  # watchdogs and C++ abort after an error
         rank.rank,
         rank.host,
         when,
         (proof, *kernel, *last),
         values,
         key=values.get("signal", "") or values["code"],
-        retry="same" if code == "killed" else "unknown",
         sure=code == "killed",
         is_vague=code in ("exit-code", "killed", "crash", "terminated"),
     )
@@ -195,7 +171,7 @@ def _last_output(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
         chosen = list(run) if len(run) > 1 else [*errors[-2:-1], decisive[-1]]
     else:
         chosen = errors[-2:]
-    return tuple(proof_of(evidence, line, rank=rank.rank, host=rank.host) for line in chosen)
+    return tuple(proof_of(evidence, line, rank) for line in chosen)
 
 
 def _sentence(last: Sequence[Proof]) -> str:
@@ -227,20 +203,14 @@ def _kernel_lines(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
         rf"traps: .*\[{rank.pid}\]"
     )
     lines = [line for line in evidence.host(rank.host).dmesg or () if rank.pid is not None and named.search(line.text)]
-    return tuple(proof_of(evidence, line, rank=rank.rank, host=rank.host) for line in lines[-1:])
+    return tuple(proof_of(evidence, line, rank) for line in lines[-1:])
 
 
-def _kind_of(rank: RankEvidence, number: int | None) -> tuple[str, str]:
-    role = TEARDOWN if rank.stopped else CAUSE
+def _code_of(number: int | None) -> str:
     if number is None:
-        return "exit-code", role
-    if number == signal.SIGKILL:
-        return "killed", role
-    if number in CRASHES:
-        return "crash", role
-    if number == signal.SIGINT:
-        return "interrupted", role
-    return "terminated", role
+        return "exit-code"
+    ends: dict[int, str] = {signal.SIGKILL: "killed", signal.SIGINT: "interrupted", **dict.fromkeys(CRASHES, "crash")}
+    return ends.get(number, "terminated")
 
 
 def describe_end(rank: RankEvidence) -> Text:
@@ -261,46 +231,27 @@ def describe_end(rank: RankEvidence) -> Text:
 def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidence) -> Indicator | None:
     """Decide by kernel messages with its pid or a worker's pid; otherwise by circumstances."""
     dead = victims(host)
-    when = moment(evidence, rank.host, rank.exited_at_s)
     may_be = not rank.has_ended or signal_of(rank) == signal.SIGKILL  # in a container the pid may be of another process
     if rank.pid is not None and rank.pid in dead and may_be:
-        proof = proof_of(evidence, dead[rank.pid], rank=rank.rank, host=rank.host)
-        return _oom(rank, when, (proof,), pid=rank.pid, sure=rank.has_ended)
-    workers = {**own_workers(rank.lines), **(own_children(rank.lines) if may_be else {})}
-    for pid in workers:
+        return _oom(evidence, rank, (proof_of(evidence, dead[rank.pid], rank),), pid=rank.pid, sure=rank.has_ended)
+    workers = {**_own_workers(rank.lines), **(_own_children(rank.lines) if may_be else {})}
+    for pid, line in workers.items():
         if pid in dead:
-            proofs = (
-                proof_of(evidence, dead[pid], rank=rank.rank, host=rank.host),
-                proof_of(evidence, workers[pid], rank=rank.rank, host=rank.host),
-            )
-            at = moment(evidence, rank.host, workers[pid].at_s) or when
-            return _oom(rank, at, proofs, pid=pid, sure=True)
+            proofs = (proof_of(evidence, dead[pid], rank), proof_of(evidence, line, rank))
+            found = _oom(evidence, rank, proofs, pid=pid, sure=True)
+            return replace(found, at=moment(evidence, rank.host, line.at_s) or found.at)
     if rank.stopped or signal_of(rank) != signal.SIGKILL:
         return None
-    proofs_found: list[Proof] = []
     ours = {one.pid for one in evidence.ranks_of(rank.host)}
-    others = [(pid, line) for pid, line in dead.items() if pid not in ours]
-    if others:
-        proofs_found.append(proof_of(evidence, others[0][1], rank=rank.rank, host=rank.host))
-    if is_low(host):
-        proofs_found.append(
-            Proof(
-                text=Text(
-                    "diagnosis.low-memory",
-                    "{free:bytes} of {total:bytes} memory free near the end",
-                    free=host.memory_free_bytes,
-                    total=host.memory_total_bytes,
-                ),
-                host=host.host,
-            )
-        )
-    killed = others[0][0] if others else rank.pid
-    return _oom(rank, when, tuple(proofs_found), pid=killed, sure=False) if proofs_found else None
-
-
-def is_low(host: HostEvidence) -> bool:
+    others = [(pid, line) for pid, line in dead.items() if pid not in ours][:1]
+    signs = [proof_of(evidence, line, rank) for _, line in others]
     free, total = host.memory_free_bytes, host.memory_total_bytes
-    return free is not None and total is not None and free < total * LOW_MEMORY_SHARE
+    if free is not None and total is not None and free < total * LOW_MEMORY_SHARE:
+        low = Text(
+            "diagnosis.low-memory", "{free:bytes} of {total:bytes} memory free near the end", free=free, total=total
+        )
+        signs.append(Proof(low, host=host.host))
+    return _oom(evidence, rank, signs, pid=others[0][0] if others else rank.pid, sure=False) if signs else None
 
 
 def is_full(host: HostEvidence) -> bool:
@@ -308,19 +259,16 @@ def is_full(host: HostEvidence) -> bool:
     return host.disk_free_bytes is not None and host.disk_free_bytes < FULL_BELOW_BYTES
 
 
-def _oom(rank: RankEvidence, at: Moment | None, proofs: tuple[Proof, ...], *, pid: int | None, sure: bool) -> Indicator:
-    strength = STRENGTH["host-oom" if sure else "host-oom-likely"]
+def _oom(evidence: Evidence, rank: RankEvidence, proofs: Sequence[Proof], *, pid: int | None, sure: bool) -> Indicator:
     return Indicator(
         "host-oom",
         CAUSE,
-        strength,
+        STRENGTH["host-oom" if sure else "host-oom-likely"],
         rank.rank,
         rank.host,
-        at,
-        proofs,
+        moment(evidence, rank.host, rank.exited_at_s),
+        tuple(proofs),
         {"pid": "?" if pid is None else str(pid)},
-        blames="node",
-        retry="same",
         sure=sure,
         key=rank.host,
     )

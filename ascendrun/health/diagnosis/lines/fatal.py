@@ -322,8 +322,6 @@ class Fatal:
                 when,
                 proofs,
                 values,
-                blames="self",
-                retry="unknown",
                 sure=not unsure and chain.kind == "main",
                 key=same_exception(chain),
             )

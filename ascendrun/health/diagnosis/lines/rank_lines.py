@@ -35,7 +35,7 @@ RULED = frozenset({
     "hccl-culprit-cqe", "hccl-link-table-row", "hccl-connect-detected", "hccl-transport-init", "hccl-ranks-missing",
     "hccl-root-unreachable", "nccl-ib-completion", "collectives-mismatch", "models-differ",
 })  # fmt: skip
-"""Signatures that concern several ranks: the rules in ranking.py evaluate them together, not per rank."""
+"""Signatures that concern several ranks: the rules in wait_rules.py evaluate them together, not per rank."""
 OF_SEVERAL = frozenset({"cqe", "tls", "differs", "mismatch", "models", "location", "link"})
 """Kinds of messages that concern several ranks too."""
 
@@ -146,7 +146,7 @@ class RankLines:
         return moment(self.evidence, self.rank.host, at_s)
 
     def proof(self, line: Line) -> Proof:
-        return proof_of(self.evidence, line, rank=self.rank.rank, host=self.rank.host)
+        return proof_of(self.evidence, line, self.rank)
 
     def indicator(
         self,
@@ -172,8 +172,6 @@ class RankLines:
             when,
             shown,
             {**values, **hit.values},
-            blames=row.blames,
-            retry=row.retry,
             sure=sure,
             key="" if row.blames in ("job", "network") else normalised(hit.text) if not values else row.code,
         )
