@@ -8,7 +8,7 @@ exits         codes, signals, out-of-memory killer  fatal          the exception
 candidates    possible first failures               outcomes       attempts without a failure
 wait_rules, wait_reports: rules to find the culprit if all ranks waited, over wait_table
 peers         messages about other ranks            rank_timelines one rank's end in its own output
-after_error   activity of a rank after a line       render         the sentences, from text/en.json and signatures
+render        the sentences, from text/en.json and signatures
 lines/        the meaning of single lines of output kinds          restart kind and retry by code
 """
 

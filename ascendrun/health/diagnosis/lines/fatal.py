@@ -17,7 +17,6 @@ from ascendrun.health.diagnosis.indicators import (
     Indicator,
     without_quotes,
 )
-from ascendrun.health.diagnosis.lines.after_error import WORK_LINES
 from ascendrun.health.diagnosis.lines.exits import is_full, signal_of
 from ascendrun.health.diagnosis.lines.line_kinds import HANDLED, WENT_ON, points_elsewhere
 from ascendrun.health.diagnosis.lines.rank_lines import (
@@ -27,6 +26,7 @@ from ascendrun.health.diagnosis.lines.rank_lines import (
     OF_SEVERAL,
     OF_THE_SYSTEM,
     RULED,
+    WORK_LINES,
     RankLines,
 )
 from ascendrun.health.diagnosis.lines.tracebacks import TRACEBACK_HEAD, Chain, Raised, same_exception
@@ -111,7 +111,7 @@ class Fatal:
 
     def _led_to(self, earlier: Chain, chain: Chain) -> bool:
         """Return whether the later refers to the earlier, or has no known reason and the earlier is a thread's."""
-        hit = _best(hit for hit in self._lines.hits if hit.line in self._message(chain.root))
+        hit = self._best_in(chain.root)
         is_known = hit is not None and hit.signature.role == CAUSE and hit.signature.strength >= SPECIFIC_FROM
         return points_elsewhere(chain.root.text) or (earlier.kind == "thread" and not is_known)
 
@@ -130,7 +130,7 @@ class Fatal:
         about its work, or the disk is still full."""
         if earlier.kind != "thread" or chain.kind != "main" or earlier.last >= chain.first:
             return False
-        hit = _best(hit for hit in self._lines.hits if hit.line in self._message(earlier.root))
+        hit = self._best_in(earlier.root)
         if hit is None or hit.signature.role != CAUSE or hit.signature.family not in OF_THE_SYSTEM:
             return False
         still_full = hit.signature.code == "disk-full" and is_full(self._lines.host)
@@ -339,7 +339,7 @@ class Fatal:
 
     def _hit_of(self, chain: Chain, role: str) -> Hit | None:
         """Return the signature of the chain's reason: of its root, or of a later, more specific exception."""
-        root = _best(hit for hit in self._lines.hits if hit.line in self._message(chain.root))
+        root = self._best_in(chain.root)
         if root is not None and root.signature.role == role:
             return root
         return self._later_hit(chain) if role == CAUSE else None
@@ -348,9 +348,9 @@ class Fatal:
         """Return the more specific signature of an exception after the root."""
         later = _best(
             hit
-            for one in chain.leading[1:]
+            for message in map(self._message, chain.leading[1:])
             for hit in self._lines.hits
-            if hit.line in self._message(one) and hit.signature.role == CAUSE
+            if hit.line in message and hit.signature.role == CAUSE
         )
         return later if later is not None and later.signature.strength >= SPECIFIC_FROM else None
 
@@ -381,6 +381,11 @@ class Fatal:
         while raised.was_uncaught and own < end and _goes_on(lines[raised.last], lines[own]):
             own += 1
         return range(raised.first, own if raised.was_uncaught else max(end, own))
+
+    def _best_in(self, raised: Raised) -> Hit | None:
+        """Return the best known message in an exception's own."""
+        message = self._message(raised)
+        return _best(hit for hit in self._lines.hits if hit.line in message)
 
     def _message(self, raised: Raised) -> range:
         """Return the lines of an exception's message, without its frames, which may contain any code."""

@@ -13,13 +13,12 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.indicators import normalised
 from ascendrun.health.diagnosis.lines.tracebacks import find_chains, rank_of_prefix, split_prefix
-from ascendrun.health.diagnosis.times import stamp_of
 
 LAUNCHERS = frozenset({"torchrun", "deepspeed", "none"})
 """Launchers of which the evidence has the process of each node, not its ranks."""
 OBSERVED_BEFORE_S = 1.0
 """Minimum time from the first end of a rank to the end of its launcher."""
-_FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: (.*)$")
+_FIELD = re.compile(r"^\s*(time|rank|exitcode)\s*: (.*)$")
 _RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
 _EXIT = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 _SPAWNED = re.compile(r"process (\d+) spawned with command: (.*)")
@@ -39,8 +38,6 @@ class InnerEnd:
     rank: int
     pid: int | None
     code: int
-    at_s: float | None
-    line: Line
     is_root: bool = False
 
 
@@ -49,12 +46,12 @@ def expand(evidence: Evidence) -> Evidence:
     if evidence.launcher not in LAUNCHERS:
         return evidence
     parts = [_expand_process(one, is_alone=len(evidence.ranks) == 1) for one in evidence.ranks]
-    if not any(inner for inner, _ in parts):
+    if not any(parts):
         return evidence
     unique: dict[int, RankEvidence] = {}
-    for rank in [one for inner, _ in parts for one in inner]:
+    for rank in [one for inner in parts for one in inner]:
         unique.setdefault(rank.rank, rank)
-    for process in [one for inner, rest in parts if not inner for one in rest]:
+    for process in [process for process, inner in zip(evidence.ranks, parts) if not inner]:
         free = process.rank if process.rank not in unique else max(unique) + 1  # its number is that of a node
         unique[free] = replace(process, rank=free)
     return replace(
@@ -64,27 +61,21 @@ def expand(evidence: Evidence) -> Evidence:
     )
 
 
-def _expand_process(
-    process: RankEvidence, *, is_alone: bool
-) -> tuple[tuple[RankEvidence, ...], tuple[RankEvidence, ...]]:
-    """Return (its ranks, () if it reports none; the process itself)."""
+def _expand_process(process: RankEvidence, *, is_alone: bool) -> tuple[RankEvidence, ...]:
+    """Return the ranks of a launcher's process, () if it reports none."""
     found_ends = (*find_torchrun_ends(process.lines), *find_deepspeed_ends(process.lines, is_alone=is_alone))
     ends = {end.rank: end for end in found_ends}
-    by_rank: dict[int, list[Line]] = {}
+    by_rank: dict[int | None, list[Line]] = {}
     for line in process.lines:
-        rank = rank_of_prefix(split_prefix(line.text)[0])
-        if rank is not None:
-            by_rank.setdefault(rank, []).append(line)
-    numbers = sorted({*ends, *by_rank})
-    loose = [line for line in process.lines if rank_of_prefix(split_prefix(line.text)[0]) is None]
-    if not numbers:
-        return (), (process,)
+        by_rank.setdefault(rank_of_prefix(split_prefix(line.text)[0]), []).append(line)
+    loose = by_rank.pop(None, [])
+    numbers = sorted({*ends, *(rank for rank in by_rank if rank is not None)})
     roots = [end.rank for end in ends.values() if end.is_root]
     owners = _owners(ends, loose) if roots and not by_rank else ()
     return tuple(
         _inner(process, number, ends.get(number), by_rank.get(number, []), loose if number in owners else ())
         for number in numbers
-    ), (process,)
+    )
 
 
 def _owners(ends: Mapping[int, InnerEnd], loose: Sequence[Line]) -> tuple[int, ...]:
@@ -101,9 +92,10 @@ def _inner(
     process: RankEvidence, number: int, end: InnerEnd | None, lines: Sequence[Line], loose: Sequence[Line]
 ) -> RankEvidence:
     """Make a rank; SIGTERM or SIGKILL to a rank that is not the root counts as a stop."""
-    own = [line for line in loose if not _OWN_LINES.search(line.text)] if _has_no_message(lines) else []
+    has_message = any("Traceback" in line.text or "Error" in line.text for line in lines)
+    own = [] if has_message else [line for line in loose if not _OWN_LINES.search(line.text)]
     code = None if end is None else end.code
-    died = code is not None and code < 0
+    signal = -code if code is not None and code < 0 else None
     exited_s = process.exited_at_s
     if exited_s is not None and end is not None and end.is_root:
         exited_s -= OBSERVED_BEFORE_S
@@ -113,8 +105,8 @@ def _inner(
         pid=end.pid if end is not None else None,
         device=None,
         inner=True,
-        code=None if died else code,
-        signal=-code if died and code is not None else None,
+        code=None if signal else code,
+        signal=signal,
         stopped=process.stopped or (end is not None and not end.is_root and code in (-15, -9)),
         exited_at_s=exited_s,
         lines=(*lines, *own),
@@ -124,15 +116,11 @@ def _inner(
     )
 
 
-def _has_no_message(lines: Sequence[Line]) -> bool:
-    return not any("Traceback" in line.text or "Error" in line.text for line in lines)
-
-
 def find_torchrun_ends(lines: Sequence[Line]) -> tuple[InnerEnd, ...]:
     """Return ends from torchrun's summary of failed ranks; () if missing."""
     found: list[InnerEnd] = []
-    fields: dict[str, str] = {}
-    is_root, first = False, None
+    rank: re.Match[str] | None = None
+    is_root = False
     for line in lines:
         text = split_prefix(line.text)[1]
         if "Root Cause (first observed failure)" in text:
@@ -144,19 +132,14 @@ def find_torchrun_ends(lines: Sequence[Line]) -> tuple[InnerEnd, ...]:
             continue
         name, value = match.groups()
         if name == "time":
-            fields, first = {}, line
-        fields[name] = value
-        if name == "exitcode" and first is not None:
-            end = _torchrun_end(fields, line, is_root=is_root)
-            found.extend([end] if end is not None else [])
+            rank = None
+        elif name == "rank":
+            rank = _RANK.match(value)
+        elif name == "exitcode":
+            code = _EXIT.match(value)
+            if rank is not None and code is not None:
+                found.append(InnerEnd(int(rank[1]), int(code[2]), int(code[1]), is_root))
     return tuple(found)
-
-
-def _torchrun_end(fields: Mapping[str, str], line: Line, *, is_root: bool) -> InnerEnd | None:
-    rank, code = _RANK.match(fields.get("rank", "")), _EXIT.match(fields.get("exitcode", ""))
-    if rank is None or code is None:
-        return None
-    return InnerEnd(int(rank[1]), int(code[2]), int(code[1]), stamp_of(fields.get("time", "")), line, is_root)
 
 
 def find_deepspeed_ends(lines: Sequence[Line], *, is_alone: bool = True) -> tuple[InnerEnd, ...]:
@@ -171,7 +154,8 @@ def find_deepspeed_ends(lines: Sequence[Line], *, is_alone: bool = True) -> tupl
         if "global_rank_mapping" in text:
             nodes = [_numbers(ranks) for _, ranks in _MAPPING.findall(text)]
         elif "WORLD INFO DICT" in text and not nodes:
-            nodes = _counted([len(_numbers(ranks)) for _, ranks in _MAPPING.findall(text)])
+            sizes = [len(_numbers(ranks)) for _, ranks in _MAPPING.findall(text)]
+            nodes = [tuple(range(sum(sizes[:place]), sum(sizes[: place + 1]))) for place in range(len(sizes))]
         if "node_rank=" in text:
             match = re.search(r"node_rank=(\d+)", text)
             node_rank = int(match[1]) if match else node_rank
@@ -188,17 +172,12 @@ def find_deepspeed_ends(lines: Sequence[Line], *, is_alone: bool = True) -> tupl
                 here = nodes[node_rank] if node_rank < len(nodes) else ()
                 if number < len(here) or (not nodes and node_rank == 0 and is_alone):
                     rank = here[number] if here else number
-                    found.append(InnerEnd(rank, pids.get(number), int(returned[2]), None, line, is_root=not found))
+                    found.append(InnerEnd(rank, pids.get(number), int(returned[2]), is_root=not found))
     return tuple(found)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(one) for one in text.split(",") if one.strip())
-
-
-def _counted(sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the global ranks of nodes of these sizes, in order."""
-    return [tuple(range(sum(sizes[:place]), sum(sizes[: place + 1]))) for place in range(len(sizes))]
 
 
 def error_lines(text: str, file: str) -> tuple[Line, ...]:

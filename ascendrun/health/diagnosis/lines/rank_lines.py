@@ -1,31 +1,38 @@
-"""A rank's lines, annotated: known messages, exceptions, messages about other ranks, later activity."""
+"""A rank's lines, annotated: known messages, exceptions, messages about other ranks, later activity.
+
+Of exceptions raised while another was handled: whether the first one is the reason of the failure.
+"""
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ascendrun.ascend.signatures import Hit, scan
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.indicators import CAUSE, STRENGTH, Indicator, normalised, proof_of, same_line
-from ascendrun.health.diagnosis.lines.after_error import (
-    AFTERWARDS_LIMIT,
-    SURVIVED_S,
-    count_after,
-    survived_lines,
-    worked_until,
-    wrote_after,
-    wrote_until,
-)
-from ascendrun.health.diagnosis.lines.exception_chains import without_handled
 from ascendrun.health.diagnosis.lines.exits import CRASHES, signal_of
-from ascendrun.health.diagnosis.lines.line_kinds import is_informational, is_list_of_causes, is_try
-from ascendrun.health.diagnosis.lines.tracebacks import find_chains, same_exception
-from ascendrun.health.diagnosis.peers import PeerLine, find_peer_lines, is_loopback
+from ascendrun.health.diagnosis.lines.line_kinds import (
+    QUIET,
+    is_informational,
+    is_list_of_causes,
+    is_try,
+    is_warning,
+    points_elsewhere,
+)
+from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, find_chains, same_exception
+from ascendrun.health.diagnosis.peers import PeerLine, find_peer_lines, is_loopback, suffered_wait
 from ascendrun.health.diagnosis.result import Proof
 from ascendrun.health.diagnosis.times import Moment, is_after_stop, moment
 
-AFTERWARDS_LINES = 12
+AFTERWARDS_LINES, AFTERWARDS_LIMIT = 12, 200
 """Maximum number of ordinary lines after the fatal error: final output, warnings, rest of progress bars."""
+AT_ONCE_S = 0.5
+"""Lines of two streams within this time have no known order."""
+WORK_LINES, SURVIVED_S = 3, 60.0
+"""A rank that then wrote this number of lines, or ran for this time, survived the reported error."""
 NEAR_THE_END_S = 30.0
 LAST_OUTPUT_LINES, LAST_OUTPUT_S = 5, 2.0
 """An error is certainly fatal within these lines, or this time, of the rank's end."""
@@ -63,9 +70,14 @@ class RankLines:
             and (hit.line not in self.stated or hit.signature.family not in OF_THE_SYSTEM)
             and (hit.signature.role != CAUSE or not is_informational(hit.text))
         ]
-        known = {hit.line for hit in hits}
-        self.after = count_after(lines, self.chains, known)
-        self._worked_until_s = worked_until(lines, self.chains, known)
+        raised = [one for chain in self.chains for one in chain.raised]
+        reports = {*(hit.line for hit in hits), *(index for one in raised for index in range(one.first, one.last + 1))}
+        self._is_work = [
+            index not in reports and bool(line.text.strip()) and not QUIET.search(line.text)
+            for index, line in enumerate(lines)
+        ]
+        self.after = self._count_after()
+        self._worked_until_s = _newest(line for line, is_work in zip(lines, self._is_work) if is_work)
         self.chains = tuple(without_handled(chain, hits, lines) for chain in self.chains)
         self.hits = [hit for hit in hits if not (is_try(hit.text) and self._came_through(hit.line))]
         self.messages = tuple(
@@ -92,9 +104,45 @@ class RankLines:
             )
         )
 
+    def _count_after(self) -> list[int]:
+        """Return for every line the number of ordinary lines after it: by order in its stream, by time in others."""
+        counts = [0] * len(self.lines)
+        seen: dict[str, int] = {}
+        times: dict[str, list[float]] = {}
+        for index in range(len(self.lines) - 1, -1, -1):
+            line = self.lines[index]
+            counts[index] = seen.get(line.stream, 0)
+            if counts[index] > AFTERWARDS_LIMIT or self._is_work[index]:
+                seen[line.stream] = counts[index] + 1
+                if line.at_s is not None:
+                    times.setdefault(line.stream, []).append(line.at_s)
+        for of_stream in times.values():
+            of_stream.sort()
+        for index, line in enumerate(self.lines):
+            if line.at_s is not None:
+                counts[index] += sum(
+                    len(of_stream) - bisect_right(of_stream, line.at_s + AT_ONCE_S)
+                    for stream, of_stream in times.items()
+                    if stream != line.stream
+                )
+        return counts
+
     def _came_through(self, index: int) -> bool:
-        """Return whether it printed more after an attempt, or crashed, as no attempt does."""
-        return (self.rank.has_failed and signal_of(self.rank) in CRASHES) or wrote_after(self.lines, index)
+        """Return whether it printed more than warnings after an attempt, by order in the line's stream, by time in
+        others, or crashed, as no attempt does. Without times a line of another stream counts as later, since this line
+        is from the start."""
+        if self.rank.has_failed and signal_of(self.rank) in CRASHES:
+            return True
+        line = self.lines[index]
+        return any(
+            other.text.strip() and not is_warning(other.text)
+            for place, other in enumerate(self.lines)
+            if (
+                place > index
+                if other.stream == line.stream
+                else line.at_s is None or other.at_s is None or other.at_s > line.at_s + AT_ONCE_S
+            )
+        )
 
     def _is_of_strangers(self, message: PeerLine) -> bool:
         """Return whether it names only hosts outside of the job, such as that of a service."""
@@ -106,15 +154,21 @@ class RankLines:
     def survived(self) -> Mapping[str, bool]:
         """Return known lines (by `same_line`) and exceptions after which the rank kept running; False: possibly, times
         unknown. For a rank that failed: those long before its last work, and lines long before its last output."""
-        end_s = self.host.stopped_at_s or self.rank.exited_at_s
         loose = [(same_line(hit.signature.code, hit.text), hit.line) for hit in self.hits]
         loose += [(f"exception|{same_exception(chain)}", chain.last) for chain in self.chains if chain.kind != "main"]
         uncaught = [(f"exception|{same_exception(chain)}", chain.last) for chain in self.chains if chain.kind == "main"]
-        if not self.rank.has_failed:
-            return survived_lines(self.lines, [*loose, *uncaught], self.after, end_s=end_s)
-        wrote_s = wrote_until(self.lines)
-        found = {name: True for name, index in (*loose, *uncaught) if self.outlived(index)}
-        return {**found, **{name: True for name, index in loose if self._is_long_before(index, wrote_s)}}
+        if self.rank.has_failed:
+            wrote_s = _newest(line for line in self.lines if line.text.strip() and not is_warning(line.text))
+            found = {name: True for name, index in (*loose, *uncaught) if self.outlived(index)}
+            return {**found, **{name: True for name, index in loose if self._is_long_before(index, wrote_s)}}
+        end_s, found = self.host.stopped_at_s or self.rank.exited_at_s, {}
+        for name, index in (*loose, *uncaught):
+            at_s = self.lines[index].at_s
+            lived_s = 0.0 if at_s is None or end_s is None else end_s - at_s
+            is_sure = self.after[index] >= WORK_LINES or lived_s >= SURVIVED_S
+            if is_sure or at_s is None:
+                found[name] = found.get(name, False) or is_sure
+        return found
 
     def outlived(self, index: int) -> bool:
         """Return whether the rank kept working long after that line, so that it was not fatal."""
@@ -177,7 +231,67 @@ class RankLines:
         )
 
 
+def _newest(lines: Iterable[Line]) -> float | None:
+    return max((line.at_s for line in lines if line.at_s is not None), default=None)
+
+
 def is_specific(hit: Hit) -> bool:
     """Return whether it is more than the name of a Python exception or a list of usual causes."""
     row = hit.signature
     return not (row.family == "python" and row.code.startswith("python-")) and not is_list_of_causes(hit.text)
+
+
+# ---------------------------------------------------------------- exceptions raised while another was handled
+
+_ASKS = frozenset({
+    "FileNotFoundError", "ModuleNotFoundError", "ImportError", "KeyError", "IndexError", "LookupError",
+    "AttributeError", "StopIteration", "ValueError", "TypeError", "Empty", "FileExistsError",
+})  # fmt: skip
+"""Exceptions with which a program tests whether something exists; it has an alternative."""
+_CLEARS = re.compile(r"__a?exit__|__del__|_*(?:close|cleanup|clean_up|shutdown|finalize|destroy|teardown|tear_down)\w*")
+_ENDS = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException", "GracefulExit"})
+_DEVICE = frozenset({"acl", "cann", "cuda", "driver", "torch_npu", "hccl"})
+"""Families of failures that no handler can repair."""
+_ERRNO = re.compile(r"^\[Errno -?\d+\]\s*")
+_NAMED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
+_RAISES = re.compile(r"raise\b")
+LONG_ENOUGH = 5
+"""Characters. Shorter texts occur in many messages."""
+
+
+def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) -> Chain:
+    """Remove leading exceptions that were handled: they are not the reason of a later, unrelated failure."""
+    begins, is_argued = 0, False
+    ends = None
+    for place, later in enumerate(chain.raised):
+        before = chain.raised[begins:place]
+        if not later.during or not before or any(retells(later, one) for one in before):
+            continue
+        if _CLEARS.fullmatch(later.raised_in[1]):  # it failed while closing a resource: a consequence
+            ends = place
+            break
+        if later.short_type in _ENDS or later.collective or suffered_wait(later.text) is not None:
+            continue  # of a kind that any failure causes
+        known = [hit for hit in hits if before[0].last <= hit.line < later.first and hit.signature.strength >= 20]
+        if (
+            any(hit.signature.role != CAUSE or hit.signature.family in _DEVICE for hit in known)
+            or any(one.collective for one in before)
+            or any(find_peer_lines(lines[before[0].last : later.first]))
+        ):
+            continue
+        if any(hit.signature.family == "memory" for hit in known):  # of a batch that may be retried, or of all
+            ends, is_argued = place, True
+            break
+        if _RAISES.match(later.statement) and later.raised_in == before[0].caught_in:
+            is_argued = is_argued or bool(known)  # a handler in the function of the earlier exception replaced it
+            continue
+        begins, is_argued = place, not all(one.short_type in _ASKS for one in before)
+    return replace(chain, begins=begins, ends=ends, is_argued=is_argued)
+
+
+def retells(later: Raised, earlier: Raised) -> bool:
+    """Return whether the later message contains the earlier type, message, or a name in that message."""
+    message = _ERRNO.sub("", earlier.message)
+    names = [one for found in _NAMED.findall(message) for one in found]
+    words = [earlier.short_type, message.partition(": '")[0], message, *names]
+    return points_elsewhere(later.text) or any(len(word) >= LONG_ENOUGH and word in later.message for word in words)
