@@ -11,7 +11,6 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.settings import LOGIN_FILE, Settings, local_root
 from ascendrun.head.ssh.child_process import ChildStream
 from ascendrun.head.ssh.transport import CLOSED_HERE, Deadlines, Receiver, StreamClosedError
-from ascendrun.text import Text
 
 ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
 
@@ -32,13 +31,11 @@ class LocalConnection:
         try:
             stream = ChildStream(["/bin/sh", "-c", command], env=self._env, cwd=os.path.expanduser("~"))
         except OSError as error:
-            raise UnreachableError(
-                Text(
-                    "ssh.local-no-process",
-                    "cannot start a process on this machine ({error})",
-                    error=error.strerror or str(error),
-                ),
-                hint=Text("ssh.local-no-process.hint", "check the limits of processes and open files: ulimit -a"),
+            raise UnreachableError.of(
+                "ssh.local-no-process",
+                "cannot start a process on this machine ({error})",
+                "check the limits of processes and open files: ulimit -a",
+                error=error.strerror or str(error),
             ) from error
         stream.start(receiver)
         self._streams.append(stream)
@@ -58,32 +55,24 @@ class LocalBackend:
         self._settings = settings
 
     def connect(self, host: Host, *, deadlines: Deadlines) -> LocalConnection:
-        root = self._make_root(host)
-        return LocalConnection({**local_environment(root), **read_login(root)})
-
-    def close(self) -> None:
-        pass  # there is nothing to release
-
-    def _make_root(self, host: Host) -> Path:
         root = local_root(self._settings, host.name)
         try:
             root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             root.mkdir(mode=0o700, exist_ok=True)
             root.chmod(0o700)
         except OSError as error:
-            raise UnreachableError(
-                Text(
-                    "ssh.local-no-directory",
-                    "{host}: cannot create {path} ({error})",
-                    host=host.name,
-                    path=str(root),
-                    error=error.strerror or str(error),
-                ),
-                hint=Text(
-                    "ssh.local-no-directory.hint", "free disk space, or set ASCENDRUN_STATE_DIR to another directory"
-                ),
+            raise UnreachableError.of(
+                "ssh.local-no-directory",
+                "{host}: cannot create {path} ({error})",
+                "free disk space, or set ASCENDRUN_STATE_DIR to another directory",
+                host=host.name,
+                path=str(root),
+                error=error.strerror or str(error),
             ) from error
-        return root
+        return LocalConnection({**local_environment(root), **read_login(root)})
+
+    def close(self) -> None:
+        pass  # there is nothing to release
 
 
 def local_environment(root: Path) -> dict[str, str]:
@@ -103,9 +92,12 @@ def read_login(root: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
-        raise UnreachableError(
-            Text("ssh.file-unreadable", "cannot read {path} ({error})", path=str(path), error=str(error)),
-            hint=Text("ssh.file-unreadable.hint", "fix or remove the file"),
+        raise UnreachableError.of(
+            "ssh.file-unreadable",
+            "cannot read {path} ({error})",
+            "fix or remove the file",
+            path=str(path),
+            error=str(error),
         ) from error
     pairs = [line.partition("=") for line in lines if line.strip() and not line.startswith("#")]
     return {name: value for name, equals, value in pairs if equals}

@@ -1,14 +1,23 @@
-"""Backend for hosts behind SSH: chooses the transport for each host; shares keys, host keys and jump hosts."""
+"""Hosts behind SSH: chooses the transport for each host; shares keys, host keys and jump hosts.
+
+Also what a user does with them: look at and record host keys, open a terminal.
+"""
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
-from ascendrun.core.errors import AuthenticationError, UnreachableError
+from ascendrun.backends import Backends
+from ascendrun.core.dataclass import dataclass
+from ascendrun.core.errors import AscendrunError, AuthenticationError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.settings import Settings
 from ascendrun.head.ssh.config import SshConfig, SshTarget, parse_jump
@@ -27,6 +36,7 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.head.ssh.keys import KeyRing
+    from ascendrun.head.ssh.openssh import OpensshRoute
     from ascendrun.head.ssh.paramiko_transport import ParamikoConnection
 
 AUTH_PAUSE_S = 60.0
@@ -34,6 +44,8 @@ AUTH_PAUSE_S = 60.0
 
 HANDSHAKES_PER_JUMP = 8
 """Concurrent handshakes through one jump host; above this, its MaxStartups starts to drop connections."""
+
+SCANS_AT_ONCE = 32
 
 
 class SshBackend:
@@ -68,7 +80,7 @@ class SshBackend:
         try:
             reason = self.why_openssh(host)
             if reason is not None:
-                return self._connect_openssh(host, target, deadlines)
+                return self._connect_openssh(host, deadlines)
             return self._connect_paramiko(host, target, deadlines)
         except UnreachableError as error:
             self._forget_config(host)
@@ -103,7 +115,7 @@ class SshBackend:
         if self.why_openssh(host) is not None:
             from ascendrun.head.ssh.openssh import scan_host_key
 
-            return scan_host_key(host, target, deadlines=deadlines, config=self._config_path)
+            return scan_host_key(self._openssh_route(host, deadlines))
         from ascendrun.head.ssh.paramiko_login import shown_key, start_transport
 
         transport, _ = start_transport(target, self._dial(target, deadlines), deadlines=deadlines)
@@ -111,14 +123,6 @@ class SshBackend:
             return shown_key(transport)
         finally:
             transport.drop(CLOSED_HERE)
-
-    def record_host_key(self, host: Host, key: HostKey, *, replace: bool = False) -> bool:
-        """Write `key` into ascendrun's own known_hosts; with `replace` it replaces other keys.
-
-        Return False if it was there already.
-        """
-        name = known_names(self.resolve(host))[0]
-        return record_host_keys(Path(self._own.path), [(name, key)], replace=replace) > 0
 
     def resolve(self, host: Host) -> SshTarget:
         """Return how `host` is reached, from the hostfile and the ssh config."""
@@ -141,14 +145,12 @@ class SshBackend:
 
         obstacle = target.why_openssh or self._jump_reason(target)
         if obstacle is not None:  # only if paramiko is configured: it would connect elsewhere than the config specifies
-            raise UnreachableError(
-                Text(
-                    "ssh.paramiko-unsupported",
-                    "{host}: paramiko does not support a setting of the ssh configuration ({setting})",
-                    host=target.label,
-                    setting=obstacle,
-                ),
-                hint=Text("ssh.paramiko-unsupported.hint", "set transport: auto or openssh"),
+            raise UnreachableError.of(
+                "ssh.paramiko-unsupported",
+                "{host}: paramiko does not support a setting of the ssh configuration ({setting})",
+                "set transport: auto or openssh",
+                **target.names,
+                setting=obstacle,
             )
         try:
             return self._make_connection(target, deadlines)
@@ -159,7 +161,7 @@ class SshBackend:
                 self._reasons[target.name] = Text(
                     "ssh.no-algorithm", "no algorithm in common ({error})", error=error.message
                 )
-            return self._connect_openssh(host, target, deadlines)
+            return self._connect_openssh(host, deadlines)
 
     def _make_connection(self, target: SshTarget, deadlines: Deadlines) -> ParamikoConnection:
         from ascendrun.head.ssh.paramiko_login import connect
@@ -174,41 +176,26 @@ class SshBackend:
             identities=lambda: self._key_ring().identities(target),
         )
 
-    def _connect_openssh(self, host: Host, target: SshTarget, deadlines: Deadlines) -> Connection:
+    def _connect_openssh(self, host: Host, deadlines: Deadlines) -> Connection:
         from ascendrun.head.ssh.openssh import connect
 
-        recorded = self.recorded(target)
-        return connect(
-            host,
-            target,
-            deadlines=deadlines,
-            config=self._config_path,
-            known_hosts=self._files_for_openssh(target, recorded),
-            host_key_alias=self._alias(target, recorded),
-        )
+        return connect(self._openssh_route(host, deadlines))
 
     def terminal_argv(self, host: Host, *, has_terminal: bool) -> list[str]:
         """Return the `ssh` command line up to the host's name, with or without a terminal there."""
-        from ascendrun.head.ssh.openssh import build_terminal_argv
+        return self._openssh_route(host, Deadlines()).terminal_argv(has_terminal=has_terminal)
+
+    def _openssh_route(self, host: Host, deadlines: Deadlines) -> OpensshRoute:
+        """Only ascendrun's file is read if it has the host: a replaced key must not be accepted from another file."""
+        from ascendrun.head.ssh.openssh import OpensshRoute
 
         target = self.resolve(host)
         recorded = self.recorded(target)
-        return build_terminal_argv(
-            host,
-            deadlines=Deadlines(),
-            known_hosts=self._files_for_openssh(target, recorded),
-            config=self._config_path,
-            host_key_alias=self._alias(target, recorded),
-            algorithms=target.algorithms,
-            has_terminal=has_terminal,
-        )
-
-    def _files_for_openssh(self, target: SshTarget, recorded: Recorded) -> tuple[str, ...]:
-        """Return only ascendrun's file if it has the host: a replaced key must not be accepted from another file."""
         settles = recorded.in_own_file and not recorded.revoked
-        return (self._own.path,) if settles else (self._own.path, *target.known_hosts_files)
+        files = (self._own.path,) if settles else (self._own.path, *target.known_hosts_files)
+        return OpensshRoute(host, target, deadlines, files, self._alias(target), self._config_path)
 
-    def _alias(self, target: SshTarget, recorded: Recorded) -> str | None:
+    def _alias(self, target: SshTarget) -> str | None:
         """Return the name of the host's record if it differs from the one that ssh would use, else None."""
         names = known_names(target)
         usual = known_name(target.key_alias or target.address, 22 if target.key_alias else target.port)
@@ -300,15 +287,13 @@ class _Jump:
         """Open a channel to `target` through the jump host. Raises UnreachableError or a child, about either host."""
         patience_s = deadlines.tcp_s + deadlines.banner_s + deadlines.kex_s + deadlines.auth_s
         if not self._slots.acquire(timeout=patience_s):
-            raise UnreachableError(
-                Text(
-                    "ssh.jump-busy",
-                    "{host}: jump host {jump} was busy for {limit_s:.0f} s",
-                    host=target.label,
-                    jump=self._target.label,
-                    limit_s=patience_s,
-                ),
-                hint=Text("ssh.jump-busy.hint", "check the load of the jump host"),
+            raise UnreachableError.of(
+                "ssh.jump-busy",
+                "{host}: jump host {jump} was busy for {limit_s:.0f} s",
+                "check the load of the jump host",
+                **target.names,
+                jump=self._target.label,
+                limit_s=patience_s,
             )
         try:
             return self._open(target, deadlines)
@@ -384,3 +369,55 @@ def algorithms_of(recorded: Recorded) -> Sequence[str]:
 
 def _login(target: SshTarget) -> tuple[str, int, str]:
     return target.address, target.port, target.user
+
+
+@dataclass(frozen=True)
+class HostKeyScan:
+    """Host key of one host. `key` None: `error` has the reason. `state`: new, known, CHANGED or unreachable.
+    `known_name`: the name under which the key is recorded."""
+
+    host: Host
+    known_name: str
+    key: HostKey | None
+    state: str
+    error: AscendrunError | None
+
+
+def scan_host_keys(settings: Settings, hosts: Sequence[Host]) -> Iterator[HostKeyScan]:
+    """Yield one scan for each host, in order of arrival."""
+    with closing(Backends(settings)) as backends, ThreadPoolExecutor(max_workers=SCANS_AT_ONCE) as pool:
+        backend = backends.ssh()
+        for done in as_completed([pool.submit(_scan, backend, host) for host in hosts]):
+            yield done.result()
+
+
+def _scan(backend: SshBackend, host: Host) -> HostKeyScan:
+    target = backend.resolve(host)
+    name = known_names(target)[0]
+    try:
+        key = backend.scan_host_key(host, deadlines=Deadlines())
+    except AscendrunError as error:
+        return HostKeyScan(host, name, None, "unreachable", error)
+    recorded = [entry.key for entry in backend.recorded(target).keys]
+    return HostKeyScan(host, name, key, "new" if not recorded else "known" if key in recorded else "CHANGED", None)
+
+
+def record_scans(settings: Settings, scans: Iterable[HostKeyScan], *, replaces: bool) -> None:
+    """Record the keys of these scans; with `replaces`, replace other recorded keys."""
+    keys = [(scan.known_name, scan.key) for scan in scans if scan.key is not None]
+    record_host_keys(settings.state_dir / OWN_FILE, keys, replace=replaces)
+
+
+def terminal_argv(settings: Settings, host: Host, argv: Sequence[str], *, has_terminal: bool) -> list[str]:
+    """Return the command line that runs `argv` on the host, through the user's own OpenSSH; on a local host `argv`.
+
+    Host keys are verified as for every other connection. Raises UnreachableError without an ssh command.
+    """
+    if host.is_local:
+        return list(argv)
+    if shutil.which("ssh") is None:
+        raise UnreachableError.of(
+            "shell.no-ssh", "{host}: ssh not found on this machine", "install the OpenSSH client", host=host.name
+        )
+    with closing(Backends(settings)) as backends:
+        return [*backends.ssh().terminal_argv(host, has_terminal=has_terminal), " ".join(map(shlex.quote, argv))]

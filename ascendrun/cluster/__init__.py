@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ascendrun import lazy_names
 
 if TYPE_CHECKING:
-    from ascendrun.backends.trust import HostKeyScan as HostKeyScan
+    from ascendrun.backends.ssh import HostKeyScan as HostKeyScan
     from ascendrun.cluster.api import Cluster as Cluster
     from ascendrun.cluster.api import connect as connect
     from ascendrun.cluster.job import Job as Job

@@ -100,7 +100,7 @@ class Files(Part):
         """
         import json
 
-        from ascendrun.backends.terminal import terminal_argv
+        from ascendrun.backends.ssh import terminal_argv
         from ascendrun.head.protocol.control_messages import RankProcess
 
         detail = self._with_rank(ref, rank)

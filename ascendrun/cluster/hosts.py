@@ -13,7 +13,7 @@ from ascendrun.text import Text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ascendrun.backends.trust import HostKeyScan
+    from ascendrun.backends.ssh import HostKeyScan
     from ascendrun.core.hosts import Host
     from ascendrun.core.machines import Machine
     from ascendrun.query.host_views import DeviceUse, ExecResult, HostStatus, MachineView
@@ -171,15 +171,15 @@ class Hosts(Part):
 
     def scan_keys(self, hosts: HostSelection = None) -> Iterator[HostKeyScan]:
         """Yield the SSH host key of each host in order of arrival; record nothing. Local hosts are skipped."""
-        from ascendrun.backends.trust import scan_host_keys
+        from ascendrun.backends.ssh import scan_host_keys
 
         return scan_host_keys(self._head.settings, [host for host in self.select(hosts) if not host.is_local])
 
     def record_keys(self, scans: Iterable[HostKeyScan], *, replaces: bool = False) -> None:
         """Trust the scanned keys. `replaces`: also if another key is recorded."""
-        from ascendrun.backends.trust import record_host_keys
+        from ascendrun.backends.ssh import record_scans
 
-        record_host_keys(self._head.settings, scans, replaces=replaces)
+        record_scans(self._head.settings, scans, replaces=replaces)
 
     def _change_machines(self, change: str, hosts: HostSelection, **values: Any) -> tuple[Host, ...]:
         import getpass

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.text import Text, from_json, to_json
+
+E = TypeVar("E", bound="AscendrunError")
 
 
 def names_host(message: Any, host: str) -> bool:
@@ -67,6 +69,11 @@ class AscendrunError(Exception):
         self.message = message
         self.hint = hint
         self.problems: tuple[Problem, ...] = tuple(problems)
+
+    @classmethod
+    def of(cls: type[E], key: str, english: str, hint: str | None = None, /, **values: Any) -> E:
+        """Make an error of a message and the English of its hint, whose key is `KEY.hint`; they share their values."""
+        return cls(Text(key, english, **values), hint=None if hint is None else Text(f"{key}.hint", hint, **values))
 
     def to_json(self) -> dict[str, Any]:
         """Return the error as data for a socket or a store: code, and texts with their keys and values."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ascendrun"
-TAKES_TEXT = re.compile(r"Text\(|\w+Error\(|(here|self\.here|runtime)\.log\(")
+TAKES_TEXT = re.compile(r"Text\(|\w+Error(\.of)?\(|(here|self\.here|runtime)\.log\(")
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
 
@@ -34,7 +34,10 @@ def fields(template: str) -> frozenset[str]:
 
 
 def inline() -> Iterator[Message]:
-    """Every call of `Text("key", "English")` in the package, and of errors and `log` that take the same arguments."""
+    """Every call of `Text("key", "English")` in the package, and of errors and `log` that take the same arguments.
+
+    `Error.of` takes the English of its hint, too.
+    """
     for path in sorted(PACKAGE.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         if not TAKES_TEXT.search(source):
@@ -48,7 +51,11 @@ def inline() -> Iterator[Message]:
                 if "." not in str(key):
                     continue  # the code of an error on a node
                 names = [keyword.arg for keyword in node.keywords]
-                yield Message(key, english, None if None in names else frozenset(filter(None, names)), place)
+                values = None if None in names else frozenset(filter(None, names))
+                yield Message(key, english, values, place)
+                hint = node.args[2] if ast.unparse(node.func).endswith(".of") and len(node.args) > 2 else None
+                if isinstance(hint, ast.Constant):
+                    yield Message(f"{key}.hint", str(hint.value), values, place)
 
 
 def templates(lang: str) -> Mapping[str, str]:
@@ -76,6 +83,7 @@ def tables() -> Iterator[Message]:
     from ascendrun.core.events import EVENTS
     from ascendrun.core.jobfile.spec import load_programs
     from ascendrun.core.jobs.reasons import REASONS
+    from ascendrun.head.ssh.openssh import OUTPUTS
     from ascendrun.text import translations
 
     for code, kind in EVENTS.items():
@@ -85,6 +93,9 @@ def tables() -> Iterator[Message]:
     for key, english in translations("en").items():
         if not key.endswith(".fix"):  # a shell command
             yield Message(key, english, None, "text/en.json")
+    for _, _, key, english, hint_key, hint in OUTPUTS:
+        yield Message(key, english, None, "head/ssh/openssh.py")
+        yield Message(hint_key, hint, None, "head/ssh/openssh.py")
     for row in signatures():
         for part in ("message", "cause", "hint"):
             english = getattr(row.english, part)

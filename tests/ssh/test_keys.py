@@ -80,7 +80,7 @@ def test_trust_reads_the_key_without_a_login_and_mends_a_changed_one(lab: Any, t
     key = backends.ssh().scan_host_key(server.host(), deadlines=DEADLINES)
     assert key == server.host_key
     assert not [line for line in login_attempts(server) if "publickey" in line]
-    assert backends.ssh().record_host_key(server.host(), key, replace=True)
+    assert record_host_keys(lab.own_known_hosts, [(known_name("127.0.0.1", server.port), key)], replace=True)
     connects(backends, server.host())
     assert users.read_text() == before
     assert lab.own_known_hosts.stat().st_mode & 0o777 == 0o600

@@ -90,13 +90,11 @@ class ChildStream:
                 view = view[sent:]
                 left_s = until - time.monotonic()
                 if not sent and left_s <= 0:
-                    raise DeadlineExceededError(
-                        Text(
-                            "ssh.command-input-timeout",
-                            "the command did not accept more input within {limit_s:g} s",
-                            limit_s=deadline_s,
-                        ),
-                        hint=Text("ssh.command-input-timeout.hint", "check that the command reads its standard input"),
+                    raise DeadlineExceededError.of(
+                        "ssh.command-input-timeout",
+                        "the command did not accept more input within {limit_s:g} s",
+                        "check that the command reads its standard input",
+                        limit_s=deadline_s,
                     )
                 if not sent and self._input_fd is not None:
                     _wait_writable(self._input_fd, min(left_s, _POLL_S))

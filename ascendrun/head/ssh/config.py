@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
+from typing import Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.hosts import Host
@@ -54,6 +55,11 @@ class SshTarget:
         """Return the name for messages, such as "npu01 (10.0.0.3:22)"."""
         address = f"[{self.address}]" if ":" in self.address else self.address
         return f"{self.name} ({address}:{self.port})"
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """Return the values that messages about the host have; `host`: its label."""
+        return {"host": self.label, "name": self.name, "user": self.user, "address": self.address, "port": self.port}
 
 
 class ConfigError(ValueError):

@@ -125,14 +125,12 @@ class KnownHostsFile:
         try:
             text = Path(self.path).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            raise UnreachableError(
-                Text(
-                    "ssh.known-hosts-unreadable",
-                    "{path}: not readable ({error}); host keys cannot be verified",
-                    path=str(self.path),
-                    error=error.strerror,
-                ),
-                hint=Text("ssh.known-hosts-unreadable.hint", "fix its permissions: ls -l {path}", path=str(self.path)),
+            raise UnreachableError.of(
+                "ssh.known-hosts-unreadable",
+                "{path}: not readable ({error}); host keys cannot be verified",
+                "fix its permissions: ls -l {path}",
+                path=self.path,
+                error=error.strerror,
             ) from error
         exact: dict[str, list[KnownKey]] = {}
         other: list[KnownKey] = []
@@ -196,59 +194,41 @@ def verify_key(shown: HostKey, recorded: Recorded, *, host: str, label: str) -> 
     """
     for entry in recorded.revoked:
         if entry.key == shown:
-            raise HostKeyChangedError(
-                Text(
-                    "ssh.host-key-revoked",
-                    "{host}: host key {key} is revoked ({file}:{line}); not connected",
-                    host=label,
-                    key=str(shown),
-                    file=str(entry.file),
-                    line=entry.line,
-                ),
-                hint=Text("ssh.host-key-revoked.hint", "generate new host keys on the host: ssh-keygen -A"),
+            raise HostKeyChangedError.of(
+                "ssh.host-key-revoked",
+                "{host}: host key {key} is revoked ({file}:{line}); not connected",
+                "generate new host keys on the host: ssh-keygen -A",
+                host=label,
+                key=str(shown),
+                file=entry.file,
+                line=entry.line,
             )
     if any(entry.key == shown for entry in recorded.keys):
         return
     if recorded.keys:
-        raise _changed(shown, recorded.keys, host=host, label=label)
-    if recorded.authorities:
-        entry = recorded.authorities[0]
-        raise HostKeyUnknownError(
-            Text(
-                "ssh.host-certificate",
-                "{host}: host keys of this name are signed by a certificate authority ({file}:{line}); not "
-                "supported by this transport",
-                host=label,
-                file=str(entry.file),
-                line=entry.line,
-            ),
-            hint=Text("ssh.trust", "ascendrun trust {host}", host=host),
-        )
-    raise HostKeyUnknownError(
-        Text("ssh.host-key-unknown", "{host}: unknown host key {key}; not connected", host=label, key=str(shown)),
-        hint=Text("ssh.trust", "ascendrun trust {host}", host=host),
-    )
-
-
-def _changed(shown: HostKey, keys: Sequence[KnownKey], *, host: str, label: str) -> HostKeyChangedError:
-    alike = [entry for entry in keys if entry.key.type == shown.type] or list(keys)
-    was = [f"{entry.key} ({entry.file}:{entry.line})" for entry in alike]
-    return HostKeyChangedError(
-        Text(
+        alike = [entry for entry in recorded.keys if entry.key.type == shown.type] or recorded.keys
+        raise HostKeyChangedError.of(
             "ssh.host-key-changed",
             "{host}: host key {key} differs from the recorded key {recorded}; not connected",
+            "if the host was reinstalled, compare with ssh-keygen -lf /etc/ssh/ssh_host_{type}_key.pub on "
+            "its console, then run: ascendrun trust --replace {name}",
             host=label,
             key=str(shown),
-            recorded=was,
-        ),
-        hint=Text(
-            "ssh.host-key-changed.hint",
-            "if the host was reinstalled, compare with ssh-keygen -lf /etc/ssh/ssh_host_{type}_key.pub on "
-            "its console, then run: ascendrun trust --replace {host}",
+            recorded=[f"{entry.key} ({entry.file}:{entry.line})" for entry in alike],
             type=shown.short_type.lower(),
-            host=host,
-        ),
-    )
+            name=host,
+        )
+    what = Text("ssh.host-key-unknown", "{host}: unknown host key {key}; not connected", host=label, key=str(shown))
+    for entry in recorded.authorities[:1]:
+        what = Text(
+            "ssh.host-certificate",
+            "{host}: host keys of this name are signed by a certificate authority ({file}:{line}); not "
+            "supported by this transport",
+            host=label,
+            file=entry.file,
+            line=entry.line,
+        )
+    raise HostKeyUnknownError(what, hint=Text("ssh.trust", "ascendrun trust {host}", host=host))
 
 
 def record_host_keys(file: Path, entries: Sequence[tuple[str, HostKey]], *, replace: bool = False) -> int:

@@ -16,15 +16,22 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from ascendrun.core.errors import DeadlineExceededError, UnreachableError
+from ascendrun.core.dataclass import dataclass
+from ascendrun.core.errors import (
+    AuthenticationError,
+    DeadlineExceededError,
+    HostKeyChangedError,
+    HostKeyUnknownError,
+    UnreachableError,
+)
 from ascendrun.core.hosts import Host
 from ascendrun.head.ssh.child_process import ChildStream
 from ascendrun.head.ssh.config import SshTarget
 from ascendrun.head.ssh.host_keys import HostKey, parse_known_hosts
-from ascendrun.head.ssh.openssh_errors import classify, no_binary, no_login
 from ascendrun.head.ssh.transport import CLOSED_HERE, COMMAND_ENDED, Deadlines, Receiver, StreamClosedError
 from ascendrun.text import Text
 
@@ -41,90 +48,58 @@ _LOST = re.compile(
 )
 
 
-def build_argv(
-    host: Host,
-    *,
-    deadlines: Deadlines,
-    known_hosts: Sequence[str],
-    log: str,
-    config: Path | None = None,
-    host_key_alias: str | None = None,
-    algorithms: Mapping[str, str] | None = None,
-) -> list[str]:
-    """Return the `ssh` command line for `host`, up to its name. The user's config applies to everything else."""
-    options = _options(
-        host, deadlines=deadlines, known_hosts=known_hosts, host_key_alias=host_key_alias, algorithms=algorithms
-    )
-    return _argv(["ssh", "-T", "-E", log], host, options, config)
+@dataclass(frozen=True)
+class OpensshRoute:
+    """How `ssh` reaches a host. The user's config applies to everything that is not set here.
 
+    `known_hosts`: files with host keys; `alias`: the host's name there, None: as ssh's own. `config`: a file that
+    replaces the user's and the system's config.
+    """
 
-def build_terminal_argv(
-    host: Host,
-    *,
-    deadlines: Deadlines,
-    known_hosts: Sequence[str],
-    config: Path | None = None,
-    host_key_alias: str | None = None,
-    algorithms: Mapping[str, str] | None = None,
-    has_terminal: bool,
-) -> list[str]:
-    """As `build_argv`, for a user at a terminal: ssh may ask for a passphrase, and its messages are shown."""
-    options = _options(
-        host, deadlines=deadlines, known_hosts=known_hosts, host_key_alias=host_key_alias, algorithms=algorithms
-    )
-    options.update(BatchMode="no" if has_terminal else "yes", LogLevel="ERROR")
-    if has_terminal:
-        del options["EscapeChar"]
-    return _argv(["ssh", "-t" if has_terminal else "-T"], host, options, config)
+    host: Host
+    target: SshTarget
+    deadlines: Deadlines
+    known_hosts: Sequence[str]
+    alias: str | None = None
+    config: Path | None = None
 
+    def argv(self, *flags: str, **changed: str | None) -> list[str]:
+        """Return the command line up to the host's name. `changed`: options with another value, None: without it."""
+        host = self.host
+        options = {
+            "BatchMode": "yes",
+            "StrictHostKeyChecking": "yes",
+            "UpdateHostKeys": "no",
+            "UserKnownHostsFile": " ".join(f'"{path}"' if " " in path else path for path in self.known_hosts) or "none",
+            "GlobalKnownHostsFile": "none",
+            "ConnectTimeout": str(max(1, math.ceil(self.deadlines.tcp_s))),
+            "ServerAliveInterval": "2",
+            "ServerAliveCountMax": "3",
+            "ControlMaster": "no",
+            "ControlPath": "none",
+            "ClearAllForwardings": "yes",
+            "ForwardAgent": "no",
+            "ForwardX11": "no",
+            "PermitLocalCommand": "no",
+            "RemoteCommand": "none",
+            "EscapeChar": "none",
+            "LogLevel": "VERBOSE",
+            "HostKeyAlias": self.alias,
+            # the default, sntrup761, costs 64 ms of CPU for each host
+            "KexAlgorithms": None if "kexalgorithms" in self.target.algorithms else _FAST_KEX,
+            "HostName": host.addr,
+            "Port": str(host.port) if host.port else None,
+            "User": host.user,
+            **changed,
+        }
+        settings = [word for name, value in options.items() if value for word in ("-o", f"{name}={value}")]
+        return ["ssh", *flags, *(() if self.config is None else ("-F", str(self.config))), *settings, "--", host.name]
 
-def _argv(start: list[str], host: Host, options: Mapping[str, str], config: Path | None) -> list[str]:
-    settings = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    return [*start, *(() if config is None else ("-F", str(config))), *settings, "--", host.name]
-
-
-def _options(
-    host: Host,
-    *,
-    deadlines: Deadlines,
-    known_hosts: Sequence[str],
-    host_key_alias: str | None,
-    algorithms: Mapping[str, str] | None,
-) -> dict[str, str]:
-    options = {
-        "BatchMode": "yes",
-        "StrictHostKeyChecking": "yes",
-        "UpdateHostKeys": "no",
-        "UserKnownHostsFile": " ".join(_quote(name) for name in known_hosts) or "none",
-        "GlobalKnownHostsFile": "none",
-        "ConnectTimeout": str(max(1, math.ceil(deadlines.tcp_s))),
-        "ServerAliveInterval": "2",
-        "ServerAliveCountMax": "3",
-        "ControlMaster": "no",
-        "ControlPath": "none",
-        "ClearAllForwardings": "yes",
-        "ForwardAgent": "no",
-        "ForwardX11": "no",
-        "PermitLocalCommand": "no",
-        "RemoteCommand": "none",
-        "EscapeChar": "none",
-        "LogLevel": "VERBOSE",
-    }
-    if host_key_alias:
-        options["HostKeyAlias"] = host_key_alias
-    if "kexalgorithms" not in (algorithms or {}):
-        options["KexAlgorithms"] = _FAST_KEX  # the default, sntrup761, costs 64 ms of CPU for each host
-    if host.addr:
-        options["HostName"] = host.addr
-    if host.port:
-        options["Port"] = str(host.port)
-    if host.user:
-        options["User"] = host.user
-    return options
-
-
-def _quote(path: str) -> str:
-    return f'"{path}"' if " " in path else path
+    def terminal_argv(self, *, has_terminal: bool) -> list[str]:
+        """As `argv`, for a user at a terminal: ssh may ask for a passphrase, and its messages are shown."""
+        if has_terminal:
+            return self.argv("-t", BatchMode="no", LogLevel="ERROR", EscapeChar=None)
+        return self.argv("-T", LogLevel="ERROR")
 
 
 class OpensshConnection:
@@ -177,26 +152,10 @@ class OpensshConnection:
             stream.close()
 
 
-def connect(
-    host: Host,
-    target: SshTarget,
-    *,
-    deadlines: Deadlines,
-    known_hosts: Sequence[str],
-    config: Path | None = None,
-    host_key_alias: str | None = None,
-) -> OpensshConnection:
+def connect(route: OpensshRoute) -> OpensshConnection:
     """Return a logged-in connection. Raises UnreachableError or a child, from the output of `ssh`."""
-    argv = build_argv(
-        host,
-        deadlines=deadlines,
-        known_hosts=known_hosts,
-        log="{log}",
-        config=config,
-        host_key_alias=host_key_alias,
-        algorithms=target.algorithms,
-    )
-    until = time.monotonic() + deadlines.tcp_s + deadlines.banner_s + deadlines.kex_s + deadlines.auth_s
+    argv, target, limits = route.argv("-T", "-E", "{log}"), route.target, route.deadlines
+    until = time.monotonic() + limits.tcp_s + limits.banner_s + limits.kex_s + limits.auth_s
     while True:
         login = _Login(argv, WAIT_FOR_COMMAND, target)
         try:
@@ -204,31 +163,22 @@ def connect(
             return OpensshConnection(argv, target, login)
         except _HungUpError as error:
             pause_s = random.uniform(*_RETRY_S)
-            if time.monotonic() + pause_s > until - deadlines.kex_s - deadlines.auth_s:
+            if time.monotonic() + pause_s > until - limits.kex_s - limits.auth_s:
                 raise UnreachableError(error.message, hint=error.hint) from error
             time.sleep(pause_s)
 
 
-def scan_host_key(host: Host, target: SshTarget, *, deadlines: Deadlines, config: Path | None = None) -> HostKey:
-    """Return the key that `host` presents; offers no user key. Raises UnreachableError."""
+def scan_host_key(route: OpensshRoute) -> HostKey:
+    """Return the key that the host presents; offers no user key. Raises UnreachableError."""
     folder = tempfile.mkdtemp(prefix="ascendrun-ssh-")
     try:
         file, log = os.path.join(folder, "known_hosts"), os.path.join(folder, "log")
-        argv = build_argv(
-            host,
-            deadlines=deadlines,
-            known_hosts=[file],
-            log=log,
-            config=config,
-            host_key_alias="scanned",
-            algorithms=target.algorithms,
-        )
-        # ssh uses the first value of an option.
-        first = ("StrictHostKeyChecking=accept-new", "PreferredAuthentications=none", "HashKnownHosts=no")
-        limit_s = deadlines.tcp_s + deadlines.banner_s + deadlines.kex_s
+        scan = {"StrictHostKeyChecking": "accept-new", "PreferredAuthentications": "none", "HashKnownHosts": "no"}
+        argv = replace(route, known_hosts=[file], alias="scanned").argv("-T", "-E", log, **scan)
+        limit_s = route.deadlines.tcp_s + route.deadlines.banner_s + route.deadlines.kex_s
         try:
             subprocess.run(
-                [argv[0], *(f"-o{option}" for option in first), *argv[1:], "true"],
+                [*argv, "true"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -237,12 +187,12 @@ def scan_host_key(host: Host, target: SshTarget, *, deadlines: Deadlines, config
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise no_login(target, limit_s) from None
+            raise _no_login(route.target, limit_s) from None
         except OSError as error:
-            raise no_binary(error) from error
+            raise _no_binary(error) from error
         found = parse_known_hosts(_read_text(file), file)
         if not found:
-            raise classify(_read_text(log), target)
+            raise classify(_read_text(log), route.target)
         return found[0].key
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -270,8 +220,8 @@ class _Login:
             )
         except OSError as error:
             self._close_log()
-            self._remove_folder()
-            raise no_binary(error) from error
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise _no_binary(error) from error
 
     def wait(self, limit_s: float) -> None:
         """Return when logged in; raise UnreachableError or one of its children, and leave no process then."""
@@ -280,17 +230,17 @@ class _Login:
             while _LOGGED_IN.encode() not in self._log:
                 if self.stream.exit_code is not None:
                     self._read_log(0)
-                    output = self._text()
-                    kind = _HungUpError if _HUNG_UP.search(output) else None
-                    raise classify(output, self._target, kind=kind)
+                    output = (self.error_backlog + b"\n" + self._log).decode("utf-8", "replace")
+                    error = classify(output, self._target)
+                    raise _HungUpError(error.message, hint=error.hint) if _HUNG_UP.search(output) else error
                 if time.monotonic() > until:
-                    raise no_login(self._target, limit_s)
+                    raise _no_login(self._target, limit_s)
                 self._read_log(min(0.2, max(until - time.monotonic(), 0.001)))
         except BaseException:
             self.end()
             raise
         finally:
-            self._remove_folder()  # ssh has the pipe open by now, or has ended
+            shutil.rmtree(self._folder, ignore_errors=True)  # ssh has the pipe open by now, or has ended
 
     def start(self, receiver: Receiver) -> None:
         """Feed `receiver`, keeping the end of the error output: there ssh reports a lost connection."""
@@ -306,9 +256,6 @@ class _Login:
         self.stream.start(Receiver(lambda _: None, lambda _: None, lambda *_: None))
         self.stream.close()
 
-    def _remove_folder(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-
     def _read_log(self, timeout_s: float) -> None:
         assert self._log_fd is not None
         poller = select.poll()
@@ -317,9 +264,6 @@ class _Login:
         poller.poll(timeout_s * 1000)
         self._log += _read_some(self._log_fd)
         self.error_backlog = (self.error_backlog + _read_some(self.stream.error_fd))[-65536:]
-
-    def _text(self) -> str:
-        return (self.error_backlog + b"\n" + self._log).decode("utf-8", "replace")
 
     def _describe_end(self, code: int) -> tuple[Text, int | None]:
         if self._log_fd is not None:
@@ -351,3 +295,122 @@ def _read_text(path: str) -> str:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+OUTPUTS: Sequence[tuple[str, type[UnreachableError], str, str, str, str]] = (
+    # output of ssh, the error, the keys and the English of its message and its hint; the first match counts
+    (
+        r"REVOKED HOST KEY|marked as revoked",
+        HostKeyChangedError,
+        "ssh.openssh-revoked",
+        "{host}: the host key is revoked; not connected",
+        "ssh.host-key-revoked.hint",
+        "generate new host keys on the host: ssh-keygen -A",
+    ),
+    (
+        r"IDENTIFICATION HAS CHANGED",
+        HostKeyChangedError,
+        "ssh.openssh-changed",
+        "{host}: host key {key} differs from the recorded key ({file}); not connected",
+        "ssh.openssh-changed.hint",
+        "if the host was reinstalled, compare with ssh-keygen -lf on its console, then run: ascendrun "
+        "trust --replace {name}",
+    ),
+    (
+        r"host key is known for|Host key verification failed",
+        HostKeyUnknownError,
+        "ssh.openssh-unknown",
+        "{host}: unknown host key; not connected ({line})",
+        "ssh.trust-name",
+        "ascendrun trust {name}",
+    ),
+    (
+        r"Permission denied|Too many authentication failures|No more authentication methods",
+        AuthenticationError,
+        "ssh.openssh-rejected",
+        "{host}: sshd rejected user {user} ({line})",
+        "ssh.openssh-rejected.hint",
+        "check the user name; add keys with a passphrase to the agent: ssh-add; details: ssh -v {name}",
+    ),
+    (
+        r"Could not resolve hostname",
+        UnreachableError,
+        "ssh.openssh-line",
+        "{host}: {line}",
+        "ssh.openssh-resolve.hint",
+        "check /etc/hosts and DNS, or set addr= in the hostfile",
+    ),
+    (
+        r"during banner exchange",
+        UnreachableError,
+        "ssh.openssh-banner",
+        "{host}: connected, but no SSH banner ({line})",
+        "ssh.openssh-banner.hint",
+        "check the load of the host and which service uses the port: ssh -v {name}",
+    ),
+    (
+        r"Unable to negotiate|no matching",
+        UnreachableError,
+        "ssh.openssh-line",
+        "{host}: {line}",
+        "ssh.openssh-algorithms.hint",
+        "allow one of the algorithms of this host in ~/.ssh/config",
+    ),
+    (
+        r"Bad configuration|Bad owner|terminating, \d+ bad|keyword .* extra|[Mm]issing argument|line \d+:",
+        UnreachableError,
+        "ssh.openssh-config",
+        "{host}: ssh rejected its configuration ({line})",
+        "ssh.openssh-config.hint",
+        "fix the file and check it: ssh -G {name}",
+    ),
+    (
+        r"Connection refused|timed out|No route|Network is unreachable",
+        UnreachableError,
+        "ssh.openssh-line",
+        "{host}: {line}",
+        "ssh.openssh-connect.hint",
+        "check the host, sshd and firewalls: ssh -v {name}",
+    ),
+)
+
+
+def classify(output: str, target: SshTarget) -> UnreachableError:
+    """Return the error that the output of ssh means."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    for pattern, error, key, english, hint_key, hint in OUTPUTS:
+        line = next((line for line in lines if re.search(pattern, line)), None)
+        if line is not None:
+            shown = re.search(r"fingerprint for the (\S+) key sent by the remote host is\s+(SHA256:\S+?)\.?\s", output)
+            place = re.search(r"Offending (\S+) key in (\S+)", output)
+            values = {
+                **target.names,
+                "line": line[:200],
+                "key": " ".join(shown.groups()) if shown else None,
+                "file": place.group(2) if place else None,
+            }
+            return error(Text(key, english, **values), hint=Text(hint_key, hint, **values))
+    last = lines[-1][:200] if lines else None
+    return UnreachableError(
+        Text("ssh.not-connected", "{host}: not connected ({error})", host=target.label, error=last),
+        hint=Text("ssh.verbose", "ssh -v {host}", host=target.name),
+    )
+
+
+def _no_login(target: SshTarget, limit_s: float) -> UnreachableError:
+    return UnreachableError.of(
+        "ssh.openssh-timeout",
+        "{host}: ssh did not log in within {limit_s:.3g} s",
+        "check the load of the host and prompts for input: ssh -v {name}",
+        **target.names,
+        limit_s=limit_s,
+    )
+
+
+def _no_binary(error: OSError) -> UnreachableError:
+    return UnreachableError.of(
+        "ssh.no-binary",
+        "cannot start ssh ({error})",
+        "install the OpenSSH client and add it to PATH",
+        error=error.strerror or str(error),
+    )

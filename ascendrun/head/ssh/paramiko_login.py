@@ -11,11 +11,10 @@ from typing import Any
 
 from ascendrun.core.errors import AuthenticationError, UnreachableError
 from ascendrun.head.ssh.config import SshTarget
-from ascendrun.head.ssh.connection import IDLE_POLL_S, SshTransport
 from ascendrun.head.ssh.host_keys import HostKey
 from ascendrun.head.ssh.keys import Identity, Unusable
 from ascendrun.head.ssh.paramiko_import import PartialAuthentication, paramiko
-from ascendrun.head.ssh.paramiko_transport import ParamikoConnection
+from ascendrun.head.ssh.paramiko_transport import IDLE_POLL_S, ParamikoConnection, SshTransport
 from ascendrun.head.ssh.socket import Dial
 from ascendrun.head.ssh.transport import CLOSED_HERE, Deadlines
 from ascendrun.text import Text
@@ -98,19 +97,13 @@ def start_transport(
         except _DroppedError as dropped:
             pause_s = random.uniform(*_RETRY_S)
             if time.monotonic() + pause_s > until:
-                raise UnreachableError(
-                    Text(
-                        "ssh.closed-before-banner",
-                        "{host}: connection closed before the SSH banner ({tries:plural attempt attempts}: {error})",
-                        host=target.label,
-                        tries=tries,
-                        error=str(dropped),
-                    ),
-                    hint=Text(
-                        "ssh.closed-before-banner.hint",
-                        "check MaxStartups in sshd_config and the log on {host}: journalctl -u sshd",
-                        host=target.name,
-                    ),
+                raise UnreachableError.of(
+                    "ssh.closed-before-banner",
+                    "{host}: connection closed before the SSH banner ({tries:plural attempt attempts}: {error})",
+                    "check MaxStartups in sshd_config and the log on {name}: journalctl -u sshd",
+                    **target.names,
+                    tries=tries,
+                    error=str(dropped),
                 ) from dropped
             time.sleep(pause_s)
     raise AssertionError("unreachable")
@@ -157,71 +150,55 @@ def narrowed(ours: Sequence[str], requested: str | None) -> tuple[str, ...]:
 
 def _await_banner(transport: SshTransport, target: SshTarget, banner_s: float) -> None:
     if not transport.banner_event.wait(banner_s):
-        raise UnreachableError(
-            Text(
-                "ssh.no-banner",
-                "{host}: connected, but no SSH banner within {limit_s:.3g} s",
-                host=target.label,
-                limit_s=banner_s,
-            ),
-            hint=Text(
-                "ssh.no-banner.hint",
-                "check the load of the host and which service uses the port: ssh -v {host}",
-                host=target.name,
-            ),
+        raise UnreachableError.of(
+            "ssh.no-banner",
+            "{host}: connected, but no SSH banner within {limit_s:.3g} s",
+            "check the load of the host and which service uses the port: ssh -v {name}",
+            **target.names,
+            limit_s=banner_s,
         )
     if transport.has_banner:
         return
     received = " ".join(line.strip() for line in transport.packetizer.preamble if line.strip())
     if "Not allowed at this time" in received:
-        raise UnreachableError(
-            Text(
-                "ssh.penalty",
-                "{host}: sshd is rejecting this address after failed logins (PerSourcePenalties)",
-                host=target.label,
-            ),
-            hint=Text(
-                "ssh.penalty.hint",
-                "wait for the penalty to expire, or set PerSourcePenaltyExemptList in sshd_config on {host}",
-                host=target.name,
-            ),
+        raise UnreachableError.of(
+            "ssh.penalty",
+            "{host}: sshd is rejecting this address after failed logins (PerSourcePenalties)",
+            "wait for the penalty to expire, or set PerSourcePenaltyExemptList in sshd_config on {name}",
+            **target.names,
         )
     error = transport.saved_exception
     is_other = isinstance(error, paramiko.SSHException) and "Error reading" not in str(error)
     if is_other or (received and "MaxStartups" not in received):
-        raise UnreachableError(
-            Text(
-                "ssh.not-ssh",
-                '{host}: the service on this port is not an SSH server (received "{received}")',
-                host=target.label,
-                received=received[:80],
-            ),
-            hint=Text("ssh.not-ssh.hint", "set port= in the hostfile or Port in ~/.ssh/config"),
+        raise UnreachableError.of(
+            "ssh.not-ssh",
+            '{host}: the service on this port is not an SSH server (received "{received}")',
+            "set port= in the hostfile or Port in ~/.ssh/config",
+            **target.names,
+            received=received[:80],
         )
     raise _DroppedError(received[:80] or "EOF")
 
 
 def _await_kex(transport: SshTransport, target: SshTarget, kex_s: float) -> None:
     if not transport.ready_event.wait(kex_s):
-        raise UnreachableError(
-            Text(
-                "ssh.no-key-exchange",
-                "{host}: no key exchange within {limit_s:g} s of the banner",
-                host=target.label,
-                limit_s=kex_s,
-            ),
-            hint=Text(
-                "ssh.no-key-exchange.hint",
-                "check the load of the host, and the MTU of the network: large packets may be lost",
-            ),
+        raise UnreachableError.of(
+            "ssh.no-key-exchange",
+            "{host}: no key exchange within {limit_s:g} s of the banner",
+            "check the load of the host, and the MTU of the network: large packets may be lost",
+            **target.names,
+            limit_s=kex_s,
         )
     if transport.active and transport.initial_kex_done:
         return
     error = transport.saved_exception
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-        raise NoCommonAlgorithmError(
-            Text("ssh.no-common-algorithm", "{host}: {error}", host=target.label, error=str(error)),
-            hint=Text("ssh.no-common-algorithm.hint", "use the OpenSSH transport for this host: transport: openssh"),
+        raise NoCommonAlgorithmError.of(
+            "ssh.no-common-algorithm",
+            "{host}: {error}",
+            "use the OpenSSH transport for this host: transport: openssh",
+            **target.names,
+            error=str(error),
         )
     if error is None or isinstance(error, (EOFError, OSError)):
         raise _DroppedError("EOF during the key exchange")
@@ -243,18 +220,12 @@ def _log_in(
             replied.set()
         while not replied.wait(min(0.5, max(until - time.monotonic(), 0.001))):
             if time.monotonic() >= until:
-                raise UnreachableError(
-                    Text(
-                        "ssh.login-timeout",
-                        "{host}: no reply to the login within {limit_s:g} s",
-                        host=target.label,
-                        limit_s=auth_s,
-                    ),
-                    hint=Text(
-                        "ssh.login-timeout.hint",
-                        "name lookups or PAM on the host may hang; run: ssh -v {host}",
-                        host=target.name,
-                    ),
+                raise UnreachableError.of(
+                    "ssh.login-timeout",
+                    "{host}: no reply to the login within {limit_s:g} s",
+                    "name lookups or PAM on the host may hang; run: ssh -v {name}",
+                    **target.names,
+                    limit_s=auth_s,
                 )
             if not transport.active:
                 break
@@ -267,76 +238,47 @@ def _log_in(
 def _stop_when_hopeless(transport: SshTransport, target: SshTarget) -> None:
     error = transport.saved_exception
     if isinstance(error, PartialAuthentication):
-        raise AuthenticationError(
-            Text(
-                "ssh.second-method",
-                "{host}: user {user} requires a second authentication method ({methods})",
-                host=target.label,
-                user=target.user,
-                methods=list(error.allowed_types),
-            ),
-            hint=Text(
-                "ssh.second-method.hint",
-                "allow key-only login for {user}; ascendrun cannot enter passwords or codes",
-                user=target.user,
-            ),
+        raise AuthenticationError.of(
+            "ssh.second-method",
+            "{host}: user {user} requires a second authentication method ({methods})",
+            "allow key-only login for {user}; ascendrun cannot enter passwords or codes",
+            **target.names,
+            methods=list(error.allowed_types),
         )
     if isinstance(error, paramiko.BadAuthenticationType):
-        raise AuthenticationError(
-            Text(
-                "ssh.keys-not-accepted",
-                "{host}: sshd does not accept keys for user {user} (only {methods})",
-                host=target.label,
-                user=target.user,
-                methods=list(error.allowed_types),
-            ),
-            hint=Text(
-                "ssh.keys-not-accepted.hint", "check PubkeyAuthentication and AllowUsers in sshd_config on the host"
-            ),
+        raise AuthenticationError.of(
+            "ssh.keys-not-accepted",
+            "{host}: sshd does not accept keys for user {user} (only {methods})",
+            "check PubkeyAuthentication and AllowUsers in sshd_config on the host",
+            **target.names,
+            methods=list(error.allowed_types),
         )
     if not transport.active:
-        why = "EOF" if error is None or isinstance(error, EOFError) else str(error)
-        raise AuthenticationError(
-            Text(
-                "ssh.closed-at-login",
-                "{host}: connection closed during the login of user {user} ({error})",
-                host=target.label,
-                user=target.user,
-                error=why,
-            ),
-            hint=Text(
-                "ssh.closed-at-login.hint",
-                "set IdentityFile and IdentitiesOnly if many keys are offered; see the log: journalctl -u sshd",
-            ),
+        raise AuthenticationError.of(
+            "ssh.closed-at-login",
+            "{host}: connection closed during the login of user {user} ({error})",
+            "set IdentityFile and IdentitiesOnly if many keys are offered; see the log: journalctl -u sshd",
+            **target.names,
+            error="EOF" if error is None or isinstance(error, EOFError) else str(error),
         )
 
 
 def _auth_failed(target: SshTarget, keys: Sequence[Identity], unusable: Sequence[Unusable]) -> AuthenticationError:
     facts = [bad.fact for bad in unusable]
     if keys:
-        offered = [identity.label for identity in keys]
-        return AuthenticationError(
-            Text(
-                "ssh.login-rejected",
-                "{host}: sshd rejected user {user} with {keys}",
-                host=target.label,
-                user=target.user,
-                keys=[*offered, *facts],
-            ),
-            hint=Text(
-                "ssh.login-rejected.hint",
-                "check the user name; allow a key: ssh-copy-id -p {port} {user}@{address}",
-                port=target.port,
-                user=target.user,
-                address=target.address,
-            ),
+        return AuthenticationError.of(
+            "ssh.login-rejected",
+            "{host}: sshd rejected user {user} with {keys}",
+            "check the user name; allow a key: ssh-copy-id -p {port} {user}@{address}",
+            **target.names,
+            keys=[*(identity.label for identity in keys), *facts],
         )
     if unusable:
-        return NoKeyError(
-            Text("ssh.no-usable-key", "{host}: no usable key: {keys}", host=target.label, keys=facts),
-            hint=unusable[0].hint,
-        )
-    return NoKeyError(
-        Text("ssh.no-key", "{host}: no key for the login (no ssh-agent, no key file)", host=target.label),
-        hint=Text("ssh.no-key.hint", "run ssh-keygen, then ssh-copy-id; or set IdentityFile in ~/.ssh/config"),
+        what = Text("ssh.no-usable-key", "{host}: no usable key: {keys}", host=target.label, keys=facts)
+        return NoKeyError(what, hint=unusable[0].hint)
+    return NoKeyError.of(
+        "ssh.no-key",
+        "{host}: no key for the login (no ssh-agent, no key file)",
+        "run ssh-keygen, then ssh-copy-id; or set IdentityFile in ~/.ssh/config",
+        **target.names,
     )

@@ -76,68 +76,60 @@ def dial(host: str, port: int, *, label: str, family: int, tcp_s: float) -> tupl
             return QuickAckSocket(_connect(address, share_s)), str(address[1][0])
         except OSError as error:
             failures.append(_failure(str(address[1][0]), error, share_s))
-    raise UnreachableError(
-        Text(
-            "ssh.no-connection",
-            "{host}: no TCP connection to port {port} ({errors})",
-            host=label,
-            port=port,
-            errors=failures,
-        ),
-        hint=Text(
-            "ssh.no-connection.hint", "check the host, sshd and firewalls: ssh -p {port} {host}", port=port, host=host
-        ),
+    raise UnreachableError.of(
+        "ssh.no-connection",
+        "{host}: no TCP connection to port {port} ({errors})",
+        "check the host, sshd and firewalls: ssh -p {port} {name}",
+        host=label,
+        name=host,
+        port=port,
+        errors=failures,
     )
 
 
 def resolve(host: str, port: int, *, label: str, family: int) -> list[Address]:
     """Return every TCP address of `host`, in the resolver's order. Raises UnreachableError after at most RESOLVE_S."""
-    hint = Text(
-        "ssh.no-address.hint", "check /etc/hosts and DNS: getent hosts {host}; or set addr= in the hostfile", host=host
-    )
     try:
         return _lookup(host, port, family, socket.AI_NUMERICHOST)
     except socket.gaierror:
         pass  # a name, not a number: it may take long, so a helper thread resolves it
     result: list[Any] = []
-    helper = threading.Thread(target=_lookup_into, args=(result, host, port, family), daemon=True)
+
+    def look_up() -> None:
+        try:
+            result.append(_lookup(host, port, family, 0))
+        except (OSError, UnicodeError) as error:
+            result.append(error)
+
+    helper = threading.Thread(target=look_up, daemon=True)
     helper.start()
     helper.join(RESOLVE_S)
-    if not result:
-        raise UnreachableError(
-            Text(
-                "ssh.resolve-timeout",
-                "{host}: name {name} was not resolved within {limit_s:.0f} s",
-                host=label,
-                name=host,
-                limit_s=RESOLVE_S,
-            ),
-            hint=hint,
+    found = result[0] if result else None
+    if isinstance(found, list):
+        return found
+    if found is None:
+        what = Text(
+            "ssh.resolve-timeout",
+            "{host}: name {name} was not resolved within {limit_s:.0f} s",
+            host=label,
+            name=host,
+            limit_s=RESOLVE_S,
         )
-    if isinstance(result[0], OSError):
-        raise UnreachableError(
-            Text(
-                "ssh.no-address",
-                "{host}: name {name} has no address ({error})",
-                host=label,
-                name=host,
-                error=result[0].strerror,
-            ),
-            hint=hint,
-        ) from result[0]
-    if isinstance(result[0], UnicodeError):
-        raise UnreachableError(
-            Text("ssh.invalid-name", "{host}: invalid host name {name:quote}", host=label, name=host), hint=hint
-        ) from result[0]
-    addresses: list[Address] = result[0]
-    return addresses
-
-
-def _lookup_into(result: list[Any], host: str, port: int, family: int) -> None:
-    try:
-        result.append(_lookup(host, port, family, 0))
-    except (OSError, UnicodeError) as error:
-        result.append(error)
+    elif isinstance(found, OSError):
+        error = found.strerror
+        what = Text(
+            "ssh.no-address", "{host}: name {name} has no address ({error})", host=label, name=host, error=error
+        )
+    else:
+        what = Text("ssh.invalid-name", "{host}: invalid host name {name:quote}", host=label, name=host)
+    raise UnreachableError(
+        what,
+        hint=Text(
+            "ssh.no-address.hint",
+            "check /etc/hosts and DNS: getent hosts {name}; or set addr= in the hostfile",
+            name=host,
+        ),
+    ) from found
 
 
 def _lookup(host: str, port: int, family: int, flags: int) -> list[Address]:

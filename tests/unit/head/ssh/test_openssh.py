@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,15 @@ from hypothesis import strategies as st
 from ascendrun.core.errors import AuthenticationError, HostKeyChangedError, HostKeyUnknownError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.head.ssh.config import SshTarget
-from ascendrun.head.ssh.openssh import build_argv
-from ascendrun.head.ssh.openssh_errors import classify
+from ascendrun.head.ssh.openssh import OpensshRoute, classify
 from ascendrun.head.ssh.transport import Deadlines
 from ascendrun.text import Text
 
 TARGET = SshTarget(name="npu01", address="10.0.0.1", port=22, user="anna")
 
 
-def argv_for(host: Host, **more: Any) -> list[str]:
-    return build_argv(host, deadlines=Deadlines(), known_hosts=["/s/known_hosts"], log="/l", **more)
+def argv_for(host: Host, target: SshTarget = TARGET, **more: Any) -> list[str]:
+    return OpensshRoute(host, target, Deadlines(), **{"known_hosts": ["/s/known_hosts"], **more}).argv("-T")
 
 
 def options(argv: list[str]) -> dict[str, str]:
@@ -38,14 +38,14 @@ def test_nothing_can_ask_and_no_unknown_host_passes() -> None:
 def test_the_users_config_decides_what_the_hostfile_leaves_open() -> None:
     open_ones = {"HostName", "Port", "User", "IdentityFile", "ProxyJump", "HostKeyAlias"}
     assert not open_ones & options(argv_for(Host("n"))).keys()
-    full = options(argv_for(Host("n", addr="10.0.0.1", user="anna", port=2222), host_key_alias="[10.0.0.1]:2222"))
+    full = options(argv_for(Host("n", addr="10.0.0.1", user="anna", port=2222), alias="[10.0.0.1]:2222"))
     assert (full["HostName"], full["Port"], full["User"]) == ("10.0.0.1", "2222", "anna")
     assert full["HostKeyAlias"] == "[10.0.0.1]:2222"
 
 
 def test_key_exchanges_that_the_config_names_are_left_alone() -> None:
     assert "KexAlgorithms" in options(argv_for(Host("n")))
-    assert "KexAlgorithms" not in options(argv_for(Host("n"), algorithms={"kexalgorithms": "x"}))
+    assert "KexAlgorithms" not in options(argv_for(Host("n"), replace(TARGET, algorithms={"kexalgorithms": "x"})))
 
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=evil", "a b", "$(evil)", "a;b"])
@@ -54,7 +54,7 @@ def test_a_host_name_is_never_an_option(name: str) -> None:
 
 
 def test_a_path_with_a_space_stays_one_file() -> None:
-    argv = build_argv(Host("n"), deadlines=Deadlines(), known_hosts=["/a b/k", "/c"], log="/l", config=Path("/x y"))
+    argv = argv_for(Host("n"), known_hosts=["/a b/k", "/c"], config=Path("/x y"))
     assert options(argv)["UserKnownHostsFile"] == '"/a b/k" /c'
     assert argv[argv.index("-F") + 1] == "/x y"
 
