@@ -11,15 +11,15 @@ import subprocess
 import time
 
 from ascendrun.head.survey.doctor import CONNECT_LIGHT_S, LIGHT_S, SPARE_S
-from ascendrun.head.survey.surveys import CONNECT_S
+from ascendrun.head.survey.doctor import STARTED_S
 from ascendrun.sim.ascend import control
 from ascendrun.sim.ascend.scenario import Scenario
 from tests.lib.vcluster.npus import install_on
 
-MANY, FEWER = 64, 12  # so many agents have to come up within CONNECT_S, on a slow machine too
+MANY, FEWER = 64, 12  # so many agents have to come up within STARTED_S, on a slow machine too
 FROZEN, TRICKLING, HANGING, SOUND_NPU, THIN = "node3", "node7", "node10", "node11", "node12"
 # Connecting, the survey and the touching each with its own time and what we wait beyond it; a start of the command.
-DEADLINE_S = CONNECT_S + LIGHT_S + SPARE_S + CONNECT_LIGHT_S + SPARE_S + 30.0
+DEADLINE_S = STARTED_S + LIGHT_S + SPARE_S + CONNECT_LIGHT_S + SPARE_S + 30.0
 MOST_LINES = 60
 
 

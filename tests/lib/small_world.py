@@ -167,13 +167,7 @@ class World:
         key = f"k{time.monotonic_ns()}"
         submission = Submission(key, spec or JobSpec(name="demo", command=("true",)), hosts, trees, None)
         job = self.store.jobs.add(
-            key=key,
-            make_job=lambda i, h: replace(make_job(submission, i, h, 1.0), **changes),
-            spec=submission.spec_values,
-            hosts=submission.host_values,
-            trees=submission.tree_values,
-            file=None,
-            now_s=1.0,
+            **submission.values, make_job=lambda i, h: replace(make_job(submission, i, h, 1.0), **changes), now_s=1.0
         )
         self.jobs.add(job, submission)
         return job

@@ -21,7 +21,7 @@ from ascendrun.core.machines import address_of
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.protocol.control_messages import Survey, SurveyReply
-from ascendrun.head.survey.preflight import PASSING
+from ascendrun.head.survey.survey_reader import PASSING
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ class Examiner:
         return due
 
     def _examine(self, hosts: Sequence[Host], runner: JobRunner | None) -> None:
+        from ascendrun.head.survey.doctor import SurveyOperation
         from ascendrun.head.survey.submission import Submission
-        from ascendrun.head.survey.surveys import SurveyOperation
 
         replies: list[SurveyReply] = []
         submission = None

@@ -17,7 +17,7 @@ from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.outcome import judge_quickly
 from ascendrun.core.jobs.reasons import load_first
 from ascendrun.core.jobs.restart import load_failure
-from ascendrun.head.spool.verdicts import is_outdated
+from ascendrun.head.spool.artifact_store import is_outdated
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.node.failpoint import failpoint
 

@@ -161,10 +161,7 @@ class LiveJobs:
 
     def stored(self) -> tuple[StoredJob, ...]:
         """Return the jobs with a runner as the store must have them."""
-        pairs = [(runner.job, runner.submission) for runner in self]
-        return tuple(
-            StoredJob(job, one.key, one.spec_values, one.host_values, one.tree_values, one.file) for job, one in pairs
-        )
+        return tuple(StoredJob(runner.job, **runner.submission.values) for runner in self)
 
     def adopt_missing(self) -> None:
         """Resume the live jobs of the store that have no runner, and store the machines again."""

@@ -126,7 +126,7 @@ class Operations:
 
     def survey(self, request: messages.Survey, answer: Answer) -> None:
         """Send the data of every host for the checks; one reply for each."""
-        from ascendrun.head.survey.surveys import SurveyOperation
+        from ascendrun.head.survey.doctor import SurveyOperation
 
         self.run(SurveyOperation(request, self._links, self._post, answer, ended=self.sweep_later))
 

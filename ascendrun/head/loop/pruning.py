@@ -25,7 +25,7 @@ from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.agent_errors import is_permanent
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import AgentConnection, Reply
-from ascendrun.head.spool.pull_limits import allocated_bytes
+from ascendrun.head.spool.collector import allocated_bytes
 from ascendrun.head.state.job_files import COPY_FILE, PRUNED_FILE, RECORD_FILE, job_folder
 from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.store import Store

@@ -16,7 +16,7 @@ from ascendrun.head.loop.pruning import NODE_S, hosts_of
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.remote import Reply
-from ascendrun.head.spool.pull_limits import allocated_bytes
+from ascendrun.head.spool.collector import allocated_bytes
 from ascendrun.head.state.job_files import job_folder
 from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.outputs import outputs_dir, read_waiting, waiting_file

@@ -1,22 +1,31 @@
-"""Examination of hosts: sends each its survey, has them test mutual connections, and passes on the raw results."""
+"""Examination of hosts: sends each its survey, has them test mutual connections, and passes on the raw results.
+
+`Examination` is one round over hosts that have reported; `SurveyOperation` connects and plans first, for a command.
+"""
 
 from __future__ import annotations
 
 import secrets
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Callable
 
-from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.launchers import LAUNCHERS
 from ascendrun.core.network import HCCL_PORTS, candidate_bases, candidate_ports
 from ascendrun.core.node_messages import Failure
-from ascendrun.core.reports import NodeReport
+from ascendrun.core.reports import NodeReport, report_values
 from ascendrun.head.agents.connections import Connections
-from ascendrun.head.protocol.agent_messages import Survey, SurveyReply
+from ascendrun.head.agents.node_query import NodeQuery
+from ascendrun.head.protocol import agent_messages as agent
+from ascendrun.head.protocol.control_messages import Survey, SurveyReply
+from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.survey.submission import Submission
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
@@ -24,6 +33,8 @@ if TYPE_CHECKING:
     from ascendrun.health.survey.connection_test_plan import ConnectionTestPlan
     from ascendrun.health.survey.survey_request import SurveyRequest
 
+STARTED_S = 20.0
+"""Seconds after which a host without a running agent fails; the others do not wait longer for it."""
 LIGHT_S, FULL_S = 8.0, 70.0
 CONNECT_LIGHT_S, CONNECT_FULL_S = 6.0, 10.0
 SPARE_S = 6.0
@@ -37,49 +48,29 @@ PATHS_WRITTEN = ("output",)
 """Path options of programs that name output, not required input."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """Subject of an examination.
-
-    `paths`: must exist; those of the job's program are added, unless they are among the files of a `training`, which
-    its plan judges. `names`: only these probes. `every_pair`: test all pairs
-    of NPU ports, not a sample.
-    """
-
-    spec: JobSpec | None = None
-    device_type: str | None = None
-    paths: tuple[str, ...] = ()
-    training: tuple[str, ...] = ()
-    names: tuple[str, ...] | None = None
-    is_full: bool = True
-    every_pair: bool = False
-
-
-SurveyResults = Mapping[str, Mapping[str, Any]]
-"""By host: {"results": raw results by probe} or {"refused": Failure}."""
-
-
 class Examination:
-    """One round over hosts that are connected and have reported; each gets a result within the deadline.
+    """One round over the hosts of `request` that have reported, and are connected; each gets a reply within the
+    deadline, in `done`, which is called once. Its paths must exist; those of the job's program are added, unless they
+    are among the files of a training, which its plan judges.
 
-    Use from the controller's thread; `done` is called there, once.
+    Use from the controller's thread; `done` is called there.
     """
 
     def __init__(
         self,
-        hosts: Sequence[Host],
+        request: Survey,
+        spec: JobSpec | None,
         reports: Mapping[str, NodeReport],
-        question: Question,
         plan: LaunchPlan | None,
         *,
         links: Connections,
         post: Callable[[Callable[[], None]], None],
-        done: Callable[[SurveyResults], None],
+        done: Callable[[Mapping[str, SurveyReply]], None],
     ) -> None:
-        self._hosts = tuple(host for host in hosts if host.name in reports)
-        self._reports, self._plan = reports, plan
-        paths = dict.fromkeys((*question.paths, *input_paths(question.spec)))
-        self._question = replace(question, paths=tuple(path for path in paths if path not in question.training))
+        self._hosts = tuple(host for host in request.hosts if host.name in reports)
+        self._spec, self._reports, self._plan = spec, reports, plan
+        paths = dict.fromkeys((*request.paths, *input_paths(spec)))
+        self._request = replace(request, paths=tuple(path for path in paths if path not in request.training))
         self._links, self._post, self._done = links, post, done
         self._results: dict[str, dict[str, Any]] = {}
         self._refused: dict[str, Failure] = {}
@@ -89,18 +80,18 @@ class Examination:
     def start(self) -> None:
         from ascendrun.health.survey.probes import survey_items
 
-        spec = self._question.spec
-        timeout_s = max(FULL_S if self._question.is_full else LIGHT_S, spec.timeouts.check_s if spec else 0.0)
+        spec = self._spec
+        timeout_s = max(FULL_S if self._request.is_full else LIGHT_S, spec.timeouts.check_s if spec else 0.0)
         self._waiting = {host.name for host in self._hosts}
         self._secrets = read_secrets(spec)
         for host in self._hosts:
-            request = make_survey_request(host, self._reports[host.name], self._question, self._plan)
+            wanted = make_survey_request(host, self._reports[host.name], self._request, spec, self._plan)
             shell = {**make_shell(host.name, spec, self._plan), "secret_env": self._secrets}
-            self._query(host, Survey(survey_items(request), timeout_s, shell), self._take_survey)
+            self._query(host, agent.Survey(survey_items(wanted), timeout_s, shell), self._take_survey)
         if not self._hosts:
             self._finish()
 
-    def _take_survey(self, host: str, reply: Reply[SurveyReply]) -> None:
+    def _take_survey(self, host: str, reply: Reply[agent.SurveyReply]) -> None:
         if reply.error is None:
             self._results[host] = scrub(reply.message.results, self._secrets)
         else:
@@ -116,9 +107,9 @@ class Examination:
         if not hosts:
             self._finish()
             return
-        nonce, bases = secrets.token_hex(8), hccl_candidates(self._question, self._plan)
+        nonce, bases = secrets.token_hex(8), hccl_candidates(self._request.device_type, self._plan)
         run = self._plan.run_id if self._plan is not None else "doctor"
-        connect_s = CONNECT_FULL_S if self._question.is_full else CONNECT_LIGHT_S
+        connect_s = CONNECT_FULL_S if self._request.is_full else CONNECT_LIGHT_S
         self._waiting = {host.name for host in hosts}
         for host in hosts:
             items = []
@@ -126,16 +117,16 @@ class Examination:
                 items = connection_test_items(host.name, plan, nonce, connect_s, run=run, bases=bases)
             items += [pings[host.name]] if host.name in pings else []
             timeout_s = max([connect_s, *(float(item["timeout_s"]) for item in items)])
-            self._query(host, Survey(items, timeout_s), self._take_tests)
+            self._query(host, agent.Survey(items, timeout_s), self._take_tests)
 
     def _connection_test_plan(self) -> ConnectionTestPlan | None:
         from ascendrun.health.survey.connection_test_plan import choose_ports, plan_connection_tests
         from ascendrun.health.survey.probes import read_results
 
-        if self._question.names is not None:
+        if self._request.names is not None:
             return None
         taken = [read_results({"ports": results.get("ports")}).get("ports") or () for results in self._results.values()]
-        bases = hccl_candidates(self._question, self._plan)
+        bases = hccl_candidates(self._request.device_type, self._plan)
         ports = choose_ports(master_candidates(self._plan), bases, taken)
         return plan_connection_tests(
             {host: report for host, report in self._reports.items() if host in self._results}, ports
@@ -146,27 +137,26 @@ class Examination:
         from ascendrun.health.deep.pings import ping_items
 
         if (
-            not self._question.is_full
-            or self._question.names is not None
+            not self._request.is_full
+            or self._request.names is not None
             or len(self._results) < 2
-            or self._question.device_type not in (None, "npu")
+            or self._request.device_type not in (None, "npu")
         ):
             return {}
-        return ping_items(self._results, every_pair=self._question.every_pair)
+        return ping_items(self._results, every_pair=self._request.every_pair)
 
-    def _take_tests(self, host: str, reply: Reply[SurveyReply]) -> None:
+    def _take_tests(self, host: str, reply: Reply[agent.SurveyReply]) -> None:
         if reply.error is None:
             self._results[host].update(reply.message.results)
         if not self._waiting:
             self._finish()
 
     def _finish(self) -> None:
-        answers: dict[str, Mapping[str, Any]] = {host: {"results": results} for host, results in self._results.items()}
-        answers.update({host: {"refused": error} for host, error in self._refused.items()})
-        self._done(answers)
+        replies = {host: SurveyReply(host, results=results) for host, results in self._results.items()}
+        self._done({**replies, **{host: SurveyReply(host, error) for host, error in self._refused.items()}})
 
-    def _query(self, host: Host, request: Survey, then: Callable[[str, Reply[SurveyReply]], None]) -> None:
-        def on_reply(reply: Reply[SurveyReply]) -> None:
+    def _query(self, host: Host, request: agent.Survey, then: Callable[[str, Reply[agent.SurveyReply]], None]) -> None:
+        def on_reply(reply: Reply[agent.SurveyReply]) -> None:
             if host.name in self._waiting:
                 self._waiting.discard(host.name)
                 then(host.name, reply)
@@ -176,27 +166,95 @@ class Examination:
         )
 
 
-def make_survey_request(host: Host, report: NodeReport, question: Question, plan: LaunchPlan | None) -> SurveyRequest:
-    """Make the request to one host for this question."""
+class SurveyOperation:
+    """Survey for a command: connect, probe, plan the given job, examine, and one reply for each host. Use from the
+    controller's thread."""
+
+    def __init__(
+        self,
+        request: Survey,
+        links: Connections,
+        post: Callable[[Callable[[], None]], None],
+        answer: Answer,
+        *,
+        ended: Callable[[], None],
+    ) -> None:
+        self._hosts = request.hosts
+        self._submission = None if request.submission is None else Submission.from_json(request.submission)
+        self._spec = self._submission.spec if self._submission else None
+        self._request = replace(request, device_type=self._spec.devices.type) if self._spec else request
+        self._links, self._post, self._answer, self._ended = links, post, answer, ended
+        self._reports: dict[str, NodeReport] = {}
+        self._refused: dict[str, SurveyReply] = {}
+        self.is_done = False
+        self.query = NodeQuery(self._hosts, links, post, reported=self._take_report, refused=self._take_failure)
+        self.on_up, self.on_down = self.query.on_up, self.query.on_down
+
+    def start(self) -> None:
+        late = threading.Timer(STARTED_S, lambda: self._post(self._give_up))
+        late.daemon = True
+        late.start()
+        self.query.start()
+
+    def _give_up(self) -> None:
+        if not self.query.is_done:
+            what = Text("agent.not-started", "the agent did not start within {limit_s:g} s", limit_s=STARTED_S)
+            self.query.give_up_connecting(Failure("unreachable", what))
+
+    def _take_report(self, report: NodeReport) -> None:
+        self._reports[report.host] = report
+        self._go_on()
+
+    def _take_failure(self, host: str, failure: Failure) -> None:
+        error = next(self._links.get(one).last_error for one in self._hosts if one.name == host)
+        self._refused[host] = SurveyReply(host, Failure.of(error) if error else failure)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if len(self._reports) + len(self._refused) < len(self._hosts):
+            return
+        ordered = {host.name: self._reports[host.name] for host in self._hosts if host.name in self._reports}
+        from ascendrun.head.survey.survey_reader import dry_plan
+
+        plan = None if self._refused else dry_plan(self._submission, self._reports, time.time())
+        Examination(
+            self._request, self._spec, ordered, plan, links=self._links, post=self._post, done=self._reply
+        ).start()
+
+    def _reply(self, replies: Mapping[str, SurveyReply]) -> None:
+        self.is_done = True
+        self._ended()
+        everyone = [host.name for host in self._hosts]
+        for index, host in enumerate(everyone):
+            reply = self._refused.get(host) or replies[host]
+            if reply.refused is None:
+                reply = replace(reply, report=report_values(self._reports[host], everyone))
+            self._answer(reply, b"", index == len(everyone) - 1)
+
+
+def make_survey_request(
+    host: Host, report: NodeReport, request: Survey, spec: JobSpec | None, plan: LaunchPlan | None
+) -> SurveyRequest:
+    """Make the request to one host. MASTER_PORT will be opened on the first one; without a plan this may be any."""
     from ascendrun.health.survey.survey_request import SurveyRequest
 
-    spec = question.spec
-    ports = master_candidates(plan)[:TRIED_PORTS] if _is_first(host, plan) else ()
-    hccl_ports = (port for base in hccl_candidates(question, plan) for port in range(base, base + HCCL_PORTS))
+    ports = master_candidates(plan)[:TRIED_PORTS] if plan is None or plan.nodes[0].host == host.name else ()
+    bases = hccl_candidates(request.device_type, plan)
+    hccl_ports = (port for base in bases for port in range(base, base + HCCL_PORTS))
     return SurveyRequest(
         host=host.name,
-        device_type=question.device_type,
+        device_type=request.device_type,
         root=report.root,
         python=choose_python(spec, host, report),
         has_job=spec is not None,
         shell_s=spec.timeouts.check_s if spec is not None else LIGHT_S,
-        ports=(*ports, *hccl_ports, *((HCCL_DEVICE_PORT,) if question.device_type == "npu" else ())),
+        ports=(*ports, *hccl_ports, *((HCCL_DEVICE_PORT,) if request.device_type == "npu" else ())),
         folders=(spec.checkpoint.dir,) if spec is not None and spec.checkpoint.dir else (),
-        paths=question.paths,
-        training=question.training,
+        paths=request.paths,
+        training=request.training,
         env=rank_env(host.name, plan),
-        is_full=question.is_full,
-        names=question.names,
+        is_full=request.is_full,
+        names=request.names,
     )
 
 
@@ -243,9 +301,9 @@ def master_candidates(plan: LaunchPlan | None) -> tuple[int, ...]:
     return plan.master_ports if plan is not None else candidate_ports("doctor", None)
 
 
-def hccl_candidates(question: Question, plan: LaunchPlan | None) -> tuple[int, ...]:
+def hccl_candidates(device_type: str | None, plan: LaunchPlan | None) -> tuple[int, ...]:
     """Return the candidates for HCCL's base port; () without NPUs, or if the job moves them in another way."""
-    if question.device_type != "npu":
+    if device_type != "npu":
         return ()
     return plan.hccl_bases if plan is not None else candidate_bases("doctor", {})
 
@@ -304,8 +362,3 @@ def connection_test_items(
         targets = [vars(target) for target in plan.targets[host]]
         items.append({**common, "kind": "tcp", "name": "connection-tests", "targets": targets})
     return items
-
-
-def _is_first(host: Host, plan: LaunchPlan | None) -> bool:
-    """Return whether MASTER_PORT will be opened there; without a plan this may be any host."""
-    return plan is None or plan.nodes[0].host == host.name

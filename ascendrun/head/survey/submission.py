@@ -47,58 +47,26 @@ class Submission:
     may_lack_files: bool = False
 
     @property
-    def spec_values(self) -> dict[str, Any]:
-        values: dict[str, Any] = json.loads(self.spec.model_dump_json())
-        return values
-
-    @property
-    def host_values(self) -> list[dict[str, Any]]:
-        return [asdict(host) for host in self.hosts]
-
-    @property
-    def tree_values(self) -> list[dict[str, Any]]:
-        return [asdict(tree) for tree in self.trees]
-
-    def to_json(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
+        """Return what is stored of it, as JSON values."""
         return {
             "key": self.key,
-            "spec": self.spec_values,
-            "hosts": self.host_values,
-            "trees": self.tree_values,
+            "spec": json.loads(self.spec.model_dump_json()),
+            "hosts": [asdict(host) for host in self.hosts],
+            "trees": [asdict(tree) for tree in self.trees],
             "file": self.file,
-            "stage": self.stage,
-            "needs": self.needs,
-            "priority": self.priority,
-            "examines": self.examines,
-            "user": self.user,
-            "may_lack_files": self.may_lack_files,
         }
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), **self.values}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Submission:
-        return cls(
-            key=values["key"],
-            spec=_load_spec(values["spec"]),
-            hosts=load_hosts(values["hosts"]),
-            trees=_load_trees(values["trees"]),
-            file=values["file"],
-            stage=values.get("stage"),
-            needs=values.get("needs"),
-            priority=values.get("priority", 0),
-            examines=values.get("examines", False),
-            user=values.get("user"),
-            may_lack_files=values.get("may_lack_files", False),
-        )
+        return load_dataclass(cls, values, spec=_load_spec, hosts=load_hosts, trees=_load_trees)
 
     @classmethod
     def from_stored(cls, stored: StoredJob) -> Submission:
-        return cls(
-            key=stored.key,
-            spec=_load_spec(stored.spec),
-            hosts=load_hosts(stored.hosts),
-            trees=_load_trees(stored.trees),
-            file=stored.file,
-        )
+        return cls.from_json({name: getattr(stored, name) for name in ("key", "spec", "hosts", "trees", "file")})
 
 
 def stages_around(store: Store, job: Job) -> tuple[list[Submission], list[Submission]]:
@@ -151,7 +119,7 @@ def load_outputs(stored: StoredJob) -> JobOutputs:
 
 def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) -> Job:
     """Make the first record of a submitted job."""
-    spec = submission.spec
+    spec, values = submission.spec, submission.values["spec"]
     return Job(
         id=job_id,
         name=spec.name,
@@ -159,14 +127,14 @@ def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) ->
         grace_s=spec.checkpoint.grace_period_s,
         hosts=(),
         pool=tuple(host.name for host in submission.hosts),
-        request=replace(make_request(submission.spec_values, len(submission.hosts)), examines=submission.examines),
+        request=replace(make_request(values, len(submission.hosts)), examines=submission.examines),
         priority=submission.priority,
         start_s=spec.timeouts.start_s,
         created_at_s=now_s,
         since_s=now_s,
-        policy=policy_of(submission.spec_values),
+        policy=policy_of(values),
         user=submission.user,
-        forks=forks_ranks(submission.spec_values),
+        forks=forks_ranks(values),
     )
 
 
@@ -176,16 +144,11 @@ def add_jobs(store: Store, request: Submit, *, now_s: float) -> Sequence[tuple[J
     first = submissions[0]
     if first.stage is not None:
         return list(zip(add_stages(store, submissions, request.pipeline, now_s), submissions))
-    job = store.jobs.add(
-        key=first.key,
-        spec=first.spec_values,
-        hosts=first.host_values,
-        trees=first.tree_values,
-        file=first.file,
-        now_s=now_s,
-        make_job=lambda job_id, head_id: make_job(first, job_id, head_id, now_s),
-    )
-    return [(job, first)]
+
+    def make(job_id: str, head_id: str) -> Job:
+        return make_job(first, job_id, head_id, now_s)
+
+    return [(store.jobs.add(**first.values, now_s=now_s, make_job=make), first)]
 
 
 def add_stages(store: Store, submissions: Sequence[Submission], pipeline: str | None, now_s: float) -> tuple[Job, ...]:
@@ -215,16 +178,7 @@ def add_stages(store: Store, submissions: Sequence[Submission], pipeline: str | 
                     needs=needs,
                 )
 
-            job = store.jobs.insert(
-                db,
-                key=submission.key,
-                make_job=make,
-                spec=submission.spec_values,
-                now_s=now_s,
-                hosts=submission.host_values,
-                trees=submission.tree_values,
-                file=submission.file,
-            )
+            job = store.jobs.insert(db, **submission.values, now_s=now_s, make_job=make)
             ids[str(job.stage)] = job.id
             jobs.append(job)
     return tuple(jobs)

@@ -14,8 +14,7 @@ from ascendrun.head.protocol.event_messages import FileData
 from ascendrun.head.protocol.messages import Done, R, Request
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.clocks import PING_DEADLINE_S, ClockFiles, ClockTracker, Reading
-from ascendrun.head.spool.collector import KEEP_BYTES, LogPruner, NodeSpool, SpoolGapError
-from ascendrun.head.spool.pull_limits import PullLimits
+from ascendrun.head.spool.collector import KEEP_BYTES, LogPruner, NodeSpool, PullLimits, SpoolGapError
 from ascendrun.head.spool.sample_ingest import Source
 from ascendrun.head.state.state_dir import SPOOL_COMPLETE, claim_spool_dir, is_spool_of, make_spool_dir, spool_dir
 from ascendrun.node.layout import make_tag

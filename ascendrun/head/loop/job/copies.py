@@ -10,7 +10,7 @@ from ascendrun.core.events import Event
 from ascendrun.head.loop.job.attempt_files import AttemptFiles, incomplete_attempts
 from ascendrun.head.loop.job.live_job import LiveJob
 from ascendrun.head.protocol.event_messages import FileData
-from ascendrun.head.spool.pull_limits import PullLimits
+from ascendrun.head.spool.collector import PullLimits
 
 TakeRecords = Callable[[str, Sequence[Mapping[str, Any]]], None]
 

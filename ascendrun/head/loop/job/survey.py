@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -21,11 +21,12 @@ from ascendrun.core.reports import NodeReport
 from ascendrun.head.agents.checkpoint_query import choose, query_checkpoints
 from ascendrun.head.agents.node_query import NodeQuery
 from ascendrun.head.loop.job.live_job import LiveJob
+from ascendrun.head.protocol.control_messages import SurveyReply
 from ascendrun.head.protocol.remote import AgentConnection
 from ascendrun.head.state.job_files import write_plan
-from ascendrun.head.survey.doctor import Examination, SurveyResults
-from ascendrun.head.survey.preflight import PreflightResult, evaluate_preflight, preflight_question
+from ascendrun.head.survey.doctor import Examination
 from ascendrun.head.survey.submission import build_plan, stages_around
+from ascendrun.head.survey.survey_reader import PreflightResult, evaluate_preflight, make_context, preflight_request
 
 if TYPE_CHECKING:
     from ascendrun.head.state.job_table import StoredJob
@@ -106,9 +107,9 @@ class JobSurvey:
         stages = self._training_stages()
         paths = dict.fromkeys(path for stage in stages for path in stage.paths)
         Examination(
-            live.placed,
+            preflight_request(live.placed, live.spec, paths),
+            live.spec,
             self.reports,
-            preflight_question(live.spec, tuple(paths)),
             plan,
             links=live.context.links,
             post=live.post,
@@ -126,14 +127,12 @@ class JobSurvey:
 
         return training_stages([*before, own, *later])[len(before) :]
 
-    def _judge(self, plan: LaunchPlan, stages: Sequence[TrainingStage], answers: SurveyResults) -> None:
+    def _judge(self, plan: LaunchPlan, stages: Sequence[TrainingStage], replies: Mapping[str, SurveyReply]) -> None:
         """Start the job only if no check failed, and no training would fail."""
         live = self._live
         if not self._is_current(plan):
             return
-        from ascendrun.head.survey.survey_reader import make_context
-
-        context = make_context(answers, self.reports, live.spec, plan, now_s=time.time())
+        context = make_context(replies.values(), self.reports, live.spec, plan, now_s=time.time())
         known = {host.name: live.context.idle_memory(host) for host in live.placed}
         result = evaluate_preflight(context, live.spec, idle_memory=known)
         for host in live.placed:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport, Route
-from ascendrun.head.protocol.agent_messages import Survey, SurveyReply
+from ascendrun.head.protocol import agent_messages as agent
+from ascendrun.head.protocol.control_messages import Survey, SurveyReply
 from ascendrun.head.protocol.remote import Reply
-from ascendrun.head.survey.doctor import Examination, Question, SurveyResults, scrub
+from ascendrun.head.survey.doctor import Examination, scrub
 from ascendrun.health.checks import run_checks
 from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.probes import read_facts
@@ -28,7 +29,7 @@ class Agents:
 
     def __init__(self, answers: Mapping[str, list[Reply[Any]]]) -> None:
         self.answers = {name: list(replies) for name, replies in answers.items()}
-        self.asked: dict[str, list[Survey]] = {name: [] for name in answers}
+        self.asked: dict[str, list[agent.Survey]] = {name: [] for name in answers}
 
     def get(self, host: Host) -> Agent:
         return Agent(self, host.name)
@@ -38,7 +39,7 @@ class Agent:
     def __init__(self, agents: Agents, name: str) -> None:
         self._agents, self._name = agents, name
 
-    def call(self, request: Survey, *, deadline_s: float, done: Callable[[Reply[Any]], None]) -> None:
+    def call(self, request: agent.Survey, *, deadline_s: float, done: Callable[[Reply[Any]], None]) -> None:
         assert deadline_s < 120
         self._agents.asked[self._name].append(request)
         replies = self._agents.answers[self._name]
@@ -51,15 +52,16 @@ def report(name: str) -> NodeReport:
 
 
 TESTS = "connection-tests"
-LIGHT = Question(is_full=False)
+HOSTS = tuple(map(Host, NAMES))
+LIGHT = Survey(HOSTS, is_full=False)
 
 
-def examine(answers: Mapping[str, list[Reply[Any]]], question: Question = LIGHT) -> tuple[SurveyResults, Agents]:
+def examine(
+    answers: Mapping[str, list[Reply[Any]]], request: Survey = LIGHT
+) -> tuple[Mapping[str, SurveyReply], Agents]:
     agents, waiting, ended = Agents(answers), [], []
     reports = {name: report(name) for name in NAMES}
-    Examination(
-        [Host(name) for name in NAMES], reports, question, None, links=agents, post=waiting.append, done=ended.append
-    ).start()
+    Examination(request, None, reports, None, links=agents, post=waiting.append, done=ended.append).start()
     while waiting:
         waiting.pop(0)()
     assert len(ended) == 1 and set(ended[0]) == set(NAMES)
@@ -67,13 +69,13 @@ def examine(answers: Mapping[str, list[Reply[Any]]], question: Question = LIGHT)
 
 
 def fine(**results: Any) -> Reply[Any]:
-    return Reply(SurveyReply(results))
+    return Reply(agent.SurveyReply(results))
 
 
 def test_hosts_that_died_meanwhile_are_answers_and_the_others_go_on_to_reach_each_other() -> None:
     answers, agents = examine({"n1": [fine(), fine(**{TESTS: {"tests": []}})], "n2": [DEAD], "n3": [fine(), DEAD]})
-    assert answers["n2"] == {"refused": DEAD.error}
-    assert answers["n1"]["results"][TESTS] == {"tests": []} and TESTS not in answers["n3"]["results"]
+    assert answers["n2"] == SurveyReply("n2", DEAD.error)
+    assert answers["n1"].results[TESTS] == {"tests": []} and TESTS not in answers["n3"].results
     second = agents.asked["n1"][1].items
     assert {target["peer"] for item in second if item["kind"] == "tcp" for target in item["targets"]} == {"n3"}
     assert [item["expect"] for item in second if item["kind"] == "listen"] == [["n3"]]
@@ -81,7 +83,7 @@ def test_hosts_that_died_meanwhile_are_answers_and_the_others_go_on_to_reach_eac
 
 def test_when_nobody_answers_it_ends_all_the_same() -> None:
     answers, _ = examine({name: [DEAD] for name in NAMES})
-    assert all("refused" in answer for answer in answers.values())
+    assert all(answer.refused for answer in answers.values())
 
 
 def test_a_port_that_one_node_has_taken_is_not_used_to_reach_it() -> None:
@@ -109,14 +111,14 @@ NONSENSE = st.recursive(
 @given(st.lists(NONSENSE, min_size=6, max_size=6), st.booleans())
 def test_no_answer_can_keep_it_from_ending_or_make_the_judgement_fall_over(said: list[Any], is_full: bool) -> None:
     replies = [
-        Reply(SurveyReply({"ports": one, "hccn": one, TESTS: one, "x": index})) for index, one in enumerate(said)
+        Reply(agent.SurveyReply({"ports": one, "hccn": one, TESTS: one, "x": index})) for index, one in enumerate(said)
     ]
     answers, _ = examine(
         {name: replies[2 * place : 2 * place + 2] for place, name in enumerate(NAMES)},
-        Question(is_full=is_full, device_type="npu"),
+        Survey(HOSTS, is_full=is_full, device_type="npu"),
     )
     facts = {
-        name: read_facts(report(name), answer["results"]) for name, answer in answers.items() if "results" in answer
+        name: read_facts(report(name), answer.results) for name, answer in answers.items() if answer.refused is None
     }
     run_checks(CheckContext(facts=facts, device_type="npu"))
 
