@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.core.dataclass import load_dataclass
-from ascendrun.head.spool.verdicts import evidence_of, read_verdict, write_verdict
+from ascendrun.head.spool.artifact_store import evidence_of, read_verdict, write_verdict
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.state.store import Store
 from ascendrun.health.diagnosis import ChainLink, Confidence, Diagnosis, Proof, Role, diagnose

@@ -22,7 +22,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.head.loop.daemon import is_running
 from ascendrun.head.protocol.control_messages import Exec
 from ascendrun.head.protocol.control_socket import ControlClient
-from ascendrun.head.spool.pull_limits import allocated_bytes
+from ascendrun.head.spool.collector import allocated_bytes
 
 __all__ = ["head"]
 

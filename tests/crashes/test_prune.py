@@ -11,7 +11,7 @@ from typing import Any
 from test_controller_crashes import Head, await_that, head
 from test_head_bad_days import HANG, await_state, submit
 
-from ascendrun.head.spool.pull_limits import allocated_bytes
+from ascendrun.head.spool.collector import allocated_bytes
 from ascendrun.head.state.store import Store
 from ascendrun.node.layout import make_run
 

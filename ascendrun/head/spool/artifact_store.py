@@ -1,4 +1,5 @@
-"""Artifacts that a node sent after an attempt failed: which files are here, their origin, and missing files.
+"""Artifacts that a node sent after an attempt failed: which files are here, their origin, and missing files; and the
+stored diagnosis of the attempt, with the evidence that it is based on.
 
 They are in the attempt's spool, in `<host>/gathered/<name>/<file>`, with the index `<host>/gathered/index.json`. Names:
 plog, dmesg, npu-smi, hccn, device-log, supervisor (its log).
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.node_messages import node_text
-from ascendrun.head.spool.spool_files import names_in
+from ascendrun.head.spool.spool_files import is_complete, names_in
+from ascendrun.node.files import write_json
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 FOLDER = "gathered"
 INDEX = "index.json"
+VERDICT_FILE = "diagnosis.json"
 SETTINGS_BYTES = 1 << 20
 """HCCL logs its settings when a process starts to use it: near the start of the log."""
 
@@ -133,3 +136,32 @@ def _load_file(values: Mapping[str, Any], folder: Path) -> Artifact:
 
 def _seconds(nanoseconds: Any) -> float | None:
     return nanoseconds / 1e9 if isinstance(nanoseconds, int) and nanoseconds else None
+
+
+def evidence_of(folder: Path) -> dict[str, Any]:
+    """Return what tells that the evidence is the same: the hosts with artifacts, and whether all logs are here."""
+    return {"collected": list(hosts_collected(folder)), "is_complete": is_complete(folder)}
+
+
+def write_verdict(folder: Path, basis: Mapping[str, Any], diagnosis: Any) -> None:
+    """Store a diagnosis as JSON values. `basis`: `evidence_of` before the evidence was read."""
+    write_json(str(folder / VERDICT_FILE), {"basis": basis, "diagnosis": diagnosis})
+
+
+def read_verdict(folder: Path) -> Any:
+    """Return the stored diagnosis as JSON values, None: there is none."""
+    return _read_verdict_file(folder).get("diagnosis")
+
+
+def is_outdated(folder: Path) -> bool:
+    """Return whether more evidence of an attempt has arrived since its diagnosis; False: there is none."""
+    verdict = _read_verdict_file(folder)
+    return bool(verdict) and verdict.get("basis") != evidence_of(folder)
+
+
+def _read_verdict_file(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / VERDICT_FILE).read_bytes())
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}

@@ -27,10 +27,8 @@ from ascendrun.head.protocol.control_messages import Fetch, FetchReply, Put
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import AgentConnection, Reply
-from ascendrun.head.spool.input_transfer import send
-from ascendrun.head.spool.output_transfer import transfer
-from ascendrun.head.spool.pull_limits import free_bytes_beyond
-from ascendrun.head.spool.transfer import TRIES, Ask, Progress, TransferError, disk_full
+from ascendrun.head.spool.collector import free_bytes_beyond
+from ascendrun.head.spool.transfer import TRIES, Ask, Progress, TransferError, disk_full, fetch_files, send_files
 from ascendrun.head.state.outputs import outputs_dir, read_waiting, waiting_file, waiting_jobs
 from ascendrun.node.files import write_json
 from ascendrun.text import Text
@@ -93,8 +91,10 @@ class _Transfer:
     def move(self, ask: Ask, admit: Callable[[int, int], None], report: Callable[[Progress], None]) -> Progress:
         """Do the transfer. Raises TransferError."""
         if self.sends:
-            return send(ask, self.outputs.run, list(map(Path, self.patterns)), str(self.folder), report=report)
-        return transfer(ask, self.outputs.run, self.patterns, self.folder, strip=self.strip, admit=admit, report=report)
+            return send_files(ask, self.outputs.run, list(map(Path, self.patterns)), str(self.folder), report=report)
+        return fetch_files(
+            ask, self.outputs.run, self.patterns, self.folder, strip=self.strip, admit=admit, report=report
+        )
 
     def reply(self, *, ended: bool = False, problem: Failure | None = None) -> FetchReply:
         one = self.progress

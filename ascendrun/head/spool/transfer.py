@@ -1,7 +1,7 @@
-"""Bytes of files between this machine and a node: in blocks from an offset, resumable, verified by their hash.
+"""Files between this machine and a node: in blocks from an offset, resumable, verified by their hash.
 
-The contract is in node/agent/transfer.py. What differs stays with the callers: which files, where they go and what is
-too much (output_transfer.py, input_transfer.py), and the job's directories as one file each (survey/staging.py).
+The contract is in node/agent/transfer.py. `fetch_files` fetches those of a run that match patterns, `send_files` sends
+files and directories of a command; survey/staging.py sends the job's directories as one file each.
 
 A file from a node is incomplete as `.ascendrun-part-…` next to its place, under a name that its path, size and time
 decide; so a later transfer continues it only if the file on the node is the same.
@@ -12,20 +12,23 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Generator
+import posixpath
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Protocol, Union
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.node_messages import Failure
-from ascendrun.head.protocol.file_messages import PutFile, PutFileReply, PutTree, ReadOutput
+from ascendrun.head.protocol.file_messages import Outputs, PutFile, PutFileReply, PutTree, ReadOutput
 from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.node.agent.transfer import is_complete
 from ascendrun.node.files import BLOCK_BYTES, hash_start, sync_dir, write_all
 from ascendrun.text import Text
 
+LIST_S = 120.0
 BLOCK_S = 60.0
 HASH_BYTES_PER_S = 20 << 20
 """Slowest disk for which a hash is awaited."""
@@ -70,7 +73,64 @@ class Progress:
     missing: tuple[str, ...] = ()
 
 
+Report = Callable[[Progress], None]
+Move = Callable[[Callable[[int], None]], None]
+"""Moves a file; calls its argument with the bytes of it that have arrived."""
+
+
+def _move_all(moves: Sequence[tuple[int, Move]], progress: Progress, report: Report) -> Progress:
+    """Move files, (bytes, how) each, one after the other."""
+    report(progress)
+    for size, move in moves:
+
+        def arrived(have: int, before: Progress = progress) -> None:
+            report(replace(before, done_bytes=before.done_bytes + have))
+
+        move(arrived)
+        progress = replace(progress, files=progress.files + 1, done_bytes=progress.done_bytes + size)
+        report(progress)
+    return progress
+
+
 # From a node
+
+
+def fetch_files(
+    ask: Ask,
+    run: str | None,
+    patterns: Sequence[str],
+    into: Path,
+    *,
+    strip: str = "",
+    admit: Callable[[int, int], None] = lambda total, missing: None,
+    report: Report = lambda progress: None,
+) -> Progress:
+    """Fetch the files of a run that match into a directory. Raises TransferError; another call continues.
+
+    `strip`: start of the paths that is omitted in the directory.
+    `admit(total bytes, bytes that are not here)` raises TransferError if that is too much.
+    """
+    listing = message_of(ask(Outputs(run, tuple(patterns)), deadline_s=LIST_S))
+    files = [
+        RemoteFile(path, size, mtime_ns, _target(into, path[len(strip) :] if path.startswith(strip) else path))
+        for path, size, mtime_ns in listing.files
+    ]
+    total = sum(file.size for file in files)
+    try:
+        admit(total, sum(file.missing_bytes for file in files))
+        moves = [(file.size, partial(_fetch_file, ask, run, file)) for file in files]
+        return _move_all(moves, Progress(0, len(files), 0, total, listing.missing), report)
+    except OSError as error:
+        raise TransferError(not_written(error, into)) from error
+
+
+def _target(into: Path, path: str) -> Path:
+    """Return the place of a file below a directory, whatever a node sends."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not parts or ".." in parts or "\0" in path:
+        reason = Text("outputs.invalid-path", "invalid path {path:quote}", path=path)
+        raise TransferError(Failure("invalid-reply", reason))
+    return into.joinpath(*parts)
 
 
 @dataclass(frozen=True)
@@ -104,8 +164,10 @@ class RemoteFile:
             return self.size
 
 
-def fetch_file(ask: Ask, run: str | None, file: RemoteFile, arrived: Callable[[int], None]) -> None:
-    """Fetch one file; if it changes meanwhile, as it is then. Raises TransferError, OSError."""
+def _fetch_file(ask: Ask, run: str | None, file: RemoteFile, arrived: Callable[[int], None]) -> None:
+    """Fetch one file that is not here; if it changes meanwhile, as it is then. Raises TransferError, OSError."""
+    if file.is_here:
+        return
     make_folder(file.target.parent)
     for _ in range(TRIES):
         for other in file.target.parent.glob(f"{file.part_prefix}*"):
@@ -153,6 +215,47 @@ def _fetch_blocks(
 # To a node
 
 
+def send_files(
+    ask: Ask, run: str | None, files: Sequence[Path], folder: str, *, report: Report = lambda progress: None
+) -> Progress:
+    """Send files, and directories with all files below them, to a directory of a node. Raises TransferError; another
+    call continues. `run`: as for PutFile. Links to files are followed, links to directories are not."""
+    try:
+        moves: list[tuple[int, Move]] = []
+        for path, name in (found for top in files for found in _list_files(top)):
+            facts, target = path.stat(), posixpath.join(folder, name)
+            request = PutFile(run, target, facts.st_size, facts.st_mtime_ns, facts.st_mode & 0o777)
+            moves.append((request.size_bytes, partial(_send_one, ask, path, request)))
+        return _move_all(moves, Progress(0, len(moves), 0, sum(size for size, _ in moves)), report)
+    except OSError as error:
+        what = Text("outputs.io-error", "{path}: {error}", path=error.filename, error=error.strerror)
+        raise TransferError(Failure("io-error", what)) from error
+
+
+def _list_files(top: Path) -> Iterator[tuple[Path, str]]:
+    """Yield files and their names on the node, below the target directory."""
+    if not top.is_dir():
+        yield top, top.name
+        return
+    for base, folders, names in os.walk(top):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(base, name)
+            if path.is_file():
+                yield path, posixpath.join(top.name, path.relative_to(top).as_posix())
+
+
+def _send_one(ask: Ask, path: Path, request: PutFile, arrived: Callable[[int], None]) -> None:
+    steps = send_file(path, request, arrived)
+    reply: Any = None
+    while True:
+        try:
+            step, body, seconds = steps.send(reply)
+        except StopIteration:
+            return
+        reply = ask(step, deadline_s=seconds, body=body)
+
+
 def send_file(path: Path, request: Put, arrived: Callable[[int], None]) -> Steps:
     """Send a file of this machine from the byte on that the node lacks. `request`: its size, its time and its place
     there. The file of a tree is named after its content."""
@@ -193,17 +296,6 @@ def _put(
 ) -> Generator[tuple[Put, bytes, float], Reply[PutFileReply], tuple[int, bool]]:
     message = message_of((yield request, body, seconds))
     return message.have, message.done
-
-
-def run_steps(ask: Ask, steps: Steps) -> None:
-    """Do the steps in this thread. Raises TransferError, OSError."""
-    reply: Any = None
-    while True:
-        try:
-            request, body, seconds = steps.send(reply)
-        except StopIteration:
-            return
-        reply = ask(request, deadline_s=seconds, body=body)
 
 
 def make_folder(folder: Path) -> None:

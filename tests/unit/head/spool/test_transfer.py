@@ -22,10 +22,8 @@ from ascendrun.head.protocol.control_messages import Fetch, FetchReply
 from ascendrun.head.protocol.file_messages import Outputs, OutputsReply, PutFile, PutFileReply
 from ascendrun.head.protocol.messages import Request
 from ascendrun.head.protocol.remote import Reply
-from ascendrun.head.spool.input_transfer import send
 from ascendrun.head.spool.output_fetch import JobOutputs, OutputFetcher
-from ascendrun.head.spool.output_transfer import transfer
-from ascendrun.head.spool.transfer import PART, TransferError
+from ascendrun.head.spool.transfer import PART, TransferError, fetch_files, send_files
 from ascendrun.head.state.outputs import outputs_dir, read_waiting, waiting_jobs
 from ascendrun.node import layout
 from ascendrun.node.agent.transfer import list_outputs, put_file, read_output
@@ -89,10 +87,10 @@ class Node:
         return Reply(None, error=LOST) if number in self.cuts else Reply(PutFileReply.from_header(fields))
 
     def send(self, folder: str, *files: Path) -> Any:
-        return send(self.ask, RUN, files, folder)
+        return send_files(self.ask, RUN, files, folder)
 
     def fetch(self, into: Path, *patterns: str) -> Any:
-        return transfer(self.ask, RUN, patterns, into)
+        return fetch_files(self.ask, RUN, patterns, into)
 
 
 @pytest.fixture
@@ -160,7 +158,7 @@ def test_patterns_name_files_and_nothing_that_was_staged(node: Node, tmp_path: P
     assert progress.missing == ("none*", "train.py")
     evil = OutputsReply(folder="", files=(("../../evil", 1, 1),), missing=())
     with pytest.raises(TransferError, match="invalid path"):
-        transfer(lambda request, *, deadline_s: Reply(evil), RUN, ["x"], tmp_path / "into")  # type: ignore[arg-type]
+        fetch_files(lambda request, *, deadline_s: Reply(evil), RUN, ["x"], tmp_path / "into")  # type: ignore[arg-type]
 
 
 def test_what_is_sent_is_cut_three_times_and_arrives_whole_with_at_most_one_block_twice_each(
