@@ -10,8 +10,7 @@ import re
 import subprocess
 import time
 
-from ascendrun.head.survey.doctor import CONNECT_LIGHT_S, LIGHT_S, SPARE_S
-from ascendrun.head.survey.doctor import STARTED_S
+from ascendrun.head.survey.doctor import CONNECT_LIGHT_S, LIGHT_S, SPARE_S, STARTED_S
 from ascendrun.sim.ascend import control
 from ascendrun.sim.ascend.scenario import Scenario
 from tests.lib.vcluster.npus import install_on
