@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ascendrun.ascend.compatibility import HDK_HINT, INCOMPATIBLE, UNKNOWN, VersionFact, Versions, compare_versions
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.survey.check_context import CheckContext, check, differing, finding, npu_nodes
+from ascendrun.health.survey.check_context import CheckContext, check, differing, finding, npu_check
 from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.text import Text
 
@@ -48,23 +48,22 @@ def _cann(facts: NodeFacts) -> str | None:
     return facts.npu.cann.version if facts.npu.cann is not None else None
 
 
-@check(
+@npu_check(
     "version-compatibility",
     "driver, firmware, CANN, torch_npu, torch and Python are compatible",
     *(code for code, _ in _INCOMPATIBLE.values()),
     "versions-unproven",
 )
-def check_version_compatibility(context: CheckContext) -> Iterator[Finding]:
-    for host, facts in npu_nodes(context):
-        facts_of_pairs = compare_versions(versions_of(facts))
-        for fact in facts_of_pairs:
-            if fact.outcome == INCOMPATIBLE and fact.pair in _INCOMPATIBLE:
-                code, severity = _INCOMPATIBLE[fact.pair]
-                yield _version_finding(code, severity, host, fact)
-            elif fact.outcome == UNKNOWN and fact.pair in _UNPROVEN:
-                yield _version_finding("versions-unproven", Severity.NOTE, host, fact)
-        if not any(fact.outcome == INCOMPATIBLE and fact.pair == "driver/firmware" for fact in facts_of_pairs):
-            yield from _boards(host, facts)
+def check_version_compatibility(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
+    facts_of_pairs = compare_versions(versions_of(facts))
+    for fact in facts_of_pairs:
+        if fact.outcome == INCOMPATIBLE and fact.pair in _INCOMPATIBLE:
+            code, severity = _INCOMPATIBLE[fact.pair]
+            yield _version_finding(code, severity, host, fact)
+        elif fact.outcome == UNKNOWN and fact.pair in _UNPROVEN:
+            yield _version_finding("versions-unproven", Severity.NOTE, host, fact)
+    if not any(fact.outcome == INCOMPATIBLE and fact.pair == "driver/firmware" for fact in facts_of_pairs):
+        yield from _boards(host, facts)
 
 
 def _version_finding(code: str, severity: Severity, host: str, fact: VersionFact) -> Finding:
@@ -103,16 +102,15 @@ def versions_of(facts: NodeFacts) -> Versions:
     )
 
 
-@check("cann-mixed", "the components of CANN are of one release", "cann-mixed")
-def check_cann_mixed(context: CheckContext) -> Iterator[Finding]:
+@npu_check("cann-mixed", "the components of CANN are of one release", "cann-mixed")
+def check_cann_mixed(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     """Find components of two CANN releases in one directory: an incomplete upgrade."""
-    for host, facts in npu_nodes(context):
-        shell = facts.npu.shell_cann
-        versions = shell.components.cann_versions if shell is not None and shell.components is not None else ()
-        if len(versions) > 1 and shell is not None and shell.components is not None:
-            lines = tuple(f"{one.name}: {one.cann_version}" for one in shell.components.components)
-            evidence = lines[:8]
-            yield finding("cann-mixed", Severity.WARN, host, evidence, versions=tuple(versions), home=shell.home or "")
+    shell = facts.npu.shell_cann
+    versions = shell.components.cann_versions if shell is not None and shell.components is not None else ()
+    if len(versions) > 1 and shell is not None and shell.components is not None:
+        lines = tuple(f"{one.name}: {one.cann_version}" for one in shell.components.components)
+        evidence = lines[:8]
+        yield finding("cann-mixed", Severity.WARN, host, evidence, versions=tuple(versions), home=shell.home or "")
 
 
 @check(

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Callable
 
 from ascendrun.ascend.hccn import LinkHistory, Optical
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.survey.check_context import CheckContext, check, compare, finding, is_many, npu_nodes, severity_at
+from ascendrun.health.survey.check_context import (
+    CheckContext,
+    check,
+    check_each,
+    compare,
+    finding,
+    is_many,
+    npu_check,
+    npu_nodes,
+    severity_at,
+)
+from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.health.survey.npu_facts import Port, PortPing, chip_of_node
 from ascendrun.text import Text
 
@@ -29,69 +41,80 @@ def port_nodes(context: CheckContext) -> Iterator[tuple[str, Mapping[int, Port]]
             yield host, facts.npu.ports.ports
 
 
-def _severity(context: CheckContext, host: str, devices: Mapping[int, object]) -> Severity:
-    """Return the severity: a job on one node uses internal links, not these ports."""
-    return severity_at(context, host, devices) if is_many(context) else Severity.NOTE
+port_check = check_each(port_nodes)
 
 
-@check("hccn-tool", "hccn_tool works", "hccn-hangs hccn-refused")
-def check_tool(context: CheckContext) -> Iterator[Finding]:
-    for host, facts in npu_nodes(context):
-        ports, table = facts.npu.ports, facts.npu.table
-        if ports is None or (table is not None and table.info is not None and table.info.errors):
-            if "hccn" in facts.late and facts.npu.has_any:
-                yield finding("hccn-hangs", Severity.FAIL if is_many(context) else Severity.NOTE, host)
-            continue  # without the driver, its other tool has no results
-        if ports.hung or "hccn" in facts.late:
-            severity = Severity.FAIL if is_many(context) else Severity.NOTE
-            yield finding("hccn-hangs", severity, host, evidence=ports.hung[:3])
-        refused = [error for error in ports.errors if error.kind == "permission"]
-        if refused:
-            yield finding("hccn-refused", Severity.NOTE, host, evidence=(refused[0].text,), user=facts.user or "?")
+def _faulty(
+    context: CheckContext,
+    host: str,
+    code: str,
+    faults: Mapping[int, str | Text | None],
+    severity: Severity | None = None,
+    **values: Any,
+) -> Iterator[Finding]:
+    """Yield the finding for devices with a fault, if any, with at most four lines of evidence.
+
+    `severity` None: it prevents a job of several nodes; a job on one node uses internal links, not these ports.
+    """
+    if faults:
+        severe = severity_at(context, host, faults) if is_many(context) else Severity.NOTE
+        lines = [line for line in list(faults.values())[:4] if line is not None]
+        named = {"devices": tuple(sorted(faults)), "first": min(faults)}
+        yield finding(code, severity or severe, host, lines, **named, **values)
 
 
-@check("device-links", "the link of every NPU port is up", "device-link-down")
-def check_links(context: CheckContext) -> Iterator[Finding]:
-    for host, ports in port_nodes(context):
-        down = {device: port for device, port in ports.items() if port.link is not None and port.link.is_up is False}
-        if down:
-            evidence = tuple(f"hccn_tool -i {device} -link -g: link status: DOWN" for device in list(down)[:4])
-            yield finding("device-link-down", _severity(context, host, down), host, evidence, **_named(down))
+def _risk(context: CheckContext) -> Severity:
+    return Severity.WARN if is_many(context) else Severity.NOTE
 
 
-@check("device-flaps", "the links of the NPU ports stay up", "device-link-flaps", is_full=True)
-def check_flaps(context: CheckContext) -> Iterator[Finding]:
+@npu_check("hccn-tool", "hccn_tool works", "hccn-hangs hccn-refused")
+def check_tool(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
+    ports, table = facts.npu.ports, facts.npu.table
+    severity = Severity.FAIL if is_many(context) else Severity.NOTE
+    if ports is None or (table is not None and table.info is not None and table.info.errors):
+        if "hccn" in facts.late and facts.npu.has_any:
+            yield finding("hccn-hangs", severity, host)
+        return  # without the driver, its other tool has no results
+    if ports.hung or "hccn" in facts.late:
+        yield finding("hccn-hangs", severity, host, evidence=ports.hung[:3])
+    refused = [error for error in ports.errors if error.kind == "permission"]
+    if refused:
+        yield finding("hccn-refused", Severity.NOTE, host, evidence=(refused[0].text,), user=facts.user or "?")
+
+
+@port_check("device-links", "the link of every NPU port is up", "device-link-down")
+def check_links(context: CheckContext, host: str, ports: Mapping[int, Port]) -> Iterator[Finding]:
+    down = {
+        device: f"hccn_tool -i {device} -link -g: link status: DOWN"
+        for device, port in ports.items()
+        if port.link is not None and port.link.is_up is False
+    }
+    yield from _faulty(context, host, "device-link-down", down)
+
+
+@port_check("device-flaps", "the links of the NPU ports stay up", "device-link-flaps", is_full=True)
+def check_flaps(context: CheckContext, host: str, ports: Mapping[int, Port]) -> Iterator[Finding]:
     """Find links that go down repeatedly: collectives time out, although each check finds them up."""
-    for host, ports in port_nodes(context):
-        flaps = {device: _downs(port.history) for device, port in ports.items()}
-        restless = {device: count for device, count in flaps.items() if count >= FLAPS}
-        if restless:
-            evidence = tuple(
-                Text(
-                    "doctor.link-flaps",
-                    "device {device}: down {count:plural time times} within a day",
-                    device=device,
-                    count=count,
-                )
-                for device, count in restless.items()
-            )[:4]
-            severity = Severity.WARN if is_many(context) else Severity.NOTE
-            yield finding("device-link-flaps", severity, host, evidence, **_named(restless))
+    flaps = {device: _downs(port.history) for device, port in ports.items()}
+    restless = {
+        device: Text(
+            "doctor.link-flaps",
+            "device {device}: down {count:plural time times} within a day",
+            device=device,
+            count=count,
+        )
+        for device, count in flaps.items()
+        if count >= FLAPS
+    }
+    yield from _faulty(context, host, "device-link-flaps", restless, _risk(context))
 
 
 def _downs(history: LinkHistory | None) -> int:
     """Return how often the link went down within the last day; 0 if unknown."""
     if history is None or history.now is None:
         return 0
-    return sum(
-        1
-        for change in history.changes or ()
-        if not change.is_up and 0 <= (history.now - change.at).total_seconds() <= DAY_S
-    )
-
-
-def _named(devices: Mapping[int, object]) -> dict[str, Any]:
-    return {"devices": tuple(sorted(devices)), "first": min(devices)}
+    ages_s = [(history.now - change.at).total_seconds() for change in history.changes or () if not change.is_up]
+    return sum(1 for age_s in ages_s if 0 <= age_s <= DAY_S)
 
 
 @check(
@@ -100,141 +123,111 @@ def _named(devices: Mapping[int, object]) -> dict[str, Any]:
     "device-ip-missing device-ip-twice hccn-conf-stale",
 )
 def check_addresses(context: CheckContext) -> Iterator[Finding]:
-    holders: dict[str, list[str]] = {}
+    holders: dict[str, list[tuple[str, int]]] = {}
     for host, ports in port_nodes(context):
-        unset = {device: port for device, port in ports.items() if port.has_no_address}
+        files = context.facts[host].npu.files
+        conf = files.hccn_conf.ports if files is not None and files.hccn_conf is not None else {}
+        configured = {device: port.address or port.address_inet6 for device, port in conf.items()}
+        unset = [device for device, port in ports.items() if port.has_no_address]
+        lines = [f"/etc/hccn.conf: address_{device}={configured[device]}" for device in unset if configured.get(device)]
         if unset and is_many(context):
-            evidence = _conf_lines(context, host, unset)
-            yield finding("device-ip-missing", _severity(context, host, unset), host, evidence, **_named(unset))
-        yield from _conf_differs(context, host, ports)
+            severity, named = severity_at(context, host, unset), {"devices": tuple(sorted(unset)), "first": min(unset)}
+            yield finding("device-ip-missing", severity, host, lines[:4], **named)
+        stale = {
+            device: Text(
+                "doctor.port-address",
+                "device {device}: {address}, in /etc/hccn.conf {configured}",
+                device=device,
+                address=port.address,
+                configured=configured[device],
+            )
+            for device, port in ports.items()
+            if port.address and configured.get(device) not in (None, port.address)
+        }
+        yield from _faulty(context, host, "hccn-conf-stale", stale, _risk(context))
         for device, port in ports.items():
             if port.address is not None:
-                holders.setdefault(port.address, []).append(f"{host} {device}")
+                holders.setdefault(port.address, []).append((host, device))
     for address, places in holders.items():
         if len(places) > 1:
-            hosts = tuple(dict.fromkeys(place.rpartition(" ")[0] for place in places))
+            hosts = tuple(dict.fromkeys(host for host, _ in places))
             severity = Severity.FAIL if context.job is not None or len(hosts) == 1 else Severity.WARN
-            lines = tuple(f"{place.rpartition(' ')[0]}: device {place.rpartition(' ')[2]}" for place in places)
+            lines = [f"{host}: device {device}" for host, device in places]
             yield finding("device-ip-twice", severity, hosts, lines, address=address)
-
-
-def _conf_of(context: CheckContext, host: str) -> Mapping[int, str | None]:
-    files = context.facts[host].npu.files
-    conf = files.hccn_conf if files is not None else None
-    return (
-        {device: port.address or port.address_inet6 for device, port in conf.ports.items()} if conf is not None else {}
-    )
-
-
-def _conf_lines(context: CheckContext, host: str, devices: Mapping[int, object]) -> tuple[str, ...]:
-    conf = _conf_of(context, host)
-    return tuple(f"/etc/hccn.conf: address_{device}={conf[device]}" for device in devices if conf.get(device))[:4]
-
-
-def _conf_differs(context: CheckContext, host: str, ports: Mapping[int, Port]) -> Iterator[Finding]:
-    conf = _conf_of(context, host)
-    stale = {
-        device: Text(
-            "doctor.port-address",
-            "device {device}: {address}, in /etc/hccn.conf {configured}",
-            device=device,
-            address=port.address,
-            configured=conf[device],
-        )
-        for device, port in ports.items()
-        if port.address and conf.get(device) not in (None, port.address)
-    }
-    if stale:
-        severity = Severity.WARN if is_many(context) else Severity.NOTE
-        yield finding("hccn-conf-stale", severity, host, evidence=tuple(stale.values())[:4], **_named(stale))
 
 
 @check("device-address-family", "the addresses of NPU ports are of one family", "device-ip-family")
 def check_address_family(context: CheckContext) -> Iterator[Finding]:
     """Find device addresses of two families in one job, which HCCL rejects."""
-    families = {
-        f"{host} {device}": "IPv6" if ":" in port.address else "IPv4"
-        for host, ports in port_nodes(context)
-        for device, port in ports.items()
-        if port.address is not None
-    }
-    yield from _outliers(context, families, "device-ip-family")
+    yield from _outliers(
+        context,
+        "device-ip-family",
+        lambda port: None if port.address is None else "IPv6" if ":" in port.address else "IPv4",
+    )
 
 
 @check("device-tls", "TLS is on or off on all NPU ports", "device-tls-differs")
 def check_tls(context: CheckContext) -> Iterator[Finding]:
     """Find TLS switches that differ; all ranks must agree (EI0016)."""
-    switches = {
-        f"{host} {device}": "on" if port.tls.is_enabled else "off"
+    yield from _outliers(
+        context,
+        "device-tls-differs",
+        lambda port: (
+            None if port.tls is None or port.tls.is_enabled is None else "on" if port.tls.is_enabled else "off"
+        ),
+    )
+
+
+def _outliers(context: CheckContext, code: str, value_of: Callable[[Port], str | None]) -> Iterator[Finding]:
+    """Yield a finding for each host and value of ports that differ from the majority."""
+    values = {
+        (host, device): value
         for host, ports in port_nodes(context)
         for device, port in ports.items()
-        if port.tls is not None and port.tls.is_enabled is not None
+        if (value := value_of(port)) is not None
     }
-    yield from _outliers(context, switches, "device-tls-differs")
-
-
-def _outliers(context: CheckContext, values: Mapping[str, str], code: str) -> Iterator[Finding]:
-    """Yield a finding for each host and value of ports ("host device") that differ from the majority."""
     same = compare(values)
     for value, places in same.others if same else ():
-        by_host: dict[str, dict[int, str]] = {}
-        for place in places:
-            host, _, device = place.rpartition(" ")
-            by_host.setdefault(host, {})[int(device)] = value
-        for host, devices in by_host.items():
-            majority = same.majority if same else ""
-            yield finding(
-                code,
-                _severity(context, host, devices),
-                host,
-                evidence=(
-                    Text(
-                        "doctor.ports-differ",
-                        "{count} of {total} ports: {value}",
-                        count=len(places),
-                        total=len(values),
-                        value=value,
-                    ),
-                ),
-                **_named(devices),
-                value=value,
-                majority=majority,
-                switch=1 if majority == "on" else 0,
-            )
+        line = Text(
+            "doctor.ports-differ",
+            "{count} of {total} ports: {value}",
+            count=len(places),
+            total=len(values),
+            value=value,
+        )
+        majority = same.majority if same else ""
+        more = {"value": value, "majority": majority, "switch": 1 if majority == "on" else 0}
+        for host in dict.fromkeys(host for host, _ in places):
+            faults = {device: None for where, device in places if where == host}
+            for one in _faulty(context, host, code, faults, **more):
+                yield replace(one, evidence=(line,))
 
 
-@check("net-health", "the NPU ports reach their gateway", "device-net-health", is_full=True)
-def check_net_health(context: CheckContext) -> Iterator[Finding]:
+@port_check("net-health", "the NPU ports reach their gateway", "device-net-health", is_full=True)
+def check_net_health(context: CheckContext, host: str, ports: Mapping[int, Port]) -> Iterator[Finding]:
     """Report the driver's gateway test; a warning, since a wrong netdetect address has the same result."""
-    for host, ports in port_nodes(context):
-        groups: dict[str, dict[int, Port]] = {}
-        for device, port in ports.items():
-            word = port.net_health.status if port.net_health is not None else None
-            if word in NET_HEALTH_BAD and not port.has_no_address and (port.link is None or port.link.is_up):
-                groups.setdefault(str(word), {})[device] = port
-        for word, devices in groups.items():
-            severity = Severity.WARN if is_many(context) else Severity.NOTE
-            yield finding("device-net-health", severity, host, **_named(devices), status=word)
+    groups: dict[str, dict[int, None]] = {}
+    for device, port in ports.items():
+        word = port.net_health.status if port.net_health is not None else None
+        if word in NET_HEALTH_BAD and not port.has_no_address and (port.link is None or port.link.is_up):
+            groups.setdefault(str(word), {})[device] = None
+    for word, devices in groups.items():
+        yield from _faulty(context, host, "device-net-health", devices, _risk(context), status=word)
 
 
-@check(
+@port_check(
     "device-cables",
     "the NPU ports use FEC and their optical modules work",
     "device-fec-off device-optical",
     is_full=True,
 )
-def check_cables(context: CheckContext) -> Iterator[Finding]:
-    for host, ports in port_nodes(context):
-        bare = {
-            device: port for device, port in ports.items() if port.fec is not None and port.fec.mode == "no FEC mode"
-        }
-        if bare:
-            yield finding("device-fec-off", Severity.WARN, host, **_named(bare))
-        faults = {
-            device: fault for device, port in ports.items() for fault in [_optical_fault(device, port.optical)] if fault
-        }
-        if faults:
-            yield finding("device-optical", Severity.WARN, host, evidence=tuple(faults.values())[:4], **_named(faults))
+def check_cables(context: CheckContext, host: str, ports: Mapping[int, Port]) -> Iterator[Finding]:
+    fecs = {device: port.fec.mode for device, port in ports.items() if port.fec is not None}
+    bare = {device: None for device, mode in fecs.items() if mode == "no FEC mode"}
+    yield from _faulty(context, host, "device-fec-off", bare, Severity.WARN)
+    optical = {device: _optical_fault(device, port.optical) for device, port in ports.items()}
+    faults = {device: fault for device, fault in optical.items() if fault is not None}
+    yield from _faulty(context, host, "device-optical", faults, Severity.WARN)
 
 
 def _optical_fault(device: int, optical: Optical | None) -> Text | None:
@@ -270,16 +263,15 @@ def check_ping(context: CheckContext) -> Iterator[Finding]:
         if port.address
     }
     for host, _ in port_nodes(context):
-        failed = [one for one in context.facts[host].npu.pings or () if _is_lost(one)]
-        lossy = [one for one in failed if one.ping is not None and one.ping.received]
-        for code, pings in (
-            ("device-ping-loss", lossy),
-            ("device-unreachable", [one for one in failed if one not in lossy]),
-        ):
-            if pings:
-                devices = {one.device: one for one in pings}
-                evidence = tuple(_ping_line(one, owners) for one in pings[:4])
-                yield finding(code, _severity(context, host, devices), host, evidence, **_named(devices))
+        for code, is_lossy in (("device-ping-loss", True), ("device-unreachable", False)):
+            failed = [
+                one
+                for one in context.facts[host].npu.pings or ()
+                if _is_lost(one) and is_lossy is bool(one.ping is not None and one.ping.received)
+            ]
+            lines = [_ping_line(one, owners) for one in failed[:4]]
+            for found in _faulty(context, host, code, dict.fromkeys(one.device for one in failed)):
+                yield replace(found, evidence=tuple(lines))
 
 
 def _is_lost(one: PortPing) -> bool:

@@ -10,7 +10,7 @@ from ascendrun.ascend.compatibility import minimum_for, too_old_for
 from ascendrun.ascend.variables import check_environment
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.env_view import AGENT_DIRECTORY, NOT_SET, is_secret
-from ascendrun.health.survey.check_context import CheckContext, check, compare, finding
+from ascendrun.health.survey.check_context import CheckContext, check, compare, finding, node_check
 from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.health.survey.npu_facts import chip_of_node
 from ascendrun.text import Text
@@ -66,35 +66,33 @@ def check_slow_settings(context: CheckContext) -> Iterator[Finding]:
                 yield finding("variable-slows", Severity.WARN, host, name=name, value=variables[name][:80])
 
 
-@check("threads", "OMP_NUM_THREADS does not exceed the CPUs", "threads-wrong threads-many")
-def check_threads(context: CheckContext) -> Iterator[Finding]:
-    for host, facts in context.facts.items():
-        text = rank_variables(context, host).get("OMP_NUM_THREADS")
-        if text is None or facts.cpus is None:
-            continue
-        first = text.partition(",")[0]
-        if not first.isdigit() or int(first) < 1:
-            yield finding("threads-wrong", Severity.WARN, host, value=text[:40])
-        elif int(first) > facts.cpus:
-            yield finding("threads-many", Severity.WARN, host, value=int(first), cpus=facts.cpus)
+@node_check("threads", "OMP_NUM_THREADS does not exceed the CPUs", "threads-wrong threads-many")
+def check_threads(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
+    text = rank_variables(context, host).get("OMP_NUM_THREADS")
+    if text is None or facts.cpus is None:
+        return
+    first = text.partition(",")[0]
+    if not first.isdigit() or int(first) < 1:
+        yield finding("threads-wrong", Severity.WARN, host, value=text[:40])
+    elif int(first) > facts.cpus:
+        yield finding("threads-many", Severity.WARN, host, value=int(first), cpus=facts.cpus)
 
 
-@check("interfaces", "interfaces named by variables exist", "interface-missing")
-def check_interfaces(context: CheckContext) -> Iterator[Finding]:
+@node_check("interfaces", "interfaces named by variables exist", "interface-missing")
+def check_interfaces(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     """Find variables that name an interface which the node does not have."""
-    for host, facts in context.facts.items():
-        if not facts.addresses:
-            continue
-        for name, value in rank_variables(context, host).items():
-            if name.endswith("_SOCKET_IFNAME") and value and not _names_some(name, value, tuple(facts.addresses)):
-                yield finding(
-                    "interface-missing",
-                    Severity.FAIL,
-                    host,
-                    name=name,
-                    value=value,
-                    interfaces=tuple(sorted(facts.addresses)),
-                )
+    if not facts.addresses:
+        return
+    for name, value in rank_variables(context, host).items():
+        if name.endswith("_SOCKET_IFNAME") and value and not _names_some(name, value, tuple(facts.addresses)):
+            yield finding(
+                "interface-missing",
+                Severity.FAIL,
+                host,
+                name=name,
+                value=value,
+                interfaces=tuple(sorted(facts.addresses)),
+            )
 
 
 def _names_some(name: str, value: str, interfaces: tuple[str, ...]) -> bool:
@@ -107,21 +105,20 @@ def _names_some(name: str, value: str, interfaces: tuple[str, ...]) -> bool:
     return any(interface.startswith(word) for word in words for interface in interfaces)
 
 
-@check("own-address", "HCCL_IF_IP is an address of its node that peers reach", "if-ip-foreign if-ip-elsewhere")
-def check_own_address(context: CheckContext) -> Iterator[Finding]:
+@node_check("own-address", "HCCL_IF_IP is an address of its node that peers reach", "if-ip-foreign if-ip-elsewhere")
+def check_own_address(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     """Check that HCCL_IF_IP is an address of the node on which the other nodes reach it: one value for all nodes is
     wrong, and the first address of `hostname -I` may be a bridge's."""
-    for host, facts in context.facts.items():
-        value = rank_variables(context, host).get("HCCL_IF_IP")
-        if not value or not facts.addresses:
-            continue
-        at = [interface for interface, addresses in facts.addresses.items() if value in addresses]
-        routes = {route.interface for peer, route in (facts.routes or {}).items() if peer in context.facts}
-        if not at:
-            yield finding("if-ip-foreign", Severity.FAIL, host, value=value)
-        elif routes and not routes & set(at):
-            severity = Severity.FAIL if ip_address(value).is_loopback else Severity.WARN
-            yield finding("if-ip-elsewhere", severity, host, value=value, interface=at[0], routes=tuple(sorted(routes)))
+    value = rank_variables(context, host).get("HCCL_IF_IP")
+    if not value or not facts.addresses:
+        return
+    at = [interface for interface, addresses in facts.addresses.items() if value in addresses]
+    routes = {route.interface for peer, route in (facts.routes or {}).items() if peer in context.facts}
+    if not at:
+        yield finding("if-ip-foreign", Severity.FAIL, host, value=value)
+    elif routes and not routes & set(at):
+        severity = Severity.FAIL if ip_address(value).is_loopback else Severity.WARN
+        yield finding("if-ip-elsewhere", severity, host, value=value, interface=at[0], routes=tuple(sorted(routes)))
 
 
 @check("allocator", "driver and CANN support the settings of the allocator", "allocator-setting-new")

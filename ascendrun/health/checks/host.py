@@ -8,7 +8,7 @@ from typing import Callable
 
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.reports import shared_homes
-from ascendrun.health.survey.check_context import CheckContext, check, differing, finding
+from ascendrun.health.survey.check_context import CheckContext, check, differing, finding, node_check
 from ascendrun.health.survey.facts import NodeFacts
 
 CLOCK_NOTE_S, CLOCK_WARN_S = 1.0, 10.0
@@ -110,27 +110,26 @@ def check_user(context: CheckContext) -> Iterator[Finding]:
         yield from differing(context, "uid-differs", Severity.WARN, lambda facts: facts.uid)
 
 
-@check(
+@node_check(
     "limits",
     "the limits of open files, processes and memory are sufficient",
     "limit-files limit-processes limit-locked limit-address-space",
 )
-def check_limits(context: CheckContext) -> Iterator[Finding]:
+def check_limits(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     """Check the non-interactive shell: /etc/security/limits.conf may apply to interactive logins only."""
-    for host, facts in context.facts.items():
-        files = _soft(facts, "NOFILE")
-        if files is not None and files < FILES_GOOD:
-            severity = Severity.WARN if files < FILES_FEW else Severity.NOTE
-            yield finding("limit-files", severity, host, limit=files, good=FILES_GOOD)
-        processes = _soft(facts, "NPROC")
-        if processes is not None and processes < PROCESSES_FEW:
-            yield finding("limit-processes", Severity.WARN, host, limit=processes)
-        locked = _soft(facts, "MEMLOCK")
-        if context.device_type == "cuda" and locked is not None and locked < LOCKED_BYTES_GOOD:
-            yield finding("limit-locked", Severity.NOTE, host, limit=locked)
-        space = _soft(facts, "AS")
-        if space is not None:
-            yield finding("limit-address-space", Severity.WARN, host, limit=space)
+    files = _soft(facts, "NOFILE")
+    if files is not None and files < FILES_GOOD:
+        severity = Severity.WARN if files < FILES_FEW else Severity.NOTE
+        yield finding("limit-files", severity, host, limit=files, good=FILES_GOOD)
+    processes = _soft(facts, "NPROC")
+    if processes is not None and processes < PROCESSES_FEW:
+        yield finding("limit-processes", Severity.WARN, host, limit=processes)
+    locked = _soft(facts, "MEMLOCK")
+    if context.device_type == "cuda" and locked is not None and locked < LOCKED_BYTES_GOOD:
+        yield finding("limit-locked", Severity.NOTE, host, limit=locked)
+    space = _soft(facts, "AS")
+    if space is not None:
+        yield finding("limit-address-space", Severity.WARN, host, limit=space)
 
 
 @check("limits-consistency", "the limits are the same on all nodes", "limits-differ")
@@ -153,17 +152,16 @@ def _soft(facts: NodeFacts, name: str) -> int | None:
     return (facts.limits or {}).get(name, (None, None))[0]
 
 
-@check("sshd", "sshd accepts the connections of several users in parallel", "sshd-startups sshd-sessions")
-def check_sshd(context: CheckContext) -> Iterator[Finding]:
-    for host, facts in context.facts.items():
-        if facts.sshd is None:
-            continue
-        first = (facts.sshd.max_startups or "").partition(":")[0]
-        if first.isdigit() and 0 < int(first) < STARTUPS_FEW:
-            yield finding("sshd-startups", Severity.WARN, host, limit=facts.sshd.max_startups or "")
-        sessions = facts.sshd.max_sessions
-        if sessions is not None and sessions < SESSIONS_FEW:
-            yield finding("sshd-sessions", Severity.WARN, host, limit=sessions)
+@node_check("sshd", "sshd accepts the connections of several users in parallel", "sshd-startups sshd-sessions")
+def check_sshd(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
+    if facts.sshd is None:
+        return
+    first = (facts.sshd.max_startups or "").partition(":")[0]
+    if first.isdigit() and 0 < int(first) < STARTUPS_FEW:
+        yield finding("sshd-startups", Severity.WARN, host, limit=facts.sshd.max_startups or "")
+    sessions = facts.sshd.max_sessions
+    if sessions is not None and sessions < SESSIONS_FEW:
+        yield finding("sshd-sessions", Severity.WARN, host, limit=sessions)
 
 
 @check("device-lease", "no other run has leased the devices of the job", "device-leased")
@@ -208,11 +206,10 @@ def check_gpu_processes(context: CheckContext) -> Iterator[Finding]:
             )
 
 
-@check("logind", "logind does not kill a job when its SSH connection closes", "kill-user-processes")
-def check_logind(context: CheckContext) -> Iterator[Finding]:
+@node_check("logind", "logind does not kill a job when its SSH connection closes", "kill-user-processes")
+def check_logind(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     """Check logind, which exempts root and users with lingering enabled."""
-    for host, facts in context.facts.items():
-        if not facts.kills_user_processes or not facts.user or facts.uid in (None, 0):
-            continue
-        if facts.user not in (facts.lingering_users or ()):
-            yield finding("kill-user-processes", Severity.WARN, host, user=facts.user)
+    if not facts.kills_user_processes or not facts.user or facts.uid in (None, 0):
+        return
+    if facts.user not in (facts.lingering_users or ()):
+        yield finding("kill-user-processes", Severity.WARN, host, user=facts.user)

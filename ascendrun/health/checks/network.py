@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.network import HCCL_FIRST, HCCL_LAST, HCCL_PORTS, MOVES_HCCL, candidate_bases
 from ascendrun.core.reports import Route
-from ascendrun.health.survey.check_context import CheckContext, check, finding
+from ascendrun.health.survey.check_context import CheckContext, check, finding, node_check
 from ascendrun.health.survey.facts import ConnectionTest, NodeFacts, PortHolder
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
@@ -30,19 +30,18 @@ def check_routes(context: CheckContext) -> Iterator[Finding]:
             yield finding("no-route", Severity.FAIL, host, peers=tuple(sorted(lost)))
 
 
-@check("one-interface", "one interface reaches all peers", "several-interfaces")
-def check_one_interface(context: CheckContext) -> Iterator[Finding]:
+@node_check("one-interface", "one interface reaches all peers", "several-interfaces")
+def check_one_interface(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     """Check the interface that collectives bind: it must reach all peers."""
-    for host, facts in context.facts.items():
-        if len(facts.route_kinds) < 2:
-            continue
-        used: dict[str, list[str]] = {}
-        for route, peers in _by_route(facts, context):
-            if route.interface and not _is_loopback(route.source):
-                used.setdefault(route.interface, []).extend(peers)
-        if len(used) > 1:
-            evidence = tuple(f"{name}: {fold_hosts(peers)}" for name, peers in sorted(used.items()))
-            yield finding("several-interfaces", Severity.WARN, host, evidence, interfaces=tuple(sorted(used)))
+    if len(facts.route_kinds) < 2:
+        return
+    used: dict[str, list[str]] = {}
+    for route, peers in _by_route(facts, context):
+        if route.interface and not _is_loopback(route.source):
+            used.setdefault(route.interface, []).extend(peers)
+    if len(used) > 1:
+        evidence = tuple(f"{name}: {fold_hosts(peers)}" for name, peers in sorted(used.items()))
+        yield finding("several-interfaces", Severity.WARN, host, evidence, interfaces=tuple(sorted(used)))
 
 
 def _by_route(facts: NodeFacts, context: CheckContext) -> list[tuple[Route, list[str]]]:
@@ -132,23 +131,22 @@ def _taken(code: str, severity: Severity, host: str, port: int, holder: PortHold
     return finding(code, severity, host, port=port, holder=who)
 
 
-@check(
+@node_check(
     "peer-ports",
     "nodes can connect to each other over TCP on the ports of a job",
     "peer-timeout peer-refuses peer-wrong peer-fails",
 )
-def check_peer_ports(context: CheckContext) -> Iterator[Finding]:
+def check_peer_ports(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     """Evaluate connection tests to a job's ports, except to unreached peers: those have their own findings."""
-    for host, facts in context.facts.items():
-        failed: dict[tuple[str, int], list[ConnectionTest]] = {}
-        for test in facts.connection_tests or ():
-            if test.error is not None and test.peer in context.facts:
-                failed.setdefault((test.code or "failed", test.port), []).append(test)
-        for (code, port), tests in sorted(failed.items()):
-            values = {"peers": tuple(test.peer for test in tests), "port": port, "how": tests[0].error or ""}
-            evidence = tuple(_failed_test(host, test) for test in tests[:4])
-            known = {"silent": "peer-timeout", "refused": "peer-refuses", "wrong-host": "peer-wrong"}
-            yield finding(known.get(code, "peer-fails"), Severity.FAIL, host, evidence=evidence, **values)
+    failed: dict[tuple[str, int], list[ConnectionTest]] = {}
+    for test in facts.connection_tests or ():
+        if test.error is not None and test.peer in context.facts:
+            failed.setdefault((test.code or "failed", test.port), []).append(test)
+    for (code, port), tests in sorted(failed.items()):
+        values = {"peers": tuple(test.peer for test in tests), "port": port, "how": tests[0].error or ""}
+        evidence = tuple(_failed_test(host, test) for test in tests[:4])
+        known = {"silent": "peer-timeout", "refused": "peer-refuses", "wrong-host": "peer-wrong"}
+        yield finding(known.get(code, "peer-fails"), Severity.FAIL, host, evidence=evidence, **values)
 
 
 def _failed_test(host: str, test: ConnectionTest) -> Text:

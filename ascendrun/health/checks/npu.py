@@ -16,11 +16,14 @@ from ascendrun.health.survey.check_context import (
     check,
     compare,
     finding,
+    node_check,
+    npu_check,
     npu_nodes,
     outliers,
     planned_devices,
     severity_at,
 )
+from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.health.survey.npu_facts import NpuFacts, Owner, chips_by_device
 from ascendrun.health.survey.npu_probes import DRIVER_NODES
 from ascendrun.text import Text
@@ -52,36 +55,35 @@ _HEALTH = {
 }
 
 
-@check(
+@node_check(
     "npu-driver",
     "npu-smi reaches the driver and lists the devices",
     "npu-none npu-smi-hangs npu-smi-missing npu-driver-unreachable npu-held-elsewhere",
     "npu-smi-error npu-smi-unreadable driver-incomplete",
 )
-def check_driver(context: CheckContext) -> Iterator[Finding]:
+def check_driver(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     """Check that npu-smi works; report the reason if not."""
-    for host, facts in context.facts.items():
-        table = facts.npu.table
-        if context.device_type == "npu" and facts.npu.has_any is False:
-            yield finding("npu-none", Severity.FAIL, host)
-        if table is None or facts.npu.has_any is False or context.device_type not in (None, "npu"):
-            continue
-        if table.hung:
-            yield finding("npu-smi-hangs", Severity.FAIL, host)
-        elif table.info is None:
-            yield finding("npu-smi-missing", Severity.FAIL, host, devices=facts.npu.davinci)
-        elif table.info.errors:
-            yield _tool_error(host, table.info.errors)
-        elif not table.info.chips:
-            yield finding("npu-smi-unreadable", Severity.FAIL, host, evidence=_some(table.info.unparsed))
-        if table.info is not None and table.info.driver_incomplete:
-            yield finding("driver-incomplete", Severity.WARN, host)
-        elif (
-            facts.npu.files is not None
-            and facts.npu.files.install is not None
-            and facts.npu.files.install.is_complete is False
-        ):
-            yield finding("driver-incomplete", Severity.WARN, host, evidence=("/etc/ascend_install.info",))
+    table = facts.npu.table
+    if context.device_type == "npu" and facts.npu.has_any is False:
+        yield finding("npu-none", Severity.FAIL, host)
+    if table is None or facts.npu.has_any is False or context.device_type not in (None, "npu"):
+        return
+    if table.hung:
+        yield finding("npu-smi-hangs", Severity.FAIL, host)
+    elif table.info is None:
+        yield finding("npu-smi-missing", Severity.FAIL, host, devices=facts.npu.davinci)
+    elif table.info.errors:
+        yield _tool_error(host, table.info.errors)
+    elif not table.info.chips:
+        yield finding("npu-smi-unreadable", Severity.FAIL, host, evidence=_some(table.info.unparsed))
+    if table.info is not None and table.info.driver_incomplete:
+        yield finding("driver-incomplete", Severity.WARN, host)
+    elif (
+        facts.npu.files is not None
+        and facts.npu.files.install is not None
+        and facts.npu.files.install.is_complete is False
+    ):
+        yield finding("driver-incomplete", Severity.WARN, host, evidence=("/etc/ascend_install.info",))
 
 
 def _tool_error(host: str, errors: tuple[ToolError, ...]) -> Finding:
@@ -100,29 +102,28 @@ def _some(lines: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(line.encode("ascii", "backslashreplace").decode()[:120] for line in lines[:2])
 
 
-@check(
+@npu_check(
     "device-files",
     "the driver's files in /dev exist and the user of the job may open them",
     "device-file-missing device-file-closed",
 )
-def check_device_files(context: CheckContext) -> Iterator[Finding]:
+def check_device_files(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     """Check the driver's device files. Without access to one, every rank fails with drvRet=87 or -8005."""
-    for host, facts in npu_nodes(context):
-        devices = facts.npu.devices
-        if devices is None or not facts.npu.has_any:
-            continue
-        missing = [name for name in DRIVER_NODES if name not in devices]
-        if missing:
-            yield finding("device-file-missing", Severity.FAIL, host, files=tuple(missing))
-        if not facts.npu.davinci:
-            yield finding("device-file-missing", Severity.FAIL, host, files=("davinci0",))
-        closed = sorted(name for name, node in devices.items() if not node.is_open)
-        if closed:
-            node = devices[closed[0]]
-            evidence = (f"/dev/{closed[0]}: mode {node.mode:04o}, uid {node.uid}, gid {node.gid}",)
-            yield finding(
-                "device-file-closed", Severity.FAIL, host, evidence, files=tuple(closed), user=facts.user or "USER"
-            )
+    devices = facts.npu.devices
+    if devices is None or not facts.npu.has_any:
+        return
+    missing = [name for name in DRIVER_NODES if name not in devices]
+    if missing:
+        yield finding("device-file-missing", Severity.FAIL, host, files=tuple(missing))
+    if not facts.npu.davinci:
+        yield finding("device-file-missing", Severity.FAIL, host, files=("davinci0",))
+    closed = sorted(name for name, node in devices.items() if not node.is_open)
+    if closed:
+        node = devices[closed[0]]
+        evidence = (f"/dev/{closed[0]}: mode {node.mode:04o}, uid {node.uid}, gid {node.gid}",)
+        yield finding(
+            "device-file-closed", Severity.FAIL, host, evidence, files=tuple(closed), user=facts.user or "USER"
+        )
 
 
 @check("npu-count", "all NPUs are on the bus, and the devices of the job exist", "npu-missing npu-too-few npu-more")
@@ -173,20 +174,19 @@ def _chip_names(facts: NpuFacts) -> str | None:
     return ", ".join(names) or None
 
 
-@check("npu-health", "every NPU reports health OK", *(code for code, _ in _HEALTH.values()), "npu-fault-code")
-def check_health(context: CheckContext) -> Iterator[Finding]:
-    for host, facts in npu_nodes(context):
-        groups: dict[str, dict[int, NpuChip]] = {}
-        for device, chip in chips_by_device(facts.npu).items():
-            if chip.health in _HEALTH:
-                groups.setdefault(chip.health, {})[device] = chip
-        for word, chips in groups.items():
-            code, worst = _HEALTH[word]
-            ids = {chip.npu_id for chip in chips.values()}
-            severity = severity_at(context, host, chips) if worst is Severity.FAIL else worst
-            evidence = [*map(_chip_line, chips.values()), *_code_lines(facts.npu, ids)]
-            yield finding(code, severity, host, evidence, **_named(ids))
-        yield from _fault_codes(context, host, facts.npu)
+@npu_check("npu-health", "every NPU reports health OK", *(code for code, _ in _HEALTH.values()), "npu-fault-code")
+def check_health(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
+    groups: dict[str, dict[int, NpuChip]] = {}
+    for device, chip in chips_by_device(facts.npu).items():
+        if chip.health in _HEALTH:
+            groups.setdefault(chip.health, {})[device] = chip
+    for word, chips in groups.items():
+        code, worst = _HEALTH[word]
+        ids = {chip.npu_id for chip in chips.values()}
+        severity = severity_at(context, host, chips) if worst is Severity.FAIL else worst
+        evidence = [*map(_chip_line, chips.values()), *_code_lines(facts.npu, ids)]
+        yield finding(code, severity, host, evidence, **_named(ids))
+    yield from _fault_codes(context, host, facts.npu)
 
 
 def _named(ids: Iterable[int]) -> dict[str, Any]:
@@ -246,21 +246,22 @@ def _fault_codes(context: CheckContext, host: str, facts: NpuFacts) -> Iterator[
             )
 
 
-@check("ecc", "the NPUs' memory has no ECC errors", "ecc-double ecc-pages-retired ecc-past ecc-single", is_full=True)
-def check_ecc(context: CheckContext) -> Iterator[Finding]:
-    for host, facts in npu_nodes(context):
-        groups: dict[tuple[str, Severity], list[tuple[int, Text]]] = {}
-        for npu_id, chips in (facts.npu.cards.ecc if facts.npu.cards is not None else {}).items():
-            for chip in chips:
-                for memory, counts in (("HBM", chip.hbm), ("DDR", chip.ddr)):
-                    found = _ecc_fault(counts)
-                    if found is not None:
-                        groups.setdefault(found, []).append((npu_id, _ecc_line(npu_id, memory, counts)))
-        for (code, severity), lines in groups.items():
-            ids = [npu_id for npu_id, _ in lines]
-            if severity is Severity.FAIL:
-                severity = severity_at(context, host, _devices_of(facts.npu, ids))
-            yield finding(code, severity, host, evidence=tuple(line for _, line in lines), **_named(ids))
+@npu_check(
+    "ecc", "the NPUs' memory has no ECC errors", "ecc-double ecc-pages-retired ecc-past ecc-single", is_full=True
+)
+def check_ecc(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
+    groups: dict[tuple[str, Severity], list[tuple[int, Text]]] = {}
+    for npu_id, chips in (facts.npu.cards.ecc if facts.npu.cards is not None else {}).items():
+        for chip in chips:
+            for memory, counts in (("HBM", chip.hbm), ("DDR", chip.ddr)):
+                found = _ecc_fault(counts)
+                if found is not None:
+                    groups.setdefault(found, []).append((npu_id, _ecc_line(npu_id, memory, counts)))
+    for (code, severity), lines in groups.items():
+        ids = [npu_id for npu_id, _ in lines]
+        if severity is Severity.FAIL:
+            severity = severity_at(context, host, _devices_of(facts.npu, ids))
+        yield finding(code, severity, host, evidence=tuple(line for _, line in lines), **_named(ids))
 
 
 def _ecc_fault(counts: EccCounts) -> tuple[str, Severity] | None:
@@ -293,64 +294,58 @@ def _devices_of(facts: NpuFacts, npu_ids: Iterable[int]) -> set[int]:
     return {device for device, chip in chips_by_device(facts).items() if chip.npu_id in planned}
 
 
-@check("hbm-size", "the NPUs' memory has its rated size", "hbm-short")
-def check_memory_size(context: CheckContext) -> Iterator[Finding]:
-    for host, facts in npu_nodes(context):
-        short: dict[int, Text] = {}
-        chips = chips_by_device(facts.npu)
-        largest = max((chip.hbm_total_mb or 0 for chip in chips.values()), default=0)
-        for device, chip in chips.items():
-            known = chip_of(chip.name) if chip.name else None
-            memory = known.memory_bytes if known is not None and known.family in RATED else None
-            rated = largest if memory is None else memory >> 20
-            if rated and chip.hbm_total_mb is not None and chip.hbm_total_mb < HBM_MIN_FRACTION * rated:
-                short[device] = Text(
-                    "doctor.memory-size",
-                    "NPU {npu} {chip}: {found} of {rated} MB",
-                    npu=chip.npu_id,
-                    chip=chip.name,
-                    found=chip.hbm_total_mb,
-                    rated=rated,
-                )
-        if short:
-            evidence = tuple(short.values())
-            severity = severity_at(context, host, short)
-            yield finding("hbm-short", severity, host, evidence, **_named(chips[device].npu_id for device in short))
-
-
-@check("hbm-owner", "all NPU memory in use belongs to listed processes", "hbm-owner-unknown hbm-not-released")
-def check_memory_held(context: CheckContext) -> Iterator[Finding]:
-    """Find memory of no listed process: used by a container, or not freed after a crash."""
-    for host, facts in npu_nodes(context):
-        chips, idle = chips_by_device(facts.npu), context.idle_memory.get(host, {})
-        held: dict[int, Text] = {}
-        taken: dict[int, Text] = {}
-        for device, unowned_mb in unowned_memory(facts.npu).items():
-            chip = chips[device]
-            used_mb, total_mb = chip.hbm_used_mb or 0, chip.hbm_total_mb or 0
-            is_taken = device in idle and unowned_mb - idle[device] > TAKEN_FRACTION * total_mb
-            if is_taken or unowned_mb > UNOWNED_FRACTION * total_mb:
-                (taken if is_taken else held)[device] = Text(
-                    "doctor.memory-owner",
-                    "NPU {npu}: {used} of {total} MB in use, {listed} MB by processes that npu-smi lists",
-                    npu=chip.npu_id,
-                    used=used_mb,
-                    total=total_mb,
-                    listed=used_mb - unowned_mb,
-                )
-        if held:
-            yield finding(
-                "hbm-owner-unknown",
-                Severity.WARN,
-                host,
-                tuple(held.values()),
-                **_named(chips[one].npu_id for one in held),
+@npu_check("hbm-size", "the NPUs' memory has its rated size", "hbm-short")
+def check_memory_size(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
+    short: dict[int, Text] = {}
+    chips = chips_by_device(facts.npu)
+    largest = max((chip.hbm_total_mb or 0 for chip in chips.values()), default=0)
+    for device, chip in chips.items():
+        known = chip_of(chip.name) if chip.name else None
+        memory = known.memory_bytes if known is not None and known.family in RATED else None
+        rated = largest if memory is None else memory >> 20
+        if rated and chip.hbm_total_mb is not None and chip.hbm_total_mb < HBM_MIN_FRACTION * rated:
+            short[device] = Text(
+                "doctor.memory-size",
+                "NPU {npu} {chip}: {found} of {rated} MB",
+                npu=chip.npu_id,
+                chip=chip.name,
+                found=chip.hbm_total_mb,
+                rated=rated,
             )
-        if taken:
-            more_mb = max(unowned_memory(facts.npu)[device] - idle[device] for device in taken)
-            named = _named(chips[device].npu_id for device in taken)
-            severity = severity_at(context, host, taken)
-            yield finding("hbm-not-released", severity, host, tuple(taken.values()), **named, memory_mb=more_mb)
+    if short:
+        evidence = tuple(short.values())
+        severity = severity_at(context, host, short)
+        yield finding("hbm-short", severity, host, evidence, **_named(chips[device].npu_id for device in short))
+
+
+@npu_check("hbm-owner", "all NPU memory in use belongs to listed processes", "hbm-owner-unknown hbm-not-released")
+def check_memory_held(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
+    """Find memory of no listed process: used by a container, or not freed after a crash."""
+    chips, idle = chips_by_device(facts.npu), context.idle_memory.get(host, {})
+    held: dict[int, Text] = {}
+    taken: dict[int, Text] = {}
+    for device, unowned_mb in unowned_memory(facts.npu).items():
+        chip = chips[device]
+        used_mb, total_mb = chip.hbm_used_mb or 0, chip.hbm_total_mb or 0
+        is_taken = device in idle and unowned_mb - idle[device] > TAKEN_FRACTION * total_mb
+        if is_taken or unowned_mb > UNOWNED_FRACTION * total_mb:
+            (taken if is_taken else held)[device] = Text(
+                "doctor.memory-owner",
+                "NPU {npu}: {used} of {total} MB in use, {listed} MB by processes that npu-smi lists",
+                npu=chip.npu_id,
+                used=used_mb,
+                total=total_mb,
+                listed=used_mb - unowned_mb,
+            )
+    if held:
+        yield finding(
+            "hbm-owner-unknown", Severity.WARN, host, tuple(held.values()), **_named(chips[one].npu_id for one in held)
+        )
+    if taken:
+        more_mb = max(unowned_memory(facts.npu)[device] - idle[device] for device in taken)
+        named = _named(chips[device].npu_id for device in taken)
+        severity = severity_at(context, host, taken)
+        yield finding("hbm-not-released", severity, host, tuple(taken.values()), **named, memory_mb=more_mb)
 
 
 def unowned_memory(npu: NpuFacts, *, is_idle: bool = False) -> dict[int, int]:
@@ -372,21 +367,20 @@ def _is_on(process: NpuProcess, chip: NpuChip) -> bool:
     return process.npu_id == chip.npu_id and process.chip_id in (None, chip.chip_id)
 
 
-@check("npu-processes", "no other process uses the NPUs", "npu-busy npu-busy-run npu-ghost")
-def check_processes(context: CheckContext) -> Iterator[Finding]:
+@npu_check("npu-processes", "no other process uses the NPUs", "npu-busy npu-busy-run npu-ghost")
+def check_processes(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     """Find processes on devices that the job would use; on other devices it is a note."""
-    for host, facts in npu_nodes(context):
-        table, info = facts.npu.table, facts.npu.info
-        if table is None or info is None or info.processes is None:
-            continue
-        by_pid: dict[int, list[NpuProcess]] = {}
-        for process in info.processes:
-            by_pid.setdefault(process.pid, []).append(process)
-        for pid, rows in by_pid.items():
-            devices = {
-                device for device, chip in chips_by_device(facts.npu).items() if any(_is_on(row, chip) for row in rows)
-            }
-            yield _holder(context, host, pid, rows, table.owners.get(pid), devices)
+    table, info = facts.npu.table, facts.npu.info
+    if table is None or info is None or info.processes is None:
+        return
+    by_pid: dict[int, list[NpuProcess]] = {}
+    for process in info.processes:
+        by_pid.setdefault(process.pid, []).append(process)
+    for pid, rows in by_pid.items():
+        devices = {
+            device for device, chip in chips_by_device(facts.npu).items() if any(_is_on(row, chip) for row in rows)
+        }
+        yield _holder(context, host, pid, rows, table.owners.get(pid), devices)
 
 
 def foreign_processes(npu: NpuFacts) -> Iterator[tuple[int, int, Owner | None, str | None]]:

@@ -7,36 +7,37 @@ from collections.abc import Iterator
 from ascendrun.ascend.chips import device_faults
 from ascendrun.ascend.variable_forms import effective_ids
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.survey.check_context import CheckContext, check, finding, npu_nodes, planned_devices
+from ascendrun.health.survey.check_context import CheckContext, check, finding, npu_check, npu_nodes, planned_devices
+from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.health.survey.npu_facts import chip_of_node
 
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 
 
-@check("visible-devices", "ASCEND_RT_VISIBLE_DEVICES includes the devices of the job", "visible-fewer visible-beyond")
-def check_visible_devices(context: CheckContext) -> Iterator[Finding]:
+@npu_check(
+    "visible-devices", "ASCEND_RT_VISIBLE_DEVICES includes the devices of the job", "visible-fewer visible-beyond"
+)
+def check_visible_devices(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     """Check the variable as a rank gets it, after setup. Another check reports an invalid form."""
-    for host, facts in npu_nodes(context):
-        value = (facts.environ or {}).get(VISIBLE)
-        if not value:
-            continue
-        ids, planned = effective_ids(value), planned_devices(context, host)
-        if planned is not None and len(ids) < len(planned):
-            yield finding("visible-fewer", Severity.FAIL, host, value=value[:80], found=len(ids), expected=len(planned))
-        count = len(facts.npu.info.chips) if facts.npu.info is not None else None
-        over = [number for number in ids if count is not None and number >= count]
-        if over:
-            yield finding("visible-beyond", Severity.FAIL, host, value=value[:80], ids=tuple(over), count=count)
+    value = (facts.environ or {}).get(VISIBLE)
+    if not value:
+        return
+    ids, planned = effective_ids(value), planned_devices(context, host)
+    if planned is not None and len(ids) < len(planned):
+        yield finding("visible-fewer", Severity.FAIL, host, value=value[:80], found=len(ids), expected=len(planned))
+    count = len(facts.npu.info.chips) if facts.npu.info is not None else None
+    over = [number for number in ids if count is not None and number >= count]
+    if over:
+        yield finding("visible-beyond", Severity.FAIL, host, value=value[:80], ids=tuple(over), count=count)
 
 
-@check("device-set", "the chip supports the devices of the job together", "device-set")
-def check_device_set(context: CheckContext) -> Iterator[Finding]:
+@npu_check("device-set", "the chip supports the devices of the job together", "device-set")
+def check_device_set(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     """Check the devices that HCCL supports together, by the chip's links. Only the 910A rejects others."""
-    for host, facts in npu_nodes(context):
-        chip, planned = chip_of_node(facts.npu), planned_devices(context, host)
-        for fault in device_faults(chip, planned) if chip is not None and planned else ():
-            severity = Severity.FAIL if chip is not None and chip.family == "A1" else Severity.WARN
-            yield finding("device-set", severity, host, problem=fault)
+    chip, planned = chip_of_node(facts.npu), planned_devices(context, host)
+    for fault in device_faults(chip, planned) if chip is not None and planned else ():
+        severity = Severity.FAIL if chip is not None and chip.family == "A1" else Severity.WARN
+        yield finding("device-set", severity, host, problem=fault)
 
 
 @check("bf16", "the chip supports bf16 if the job requests it", "bf16-unsupported")

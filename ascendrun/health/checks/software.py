@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.jobfile.model import Timeouts
-from ascendrun.health.survey.check_context import CheckContext, check, differing, finding, outliers
+from ascendrun.health.survey.check_context import CheckContext, check, differing, finding, node_check, outliers
 from ascendrun.health.survey.facts import NOT_INSTALLED, NodeFacts, TorchFacts
 from ascendrun.text import Text
 
@@ -16,28 +16,27 @@ MEETING_MODULES = ("torch", "torch-npu", "deepspeed")
 """Two versions of these in one job fail to connect or compute wrong numbers; others may only change results."""
 
 
-@check(
+@node_check(
     "python",
     "the setup of the job works and its interpreter starts",
     "setup-failed python-missing python-broken python-slow",
 )
-def check_python(context: CheckContext) -> Iterator[Finding]:
-    for host, facts in context.facts.items():
-        python = facts.python
-        if python is None:
-            continue
-        if "python" in facts.late:
-            limit_s = context.job.timeouts.check_s if context.job is not None else Timeouts().check_s
-            yield finding("python-slow", Severity.WARN, host, python=_job_python(context), limit_s=limit_s)
-        elif python.setup == "failed":
-            why = python.error or Text("doctor.setup-failed", "it failed without output")
-            yield finding("setup-failed", Severity.FAIL, host, why=why)
-        elif python.setup == "no-command" or python.is_missing:
-            evidence = (python.error,) if python.error else ()
-            yield finding("python-missing", Severity.FAIL, host, evidence, python=_job_python(context))
-        elif python.error is not None:
-            values = {"python": _job_python(context), "command": _shown_command(context)}
-            yield finding("python-broken", Severity.FAIL, host, **values, why=python.error)
+def check_python(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
+    python = facts.python
+    if python is None:
+        return
+    if "python" in facts.late:
+        limit_s = context.job.timeouts.check_s if context.job is not None else Timeouts().check_s
+        yield finding("python-slow", Severity.WARN, host, python=_job_python(context), limit_s=limit_s)
+    elif python.setup == "failed":
+        why = python.error or Text("doctor.setup-failed", "it failed without output")
+        yield finding("setup-failed", Severity.FAIL, host, why=why)
+    elif python.setup == "no-command" or python.is_missing:
+        evidence = (python.error,) if python.error else ()
+        yield finding("python-missing", Severity.FAIL, host, evidence, python=_job_python(context))
+    elif python.error is not None:
+        values = {"python": _job_python(context), "command": _shown_command(context)}
+        yield finding("python-broken", Severity.FAIL, host, **values, why=python.error)
 
 
 def _shown_command(context: CheckContext) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.survey.check_context import CheckContext, check, finding, is_many, outliers
-from ascendrun.health.survey.facts import Disk, PathSize
+from ascendrun.health.survey.check_context import CheckContext, check, finding, is_many, node_check, outliers
+from ascendrun.health.survey.facts import Disk, NodeFacts, PathSize
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -26,15 +26,14 @@ NULL_DEVICE = "character special file 1,3 666"
 """As `stat` shows it: null(4) has the device numbers 1 and 3 and the mode 0666."""
 
 
-@check("disk-space", "disk space and inodes are available where a job writes", "disk-full disk-low inodes-low")
-def check_disk_space(context: CheckContext) -> Iterator[Finding]:
-    for host, facts in context.facts.items():
-        seen: set[object] = set()
-        for path, disk in (facts.disks or {}).items():
-            same = disk.device or (disk.total_bytes, disk.free_bytes, disk.total_inodes, disk.free_inodes)
-            if path != SHM and same not in seen:  # several paths on one disk are one fault
-                seen.add(same)
-                yield from _space(host, path, disk)
+@node_check("disk-space", "disk space and inodes are available where a job writes", "disk-full disk-low inodes-low")
+def check_disk_space(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
+    seen: set[object] = set()
+    for path, disk in (facts.disks or {}).items():
+        same = disk.device or (disk.total_bytes, disk.free_bytes, disk.total_inodes, disk.free_inodes)
+        if path != SHM and same not in seen:  # several paths on one disk are one fault
+            seen.add(same)
+            yield from _space(host, path, disk)
 
 
 def _space(host: str, path: str, disk: Disk) -> Iterator[Finding]:
@@ -126,44 +125,41 @@ def _config_values(job: JobSpec) -> Iterator[tuple[str, str, str]]:
                 yield f"{word}: {key}", str(key), value
 
 
-@check("shared-memory", "/dev/shm exists and is large enough", "shm-missing shm-small shm-full")
-def check_shared_memory(context: CheckContext) -> Iterator[Finding]:
-    for host, facts in context.facts.items():
-        disk = (facts.disks or {}).get(SHM)
-        if disk is None:
-            continue
-        if disk.at != SHM:
-            yield finding("shm-missing", Severity.WARN, host)
-        elif disk.total_bytes is not None and disk.total_bytes < SHM_BYTES:
-            yield finding("shm-small", Severity.WARN, host, size=disk.total_bytes)
-        elif disk.free_bytes is not None and disk.free_bytes < SHM_FREE_BYTES:
-            yield finding("shm-full", Severity.WARN, host, free=disk.free_bytes)
+@node_check("shared-memory", "/dev/shm exists and is large enough", "shm-missing shm-small shm-full")
+def check_shared_memory(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
+    disk = (facts.disks or {}).get(SHM)
+    if disk is None:
+        return
+    if disk.at != SHM:
+        yield finding("shm-missing", Severity.WARN, host)
+    elif disk.total_bytes is not None and disk.total_bytes < SHM_BYTES:
+        yield finding("shm-small", Severity.WARN, host, size=disk.total_bytes)
+    elif disk.free_bytes is not None and disk.free_bytes < SHM_FREE_BYTES:
+        yield finding("shm-full", Severity.WARN, host, free=disk.free_bytes)
 
 
-@check("null-device", "/dev/null is the null device, and everybody may write to it", "null-device-broken")
-def check_null_device(context: CheckContext) -> Iterator[Finding]:
+@node_check("null-device", "/dev/null is the null device, and everybody may write to it", "null-device-broken")
+def check_null_device(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     """Programs, sshd among them, redirect into /dev/null: a regular file there fills the disk or refuses the login."""
-    for host, facts in context.facts.items():
-        if facts.null_device is not None and facts.null_device != NULL_DEVICE:
-            yield finding("null-device-broken", Severity.FAIL, host, found=facts.null_device or "-")
+    if facts.null_device is not None and facts.null_device != NULL_DEVICE:
+        yield finding("null-device-broken", Severity.FAIL, host, found=facts.null_device or "-")
 
 
-@check(
+@node_check(
     "directories",
     "work, checkpoint and log directories accept a write, a rename and an fsync",
     "directory-hangs directory-not-writable directory-slow",
 )
-def check_directories(context: CheckContext) -> Iterator[Finding]:
+def check_directories(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     """Test write, rename and fsync, as for a checkpoint."""
-    for host, facts in context.facts.items():
-        for path, result in (facts.writes or {}).items():
-            values = {"path": path}
-            if result.is_late:
-                yield finding("directory-hangs", Severity.FAIL, host, **values)
-            elif result.error is not None and result.code != "disk-full":
-                yield finding("directory-not-writable", Severity.FAIL, host, **values, why=result.error)
-            elif result.wall_s is not None and result.wall_s > SLOW_WRITE_S:
-                yield finding("directory-slow", Severity.WARN, host, **values, seconds=round(result.wall_s, 1))
+    for path, result in (facts.writes or {}).items():
+        values = {"path": path}
+        if result.is_late:
+            yield finding("directory-hangs", Severity.FAIL, host, **values)
+        elif result.error is not None and result.code != "disk-full":
+            yield finding("directory-not-writable", Severity.FAIL, host, **values, why=result.error)
+        elif result.wall_s is not None and result.wall_s > SLOW_WRITE_S:
+            yield finding("directory-slow", Severity.WARN, host, **values, seconds=round(result.wall_s, 1))
 
 
 @check("paths", "model and data exist, with the same size on all nodes", "path-not-found path-unreadable path-differs")

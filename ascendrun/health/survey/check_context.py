@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 from ascendrun.ascend.variable_forms import effective_ids
 from ascendrun.core.dataclass import dataclass
@@ -43,7 +43,9 @@ class CheckContext:
         return {node.host: node.ranks[0] for node in (self.plan.nodes if self.plan is not None else ()) if node.ranks}
 
 
+T = TypeVar("T")
 CheckFunction = Callable[[CheckContext], Iterator[Finding]]
+NodeCheck = Callable[[CheckContext, str, T], Iterator[Finding]]
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,27 @@ def check(name: str, summary: str, *codes: str, is_full: bool = False) -> Callab
     return lambda function: Check(name, function, summary, tuple(" ".join(codes).split()), is_full)
 
 
+def check_each(
+    nodes: Callable[[CheckContext], Iterable[tuple[str, T]]],
+) -> Callable[..., Callable[[NodeCheck[T]], Check]]:
+    """Return the decorator, as `check`, of functions that check one of the nodes, with what `nodes` yields for it."""
+
+    def named(name: str, summary: str, *codes: str, is_full: bool = False) -> Callable[[NodeCheck[T]], Check]:
+        def make(function: NodeCheck[T]) -> Check:
+            def run(context: CheckContext) -> Iterator[Finding]:
+                for host, found in nodes(context):
+                    yield from function(context, host, found)
+
+            return check(name, summary, *codes, is_full=is_full)(run)
+
+        return make
+
+    return named
+
+
+node_check = check_each(lambda context: context.facts.items())
+
+
 def finding(
     code: str, severity: Severity, where: str | tuple[str, ...], /, evidence: Iterable[str | Text] = (), **values: Any
 ) -> Finding:
@@ -75,11 +98,11 @@ def finding(
 
 @dataclass(frozen=True)
 class Majority:
-    """A value over hosts: the majority's, and the others, the larger groups first."""
+    """A value over hosts (or other places): the majority's, and the others, the larger groups first."""
 
     majority: Any
-    majority_hosts: tuple[str, ...]
-    others: tuple[tuple[Any, tuple[str, ...]], ...]
+    majority_hosts: tuple[Any, ...]
+    others: tuple[tuple[Any, tuple[Any, ...]], ...]
 
     def evidence(self) -> tuple[Text, ...]:
         groups = ((self.majority, self.majority_hosts), *self.others)
@@ -88,7 +111,7 @@ class Majority:
         )
 
 
-def compare(values: Mapping[str, Hashable | None]) -> Majority | None:
+def compare(values: Mapping[Any, Hashable | None]) -> Majority | None:
     """Return the value of most hosts and the other groups; None if no value is known.
 
     Of equally large groups, the first host's group is the majority.
@@ -126,6 +149,9 @@ def npu_nodes(context: CheckContext) -> Iterator[tuple[str, NodeFacts]]:
     for host, facts in context.facts.items():
         if context.device_type == "npu" or facts.npu.has_any:
             yield host, facts
+
+
+npu_check = check_each(npu_nodes)
 
 
 def planned_devices(context: CheckContext, host: str) -> tuple[int, ...] | None:
