@@ -11,18 +11,10 @@ from ascendrun.core.findings import SEVERITIES, Finding, Severity
 from ascendrun.health.deep.results import DeepReport
 from ascendrun.health.deep.view import summary_rows
 from ascendrun.health.forecast import Forecast
-from ascendrun.health.survey.check_context import CheckContext, compare
-from ascendrun.health.survey.facts import NOT_INSTALLED, NodeFacts, Unreached
+from ascendrun.health.survey.check_context import CheckContext, Group, group_hosts
+from ascendrun.health.survey.facts import NodeFacts, Unreached
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
-
-
-@dataclass(frozen=True)
-class FactGroup:
-    """Hosts with one value; None: unknown."""
-
-    value: str | Text | None
-    hosts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -30,7 +22,7 @@ class FactRow:
     """One line of the table; the first group is the largest group with a known value."""
 
     name: str
-    groups: tuple[FactGroup, ...]
+    groups: tuple[Group, ...]
 
 
 @dataclass(frozen=True)
@@ -79,65 +71,37 @@ def _chips_text(facts: NodeFacts) -> str | None:
     return f"{len(info.chips)} x {', '.join(names)}"
 
 
+def _python_text(facts: NodeFacts) -> str | None:
+    python = facts.python
+    return None if python is None or python.version is None else _joined(python.version, python.executable)
+
+
 ROWS: tuple[Row, ...] = (
     ("os", lambda facts: facts.os_name),
     ("kernel", lambda facts: _joined(facts.kernel, facts.arch)),
     ("cpus", lambda facts: None if facts.cpus is None else str(facts.cpus)),
-    ("memory", lambda facts: gib(facts.memory_bytes)),
+    ("memory", lambda facts: None if facts.memory_bytes is None else f"{facts.memory_bytes / (1 << 30):.0f} GiB"),
     ("user", lambda facts: facts.user),
-    (
-        "python",
-        lambda facts: (
-            None
-            if facts.python is None or facts.python.version is None
-            else _joined(facts.python.version, facts.python.executable)
-        ),
-    ),
-    ("torch", lambda facts: module_of(facts, "torch")),
+    ("python", _python_text),
+    ("torch", lambda facts: None if facts.python is None else facts.python.version_of("torch")),
     ("npus", _chips_text),
     ("driver", lambda facts: facts.npu.driver_version),
-    (
-        "firmware",
-        lambda facts: (
-            facts.npu.files.firmware.version
-            if facts.npu.files is not None and facts.npu.files.firmware is not None
-            else None
-        ),
-    ),
-    ("cann", lambda facts: facts.npu.cann.version if facts.npu.cann is not None else None),
+    ("firmware", lambda facts: facts.npu.firmware_version),
+    ("cann", lambda facts: facts.npu.cann_version),
 )
 """Name, and the value of a node; None: unknown, or not present."""
 
 
 def fact_rows(context: CheckContext) -> tuple[FactRow, ...]:
     """Return the lines of the table that have a known value."""
-    found: list[FactRow] = []
-    for name, value_of in ROWS:
-        values = {host: value_of(facts) for host, facts in context.facts.items()}
-        same = compare(values)
-        if same is None:
-            continue
-        groups = [FactGroup(same.majority, same.majority_hosts), *(FactGroup(*other) for other in same.others)]
-        unknown = tuple(host for host, value in values.items() if value is None)
-        if unknown:
-            groups.append(FactGroup(None, unknown))
-        found.append(FactRow(name, tuple(groups)))
-    return tuple(found)
+    rows = [(name, {host: value_of(facts) for host, facts in context.facts.items()}) for name, value_of in ROWS]
+    return tuple(FactRow(name, groups) for name, groups in ((name, group_hosts(of)) for name, of in rows) if groups)
 
 
 def view_findings(findings: Iterable[Finding]) -> tuple[FindingView, ...]:
+    same = ("code", "severity", "hosts", "message", "hint", "evidence", "values", "fix")
     return tuple(
-        FindingView(
-            code=finding.code,
-            severity=finding.severity,
-            nodes=fold_hosts(finding.hosts),
-            hosts=finding.hosts,
-            message=finding.message,
-            hint=finding.hint,
-            evidence=finding.evidence,
-            values=dict(finding.values),
-            fix=finding.fix,
-        )
+        FindingView(nodes=fold_hosts(finding.hosts), **{name: getattr(finding, name) for name in same})
         for finding in findings
     )
 
@@ -161,7 +125,7 @@ def add_deep(report: DoctorReport, deep: DeepReport, findings: tuple[Finding, ..
     views = sorted((*report.findings, *view_findings(findings)), key=lambda view: SEVERITIES.index(view.severity))
     is_ready = report.is_ready and not any(finding.severity is Severity.FAIL for finding in findings)
     measured = tuple(name for name in report.hosts if name in deep.hosts)
-    rows = tuple(FactRow(name, (FactGroup(text, measured),)) for name, text in summary_rows(deep))
+    rows = tuple(FactRow(name, (Group(text, measured),)) for name, text in summary_rows(deep))
     return replace(report, facts=(*report.facts, *rows), findings=tuple(views), is_ready=is_ready, deep=deep)
 
 
@@ -195,17 +159,6 @@ def finding_line(finding: Finding) -> Text:
         code=code,
         hint=hint,
     )
-
-
-def module_of(facts: NodeFacts, name: str) -> str | Text | None:
-    """Return the installed version of a Python package in the shell of the job; None: unknown."""
-    if facts.python is None or facts.python.modules is None or name not in facts.python.modules:
-        return None
-    return facts.python.modules[name] or NOT_INSTALLED
-
-
-def gib(size_bytes: int | None) -> str | None:
-    return None if size_bytes is None else f"{size_bytes / (1 << 30):.0f} GiB"
 
 
 def _joined(*parts: str | None) -> str | None:

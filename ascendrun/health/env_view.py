@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.logs.redaction import SECRET_NAME
-from ascendrun.health.survey.check_context import CheckContext, compare
+from ascendrun.health.survey.check_context import CheckContext, Group, group_hosts
 from ascendrun.health.survey.facts import NodeFacts, Unreached
 from ascendrun.text import Text
 
@@ -29,20 +29,12 @@ NOT_SET = Text("env.not-set", "(not set)")
 
 
 @dataclass(frozen=True)
-class EnvGroup:
-    """Hosts with one value; None: not set, or unknown."""
-
-    value: str | Text | None
-    hosts: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class EnvRow:
     """One row. `kind`: variable, limit, python or package. The largest group is first."""
 
     kind: str
     name: str
-    groups: tuple[EnvGroup, ...]
+    groups: tuple[Group, ...]
 
     @property
     def differs(self) -> bool:
@@ -58,12 +50,12 @@ class EnvReport:
 
 def make_env_report(context: CheckContext, *, salt: str, only_differing: bool = False) -> EnvReport:
     """Make the report. `salt`: new for each report; equal secrets get equal, irreversible marks."""
-    rows = tuple(row for row in _rows(context, salt) if not only_differing or _is_relevant(row))
+    rows = tuple(
+        row
+        for row in _rows(context, salt)
+        if not only_differing or (row.differs and not (row.kind == "variable" and PER_NODE.fullmatch(row.name)))
+    )
     return EnvReport(hosts=(*context.facts, *context.unreached), unreached=context.unreached, rows=rows)
-
-
-def _is_relevant(row: EnvRow) -> bool:
-    return row.differs and not (row.kind == "variable" and PER_NODE.fullmatch(row.name))
 
 
 def mask(name: str, value: str, *, salt: str) -> str:
@@ -107,45 +99,32 @@ def write_env_file(context: CheckContext, host: str) -> str:
 
 
 def _rows(context: CheckContext, salt: str) -> Iterator[EnvRow]:
-    yield from _table(context, "python", lambda facts: _python(facts))
+    yield from _table(context, "python", _python)
     yield from _table(context, "package", lambda facts: facts.python.modules if facts.python else None)
-    yield from _table(context, "limit", lambda facts: _limits(facts))
+    yield from _table(context, "limit", _limits)
     roots = {facts.root for facts in context.facts.values() if facts.root}
 
     def masked(facts: NodeFacts, name: str, value: str) -> str:
         value = mask(name, value, salt=salt)
         return value.replace(facts.root, AGENT_DIRECTORY) if len(roots) > 1 and facts.root else value
 
-    yield from _table(
-        context,
-        "variable",
-        lambda facts: (
-            None
-            if facts.environ is None
-            else {name: masked(facts, name, value) for name, value in facts.environ.items()}
-        ),
-    )
+    def variables(facts: NodeFacts) -> Mapping[str, str] | None:
+        environ = facts.environ
+        return None if environ is None else {name: masked(facts, name, value) for name, value in environ.items()}
+
+    yield from _table(context, "variable", variables)
 
 
 def _table(
     context: CheckContext, kind: str, values_of: Callable[[NodeFacts], Mapping[str, Any] | None]
 ) -> Iterator[EnvRow]:
     """Yield the rows of one kind, without hosts whose complete table is unknown."""
-    tables: dict[str, Mapping[str, Any]] = {}
-    for host, facts in context.facts.items():
-        values = values_of(facts)
-        if values is not None:
-            tables[host] = values
+    found = {host: values_of(facts) for host, facts in context.facts.items()}
+    tables = {host: values for host, values in found.items() if values is not None}
     for name in sorted({name for values in tables.values() for name in values}):
-        groups: list[EnvGroup] = []
-        same = compare({host: values.get(name) for host, values in tables.items()})
-        if same is None:
-            continue
-        groups = [EnvGroup(same.majority, same.majority_hosts), *(EnvGroup(*other) for other in same.others)]
-        unset = tuple(host for host, values in tables.items() if values.get(name) is None)
-        if unset:
-            groups.append(EnvGroup(None, unset))
-        yield EnvRow(kind, name, tuple(groups))
+        groups = group_hosts({host: values.get(name) for host, values in tables.items()})
+        if groups:
+            yield EnvRow(kind, name, groups)
 
 
 def _python(facts: NodeFacts) -> Mapping[str, str | Text | None] | None:

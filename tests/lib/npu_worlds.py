@@ -12,9 +12,7 @@ from ascendrun.core.reports import NodeReport, Route
 from ascendrun.health.checks import run_checks
 from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.facts import NodeFacts, PythonFacts
-from ascendrun.health.survey.npu_facts import read_npu
-from ascendrun.health.survey.npu_probes import CARD_VIEWS, DRIVER_NODES, PORT_ITEMS
-from ascendrun.health.survey.probes import read_results
+from ascendrun.health.survey.probes import CARD_VIEWS, DRIVER_NODES, PORT_ITEMS, read_npu, read_results
 from ascendrun.sim.ascend import cann
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario, make_faults, make_node
 from ascendrun.sim.ascend.tool import hccn as hccn_tool

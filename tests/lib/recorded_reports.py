@@ -6,7 +6,7 @@ import json
 import random
 from dataclasses import replace
 
-from ascendrun.health.survey.npu_probes import DRIVER_NODES, LIGHT_PORT_ITEMS, MOST_DEVICES
+from ascendrun.health.survey.probes import DRIVER_NODES, LIGHT_PORT_ITEMS, MOST_DEVICES
 from ascendrun.sim.ascend.scenario import Scenario
 from tests.lib.npu_worlds import HOME, MODULES, files_text, hccn, ran, scene_of, section, shell_text, smi
 

@@ -30,7 +30,7 @@ from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.head.spool.artifact_store import FOLDER, INDEX, hosts_collected, read_request, requests_dir
 from ascendrun.head.spool.transfer import LOST, TRIES, make_folder
 from ascendrun.head.state.state_dir import make_spool_dir, spool_dir
-from ascendrun.health.survey import npu_scripts
+from ascendrun.health.survey import scripts
 from ascendrun.node import layout
 from ascendrun.node.files import write_json
 from ascendrun.text import Text
@@ -91,9 +91,9 @@ def _npu_items() -> list[dict[str, Any]]:
         logs("plog", "debug/plog/plog-*", "run/plog/plog-*", max_bytes=32 << 20, max_files=128),
         logs("device-log", "debug/device-*/device-*", "run/device-*/device-*", max_bytes=8 << 20, max_files=64),
         system,
-        script("npu-smi", "table.txt", npu_scripts.TABLE, timeout_s=20),
-        script("npu-smi", "cards.txt", npu_scripts.CARDS, *CARD_VIEWS, timeout_s=45),
-        script("hccn", "ports.txt", npu_scripts.PORTS, *PORT_ITEMS, timeout_s=45),
+        script("npu-smi", "table.txt", scripts.TABLE, timeout_s=20),
+        script("npu-smi", "cards.txt", scripts.CARDS, *CARD_VIEWS, timeout_s=45),
+        script("hccn", "ports.txt", scripts.PORTS, *PORT_ITEMS, timeout_s=45),
     ]
 
 

@@ -30,8 +30,8 @@ from ascendrun.text import Text
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
     from ascendrun.core.jobs.plan import LaunchPlan
-    from ascendrun.health.survey.connection_test_plan import ConnectionTestPlan
-    from ascendrun.health.survey.survey_request import SurveyRequest
+    from ascendrun.health.survey.pair_tests import ConnectionTestPlan
+    from ascendrun.health.survey.probes import SurveyRequest
 
 STARTED_S = 20.0
 """Seconds after which a host without a running agent fails; the others do not wait longer for it."""
@@ -120,7 +120,7 @@ class Examination:
             self._query(host, agent.Survey(items, timeout_s), self._take_tests)
 
     def _connection_test_plan(self) -> ConnectionTestPlan | None:
-        from ascendrun.health.survey.connection_test_plan import choose_ports, plan_connection_tests
+        from ascendrun.health.survey.pair_tests import choose_ports, plan_connection_tests
         from ascendrun.health.survey.probes import read_results
 
         if self._request.names is not None:
@@ -134,7 +134,7 @@ class Examination:
 
     def _ping_items(self) -> Mapping[str, dict[str, Any]]:
         """Return the ping targets of each host's NPU ports; pings take long, so they are never in the light round."""
-        from ascendrun.health.deep.pings import ping_items
+        from ascendrun.health.survey.pair_tests import ping_items
 
         if (
             not self._request.is_full
@@ -236,7 +236,7 @@ def make_survey_request(
     host: Host, report: NodeReport, request: Survey, spec: JobSpec | None, plan: LaunchPlan | None
 ) -> SurveyRequest:
     """Make the request to one host. MASTER_PORT will be opened on the first one; without a plan this may be any."""
-    from ascendrun.health.survey.survey_request import SurveyRequest
+    from ascendrun.health.survey.probes import SurveyRequest
 
     ports = master_candidates(plan)[:TRIED_PORTS] if plan is None or plan.nodes[0].host == host.name else ()
     bases = hccl_candidates(request.device_type, plan)

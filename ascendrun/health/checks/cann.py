@@ -33,19 +33,10 @@ def check_versions_consistency(context: CheckContext) -> Iterator[Finding]:
     if context.device_type not in (None, "npu"):
         return
     yield from differing(context, "driver-differs", Severity.WARN, lambda facts: facts.npu.driver_version)
-    yield from differing(context, "firmware-differs", Severity.WARN, _firmware)
+    yield from differing(context, "firmware-differs", Severity.WARN, lambda facts: facts.npu.firmware_version)
     # HCCL of two CANN versions cannot communicate (EI0008).
     severity = Severity.FAIL if context.job is not None else Severity.WARN
-    yield from differing(context, "cann-differs", severity, _cann)
-
-
-def _firmware(facts: NodeFacts) -> str | None:
-    files = facts.npu.files
-    return files.firmware.version if files is not None and files.firmware is not None else None
-
-
-def _cann(facts: NodeFacts) -> str | None:
-    return facts.npu.cann.version if facts.npu.cann is not None else None
+    yield from differing(context, "cann-differs", severity, lambda facts: facts.npu.cann_version)
 
 
 @npu_check(
@@ -94,7 +85,7 @@ def versions_of(facts: NodeFacts) -> Versions:
     return Versions(
         torch_npu=torch_npu,
         torch=modules.get("torch") if torch_npu else None,
-        cann=_cann(facts),
+        cann=facts.npu.cann_version,
         python=python.version if python is not None else None,
         driver=files.driver if files is not None else None,
         firmware=files.firmware if files is not None else None,

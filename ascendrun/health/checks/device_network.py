@@ -19,8 +19,7 @@ from ascendrun.health.survey.check_context import (
     npu_nodes,
     severity_at,
 )
-from ascendrun.health.survey.facts import NodeFacts
-from ascendrun.health.survey.npu_facts import Port, PortPing, chip_of_node
+from ascendrun.health.survey.facts import NodeFacts, Port, PortPing, chip_of_node
 from ascendrun.text import Text
 
 NET_HEALTH_BAD = (

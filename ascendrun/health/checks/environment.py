@@ -11,8 +11,7 @@ from ascendrun.ascend.variables import check_environment
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.env_view import AGENT_DIRECTORY, NOT_SET, is_secret
 from ascendrun.health.survey.check_context import CheckContext, check, compare, finding, node_check
-from ascendrun.health.survey.facts import NodeFacts
-from ascendrun.health.survey.npu_facts import chip_of_node
+from ascendrun.health.survey.facts import NodeFacts, chip_of_node
 from ascendrun.text import Text
 
 _SEVERITIES = {"error": Severity.FAIL, "warning": Severity.WARN, "note": Severity.NOTE}
@@ -125,7 +124,7 @@ def check_own_address(context: CheckContext, host: str, facts: NodeFacts) -> Ite
 def check_allocator(context: CheckContext) -> Iterator[Finding]:
     """Find settings of torch_npu's allocator that the node's driver or CANN is too old for."""
     for host, facts in context.facts.items() if context.device_type == "npu" else ():
-        cann = facts.npu.cann.version if facts.npu.cann is not None else None
+        cann = facts.npu.cann_version
         variables = rank_variables(context, host)
         for name in ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
             for setting in variables.get(name, "").replace(" ", "").split(","):

@@ -23,9 +23,8 @@ from ascendrun.health.survey.check_context import (
     planned_devices,
     severity_at,
 )
-from ascendrun.health.survey.facts import NodeFacts
-from ascendrun.health.survey.npu_facts import NpuFacts, Owner, chips_by_device
-from ascendrun.health.survey.npu_probes import DRIVER_NODES
+from ascendrun.health.survey.facts import NodeFacts, NpuFacts, Owner, chips_by_device
+from ascendrun.health.survey.probes import DRIVER_NODES
 from ascendrun.text import Text
 
 HBM_MIN_FRACTION = 0.95

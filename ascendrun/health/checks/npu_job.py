@@ -8,8 +8,7 @@ from ascendrun.ascend.chips import device_faults
 from ascendrun.ascend.variable_forms import effective_ids
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.survey.check_context import CheckContext, check, finding, npu_check, npu_nodes, planned_devices
-from ascendrun.health.survey.facts import NodeFacts
-from ascendrun.health.survey.npu_facts import chip_of_node
+from ascendrun.health.survey.facts import NodeFacts, chip_of_node
 
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.jobfile.model import Timeouts
 from ascendrun.health.survey.check_context import CheckContext, check, differing, finding, node_check, outliers
-from ascendrun.health.survey.facts import NOT_INSTALLED, NodeFacts, TorchFacts
+from ascendrun.health.survey.facts import NodeFacts, TorchFacts
 from ascendrun.text import Text
 
 IMPORT_NOTE_S, IMPORT_WARN_S = 10.0, 30.0
@@ -95,10 +95,7 @@ def check_packages(context: CheckContext) -> Iterator[Finding]:
     names = dict.fromkeys(name for facts in context.facts.values() for name in _modules(facts))
     for name in names:
         severity = Severity.WARN if name in MEETING_MODULES else Severity.NOTE
-        versions = {
-            host: _modules(facts)[name] or NOT_INSTALLED if name in _modules(facts) else None
-            for host, facts in context.facts.items()
-        }
+        versions = {host: facts.python and facts.python.version_of(name) for host, facts in context.facts.items()}
         yield from outliers("package-differs", severity, versions, package=name)
     if context.job is not None and context.job.program is not None:
         for host, facts in context.facts.items():

@@ -18,6 +18,7 @@ from ascendrun.health.deep.pair_schedule import (
     evaluate_pairs,
 )
 from ascendrun.health.deep.results import BANDWIDTH, PROMPTNESS, RAIL, DeepReport, Quantity
+from ascendrun.health.survey.check_context import finding
 from ascendrun.text import Text
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -59,7 +60,7 @@ def shares_of(device_type: str, exchanges: Sequence[Exchange]) -> dict[str, floa
 
 def deep_findings(report: DeepReport, before: DeepReport | None = None) -> tuple[Finding, ...]:
     """Return all findings of the report, the worst first. `before`: an earlier run to compare with."""
-    found: list[Finding] = [*_skipped(report), *_failed(report), *_wrong_devices(report), *slow_alone(report)]
+    found: list[Finding] = [*_not_measured(report), *_wrong_devices(report), *slow_alone(report)]
     if report.exchanges:
         evaluation = evaluate_pairs(
             report.paired, report.exchanges, shares=shares_of(report.device_type, report.exchanges)
@@ -75,46 +76,25 @@ def slow_alone(report: DeepReport) -> Iterator[Finding]:
     shares = SHARES[report.device_type]
     speeds = {(host, one.device): one.tflops for host, result in report.hosts.items() for one in result.devices}
     for (host, device), typical in _below(speeds, shares.device):
-        yield Finding(
-            "deep-device-slow",
-            Severity.WARN,
-            (host,),
-            {
-                "device": device,
-                "measured": Quantity(speeds[host, device], TFLOPS),
-                "typical": Quantity(typical, TFLOPS),
-                "below": _lower(speeds[host, device], typical),
-            },
-        )
+        values = _compared(speeds[host, device], typical, TFLOPS)
+        yield finding("deep-device-slow", Severity.WARN, host, device=device, **values)
     inside = {
         host: result.bandwidth_bytes_per_s
         for host, result in report.hosts.items()
         if result.bandwidth_bytes_per_s is not None
     }
     for host, typical in _below(inside, shares.exchange):
-        yield Finding(
-            "deep-node-slow",
-            Severity.WARN,
-            (host,),
-            {
-                "measured": Quantity(inside[host], BYTES_PER_S),
-                "typical": Quantity(typical, BYTES_PER_S),
-                "below": _lower(inside[host], typical),
-            },
-        )
+        yield finding("deep-node-slow", Severity.WARN, host, **_compared(inside[host], typical, BYTES_PER_S))
 
 
-def _skipped(report: DeepReport) -> Iterator[Finding]:
+def _not_measured(report: DeepReport) -> Iterator[Finding]:
     for host, job in report.busy.items():
-        yield Finding("deep-host-busy", Severity.NOTE, (host,), {"job": job})
+        yield finding("deep-host-busy", Severity.NOTE, host, job=job)
     if report.not_ready:
-        yield Finding("deep-host-not-ready", Severity.NOTE, report.not_ready)
-
-
-def _failed(report: DeepReport) -> Iterator[Finding]:
+        yield finding("deep-host-not-ready", Severity.NOTE, report.not_ready)
     for host, result in report.hosts.items():
         if result.why is not None:
-            yield Finding("deep-host-failed", Severity.FAIL, (host,), {"why": result.why})
+            yield finding("deep-host-failed", Severity.FAIL, host, why=result.why)
 
 
 def _wrong_devices(report: DeepReport) -> Iterator[Finding]:
@@ -124,17 +104,10 @@ def _wrong_devices(report: DeepReport) -> Iterator[Finding]:
     usual, votes = digests.most_common(1)[0] if digests else ("", 0)
     for host, one in devices:
         if one.wrong:
-            yield Finding(
-                "deep-device-inconsistent", Severity.FAIL, (host,), {"device": one.device, "wrong": one.wrong}
-            )
+            yield finding("deep-device-inconsistent", Severity.FAIL, host, device=one.device, wrong=one.wrong)
         elif one.digest != usual and votes > len(devices) / 2 and len(devices) >= MIN_PEERS:
-            yield Finding(
-                "deep-device-wrong",
-                Severity.FAIL,
-                (host,),
-                {"device": one.device},
-                (f"{one.device}: {one.digest}", Text("deep.usual-digest", "most devices: {digest}", digest=usual)),
-            )
+            lines = (f"{one.device}: {one.digest}", Text("deep.usual-digest", "most devices: {digest}", digest=usual))
+            yield finding("deep-device-wrong", Severity.FAIL, host, lines, device=one.device)
 
 
 def _pair_findings(report: DeepReport, evaluation: PairEvaluation) -> Iterator[Finding]:
@@ -143,39 +116,26 @@ def _pair_findings(report: DeepReport, evaluation: PairEvaluation) -> Iterator[F
     evidence = {pair: _pair_line(pair, report.exchanges) for pair in of_pairs}
     for host in evaluation.bad_hosts:
         lines = tuple(evidence[pair] for pair in sorted(of_pairs) if host in pair)
-        worst = _worst(best.get(host), evaluation.typical, shares)
-        code, severity = ("deep-host-slow", Severity.WARN) if worst else ("deep-host-disconnected", Severity.FAIL)
-        yield Finding(code, severity, (host,), worst, lines)
-    yield from _split_findings(evaluation, of_pairs, shares, evidence)
+        yield _slow_or_cut("host", host, _worst(best.get(host), evaluation.typical, shares), lines)
+    for split in evaluation.splits:
+        known = [rates for rates in (of_pairs[pair] for pair in split.links) if rates is not None]
+        fastest = max(known, key=lambda rates: rates.get(BANDWIDTH, 0.0), default=None)
+        worst = _worst(fastest, evaluation.typical, shares)
+        lines = tuple(evidence[pair] for pair in split.links)
+        groups: dict[str, Any] = {"one": split.one, "other": split.other, "count": len(split.links)}
+        yield _slow_or_cut("split", (*split.one, *split.other), worst, lines, **groups)
     for kind, pairs in (("link", evaluation.lone_links), ("pair", evaluation.unclear)):
         for pair in pairs:
             worst = _worst(of_pairs[pair], evaluation.typical, shares)
-            code, severity = (
-                (f"deep-{kind}-slow", Severity.WARN) if worst else (f"deep-{kind}-disconnected", Severity.FAIL)
-            )
-            yield Finding(code, severity, pair, worst, (evidence[pair],))
+            yield _slow_or_cut(kind, pair, worst, (evidence[pair],))
 
 
-def _split_findings(
-    evaluation: PairEvaluation,
-    of_pairs: Mapping[Pair, Mapping[str, float] | None],
-    shares: Mapping[str, float],
-    evidence: Mapping[Pair, Text],
-) -> Iterator[Finding]:
-    for split in evaluation.splits:
-        groups = {"one": split.one, "other": split.other, "count": len(split.links)}
-        known = [rates for rates in (of_pairs[pair] for pair in split.links) if rates is not None]
-        worst = (
-            _worst(max(known, key=lambda rates: rates.get(BANDWIDTH, 0.0)), evaluation.typical, shares) if known else {}
-        )
-        code, severity = ("deep-split-slow", Severity.WARN) if worst else ("deep-split-disconnected", Severity.FAIL)
-        yield Finding(
-            code,
-            severity,
-            (*split.one, *split.other),
-            {**groups, **worst},
-            tuple(evidence[pair] for pair in split.links),
-        )
+def _slow_or_cut(
+    kind: str, where: str | tuple[str, ...], worst: Mapping[str, Any], lines: Sequence[Text], **values: Any
+) -> Finding:
+    """Return the finding of hosts whose worst rate is too low, or that exchanged nothing."""
+    code, severity = (f"deep-{kind}-slow", Severity.WARN) if worst else (f"deep-{kind}-disconnected", Severity.FAIL)
+    return finding(code, severity, where, lines, **values, **worst)
 
 
 def _worst(
@@ -190,11 +150,8 @@ def _worst(
         factor = typical[name] / max(rates[name], 1e-12)
         below = Text("deep.times-longer", "{factor:.3g} times longer", factor=factor)
         return {"measured": _latency(rates[name]), "typical": _latency(typical[name]), "below": below}
-    return {
-        "measured": Quantity(rates[name], BYTES_PER_S, name[len(RAIL) :] if name.startswith(RAIL) else ""),
-        "typical": Quantity(typical[name], BYTES_PER_S),
-        "below": _lower(rates[name], typical[name]),
-    }
+    rail = name[len(RAIL) :] if name.startswith(RAIL) else ""
+    return _compared(rates[name], typical[name], BYTES_PER_S, rail)
 
 
 def _slower_than_before(report: DeepReport, before: DeepReport) -> Iterator[Finding]:
@@ -204,18 +161,13 @@ def _slower_than_before(report: DeepReport, before: DeepReport) -> Iterator[Find
         last = then.get((host, kind, device))
         if last and value < share * last:
             unit = TFLOPS if kind == "device" else BYTES_PER_S
-            named = {"device": device} if device else {}
-            yield Finding(
-                f"deep-{kind}-slower-than-before",
-                Severity.NOTE,
-                (host,),
-                {
-                    **named,
-                    "below": _lower(value, last),
-                    "measured": Quantity(value, unit),
-                    "before": Quantity(last, unit),
-                },
-            )
+            values: dict[str, Any] = {
+                "below": _lower(value, last),
+                "measured": Quantity(value, unit),
+                "before": Quantity(last, unit),
+            }
+            named: dict[str, Any] = {"device": device} if device else {}
+            yield finding(f"deep-{kind}-slower-than-before", Severity.NOTE, host, **named, **values)
 
 
 def _scores(report: DeepReport) -> dict[tuple[str, str, str], float]:
@@ -244,7 +196,6 @@ def _below(values: Mapping[_Key, float], share: float) -> Iterator[tuple[_Key, f
 
 def summary_rows(report: DeepReport) -> tuple[tuple[str, Text], ...]:
     """Return (name, text) of the measurements: median, smallest and largest of devices, nodes and pairs."""
-    rows: list[tuple[str, Text]] = []
     devices = [Quantity(one.tflops, TFLOPS) for result in report.hosts.values() for one in result.devices]
     inside = [
         Quantity(result.bandwidth_bytes_per_s, BYTES_PER_S)
@@ -252,16 +203,18 @@ def summary_rows(report: DeepReport) -> tuple[tuple[str, Text], ...]:
         if result.bandwidth_bytes_per_s is not None
     ]
     rates = [rates for rates in best_of_pairs(report.exchanges).values() if rates is not None]
-    if devices:
-        rows.append(("products", Text("deep.devices", "{spread} ({count:plural device devices})", **_spread(devices))))
-    if inside:
-        rows.append(("in nodes", Text("deep.nodes", "{spread} ({count:plural node nodes})", **_spread(inside))))
     speeds = [Quantity(one[BANDWIDTH], BYTES_PER_S) for one in rates if BANDWIDTH in one]
     delays = [_latency(one[PROMPTNESS]) for one in rates if one.get(PROMPTNESS)]
-    for name, values in (("in pairs", speeds), ("latency", delays)):
-        if values:
-            rows.append((name, Text("deep.pairs", "{spread} ({count:plural pair pairs})", **_spread(values))))
-    return tuple(rows)
+    rows = (
+        ("products", devices, Text("deep.devices", "{spread} ({count:plural device devices})", spread="", count=0)),
+        ("in nodes", inside, Text("deep.nodes", "{spread} ({count:plural node nodes})", spread="", count=0)),
+        ("in pairs", speeds, _PAIRS),
+        ("latency", delays, _PAIRS),
+    )
+    return tuple((name, Text(row.key, row.english, **_spread(values))) for name, values, row in rows if values)
+
+
+_PAIRS = Text("deep.pairs", "{spread} ({count:plural pair pairs})", spread="", count=0)
 
 
 def _spread(values: Sequence[Quantity]) -> dict[str, Any]:
@@ -287,17 +240,9 @@ def _pair_line(pair: Pair, exchanges: Sequence[Exchange]) -> Text:
             delay = _latency(one.rates[PROMPTNESS]) if one.rates.get(PROMPTNESS) else None
             if slowest is None:
                 found.append(Text("deep.pair", "{speed}, latency {latency}", speed=speed, latency=delay))
-            else:
-                rail = Quantity(rails[slowest], BYTES_PER_S, slowest)
-                found.append(
-                    Text(
-                        "deep.pair-with-rails",
-                        "{speed}, latency {latency}, slowest rail {rail}",
-                        speed=speed,
-                        latency=delay,
-                        rail=rail,
-                    )
-                )
+                continue
+            known = {"speed": speed, "latency": delay, "rail": Quantity(rails[slowest], BYTES_PER_S, slowest)}
+            found.append(Text("deep.pair-with-rails", "{speed}, latency {latency}, slowest rail {rail}", **known))
     measured: Text | str = found[0]
     for again in found[1:]:
         measured = Text("deep.repeated", "{first}; repeated: {again}", first=measured, again=again)
@@ -306,6 +251,11 @@ def _pair_line(pair: Pair, exchanges: Sequence[Exchange]) -> Text:
 
 def _latency(promptness: float) -> Quantity:
     return Quantity(1.0 / max(promptness, 1e-12), "s")
+
+
+def _compared(value: float, typical: float, unit: str, rail: str = "") -> dict[str, Any]:
+    below = _lower(value, typical)
+    return {"measured": Quantity(value, unit, rail), "typical": Quantity(typical, unit), "below": below}
 
 
 def _lower(value: float, typical: float) -> Text:

@@ -23,8 +23,8 @@ from ascendrun.ascend.npu_smi_views import ChipCommon, ChipEcc
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.device_details import PORT_COUNTERS
 from ascendrun.core.samples import DeviceDetail, DeviceSample, RawText
-from ascendrun.health.survey import npu_scripts
-from ascendrun.health.survey.npu_scripts import Section, read_sections
+from ascendrun.health.survey import scripts
+from ascendrun.health.survey.scripts import Section, read_sections
 
 EVERY_S = 5.0
 HOSTS_A_SECOND = 40.0
@@ -73,11 +73,11 @@ def sampling_items(device_type: str | None, *, every_s: float = EVERY_S) -> tupl
     """Return the items of a node whose job uses these devices (npu, cuda, cpu); None: any type present."""
     asked = (
         {
-            TABLE: _argv(npu_scripts.INFO),
-            PORTS: _argv(npu_scripts.PORTS, "link", "stat"),
-            CARDS: _argv(npu_scripts.CARDS, "common"),
-            HISTORY: _argv(npu_scripts.PORTS, "link_stat"),
-            ECC: _argv(npu_scripts.CARDS, "ecc"),
+            TABLE: _argv(scripts.INFO),
+            PORTS: _argv(scripts.PORTS, "link", "stat"),
+            CARDS: _argv(scripts.CARDS, "common"),
+            HISTORY: _argv(scripts.PORTS, "link_stat"),
+            ECC: _argv(scripts.CARDS, "ecc"),
         }
         if device_type in (None, "npu")
         else {}

@@ -124,6 +124,24 @@ def compare(values: Mapping[Any, Hashable | None]) -> Majority | None:
     return Majority(groups[0][0], groups[0][1], tuple(groups[1:]))
 
 
+@dataclass(frozen=True)
+class Group:
+    """Hosts with one value; None: unknown, or not present."""
+
+    value: str | Text | None
+    hosts: tuple[str, ...]
+
+
+def group_hosts(values: Mapping[str, Any]) -> tuple[Group, ...]:
+    """Return the hosts by value, that of most hosts first, those without one last; () if no value is known."""
+    same = compare(values)
+    if same is None:
+        return ()
+    groups = [(same.majority, same.majority_hosts), *same.others]
+    unknown = tuple(host for host, value in values.items() if value is None)
+    return tuple(Group(*group) for group in (*groups, *([(None, unknown)] if unknown else [])))
+
+
 def outliers(code: str, severity: Severity, values: Mapping[str, Hashable | None], **more: Any) -> Iterator[Finding]:
     """Yield one finding of `code` for each value other than the majority's; values `value`, `majority` and `more`."""
     same = compare(values)

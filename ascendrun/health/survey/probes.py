@@ -1,38 +1,90 @@
-"""The table of probes of every node."""
+"""The request of a survey for one host, and the table of probes: the question, its parser, and the fact it sets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import field
+from typing import Any, Callable
 
-from ascendrun.core.dataclass import load_dataclass
+from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.node_messages import with_texts
 from ascendrun.core.reports import NodeReport
-from ascendrun.health.survey import npu_parsers, npu_scripts, parsers, scripts
-from ascendrun.health.survey.facts import Lease, NodeFacts
-from ascendrun.health.survey.npu_facts import read_npu
-from ascendrun.health.survey.npu_probes import NPU_PROBES
-from ascendrun.health.survey.survey_request import Item, Probe, SurveyRequest
+from ascendrun.health.survey import parsers, scripts
+from ascendrun.health.survey.facts import Lease, NodeFacts, NpuFacts
 
+Item = Mapping[str, Any]
 FULL_PYTHON_S = 60.0
 """Importing torch from a cold network disk takes that long, and is a finding."""
 TRAINING_S = 25.0
 """Headers of 17 weight files and data of 32 MB, from a cold disk."""
+DRIVER_NODES = ("davinci_manager", "devmm_svm", "hisi_hdc")
+MOST_DEVICES = 32
+CARDS_S, PORTS_S, PINGS_S = 45.0, 45.0, 30.0
+LIGHT_PORT_ITEMS = ("link", "ip", "tls")
+PORT_ITEMS = (*LIGHT_PORT_ITEMS, "net_health", "fec", "optical", "link_stat")
+CARD_VIEWS = ("ecc", "health", "board")
 
 
-def _always(item: Item) -> Any:
-    return lambda request: item
+@dataclass(frozen=True)
+class SurveyRequest:
+    """Query of doctor, the preflight checks or `env` on one host.
+
+    `device_type`: npu, cuda or cpu; None: unknown, query all devices. `root`: the agent's directory on the host.
+    `python`: the interpreter in the shell of the job, None: the job does not use Python. `has_job`: run probes in the
+    shell of the job, each for `shell_s` seconds at most. `ports`: to test by bind. `folders`: directories that will be
+    written. `paths`: must exist. `training`: of the files that a training reads. `is_full`: include slow probes.
+    `names`: run these probes only, None: all that apply.
+    """
+
+    host: str
+    device_type: str | None = None
+    root: str = ""
+    python: str | None = "python3"
+    has_job: bool = False
+    shell_s: float = 8.0
+    ports: tuple[int, ...] = ()
+    folders: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    training: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    is_full: bool = True
+    names: tuple[str, ...] | None = None
+
+    @property
+    def may_have_npus(self) -> bool:
+        return self.device_type in (None, "npu")
 
 
-def _files(*paths: str) -> Any:
-    return _always({"kind": "files", "paths": list(paths)})
+@dataclass(frozen=True)
+class Probe:
+    """A probe. `ask` returns the survey item (without its name), or the item of every request; None: not for this
+    request. `fact`: the field of NodeFacts or NpuFacts with its value, "": the name with _.
+
+    `read` parses the raw result; None: unknown. It gets results with "error" only if `reads_errors`. An exception
+    counts as None.
+    """
+
+    name: str
+    ask: Callable[[SurveyRequest], Item | None] | Item | None
+    read: Callable[[parsers.Raw], Any]
+    fact: str = ""
+    is_full: bool = False
+    reads_errors: bool = False
 
 
-def _argv(*argv: str) -> Any:
-    return _always({"kind": "argv", "argv": list(argv)})
+def _files(*paths: str) -> Item:
+    return {"kind": "files", "paths": list(paths)}
 
 
-def _python(script: str, **more: Any) -> Any:
+def _script(script: str, *arguments: str, kind: str = "argv", **more: Any) -> Item:
+    return {"kind": kind, "argv": ["sh", "-c", script, "ascendrun", *arguments], **more}
+
+
+def _if_npus(item: Item) -> Callable[[SurveyRequest], Item | None]:
+    return lambda request: item if request.may_have_npus else None
+
+
+def _python(script: str, **more: Any) -> Callable[[SurveyRequest], Item | None]:
     def ask(request: SurveyRequest) -> Item | None:
         if request.python is None:
             return None
@@ -42,23 +94,42 @@ def _python(script: str, **more: Any) -> Any:
     return ask
 
 
-def _directories(request: SurveyRequest) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((request.root, *request.folders))) if request.root else request.folders
+def _directories(request: SurveyRequest) -> list[str]:
+    return list(dict.fromkeys((*([request.root] if request.root else ()), *request.folders)))
+
+
+def _ports(request: SurveyRequest) -> Item | None:
+    light, full = (_script(scripts.PORTS, *items) for items in (LIGHT_PORT_ITEMS, PORT_ITEMS))
+    item = {**full, "timeout_s": PORTS_S, "max_bytes": 1 << 18} if request.is_full else light
+    return item if request.may_have_npus else None
+
+
+def _environ(request: SurveyRequest) -> Item:
+    return {"kind": "shell_argv", "argv": ["env", "-0"], "max_bytes": 1 << 20, "timeout_s": request.shell_s}
+
+
+def _training(request: SurveyRequest) -> Item | None:
+    paths = list(request.training)
+    return {"kind": "training", "paths": paths, "timeout_s": TRAINING_S} if paths else None
 
 
 HOST_PROBES: tuple[Probe, ...] = (
-    Probe("os", _files("/etc/os-release", "/usr/lib/os-release"), parsers.read_os_name),
-    Probe("limits", _always({"kind": "limits"}), parsers.read_limits),
+    Probe("os", _files("/etc/os-release", "/usr/lib/os-release"), parsers.read_os_name, "os_name"),
+    Probe("limits", {"kind": "limits"}, parsers.read_limits),
     Probe(
         "disk",
         lambda request: {"kind": "disk", "paths": [*_directories(request), "/dev/shm", "/tmp"]},
         parsers.read_disks,
+        "disks",
     ),
-    Probe("write", lambda request: {"kind": "write_probe", "paths": list(_directories(request))}, parsers.read_writes),
+    Probe(
+        "write", lambda request: {"kind": "write_probe", "paths": _directories(request)}, parsers.read_writes, "writes"
+    ),
     Probe(
         "ports",
         lambda request: {"kind": "bind", "ports": list(request.ports)} if request.ports else None,
         parsers.read_taken,
+        "taken_ports",
     ),
     Probe(
         "leases",
@@ -68,62 +139,60 @@ HOST_PROBES: tuple[Probe, ...] = (
     Probe(
         "gpu-processes",
         lambda request: (
-            {"kind": "argv", "argv": ["sh", "-c", npu_scripts.GPUS]} if request.device_type in (None, "cuda") else None
+            {"kind": "argv", "argv": ["sh", "-c", scripts.GPUS]} if request.device_type in (None, "cuda") else None
         ),
-        npu_parsers.read_gpu_processes,
+        parsers.read_gpu_processes,
     ),
     Probe(
         "port-ranges",
         _files("/proc/sys/net/ipv4/ip_local_port_range", "/proc/sys/net/ipv4/ip_local_reserved_ports"),
         parsers.read_port_ranges,
     ),
-    Probe("addresses", _argv("ip", "-o", "address", "show"), parsers.read_addresses),
-    Probe("sshd", lambda request: {"kind": "argv", "argv": ["sh", "-c", scripts.SSHD]}, parsers.read_sshd),
+    Probe("addresses", {"kind": "argv", "argv": ["ip", "-o", "address", "show"]}, parsers.read_addresses),
+    Probe("sshd", {"kind": "argv", "argv": ["sh", "-c", scripts.SSHD]}, parsers.read_sshd),
     Probe(
         "logind",
         _files(
             "/etc/systemd/logind.conf", "/etc/systemd/logind.conf.d/*.conf", "/usr/lib/systemd/logind.conf.d/*.conf"
         ),
         parsers.read_logind,
+        "kills_user_processes",
     ),
+    Probe("connection-tests", None, parsers.read_connection_tests),
     Probe(
-        "connection-tests", lambda request: None, parsers.read_connection_tests
-    ),  # sent in the second round: head/survey/doctor.py
-    Probe("null-device", _argv("stat", "-L", "-c", "%F %t,%T %a", "/dev/null"), parsers.read_null_device),
-    Probe("linger", _always({"kind": "listdir", "path": "/var/lib/systemd/linger"}), parsers.read_names),
+        "null-device",
+        {"kind": "argv", "argv": ["stat", "-L", "-c", "%F %t,%T %a", "/dev/null"]},
+        parsers.read_null_device,
+    ),
+    Probe("linger", {"kind": "listdir", "path": "/var/lib/systemd/linger"}, parsers.read_names, "lingering_users"),
     Probe(
         "paths",
         lambda request: {"kind": "size", "paths": list(request.paths)} if request.paths else None,
         parsers.read_sizes,
-        is_full=False,
     ),
-    Probe(
-        "training",
-        lambda request: (
-            {"kind": "training", "paths": list(request.training), "timeout_s": TRAINING_S} if request.training else None
-        ),
-        lambda raw: raw["paths"],
-    ),
-)
-
-JOB_PROBES: tuple[Probe, ...] = (
+    Probe("training", _training, lambda raw: raw["paths"]),
     Probe("python", _python(scripts.VERSIONS), parsers.read_python, reads_errors=True),
-    Probe(
-        "environ",
-        lambda request: {
-            "kind": "shell_argv",
-            "argv": ["env", "-0"],
-            "max_bytes": 1 << 20,
-            "timeout_s": request.shell_s,
-        },
-        parsers.read_environ,
-    ),
+    Probe("environ", _environ, parsers.read_environ),
     Probe(
         "torch", _python(scripts.TORCH, timeout_s=FULL_PYTHON_S), parsers.read_torch, is_full=True, reads_errors=True
     ),
 )
 
-PROBES: tuple[Probe, ...] = (*HOST_PROBES, *JOB_PROBES, *NPU_PROBES)
+_NODES = [f"/dev/{name}" for name in (*DRIVER_NODES, *(f"davinci{number}" for number in range(MOST_DEVICES)))]
+_CARDS = _script(scripts.CARDS, *CARD_VIEWS, timeout_s=CARDS_S, max_bytes=1 << 18)
+_DEVICES = {"kind": "stat", "paths": _NODES, "below": "ASCENDRUN_SIM_ROOT"}
+NPU_PROBES: tuple[Probe, ...] = (
+    Probe("npu-smi", _if_npus(_script(scripts.TABLE)), parsers.read_table, "table", reads_errors=True),
+    Probe("npu-devices", _if_npus(_DEVICES), parsers.read_devices, "devices"),
+    Probe("npu-cards", _if_npus(_CARDS), parsers.read_cards, "cards", is_full=True),
+    Probe("hccn", _ports, parsers.read_ports, "ports"),
+    Probe("ascend-files", _if_npus(_script(scripts.FILES)), parsers.read_files, "files"),
+    Probe("cann", _if_npus(_script(scripts.CANN, kind="shell_argv")), parsers.read_shell_cann, "shell_cann"),
+    Probe("hccn-pings", None, parsers.read_pings, "pings"),
+)
+
+PROBES: tuple[Probe, ...] = (*HOST_PROBES, *NPU_PROBES)
+"""connection-tests and hccn-pings are sent in a second round, when addresses are known: pair_tests.py."""
 
 
 def survey_items(request: SurveyRequest) -> list[dict[str, Any]]:
@@ -134,7 +203,7 @@ def survey_items(request: SurveyRequest) -> list[dict[str, Any]]:
             continue
         if request.names is not None and probe.name not in request.names:
             continue
-        item = probe.ask(request)
+        item = probe.ask(request) if callable(probe.ask) else probe.ask
         if item is not None:
             items.append({"name": probe.name, **item})
     return items
@@ -167,16 +236,7 @@ _OF_REPORT = (
     "is_local", "root", "login_s", "login_noise", "user", "uid", "hostname", "kernel", "arch", "cpus",
     "memory_bytes", "clock_offset_s", "routes", "machine_key", "neighbours",
 )  # fmt: skip
-_OF_PROBES: Mapping[str, str] = {
-    "os_name": "os", "limits": "limits", "sshd": "sshd", "kills_user_processes": "logind",
-    "null_device": "null-device",
-    "lingering_users": "linger", "disks": "disk", "writes": "write", "paths": "paths", "python": "python",
-    "torch": "torch", "environ": "environ", "addresses": "addresses", "taken_ports": "ports",
-    "port_ranges": "port-ranges", "connection_tests": "connection-tests",
-    "training": "training",
-    "leases": "leases", "gpu_processes": "gpu-processes",
-}  # fmt: skip
-"""Fields of NodeFacts, by the report and by the probe that reads them."""
+"""Fields of NodeFacts that the report has; others are those of the probes."""
 
 
 def read_facts(report: NodeReport, results: Mapping[str, Any]) -> NodeFacts:
@@ -190,5 +250,14 @@ def read_facts(report: NodeReport, results: Mapping[str, Any]) -> NodeFacts:
         npu=read_npu(values),
         late=late_probes(results),
         **{name: getattr(report, name) for name in _OF_REPORT},
-        **{name: values.get(probe) for name, probe in _OF_PROBES.items()},
+        **_facts_of(HOST_PROBES, values),
     )
+
+
+def read_npu(values: Mapping[str, Any]) -> NpuFacts:
+    """Return facts from the values by probe name (missing or None: unknown)."""
+    return NpuFacts(**_facts_of(NPU_PROBES, values))
+
+
+def _facts_of(probes: tuple[Probe, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {probe.fact or probe.name.replace("-", "_"): values.get(probe.name) for probe in probes}

@@ -25,8 +25,12 @@ from ascendrun.health.survey.check_context import CheckContext, compare
 from ascendrun.health.survey.facts import (
     ConnectionTest,
     Disk,
+    GpuProcess,
+    InstallFiles,
     Lease,
     NodeFacts,
+    NpuFacts,
+    Owner,
     PathSize,
     PortHolder,
     PythonFacts,
@@ -35,7 +39,6 @@ from ascendrun.health.survey.facts import (
     Unreached,
     WriteResult,
 )
-from ascendrun.health.survey.npu_facts import GpuProcess, InstallFiles, NpuFacts, Owner
 from ascendrun.query.host_views import make_device_uses
 from ascendrun.text import LANGUAGES, PSEUDO, from_json, to_json, translations
 

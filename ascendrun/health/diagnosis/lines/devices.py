@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from ascendrun.ascend.npu_smi import parse_info
 from ascendrun.health.diagnosis.evidence import DeviceFact
-from ascendrun.health.survey.npu_parsers import read_cards, read_ports
-from ascendrun.health.survey.npu_scripts import read_sections
+from ascendrun.health.survey.parsers import read_cards, read_ports
+from ascendrun.health.survey.scripts import read_sections
 from ascendrun.text import Text
 
 BAD_HEALTH = frozenset({"Alarm", "Critical"})

@@ -11,7 +11,7 @@ from ascendrun.core.findings import Severity
 from ascendrun.health.checks import NPU_CHECKS, run_checks
 from ascendrun.health.checks.npu import unowned_memory
 from ascendrun.health.comparison import finding_line
-from ascendrun.health.survey.npu_facts import DeviceNode
+from ascendrun.health.survey.facts import DeviceNode
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.ascend.tool.families import FAMILIES
 from ascendrun.text import LANGUAGES
@@ -250,7 +250,7 @@ def test_a_driver_that_is_half_installed_is_told():
 
 def test_every_code_of_the_npu_checks_is_planted_in_a_test():
     health = Path(__file__).parents[1]
-    files = ("checks/test_npu.py", "checks/test_software.py", "deep/test_pings.py", "survey/test_npu_parsers.py")
+    files = ("checks/test_npu.py", "checks/test_software.py", "survey/test_pair_tests.py", "survey/test_probes.py")
     source = "".join((health / name).read_text() for name in files)
     unplanted = {code for check in NPU_CHECKS for code in check.codes if f'"{code}"' not in source}
     assert unplanted == set()

@@ -16,14 +16,8 @@ from ascendrun.health.comparison import fact_rows
 from ascendrun.health.env_view import make_env_report, mask, write_env_file
 from ascendrun.health.survey import scripts
 from ascendrun.health.survey.check_context import CheckContext
-from ascendrun.health.survey.connection_test_plan import (
-    ALL_PAIRS_UP_TO,
-    choose_pairs,
-    choose_ports,
-    plan_connection_tests,
-)
 from ascendrun.health.survey.facts import NodeFacts, PythonFacts
-from ascendrun.health.survey.npu_scripts import GPUS as GPU_SCRIPT
+from ascendrun.health.survey.pair_tests import ALL_PAIRS_UP_TO, choose_pairs, choose_ports, plan_connection_tests
 from ascendrun.health.survey.parsers import (
     read_addresses,
     read_logind,
@@ -32,8 +26,8 @@ from ascendrun.health.survey.parsers import (
     read_sshd,
     read_torch,
 )
-from ascendrun.health.survey.probes import PROBES, late_probes, read_facts, read_results, survey_items
-from ascendrun.health.survey.survey_request import SurveyRequest
+from ascendrun.health.survey.probes import PROBES, SurveyRequest, late_probes, read_facts, read_results, survey_items
+from ascendrun.health.survey.scripts import GPUS as GPU_SCRIPT
 from ascendrun.text import Text
 
 

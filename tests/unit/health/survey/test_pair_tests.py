@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ascendrun.core.findings import Severity
-from ascendrun.health.deep.pings import ping_items, plan_pings
+from ascendrun.health.survey.pair_tests import ping_items, plan_pings
 from ascendrun.sim.ascend.scenario import Scenario
 from tests.lib.npu_worlds import codes, node, ran, raw_answers, section, the, world
 

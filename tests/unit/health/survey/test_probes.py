@@ -8,12 +8,9 @@ from hypothesis import strategies as st
 from ascendrun.health.checks import NPU_CHECKS, run_checks
 from ascendrun.health.comparison import fact_rows, finding_line
 from ascendrun.health.survey.check_context import CheckContext
-from ascendrun.health.survey.facts import NodeFacts
-from ascendrun.health.survey.npu_facts import NpuFacts, chip_of_node, read_npu
-from ascendrun.health.survey.npu_probes import NPU_PROBES
-from ascendrun.health.survey.npu_scripts import read_sections
-from ascendrun.health.survey.probes import read_results, survey_items
-from ascendrun.health.survey.survey_request import SurveyRequest
+from ascendrun.health.survey.facts import NodeFacts, NpuFacts, chip_of_node
+from ascendrun.health.survey.probes import NPU_PROBES, SurveyRequest, read_npu, read_results, survey_items
+from ascendrun.health.survey.scripts import read_sections
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.text import LANGUAGES
 from tests.lib.npu_worlds import ENVIRON, PYTHON, files_text, node, ran, raw_answers, scene_of, section, world
