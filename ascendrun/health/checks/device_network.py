@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Callable
+from typing import Callable
 
 from ascendrun.ascend.hccn import LinkHistory, Optical
 from ascendrun.core.findings import Finding, Severity
@@ -49,7 +49,7 @@ def _faulty(
     code: str,
     faults: Mapping[int, str | Text | None],
     severity: Severity | None = None,
-    **values: Any,
+    **values: object,
 ) -> Iterator[Finding]:
     """Yield the finding for devices with a fault, if any, with at most four lines of evidence.
 

@@ -131,7 +131,7 @@ def _pair_findings(report: DeepReport, evaluation: PairEvaluation) -> Iterator[F
 
 
 def _slow_or_cut(
-    kind: str, where: str | tuple[str, ...], worst: Mapping[str, Any], lines: Sequence[Text], **values: Any
+    kind: str, where: str | tuple[str, ...], worst: Mapping[str, Any], lines: Sequence[Text], **values: object
 ) -> Finding:
     """Return the finding of hosts whose worst rate is too low, or that exchanged nothing."""
     code, severity = (f"deep-{kind}-slow", Severity.WARN) if worst else (f"deep-{kind}-disconnected", Severity.FAIL)

@@ -65,7 +65,7 @@ def describe_mark(mark: Mark) -> Text:
     )
 
 
-def _with(row: Text, **values: Any) -> Text:
+def _with(row: Text, **values: object) -> Text:
     return Text(row.key, row.english, **values)
 
 

@@ -136,13 +136,6 @@ class Fatal:
         still_full = hit.signature.code == "disk-full" and is_full(self._lines.host)
         return (still_full or _WORK_OF_THREADS.search(chain.root.text) is not None) and self._led_to(earlier, chain)
 
-    def _has_thread_before(self, chain: Chain) -> bool:
-        """Return whether a thread of the process failed just before: either of them may have ended the rank."""
-        return any(
-            other.kind == "thread" and self.role_of(other) == CAUSE and self._came_soon(other, chain)
-            for other in self._lines.chains
-        )
-
     # --- the culprit
 
     def role_of(self, chain: Chain) -> str:
@@ -291,9 +284,10 @@ class Fatal:
         was_handled = self._was_handled(chain)
         shown = self._most_specific(chain, role)
         values = _values_of(chain, shown=shown)
-        is_aside = (
+        threads = [one for one in lines.chains if one.kind == "thread" and self.role_of(one) == CAUSE]
+        is_aside = (  # another failure, such as that of a thread just before, may have ended the rank
             chain.kind == "thread"
-            or self._has_thread_before(chain)
+            or any(self._came_soon(one, chain) for one in threads)
             or (chain.kind == "torn" and last.at_s is None)
             or self._has_known_after(chain)
         )
