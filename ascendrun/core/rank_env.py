@@ -34,9 +34,16 @@ nodes load a large model at different speeds. It must stay below HCCL_EXEC_TIMEO
 
 @dataclass(frozen=True)
 class NodeShare:
-    """Common values of all processes of one node. `ranks_before`: ranks of the nodes before this node. `resume`:
-    variables that name the checkpoint to continue from."""
+    """Common values of all processes of one node in an attempt. `signal`: a name without SIG; `env`: the user's;
+    `python`: the job's interpreter, None: not set. `ranks_before`: ranks of the nodes before this node. `resume`:
+    variables that name the checkpoint to continue from. `python_path`: directory of the bundled programs, None: the job
+    has a command."""
 
+    job: str
+    attempt: int
+    run_id: str
+    signal: str
+    env: Mapping[str, str]
     node_rank: int
     nodes: int
     world_size: int
@@ -49,20 +56,9 @@ class NodeShare:
     threads: int
     attempt_folder: str
     checkpoint_folder: str
-    resume: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class JobShare:
-    """Common values of all processes of one attempt. `signal`: a name without SIG; `env`: the user's. `python`: the
-    job's interpreter, None: not set."""
-
-    job: str
-    attempt: int
-    run_id: str
-    signal: str
-    env: Mapping[str, str]
     python: str | None = None
+    python_path: str | None = None
+    resume: Mapping[str, str] = field(default_factory=dict)
 
 
 def forks_ranks(spec: Mapping[str, Any]) -> bool:
@@ -77,9 +73,9 @@ def is_own_variable(name: str) -> bool:
     return name in OWN_VARIABLES or name.startswith(OWN_PREFIXES)
 
 
-def rank_environment(job: JobShare, node: NodeShare, local_rank: int, *, python_path: str | None) -> dict[str, str]:
+def rank_environment(node: NodeShare, local_rank: int) -> dict[str, str]:
     """Return the variables of one rank that the agent starts: all that torchrun would set, except MASTER_PORT, which
-    the agent adds when the port is known. `python_path`: the directory of the bundled programs, None: not used."""
+    the agent adds when the port is known."""
     rank = node.ranks_before + local_rank
     own = {
         "RANK": rank,
@@ -91,9 +87,9 @@ def rank_environment(job: JobShare, node: NodeShare, local_rank: int, *, python_
         "LOCAL_WORLD_SIZE": node.local_world_size,
         "GROUP_WORLD_SIZE": node.nodes,
         "ROLE_WORLD_SIZE": node.world_size,
-        "TORCHELASTIC_RESTART_COUNT": job.attempt - 1,
-        "TORCHELASTIC_MAX_RESTARTS": job.attempt - 1,
-        "TORCHELASTIC_RUN_ID": job.run_id,
+        "TORCHELASTIC_RESTART_COUNT": node.attempt - 1,
+        "TORCHELASTIC_MAX_RESTARTS": node.attempt - 1,
+        "TORCHELASTIC_RUN_ID": node.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
     # The only process of a node may start torchrun itself. LLaMA-Factory and ms-swift do so with these, MASTER_ADDR,
@@ -103,14 +99,16 @@ def rank_environment(job: JobShare, node: NodeShare, local_rank: int, *, python_
     )
     if alone and len(node.device_ids) > 1:
         alone[FORKS_VARIABLE] = f"{rank} {node.world_size} {node.local_world_size}"
-    common = _common(job, node, python_path=python_path)
-    values = {**alone, **common, **own, **own_files(node, rank)}
+    values = {**alone, **launcher_environment(node), **own, **own_files(node, rank)}
     return {name: str(values[name]) for name in sorted(values)}
 
 
-def launcher_environment(job: JobShare, node: NodeShare, *, python_path: str | None) -> dict[str, str]:
+def launcher_environment(node: NodeShare) -> dict[str, str]:
     """Return the variables of a node's launcher, which sets those of its ranks, except `own_files`."""
-    return dict(sorted(_common(job, node, python_path=python_path).items()))
+    user = {name: value for name, value in node.env.items() if name != "MASTER_PORT"}
+    if node.python_path is not None:
+        user["PYTHONPATH"] = ":".join(part for part in (node.python_path, user.get("PYTHONPATH")) if part)
+    return dict(sorted({**_defaults(node, user), **user, **_own(node)}.items()))
 
 
 def own_files(node: NodeShare, rank: int) -> dict[str, str]:
@@ -121,14 +119,7 @@ def own_files(node: NodeShare, rank: int) -> dict[str, str]:
     }
 
 
-def _common(job: JobShare, node: NodeShare, *, python_path: str | None) -> dict[str, str]:
-    user = {name: value for name, value in job.env.items() if name != "MASTER_PORT"}
-    if python_path is not None:
-        user["PYTHONPATH"] = ":".join(part for part in (python_path, user.get("PYTHONPATH")) if part)
-    return {**_defaults(job, node, user), **user, **_own(job, node)}
-
-
-def _defaults(job: JobShare, node: NodeShare, user: Mapping[str, str]) -> dict[str, str]:
+def _defaults(node: NodeShare, user: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that the user may override."""
     defaults = {
         "OMP_NUM_THREADS": str(node.threads),
@@ -139,8 +130,8 @@ def _defaults(job: JobShare, node: NodeShare, user: Mapping[str, str]) -> dict[s
         "GLOO_SOCKET_IFNAME": node.interface,
         "TP_SOCKET_IFNAME": node.interface,
     }
-    if job.python is not None and job.python.startswith("/"):
-        defaults["PATH"] = f"{job.python.rpartition('/')[0] or '/'}:{PATH_TOKEN}"
+    if node.python is not None and node.python.startswith("/"):
+        defaults["PATH"] = f"{node.python.rpartition('/')[0] or '/'}:{PATH_TOKEN}"
     if node.device_type == "npu":
         # "=": exactly this interface; without it "eth1" would also mean eth10.
         defaults["HCCL_SOCKET_IFNAME"] = f"={node.interface}"
@@ -155,15 +146,15 @@ def _defaults(job: JobShare, node: NodeShare, user: Mapping[str, str]) -> dict[s
     return defaults
 
 
-def _own(job: JobShare, node: NodeShare) -> dict[str, str]:
+def _own(node: NodeShare) -> dict[str, str]:
     own = {
         "NODE_RANK": str(node.node_rank),
         "MASTER_ADDR": node.master_address,
-        "ASCENDRUN_JOB_ID": job.job,
-        "ASCENDRUN_ATTEMPT": str(job.attempt),
-        "ASCENDRUN_RUN_ID": job.run_id,
+        "ASCENDRUN_JOB_ID": node.job,
+        "ASCENDRUN_ATTEMPT": str(node.attempt),
+        "ASCENDRUN_RUN_ID": node.run_id,
         "ASCENDRUN_CHECKPOINT_DIR": node.checkpoint_folder,
-        "ASCENDRUN_CHECKPOINT_SIGNAL": job.signal,
+        "ASCENDRUN_CHECKPOINT_SIGNAL": node.signal,
         "ASCENDRUN_DEVICE_TYPE": node.device_type,
         **node.resume,
     }

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from ascendrun.core.rank_env import JobShare, NodeShare, rank_environment
+from ascendrun.core.rank_env import NodeShare, rank_environment
 
 FROM_THE_LOGIN = {"PATH", "HOME", "LC_CTYPE", "PWD", "SHLVL", "_"}
 FROM_THE_AGENT = {"MASTER_PORT"}
@@ -33,6 +33,11 @@ def test_torchrun_sets_nothing_that_we_forget(tmp_path):
     line = next(line for line in done.stdout.splitlines() if line.startswith("ENV"))
     theirs = {name for name in json.loads(line[3:]) if not name.startswith("KMP_")}
     node = NodeShare(
+        job="j",
+        attempt=1,
+        run_id="j.1",
+        signal="TERM",
+        env={},
         node_rank=0,
         nodes=1,
         world_size=1,
@@ -46,7 +51,6 @@ def test_torchrun_sets_nothing_that_we_forget(tmp_path):
         attempt_folder="/a",
         checkpoint_folder="/c",
     )
-    job = JobShare(job="j", attempt=1, run_id="j.1", signal="TERM", env={})
-    ours = set(rank_environment(job, node, 0, python_path=None))
+    ours = set(rank_environment(node, 0))
     assert theirs - FROM_THE_LOGIN - FROM_THE_AGENT - TOLD_TO_TORCHRUN_ITSELF <= ours
     assert {"RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"} <= theirs, "this is torchrun's environment"

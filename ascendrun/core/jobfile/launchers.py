@@ -6,33 +6,16 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 
 from ascendrun.core.dataclass import dataclass
+from ascendrun.core.rank_env import NodeShare, launcher_environment
 
 _PYTHON = re.compile(r"python[0-9.]*")
 LOCAL_RANK_TOKEN = "\1LOCAL_RANK\1"
 """Placeholder in a rank's command for its LOCAL_RANK; \\1 cannot occur in a user's argument by accident."""
 LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 """Launchers of a job file that run once on each node and start its ranks."""
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """The rendezvous of a launcher's nodes. `port`: a placeholder for the port."""
-
-    nodes: int
-    node_rank: int
-    address: str
-    port: str
-
-
-@dataclass(frozen=True)
-class _Target:
-    """Target of a launcher: `kind` "script" or "module" run by `python`, or "program" run directly."""
-
-    kind: str
-    python: str | None
-    words: tuple[str, ...]
 
 
 def program_command(program: str, arguments: Sequence[str], *, python: str) -> tuple[str, ...]:
@@ -59,93 +42,77 @@ class LauncherCommand:
     plain: tuple[str, ...]
     argv: tuple[str, ...]
     command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
-def torchrun_command(words: Sequence[str], meeting: Meeting, *, python: str, ranks: int) -> LauncherCommand:
-    """Return the torchrun command of one node, with a static rendezvous."""
-    target = _read_target(words)
-    own = (
-        target.python or python,
-        "-m",
-        "torch.distributed.run",
-        f"--nnodes={meeting.nodes}",
-        f"--nproc-per-node={ranks}",
-        f"--node-rank={meeting.node_rank}",
-        f"--master-addr={meeting.address}",
-        f"--master-port={meeting.port}",
-    )
-    return _launch(own, target, no_python="--no-python")
-
-
-def accelerate_command(words: Sequence[str], meeting: Meeting, *, python: str, world_size: int) -> LauncherCommand:
-    """Return the command of `accelerate launch` on one node, which runs torchrun with a static rendezvous.
-
-    A default configuration of accelerate on the node still sets what is not set here, such as the precision.
-    """
-    target = _read_target(words)
-    own = (
-        target.python or python,
-        "-m",
-        "accelerate.commands.launch",
-        *(("--multi_gpu",) if world_size > 1 else ()),  # also for NPU and CPU: several processes, by torchrun
-        f"--num_machines={meeting.nodes}",
-        f"--num_processes={world_size}",
-        f"--machine_rank={meeting.node_rank}",
-        f"--main_process_ip={meeting.address}",
-        f"--main_process_port={meeting.port}",
-        "--same_network",
-        "--rdzv_backend=static",
-    )
-    return _launch(own, target, no_python="--no_python")
-
-
-def deepspeed_command(
-    words: Sequence[str], meeting: Meeting, *, python: str, devices: Mapping[str, Sequence[int]], gives_local_rank: bool
+def launcher_command(
+    launcher: str,
+    words: Sequence[str],
+    node: NodeShare,
+    *,
+    python: str,
+    port: str,
+    devices: Mapping[str, Sequence[int]],
 ) -> LauncherCommand:
-    """Return the command of DeepSpeed's launcher on one node, as `deepspeed` would start it through ssh.
+    """Return the command of one of LAUNCHERS on a node, with a static rendezvous. `words`: the command of a rank;
+    `port`: a placeholder; `devices`: ids by host name, in node order."""
+    kind, own_python, target = _read_target(words)
+    python = own_python or python
+    if launcher == "torchrun":
+        own = [
+            "torch.distributed.run",
+            f"--nnodes={node.nodes}",
+            f"--nproc-per-node={node.local_world_size}",
+            f"--node-rank={node.node_rank}",
+            f"--master-addr={node.master_address}",
+            f"--master-port={port}",
+        ]
+    elif launcher == "accelerate":  # runs torchrun; its configuration on the node sets the rest, such as the precision
+        own = [
+            "accelerate.commands.launch",
+            *(("--multi_gpu",) if node.world_size > 1 else ()),  # also for NPU and CPU: several processes, by torchrun
+            f"--num_machines={node.nodes}",
+            f"--num_processes={node.world_size}",
+            f"--machine_rank={node.node_rank}",
+            f"--main_process_ip={node.master_address}",
+            f"--main_process_port={port}",
+            "--same_network",
+            "--rdzv_backend=static",
+        ]
+    else:  # DeepSpeed's launcher on one node, as `deepspeed` would start it through ssh
+        world = json.dumps({host: list(ids) for host, ids in devices.items()})
+        own = [
+            "deepspeed.launcher.launch",
+            f"--world_info={base64.urlsafe_b64encode(world.encode()).decode()}",
+            f"--node_rank={node.node_rank}",
+            f"--master_addr={node.master_address}",
+            f"--master_port={port}",
+        ]
+    own, env = [python, "-m", *own], launcher_environment(node)
+    no_python = "--no-python" if launcher == "torchrun" else "--no_python"
+    flags = {"script": (), "module": ("--module",), "program": (no_python,)}[kind]
+    runs = {"script": (python, "-u"), "module": (python, "-u", "-m"), "program": ()}[kind]  # as launchers start Python
+    if launcher != "deepspeed":
+        return LauncherCommand((*own, *flags, *target), (*own, no_python), (*runs, *target), env)
+    without, given = ("--no_local_rank",), (f"--local_rank={LOCAL_RANK_TOKEN}",)
+    if node.python_path is not None:  # a bundled program does not take --local_rank
+        return LauncherCommand((*own, *without, *flags, *target), (*own, *without, no_python), (*runs, *target), env)
+    command = (*runs, target[0], *given, *target[1:])
+    return LauncherCommand((*own, *flags, *target), (*own, *without, no_python), command, env)
 
-    `devices`: ids by host name in node order. `gives_local_rank`: whether the script gets --local_rank=N.
-    """
-    target = _read_target(words)
-    world = base64.urlsafe_b64encode(json.dumps({host: list(ids) for host, ids in devices.items()}).encode()).decode()
-    own = (
-        target.python or python,
-        "-m",
-        "deepspeed.launcher.launch",
-        f"--world_info={world}",
-        f"--node_rank={meeting.node_rank}",
-        f"--master_addr={meeting.address}",
-        f"--master_port={meeting.port}",
-    )
-    found = _launch(own, target, no_python="--no_python")
-    without = ("--no_local_rank",)
-    first, *rest = target.words
-    given = (f"--local_rank={LOCAL_RANK_TOKEN}",) if gives_local_rank else ()
-    return LauncherCommand(
-        plain=(*own, *(() if gives_local_rank else without), *found.plain[len(own) :]),
-        argv=(*own, *without, "--no_python"),
-        command=(*found.command[: -len(target.words)], first, *given, *rest),
-    )
 
-
-def _launch(own: tuple[str, ...], target: _Target, *, no_python: str) -> LauncherCommand:
-    flags = {"script": (), "module": ("--module",), "program": (no_python,)}[target.kind]
-    runs = {"script": ("-u",), "module": ("-u", "-m"), "program": ()}[target.kind]  # as the launchers start Python
-    python = () if target.kind == "program" else (own[0],)
-    return LauncherCommand((*own, *flags, *target.words), (*own, no_python), (*python, *runs, *target.words))
-
-
-def _read_target(words: Sequence[str]) -> _Target:
-    """Split the command: both launchers start Python. Python with options other than -u is kept unchanged."""
+def _read_target(words: Sequence[str]) -> tuple[str, str | None, tuple[str, ...]]:
+    """Split a command: "script" or "module" run by a Python, or "program" run directly, that Python, and the rest. Both
+    launchers start Python; Python with options other than -u is kept unchanged."""
     if words[0].endswith(".py"):
-        return _Target("script", None, tuple(words))
+        return "script", None, tuple(words)
     if not _PYTHON.fullmatch(words[0].rpartition("/")[2]):
-        return _Target("program", None, tuple(words))
+        return "program", None, tuple(words)
     rest = list(words[1:])
     while rest[:1] == ["-u"]:
         rest.pop(0)
     if len(rest) > 1 and rest[0] == "-m":
-        return _Target("module", words[0], tuple(rest[1:]))
+        return "module", words[0], tuple(rest[1:])
     if rest and not rest[0].startswith("-"):
-        return _Target("script", words[0], tuple(rest))
-    return _Target("program", words[0], tuple(words))
+        return "script", words[0], tuple(rest)
+    return "program", words[0], tuple(words)

@@ -9,11 +9,12 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import PreflightError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile import launchers
+from ascendrun.core.jobfile.launchers import LauncherCommand
 from ascendrun.core.jobs.checkpoints import ResumePoint
 from ascendrun.core.jobs.placement import choose_devices, choose_hosts, placement_faults
 from ascendrun.core.network import Network, candidate_bases, candidate_ports, choose_network
 from ascendrun.core.node_messages import Failure
-from ascendrun.core.rank_env import JobShare, NodeShare, launcher_environment, own_files, rank_environment
+from ascendrun.core.rank_env import NodeShare, own_files, rank_environment
 from ascendrun.core.reports import NodeReport
 from ascendrun.options import make_arguments
 from ascendrun.text import Text
@@ -48,23 +49,13 @@ class Tree:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """One rank; for the launcher none the one process of its node, and `rank` is the node rank. Below a LauncherPlan
+    """One rank; for the launcher none the one process of its node, and `rank` is the node rank. Below a launcher
     `argv` is (), and `env` has what the launcher does not set."""
 
     rank: int
     local_rank: int
     argv: tuple[str, ...]
     env: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class LauncherPlan:
-    """The process that starts the ranks of a node. `argv`, `command`, `plain`: as in launchers.LauncherCommand."""
-
-    argv: tuple[str, ...]
-    command: tuple[str, ...]
-    env: Mapping[str, str]
-    plain: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -81,7 +72,7 @@ class NodePlan:
     folders: Folders
     devices: tuple[int, ...] | None = None
     pointer: Mapping[str, Any] | None = None
-    launcher: LauncherPlan | None = None
+    launcher: LauncherCommand | None = None
 
 
 @dataclass(frozen=True)
@@ -149,17 +140,45 @@ def make_plan(
     if faults:
         raise _preflight_error(spec.name, faults, hosts=tuple(unreachable) or tuple(missing))
     counts = {name: 1 if spec.launcher == "none" else len(ids) for name, ids in devices.items()}
-    shape = _Shape(spec, chosen, reports, folders, trees, devices, network, counts, resume or ResumePoint())
-    shared = JobShare(
-        job=job, attempt=attempt, run_id=run_id, signal=spec.checkpoint.signal, env=spec.env, python=spec.python
-    )
+    staged = next((tree.sha256 for tree in trees if tree.name == PROGRAMS_TREE), None)
+    assert staged or spec.program is None, "a job with a program needs the tree of the programs"
+    local_ranks = sum(counts[host.name] for host in chosen if host.is_local)
+    nodes: list[NodePlan] = []
+    for node_rank, host in enumerate(chosen):
+        own, count = folders[host.name], counts[host.name]
+        share = NodeShare(
+            job=job,
+            attempt=attempt,
+            run_id=run_id,
+            signal=spec.checkpoint.signal,
+            env=spec.env,
+            python=spec.python,
+            python_path=None if spec.program is None else f"{own.trees}/{staged}",
+            node_rank=node_rank,
+            nodes=len(chosen),
+            world_size=sum(counts.values()),
+            local_world_size=count,
+            ranks_before=sum(len(node.ranks) for node in nodes),
+            interface=network.interfaces[host.name],
+            master_address=network.master_address,
+            device_type=spec.devices.type,
+            device_ids=devices[host.name],
+            # Several local hosts share the CPUs of this machine.
+            threads=max(1, reports[host.name].cpus // (local_ranks if host.is_local else count)),
+            attempt_folder=own.attempt,
+            checkpoint_folder=spec.checkpoint.dir or own.checkpoints,
+            resume=(resume or ResumePoint()).environment(host.name),
+        )
+        # A local agent's interpreter has the job's packages; of other nodes only its name is known.
+        python = spec.python or (reports[host.name].python if host.is_local else "python3")
+        nodes.append(_make_node(spec, host.name, share, own, python, devices, resume or ResumePoint()))
     return LaunchPlan(
         job=job,
         attempt=attempt,
         run_id=run_id,
-        nodes=_make_nodes(shape, shared),
+        nodes=tuple(nodes),
         trees=tuple(trees),
-        world_size=shape.world_size,
+        world_size=sum(counts.values()),
         master_address=network.master_address,
         master_ports=candidate_ports(run_id, spec.env.get("MASTER_PORT")),
         hccl_bases=candidate_bases(run_id, spec.env) if spec.devices.type == "npu" else (),
@@ -174,127 +193,44 @@ def make_plan(
     )
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """Decisions for the entire job, by host name. `devices`: ids; `counts`: ranks."""
-
-    spec: JobSpec
-    hosts: tuple[Host, ...]
-    reports: Mapping[str, NodeReport]
-    folders: Mapping[str, Folders]
-    trees: Sequence[Tree]
-    devices: Mapping[str, tuple[int, ...]]
-    network: Network
-    counts: Mapping[str, int]
-    resume: ResumePoint
-
-    @property
-    def world_size(self) -> int:
-        return sum(self.counts.values())
-
-
-def _make_nodes(shape: _Shape, job: JobShare) -> tuple[NodePlan, ...]:
-    spec, world_size = shape.spec, shape.world_size
-    local_ranks = sum(shape.counts[host.name] for host in shape.hosts if host.is_local)
-    nodes: list[NodePlan] = []
-    ranks_before = 0
-    for node_rank, host in enumerate(shape.hosts):
-        folders, count = shape.folders[host.name], shape.counts[host.name]
-        share = NodeShare(
-            node_rank=node_rank,
-            nodes=len(shape.hosts),
-            world_size=world_size,
-            local_world_size=count,
-            ranks_before=ranks_before,
-            interface=shape.network.interfaces[host.name],
-            master_address=shape.network.master_address,
-            device_type=spec.devices.type,
-            device_ids=shape.devices[host.name],
-            # Several local hosts share the CPUs of this machine.
-            threads=max(1, shape.reports[host.name].cpus // (local_ranks if host.is_local else count)),
-            attempt_folder=folders.attempt,
-            checkpoint_folder=spec.checkpoint.dir or folders.checkpoints,
-            resume=shape.resume.environment(host.name),
-        )
-        nodes.append(
-            NodePlan(
-                host=host.name,
-                node_rank=node_rank,
-                ranks=_make_ranks(shape, job, share),
-                launcher=_make_launcher(shape, job, share),
-                cwd=folders.work,
-                setup=spec.setup,
-                folders=folders,
-                devices=None if spec.devices.type == "cpu" else shape.devices[host.name],
-                pointer=_pointer(shape, host.name),
-            )
-        )
-        ranks_before += count
-    return tuple(nodes)
-
-
-def _pointer(shape: _Shape, host: str) -> Mapping[str, Any] | None:
-    resume = shape.resume
-    if shape.spec.checkpoint.pointer is None or not resume.step:
-        return None
-    return {"format": resume.format, "path": resume.paths[host], "step": resume.step}
-
-
-def _make_ranks(shape: _Shape, job: JobShare, share: NodeShare) -> tuple[RankPlan, ...]:
-    if shape.spec.launcher in launchers.LAUNCHERS:
-        return tuple(
-            RankPlan(share.ranks_before + local, local, (), own_files(share, share.ranks_before + local))
-            for local in range(share.local_world_size)
-        )
-    argv = _words(shape, share)
-    python_path = _programs_folder(shape, shape.folders[shape.hosts[share.node_rank].name])
-    return tuple(
-        RankPlan(share.ranks_before + local, local, argv, rank_environment(job, share, local, python_path=python_path))
-        for local in range(share.local_world_size)
-    )
-
-
-def _make_launcher(shape: _Shape, job: JobShare, share: NodeShare) -> LauncherPlan | None:
-    spec = shape.spec
-    if spec.launcher not in launchers.LAUNCHERS:
-        return None
-    words, python = _words(shape, share), _python(shape, share)
-    meeting = launchers.Meeting(
-        nodes=share.nodes, node_rank=share.node_rank, address=share.master_address, port=PORT_TOKEN
-    )
-    if spec.launcher == "torchrun":
-        command = launchers.torchrun_command(words, meeting, python=python, ranks=share.local_world_size)
-    elif spec.launcher == "accelerate":
-        command = launchers.accelerate_command(words, meeting, python=python, world_size=share.world_size)
-    else:
-        command = launchers.deepspeed_command(
-            words, meeting, python=python, devices=shape.devices, gives_local_rank=spec.program is None
-        )
-    python_path = _programs_folder(shape, shape.folders[shape.hosts[share.node_rank].name])
-    env = launcher_environment(job, share, python_path=python_path)
-    return LauncherPlan(command.argv, command.command, env, command.plain)
-
-
-def _python(shape: _Shape, share: NodeShare) -> str:
-    """Return the job's interpreter. A local agent's has the job's packages; of other nodes only its name is known."""
-    host = shape.hosts[share.node_rank]
-    return shape.spec.python or (shape.reports[host.name].python if host.is_local else "python3")
-
-
-def _words(shape: _Shape, share: NodeShare) -> tuple[str, ...]:
-    """Return the command of one rank, without a launcher."""
-    spec = shape.spec
+def _make_node(
+    spec: JobSpec,
+    host: str,
+    share: NodeShare,
+    folders: Folders,
+    python: str,
+    devices: Mapping[str, tuple[int, ...]],
+    resume: ResumePoint,
+) -> NodePlan:
     if spec.program is None:
-        return launchers.user_command(spec.command or (), python=spec.python)
-    return launchers.program_command(spec.program, make_arguments(spec.args), python=_python(shape, share))
-
-
-def _programs_folder(shape: _Shape, folders: Folders) -> str | None:
-    if shape.spec.program is None:
-        return None
-    staged = [tree.sha256 for tree in shape.trees if tree.name == PROGRAMS_TREE]
-    assert staged, "a job with a program needs the tree of the programs"
-    return f"{folders.trees}/{staged[0]}"
+        words = launchers.user_command(spec.command or (), python=spec.python)
+    else:
+        words = launchers.program_command(spec.program, make_arguments(spec.args), python=python)
+    launcher, ranks = None, []
+    if spec.launcher in launchers.LAUNCHERS:
+        launcher = launchers.launcher_command(
+            spec.launcher, words, share, python=python, port=PORT_TOKEN, devices=devices
+        )
+    for local in range(share.local_world_size):
+        rank = share.ranks_before + local
+        if launcher is None:
+            ranks.append(RankPlan(rank, local, words, rank_environment(share, local)))
+        else:
+            ranks.append(RankPlan(rank, local, (), own_files(share, rank)))
+    pointer = None
+    if spec.checkpoint.pointer is not None and resume.step:
+        pointer = {"format": resume.format, "path": resume.paths[host], "step": resume.step}
+    return NodePlan(
+        host=host,
+        node_rank=share.node_rank,
+        ranks=tuple(ranks),
+        launcher=launcher,
+        cwd=folders.work,
+        setup=spec.setup,
+        folders=folders,
+        devices=None if spec.devices.type == "cpu" else devices[host],
+        pointer=pointer,
+    )
 
 
 def _preflight_error(name: str, faults: Sequence[Failure], hosts: tuple[str, ...]) -> PreflightError:

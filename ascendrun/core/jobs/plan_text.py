@@ -6,23 +6,23 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from ascendrun.core.jobs.plan import CODE_TREE, LIBRARY_TREE, PORT_TOKEN, LauncherPlan, LaunchPlan, NodePlan
+from ascendrun.core.jobs.plan import CODE_TREE, LIBRARY_TREE, PORT_TOKEN, LaunchPlan, NodePlan
 from ascendrun.core.rank_env import PATH_TOKEN
-from ascendrun.text import Text
+from ascendrun.text import Text, to_json
 
 
 def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:
     """Return the fields of the agent's `prepare` operation for this node."""
     code, library = ([tree.sha256 for tree in plan.trees if tree.name == name] for name in (CODE_TREE, LIBRARY_TREE))
     leased = node.devices if plan.leases_devices else None
+    launcher = to_json(node.launcher)
+    if launcher is not None:
+        del launcher["plain"]  # for a shell
     return {
         "tag": plan.run_id,
         "node_rank": node.node_rank,
-        "ranks": [
-            {"rank": rank.rank, "local_rank": rank.local_rank, "argv": list(rank.argv), "env": dict(rank.env)}
-            for rank in node.ranks
-        ],
-        **({} if node.launcher is None else {"launcher": _launcher_request(node.launcher)}),
+        "ranks": to_json(node.ranks),
+        **({} if launcher is None else {"launcher": launcher}),
         "cwd": node.cwd,
         "setup": node.setup,
         "trees": [tree.sha256 for tree in plan.trees],
@@ -41,10 +41,6 @@ def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:
     }
 
 
-def _launcher_request(launcher: LauncherPlan) -> dict[str, Any]:
-    return {"argv": list(launcher.argv), "command": list(launcher.command), "env": dict(launcher.env)}
-
-
 def render_plan(plan: LaunchPlan) -> dict[str, Any]:
     """Return the plan as data. Each node's `prepare` is the exact request to its agent; PORT_TOKEN in an argument is
     the placeholder of the port that is free at the start. `command`: of a launcher, as a shell would run it."""
@@ -56,10 +52,7 @@ def render_plan(plan: LaunchPlan) -> dict[str, Any]:
         "master_address": plan.master_address,
         "master_ports": list(plan.master_ports),
         "hccl_bases": list(plan.hccl_bases),
-        "trees": [
-            {"name": tree.name, "sha256": tree.sha256, "size_bytes": tree.size_bytes, "files": tree.files}
-            for tree in plan.trees
-        ],
+        "trees": to_json(plan.trees),
         "nodes": [
             {
                 "host": node.host,
@@ -130,7 +123,8 @@ def _node_lines(node: Mapping[str, Any], port: str) -> list[str]:
     host, prepare = node["host"], node["prepare"]
     launcher = prepare.get("launcher")
     ranks = [{"argv": node["command"], "env": launcher["env"]}] if launcher else prepare["ranks"]
-    shared = _shared_env(ranks)
+    first = ranks[0]["env"]
+    shared = {name: value for name, value in first.items() if all(rank["env"].get(name) == value for rank in ranks)}
     lines = [
         _comment(
             Text(
@@ -165,9 +159,3 @@ def _quoted(value: str) -> str:
     if value.endswith(PATH_TOKEN):
         return shlex.quote(value[: -len(PATH_TOKEN)]) + '"$PATH"'
     return f"'{value}'" if value.startswith("=") and "'" not in value else shlex.quote(value)
-
-
-def _shared_env(ranks: list[Mapping[str, Any]]) -> Mapping[str, str]:
-    """Return the variables that have the same value in all ranks of the node."""
-    first = ranks[0]["env"]
-    return {name: value for name, value in first.items() if all(rank["env"].get(name) == value for rank in ranks)}
