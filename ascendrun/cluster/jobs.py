@@ -287,7 +287,7 @@ class Jobs(Part):
         return make_job_view(stored, self._progress(stored), None if sight is None else sight.job(stored.job.id))
 
     def _pipeline_view(self, stored: Sequence[StoredJob], sight: Sight | None) -> JobView:
-        from ascendrun.core.jobs.pipelines import pipeline_status
+        from ascendrun.core.jobs.job import pipeline_status
         from ascendrun.query.views import make_pipeline_view
 
         whole = pipeline_status([stage.job for stage in stored])

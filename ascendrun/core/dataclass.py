@@ -1,4 +1,4 @@
-"""Dataclasses that are made when they are first used, and read from JSON that another version may have written.
+"""Dataclasses that are made when they are first used, and read by the types of their fields from JSON.
 
 `dataclass` is that of the standard library, but makes the methods of a class when the class is first used: it compiles
 up to six, in about 1 ms. The messages alone are a hundred classes, of which a command uses ten. Classes with slots are
@@ -7,9 +7,16 @@ not supported.
 
 from __future__ import annotations
 
+import ast
+import sys
 import threading
+from collections import abc
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Callable, TypeVar
+from enum import Enum
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Callable, TypeVar, Union, get_args, get_origin
+
+from ascendrun.text import Rendered, from_json
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
@@ -58,17 +65,81 @@ class _Unmade:
                 kind.__init__ = heir.__init__  # type: ignore[misc]
 
 
-def load_dataclass(kind: type[T], row: Mapping[str, Any], /, **read: Callable[[Any], Any]) -> T:
-    """Return `kind` from its fields in `row`: unknown keys are ignored, missing fields get their default.
+def load_dataclass(kind: type[T], row: Mapping[str, Any], /) -> T:
+    """Return `kind` from its fields in `row`, as `ascendrun.text.to_json` writes them. Unknown keys are ignored,
+    missing fields get their default, None stays None. Whole numbers and strings are not checked.
 
-    `read`: by field, makes its value of the JSON value; None stays None. Raises TypeError for a missing field without
-    a default.
+    Raises AttributeError, TypeError or ValueError for unreadable values and for a missing field without a default.
     """
+    values = {}
+    for name, read in _readers(kind).items():  # type: ignore[arg-type]
+        if name in row:
+            value = row[name]
+            values[name] = value if value is None or read is None else read(value)
+    return kind(**values)
+
+
+Read = Callable[[Any], Any]
+
+
+@cache
+def _readers(kind: type[Any]) -> Mapping[str, Read | None]:
+    """Return how the value of each field is made of its JSON value: by `read` of its metadata, else by its type."""
     from dataclasses import fields
 
-    names = [one.name for one in fields(kind) if one.init]  # type: ignore[arg-type]
-    values = {name: row[name] for name in names if name in row}
-    for name, convert in read.items():
-        if values.get(name) is not None:
-            values[name] = convert(values[name])
-    return kind(**values)
+    return {
+        one.name: one.metadata["read"] if "read" in one.metadata else reader_of(_resolved(kind, one.name))
+        for one in fields(kind)
+        if one.init
+    }
+
+
+class _Unions(ast.NodeTransformer):
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:  # Python 3.9 cannot evaluate `X | None`
+        self.generic_visit(node)
+        either = ast.Tuple([node.left, node.right], ast.Load())
+        return ast.Subscript(ast.Name("Union", ast.Load()), either, ast.Load())
+
+
+def _resolved(kind: type[Any], name: str) -> Any:
+    """Return the type of a field, which its module writes as text."""
+    owner = next(each for each in kind.__mro__ if name in vars(each).get("__annotations__", ()))
+    tree = _Unions().visit(ast.parse(owner.__annotations__[name], mode="eval"))
+    code = compile(ast.fix_missing_locations(tree), owner.__module__, "eval")
+    return eval(code, {**vars(sys.modules[owner.__module__]), "Union": Union})
+
+
+def reader_of(kind: Any) -> Read | None:
+    """Return what makes a value of this type of its JSON value; None: it is the JSON value itself."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Union:
+        if any(isinstance(part, type) and issubclass(part, Rendered) for part in parts):
+            return from_json
+        kinds = [part for part in parts if part is not type(None)]
+        return reader_of(kinds[0]) if len(kinds) == 1 else None
+    if origin in (tuple, frozenset):
+        reads = [reader_of(part) or _same for part in parts if part is not ...]
+        if origin is tuple and parts[-1] is not ...:
+            return lambda values: tuple(read(value) for read, value in zip(reads, values))
+        return origin if reads == [_same] else lambda values: origin(map(reads[0], values))
+    if origin is abc.Mapping:
+        read_key, read = int if parts[0] is int else _same, reader_of(parts[1]) or _same
+        if (read_key, read) != (_same, _same):
+            return lambda values: {read_key(key): read(value) for key, value in values.items()}
+    if not isinstance(kind, type) or origin is not None:
+        return None
+    if issubclass(kind, Rendered):
+        return from_json
+    if issubclass(kind, Enum):
+        return kind
+    return _number if kind is float else partial(load_dataclass, kind) if hasattr(kind, FIELDS) else None
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"expected a number, got {type(value).__name__}")
+    return value

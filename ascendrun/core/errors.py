@@ -50,7 +50,7 @@ class Problem:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Problem:
-        return load_dataclass(cls, from_json(row))
+        return load_dataclass(cls, row)
 
 
 class AscendrunError(Exception):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
-from ascendrun.core.dataclass import dataclass
+from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.event_types.data import DATA_EVENTS
 from ascendrun.core.event_types.jobs import JOB_EVENTS, EventType, Severity
 from ascendrun.text import Text, from_json, to_json
@@ -22,7 +22,7 @@ class Event:
     """Something that happened to a job. `attempt` None: before its first; `at_s`: UTC seconds of the head node."""
 
     code: str
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict, metadata={"read": from_json})
     hosts: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     attempt: int | None = None
@@ -49,14 +49,7 @@ class Event:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Event:
-        return cls(
-            str(record["code"]),
-            from_json(record.get("values") or {}),
-            tuple(record.get("hosts") or ()),
-            tuple(record.get("ranks") or ()),
-            record.get("attempt"),
-            float(record.get("at_s") or 0.0),
-        )
+        return load_dataclass(cls, record)
 
 
 @dataclass(frozen=True)

@@ -374,4 +374,4 @@ def _invalid_address(address: str) -> Text:
 
 def load_hosts(values: Sequence[Mapping[str, Any]]) -> tuple[Host, ...]:
     """Hosts from the JSON values of their dataclass."""
-    return tuple(load_dataclass(Host, value, groups=tuple, devices=tuple) for value in values)
+    return tuple(load_dataclass(Host, value) for value in values)

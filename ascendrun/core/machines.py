@@ -10,10 +10,10 @@ from dataclasses import field, replace
 from enum import Enum
 from typing import Any
 
-from ascendrun.core.dataclass import dataclass, load_dataclass
-from ascendrun.core.hosts import Host, load_hosts
+from ascendrun.core.dataclass import dataclass
+from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Job, Leftover
-from ascendrun.text import Text, from_json
+from ascendrun.text import Text
 
 
 class MachineState(str, Enum):
@@ -65,10 +65,6 @@ class Closure:
         if self.until_s is None:
             return Text("machine.drained", "drained by {by}: {reason}", **values)
         return Text("machine.drained-until", "drained by {by} until {until_s:clock}: {reason}", **values)
-
-
-def load_closure(row: Mapping[str, Any]) -> Closure:
-    return load_dataclass(Closure, row, state=MachineState, reason=from_json)
 
 
 @dataclass(frozen=True)
@@ -156,11 +152,6 @@ class MachineRecord:
     def is_identified(self) -> bool:
         """Return whether `key` is of the machine; before its agent has reported one, it is the address."""
         return not self.key.startswith(ADDRESS_KEY)
-
-
-def load_machine(record: Mapping[str, Any]) -> MachineRecord:
-    closures = {"drain": load_closure, "quarantine": load_closure}
-    return load_dataclass(MachineRecord, record, hosts=load_hosts, strikes=tuple, finding=from_json, **closures)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ docs/measurements.md follow from it. A new metric is one row, and the Chinese of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import field, fields, replace
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple, TypeVar
 
 from ascendrun.text import Text
 
@@ -81,3 +81,38 @@ def metrics_of(kind: type[Any]) -> Mapping[str, Metric]:
 
 
 _metrics: dict[type[Any], Mapping[str, Metric]] = {}
+
+S = TypeVar("S")
+
+
+def mean_of(samples: Sequence[S], *, at_s: float) -> S:
+    """Return the mean of these samples of one device, host or rank, in order of time.
+
+    A metric that is missing in all is None.
+    """
+    return _combine(samples, _mean, at_s)
+
+
+def peak_of(samples: Sequence[S], *, at_s: float) -> S:
+    """Return the sample with the maximum of each metric whose maximum is kept; the others are None."""
+    return _combine(samples, lambda row, values: max(values) if values and row.rollup is Rollup.MEAN else None, at_s)
+
+
+def _combine(samples: Sequence[S], combine: Callable[[Metric, Sequence[Any]], Any], at_s: float) -> S:
+    metrics: dict[str, Any] = {
+        name: combine(row, [value for sample in samples if (value := getattr(sample, name)) is not None])
+        for name, row in metrics_of(type(samples[0])).items()
+    }
+    newest: Any = samples[-1]
+    return replace(newest, at_s=at_s, **metrics)  # type: ignore[no-any-return]
+
+
+def _mean(row: Metric, values: Sequence[Any]) -> Any | None:
+    if not values:
+        return None
+    if row.rollup is Rollup.NEWEST:
+        return values[-1]
+    if row.rollup is Rollup.GROWS:
+        return max(values)
+    mean = sum(values) / len(values)
+    return round(mean) if all(isinstance(value, int) for value in values) else round(mean, 3)

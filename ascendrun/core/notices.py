@@ -14,7 +14,7 @@ from ascendrun.core.events import Event, JobEvent
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import Reason
 from ascendrun.core.logs.redaction import redact_text
-from ascendrun.text import Text, fill, from_json, language, to_json
+from ascendrun.text import Text, fill, language, to_json
 from ascendrun.text.format import fold_hosts
 
 SCHEMA_VERSION = 2
@@ -72,12 +72,11 @@ class Notice:
     ended_at_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        event = None if self.event is None else self.event.to_json()
-        return {**vars(self), "hosts": list(self.hosts), "reason": to_json(self.reason), "event": event}
+        return dict(to_json(self))
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Notice:
-        return load_dataclass(cls, values, hosts=tuple, reason=from_json, event=Event.from_json)
+        return load_dataclass(cls, values)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class Pulse:
     @staticmethod
     def from_json(row: Mapping[str, Any]) -> Pulse:
         """Return the pulse that `to_json` wrote. Raises AttributeError, TypeError, ValueError."""
-        return load_dataclass(Pulse, row, at_s=float, boot_s=float, jobs=_load_jobs)
+        return load_dataclass(Pulse, row)
 
     def age_s(self, now: Clock) -> float | None:
         """Return its age, whatever happened to the clock; None: from before the last boot."""
@@ -71,18 +71,6 @@ class Pulse:
     def is_fresh(self, now: Clock) -> bool:
         age_s = self.age_s(now)
         return age_s is not None and age_s <= FRESH_S
-
-
-def _load_jobs(rows: Mapping[str, Any]) -> dict[str, JobPulse]:
-    return {job: load_dataclass(JobPulse, row, hosts=_load_hosts, staged=_load_staged) for job, row in rows.items()}
-
-
-def _load_hosts(rows: Mapping[str, Any]) -> dict[str, HostPulse]:
-    return {host: load_dataclass(HostPulse, row, heard_at_s=float) for host, row in rows.items()}
-
-
-def _load_staged(rows: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    return {host: (int(done), int(total)) for host, (done, total) in rows.items()}
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import field
 from typing import Any, Protocol
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
@@ -40,7 +41,7 @@ class NodeReport:
     memory_bytes: int | None
     free_bytes: int | None
     clock_offset_s: float | None
-    routes: Mapping[str, Route]
+    routes: Mapping[str, Route] = field(metadata={"read": None})  # as load_report makes them
     uid: int | None = None
     is_local: bool | None = None
     login_s: float | None = None
@@ -105,4 +106,4 @@ def load_report(values: Mapping[str, Any], everyone: Collection[str] = ()) -> No
             routes.pop(values["host"], None)
         else:
             routes.update(dict.fromkeys(peers, Route(interface, source)))
-    return load_dataclass(NodeReport, {**values, "routes": routes}, neighbours=tuple, live=tuple)
+    return load_dataclass(NodeReport, {**values, "routes": routes})

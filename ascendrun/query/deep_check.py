@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable
 
+from ascendrun.core.dataclass import load_dataclass
 from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.hosts import Host
@@ -30,8 +31,6 @@ from ascendrun.health.deep.results import (
     HostResult,
     Lines,
     better_of,
-    dump_report,
-    load_report,
     newest_like,
     read_exchange,
     read_host,
@@ -39,7 +38,7 @@ from ascendrun.health.deep.results import (
 from ascendrun.health.deep.view import deep_findings, shares_of, slow_alone
 from ascendrun.output_file import write_output
 from ascendrun.query.submit import pack_trees
-from ascendrun.text import Text
+from ascendrun.text import Text, to_json
 
 FOLDER = "deep"
 POLL_S, WATCH_S = 0.1, 2.0
@@ -323,7 +322,7 @@ def save_report(report: DeepReport, state_dir: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(report.at_s))
     path = folder / f"{stamp}.{int(report.at_s * 1000) % 1000:03d}Z.json"
-    write_output(path, lambda file: file.write(json.dumps(dump_report(report), indent=1).encode()), mode=0o600)
+    write_output(path, lambda file: file.write(json.dumps(to_json(report), indent=1).encode()), mode=0o600)
     return path
 
 
@@ -331,7 +330,7 @@ def earlier_reports(state_dir: Path) -> Iterable[DeepReport]:
     """Return every readable stored report, the newest first; those of other releases or damaged ones are skipped."""
     for path in sorted((state_dir / FOLDER).glob("*.json"), reverse=True):
         try:
-            yield load_report(json.loads(path.read_text(encoding="utf-8")))
+            yield load_dataclass(DeepReport, json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
 

@@ -18,10 +18,10 @@ from ascendrun.core.dataclass import load_dataclass
 from ascendrun.head.spool.artifact_store import evidence_of, read_verdict, write_verdict
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.state.store import Store
-from ascendrun.health.diagnosis import ChainLink, Confidence, Diagnosis, Proof, Role, diagnose
+from ascendrun.health.diagnosis import Diagnosis, diagnose
 from ascendrun.health.diagnosis.kinds import failure_of, first_of
 from ascendrun.query.evidence import read_evidence
-from ascendrun.text import from_json, to_json
+from ascendrun.text import to_json
 
 MEMORY_BYTES = 1 << 30
 
@@ -54,23 +54,7 @@ def stored_diagnosis(folder: Path) -> Diagnosis | None:
 
 
 def _load(row: Mapping[str, Any]) -> Diagnosis:
-    def links(rows: Any) -> tuple[ChainLink, ...]:
-        return tuple(load_dataclass(ChainLink, link, role=Role, ranks=tuple, hosts=tuple) for link in rows)
-
-    return load_dataclass(
-        Diagnosis,
-        from_json(row),
-        confidence=Confidence,
-        ranks=tuple,
-        hosts=tuple,
-        evidence=lambda rows: tuple(load_dataclass(Proof, proof) for proof in rows),
-        chain=links,
-        alternatives=links,
-        caveats=tuple,
-        outcome=tuple,
-        anomalies=tuple,
-        missing=tuple,
-    )
+    return load_dataclass(Diagnosis, row)
 
 
 def main() -> None:

@@ -16,12 +16,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ascendrun import __version__
-from ascendrun.core.device_details import DETAIL_NAMES
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.jobs.job import State
 from ascendrun.core.measurement import metrics_of
 from ascendrun.core.reachability import UNKNOWN
-from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankSample
+from ascendrun.core.samples import DETAIL_NAMES, DeviceDetail, DeviceSample, HostSample, RankSample
 from ascendrun.health.top.join import STALE_S
 from ascendrun.health.top.view import HostRow, JobRow, Progress, TopRow, TopView
 

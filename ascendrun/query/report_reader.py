@@ -10,8 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.errors import AscendrunError
-from ascendrun.core.jobs.job import State
-from ascendrun.core.jobs.pipelines import newest_stages
+from ascendrun.core.jobs.job import State, newest_stages
 from ascendrun.core.metrics import MetricsLine, progress_pattern
 from ascendrun.core.samples import DeviceSample, HostSample
 from ascendrun.head.spool.metrics_reader import read_first_rank

@@ -25,8 +25,7 @@ from ascendrun.core.jobfile.spec import (
     require_hostfile,
     resolve_paths,
 )
-from ascendrun.core.jobs.job import Job, State
-from ascendrun.core.jobs.pipelines import newest_stages
+from ascendrun.core.jobs.job import Job, State, newest_stages
 from ascendrun.core.jobs.placement import choose_hosts, placement_faults, pool_of
 from ascendrun.core.jobs.plan import CODE_TREE, LIBRARY_TREE, PROGRAMS_TREE, Tree
 from ascendrun.core.node_messages import node_hint, node_text

@@ -12,8 +12,7 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.events import Event
-    from ascendrun.core.jobs.job import Exit, Job, NodeProgress
-    from ascendrun.core.jobs.pipelines import PipelineStatus, StageStatus
+    from ascendrun.core.jobs.job import Exit, Job, NodeProgress, PipelineStatus, StageStatus
     from ascendrun.core.jobs.restart import PastAttempt
     from ascendrun.core.machines import Hold, Machine
     from ascendrun.core.pulse import JobSight

@@ -13,12 +13,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from corpus import case_files, load
 from spooling import make_job, spool_case
 
+from ascendrun.core.dataclass import load_dataclass
 from ascendrun.core.jobs.inputs import Diagnosed
 from ascendrun.core.jobs.job import Cause, State
 from ascendrun.core.jobs.lifecycle import advance
 from ascendrun.core.jobs.outcome import first_failure
-from ascendrun.core.jobs.reasons import FirstFailure, load_first
-from ascendrun.core.jobs.restart import load_failure
+from ascendrun.core.jobs.reasons import FirstFailure
+from ascendrun.core.jobs.restart import Failure
 from ascendrun.core.settings import Settings
 from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.store import Store
@@ -52,10 +53,10 @@ def test_the_answer_of_the_child_process_is_that_of_explain(path: Path, tmp_path
     case = load(path)
     job_id = spool_case(case, tmp_path)
     answer = judge(tmp_path, job_id, 1, now_s=case.evidence.now_s)
-    first = load_first(answer["first"])
+    first = load_dataclass(FirstFailure, answer["first"])
     with Store.open_for_reading(tmp_path) as store:
         job = replace(store.jobs.find(job_id).job, state=State.FAILED, cause=Cause.FAILURE)
-    job = advance(job, Diagnosed(1, load_failure(answer["failure"]), None, first), now_s=0.0).job
+    job = advance(job, Diagnosed(1, load_dataclass(Failure, answer["failure"]), None, first), now_s=0.0).job
     found = explain_job(tmp_path, job_id, now_s=case.evidence.now_s).diagnosis
     assert job.first_failure is not None
     assert (job.first_failure.reason.ranks, job.first_failure.reason.hosts) == (found.ranks, found.hosts)

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.cluster import Cluster
-from ascendrun.core.device_details import PORT_COUNTERS
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import TERMINAL, Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.core.pulse import Pulse
-from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankSample
+from ascendrun.core.samples import PORT_COUNTERS, DeviceDetail, DeviceSample, HostSample, RankSample
 from ascendrun.core.settings import Settings
 from ascendrun.head.loop.daemon import LOCK_NAME
 from ascendrun.head.state.pulse_file import PULSE_NAME, clock_now

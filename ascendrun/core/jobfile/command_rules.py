@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ascendrun.core.errors import Problem
-from ascendrun.core.jobfile.draft import Draft
+from ascendrun.core.jobfile.tree import Draft
 from ascendrun.core.rank_env import OWN_VARIABLES, VISIBLE_DEVICES, is_own_variable
 from ascendrun.core.reader.source_text import REMOVE
 from ascendrun.text import Text, write

@@ -8,7 +8,6 @@ from typing import Any, Callable
 
 from ascendrun.core.errors import Problem
 from ascendrun.core.jobfile.command_rules import command_rule, env_rule
-from ascendrun.core.jobfile.draft import Draft, home_problem
 from ascendrun.core.jobfile.model import (
     PATTERN_EXAMPLE,
     SHORTEST_LEASE_S,
@@ -17,6 +16,7 @@ from ascendrun.core.jobfile.model import (
     Restart,
     not_supported,
 )
+from ascendrun.core.jobfile.tree import Draft, home_problem
 from ascendrun.core.metrics import PROGRESS_NAMES
 from ascendrun.core.reader.source_text import REMOVE
 from ascendrun.core.reader.yaml_source import ScalarNode, find

@@ -9,11 +9,10 @@ from typing import Any, Callable
 from pydantic import ValidationError
 
 from ascendrun.core.errors import InvalidInputError, Problem
-from ascendrun.core.jobfile.draft import Draft, LocalFiles
 from ascendrun.core.jobfile.model import UNSUPPORTED, JobSpec, job_json_schema
 from ascendrun.core.jobfile.pipeline import StageJob, StageRoot, parallel_conflicts, split_stages
 from ascendrun.core.jobfile.rules import broken_rules, typed_args
-from ascendrun.core.jobfile.tree import apply_overrides, job_data
+from ascendrun.core.jobfile.tree import Draft, LocalFiles, apply_overrides, job_data
 from ascendrun.core.reader.model_reader import IsReported, Path, read_model
 from ascendrun.core.reader.source_text import INIT_HINT, in_order
 from ascendrun.core.reader.yaml_source import KEY_VALUE, MappingNode, find, place_of, read_yaml

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any
 
-from ascendrun.core.dataclass import dataclass, load_dataclass
+from ascendrun.core.dataclass import dataclass
 
 BUNDLED = "ascendrun"
 """Format of the bundled programs: ranks send each other the parts that are on one host only."""
@@ -126,12 +125,3 @@ def incomplete(listings: Listings, step: int) -> list[tuple[str, Listed]]:
     """Return the checkpoints above a step that are not complete, with their hosts, newest first."""
     torn = [(host, one) for host, copies in listings.items() for one in copies if not one.whole and one.step > step]
     return sorted(torn, key=lambda each: -each[1].step)
-
-
-def load_listing(rows: Sequence[Mapping[str, Any]]) -> tuple[Listed, ...]:
-    """Return the list that an agent sent."""
-    return tuple(load_dataclass(Listed, row, parts=tuple, of=tuple) for row in rows)
-
-
-def load_resume(row: Mapping[str, Any]) -> ResumePoint:
-    return load_dataclass(ResumePoint, row, paths=dict, skip=tuple)

@@ -20,8 +20,19 @@ from ascendrun.text import Text
 # Inputs. Times are passed separately (`now_s`).
 
 
+class JobInput:
+    """Something that happened, which `lifecycle.advance` takes."""
+
+
 @dataclass(frozen=True)
-class NodesFree:
+class OfNode(JobInput):
+    """From one node of the present attempt."""
+
+    host: str
+
+
+@dataclass(frozen=True)
+class NodesFree(JobInput):
     """The attempt gets these hosts, in the order of their node ranks, and these spares. `replaced`: the files that a
     host requires (NodeProgress.replaces)."""
 
@@ -31,22 +42,21 @@ class NodesFree:
 
 
 @dataclass(frozen=True)
-class WaitingForNodes:
+class WaitingForNodes(JobInput):
     """The job is not placed, for this reason."""
 
     reason: Reason
 
 
 @dataclass(frozen=True)
-class DependencyFailed:
+class DependencyFailed(JobInput):
     """The dependency of this job ended without success."""
 
     reason: Reason
 
 
 @dataclass(frozen=True)
-class NodeReported:
-    host: str
+class NodeReported(OfNode):
     boot_id: str
     clock_offset_s: float | None
     machine_key: str | None = None
@@ -54,14 +64,14 @@ class NodeReported:
 
 
 @dataclass(frozen=True)
-class Checked:
+class Checked(JobInput):
     """The nodes were checked before the start. `warnings`: findings that do not prevent it, each with its line."""
 
     warnings: tuple[tuple[Finding, Detail], ...] = ()
 
 
 @dataclass(frozen=True)
-class ResumeChosen:
+class ResumeChosen(JobInput):
     """What the attempt resumes from. `incomplete`: newer checkpoints that are not complete, with their hosts."""
 
     point: ResumePoint
@@ -69,7 +79,7 @@ class ResumeChosen:
 
 
 @dataclass(frozen=True)
-class ResumeLost:
+class ResumeLost(JobInput):
     """The newest checkpoint, of this step, is only on the disks of hosts that the attempt does not have."""
 
     step: int
@@ -77,7 +87,7 @@ class ResumeLost:
 
 
 @dataclass(frozen=True)
-class Planned:
+class Planned(JobInput):
     """The plan is complete: the ranks of each host."""
 
     ranks: Mapping[str, tuple[int, ...]]
@@ -85,22 +95,21 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class NodeStaged:
-    host: str
+class NodeStaged(OfNode):
+    pass
 
 
 @dataclass(frozen=True)
-class NodeReady:
+class NodeReady(OfNode):
     """`master_port`: a free port of the rank-0 node; None from the others. `hccl`: the leased port blocks of HCCL by
     their first port; None: none was requested."""
 
-    host: str
     master_port: int | None
     hccl: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
-class Refused:
+class Refused(JobInput):
     """A node or the plan prevents the start. `host` None: the plan, or several hosts (`hosts`, (): none of them).
     `is_away`: the host is not reachable, which the job cannot have caused."""
 
@@ -111,7 +120,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class TrainingRefused:
+class TrainingRefused(JobInput):
     """The training would fail. `hosts`: on these hosts only, (): on any."""
 
     why: Detail
@@ -119,21 +128,21 @@ class TrainingRefused:
 
 
 @dataclass(frozen=True)
-class StageFilesMissing:
+class StageFilesMissing(JobInput):
     """The host does not see the files that it requires (NodeProgress.replaces)."""
 
     host: str
 
 
 @dataclass(frozen=True)
-class HoldChanged:
+class HoldChanged(JobInput):
     """A user holds the job in the queue; `by` None: a user ended that."""
 
     by: str | None
 
 
 @dataclass(frozen=True)
-class Held:
+class Held(JobInput):
     """Something else uses devices or ports of the job: a refusal that passes. `what`: as the node reports it; `by`: the
     run that leases them, None: unknown, or several. `hosts`: all of them, (): the one."""
 
@@ -144,84 +153,74 @@ class Held:
 
 
 @dataclass(frozen=True)
-class RankStarted:
-    host: str
+class RankStarted(OfNode):
     rank: int
     pid: int
     local_rank: int = 0
 
 
 @dataclass(frozen=True)
-class ForkedRankStarted:
+class ForkedRankStarted(OfNode):
     """A rank that the process of its node started itself, known by RANK in its environment."""
 
-    host: str
     rank: int
     pid: int
 
 
 @dataclass(frozen=True)
-class ForkedRankExited:
+class ForkedRankExited(OfNode):
     """`exit`: its code and signal are None where the node did not see them."""
 
-    host: str
     rank: int
     exit: Exit
 
 
 @dataclass(frozen=True)
-class RankExited:
-    host: str
+class RankExited(OfNode):
     rank: int
     exit: Exit
 
 
 @dataclass(frozen=True)
-class RankHungAtExit:
+class RankHungAtExit(OfNode):
     """A rank did not exit after its work. `cause`: finished (its metrics have "done") or idle (another rank exited with
     0 and this rank is inactive); `after_s`: the exceeded limit, None: not recorded."""
 
-    host: str
     rank: int
     cause: str
     after_s: float | None = None
 
 
 @dataclass(frozen=True)
-class StartFailed:
-    host: str
+class StartFailed(OfNode):
     rank: int | None
     why: Text | str
 
 
 @dataclass(frozen=True)
-class NodeEnded:
+class NodeEnded(OfNode):
     """No process of the attempt is left on the host, except `leftovers`. `exits`: of all ranks as the supervisor saw
     them, more reliable than RankExited, which a rank could write itself; {}: not reported."""
 
-    host: str
     leftovers: tuple[Leftover, ...] = ()
     exits: Mapping[int, Exit] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class LeftoversGone:
+class LeftoversGone(OfNode):
     """The processes that SIGKILL did not end are gone, by the node or by a person who released the host."""
-
-    host: str
 
 
 @dataclass(frozen=True)
-class NodeLost:
+class NodeLost(OfNode):
     """The processes of the attempt on the host are gone. `why`: rebooted (another boot id), directory-gone (its records
     and all its processes are gone, with the same boot id) or by-user (a person released the host)."""
 
-    host: str
     why: str
 
 
 @dataclass(frozen=True)
-class HostGivenUp:
+class HostGivenUp(JobInput):
     """A user reported that a host is gone for good, with its disks."""
 
     host: str
@@ -229,16 +228,15 @@ class HostGivenUp:
 
 
 @dataclass(frozen=True)
-class SupervisorLost:
-    host: str
+class SupervisorLost(OfNode):
+    pass
 
 
 @dataclass(frozen=True)
-class StopStarted:
+class StopStarted(OfNode):
     """The supervisor of a host started to end its ranks. `by`: head, limit, failure, node (it received SIGTERM), fence
     (its lease expired) or finished; `at_s`: the host's clock; `done`: the work of all its ranks was complete."""
 
-    host: str
     by: str
     why: Detail
     at_s: float
@@ -246,17 +244,16 @@ class StopStarted:
 
 
 @dataclass(frozen=True)
-class NodeTrouble:
+class NodeTrouble(OfNode):
     """A supervisor could not do something; no rank was ended. `code`: of the event; `at_ns`: the host's clock."""
 
-    host: str
     code: str
     values: Mapping[str, Any]
     at_ns: int
 
 
 @dataclass(frozen=True)
-class Hung:
+class Hung(JobInput):
     """The job makes no progress, and is to be stopped (health/hang.py). `hosts`, `ranks`: those that the others wait
     for, (): unknown. `is_unreachable`: these hosts do not respond. `finding`: what was observed."""
 
@@ -267,7 +264,7 @@ class Hung:
 
 
 @dataclass(frozen=True)
-class TrainsSeparately:
+class TrainsSeparately(JobInput):
     """By the environment of its processes `world_size` ranks train on this host without the other hosts."""
 
     attempt: int
@@ -276,17 +273,17 @@ class TrainsSeparately:
 
 
 @dataclass(frozen=True)
-class StopRequested:
+class StopRequested(JobInput):
     now: bool
 
 
 @dataclass(frozen=True)
-class RetryRequested:
+class RetryRequested(JobInput):
     """A user started the next attempt of a job that had ended without success."""
 
 
 @dataclass(frozen=True)
-class Diagnosed:
+class Diagnosed(JobInput):
     """The failure of an attempt was diagnosed. `first`: what failed first, None: there is no diagnosis, or the attempt
     did not fail by itself. `last_step`: the newest step that it reported, None: unknown."""
 
@@ -297,39 +294,18 @@ class Diagnosed:
 
 
 @dataclass(frozen=True)
-class HeadRestarted:
+class HeadRestarted(JobInput):
     """A new controller found the job in a start without GO from the previous controller."""
 
 
 @dataclass(frozen=True)
-class Tick:
+class Tick(JobInput):
     """Time passed. `reachable`: hosts that respond now. `fenced`: hosts whose leases have expired: they have ended the
     ranks by themselves. `quiet_s`: for how many seconds each of the others has been silent, as far as we could hear."""
 
     reachable: frozenset[str] = frozenset()
     fenced: frozenset[str] = frozenset()
     quiet_s: Mapping[str, float] = field(default_factory=dict)
-
-
-JobInput = Union[
-    Union[ResumeChosen, ResumeLost, StageFilesMissing, TrainingRefused],
-    Union[NodesFree, WaitingForNodes, DependencyFailed, NodeReported, Checked, Planned, NodeStaged, NodeReady],
-    Union[ForkedRankStarted, ForkedRankExited],
-    Union[Refused, Held, RankStarted, RankExited, RankHungAtExit, StartFailed, NodeEnded, NodeLost, SupervisorLost],
-    Union[
-        HostGivenUp,
-        HoldChanged,
-        LeftoversGone,
-        NodeTrouble,
-        StopStarted,
-        Hung,
-        TrainsSeparately,
-        StopRequested,
-        RetryRequested,
-        Diagnosed,
-    ],
-    Union[HeadRestarted, Tick],
-]
 
 
 # Actions. Each may be repeated, since the controller can end between the decision and the action.

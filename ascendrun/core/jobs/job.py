@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from enum import Enum
-from functools import partial
 from typing import Any
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
-from ascendrun.core.jobs.checkpoints import ResumePoint, load_resume
-from ascendrun.core.jobs.reasons import FirstFailure, Reason, because, load_first
-from ascendrun.core.jobs.restart import Failure, PastAttempt, RestartPolicy, load_failure, load_past, load_policy
-from ascendrun.text import from_json, to_json
+from ascendrun.core.jobs.checkpoints import ResumePoint
+from ascendrun.core.jobs.reasons import FirstFailure, Reason, because
+from ascendrun.core.jobs.restart import Failure, PastAttempt, RestartPolicy
+from ascendrun.text import to_json
 
 
 class State(str, Enum):
@@ -295,47 +294,62 @@ def dump_job(job: Job) -> dict[str, Any]:
 
 def load_job(record: Mapping[str, Any]) -> Job:
     """Return the job of a record made by `dump_job`, also after conversion to and from JSON."""
-    job = load_dataclass(
-        Job,
-        record,
-        state=State,
-        reason=from_json,
-        first_failure=load_first,
-        cause=Cause,
-        hosts=tuple,
-        unconfirmed=tuple,
-        nodes=lambda rows: tuple(map(_load_node, rows)),
-        policy=load_policy,
-        failure=load_failure,
-        past=load_past,
-        pool=tuple,
-        resume=load_resume,
-        request=partial(load_dataclass, Request),
-        spares=tuple,
-        lost_hosts=tuple,
-        passed_over=lambda hosts: {host: until for host, until in hosts.items() if isinstance(until, (int, float))},
-    )
-    if job.pool:
-        return job
-    hosts = () if job.state is State.QUEUED else job.hosts  # an old record: its hosts are fixed
-    return replace(job, pool=job.hosts, request=Request(len(job.hosts)), hosts=hosts)
+    return load_dataclass(Job, record)
 
 
-def _load_forked(record: Mapping[str, Any]) -> ForkedRank:
-    return load_dataclass(ForkedRank, record, exit=partial(load_dataclass, Exit))
+# Pipelines: the jobs of their stages.
 
 
-def _load_node(record: Mapping[str, Any]) -> NodeProgress:
-    return load_dataclass(
-        NodeProgress,
-        record,
-        phase=Phase,
-        ranks=tuple,
-        lingering=tuple,
-        leftovers=lambda rows: tuple(load_dataclass(Leftover, row) for row in rows),
-        hccl=tuple,
-        replaces=partial(load_dataclass, StageFiles),
-        pids=lambda pids: {int(rank): pid for rank, pid in pids.items()},
-        exits=lambda exits: {int(rank): load_dataclass(Exit, row) for rank, row in exits.items()},
-        forked=lambda forked: {int(rank): _load_forked(row) for rank, row in forked.items()},
-    )
+@dataclass(frozen=True)
+class StageStatus:
+    """One stage: the newest job of its name. `job_id`: its id."""
+
+    stage: str
+    job_id: str
+    state: State
+
+
+@dataclass(frozen=True)
+class PipelineStatus:
+    """Summary of a pipeline. `representative`: index, in the jobs it was made from, of the job that shows its progress.
+    `reason`: the stage number, the number of stages, and the reason of that stage."""
+
+    representative: int
+    state: State
+    reason: Reason
+    stages: tuple[StageStatus, ...]
+
+
+def newest_stages(jobs: Sequence[Job]) -> tuple[int, ...]:
+    """Return the indexes of each stage's newest job, in the order in which the stages were first submitted."""
+    return tuple({job.stage: index for index, job in enumerate(jobs) if job.stage is not None}.values())
+
+
+def representative_stage(jobs: Sequence[Job]) -> int:
+    """Return the index of the job that represents the pipeline: a job with nodes, else the first that failed or was
+    stopped itself, else the first that waits, else the last."""
+    stages = newest_stages(jobs)
+    if all(jobs[index].state is State.SUCCEEDED for index in stages):
+        return stages[-1]
+    return min(stages, key=lambda index: _precedence(jobs[index]))
+
+
+def _precedence(job: Job) -> int:
+    """Return the sort key; 0 is first."""
+    if not job.is_terminal:
+        return 2 if job.state is State.QUEUED else 0
+    return 1 if job.state is not State.SUCCEEDED and job.cause is not Cause.NEED else 3
+
+
+def pipeline_status(jobs: Sequence[Job]) -> PipelineStatus:
+    """Return the status of a pipeline. `jobs`: all its jobs, oldest first. SUCCEEDED: the newest of each stage did."""
+    newest = newest_stages(jobs)
+    representative = representative_stage(jobs)
+    job = jobs[representative]
+    stages = tuple(StageStatus(str(jobs[index].stage), jobs[index].id, jobs[index].state) for index in newest)
+    state = job.state
+    if job.state.value in ("STOPPED", "FAILED") and any(not jobs[index].is_terminal for index in newest):
+        state = State.STOPPING  # its last stages are still being skipped
+    number = newest.index(representative) + 1
+    reason = because("stage-progress", why=job.reason, number=number, stages=len(newest), stage=job.stage)
+    return PipelineStatus(representative, state, reason, stages)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Callable, get_args
+from typing import Callable
 
 from ascendrun.core.events import Event
 from ascendrun.core.jobs import endings, inputs
@@ -28,32 +28,13 @@ from ascendrun.core.jobs.restart import Failure, Kind
 
 _BEFORE_GO = (State.CHECKING, State.STAGING, State.STARTING)
 
-_OF_NODES = (
-    inputs.NodeReported,
-    inputs.NodeStaged,
-    inputs.NodeReady,
-    inputs.RankStarted,
-    inputs.RankExited,
-    inputs.ForkedRankStarted,
-    inputs.ForkedRankExited,
-    inputs.RankHungAtExit,
-    inputs.StartFailed,
-    inputs.NodeEnded,
-    inputs.LeftoversGone,
-    inputs.NodeLost,
-    inputs.SupervisorLost,
-    inputs.StopStarted,
-    inputs.NodeTrouble,
-)
-"""Inputs from one node of the present attempt."""
-
 
 def advance(job: Job, event: JobInput, *, now_s: float, recent: Callable[[], Sequence[str]] = tuple) -> Step:
     """Return the next record of `job` after `event`, and the actions. Pure; a repeated event changes nothing.
 
     `recent` returns the last events of the job; used only for the message of InvalidTransitionError.
     """
-    if isinstance(event, _OF_NODES) and all(node.host != event.host for node in job.nodes):
+    if isinstance(event, inputs.OfNode) and all(node.host != event.host for node in job.nodes):
         return Step(job)  # of an attempt that is over: it arrived late
     draft = Draft(job, now_s, recent)
     _HANDLERS[type(event)](draft, event)
@@ -372,4 +353,4 @@ _HANDLERS: Mapping[type[object], Callable[..., None]] = {
     inputs.Tick: _tick,
 }
 
-assert set(_HANDLERS) == set(get_args(inputs.JobInput)), "an input without a handler"
+assert {inputs.OfNode, *_HANDLERS} == {*JobInput.__subclasses__(), *inputs.OfNode.__subclasses__()}

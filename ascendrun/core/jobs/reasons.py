@@ -23,7 +23,7 @@ class Reason(Rendered):
     code: str
     hosts: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict, metadata={"read": from_json})
     why: Detail | None = None
 
     def __hash__(self) -> int:
@@ -43,8 +43,7 @@ class Reason(Rendered):
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Reason:
-        hosts, ranks = tuple(row.get("hosts") or ()), tuple(row.get("ranks") or ())
-        return cls(str(row["code"]), hosts, ranks, from_json(row.get("values") or {}), from_json(row.get("why")))
+        return load_dataclass(cls, row)
 
 
 def because(
@@ -184,8 +183,3 @@ class FirstFailure:
     @property
     def is_preliminary(self) -> bool:
         return self.confidence == "preliminary"
-
-
-def load_first(row: Mapping[str, Any]) -> FirstFailure:
-    """Return the first failure of its JSON values."""
-    return load_dataclass(FirstFailure, row, reason=from_json)

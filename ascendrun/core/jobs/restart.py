@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from enum import Enum
 from typing import Any
 
@@ -23,7 +24,7 @@ AVOID_S = 24 * 3600.0
 
 
 class Kind(str, Enum):
-    """Class of a failure; decides whether, and how often, a job is started again."""
+    """Class of a failure; decides whether, and how often, a job is started again. One of a later release is UNKNOWN."""
 
     INFRA = "infra"
     DEVICE = "device"
@@ -34,6 +35,10 @@ class Kind(str, Enum):
     PREEMPTED = "preempted"
     UNKNOWN = "unknown"
     USER = "user"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Kind:
+        return cls.UNKNOWN
 
 
 DEFAULT_CAUSES = tuple(kind for kind in Kind if kind is not Kind.USER)
@@ -75,6 +80,11 @@ class Failure:
         return self.confidence in ("certain", "likely")
 
 
+def _listed(names: Sequence[str]) -> tuple[Kind, ...]:
+    """Return the kinds of the names; those of a later release are skipped."""
+    return tuple(kind for kind in Kind if kind.value in names)
+
+
 @dataclass(frozen=True)
 class RestartPolicy:
     """The section `restart` of a job file (docs/job-file.md). The default is that of a job without it.
@@ -85,7 +95,7 @@ class RestartPolicy:
     max_restarts: int = 0
     window_s: float = 86_400.0
     backoff_s: tuple[float, float] = (10.0, 300.0)
-    causes: tuple[Kind, ...] = DEFAULT_CAUSES
+    causes: tuple[Kind, ...] = field(default=DEFAULT_CAUSES, metadata={"read": _listed})
     max_restarts_without_progress: int | None = None
     exclude_node_findings: tuple[str, ...] = ()
     on_unreachable_node: str = "auto"
@@ -272,16 +282,6 @@ def excluded_hosts(policy: RestartPolicy, past: Sequence[PastAttempt]) -> frozen
     return frozenset(host for one in blamed if {one.kind.value, one.code} & findings for host in one.hosts)
 
 
-# Conversion of the stored JSON values.
-
-
-def load_policy(row: Mapping[str, Any]) -> RestartPolicy:
-    """Return a policy of the store, or of the section `restart` of a job file."""
-    return load_dataclass(
-        RestartPolicy, row, backoff_s=tuple, exclude_node_findings=tuple, causes=lambda names: tuple(_kinds(names))
-    )
-
-
 def policy_of(spec: Mapping[str, Any]) -> RestartPolicy:
     """Return the policy of a job spec, as JSON values; without a section `restart`: the default."""
     section = spec.get("restart")
@@ -290,19 +290,4 @@ def policy_of(spec: Mapping[str, Any]) -> RestartPolicy:
     default = PROGRAM_RESTARTS if spec.get("program") else 0
     given = {name: value for name, value in section.items() if value is not None}
     has_epochs = bool(spec.get("program") or (spec.get("checkpoint") or {}).get("fenced"))
-    return load_policy({"max_restarts": default, **given, "has_epochs": has_epochs})
-
-
-def _kinds(names: Sequence[str]) -> Iterator[Kind]:
-    """Yield the kinds of the names; those of a later release are skipped."""
-    return (kind for kind in Kind if kind.value in names)
-
-
-def load_failure(row: Mapping[str, Any]) -> Failure:
-    kind = row.get("kind")
-    values = {**row, "kind": kind if kind in {one.value for one in Kind} else Kind.UNKNOWN.value}
-    return load_dataclass(Failure, values, kind=Kind, hosts=tuple, ranks=tuple)
-
-
-def load_past(rows: Sequence[Mapping[str, Any]]) -> tuple[PastAttempt, ...]:
-    return tuple(load_dataclass(PastAttempt, row, hosts=tuple, failure=load_failure, avoid=tuple) for row in rows)
+    return load_dataclass(RestartPolicy, {"max_restarts": default, **given, "has_epochs": has_epochs})

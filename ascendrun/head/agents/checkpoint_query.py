@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Callable
 
+from ascendrun.core.dataclass import load_dataclass
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs import checkpoints
 from ascendrun.core.jobs.checkpoints import Listed, Listings, OnlyCopy, ResumePoint
@@ -42,7 +43,7 @@ def query_checkpoints(
     def take(host: str, reply: Reply[CheckpointsReply]) -> None:
         waiting.discard(host)
         if reply.error is None:
-            found[host] = checkpoints.load_listing(reply.message.checkpoints)
+            found[host] = tuple(load_dataclass(Listed, row) for row in reply.message.checkpoints)
         if not waiting:
             done(found)
 

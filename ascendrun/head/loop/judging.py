@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable
 
-from ascendrun.core.dataclass import dataclass
+from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.jobs.inputs import Diagnosed, JobInput
 from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.outcome import judge_quickly
-from ascendrun.core.jobs.reasons import load_first
-from ascendrun.core.jobs.restart import load_failure
+from ascendrun.core.jobs.reasons import FirstFailure
+from ascendrun.core.jobs.restart import Failure
 from ascendrun.head.spool.artifact_store import is_outdated
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.node.failpoint import failpoint
@@ -111,8 +111,8 @@ class Judging:
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=CHILD_S, cwd="/", check=True
             )
             values = json.loads(ended.stdout)
-            first = load_first(values["first"])
-            return Diagnosed(attempt, load_failure(values["failure"]), values["last_step"], first)
+            first = load_dataclass(FirstFailure, values["first"])
+            return Diagnosed(attempt, load_dataclass(Failure, values["failure"]), values["last_step"], first)
         except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
             print(f"controller: {job_id}: no diagnosis of attempt {attempt}: {error}", file=sys.stderr, flush=True)
             return None

@@ -45,7 +45,7 @@ class Probe(Request[ProbeReply], op="probe"):
 
 @dataclass(frozen=True)
 class CheckpointsReply(Message):
-    """Reply to Checkpoints: newest first, each as core/jobs/checkpoints.load_listing reads it."""
+    """Reply to Checkpoints: newest first, each as core/jobs/checkpoints.Listed."""
 
     checkpoints: Sequence[Mapping[str, Any]] = ()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def _load_devices(rows: Any) -> tuple[DeviceSample, ...]:
     from ascendrun.core.samples import DeviceSample
 
-    return tuple(load_dataclass(DeviceSample, row, pids=tuple) for row in rows)
+    return tuple(load_dataclass(DeviceSample, row) for row in rows)
 
 
 def _load_removals(rows: Any) -> tuple[Removal, ...]:

@@ -145,7 +145,7 @@ class JobTable:
         found = self._select("WHERE id = ?", [ref])
         pipeline = self.pipeline_id(ref) if not found else None
         if pipeline is not None:
-            from ascendrun.core.jobs.pipelines import representative_stage
+            from ascendrun.core.jobs.job import representative_stage
 
             stages = self.stages(pipeline)
             return stages[representative_stage([one.job for one in stages])]

@@ -27,10 +27,11 @@ class MachineTable:
         rows = self._file.query("SELECT record FROM machines ORDER BY key")
         if not rows:
             return ()
-        from ascendrun.core.machines import load_machine
+        from ascendrun.core.dataclass import load_dataclass
+        from ascendrun.core.machines import MachineRecord
 
         with self._file.raising_damaged():
-            return tuple(load_machine(json.loads(row[0])) for row in rows)
+            return tuple(load_dataclass(MachineRecord, json.loads(row[0])) for row in rows)
 
     def save(self, records: Sequence[MachineRecord], events: Sequence[Event] = ()) -> None:
         """Write machines, and events that belong to no job, in one transaction."""
@@ -56,6 +57,9 @@ class MachineTable:
 
     def remove_unreadable(self) -> None:
         """Remove machines that cannot be read, within a transaction of the caller."""
-        from ascendrun.core.machines import load_machine
+        from ascendrun.core.dataclass import load_dataclass
+        from ascendrun.core.machines import MachineRecord
 
-        self._file.remove_unreadable("machines", ("key", "record"), lambda row: load_machine(json.loads(row[0])))
+        self._file.remove_unreadable(
+            "machines", ("key", "record"), lambda row: load_dataclass(MachineRecord, json.loads(row[0]))
+        )

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from ascendrun.core.sample_rollup import mean_of, peak_of
+from ascendrun.core.measurement import mean_of, peak_of
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, Newest, RankSample, RawText, Sample
 from ascendrun.head.state.sample_tables import LEVELS, MINUTE, RAW, TEN_MINUTES, Level, SampleTables, floor, row_of
 from ascendrun.node.sampler.sample import GENERATIONS

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
-from ascendrun.core.hosts import Host, load_hosts
-from ascendrun.core.jobs.job import Job, make_request
-from ascendrun.core.jobs.pipelines import newest_stages
+from ascendrun.core.hosts import Host
+from ascendrun.core.jobs.job import Job, make_request, newest_stages
 from ascendrun.core.jobs.placement import choose_hosts
 from ascendrun.core.jobs.plan import Folders, LaunchPlan, Tree
 from ascendrun.core.jobs.restart import policy_of
@@ -28,6 +27,12 @@ if TYPE_CHECKING:
     from ascendrun.head.spool.output_fetch import JobOutputs
 
 
+def _load_spec(values: Mapping[str, Any]) -> JobSpec:
+    from ascendrun.core.jobfile.spec import JobSpec
+
+    return JobSpec.model_validate_json(json.dumps(values))
+
+
 @dataclass(frozen=True)
 class Submission:
     """A validated job. `key` makes repeats harmless; `hosts`: those that it may use, in the order of the hostfile.
@@ -35,7 +40,7 @@ class Submission:
     `examines`, `may_lack_files`: see core/jobs/job.Request. `user`: who submits it, None: unknown."""
 
     key: str
-    spec: JobSpec
+    spec: JobSpec = field(metadata={"read": _load_spec})
     hosts: tuple[Host, ...]
     trees: tuple[Tree, ...]
     file: str | None
@@ -62,7 +67,7 @@ class Submission:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Submission:
-        return load_dataclass(cls, values, spec=_load_spec, hosts=load_hosts, trees=_load_trees)
+        return load_dataclass(cls, values)
 
     @classmethod
     def from_stored(cls, stored: StoredJob) -> Submission:
@@ -201,16 +206,6 @@ def _claim_of(spec: JobSpec, host: Host) -> Claim:
     if ids is not None:
         return Claim(host.name, count, ids=ids)
     return Claim(host.name, count, capacity=host.slots if devices.type == "cpu" else None)
-
-
-def _load_spec(values: Mapping[str, Any]) -> JobSpec:
-    from ascendrun.core.jobfile.spec import JobSpec
-
-    return JobSpec.model_validate_json(json.dumps(values))
-
-
-def _load_trees(values: Sequence[Mapping[str, Any]]) -> tuple[Tree, ...]:
-    return tuple(load_dataclass(Tree, value) for value in values)
 
 
 def build_plan(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, fields, is_dataclass, replace
+from dataclasses import field, replace
 from typing import Any
 
-from ascendrun.core.dataclass import dataclass, load_dataclass
+from ascendrun.core.dataclass import dataclass
 from ascendrun.health.deep.pair_schedule import Exchange
-from ascendrun.text import Text, from_json, to_json
+from ascendrun.text import Text
 
 Lines = Sequence[Mapping[str, Any]]
 """Lines of the metrics files of all ranks of one measurement job."""
@@ -130,42 +130,6 @@ def better_of(first: HostResult, second: HostResult) -> HostResult:
         devices=devices,
         bandwidth_bytes_per_s=_best(first.bandwidth_bytes_per_s, second.bandwidth_bytes_per_s, max),
         latency_s=_best(first.latency_s, second.latency_s, min),
-    )
-
-
-def dump_report(report: DeepReport) -> dict[str, Any]:
-    """Return JSON values."""
-    values: dict[str, Any] = to_json(_plain(report))
-    return values
-
-
-def _plain(value: Any) -> Any:
-    """Convert dataclasses to mappings; keep texts."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def load_report(values: Mapping[str, Any]) -> DeepReport:
-    """Return the report of such values. Raises KeyError, TypeError or ValueError for any others."""
-    values = from_json(values)
-    hosts = {
-        host: load_dataclass(
-            HostResult, result, devices=lambda rows: tuple(load_dataclass(DeviceResult, row) for row in rows)
-        )
-        for host, result in values["hosts"].items()
-    }
-    rounds = tuple(tuple(load_dataclass(Exchange, one) for one in found) for found in values["rounds"])
-    return DeepReport(
-        at_s=float(values["at_s"]),
-        device_type=str(values["device_type"] if "device_type" in values else values["family"]),
-        hosts=hosts,
-        rounds=rounds,
-        sizes=tuple(int(size) for size in values["sizes"]),
-        busy=dict(values["busy"]),
-        not_ready=tuple(values["not_ready"] if "not_ready" in values else values["unfit"]),
     )
 
 

@@ -21,8 +21,7 @@ from ascendrun.ascend.hccn import LinkHistory, parse_link, parse_link_history, p
 from ascendrun.ascend.npu_smi import NpuChip, NpuSmiInfo
 from ascendrun.ascend.npu_smi_views import ChipCommon, ChipEcc
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.device_details import PORT_COUNTERS
-from ascendrun.core.samples import DeviceDetail, DeviceSample, RawText
+from ascendrun.core.samples import PORT_COUNTERS, DeviceDetail, DeviceSample, RawText
 from ascendrun.health.survey import scripts
 from ascendrun.health.survey.scripts import Section, read_sections
 

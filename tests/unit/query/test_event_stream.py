@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.core.events import Event
-from ascendrun.core.jobs.job import Cause, Job, State
+from ascendrun.core.jobs.job import Cause, Job, Request, State
 from ascendrun.head.state.store import Store
 from ascendrun.health.forecast import History
 from ascendrun.query.event_stream import read_history
@@ -32,7 +32,15 @@ def test_running_time_and_lost_nodes_are_read_from_the_story(tmp_path: Path) -> 
             file=None,
             now_s=0.0,
             make_job=lambda i, h: Job(
-                id=i, name=key, run=f"{h}-{i}", hosts=("a", "b"), grace_s=1, start_s=1, created_at_s=0.0
+                id=i,
+                name=key,
+                run=f"{h}-{i}",
+                hosts=("a", "b"),
+                pool=("a", "b"),
+                request=Request(2),
+                grace_s=1,
+                start_s=1,
+                created_at_s=0.0,
             ),
         )
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.core.jobs.checkpoints import BUNDLED, Listed, OnlyCopy, ResumePoint, choose, incomplete, load_listing
+from ascendrun.core.dataclass import load_dataclass
+from ascendrun.core.jobs.checkpoints import BUNDLED, Listed, OnlyCopy, ResumePoint, choose, incomplete
 from ascendrun.core.jobs.restart import Failure, Kind, PastAttempt, may_try_older, set_aside
 
 HOSTS = ("a", "b", "c")
@@ -166,4 +167,4 @@ def test_without_an_older_checkpoint_or_after_a_long_run_there_is_nothing_to_go_
 
 def test_a_list_of_another_release_is_read() -> None:
     row = {"format": "new", "path": "/x", "step": 3, "parts": ["a"], "of": [], "later": 1}
-    assert load_listing([row]) == (Listed("new", "/x", 3, parts=("a",)),)
+    assert load_dataclass(Listed, row) == Listed("new", "/x", 3, parts=("a",))

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from ascendrun.core.jobs.inputs import DependencyFailed, WaitingForNodes
-from ascendrun.core.jobs.job import Cause, Job, State
+from ascendrun.core.jobs.job import Cause, Job, State, pipeline_status
 from ascendrun.core.jobs.lifecycle import advance
-from ascendrun.core.jobs.pipelines import pipeline_status
 from ascendrun.core.jobs.reasons import because, needed
 from ascendrun.core.jobs.schedule import check_dependency
 

@@ -29,7 +29,6 @@ from ascendrun.core.jobs.restart import (
     avoided_hosts,
     decide,
     excluded_hosts,
-    load_policy,
     policy_of,
     set_aside,
 )
@@ -217,7 +216,7 @@ def test_programs_restart_three_times_by_default_and_other_jobs_never() -> None:
     assert policy_of({"program": "trajectory"}).max_restarts == 0, "submitted to a release without restarts"
     policy = policy_of({"command": ["x"], "restart": {"max_restarts": 2, "causes": ["infra", "of-later"]}})
     assert (policy.max_restarts, policy.causes) == (2, (Kind.INFRA,))
-    assert load_policy(json.loads(json.dumps(dump_job(make_job(policy=policy))))["policy"]) == policy
+    assert load_job(json.loads(json.dumps(dump_job(make_job(policy=policy))))).policy == policy
 
 
 # ---------------------------------------------------------------- the life of a job

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ascendrun.core.dataclass import load_dataclass
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.comparison import finding_line
 from ascendrun.health.deep.pair_schedule import Exchange
@@ -18,14 +19,12 @@ from ascendrun.health.deep.results import (
     HostResult,
     Quantity,
     better_of,
-    dump_report,
-    load_report,
     newest_like,
     read_exchange,
     read_host,
 )
 from ascendrun.health.deep.view import deep_findings
-from ascendrun.text import Text
+from ascendrun.text import Text, to_json
 
 GOOD = "aaaa"
 
@@ -205,7 +204,7 @@ def test_only_a_run_of_the_same_kind_is_compared() -> None:
 
 def test_a_report_survives_its_file() -> None:
     first = report({**FOUR, "n4": HostResult(why="no")}, *pairs(n3n4=None), busy={"n5": "j-0003"}, unfit=["n6"])
-    assert load_report(json.loads(json.dumps(dump_report(first)))) == first
+    assert load_dataclass(DeepReport, json.loads(json.dumps(to_json(first)))) == first
 
 
 def test_a_second_measurement_forgives_slowness_and_never_a_wrong_product() -> None:
@@ -258,9 +257,3 @@ def test_quantities_have_a_prefix_that_suits_them() -> None:
     speeds = [str(Quantity(value, "B/s")) for value in (23.456e9, 5.04e6, 900.0)]
     assert speeds == ["23.5 GB/s", "5.04 MB/s", "0.9 kB/s"]
     assert [str(Quantity(value, "s")) for value in (2e-5, 0.004, 3.0)] == ["20 µs", "4 ms", "3 s"]
-
-
-def test_a_report_of_an_earlier_release_is_read() -> None:
-    values = dump_report(report(FOUR, *pairs(), unfit=["n6"]))
-    values["family"], values["unfit"] = values.pop("device_type"), values.pop("not_ready")
-    assert load_report(values).not_ready == ("n6",)
