@@ -135,11 +135,11 @@ def reader_of(kind: Any) -> Read | None:
     return _number if kind is float else partial(load_dataclass, kind) if hasattr(kind, FIELDS) else None
 
 
-def _same(value: Any) -> Any:
+def _same(value: object) -> object:
     return value
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> object:
     if not isinstance(value, (int, float)):
         raise TypeError(f"expected a number, got {type(value).__name__}")
     return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass
@@ -139,46 +139,21 @@ def make_plan(
     faults += [Failure(PreflightError.code, fault) for fault in unreachable.values()]
     if faults:
         raise _preflight_error(spec.name, faults, hosts=tuple(unreachable) or tuple(missing))
-    counts = {name: 1 if spec.launcher == "none" else len(ids) for name, ids in devices.items()}
-    staged = next((tree.sha256 for tree in trees if tree.name == PROGRAMS_TREE), None)
-    assert staged or spec.program is None, "a job with a program needs the tree of the programs"
-    local_ranks = sum(counts[host.name] for host in chosen if host.is_local)
-    nodes: list[NodePlan] = []
-    for node_rank, host in enumerate(chosen):
-        own, count = folders[host.name], counts[host.name]
-        share = NodeShare(
-            job=job,
-            attempt=attempt,
-            run_id=run_id,
-            signal=spec.checkpoint.signal,
-            env=spec.env,
-            python=spec.python,
-            python_path=None if spec.program is None else f"{own.trees}/{staged}",
-            node_rank=node_rank,
-            nodes=len(chosen),
-            world_size=sum(counts.values()),
-            local_world_size=count,
-            ranks_before=sum(len(node.ranks) for node in nodes),
-            interface=network.interfaces[host.name],
-            master_address=network.master_address,
-            device_type=spec.devices.type,
-            device_ids=devices[host.name],
-            # Several local hosts share the CPUs of this machine.
-            threads=max(1, reports[host.name].cpus // (local_ranks if host.is_local else count)),
-            attempt_folder=own.attempt,
-            checkpoint_folder=spec.checkpoint.dir or own.checkpoints,
-            resume=(resume or ResumePoint()).environment(host.name),
-        )
-        # A local agent's interpreter has the job's packages; of other nodes only its name is known.
-        python = spec.python or (reports[host.name].python if host.is_local else "python3")
-        nodes.append(_make_node(spec, host.name, share, own, python, devices, resume or ResumePoint()))
+    resume = resume or ResumePoint()
+    shares = _node_shares(
+        spec, chosen, reports, folders, trees, devices, network, job=job, attempt=attempt, run_id=run_id, resume=resume
+    )
+    nodes = [
+        _make_node(spec, share, folders[host.name], devices, host.name, _python(spec, host, reports), resume)
+        for host, share in zip(chosen, shares)
+    ]
     return LaunchPlan(
         job=job,
         attempt=attempt,
         run_id=run_id,
         nodes=tuple(nodes),
         trees=tuple(trees),
-        world_size=sum(counts.values()),
+        world_size=sum(len(node.ranks) for node in nodes),
         master_address=network.master_address,
         master_ports=candidate_ports(run_id, spec.env.get("MASTER_PORT")),
         hccl_bases=candidate_bases(run_id, spec.env) if spec.devices.type == "npu" else (),
@@ -193,13 +168,63 @@ def make_plan(
     )
 
 
+def _node_shares(
+    spec: JobSpec,
+    hosts: Sequence[Host],
+    reports: Mapping[str, NodeReport],
+    folders: Mapping[str, Folders],
+    trees: Sequence[Tree],
+    devices: Mapping[str, tuple[int, ...]],
+    network: Network,
+    *,
+    job: str,
+    attempt: int,
+    run_id: str,
+    resume: ResumePoint,
+) -> Iterator[NodeShare]:
+    counts = {name: 1 if spec.launcher == "none" else len(ids) for name, ids in devices.items()}
+    staged = next((tree.sha256 for tree in trees if tree.name == PROGRAMS_TREE), None)
+    assert staged or spec.program is None, "a job with a program needs the tree of the programs"
+    local_ranks = sum(counts[host.name] for host in hosts if host.is_local)
+    for node_rank, host in enumerate(hosts):
+        own, count = folders[host.name], counts[host.name]
+        yield NodeShare(
+            job=job,
+            attempt=attempt,
+            run_id=run_id,
+            signal=spec.checkpoint.signal,
+            env=spec.env,
+            python=spec.python,
+            python_path=None if spec.program is None else f"{own.trees}/{staged}",
+            node_rank=node_rank,
+            nodes=len(hosts),
+            world_size=sum(counts.values()),
+            local_world_size=count,
+            ranks_before=sum(counts[before.name] for before in hosts[:node_rank]),
+            interface=network.interfaces[host.name],
+            master_address=network.master_address,
+            device_type=spec.devices.type,
+            device_ids=devices[host.name],
+            # Several local hosts share the CPUs of this machine.
+            threads=max(1, reports[host.name].cpus // (local_ranks if host.is_local else count)),
+            attempt_folder=own.attempt,
+            checkpoint_folder=spec.checkpoint.dir or own.checkpoints,
+            resume=resume.environment(host.name),
+        )
+
+
+def _python(spec: JobSpec, host: Host, reports: Mapping[str, NodeReport]) -> str:
+    """Return the job's interpreter. A local agent's has the job's packages; of other nodes only its name is known."""
+    return spec.python or (reports[host.name].python if host.is_local else "python3")
+
+
 def _make_node(
     spec: JobSpec,
-    host: str,
     share: NodeShare,
     folders: Folders,
-    python: str,
     devices: Mapping[str, tuple[int, ...]],
+    host: str,
+    python: str,
     resume: ResumePoint,
 ) -> NodePlan:
     if spec.program is None:
