@@ -1,22 +1,27 @@
-"""All connections of a controller to agents: one for each way to connect to a host, made on demand."""
+"""All connections of a controller to agents: one for each way to connect to a host, made on demand.
+
+A host without an agent can run one command that the login itself starts; its arguments are never parsed by a shell.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Callable
 
-from ascendrun.core.errors import AscendrunError
+from ascendrun.core.errors import AscendrunError, UnreachableError
 from ascendrun.core.hosts import Host
-from ascendrun.head.agents.oneshot import OneShotCommand
-from ascendrun.head.protocol.agent_bootstrap import AgentImage
+from ascendrun.core.node_messages import Failure
+from ascendrun.head.protocol.agent_bootstrap import AgentImage, internal_failure
 from ascendrun.head.protocol.agent_messages import Exec, ExecReply
 from ascendrun.head.protocol.remote import AgentConnection, ConnectionListener, Reply
-from ascendrun.head.ssh.transport import Backend, Connection
+from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosedError
+from ascendrun.text import Text
 
 CONNECTING_AT_ONCE = 32
 """More concurrent handshakes compete for the interpreter lock: about 32 measured best for any number of hosts."""
@@ -111,3 +116,142 @@ class Connections:
 def dialled(host: Host) -> Host:
     """Return the part of a host that is equal for hosts that share a connection."""
     return replace(host, slots=None, devices=None, groups=(), line=0)
+
+
+MAGIC = b"\nASCENDRUN-ONCE\n"
+"""Output before it comes from the login's startup files."""
+
+TIMED_OUT = 124
+SEND_S = 30.0
+
+# The arguments come on standard input, a line each: "=" precedes literal text, "%" text for printf's %b, which
+# costs a fork. They become arguments and nothing else.
+# No backslash, newline, exclamation mark or single quote may be in the line (csh and fish parse those).
+_SHELL = (
+    "echo; echo ASCENDRUN-ONCE; set --; "
+    "while IFS= read -r w; do "
+    'case $w in =*) w=${w#=}. ;; *) w=$(printf %b "${w#?}.") ;; esac; set -- "$@" "${w%.}"; done; '
+    't=$1; shift; if command -v timeout >/dev/null 2>&1; then exec timeout -k 2 "$t" "$@" </dev/null; '
+    'else exec "$@" </dev/null; fi'
+)
+COMMAND = f"exec /bin/sh -c '{_SHELL}'"
+
+
+def encode_argv(argv: Sequence[str]) -> bytes:
+    """Encode the arguments as COMMAND reads them. Raises ValueError on a NUL, which no argument can contain."""
+    lines = []
+    for argument in argv:
+        data = argument.encode("utf-8", "surrogateescape")
+        if b"\0" in data:
+            raise ValueError("an argument cannot hold a NUL")
+        is_plain = all(32 <= byte < 127 for byte in data)
+        lines.append(b"=" + data if is_plain else b"%" + b"".join(_encode_byte(byte) for byte in data))
+    return b"".join(line + b"\n" for line in lines)
+
+
+def _encode_byte(byte: int) -> bytes:
+    return bytes([byte]) if byte < 128 and chr(byte).isalnum() else b"\\0%03o" % byte
+
+
+class OneShotCommand:
+    """Connects, then runs argv and calls `done` exactly once; `keep` gets the connection, still usable by an agent.
+
+    `request`: as for an agent, so that callers are independent of the runner. `failed`: it could not connect, nothing
+    was run. `lost`: the connection ended while the command ran.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        request: Exec,
+        *,
+        backend: Backend,
+        done: Callable[[Reply[ExecReply]], None],
+        keep: Callable[[Connection], None],
+        failed: Callable[[AscendrunError], None],
+        lost: Callable[[AscendrunError], None],
+    ) -> None:
+        self._host, self._backend = host, backend
+        self._request = request
+        self._done, self._keep, self._failed, self._lost = done, keep, failed, lost
+        self._out, self._err = _Part(request.max_bytes, after=MAGIC), _Part(request.max_bytes)
+        self._connection: Connection | None = None
+        self._stream: Stream | None = None
+        self._is_over = threading.Lock()
+        self._started_mono = time.monotonic()
+
+    def run(self) -> None:
+        """Run in a worker thread: blocks for the connect, not for the command."""
+        try:
+            connection = self._backend.connect(self._host, deadlines=Deadlines())
+        except AscendrunError as error:
+            self._failed(error)
+            return
+        except Exception as error:  # an internal error in a worker thread would be lost with its future
+            self._failed(internal_failure(self._host.name, error))
+            return
+        self._connection = connection
+        self._started_mono = time.monotonic()
+        receiver = Receiver(self._out.take, self._err.take, self._closed)
+        argv = [f"{self._request.timeout_s:g}", *self._request.argv]
+        try:
+            stream = self._stream = connection.open(COMMAND, receiver, deadline_s=Deadlines().open_s)
+            stream.send(encode_argv(argv), deadline_s=SEND_S)
+            stream.close_input()
+        except AscendrunError as error:
+            self._closed(error.message, None)
+        except StreamClosedError as error:
+            self._closed(error.reason, None)
+        except ValueError as error:
+            self._closed(str(error), None)
+
+    def _closed(self, reason: Text | str, status: int | None) -> None:
+        if not self._is_over.acquire(blocking=False):
+            return  # reported already
+        connection = self._connection
+        assert connection is not None
+        if status is None:
+            connection.close()
+            error = UnreachableError.of(
+                "agent.connection-lost",
+                "{host}: connection lost while the command was running: {reason}",
+                host=self._host.name,
+                reason=reason,
+            )
+            self._done(Reply(None, error=Failure("connection-lost", error.message)))
+            self._lost(error)
+            return
+        signal = status - 128 if status > 128 else None
+        ended = ExecReply(
+            code=None if signal else status,
+            signal=signal,
+            # `timeout` exits with 124, and so may a command: check the run time too
+            timed_out=status == TIMED_OUT and time.monotonic() - self._started_mono >= self._request.timeout_s,
+            out_bytes=len(self._out.data),
+            err_bytes=len(self._err.data),
+            truncated=self._out.is_cut or self._err.is_cut,
+        )
+        self._done(Reply(ended, bytes(self._out.data + self._err.data)))
+        self._keep(connection)
+
+
+class _Part:
+    """Output of one stream: its first bytes, `after` a magic text if there is one."""
+
+    def __init__(self, limit: int, after: bytes = b"") -> None:
+        self.data = bytearray()
+        self.is_cut = False
+        self._limit, self._after = limit, after
+
+    def take(self, data: bytes) -> None:
+        self.data += data
+        if self._after:
+            at = self.data.find(self._after)
+            if at < 0:
+                del self.data[: max(0, len(self.data) - len(self._after))]
+                return
+            del self.data[: at + len(self._after)]
+            self._after = b""
+        if len(self.data) > self._limit:
+            self.is_cut = True
+            del self.data[self._limit :]

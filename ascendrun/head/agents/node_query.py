@@ -1,22 +1,32 @@
-"""Query of the reports of several hosts in parallel: connect, and probe when all are connected."""
+"""What a start asks several hosts in parallel: their reports, when all are connected, and their checkpoints."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Callable
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Callable
 
+from ascendrun.core.dataclass import load_dataclass
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
+from ascendrun.core.jobs import checkpoints
+from ascendrun.core.jobs.checkpoints import Listed, Listings, OnlyCopy, ResumePoint
+from ascendrun.core.jobs.job import Job
+from ascendrun.core.jobs.restart import set_aside
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.agents.connections import Connections
-from ascendrun.head.protocol.agent_errors import is_permanent
+from ascendrun.head.protocol.agent_bootstrap import is_permanent
 from ascendrun.head.protocol.agent_events import make_report
-from ascendrun.head.protocol.agent_messages import Probe, ProbeReply
+from ascendrun.head.protocol.agent_messages import Checkpoints, CheckpointsReply, Probe, ProbeReply
 from ascendrun.head.protocol.remote import AgentConnection, Reply
+from ascendrun.node import layout
+
+if TYPE_CHECKING:
+    from ascendrun.core.jobfile.spec import JobSpec
 
 PROBE_S = 60.0
+LIST_S = 30.0
 CONNECT_TRIES = 3
 """Consecutive failed attempts after which a host counts as unreachable."""
 
@@ -110,3 +120,55 @@ class NodeQuery:
 def _names_of(link: AgentConnection) -> list[str]:
     names = ["127.0.0.1"] if link.host.is_local else [link.peer_address, link.host.addr, link.host.name]
     return list(dict.fromkeys(name for name in names if name))
+
+
+def query_checkpoints(
+    spec: JobSpec,
+    job: Job,
+    hosts: Sequence[Host],
+    reports: Mapping[str, NodeReport],
+    *,
+    links: Connections,
+    post: Callable[[Callable[[], None]], None],
+    done: Callable[[Listings], None],
+) -> None:
+    """List the checkpoints of a job on connected hosts; `done` is called once, in the controller's thread.
+
+    A first attempt without `checkpoint.dir` has none, and asks nobody.
+    """
+    found: dict[str, tuple[Listed, ...]] = {}
+    waiting = {host.name for host in hosts} if spec.checkpoint.dir or job.attempt > 1 else set()
+
+    def take(host: str, reply: Reply[CheckpointsReply]) -> None:
+        waiting.discard(host)
+        if reply.error is None:
+            found[host] = tuple(load_dataclass(Listed, row) for row in reply.message.checkpoints)
+        if not waiting:
+            done(found)
+
+    def ask(host: Host) -> None:
+        folder = spec.checkpoint.dir or layout.checkpoints_dir(reports[host.name].root, job.run)
+        links.get(host).call(
+            Checkpoints(folder), deadline_s=LIST_S, done=lambda reply: post(lambda: take(host.name, reply))
+        )
+
+    if not waiting:
+        done(found)
+        return
+    for host in hosts:
+        ask(host)
+
+
+def choose(job: Job, hosts: Sequence[str], listings: Listings) -> ResumePoint | OnlyCopy | None:
+    """Return what the attempt resumes from; None: unknown, since a host did not list its checkpoints."""
+    if not set(hosts) <= set(listings):
+        return None
+    ran = [one for one in job.past if one.started_at_s is not None]
+    known = [one.resumed_step for one in ran if one.resumed_step]
+    return checkpoints.choose(
+        listings,
+        hosts,
+        skip=set_aside(job.past),
+        absent=[host for host in ran[-1].hosts if host not in (*hosts, *job.lost_hosts)] if ran else (),
+        known_step=known[-1] if known else 0,
+    )

@@ -15,7 +15,7 @@ from ascendrun.core.node_messages import Failure
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol import control_messages as messages
-from ascendrun.head.protocol.agent_errors import is_permanent
+from ascendrun.head.protocol.agent_bootstrap import is_permanent
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.text import Text
@@ -152,8 +152,7 @@ class Operations:
         """Send the plan that a submission would get, as `render_plan` shows it. `place` chooses its hosts."""
         from ascendrun.core.jobs.checkpoints import ResumePoint
         from ascendrun.core.jobs.plan_text import render_plan
-        from ascendrun.head.agents.checkpoint_query import choose, query_checkpoints
-        from ascendrun.head.agents.node_query import NodeQuery
+        from ascendrun.head.agents.node_query import NodeQuery, choose, query_checkpoints
         from ascendrun.head.survey.submission import Submission, build_plan, make_job
 
         submission = Submission.from_json(request.submission)

@@ -22,7 +22,7 @@ from ascendrun.head.agents.connections import Connections, dialled
 from ascendrun.head.agents.node_query import CONNECT_TRIES
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol import control_messages as messages
-from ascendrun.head.protocol.agent_errors import is_permanent
+from ascendrun.head.protocol.agent_bootstrap import is_permanent
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.head.spool.collector import allocated_bytes

@@ -1,4 +1,4 @@
-"""From a login to a running agent: the head's end of the protocol in node/loader, with its errors."""
+"""From a login to a running agent: the head's end of the protocol in node/loader; the errors of a connection to it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.errors import AscendrunError, PreflightError, UnreachableError
+from ascendrun.core.errors import (
+    AgentVersionError,
+    AscendrunError,
+    AuthenticationError,
+    HostKeyChangedError,
+    HostKeyUnknownError,
+    InvalidInputError,
+    PreflightError,
+    UnreachableError,
+)
+from ascendrun.head.protocol.messages import OTHER_VERSION_HINT
 from ascendrun.node import loader, wire
 from ascendrun.node.pack import pack_agent
 from ascendrun.text import Text
@@ -91,31 +101,20 @@ class AgentBootstrap:
             if step.kind == loader.NEED_AGENT:
                 self._needs_agent = True
             elif step.kind == loader.NO_PYTHON:
-                self._failure = PreflightError(
-                    Text(
-                        "agent.no-python",
-                        "{host}: no Python 3.7 or newer found ({tried})",
-                        host=self._host,
-                        tried=list(loader.PYTHONS),
-                    ),
-                    hint=Text(
-                        "agent.no-python.hint",
-                        "install python3 on the host, or add it to PATH of non-interactive logins",
-                    ),
+                self._failure = PreflightError.of(
+                    "agent.no-python",
+                    "{host}: no Python 3.7 or newer found ({tried})",
+                    "install python3 on the host, or add it to PATH of non-interactive logins",
+                    host=self._host,
+                    tried=list(loader.PYTHONS),
                 )
             elif step.kind == loader.FAILED:
-                self._failure = UnreachableError(
-                    Text(
-                        "agent.not-installed",
-                        "{host}: cannot install the agent: {error}",
-                        host=self._host,
-                        error=step.detail,
-                    ),
-                    hint=Text(
-                        "agent.not-installed.hint",
-                        "check space and permissions of ~/.ascendrun on {host}",
-                        host=self._host,
-                    ),
+                self._failure = UnreachableError.of(
+                    "agent.not-installed",
+                    "{host}: cannot install the agent: {error}",
+                    "check space and permissions of ~/.ascendrun on {host}",
+                    host=self._host,
+                    error=step.detail,
                 )
 
     def feed_error(self, data: bytes) -> None:
@@ -138,25 +137,73 @@ class AgentBootstrap:
             if self._failure is not None:
                 return self._failure
             output = (self._errors or self._boot.all_noise()[-4096:]).decode("utf-8", "replace").strip().splitlines()
+        values = {"host": self._host, "output": output[-1] if output else "-"}
         if self._boot.is_over:
-            return UnreachableError(
-                Text(
-                    "agent.connection-closed",
-                    "{host}: connection closed: {reason} (last output: {output})",
-                    host=self._host,
-                    reason=reason,
-                    output=output[-1] if output else "-",
-                )
+            return UnreachableError.of(
+                "agent.connection-closed",
+                "{host}: connection closed: {reason} (last output: {output})",
+                reason=reason,
+                **values,
             )
-        return UnreachableError(
-            Text(
-                "agent.login-ended",
-                "{host}: the login ended before the agent started (exit code {status}; last output: {output})",
-                host=self._host,
-                status=status,
-                output=output[-1] if output else "-",
-            ),
-            hint=Text(
-                "agent.login-ended.hint", "check that the account has a login shell: ssh {host} true", host=self._host
-            ),
+        return UnreachableError.of(
+            "agent.login-ended",
+            "{host}: the login ended before the agent started (exit code {status}; last output: {output})",
+            "check that the account has a login shell: ssh {host} true",
+            status=status,
+            **values,
         )
+
+
+def is_permanent(error: AscendrunError) -> bool:
+    """Return whether only the operator can help: another connect does not."""
+    return isinstance(error, (AuthenticationError, HostKeyUnknownError, HostKeyChangedError, AgentVersionError))
+
+
+def closed(host: str) -> Text:
+    return Text("agent.closed", "{host}: the connection was closed", host=host)
+
+
+def other_version(host: str, agent: object) -> AgentVersionError:
+    what = Text(
+        "agent.other-version",
+        "{host}: the agent is of another version (protocol {agent}, the controller uses {controller})",
+        host=host,
+        agent=agent,
+        controller=wire.PROTOCOL,
+    )
+    return AgentVersionError(what, hint=OTHER_VERSION_HINT)
+
+
+def invalid_data(host: str, error: ValueError | InvalidInputError) -> UnreachableError:
+    """Make the error for a host that sends what no agent sends."""
+    return UnreachableError.of(
+        "agent.invalid-data",
+        "{host}: invalid data from the agent: {error}",
+        "check that ~/.bashrc prints nothing: ssh {host} true",
+        host=host,
+        error=error.problems[0].message if isinstance(error, InvalidInputError) else str(error),
+    )
+
+
+def internal_failure(host: str, error: Exception) -> UnreachableError:
+    """Make the error for an internal error while connecting."""
+    what = f"{type(error).__name__}: {error}"
+    return UnreachableError.of("agent.internal", "{host}: internal error: {error}", host=host, error=what)
+
+
+def agent_start_timeout(host: str, limit_s: float) -> UnreachableError:
+    return UnreachableError.of(
+        "agent.start-timeout",
+        "{host}: the agent did not start within {limit_s:g} s after login",
+        "a shell startup file may be blocking; run: ssh {host} true",
+        host=host,
+        limit_s=limit_s,
+    )
+
+
+def no_reply(host: str, limit_s: float) -> UnreachableError:
+    return UnreachableError.of("agent.unreachable", "{host}: no reply for {limit_s:g} s", host=host, limit_s=limit_s)
+
+
+def on_host(host: str, reason: Text | str) -> Text:
+    return Text("agent.on-host", "{host}: {reason}", host=host, reason=reason)

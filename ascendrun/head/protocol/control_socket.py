@@ -191,14 +191,12 @@ class ControlClient:
                 self._socket.connect(path)
         except OSError as error:
             self._socket.close()
-            raise UnreachableError(
-                Text(
-                    "control.not-running",
-                    "no controller is running for {path}: {error}",
-                    path=str(state_dir),
-                    error=error.strerror,
-                ),
-                hint=Text("control.not-running.hint", "run it in the foreground: ascendrun controller run"),
+            raise UnreachableError.of(
+                "control.not-running",
+                "no controller is running for {path}: {error}",
+                "run it in the foreground: ascendrun controller run",
+                path=str(state_dir),
+                error=error.strerror,
             ) from error
         self._next_id = 0
         self._reader = wire.FrameReader()
@@ -261,12 +259,15 @@ class ControlClient:
 
 def no_reply(op: str, limit_s: float) -> DeadlineExceededError:
     """Make the error for a controller that runs and does not reply."""
-    what = Text("control.timeout", "the controller did not reply to {op} within {limit_s:g} s", op=op, limit_s=limit_s)
-    return DeadlineExceededError(what)
+    return DeadlineExceededError.of(
+        "control.timeout", "the controller did not reply to {op} within {limit_s:g} s", op=op, limit_s=limit_s
+    )
 
 
 def _ended(request: Request[Any]) -> UnreachableError:
-    return UnreachableError(
-        Text("control.ended", "the controller ended during {op}", op=request.OP),
-        hint=Text("control.ended.hint", "repeat the command; it starts a new controller"),
+    return UnreachableError.of(
+        "control.ended",
+        "the controller ended during {op}",
+        "repeat the command; it starts a new controller",
+        op=request.OP,
     )

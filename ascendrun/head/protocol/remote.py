@@ -16,8 +16,10 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError, InvalidInputError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
-from ascendrun.head.protocol.agent_bootstrap import AgentBootstrap, AgentImage, Login
-from ascendrun.head.protocol.agent_errors import (
+from ascendrun.head.protocol.agent_bootstrap import (
+    AgentBootstrap,
+    AgentImage,
+    Login,
     agent_start_timeout,
     closed,
     internal_failure,

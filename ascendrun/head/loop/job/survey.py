@@ -18,8 +18,7 @@ from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.plan import LaunchPlan
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
-from ascendrun.head.agents.checkpoint_query import choose, query_checkpoints
-from ascendrun.head.agents.node_query import NodeQuery
+from ascendrun.head.agents.node_query import NodeQuery, choose, query_checkpoints
 from ascendrun.head.loop.job.live_job import LiveJob
 from ascendrun.head.protocol.control_messages import SurveyReply
 from ascendrun.head.protocol.remote import AgentConnection

@@ -32,7 +32,7 @@ from ascendrun.core.jobs.restart import (
     policy_of,
     set_aside,
 )
-from ascendrun.head.agents.checkpoint_query import choose as choose_for_job
+from ascendrun.head.agents.node_query import choose as choose_for_job
 from ascendrun.text import Text
 from tests.unit.core.jobs.test_lifecycle import HOSTS, Story, ended, make_job, to_running
 
