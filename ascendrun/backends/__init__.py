@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.hosts import Host
 from ascendrun.core.settings import Settings
-from ascendrun.head.ssh.transport import Backend, Connection, Deadlines
+from ascendrun.head.ssh.transport import Connection, Deadlines
 
 if TYPE_CHECKING:
     from ascendrun.backends.ssh import SshBackend
@@ -34,14 +34,14 @@ class Backends:
         self._transport = transport
         self._ssh_config = ssh_config
         self._lock = threading.Lock()
-        self._local: Backend | None = None
         self._ssh: SshBackend | None = None
 
     def connect(self, host: Host, *, deadlines: Deadlines) -> Connection:
-        return self.backend_for(host).connect(host, deadlines=deadlines)
+        if not host.is_local:
+            return self.ssh().connect(host, deadlines=deadlines)
+        from ascendrun.backends.local import connect_local
 
-    def backend_for(self, host: Host) -> Backend:
-        return self._local_backend() if host.is_local else self.ssh()
+        return connect_local(self._settings, host)
 
     def ssh(self) -> SshBackend:
         """Return the backend for hosts behind SSH, created at the first call; paramiko is imported only to connect."""
@@ -56,14 +56,5 @@ class Backends:
 
     def close(self) -> None:
         with self._lock:
-            for backend in (self._local, self._ssh):
-                if backend is not None:
-                    backend.close()
-
-    def _local_backend(self) -> Backend:
-        with self._lock:
-            if self._local is None:
-                from ascendrun.backends.local import LocalBackend
-
-                self._local = LocalBackend(self._settings)
-            return self._local
+            if self._ssh is not None:
+                self._ssh.close()

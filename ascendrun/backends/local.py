@@ -10,7 +10,7 @@ from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.settings import LOGIN_FILE, Settings, local_root
 from ascendrun.head.ssh.child_process import ChildStream
-from ascendrun.head.ssh.transport import CLOSED_HERE, Deadlines, Receiver, StreamClosedError
+from ascendrun.head.ssh.transport import CLOSED_HERE, Receiver, StreamClosedError
 
 ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
 
@@ -48,40 +48,30 @@ class LocalConnection:
         self._streams.clear()
 
 
-class LocalBackend:
-    """Backend for hosts with `addr` "local"."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def connect(self, host: Host, *, deadlines: Deadlines) -> LocalConnection:
-        root = local_root(self._settings, host.name)
-        try:
-            root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            root.mkdir(mode=0o700, exist_ok=True)
-            root.chmod(0o700)
-        except OSError as error:
-            raise UnreachableError.of(
-                "ssh.local-no-directory",
-                "{host}: cannot create {path} ({error})",
-                "free disk space, or set ASCENDRUN_STATE_DIR to another directory",
-                host=host.name,
-                path=str(root),
-                error=error.strerror or str(error),
-            ) from error
-        return LocalConnection({**local_environment(root), **read_login(root)})
-
-    def close(self) -> None:
-        pass  # there is nothing to release
-
-
-def local_environment(root: Path) -> dict[str, str]:
-    """Return the head's environment with the host's node root and with the head's Python first in PATH."""
-    env = dict(os.environ)
-    env[ROOT_VARIABLE] = str(root)
+def connect_local(settings: Settings, host: Host) -> LocalConnection:
+    """Connect to a host with `addr` "local": the head's environment with a node root of its own, the head's Python
+    first in PATH, and the variables of the host's login. Raises UnreachableError."""
+    root = local_root(settings, host.name)
+    try:
+        root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, exist_ok=True)
+        root.chmod(0o700)
+    except OSError as error:
+        raise UnreachableError.of(
+            "ssh.local-no-directory",
+            "{host}: cannot create {path} ({error})",
+            "free disk space, or set ASCENDRUN_STATE_DIR to another directory",
+            host=host.name,
+            path=str(root),
+            error=error.strerror or str(error),
+        ) from error
     folder = os.path.dirname(os.path.abspath(sys.executable))
-    env["PATH"] = os.pathsep.join([folder, env.get("PATH") or os.defpath])
-    return env
+    env = {
+        **os.environ,
+        ROOT_VARIABLE: str(root),
+        "PATH": os.pathsep.join([folder, os.environ.get("PATH") or os.defpath]),
+    }
+    return LocalConnection({**env, **read_login(root)})
 
 
 def read_login(root: Path) -> dict[str, str]:

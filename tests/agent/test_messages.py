@@ -15,15 +15,18 @@ from typing import Any
 import pytest
 
 from ascendrun.head.protocol import agent_messages as messages
-from ascendrun.head.protocol.event_messages import (
+from ascendrun.head.protocol.file_messages import (
     EVENTS,
-    AgentInfo,
     ArtifactData,
     FileData,
+    Files,
     FileTruncated,
     FileUnreadable,
+    Outputs,
+    PutFile,
+    PutTree,
+    ReadOutput,
 )
-from ascendrun.head.protocol.file_messages import Outputs, PutFile, PutTree, ReadOutput
 from ascendrun.head.protocol.messages import Message, R, Request
 from ascendrun.node import layout, pack, tree_hash, wire
 from ascendrun.node.agent import serve
@@ -148,7 +151,7 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
     ask(messages.Follow(TAG, {"rank-0.out": {"0": 0}}))
     assert ask(messages.Go(TAG, None, {"SECRET": "x"})).supervisor_pid > 0
     node.wait(lambda: any(isinstance(one, FileData) and one.file == "rank-0.out" for one in node.events))
-    assert ask(messages.Files(TAG)).files["rank-0.out"] == {"0": 6}
+    assert ask(Files(TAG)).files["rank-0.out"] == {"0": 6}
     node.wait(lambda: {one.comm for one in ask(messages.Processes(TAG)).processes} == {"sh", "sleep"})
     seen = ask(messages.Processes(TAG))
     assert ask(messages.Copy(TAG)).job == {"id": "job"}
@@ -217,4 +220,4 @@ def test_the_events_of_files_that_cannot_be_followed_and_the_first_event_of_an_a
     agent_path.write_bytes(b"x")
     send(serve.hello(str(tmp_path), str(agent_path)), b"")
     info = sent[-1]
-    assert isinstance(info, AgentInfo) and info.root == str(tmp_path) and info.uid == os.geteuid()
+    assert isinstance(info, messages.AgentInfo) and info.root == str(tmp_path) and info.uid == os.geteuid()

@@ -20,9 +20,9 @@ from ascendrun.head.loop.call_guard import Guard
 from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.agent_bootstrap import Login
+from ascendrun.head.protocol.agent_messages import AgentInfo
 from ascendrun.head.protocol.control_messages import ChangeMachines
-from ascendrun.head.protocol.event_messages import AgentInfo, FileData
-from ascendrun.head.protocol.file_messages import PutFileReply, PutTree
+from ascendrun.head.protocol.file_messages import FileData, Files, FilesReply, PutFileReply, PutTree
 from ascendrun.head.protocol.messages import Done
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.state.store import Store
@@ -74,8 +74,8 @@ class Node:
             if self.live is not None:
                 self.live.discard(request.tag)
             return Done()
-        if isinstance(request, agent.Files):
-            return agent.FilesReply({}, self.phases.get(request.tag))
+        if isinstance(request, Files):
+            return FilesReply({}, self.phases.get(request.tag))
         return None
 
     def stopped(self) -> list[str]:

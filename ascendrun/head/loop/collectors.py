@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ascendrun.core.events import Event
-    from ascendrun.head.protocol.event_messages import ArtifactData
+    from ascendrun.head.protocol.file_messages import ArtifactData
     from ascendrun.head.protocol.remote import AgentConnection
     from ascendrun.head.spool.artifact_fetch import ArtifactFetcher
     from ascendrun.head.spool.output_fetch import OutputFetcher

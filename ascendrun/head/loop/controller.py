@@ -28,7 +28,7 @@ from ascendrun.head.notify.notifier import Notifier, NotifierMaker
 from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
 from ascendrun.head.protocol.control_socket import RESTARTS, RESTARTS_HINT, Answer, ControlServer
-from ascendrun.head.protocol.event_messages import ArtifactData
+from ascendrun.head.protocol.file_messages import ArtifactData
 from ascendrun.head.protocol.messages import Done, Message
 from ascendrun.head.protocol.release import import_everything, own_release, release_on_disk
 from ascendrun.head.protocol.remote import AgentConnection, ConnectionListener

@@ -17,7 +17,7 @@ from ascendrun.head.loop.call_guard import Guard
 from ascendrun.head.loop.collectors import Collectors
 from ascendrun.head.loop.placing import Placing
 from ascendrun.head.loop.steps import JobSteps
-from ascendrun.head.protocol.event_messages import FileData, FileLimited, FileTruncated, FileUnreadable
+from ascendrun.head.protocol.file_messages import FileData, FileTrouble
 from ascendrun.head.protocol.messages import Message
 from ascendrun.head.protocol.remote import AgentConnection, boot_s
 from ascendrun.head.state.job_table import StoredJob
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ascendrun.head.loop.job.runner import JobRunner
     from ascendrun.head.loop.judging import Judging
     from ascendrun.head.loop.machines import Machines
-    from ascendrun.head.protocol.agent_events import FileTrouble
     from ascendrun.head.survey.submission import Submission
 
 # Modules for jobs are imported with the first job: a controller started for `exec` replies 0.1 s earlier.
@@ -88,7 +87,7 @@ class LiveJobs:
 
     def handle_message(self, link: AgentConnection, event: Message, body: bytes) -> None:
         """Handle an event of a node: bytes of an attempt's files, or that they cannot be followed."""
-        if not isinstance(event, (FileData, FileTruncated, FileUnreadable, FileLimited)):
+        if not isinstance(event, (FileData, FileTrouble)):
             return
         for runner in self:
             host = runner.uses(link) if runner.copies.follows(event.tag) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Union
+from typing import Any
 
 from ascendrun.core.dataclass import load_dataclass
 from ascendrun.core.events import Event
@@ -13,8 +13,8 @@ from ascendrun.core.jobs.job import Exit, Leftover
 from ascendrun.core.node_messages import Failure, node_text
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.head.protocol.agent_bootstrap import Login
-from ascendrun.head.protocol.agent_messages import ProbeReply
-from ascendrun.head.protocol.event_messages import AgentInfo, FileLimited, FileTruncated, FileUnreadable
+from ascendrun.head.protocol.agent_messages import AgentInfo, ProbeReply
+from ascendrun.head.protocol.file_messages import FileTrouble
 from ascendrun.node.layout import split_tag
 
 
@@ -104,17 +104,7 @@ def make_report(host: Host, info: AgentInfo, probe: ProbeReply, *, clock_offset_
     )
 
 
-FileTrouble = Union[FileTruncated, FileUnreadable, FileLimited]
-FILE_TROUBLE: Mapping[type[FileTrouble], tuple[str, tuple[str, ...]]] = {
-    FileTruncated: ("file-truncated", ("file", "generation", "size")),
-    FileUnreadable: ("file-unreadable", ("file", "generation", "error")),
-    FileLimited: ("file-limited", ("file", "generation", "size", "limit")),
-}
-"""Events of a node about one of its files: the code of the job's event, and its values."""
-
-
 def file_event(host: str, trouble: FileTrouble, *, now_s: float) -> Event:
-    """Return the job event for a node's event of FILE_TROUBLE."""
-    code, names = FILE_TROUBLE[type(trouble)]
-    values = {name: getattr(trouble, name) for name in names}
-    return Event(code, values, (host,), (), split_tag(trouble.tag)[1], now_s)
+    """Return the job event for a node's event about a file."""
+    values = {name: value for name, value in vars(trouble).items() if name != "tag"}
+    return Event(trouble.CODE, values, (host,), (), split_tag(trouble.tag)[1], now_s)

@@ -18,7 +18,37 @@ Sizes = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True)
+class AgentInfo(Message, op="hello"):
+    """The first event of an agent. Its `protocol` is checked before the rest is read.
+
+    `machine_key`, `incarnation`: of the machine, and of its directory in `root` (node/agent/serve.py).
+    `net_ns`: its network namespace. `neighbours`: keys of other machines that use `root`. `live`: tags of attempts that
+    were prepared and have not ended.
+    """
+
+    root: str
+    hostname: str
+    boot_id: str
+    user: str
+    python: str
+    python_version: str
+    kernel: str
+    arch: str
+    cpus: int = converted(int)
+    machine_id: str | None = None
+    memory_bytes: int | None = None
+    uid: int | None = None
+    machine_key: str | None = None
+    incarnation: str | None = None
+    net_ns: int | None = None
+    neighbours: tuple[str, ...] | None = converted(tuple, default=None)
+    live: tuple[str, ...] | None = converted(tuple, default=None)
+
+
+@dataclass(frozen=True)
 class Pong(Message):
+    """`at_ns`: the node's clock; of Renew that since boot."""
+
     at_ns: int = converted(int)
 
 
@@ -104,14 +134,7 @@ class Prepare(Request[PrepareReply], op="prepare"):
 
 
 @dataclass(frozen=True)
-class RenewReply(Message):
-    """Reply to Renew. `at_ns`: the node's clock since boot."""
-
-    at_ns: int = converted(int)
-
-
-@dataclass(frozen=True)
-class Renew(Request[RenewReply], op="renew"):
+class Renew(Request[Pong], op="renew"):
     """Renew the lease of an attempt with `fence_s` (node/stopping.py). `at_ns`: of the last reply, None: ask for it
     only."""
 
@@ -173,14 +196,6 @@ class Unfollow(Request[Done], op="unfollow"):
 
 
 @dataclass(frozen=True)
-class FilesReply(Message):
-    """Reply to Files. `phase`: of the attempt when the sizes were read, see ProcessesReply."""
-
-    files: Sizes
-    phase: str | None = None
-
-
-@dataclass(frozen=True)
 class UsageReply(Message):
     """Disk use on a node. `runs`: bytes of each run's attempts; `trees`: of each staged directory that no attempt uses,
     and of encoded texts (data/KEY), (bytes, seconds since the last use). `total_bytes`: of everything, None: of one
@@ -215,13 +230,6 @@ class Prune(Request[PruneReply], op="prune"):
     runs: tuple[str, ...] = converted(tuple)
     trees: Mapping[str, float] = converted(dict)
     everything: bool = False
-
-
-@dataclass(frozen=True)
-class Files(Request[FilesReply], op="files"):
-    """Query the size of every followed file of an attempt."""
-
-    tag: str
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
-"""The messages about files of a node: list, read and write them, each request with its reply."""
+"""The messages about files of a node: requests to list, read and write them, and what an agent sends without one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from ascendrun.core.dataclass import dataclass
+from ascendrun.head.protocol.agent_messages import AgentInfo, Sizes
 from ascendrun.head.protocol.messages import Message, Request, converted
 
 
@@ -76,3 +78,82 @@ class PutTree(Request[PutFileReply], op="put_tree"):
     size_bytes: int
     offset: int | None = None
     sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class FilesReply(Message):
+    """Reply to Files. `phase`: of the attempt when the sizes were read, see ProcessesReply."""
+
+    files: Sizes
+    phase: str | None = None
+
+
+@dataclass(frozen=True)
+class Files(Request[FilesReply], op="files"):
+    """Query the size of every followed file of an attempt."""
+
+    tag: str
+
+
+@dataclass(frozen=True)
+class FileData(Message, op="data"):
+    """Data of a followed file: the body."""
+
+    tag: str
+    file: str
+    generation: int = converted(int)
+    offset: int = converted(int)
+
+
+@dataclass(frozen=True)
+class FileTrouble(Message):
+    """Trouble with a followed file. `CODE`: of the job's event, which has the same values."""
+
+    CODE: ClassVar[str]
+
+    tag: str
+    file: str
+    generation: int
+
+
+@dataclass(frozen=True)
+class FileTruncated(FileTrouble, op="truncated"):
+    """A followed file became smaller than the part that was sent."""
+
+    CODE = "file-truncated"
+
+    size: int
+
+
+@dataclass(frozen=True)
+class FileUnreadable(FileTrouble, op="follow_held"):
+    """A followed file, or with the file "events" the attempt's folder, cannot be read now; it is sent when it can."""
+
+    CODE = "file-unreadable"
+
+    error: str
+
+
+@dataclass(frozen=True)
+class FileLimited(FileTrouble, op="follow_limited"):
+    """A followed file is larger than its limit; only its start is sent."""
+
+    CODE = "file-limited"
+
+    size: int
+    limit: int
+
+
+@dataclass(frozen=True)
+class ArtifactData(Message, op="gathered"):
+    """Data of a file that Gather found: the body."""
+
+    tag: str
+    name: str
+    file: str
+    offset: int = converted(int)
+
+
+EVENTS: Mapping[str, type[Message]] = {
+    kind.OP: kind for kind in (AgentInfo, FileData, FileTruncated, FileUnreadable, FileLimited, ArtifactData)
+}

@@ -29,7 +29,8 @@ from ascendrun.head.protocol.agent_bootstrap import (
     on_host,
     other_version,
 )
-from ascendrun.head.protocol.event_messages import EVENTS, AgentInfo
+from ascendrun.head.protocol.agent_messages import AgentInfo
+from ascendrun.head.protocol.file_messages import EVENTS
 from ascendrun.head.protocol.messages import Message, R, Request
 from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosedError
 from ascendrun.node import wire

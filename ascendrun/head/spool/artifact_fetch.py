@@ -25,7 +25,7 @@ from ascendrun.head.agents.connections import Connections, dialled
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Gather, GatherReply
 from ascendrun.head.protocol.control_socket import Answer
-from ascendrun.head.protocol.event_messages import ArtifactData
+from ascendrun.head.protocol.file_messages import ArtifactData
 from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.head.spool.artifact_store import FOLDER, INDEX, hosts_collected, read_request, requests_dir
 from ascendrun.head.spool.transfer import LOST, TRIES, make_folder

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -80,6 +81,16 @@ class _Lines:
     done: Callable[[Newest], None]
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """What was read for one transaction. `progress`: up to where, by source and generation."""
+
+    samples: list[Sample] = field(default_factory=list)
+    raw: list[RawText] = field(default_factory=list)
+    details: list[DeviceDetail] = field(default_factory=list)
+    progress: dict[tuple[str, int], int] = field(default_factory=dict)
+
+
 class SampleIngest:
     """One for each controller; `start` before use, `close` at the end. `separate(source, world size)` is called in the
     class's thread when processes of a host first train without the other hosts of their job; None: not reported."""
@@ -102,7 +113,6 @@ class SampleIngest:
         self._readers: dict[str, LineReader] = {}
         self._tails: dict[tuple[str, int], bytes] = {}
         self._last_fault = ""
-        self._details: list[DeviceDetail] = []
         self._unread: set[tuple[str, str]] = set()
         self._retry_mono = 0.0
 
@@ -198,37 +208,35 @@ class SampleIngest:
             return taken
 
     def _work(self, pieces: Sequence[_Piece], asked: Sequence[_Lines], finished: Sequence[str]) -> None:
-        samples: list[Sample] = []
-        raw: list[RawText] = []
-        self._details = []
-        progress: dict[tuple[str, int], int] = {}
+        batch = _Batch()
         is_well = self._store is not None or not self._last_fault
         store = self._open() if pieces or asked else None
         for piece in pieces if is_well and store is not None else ():  # after a fault they are requested again
-            self._read(piece, samples, raw, progress)
-        answers = [(one, self._read_lines(one, samples, raw)) for one in asked]
+            self._read(piece, batch)
+        answers = [(one, self._read_lines(one, batch)) for one in asked]
         for one, newest in answers:
             one.done(newest)
-        if store is not None and (samples or raw or progress):
+        if store is not None and (batch.samples or batch.raw or batch.progress):
             failpoint("samples.before_add")
-            self._add(store, samples, raw, progress)
+            try:
+                store.add(batch.samples, raw=batch.raw, details=batch.details, progress=batch.progress)
+            except AscendrunError as error:
+                self._give_up(error)
             failpoint("samples.after_add")
         for name in finished:
             self._forget(name)
 
-    def _read(
-        self, piece: _Piece, samples: list[Sample], raw: list[RawText], progress: dict[tuple[str, int], int]
-    ) -> None:
+    def _read(self, piece: _Piece, batch: _Batch) -> None:
         key = piece.source.name, piece.generation
         whole, separator, tail = (self._tails.pop(key, b"") + piece.data).rpartition(b"\n")
         if len(tail) > LINE_BYTES:
             tail = b""
         self._tails[key] = tail
         self._tails.pop((piece.source.name, piece.generation - KNOWN_GENERATIONS), None)
-        progress[key] = piece.end - len(tail)
+        batch.progress[key] = piece.end - len(tail)
         for line in whole.split(b"\n") if separator else ():
             values = _values(line)
-            samples += self._read_line(self._reader(piece.source), values, piece.ahead_s, raw)
+            self._read_line(self._reader(piece.source), values, piece.ahead_s, batch)
             world = values.get("own_world")
             if isinstance(world, int) and 0 < world < 10**7:  # the job can write the file
                 self._note_separate(piece.source, world)
@@ -238,20 +246,18 @@ class SampleIngest:
             self._separated.add(source.tag)
             self._separate(source, world)
 
-    def _read_line(
-        self, reader: LineReader, line: Mapping[str, Any], ahead_s: float, raw: list[RawText]
-    ) -> Sequence[Sample]:
+    def _read_line(self, reader: LineReader, line: Mapping[str, Any], ahead_s: float, batch: _Batch) -> None:
         """Read a line. If the reader fails on it, only this line is lost; it is kept raw and logged."""
         try:
             read = reader.read(line, ahead_s=ahead_s)
         except Exception as error:  # an internal error: the lines around it are not affected
             why = f"reading it failed: {type(error).__name__}: {error}"
-            raw.append(RawText(time.time(), reader.host, UNREAD, json.dumps(line), why[:WHY_CHARS]))
+            batch.raw.append(RawText(time.time(), reader.host, UNREAD, json.dumps(line), why[:WHY_CHARS]))
             self._log_unread(reader.host, why)
-            return ()
-        raw += read.raw
-        self._details += read.details
-        return read.samples
+            return
+        batch.samples.extend(read.samples)
+        batch.raw.extend(read.raw)
+        batch.details.extend(read.details)
 
     def _reader(self, source: Source) -> LineReader:
         from ascendrun.health.samples.sample_lines import LineReader
@@ -262,27 +268,26 @@ class SampleIngest:
             )
         return self._readers[source.name]
 
-    def _read_lines(self, asked: _Lines, samples: list[Sample], raw: list[RawText]) -> Newest:
+    def _read_lines(self, asked: _Lines, batch: _Batch) -> Newest:
         """Read details first, so that the samples of the device tables contain them."""
         from ascendrun.core.samples import DeviceSample, HostSample
         from ascendrun.health.samples.device_samples import GPUS, TABLE
         from ascendrun.health.samples.sample_lines import LineReader
 
         reader = LineReader(asked.host)
-        found: list[Sample] = []
-        said: list[RawText] = []
+        read = _Batch()
         unread: dict[tuple[str, str, str], RawText] = {}
         lines = [line for line in asked.lines if isinstance(line, dict)]
         for _ in range(2):  # the table maps chips to devices; the chips' values are then in its samples
-            found, said = [], []
+            read = _Batch(details=batch.details)
             for line in sorted(lines, key=lambda line: line.get("tool") in (TABLE, GPUS)):
-                found += self._read_line(reader, line, asked.ahead_s, said)
-            unread.update({(one.tool, one.text, one.why): one for one in said})
-        samples.extend(found)
-        raw.extend(unread.values())
+                self._read_line(reader, line, asked.ahead_s, read)
+            unread.update({(one.tool, one.text, one.why): one for one in read.raw})
+        batch.samples.extend(read.samples)
+        batch.raw.extend(unread.values())
         return Newest(
-            devices=tuple(one for one in found if isinstance(one, DeviceSample)),
-            hosts=tuple(one for one in found if isinstance(one, HostSample)),
+            devices=tuple(one for one in read.samples if isinstance(one, DeviceSample)),
+            hosts=tuple(one for one in read.samples if isinstance(one, HostSample)),
         )
 
     def _forget(self, name: str) -> None:
@@ -297,18 +302,6 @@ class SampleIngest:
                 self._store.forget_progress(name)
 
     # The store
-
-    def _add(
-        self,
-        store: SampleStore,
-        samples: Sequence[Sample],
-        raw: Sequence[RawText],
-        progress: Mapping[tuple[str, int], int],
-    ) -> None:
-        try:
-            store.add(samples, raw=raw, details=self._details, progress=progress)
-        except AscendrunError as error:
-            self._give_up(error)
 
     def _tend(self) -> bool:
         is_there = self._store or self._last_fault or (self._state_dir / SampleStore.FILE_NAME).exists()

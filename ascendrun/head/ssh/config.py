@@ -180,7 +180,7 @@ class SshConfig:
     def _target(self, host: Host, chosen: _Settings) -> SshTarget:
         address = host.addr or _expand(chosen.first("hostname") or host.name, {"h": host.name, "n": host.name})
         port_text = chosen.first("port") or "22"
-        user = chosen.first("user") or _local_user()
+        user = chosen.first("user") or getpass.getuser()
         port = int(port_text) if port_text.isdigit() and 0 < int(port_text) < 65536 else 0
         if not port:
             chosen.obstacle = chosen.obstacle or Text(
@@ -282,11 +282,11 @@ def _match_applies(line: _Line, chosen: _Settings) -> bool:
     criteria = list(line.arguments)
     while criteria:
         criterion = criteria.pop(0)
-        is_negated = criterion.startswith("!")
         name, _, value = criterion.lstrip("!").partition("=")
         name = name.lower()
         if name in ("all", "canonical", "final"):
-            holds = _phase_holds(name, chosen)
+            chosen.needs_final = chosen.needs_final or name == "final"
+            holds = name == "all" or (name == "final" and chosen.is_final)
         else:
             if not value and not criteria:
                 chosen.obstacle = chosen.obstacle or _setting(f"Match {name}", "", line.place)
@@ -297,27 +297,17 @@ def _match_applies(line: _Line, chosen: _Settings) -> bool:
                 chosen.obstacle = chosen.obstacle or _setting("Match", name, line.place)
                 return False
             holds = patterns_match(value.split(","), subject)
-        if holds == is_negated:
+        if holds == criterion.startswith("!"):
             return False
     return True
-
-
-def _phase_holds(name: str, chosen: _Settings) -> bool:
-    if name == "final":
-        chosen.needs_final = True
-    return name == "all" or (name == "final" and chosen.is_final)
 
 
 def _match_subject(name: str, chosen: _Settings) -> str | None:
     if name == "host":
         return _expand(chosen.first("hostname") or chosen.original, {"h": chosen.original, "n": chosen.original})
-    if name == "originalhost":
-        return chosen.original
     if name == "user":
-        return chosen.first("user") or _local_user()
-    if name == "localuser":
-        return _local_user()
-    return None
+        return chosen.first("user") or getpass.getuser()
+    return {"originalhost": chosen.original, "localuser": getpass.getuser()}.get(name)
 
 
 def _apply(line: _Line, chosen: _Settings) -> None:
@@ -400,7 +390,7 @@ def _tokens(original: str, address: str, port: int, user: str) -> dict[str, str]
         "p": str(port),
         "r": user,
         "d": home,
-        "u": _local_user(),
+        "u": getpass.getuser(),
         "i": str(os.getuid()),
         "l": local,
         "L": local.split(".")[0],
@@ -414,7 +404,3 @@ def _expand(text: str, tokens: Mapping[str, str]) -> str:
     text = re.sub(r"%(.)", lambda found: tokens.get(found.group(1), found.group(0)), text)
     text = re.sub(r"\$\{(\w+)\}", lambda found: os.environ.get(found.group(1), found.group(0)), text)
     return os.path.expanduser(text)
-
-
-def _local_user() -> str:
-    return getpass.getuser()

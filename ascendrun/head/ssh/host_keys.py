@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import fcntl
-import fnmatch
 import hashlib
 import hmac
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import HostKeyChangedError, HostKeyUnknownError, UnreachableError
+from ascendrun.head.ssh.config import patterns_match
 from ascendrun.text import Text
 
 OWN_FILE = "known_hosts"
@@ -145,24 +144,8 @@ class KnownHostsFile:
 
 def names_match(names: str, name: str) -> bool:
     """Return whether the first field of a known_hosts line (hashed, patterns, negations) matches `name`."""
-    if names.startswith("|1|"):
-        return _hash_matches(names, name)
-    matched = False
-    for pattern in names.lower().split(","):
-        negated = pattern.startswith("!")
-        if _pattern_matches(pattern[1:] if negated else pattern, name):
-            if negated:
-                return False
-            matched = True
-    return matched
-
-
-def _pattern_matches(pattern: str, name: str) -> bool:
-    literal = pattern.replace("[", "[[]")  # ssh supports * and ? only; "[host]:22" is plain text
-    return fnmatch.fnmatchcase(name, literal)
-
-
-def _hash_matches(names: str, name: str) -> bool:
+    if not names.startswith("|1|"):
+        return patterns_match(names.split(","), name)
     try:
         salt, wanted = (base64.b64decode(part) for part in names[3:].split("|"))
     except ValueError:
@@ -172,8 +155,8 @@ def _hash_matches(names: str, name: str) -> bool:
 
 def find_recorded(names: Sequence[str], *, own: KnownHostsFile, others: Sequence[KnownHostsFile]) -> Recorded:
     """Return the records under any of `names`. A revocation in any file counts; else ascendrun's file decides."""
-    in_own = _unique(entry for name in names for entry in own.find(name))
-    in_others = _unique(entry for file in others for name in names for entry in file.find(name))
+    in_own = tuple(dict.fromkeys(entry for name in names for entry in own.find(name)))
+    in_others = tuple(dict.fromkeys(entry for file in others for name in names for entry in file.find(name)))
     own_keys = tuple(entry for entry in in_own if not entry.marker)
     return Recorded(
         keys=own_keys or tuple(entry for entry in in_others if not entry.marker),
@@ -181,10 +164,6 @@ def find_recorded(names: Sequence[str], *, own: KnownHostsFile, others: Sequence
         authorities=tuple(entry for entry in in_own + in_others if entry.marker == "authority"),
         in_own_file=bool(own_keys),
     )
-
-
-def _unique(entries: Iterable[KnownKey]) -> tuple[KnownKey, ...]:
-    return tuple(dict.fromkeys(entries))
 
 
 def verify_key(shown: HostKey, recorded: Recorded, *, host: str, label: str) -> None:
@@ -237,43 +216,31 @@ def record_host_keys(file: Path, entries: Sequence[tuple[str, HostKey]], *, repl
     With `replace`, other keys of the same names are removed. Writers take turns; readers see the old or the new file.
     """
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _lock(file):
+    lock = os.open(file.with_name(file.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
         kept = _without(text, {name for name, _ in entries}) if replace else text
         present = {(entry.names, entry.key) for entry in parse_known_hosts(kept, str(file))}
         new = [(name, key) for name, key in dict.fromkeys(entries) if (name, key) not in present]
         if new or kept != text:
-            _rewrite(file, kept, [f"{name} {key.type} {key.base64}" for name, key in new])
+            start = kept if not kept or kept.endswith("\n") else kept + "\n"
+            _rewrite(file, start + "".join(f"{name} {key.type} {key.base64}\n" for name, key in new))
+    finally:
+        os.close(lock)
     return len(new)
 
 
-def _without(text: str, names: Iterable[str]) -> str:
-    gone = set(names)
-    kept = []
-    for line in text.splitlines(keepends=True):
-        entry = _parse_line(line, "", 0)
-        if entry is None or entry.marker or entry.names not in gone:
-            kept.append(line)
-    return "".join(kept)
+def _without(text: str, names: Collection[str]) -> str:
+    """Return the text without the keys of these names; lines with a marker stay."""
+    lines = [(line, _parse_line(line, "", 0)) for line in text.splitlines(keepends=True)]
+    return "".join(line for line, entry in lines if entry is None or entry.marker or entry.names not in names)
 
 
-def _rewrite(file: Path, text: str, lines: Sequence[str]) -> None:
-    if text and not text.endswith("\n"):
-        text += "\n"
+def _rewrite(file: Path, text: str) -> None:
     temporary = file.with_name(file.name + ".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as out:
-        out.write(text + "".join(line + "\n" for line in lines))
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+        out.write(text)
         out.flush()
         os.fsync(out.fileno())
     os.replace(temporary, file)
-
-
-@contextlib.contextmanager
-def _lock(file: Path) -> Iterator[None]:
-    descriptor = os.open(file.with_name(file.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

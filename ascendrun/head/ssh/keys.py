@@ -43,13 +43,20 @@ class Unusable:
 
 
 class _LockedAgent(paramiko.Agent):
-    """The key agent on one socket; 32 handshakes sign through it in turn, none longer than AGENT_S."""
+    """The key agent on one socket; 32 handshakes sign through it in turn, none longer than AGENT_S. Raises OSError."""
 
     def __init__(self, path: str | None) -> None:
         self._turn = threading.Lock()
         paramiko.agent.AgentSSH.__init__(self)
-        connection = _agent_socket(path)
-        if connection is not None:
+        where = path or os.environ.get("SSH_AUTH_SOCK")
+        if where:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.settimeout(AGENT_S)
+            try:
+                connection.connect(where)
+            except OSError:
+                connection.close()
+                raise
             self._connect(connection)  # type: ignore[attr-defined]  # paramiko's own, not in its stubs
 
     def _send_message(self, msg: Any) -> Any:
@@ -144,8 +151,9 @@ def load_key(path: str, prompt: PassphrasePrompt | None) -> Identity | Unusable:
                 f"chmod 600 {path}",
             )
         try:
-            return _identity(path, None)
-        except _passphrase_errors() as error:
+            return Identity(paramiko.PKey.from_path(path), path)
+        # cryptography raises TypeError, and ValueError for some formats; paramiko has its own exception
+        except (paramiko.PasswordRequiredException, TypeError, ValueError) as error:
             if not _is_encrypted(path):
                 return Unusable(_invalid(path, error), f"ssh-keygen -yf {path}")
         phrase = prompt(f"Passphrase for {path}: ") if prompt else None
@@ -153,7 +161,8 @@ def load_key(path: str, prompt: PassphrasePrompt | None) -> Identity | Unusable:
             return Unusable(
                 Text("ssh.key-encrypted", "{path}: encrypted, passphrase unknown", path=str(path)), f"ssh-add {path}"
             )
-        return _identity(path, phrase)
+        password: Any = phrase.encode()  # as paramiko needs it, unlike its stubs
+        return Identity(paramiko.PKey.from_path(path, password), path)
     except OSError as error:
         return Unusable(
             Text("ssh.config-unreadable", "{file}: {error}", file=path, error=(error.strerror or str(error)).lower()),
@@ -165,16 +174,6 @@ def load_key(path: str, prompt: PassphrasePrompt | None) -> Identity | Unusable:
 
 def _invalid(path: str, error: Exception) -> Text:
     return Text("ssh.key-invalid", "{path}: not usable ({error})", path=path, error=str(error) or type(error).__name__)
-
-
-def _identity(path: str, phrase: str | None) -> Identity:
-    password: Any = phrase.encode() if phrase is not None else None
-    return Identity(paramiko.PKey.from_path(path, password), path)
-
-
-def _passphrase_errors() -> tuple[Any, ...]:
-    # cryptography raises TypeError, and ValueError for some formats; paramiko has its own exception
-    return (paramiko.PasswordRequiredException, TypeError, ValueError)
 
 
 def _is_encrypted(path: str) -> bool:
@@ -208,17 +207,3 @@ def needs_openssh(target: SshTarget) -> Text | None:
         if target.identity_files and public and public[4:7] == b"sk-":
             return Text("ssh.security-key", "a security key ({path})", path=path)
     return None
-
-
-def _agent_socket(path: str | None) -> socket.socket | None:
-    where = path or os.environ.get("SSH_AUTH_SOCK")
-    if not where:
-        return None
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(AGENT_S)
-    try:
-        connection.connect(where)
-    except OSError:
-        connection.close()
-        return None
-    return connection

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.backends.local import LocalBackend, read_login
+from ascendrun.backends.local import connect_local, read_login
 from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.settings import LOGIN_FILE, Settings, local_root
-from ascendrun.head.ssh.transport import Deadlines
 
 
 def test_a_host_without_variables_of_its_own_has_none(tmp_path: Path) -> None:
@@ -28,4 +27,4 @@ def test_variables_that_cannot_be_read_refuse_the_connection(tmp_path: Path) -> 
     root.mkdir(parents=True)
     (root / LOGIN_FILE).write_bytes(b"NAME=\xff\n")
     with pytest.raises(UnreachableError, match=LOGIN_FILE):
-        LocalBackend(settings).connect(Host("npu1", addr="local"), deadlines=Deadlines())
+        connect_local(settings, Host("npu1", addr="local"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from ascendrun.head.loop.job.live_job import AGAIN_S, REPLY_S, LiveJob
 from ascendrun.head.protocol import agent_messages as agent
-from ascendrun.head.protocol.event_messages import FileData
+from ascendrun.head.protocol.file_messages import FileData, Files, FilesReply
 from ascendrun.head.protocol.messages import Done, R, Request
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.clocks import PING_DEADLINE_S, ClockFiles, ClockTracker, Reading
@@ -126,7 +126,7 @@ class AttemptFiles:
             is_known = host in self._complete or host in self._sizes_requested or host in growing
             if not is_known and self._live.link(host).is_up:
                 self._sizes_requested.add(host)
-                self._call(host, agent.Files(self.tag), then=partial(self._compare, host))
+                self._call(host, Files(self.tag), then=partial(self._compare, host))
         if not self._complete.issuperset(hosts):
             return False
         self._clocks.tick(())
@@ -138,7 +138,7 @@ class AttemptFiles:
         """Return whether every byte of these hosts was here when it was last compared."""
         return self._complete.issuperset(hosts)
 
-    def _compare(self, host: str, reply: Reply[agent.FilesReply]) -> None:
+    def _compare(self, host: str, reply: Reply[FilesReply]) -> None:
         self._sizes_requested.discard(host)
         if reply.error is not None or reply.message.phase not in (None, "ended"):
             # What still runs there, or was there when the node lost its power, is ended first: machine/reconcile.py.

@@ -9,7 +9,7 @@ from typing import Any
 from ascendrun.core.events import Event
 from ascendrun.head.loop.job.attempt_files import AttemptFiles, incomplete_attempts
 from ascendrun.head.loop.job.live_job import LiveJob
-from ascendrun.head.protocol.event_messages import FileData
+from ascendrun.head.protocol.file_messages import FileData
 from ascendrun.head.spool.collector import PullLimits
 
 TakeRecords = Callable[[str, Sequence[Mapping[str, Any]]], None]

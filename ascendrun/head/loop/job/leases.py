@@ -47,7 +47,7 @@ class Leases:
         if at_ns is not None:
             self._renewed_s[host] = boot_s()
 
-        def replied(reply: Reply[agent.RenewReply]) -> None:
+        def replied(reply: Reply[agent.Pong]) -> None:
             if reply.error is None:
                 self._clocks[host] = reply.message.at_ns
                 if at_ns is None:

@@ -24,7 +24,7 @@ from ascendrun.head.agents.connections import Connections
 from ascendrun.head.loop.call_guard import Guard
 from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
-from ascendrun.head.protocol.event_messages import FileTruncated, FileUnreadable
+from ascendrun.head.protocol.file_messages import FileTruncated, FileUnreadable
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission, make_job

@@ -8,8 +8,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.reports import Route, load_report, report_values
 from ascendrun.head.protocol.agent_bootstrap import Login
 from ascendrun.head.protocol.agent_events import make_report
-from ascendrun.head.protocol.agent_messages import ProbeReply
-from ascendrun.head.protocol.event_messages import AgentInfo
+from ascendrun.head.protocol.agent_messages import AgentInfo, ProbeReply
 
 HELLO = {
     "root": "/r",

@@ -16,7 +16,7 @@ from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Gather, GatherReply
-from ascendrun.head.protocol.event_messages import ArtifactData
+from ascendrun.head.protocol.file_messages import ArtifactData
 from ascendrun.head.protocol.messages import Request
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.artifact_fetch import (
