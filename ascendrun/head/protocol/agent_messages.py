@@ -17,7 +17,6 @@ Sizes = Mapping[str, Mapping[str, int]]
 """By file and generation: bytes, or an offset."""
 
 
-@dataclass(frozen=True)
 class AgentInfo(Message, op="hello"):
     """The first event of an agent. Its `protocol` is checked before the rest is read.
 
@@ -45,19 +44,16 @@ class AgentInfo(Message, op="hello"):
     live: tuple[str, ...] | None = converted(tuple, default=None)
 
 
-@dataclass(frozen=True)
 class Pong(Message):
     """`at_ns`: the node's clock; of Renew that since boot."""
 
     at_ns: int = converted(int)
 
 
-@dataclass(frozen=True)
 class Ping(Request[Pong], op="ping"):
     """Query the clock of the node."""
 
 
-@dataclass(frozen=True)
 class ProbeReply(Message):
     """Reply to Probe. `routes`: by peer {interface, source}, both None if unknown."""
 
@@ -66,21 +62,18 @@ class ProbeReply(Message):
     routes: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
 class Probe(Request[ProbeReply], op="probe"):
     """Query the node's report. `peers`: by host, its addresses and names; the first that resolves counts."""
 
     peers: Mapping[str, Sequence[str]]
 
 
-@dataclass(frozen=True)
 class CheckpointsReply(Message):
     """Reply to Checkpoints: newest first, each as core/jobs/checkpoints.Listed."""
 
     checkpoints: Sequence[Mapping[str, Any]] = ()
 
 
-@dataclass(frozen=True)
 class Checkpoints(Request[CheckpointsReply], op="checkpoints"):
     """List the checkpoints in a directory, `limit` complete ones; 0: the default of the agent."""
 
@@ -88,7 +81,6 @@ class Checkpoints(Request[CheckpointsReply], op="checkpoints"):
     limit: int = 0
 
 
-@dataclass(frozen=True)
 class PrepareReply(Message):
     """Reply to Prepare. `kept`: names in the working directory that belong to the user and hide staged names. `hccl`:
     the leased port blocks, by their first port. `pointer`: {path, before, step} of a file that was set back."""
@@ -99,7 +91,6 @@ class PrepareReply(Message):
     pointer: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True)
 class Prepare(Request[PrepareReply], op="prepare"):
     """Check and reserve everything for an attempt, start nothing: core/jobs/plan_text.prepare_request makes the fields.
     `job`: copy of the job (core/jobs/job_copy.py) for the node, None: none. `devices`: {type, ids} to lease, None:
@@ -133,7 +124,6 @@ class Prepare(Request[PrepareReply], op="prepare"):
     may_lack_work: bool = False
 
 
-@dataclass(frozen=True)
 class Renew(Request[Pong], op="renew"):
     """Renew the lease of an attempt with `fence_s` (node/stopping.py). `at_ns`: of the last reply, None: ask for it
     only."""
@@ -142,12 +132,10 @@ class Renew(Request[Pong], op="renew"):
     at_ns: int | None = None
 
 
-@dataclass(frozen=True)
 class GoReply(Message):
     supervisor_pid: int
 
 
-@dataclass(frozen=True)
 class Go(Request[GoReply], op="go"):
     """Start the prepared attempt; repeatable. `hccl_base`: first of HCCL's ports, None: not chosen here."""
 
@@ -157,14 +145,12 @@ class Go(Request[GoReply], op="go"):
     hccl_base: int | None = None
 
 
-@dataclass(frozen=True)
 class Abort(Request[Done], op="abort"):
     """Forget an attempt that was not started."""
 
     tag: str
 
 
-@dataclass(frozen=True)
 class Stop(Request[Done], op="stop"):
     """End an attempt; the event `ended` of its records is the proof. `now`: without the grace period. `hung`: its ranks
     print their stacks and end by SIGABRT.
@@ -179,7 +165,6 @@ class Stop(Request[Done], op="stop"):
     hung: bool = False
 
 
-@dataclass(frozen=True)
 class Follow(Request[Done], op="follow"):
     """Send new bytes of an attempt's files, from these offsets on, as FileData.
 
@@ -190,12 +175,10 @@ class Follow(Request[Done], op="follow"):
     limits: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
 class Unfollow(Request[Done], op="unfollow"):
     tag: str
 
 
-@dataclass(frozen=True)
 class UsageReply(Message):
     """Disk use on a node. `runs`: bytes of each run's attempts; `trees`: of each staged directory that no attempt uses,
     and of encoded texts (data/KEY), (bytes, seconds since the last use). `total_bytes`: of everything, None: of one
@@ -206,21 +189,18 @@ class UsageReply(Message):
     total_bytes: int | None = None
 
 
-@dataclass(frozen=True)
 class Usage(Request[UsageReply], op="usage"):
     """Query the disk use of the runs of the head node `head_id`; None: only the total of all."""
 
     head_id: str | None = None
 
 
-@dataclass(frozen=True)
 class PruneReply(Message):
     """`removed`: bytes of each run or staged directory that is gone."""
 
     removed: Mapping[str, int]
 
 
-@dataclass(frozen=True)
 class Prune(Request[PruneReply], op="prune"):
     """Remove the attempts of ended runs, and staged directories that no attempt uses.
 
@@ -246,7 +226,6 @@ class Process:
     killed: bool = False
 
 
-@dataclass(frozen=True)
 class ProcessesReply(Message):
     """Reply to Processes. `processes`: without the supervisor and its sampler; `supervisor`: whether it lives.
 
@@ -262,14 +241,12 @@ class ProcessesReply(Message):
     events: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
 class Processes(Request[ProcessesReply], op="processes"):
     """Query the living processes of an attempt. An error reply means that they are unknown."""
 
     tag: str
 
 
-@dataclass(frozen=True)
 class LiveReply(Message):
     """Reply to Live: these fields of AgentInfo as they are now."""
 
@@ -278,26 +255,22 @@ class LiveReply(Message):
     live: tuple[str, ...] | None = converted(tuple, default=None)
 
 
-@dataclass(frozen=True)
 class Live(Request[LiveReply], op="live"):
     """Query which attempts have no recorded end."""
 
 
-@dataclass(frozen=True)
 class CopyReply(Message):
     """Reply to Copy. `job`: as core/jobs/job_copy.py has it; None: the node has none."""
 
     job: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True)
 class Copy(Request[CopyReply], op="copy"):
     """Query the copy of the job that came with the preparation of an attempt."""
 
     tag: str
 
 
-@dataclass(frozen=True)
 class StacksReply(Message):
     """Reply to Stacks. `ranks`: see node/stacks.py."""
 
@@ -305,21 +278,18 @@ class StacksReply(Message):
     at_ns: int = converted(int)
 
 
-@dataclass(frozen=True)
 class Stacks(Request[StacksReply], op="stacks"):
     """Query the stacks of an attempt's ranks."""
 
     tag: str
 
 
-@dataclass(frozen=True)
 class RankProcessReply(Message):
     """Reply to RankProcess. `argv`: the command of the node that becomes the shell."""
 
     argv: tuple[str, ...] = converted(tuple)
 
 
-@dataclass(frozen=True)
 class RankProcess(Request[RankProcessReply], op="rank_process"):
     """Find the process of a running rank, for a shell next to it; see node/shell.py."""
 
@@ -327,13 +297,11 @@ class RankProcess(Request[RankProcessReply], op="rank_process"):
     rank: int
 
 
-@dataclass(frozen=True)
 class ReleaseReply(Message):
     freed_bytes: int
     kept_bytes: int
 
 
-@dataclass(frozen=True)
 class Release(Request[ReleaseReply], op="release"):
     """Remove closed logs that the head node has completely (`have`), until at most `keep_bytes` are left."""
 
@@ -342,7 +310,6 @@ class Release(Request[ReleaseReply], op="release"):
     keep_bytes: int
 
 
-@dataclass(frozen=True)
 class ExecReply(Message):
     """Reply to Exec. The body is standard output, `out_bytes` long, then standard error.
 
@@ -357,7 +324,6 @@ class ExecReply(Message):
     truncated: bool
 
 
-@dataclass(frozen=True)
 class Exec(Request[ExecReply], op="exec"):
     """Run a command without a shell. `max_bytes`: of output that is kept."""
 
@@ -366,14 +332,12 @@ class Exec(Request[ExecReply], op="exec"):
     max_bytes: int
 
 
-@dataclass(frozen=True)
 class SurveyReply(Message):
     """Raw results by item name: see node/agent/survey.py."""
 
     results: Mapping[str, Any] = converted(dict)
 
 
-@dataclass(frozen=True)
 class Survey(Request[SurveyReply], op="survey"):
     """Examine the node. `shell`: {setup, env, secret_env, cwd} of a job, for items that run in it."""
 
@@ -382,7 +346,6 @@ class Survey(Request[SurveyReply], op="survey"):
     shell: Mapping[str, Any] | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True)
 class SampleReply(Message):
     """Reply to Sample. `lines`: as in an attempt's `samples` file, see node/sampler/sample.py."""
 
@@ -390,20 +353,17 @@ class SampleReply(Message):
     at_ns: int = converted(int)
 
 
-@dataclass(frozen=True)
 class Sample(Request[SampleReply], op="sample"):
     items: Sequence[Mapping[str, Any]]
     timeout_s: float
 
 
-@dataclass(frozen=True)
 class GrepReply(Message):
     """Reply to Grep. The body: frames of node/agent/grep.py."""
 
     complete: bool
 
 
-@dataclass(frozen=True)
 class Grep(Request[GrepReply], op="grep"):
     """Search the output of ranks. `files`: by stream, (generation, offset) to start at. Times in the node's clock."""
 
@@ -417,7 +377,6 @@ class Grep(Request[GrepReply], op="grep"):
     until_ns: int | None = None
 
 
-@dataclass(frozen=True)
 class GatherReply(Message):
     """Reply to Gather. Everything was sent as ArtifactData. `files`, `problems`: see node/agent/artifacts.py."""
 
@@ -428,7 +387,6 @@ class GatherReply(Message):
     at_ns: int
 
 
-@dataclass(frozen=True)
 class Gather(Request[GatherReply], op="gather"):
     """Send the files that may explain an attempt's end."""
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from ascendrun.core.dataclass import dataclass, load_dataclass
+from ascendrun.core.dataclass import load_dataclass
 from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.pulse import Pulse
@@ -38,14 +38,12 @@ def _load_host_samples(rows: Any) -> tuple[HostSample, ...]:
     return tuple(load_dataclass(HostSample, row) for row in rows)
 
 
-@dataclass(frozen=True)
 class Submitted(Message):
     """Reply to Submit. `job`: its id, or that of the pipeline."""
 
     job: str
 
 
-@dataclass(frozen=True)
 class Submit(Request[Submitted], op="submit"):
     """Store and start a job, or the stages of a pipeline. `submissions`: each as Submission.to_json.
 
@@ -56,7 +54,6 @@ class Submit(Request[Submitted], op="submit"):
     pipeline: str | None = None
 
 
-@dataclass(frozen=True)
 class Stop(Request[Done], op="stop"):
     """Stop a job. `now`: without its grace period."""
 
@@ -64,7 +61,6 @@ class Stop(Request[Done], op="stop"):
     now: bool = False
 
 
-@dataclass(frozen=True)
 class Retry(Request[Done], op="retry"):
     """Start the next attempt of an ended job, with a new budget of restarts. `attempt`: the one that ended, which makes
     a repeated request harmless."""
@@ -73,7 +69,6 @@ class Retry(Request[Done], op="retry"):
     attempt: int
 
 
-@dataclass(frozen=True)
 class Release(Request[Done], op="release"):
     """State that no process of a job is left on a host. `by`: the user who states it."""
 
@@ -81,7 +76,6 @@ class Release(Request[Done], op="release"):
     by: str
 
 
-@dataclass(frozen=True)
 class ChangeMachines(Request[Done], op="change-machines"):
     """Close machines to new placements, open them, or state that they are gone. `change`: drain, undrain, lost, or
     deep (they passed a deep examination, which ends a quarantine); `by`: the user; `until_s`: end of a drain in UTC,
@@ -95,7 +89,6 @@ class ChangeMachines(Request[Done], op="change-machines"):
     now: bool = False
 
 
-@dataclass(frozen=True)
 class HoldJob(Request[Done], op="hold"):
     """Hold a job in the queue; `by` None: end that."""
 
@@ -103,7 +96,6 @@ class HoldJob(Request[Done], op="hold"):
     by: str | None = None
 
 
-@dataclass(frozen=True)
 class PruneReply(Message):
     """What was removed on one host, with `dry_run`: would be. `host` None: the head node itself.
 
@@ -117,7 +109,6 @@ class PruneReply(Message):
     refused: Failure | None = converted(Failure.from_json, default=None)
 
 
-@dataclass(frozen=True)
 class Prune(Request[PruneReply], op="prune"):
     """Remove old data of ended jobs; one reply for the head node and one for each host of these jobs.
 
@@ -128,7 +119,6 @@ class Prune(Request[PruneReply], op="prune"):
     dry_run: bool = False
 
 
-@dataclass(frozen=True)
 class Remove(Request[PruneReply], op="remove"):
     """Remove ended jobs, all stages of a pipeline together, with their files on nodes and on the head node.
 
@@ -139,21 +129,18 @@ class Remove(Request[PruneReply], op="remove"):
     force: bool = False
 
 
-@dataclass(frozen=True)
 class Planned(Message):
     """Reply to Plan. `plan`: as render_plan makes it."""
 
     plan: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
 class Plan(Request[Planned], op="plan"):
     """Query the plan that a submission would get. `submission`: as Submission.to_json."""
 
     submission: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
 class ExecReply(Message):
     """End of a command on one host; the body is its standard output, `out_bytes` long, then its standard error.
 
@@ -169,7 +156,6 @@ class ExecReply(Message):
     out_bytes: int = 0
 
 
-@dataclass(frozen=True)
 class Exec(Request[ExecReply], op="exec"):
     """Run a command on every host; one reply from each."""
 
@@ -178,7 +164,6 @@ class Exec(Request[ExecReply], op="exec"):
     timeout_s: float = converted(float)
 
 
-@dataclass(frozen=True)
 class NodeReply(Message):
     """The report of one host, or the reason of its absence. `used_bytes`: disk use of ascendrun there, None: not
     requested, or not known in time."""
@@ -191,7 +176,6 @@ class NodeReply(Message):
     used_bytes: int | None = None
 
 
-@dataclass(frozen=True)
 class Nodes(Request[NodeReply], op="nodes"):
     """Query the state of every host; one reply from each. `with_usage`: also the disk use of ascendrun."""
 
@@ -199,7 +183,6 @@ class Nodes(Request[NodeReply], op="nodes"):
     with_usage: bool = False
 
 
-@dataclass(frozen=True)
 class SurveyReply(Message):
     """The raw results of one host, or the reason of their absence.
 
@@ -212,7 +195,6 @@ class SurveyReply(Message):
     results: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
 class Survey(Request[SurveyReply], op="survey"):
     """Examine hosts, in the shell of a job if there is a submission; one reply from each.
 
@@ -230,7 +212,6 @@ class Survey(Request[SurveyReply], op="survey"):
     every_pair: bool = False
 
 
-@dataclass(frozen=True)
 class SampleReply(Message):
     """The new samples of one host, or the reason of their absence."""
 
@@ -240,7 +221,6 @@ class SampleReply(Message):
     refused: Failure | None = converted(Failure.from_json, default=None)
 
 
-@dataclass(frozen=True)
 class Sample(Request[SampleReply], op="sample"):
     """Take a sample on every host; one reply from each within `timeout_s`.
 
@@ -253,7 +233,6 @@ class Sample(Request[SampleReply], op="sample"):
     unless_pending: bool = False
 
 
-@dataclass(frozen=True)
 class GrepReply(Message):
     """Reply to Grep; the body is the hits of one host. `complete`: the search ended in time."""
 
@@ -262,7 +241,6 @@ class GrepReply(Message):
     complete: bool = False
 
 
-@dataclass(frozen=True)
 class Grep(Request[GrepReply], op="grep"):
     """Search the output of a job's ranks on its hosts. `hosts`: the agent's request for each."""
 
@@ -271,7 +249,6 @@ class Grep(Request[GrepReply], op="grep"):
     hosts: Mapping[str, Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
 class GatherReply(Message):
     """Reply to Gather. `problem`: why the artifacts of a host are missing; None: they are stored."""
 
@@ -279,7 +256,6 @@ class GatherReply(Message):
     problem: Text | str | None = converted(from_json, default=None)
 
 
-@dataclass(frozen=True)
 class Gather(Request[GatherReply], op="gather"):
     """Fetch the artifacts of an attempt, None: of the newest; one reply from each host."""
 
@@ -287,7 +263,6 @@ class Gather(Request[GatherReply], op="gather"):
     attempt: int | None = None
 
 
-@dataclass(frozen=True)
 class FetchReply(Message):
     """Progress of the outputs of one host: `files` of `total_files` and `done_bytes` of `total_bytes` are in `folder`.
 
@@ -305,7 +280,6 @@ class FetchReply(Message):
     problem: Failure | None = converted(Failure.from_json, default=None)
 
 
-@dataclass(frozen=True)
 class Fetch(Request[FetchReply], op="fetch"):
     """Fetch files; several replies from each host. `patterns` (): those that the job declares; `into`: an absolute
     directory on this machine, None: that of the job's outputs. `hosts` (): those that the job declares. `job` None:
@@ -318,7 +292,6 @@ class Fetch(Request[FetchReply], op="fetch"):
     strip: str = ""
 
 
-@dataclass(frozen=True)
 class Put(Request[FetchReply], op="put"):
     """Send files and directories of this machine to a directory of each host; several replies from each host.
 
@@ -331,7 +304,6 @@ class Put(Request[FetchReply], op="put"):
     job: str | None = None
 
 
-@dataclass(frozen=True)
 class StacksReply(Message):
     """The stacks of one host's ranks as node/stacks.py has them, or why there are none."""
 
@@ -340,14 +312,12 @@ class StacksReply(Message):
     refused: Failure | None = converted(Failure.from_json, default=None)
 
 
-@dataclass(frozen=True)
 class Stacks(Request[StacksReply], op="stacks"):
     """Query the stacks of a running job's ranks; one reply from each host."""
 
     job: str
 
 
-@dataclass(frozen=True)
 class RankProcessReply(Message):
     """`argv`: the command that becomes a shell next to the rank, on its host."""
 
@@ -355,7 +325,6 @@ class RankProcessReply(Message):
     argv: tuple[str, ...] = converted(tuple)
 
 
-@dataclass(frozen=True)
 class RankProcess(Request[RankProcessReply], op="rank-process"):
     """Find the process of a running rank, for a shell next to it."""
 
@@ -363,7 +332,6 @@ class RankProcess(Request[RankProcessReply], op="rank-process"):
     rank: int
 
 
-@dataclass(frozen=True)
 class ControllerStatus(Message):
     """The running controller. `jobs`: live jobs. `pulse`: what it knows about them now, None: an older release.
     `guard_pid`: the process that starts it again after a crash, None: there is none."""
@@ -374,16 +342,13 @@ class ControllerStatus(Message):
     guard_pid: int | None = None
 
 
-@dataclass(frozen=True)
 class Status(Request[ControllerStatus], op="status"):
     """Query the status; every version of the controller replies."""
 
 
-@dataclass(frozen=True)
 class CheckStore(Request[Done], op="check-store"):
     """Check the job list; the reply comes when damage is repaired."""
 
 
-@dataclass(frozen=True)
 class Shutdown(Request[Done], op="shutdown"):
     """End the controller; supported by every version."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from ascendrun.core.dataclass import dataclass
 from ascendrun.head.protocol.agent_messages import AgentInfo, Sizes
 from ascendrun.head.protocol.messages import Message, Request, converted
 
 
-@dataclass(frozen=True)
 class OutputsReply(Message):
     """Reply to Outputs. `files`: (path, bytes, mtime_ns) by path; `missing`: patterns without a file; `folder`: the
     working directory."""
@@ -22,7 +20,6 @@ class OutputsReply(Message):
     missing: tuple[str, ...] = converted(tuple)
 
 
-@dataclass(frozen=True)
 class Outputs(Request[OutputsReply], op="outputs"):
     """List the files that match patterns; see node/agent/transfer.py. `run`: whose working directory they are in; None:
     the user's home directory."""
@@ -31,7 +28,6 @@ class Outputs(Request[OutputsReply], op="outputs"):
     patterns: Sequence[str]
 
 
-@dataclass(frozen=True)
 class ReadOutputReply(Message):
     """Reply to ReadOutput: the body, and `size_bytes` and `mtime_ns` of the file after the read; or its hash."""
 
@@ -40,7 +36,6 @@ class ReadOutputReply(Message):
     sha256: str | None = None
 
 
-@dataclass(frozen=True)
 class ReadOutput(Request[ReadOutputReply], op="read_output"):
     """Read a block of a file that Outputs listed; `offset` None: its hash. See node/agent/transfer.py."""
 
@@ -49,7 +44,6 @@ class ReadOutput(Request[ReadOutputReply], op="read_output"):
     offset: int | None = None
 
 
-@dataclass(frozen=True)
 class PutFileReply(Message):
     """`have`: bytes of the file that are on the node. `done`: it is complete, verified and has its place."""
 
@@ -57,7 +51,6 @@ class PutFileReply(Message):
     done: bool
 
 
-@dataclass(frozen=True)
 class PutFile(Request[PutFileReply], op="put_file"):
     """Write a block of a file, the body, or complete it; see node/agent/transfer.py. `offset` None: write nothing."""
 
@@ -70,7 +63,6 @@ class PutFile(Request[PutFileReply], op="put_file"):
     sha256: str | None = None
 
 
-@dataclass(frozen=True)
 class PutTree(Request[PutFileReply], op="put_tree"):
     """As PutFile, for the tar of a staged directory, which the node unpacks and verifies: `tree` is its hash."""
 
@@ -80,7 +72,6 @@ class PutTree(Request[PutFileReply], op="put_tree"):
     sha256: str | None = None
 
 
-@dataclass(frozen=True)
 class FilesReply(Message):
     """Reply to Files. `phase`: of the attempt when the sizes were read, see ProcessesReply."""
 
@@ -88,14 +79,12 @@ class FilesReply(Message):
     phase: str | None = None
 
 
-@dataclass(frozen=True)
 class Files(Request[FilesReply], op="files"):
     """Query the size of every followed file of an attempt."""
 
     tag: str
 
 
-@dataclass(frozen=True)
 class FileData(Message, op="data"):
     """Data of a followed file: the body."""
 
@@ -105,7 +94,6 @@ class FileData(Message, op="data"):
     offset: int = converted(int)
 
 
-@dataclass(frozen=True)
 class FileTrouble(Message):
     """Trouble with a followed file. `CODE`: of the job's event, which has the same values."""
 
@@ -116,7 +104,6 @@ class FileTrouble(Message):
     generation: int
 
 
-@dataclass(frozen=True)
 class FileTruncated(FileTrouble, op="truncated"):
     """A followed file became smaller than the part that was sent."""
 
@@ -125,7 +112,6 @@ class FileTruncated(FileTrouble, op="truncated"):
     size: int
 
 
-@dataclass(frozen=True)
 class FileUnreadable(FileTrouble, op="follow_held"):
     """A followed file, or with the file "events" the attempt's folder, cannot be read now; it is sent when it can."""
 
@@ -134,7 +120,6 @@ class FileUnreadable(FileTrouble, op="follow_held"):
     error: str
 
 
-@dataclass(frozen=True)
 class FileLimited(FileTrouble, op="follow_limited"):
     """A followed file is larger than its limit; only its start is sent."""
 
@@ -144,7 +129,6 @@ class FileLimited(FileTrouble, op="follow_limited"):
     limit: int
 
 
-@dataclass(frozen=True)
 class ArtifactData(Message, op="gathered"):
     """Data of a file that Gather found: the body."""
 

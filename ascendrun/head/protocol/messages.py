@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, field, fields, is_dataclass
 from functools import cache, partial
-from typing import Any, Callable, ClassVar, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Generic, TypeVar, get_args
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.text import Rendered, Text, to_json
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**options: Any) -> Any:
+        return lambda kind: kind
+
 
 M = TypeVar("M", bound="Message")
 R = TypeVar("R", bound="Message", covariant=True)
@@ -21,14 +29,29 @@ OTHER_VERSION_HINT = Text(
 )
 
 
+def converted(read: Callable[[Any], Any], *, write: Callable[[Any], Any] | None = None, **default: Any) -> Any:
+    """Define a field that `write` converts to JSON and `read` converts back. None stays None if it is the default."""
+    may_be_none = default.get("default", MISSING) is None
+    return field(
+        metadata={
+            "read": lambda value: None if value is None and may_be_none else read(value),
+            "write": write or _plain,
+        },
+        **default,
+    )
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field, converted))
 class Message:
-    """Base class of messages. A field with a default may be missing in a header. `op`: its name on the wire; a reply
-    has that of its request."""
+    """Base class of messages, which makes each a frozen dataclass. A field with a default may be missing in a header.
+    `op`: its name on the wire; a reply has that of its request."""
 
     OP: ClassVar[str]
 
     def __init_subclass__(cls, *, op: str | None = None) -> None:
         super().__init_subclass__()
+        if op is not None or "__annotations__" in vars(cls):  # else the class that `dataclass` makes for `__init__`
+            dataclass(cls, frozen=True)
         if op is not None:
             cls.OP = op
 
@@ -70,21 +93,8 @@ class Request(Message, Generic[R]):
                 cls.REPLY.OP = op
 
 
-@dataclass(frozen=True)
 class Done(Message, op="done"):
     """The reply to a request without results."""
-
-
-def converted(read: Callable[[Any], Any], *, write: Callable[[Any], Any] | None = None, **default: Any) -> Any:
-    """Define a field that `write` converts to JSON and `read` converts back. None stays None if it is the default."""
-    may_be_none = default.get("default", MISSING) is None
-    return field(
-        metadata={
-            "read": lambda value: None if value is None and may_be_none else read(value),
-            "write": write or _plain,
-        },
-        **default,
-    )
 
 
 def _invalid(kind: type[Message], name: str, reason: Text) -> InvalidInputError:

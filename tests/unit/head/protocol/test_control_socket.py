@@ -6,7 +6,6 @@ import fcntl
 import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ def handle(op: str, header: Mapping[str, Any], body: bytes, answer: Answer) -> N
         answer(ControllerStatus(7) if op == "status" else Done(), b"", True)
 
 
-@dataclass(frozen=True)
 class Foreign(Request[Any]):
     """A request as a command of another version sends it."""
 
