@@ -14,8 +14,7 @@ from typing import Any
 
 from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.notices import NoticeSettings, Target, make_test_notice
-from ascendrun.head.notify.credentials import UnreadableCredentialsError, read_credentials, where_of
-from ascendrun.head.notify.delivery import deliver, ping
+from ascendrun.head.notify.delivery import UnreadableCredentialsError, deliver, ping, read_credentials, where_of
 from ascendrun.head.state.store import Store
 from ascendrun.text import Text, suggestion
 

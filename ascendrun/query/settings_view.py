@@ -29,7 +29,7 @@ def view_settings(settings: Settings) -> tuple[SettingView, ...]:
     origins: dict[str, str] = {}
     if settings.notice_blocks:
         from ascendrun.core.notice_settings import read_notices
-        from ascendrun.head.notify.credentials import where_of
+        from ascendrun.head.notify.delivery import where_of
 
         notices = read_notices(settings)
         origins.update(notices.origins)

@@ -300,7 +300,7 @@ def make_job_detail(
         )
         for node in job.nodes
     )
-    from ascendrun.head.state.outputs import outputs_dir, read_waiting
+    from ascendrun.head.state.job_files import outputs_dir, read_waiting
 
     silent = silent_hosts(job, sight)
     known = {node.host for node in job.nodes if view.state != UNKNOWN and node.host not in silent}

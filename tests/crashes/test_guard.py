@@ -22,9 +22,9 @@ from ascendrun.core.jobs.job import Job
 from ascendrun.head.loop.daemon import is_running, start_controller
 from ascendrun.head.loop.guard import should_run
 from ascendrun.head.protocol.control_messages import ControllerStatus
-from ascendrun.head.state.head_file import HeadFile
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store
+from ascendrun.head.state.store_file import HeadFile
 from ascendrun.text import Text
 
 __all__ = ["head"]

@@ -16,8 +16,9 @@ from ascendrun.core.jobs.plan import Tree
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.retention import Retention
 from ascendrun.head.agents.connections import dialled
-from ascendrun.head.loop.call_guard import Guard
+from ascendrun.head.loop.context import Context
 from ascendrun.head.loop.live_jobs import LiveJobs
+from ascendrun.head.loop.steps import Guard
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.agent_bootstrap import Login
 from ascendrun.head.protocol.agent_messages import AgentInfo
@@ -122,11 +123,15 @@ class NoSamples:
         pass
 
 
-class Collected:
-    """What collects files and samples, of which there are none."""
+class Alone(Context):
+    """What the parts of a controller share, where there are no files and samples to collect."""
 
-    artifacts = outputs = Deaf()
-    samples = NoSamples()
+    artifacts: Any = Deaf()
+    outputs: Any = Deaf()
+    samples: Any = NoSamples()
+
+    def __init__(self, store: Store, links: Any) -> None:
+        super().__init__(store, links, Retention(), Guard(), lambda call: call())
 
 
 class World:
@@ -142,9 +147,8 @@ class World:
         """Start a controller: nothing but the store survives."""
         self.links.clear()
         self.store = Store.open(self.folder)
-        links: Any = self
-        collectors: Any = Collected()
-        self.jobs = LiveJobs(self.store, links, collectors, Retention(), Guard(), lambda call: call())
+        self.context = Alone(self.store, self)
+        self.jobs = LiveJobs(self.context)
         for stored in self.store.jobs.live():
             self.jobs.adopt(stored)
 
@@ -158,6 +162,9 @@ class World:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(tuple(self.links.values()))
+
+    def start_agents(self) -> None:
+        pass
 
     def same(self, one: Host, other: Host) -> bool:
         return dialled(one) == dialled(other)
@@ -226,5 +233,5 @@ class World:
 
 
 def change(world: World, what: str, *hosts: Host, **more: Any) -> None:
-    world.jobs.machines.closures.change(ChangeMachines(hosts, what, "wang", **more))
+    world.jobs.machines.change(ChangeMachines(hosts, what, "wang", **more))
     world.turn()

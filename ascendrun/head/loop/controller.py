@@ -14,16 +14,14 @@ from typing import Any, Callable
 from ascendrun.core.errors import AscendrunError, ControllerReplacedError
 from ascendrun.core.retention import Retention
 from ascendrun.head.agents.connections import Connections
-from ascendrun.head.loop.call_guard import Guard
-from ascendrun.head.loop.collectors import Collectors
-from ascendrun.head.loop.context import ControllerContext
+from ascendrun.head.loop.context import Context
 from ascendrun.head.loop.guard import guard_pid
 from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.loop.monitors import Monitors
 from ascendrun.head.loop.operations import Operations
 from ascendrun.head.loop.pulse_writer import PulseWriter
-from ascendrun.head.loop.requests import Handlers, JobRequests, handle_request
-from ascendrun.head.loop.upkeep import Upkeep
+from ascendrun.head.loop.requests import Handlers, Requests, handle_request
+from ascendrun.head.loop.steps import Guard
 from ascendrun.head.notify.notifier import Notifier, NotifierMaker
 from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
@@ -75,15 +73,19 @@ class Controller:
             self._restore()
         self._notifier = notifier(self._store)
         self._store.jobs.outbox = self._notifier.outbox
-        context = self._make_context(backend, retention or Retention())
-        self._links, self._jobs = context.links, context.jobs
-        self._operations, self._collectors = context.operations, context.collectors
-        self._monitors = Monitors(context, self._guard, idle_check_s)
-        self._upkeep = Upkeep(context)
+        listener = ConnectionListener(
+            on_up=lambda link: self.post(lambda: self._on_up(link)),
+            on_down=lambda link, error: self.post(lambda: self._on_down(link, error)),
+            on_event=self._on_link_event,
+        )
+        self._links = Connections(backend, AgentImage(read_sources()), listener)
+        self._context = Context(self._store, self._links, retention or Retention(), self._guard, self.post)
+        self._jobs = LiveJobs(self._context)
+        self._operations = Operations(self._links, self.post)
+        self._monitors = Monitors(self._context, self._jobs, self._operations, idle_check_s)
+        self._requests = Requests(self._context, self._jobs, self._operations)
         self._handlers: Handlers = {
-            **JobRequests(context).handlers(),
-            messages.Prune: self._upkeep.prune,
-            messages.Remove: self._upkeep.remove,
+            **self._requests.handlers(),
             messages.Status: self._status,
             messages.Shutdown: self._shutdown,
             messages.CheckStore: self._check_store,
@@ -99,28 +101,6 @@ class Controller:
         self.restarts = False
         """Whether this process is to become the release on disk when `run` has returned."""
         self._server = ControlServer(state_dir, self._on_request, will_restart=self._will_restart)
-
-    def _make_context(self, backend: Backend, retention: Retention) -> ControllerContext:
-        listener = ConnectionListener(
-            on_up=lambda link: self.post(lambda: self._on_up(link)),
-            on_down=lambda link, error: self.post(lambda: self._on_down(link, error)),
-            on_event=self._on_link_event,
-        )
-        links = Connections(backend, AgentImage(read_sources()), listener)
-        collectors = Collectors(
-            self._store,
-            links,
-            retention,
-            post=self.post,
-            record=lambda *noted: self._jobs.record(*noted),
-            separate=lambda *noted: self._jobs.note_separate(*noted),
-            collected=lambda job_id, attempt: self._jobs.judging.repeat(job_id, attempt),
-        )
-        jobs = LiveJobs(self._store, links, collectors, retention, self._guard, self.post)
-        operations = Operations(links, self.post)
-        return ControllerContext(
-            self._state_dir, self._store, links, jobs, operations, collectors, retention, self.post
-        )
 
     # From any thread
 
@@ -144,7 +124,7 @@ class Controller:
 
     def _on_link_event(self, link: AgentConnection, event: Message, body: bytes) -> None:
         if isinstance(event, ArtifactData):
-            self._collectors.take(link, event, body)
+            self._context.take(link, event, body)
         else:
             self._jobs.handle_message(link, event, body)
 
@@ -155,7 +135,7 @@ class Controller:
         signal.signal(signal.SIGTERM, lambda *_: self.post(self._end))
         signal.signal(signal.SIGINT, lambda *_: self.post(self._end))
         self._jobs.adopt_missing()
-        self._collectors.resume(self._guard)
+        self._context.resume()
         self._guard(self._notifier.start)
         self._server.start()
         next_tick = time.monotonic()
@@ -186,7 +166,7 @@ class Controller:
         self._guard(self._notifier.close)
         self._links.close()
         self._store.close()
-        self._collectors.close()
+        self._context.close()
 
     def _next_calls(self, timeout_s: float) -> list[Callable[[], None]]:
         """Return the posted calls when there are any; [] after `timeout_s`. Calls of one batch are stored together."""
@@ -213,7 +193,7 @@ class Controller:
             self._jobs.tick(was_away=was_away)
         self._monitors.tick()
         self._notifier.beat([(runner.job.name, runner.job.id) for runner in self._jobs if not runner.job.is_terminal])
-        self._guard(self._upkeep.tick)
+        self._guard(self._requests.tick)
         if self._is_replaced and not self._is_over and self._is_quiet():
             self._is_over = self.restarts = True
         if self._is_busy() or self._idle_check_s is not None:
@@ -228,7 +208,7 @@ class Controller:
 
     def _is_busy(self) -> bool:
         """Return whether any work is in progress."""
-        is_working = self._operations.is_busy or self._notifier.is_waiting or self._collectors.is_fetching
+        is_working = self._operations.is_busy or self._notifier.is_waiting or self._context.is_fetching
         return is_working or self._jobs.is_busy(now_s=time.time())
 
     def _is_quiet(self) -> bool:
@@ -244,7 +224,7 @@ class Controller:
     def _on_up(self, link: AgentConnection) -> None:
         self._jobs.on_up(link)
         self._operations.on_up()
-        self._collectors.on_up(link)
+        self._context.on_up(link)
 
     def _on_down(self, link: AgentConnection, error: AscendrunError) -> None:
         self._jobs.on_down(link, error)

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING
 
 from ascendrun.core.errors import AscendrunError, DeadlineExceededError, UnreachableError
 from ascendrun.core.settings import STATE_VARIABLE
-from ascendrun.head.loop.guard import ARGV, GUARDED_VARIABLE, LOCK_NAME, LOG_NAME, guard_pid, is_restart, should_run
+from ascendrun.head.loop.guard import (
+    ARGV,
+    GUARDED_VARIABLE,
+    LOCK_NAME,
+    LOG_NAME,
+    guard_pid,
+    is_restart,
+    should_run,
+    tested_lock,
+)
 from ascendrun.head.ssh.transport import Backend
 from ascendrun.head.state.state_dir import make_state_dir
 from ascendrun.text import Text
@@ -73,18 +82,12 @@ def is_running(state_dir: Path) -> bool:
 
 def running_pid(state_dir: Path) -> int | None:
     """Return the pid of the controller that holds the lock; 0: it has not written it yet, None: none runs."""
-    path = state_dir / LOCK_NAME
-    if not path.exists():
-        return None
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with tested_lock(str(state_dir)) as (fd, is_free):
+            text = b"" if is_free else os.read(fd, 32).strip()
+    except FileNotFoundError:
         return None
-    except BlockingIOError:
-        text = os.read(fd, 32).strip()
-        return int(text) if text.isdigit() else 0
-    finally:
-        os.close(fd)
+    return None if is_free else int(text) if text.isdigit() else 0
 
 
 def wait_until_free(state_dir: Path, *, timeout_s: float) -> None:
@@ -105,16 +108,13 @@ def wait_until_free(state_dir: Path, *, timeout_s: float) -> None:
 
 def mark_stopped(state_dir: Path) -> bool:
     """Make the end of a controller that died an end on purpose: no guard starts it again. False: one runs."""
-    if not (state_dir / LOCK_NAME).exists():
-        return True
-    fd = os.open(state_dir / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
     try:
-        if not _try_lock(fd):
-            return False
-        os.ftruncate(fd, 0)
+        with tested_lock(str(state_dir)) as (fd, is_free):
+            if is_free:
+                os.ftruncate(fd, 0)
+            return is_free
+    except FileNotFoundError:
         return True
-    finally:
-        os.close(fd)
 
 
 def run_controller(

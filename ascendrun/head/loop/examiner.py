@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.events import Event
 from ascendrun.core.findings import Finding, Severity
@@ -19,12 +19,12 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import State
 from ascendrun.core.machines import address_of
 from ascendrun.core.node_messages import Failure
-from ascendrun.head.agents.connections import Connections
 from ascendrun.head.protocol.control_messages import Survey, SurveyReply
 from ascendrun.head.survey.survey_reader import PASSING
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
+    from ascendrun.head.loop.context import Context
     from ascendrun.head.loop.job.runner import JobRunner
     from ascendrun.head.loop.live_jobs import LiveJobs
     from ascendrun.head.loop.operations import Operations
@@ -40,19 +40,13 @@ AT_ONCE = 16
 
 
 class Examiner:
-    """Use from the controller's thread. `idle_every_s`: seconds between two examinations of an idle host, None: never.
-    `post` runs a call in that thread."""
+    """Use from the controller's thread. `idle_every_s`: seconds between two examinations of an idle host; None: never
+    examine one."""
 
     def __init__(
-        self,
-        jobs: LiveJobs,
-        links: Connections,
-        operations: Operations,
-        *,
-        post: Callable[[Callable[[], None]], None],
-        idle_every_s: float | None = None,
+        self, context: Context, jobs: LiveJobs, operations: Operations, *, idle_every_s: float | None = None
     ) -> None:
-        self._jobs, self._links, self._operations, self._post = jobs, links, operations, post
+        self._jobs, self._links, self._operations, self._post = jobs, context.links, operations, context.post
         self.idle_every_s = idle_every_s
         self._due_mono = 0.0
         self._is_waiting = False
@@ -72,7 +66,7 @@ class Examiner:
                     self._examine(due, runner)
                     return
         if self.idle_every_s is not None:
-            due = self._due("", self._jobs.machines.contenders.idle_hosts(), self.idle_every_s)
+            due = self._due("", self._jobs.machines.idle_hosts(), self.idle_every_s)
             if due:
                 self._examine(due, None)
 
@@ -117,7 +111,7 @@ class Examiner:
         own = {host: finding for found in found_alone for host, finding in found.items()}
         codes = Counter(finding.code for finding in own.values())
         of_job = failures(context) if runner is not None else {}
-        idle = {address_of(host) for host in self._jobs.machines.contenders.idle_hosts()} if runner is None else set()
+        idle = {address_of(host) for host in self._jobs.machines.idle_hosts()} if runner is None else set()
         for host in hosts:
             is_spare = runner is not None and host.name in runner.job.spares and runner.job.state is State.RUNNING
             if not is_spare and address_of(host) not in idle:
@@ -127,7 +121,7 @@ class Examiner:
                 finding = None if found is None else found.message
                 count = 0 if found is None else codes[found.code]
                 is_own = count == 1 or 2 * count <= len(context.facts)  # else the fault of what they share
-                self._jobs.machines.closures.take_examination(host, finding, is_strike=is_own)
+                self._jobs.machines.take_examination(host, finding, is_strike=is_own)
             if runner is None or not is_spare:
                 continue
             missed, found = context.unreached.get(host.name), own.get(host.name) or of_job.get(host.name)
@@ -149,7 +143,7 @@ class Examiner:
         event = Event(code, values, (host.name,), attempt=runner.job.attempt)
         if host.name in runner.job.spares and self._noted.get((runner.job.id, host.name)) != event:
             self._noted[runner.job.id, host.name] = event
-            self._jobs.record(runner.job.id, [replace(event, at_s=time.time())])
+            self._jobs.steps.record(runner.job.id, [replace(event, at_s=time.time())])
 
 
 def failures(context: CheckContext) -> Mapping[str, Finding]:

@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 GUARDED_VARIABLE = "ASCENDRUN_CONTROLLER_GUARD"
 """Pid of the guard, in the environment of a controller that it starts; a controller that finds it starts no other."""
@@ -105,19 +106,31 @@ class _Guard:
 ARGV = [sys.executable, "-m", "ascendrun", "controller", "run"]
 
 
+@contextmanager
+def tested_lock(state_dir: str) -> Iterator[tuple[int, bool]]:
+    """Yield the descriptor of the lock file, and whether no controller holds it; while this lasts, none can start.
+
+    Raises OSError: there is none.
+    """
+    fd = os.open(os.path.join(state_dir, LOCK_NAME), os.O_RDWR | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield fd, False
+        else:
+            yield fd, True
+    finally:
+        os.close(fd)
+
+
 def should_run(state_dir: str) -> bool:
     """Return whether a controller ran and ended without purpose: it was killed, or the machine was restarted."""
     try:
-        fd = os.open(os.path.join(state_dir, LOCK_NAME), os.O_RDWR | os.O_CLOEXEC)
+        with tested_lock(state_dir) as (fd, is_free):
+            return is_free and os.fstat(fd).st_size > 0
     except OSError:
         return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return os.fstat(fd).st_size > 0
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
 
 
 def ensure(state_dir: str, *, detached: bool) -> bool:

@@ -13,12 +13,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.events import Event
-from ascendrun.core.jobs.inputs import Hung, JobInput
+from ascendrun.core.jobs.inputs import Hung
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.logs.log_lines import process_number
 from ascendrun.head.state.state_dir import SPOOL_STACKS, make_spool_dir, spool_dir
@@ -27,6 +27,7 @@ from ascendrun.node.files import write_json
 if TYPE_CHECKING:
     from ascendrun.core.metrics import MetricsLine
     from ascendrun.core.samples import DeviceSample, RankSample
+    from ascendrun.head.loop.context import Context
     from ascendrun.head.loop.job.runner import JobRunner
     from ascendrun.head.spool.metrics_reader import MetricsTail
     from ascendrun.health.hang import HangWatch, Look, RankLook, Verdict, Windows
@@ -200,26 +201,10 @@ class _Watched:
 
 
 class HangMonitor:
-    """Hang monitor of the controller's thread; a look reads in its own thread, one at a time.
+    """Hang monitor of the controller's thread; a look reads in its own thread, one at a time."""
 
-    `post`: runs a call in the controller's thread. `record`: stores events of a job, may raise. `events_of`: past
-    events of a job, oldest first. `feed`: gives an input to a job's lifecycle. `separate`: handles that ranks of a job
-    train without the others, by a host of them and their world size; it may be called again.
-    """
-
-    def __init__(
-        self,
-        state_dir: Path,
-        *,
-        post: Callable[[Callable[[], None]], None],
-        record: Callable[[str, Sequence[Event]], None],
-        events_of: Callable[[str], Iterable[Event]],
-        feed: Callable[[str, JobInput], None],
-        separate: Callable[[Job, str, int], None],
-    ) -> None:
-        self._state_dir = state_dir
-        self._post, self._record, self._events_of, self._feed = post, record, events_of, feed
-        self._separate = separate
+    def __init__(self, context: Context) -> None:
+        self._state_dir, self._post, self._steps = context.state_dir, context.post, context.steps
         self._divisor = float(os.environ.get(DIVISOR_VARIABLE) or 1.0)
         self._watched: dict[str, _Watched] = {}
         self._runners: dict[str, JobRunner] = {}
@@ -247,7 +232,7 @@ class HangMonitor:
             from ascendrun.health.hang import Windows
 
             windows = Windows(spec.timeouts.hang_s, spec.timeouts.first_step_s, self._divisor)
-            codes = [event.code for event in self._events_of(job.id) if event.attempt == job.attempt]
+            codes = [event.code for event in self._steps.events_of(job.id) if event.attempt == job.attempt]
             told = [code for code in codes if code in (REPORTED, RESOLVED)][-1:] == [REPORTED]
             self._watched[job.id] = _Watched(self._state_dir, job, windows, is_reported=told)
         links = [(node.host, runner.link(node.host)) for node in job.nodes if node.may_run_processes]
@@ -281,7 +266,7 @@ class HangMonitor:
             watched.look = look
             world = watched.reader.world
             if world is not None and world[1] < runner.job.rank_count:
-                self._separate(runner.job, *world)
+                self._steps.note_separate(job_id, watched.attempt, *world)
             self._judge(runner, watched, look)
 
     def _judge(self, runner: JobRunner, watched: _Watched, look: Look) -> None:
@@ -293,19 +278,18 @@ class HangMonitor:
         if verdict is None:
             if watched.is_reported:
                 values = {"quiet_s": round(watched.quiet_s)}
-                self._record(job.id, [Event(RESOLVED, values, attempt=job.attempt, at_s=now_s)])
+                self._steps.record(job.id, [Event(RESOLVED, values, attempt=job.attempt, at_s=now_s)])
                 watched.is_reported = False
             return
         watched.quiet_s = verdict.quiet_s
         if verdict.wants_stacks and not watched.is_asking:
             self._ask(runner, watched)
         if verdict.is_hung and not watched.is_reported:
-            self._record(job.id, [make_event(verdict, job, watched.windows, now_s=now_s)])
+            self._steps.record(job.id, [make_event(verdict, job, watched.windows, now_s=now_s)])
             watched.is_reported = True
         if verdict.acts and job.policy.max_restarts > 0:
-            self._feed(
-                job.id, Hung(verdict.hosts, verdict.ranks, verdict.finding(), is_unreachable=verdict.is_unreachable)
-            )
+            hung = Hung(verdict.hosts, verdict.ranks, verdict.finding(), is_unreachable=verdict.is_unreachable)
+            self._steps.feed(job.id, hung)
 
     # Stacks
 

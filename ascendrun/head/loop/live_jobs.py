@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING
 
-from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
-from ascendrun.core.event_types.jobs import SEPARATE
+from ascendrun.core.errors import AscendrunError
 from ascendrun.core.events import Event
-from ascendrun.core.retention import Retention
-from ascendrun.head.agents.connections import Connections
-from ascendrun.head.loop.call_guard import Guard
-from ascendrun.head.loop.collectors import Collectors
-from ascendrun.head.loop.placing import Placing
-from ascendrun.head.loop.steps import JobSteps
+from ascendrun.head.loop.context import Context
 from ascendrun.head.protocol.file_messages import FileData, FileTrouble
 from ascendrun.head.protocol.messages import Message
 from ascendrun.head.protocol.remote import AgentConnection, boot_s
 from ascendrun.head.state.job_table import StoredJob
-from ascendrun.head.state.store import Store
 from ascendrun.node.failpoint import failpoint
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.draft import Step
-    from ascendrun.core.jobs.inputs import JobInput
     from ascendrun.core.jobs.job import Job
     from ascendrun.core.jobs.job_copy import JobCopy
     from ascendrun.head.loop.job.runner import JobRunner
-    from ascendrun.head.loop.judging import Judging
-    from ascendrun.head.loop.machines import Machines
+    from ascendrun.head.loop.machine.machines import Machines
+    from ascendrun.head.loop.machine.placement import Placement
     from ascendrun.head.survey.submission import Submission
 
 # Modules for jobs are imported with the first job: a controller started for `exec` replies 0.1 s earlier.
@@ -43,45 +35,32 @@ SETTLING_S = 30.0
 class LiveJobs:
     """The jobs with a runner: live jobs, and ended jobs whose last bytes are awaited.
 
-    Use from the controller's thread, except `handle_message`. `machines` and `judging` are made when they are first
+    Use from the controller's thread, except `handle_message`. `machines` and `placement` are made when they are first
     used.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        links: Connections,
-        collectors: Collectors,
-        retention: Retention,
-        guard: Guard,
-        post: Callable[[Callable[[], None]], None],
-    ) -> None:
-        self._state_dir, self._store, self._links = store.path.parent, store, links
-        self._collectors, self._retention, self._guard, self._post = collectors, retention, guard, post
-        self._runners: dict[str, JobRunner] = {}
-        self.steps = JobSteps(store, guard, self._runners, self._carry_out)
-        self.placing = Placing(self._job, self.steps.feed)
+    def __init__(self, context: Context) -> None:
+        self._context, self._store, self._links = context, context.store, context.links
+        self._state_dir, self._guard, self._post = context.state_dir, context.guard, context.post
+        self.steps = context.steps
+        self.steps.carry_out = self._carry_out
         self._listens_boot_s = boot_s()
 
     def __iter__(self) -> Iterator[JobRunner]:
-        """Iterate over a copy: a runner may be removed during the loop."""
-        return iter(tuple(self._runners.values()))
+        return iter(self.steps)
 
     def __bool__(self) -> bool:
         records = self.machines.records if "machines" in vars(self) else None
-        return bool(self._runners) or (records is not None and (records.has_found or records.has_unsaved))
+        return bool(self.steps.runners) or (records is not None and (records.has_found or records.has_unsaved))
 
     def is_busy(self, *, now_s: float) -> bool:
         """Return whether a job is live, or has ended so recently that its last bytes may still arrive."""
         return any(
             runner.job.ended_at_s is None
             or now_s - runner.job.ended_at_s < SETTLING_S
-            or self._is_judging(runner.job.id)
+            or self._context.is_judging(runner.job.id)
             for runner in self
         )
-
-    def _is_judging(self, job_id: str) -> bool:
-        return "judging" in vars(self) and self.judging.is_open(job_id)
 
     # From any thread
 
@@ -112,10 +91,10 @@ class LiveJobs:
 
             attempt = unrequested_attempt(stored.job, now_s=time.time())
             if attempt is not None:
-                self._guard(lambda: self._collectors.artifacts.fetch(stored.job.id, attempt, only_missing=True))
-            noted = {event.code for event in self.events_of(stored.job.id) if event.attempt == stored.job.attempt}
+                self._guard(lambda: self._context.artifacts.fetch(stored.job.id, attempt, only_missing=True))
+            noted = {event.code for event in self.steps.events_of(stored.job.id) if event.attempt == stored.job.attempt}
             if not noted & {"outputs-fetched", "outputs-missing", "outputs-failed"}:
-                self._guard(partial(request_outputs, self._collectors, runner))
+                self._guard(partial(self._request_outputs, runner))
         if runner.job.go_sent_at_s is not None:
             for host in runner.job.hosts:
                 runner.copies.present.take_records(host)
@@ -132,14 +111,14 @@ class LiveJobs:
         found = Event("adopted", {}, job.hosts, attempt=attempt, at_s=time.time())
         with self._store.writing() as db:
             self._store.jobs.put(db, copy, job, [found], is_drained=False)
-        if job.id in self._runners:  # it was known as it was submitted
-            self._runners.pop(job.id).abandon()
+        if job.id in self.steps.runners:  # it was known as it was submitted
+            self.steps.runners.pop(job.id).abandon()
         self.adopt(self._store.jobs.find(job.id))
 
     def add(self, job: Job, submission: Submission) -> JobRunner:
         """Give the job a runner; an existing runner is kept."""
-        if job.id in self._runners:
-            return self._runners[job.id]
+        if job.id in self.steps.runners:
+            return self.steps.runners[job.id]
         from ascendrun.head.loop.job.live_job import JobContext
         from ascendrun.head.loop.job.runner import JobRunner
 
@@ -149,13 +128,13 @@ class LiveJobs:
             post=self._post,
             feed=self.steps.feed,
             drained=self._forget,
-            samples=self._collectors.samples,
-            record=self.record,
-            retention=self._retention,
-            idle_memory=lambda host: self.machines.memory.idle(host),
-            note_memory=lambda *noted: self.machines.memory.note(*noted),
+            samples=self._context.samples,
+            record=self.steps.record,
+            retention=self._context.retention,
+            idle_memory=lambda host: self.machines.idle_memory(host),
+            note_memory=lambda *noted: self.machines.note_memory(*noted),
         )
-        runner = self._runners[job.id] = JobRunner(job, submission, context)
+        runner = self.steps.runners[job.id] = JobRunner(job, submission, context)
         return runner
 
     def stored(self) -> tuple[StoredJob, ...]:
@@ -167,50 +146,34 @@ class LiveJobs:
         if "machines" in vars(self):
             self.machines.records.keep_all()
         for stored in self._store.jobs.live():
-            if stored.job.id not in self._runners:
+            if stored.job.id not in self.steps.runners:
                 self._guard(partial(self.adopt, stored))
 
     def _forget(self, job_id: str) -> None:
-        runner = self._runners[job_id]
-        if runner.job.held_hosts or self._is_judging(job_id):
+        runner = self.steps.runners[job_id]
+        if runner.job.held_hosts or self._context.is_judging(job_id):
             return
         self._store.jobs.mark_drained(job_id)
-        del self._runners[job_id]
+        del self.steps.runners[job_id]
         if runner.job.go_sent_at_s is not None:
-            self.judging.repeat(job_id, runner.job.attempt)
+            self._context.judging.repeat(job_id, runner.job.attempt)
 
     # Connections and time
 
     @cached_property
     def machines(self) -> Machines:
-        from ascendrun.head.loop.machine.job_access import JobAccess
-        from ascendrun.head.loop.machines import Machines
+        from ascendrun.head.loop.machine.machines import Machines
 
-        steps = self.steps
-        jobs = JobAccess(lambda: iter(self), self._job, steps.feed, self.record, steps.work_off, self._adopt_found)
-        return Machines(self._store, self._links, jobs, post=self._post)
+        return Machines(self._store, self._links, self.steps, self._adopt_found, post=self._post)
 
     @cached_property
-    def judging(self) -> Judging:
-        from ascendrun.head.loop.judging import Judging
+    def placement(self) -> Placement:
+        from ascendrun.head.loop.machine.placement import Placement
 
-        return Judging(self._state_dir, lambda: self._collectors.artifacts, self._take_diagnosis, self._post)
-
-    def _take_diagnosis(self, job_id: str, event: JobInput) -> None:
-        """Feed a diagnosis, also to a job that has no runner any more."""
-        from ascendrun.core.jobs.lifecycle import advance
-
-        if job_id in self._runners:
-            self.steps.feed(job_id, event)
-            return
-        job = self._job(job_id)
-        if job is not None:
-            step = advance(job, event, now_s=time.time())
-            self._store.jobs.save(step.job, step.events, now_s=time.time())
+        return Placement(self.machines, self._links, self.steps)
 
     def on_up(self, link: AgentConnection) -> None:
-        self.placing.changes += 1
-        if link.info.live or self._runners:  # else a node without attempts, before the first job
+        if link.info.live or self.steps.runners:  # else a node without attempts, before the first job
             self._guard(lambda: self.machines.reconciler.on_up(link))
         for runner in self:
             host = runner.uses(link)
@@ -218,7 +181,6 @@ class LiveJobs:
                 runner.on_up(host)
 
     def on_down(self, link: AgentConnection, error: AscendrunError) -> None:
-        self.placing.changes += 1
         for runner in self:
             host = runner.uses(link)
             if host is not None:
@@ -239,7 +201,7 @@ class LiveJobs:
         }
         for runner in self:
             self._guard(runner.tick)
-            self._guard(partial(self.judging.tick, runner, quiet_s))
+            self._guard(partial(self._context.judging.tick, runner, quiet_s))
             if runner.job.is_terminal:
                 self._guard(runner.copies.drain)
                 continue
@@ -251,45 +213,13 @@ class LiveJobs:
 
     def schedule(self) -> None:
         """Decide again where queued jobs start, if something has changed."""
-        self.placing.schedule(tuple(self), self.machines)
-
-    def _job(self, job_id: str) -> Job | None:
-        runner = self._runners.get(job_id)
-        if runner is not None:
-            return runner.job
-        try:
-            found = self._store.jobs.find(job_id).job
-        except (NotFoundError, ConflictError):
-            return None
-        return found if found.id == job_id else None  # a name or a longer id may start like it
-
-    # Events of jobs
-
-    def events_of(self, job_id: str) -> tuple[Event, ...]:
-        return self._store.events.of(job_id)
-
-    def record(self, job_id: str, events: Sequence[Event]) -> None:
-        """Store events that do not change the job, which may have ended."""
-        job = self._job(job_id)
-        if job is not None:
-            self._store.jobs.save(job, events, now_s=time.time())
+        if any(runner.job.state.value == "QUEUED" for runner in self):
+            self.placement.schedule()
 
     def _record_trouble(self, runner: JobRunner, host: str, trouble: FileTrouble) -> None:
         from ascendrun.head.protocol.agent_events import file_event
 
-        self.record(runner.job.id, [file_event(host, trouble, now_s=time.time())])
-
-    def note_separate(self, job_id: str, attempt: int, host: str, world_size: int) -> None:
-        """Record once for each attempt that ranks train without the others, and end the job; an earlier controller may
-        have done so. The job continues if its `checks.skip` names the event."""
-        from ascendrun.core.jobs.inputs import TrainsSeparately
-
-        if any(one.attempt == attempt and one.code == SEPARATE for one in self.events_of(job_id)):
-            return
-        values = {"world_size": world_size}
-        self.record(job_id, [Event(SEPARATE, values, (host,), attempt=attempt, at_s=time.time())])
-        if SEPARATE not in ((self._store.jobs.find(job_id).spec.get("checks") or {}).get("skip") or ()):
-            self.steps.feed(job_id, TrainsSeparately(attempt, host, world_size))
+        self.steps.record(runner.job.id, [file_event(host, trouble, now_s=time.time())])
 
     # What a step decided
 
@@ -298,30 +228,28 @@ class LiveJobs:
 
         for event in step.events:
             if event.code in ("restarting", "gave-up"):
-                self._guard(partial(self.machines.closures.note_failure, runner, event))
+                self._guard(partial(self.machines.note_failure, runner, event))
         for action in step.actions:
             is_judging = isinstance(action, Judge)
-            call = partial(self.judging.start, runner) if is_judging else partial(runner.perform, action)
+            call = partial(self._context.judging.start, runner) if is_judging else partial(runner.perform, action)
             self._guard(call)  # the others continue if one fails
         failpoint("controller.after_actions")
         if step.transitions:
-            self._guard(partial(request_artifacts, self._collectors, before, step))
+            self._guard(partial(self._request_artifacts, before, step))
         if step.transitions and step.job.is_terminal:
-            self._guard(partial(request_outputs, self._collectors, runner))
+            self._guard(partial(self._request_outputs, runner))
             runner.copies.drain()
 
+    def _request_outputs(self, runner: JobRunner) -> None:
+        """Request the outputs of an ended job that was started."""
+        if runner.spec.outputs and runner.job.go_sent_at_s is not None:
+            self._context.outputs.request(runner.job.id)
 
-def request_outputs(collectors: Collectors, runner: JobRunner) -> None:
-    """Request the outputs of an ended job that was started."""
-    if runner.spec.outputs and runner.job.go_sent_at_s is not None:
-        collectors.outputs.request(runner.job.id)
+    def _request_artifacts(self, before: Job, step: Step) -> None:
+        """Request the files that may explain a failure immediately: logs rotate, and devices recover."""
+        from ascendrun.core.jobs.draft import may_restart
+        from ascendrun.head.spool.artifact_fetch import failed_attempt
 
-
-def request_artifacts(collectors: Collectors, before: Job, step: Step) -> None:
-    """Request the files that may explain a failure immediately: logs rotate, and devices recover."""
-    from ascendrun.core.jobs.draft import may_restart
-    from ascendrun.head.spool.artifact_fetch import failed_attempt
-
-    attempt = failed_attempt(before, step.job, step.transitions)
-    if attempt is not None and not may_restart(before):  # else requested when it started to stop
-        collectors.artifacts.fetch(before.id, attempt)
+        attempt = failed_attempt(before, step.job, step.transitions)
+        if attempt is not None and not may_restart(before):  # else requested when it started to stop
+            self._context.artifacts.fetch(before.id, attempt)

@@ -2,64 +2,102 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ascendrun.head.loop.call_guard import Guard
-from ascendrun.head.loop.context import ControllerContext
-from ascendrun.head.loop.liveness import ReachabilityMonitor
+from ascendrun.core.events import Event
+from ascendrun.core.reachability import ReachabilityWatch, unreachable_hosts
+from ascendrun.head.loop.context import Context
+from ascendrun.head.loop.live_jobs import LiveJobs
+from ascendrun.head.loop.operations import Operations
+from ascendrun.head.loop.steps import JobSteps
 
 if TYPE_CHECKING:
     from ascendrun.head.loop.examiner import Examiner
     from ascendrun.head.loop.hang import HangMonitor
+    from ascendrun.head.loop.job.runner import JobRunner
     from ascendrun.head.loop.stragglers import StragglerMonitor
+
+LOOK_S = 1.0
+"""Interval of host checks: a change is reported after many seconds, and a thousand hosts cost milliseconds."""
 
 
 class Monitors:
     """Use from the controller's thread. `idle_check_s`: seconds between two examinations of an idle host, None: never.
     All but reachability are imported when there is something to watch."""
 
-    def __init__(self, context: ControllerContext, guard: Guard, idle_check_s: float | None) -> None:
-        self._context, self._guard, self._idle_check_s = context, guard, idle_check_s
-        self._reachability = ReachabilityMonitor(events_of=context.jobs.events_of, record=context.jobs.record)
+    def __init__(self, context: Context, jobs: LiveJobs, operations: Operations, idle_check_s: float | None) -> None:
+        self._context, self._jobs = context, jobs
+        self._operations, self._idle_check_s = operations, idle_check_s
+        self._reachability = ReachabilityMonitor(context.steps)
 
     @cached_property
     def _stragglers(self) -> StragglerMonitor:
         from ascendrun.head.loop.stragglers import StragglerMonitor
 
-        jobs = self._context.jobs
-        return StragglerMonitor(
-            self._context.state_dir, post=self._context.post, record=jobs.record, events_of=jobs.events_of
-        )
+        return StragglerMonitor(self._context)
 
     @cached_property
     def _hangs(self) -> HangMonitor:
         from ascendrun.head.loop.hang import HangMonitor
 
-        jobs = self._context.jobs
-        return HangMonitor(
-            self._context.state_dir,
-            post=self._context.post,
-            record=jobs.record,
-            events_of=jobs.events_of,
-            feed=jobs.steps.feed,
-            separate=lambda job, host, world: jobs.note_separate(job.id, job.attempt, host, world),
-        )
+        return HangMonitor(self._context)
 
     @cached_property
     def _examiner(self) -> Examiner:
         from ascendrun.head.loop.examiner import Examiner
 
-        one = self._context
-        return Examiner(one.jobs, one.links, one.operations, post=one.post, idle_every_s=self._idle_check_s)
+        return Examiner(self._context, self._jobs, self._operations, idle_every_s=self._idle_check_s)
 
     def tick(self) -> None:
         """Look at what is due; may be called at any rate."""
-        jobs = self._context.jobs
+        guard, jobs = self._context.guard, self._jobs
         if jobs:
-            self._guard(lambda: self._reachability.tick(jobs))
-            self._guard(lambda: self._stragglers.tick(runner.job for runner in jobs))
-            self._guard(lambda: self._hangs.tick(jobs))
+            guard(lambda: self._reachability.tick(jobs))
+            guard(lambda: self._stragglers.tick(runner.job for runner in jobs))
+            guard(lambda: self._hangs.tick(jobs))
         has_spares = any(runner.job.spares and runner.job.state.value == "RUNNING" for runner in jobs)
         if has_spares or self._idle_check_s is not None:
-            self._guard(lambda: self._examiner.tick())
+            guard(lambda: self._examiner.tick())
+
+
+class ReachabilityMonitor:
+    """Monitor in the controller's thread of the hosts that respond."""
+
+    def __init__(self, steps: JobSteps) -> None:
+        self._steps = steps
+        self._watches: dict[str, ReachabilityWatch] = {}
+        self._due_s = float("-inf")
+
+    def tick(self, runners: Iterable[JobRunner], *, now_s: float | None = None) -> None:
+        """Check the hosts; may be called at any rate. `now_s`: monotonic, None: now."""
+        now_s = time.monotonic() if now_s is None else now_s
+        if now_s < self._due_s:
+            return
+        self._due_s = now_s + LOOK_S
+        started = {
+            runner.job.id: runner
+            for runner in runners
+            if runner.job.go_sent_at_s is not None and not runner.job.is_terminal
+        }
+        for job_id in tuple(self._watches):
+            if job_id not in started:
+                del self._watches[job_id]
+        for job_id, runner in started.items():
+            watch = self._watches.get(job_id)
+            if watch is None:
+                watch = self._watches[job_id] = ReachabilityWatch(unreachable_hosts(self._steps.events_of(job_id)))
+            changes = watch.update(_liveness(runner), now_s=now_s)
+            if changes:
+                attempt, at_s = runner.job.attempt, time.time()
+                self._steps.record(
+                    job_id, [Event(code, hosts=hosts, attempt=attempt, at_s=at_s) for code, hosts in changes]
+                )
+
+
+def _liveness(runner: JobRunner) -> Mapping[str, str]:
+    """Return liveness by host. A connection that was never up counts as alive, so its host is omitted."""
+    links = [(host, runner.link(host)) for host in runner.job.hosts]
+    return {host: link.liveness() for host, link in links if link.is_up or link.liveness() != "ALIVE"}

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Callable, Protocol
+from typing import TYPE_CHECKING, Any, Callable, Union
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError, ConflictError, PreflightError, Problem, UnreachableError
@@ -17,18 +17,20 @@ from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.agent_bootstrap import is_permanent
 from ascendrun.head.protocol.control_socket import Answer
+from ascendrun.head.protocol.messages import Request
 from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.checkpoints import Listings
     from ascendrun.core.reports import NodeReport
+    from ascendrun.head.agents.node_query import NodeQuery
     from ascendrun.head.spool.sample_ingest import SampleIngest
+    from ascendrun.head.survey.doctor import SurveyOperation
     from ascendrun.head.survey.submission import Submission
 
 EXEC_BYTES = 1 << 20
 """Output bytes of one host that are kept; the rest is dropped and reported as dropped."""
-CONNECT_TRIES = 2
 STACKS_S = 25.0
 PROCESS_S = 15.0
 USAGE_S = 60.0
@@ -37,16 +39,7 @@ TOOL_S = 8.0
 """Seconds that a tool may take on a sampled host; the agent replies a moment later."""
 MARGIN_S = 2.0
 
-
-class _Operation(Protocol):
-    @property
-    def is_done(self) -> bool: ...
-
-    def start(self) -> None: ...
-
-    def on_up(self) -> None: ...
-
-    def on_down(self, link: AgentConnection, error: AscendrunError) -> None: ...
+Operation = Union["HostOperation", "NodeQuery", "SurveyOperation"]
 
 
 class Operations:
@@ -54,7 +47,7 @@ class Operations:
 
     def __init__(self, links: Connections, post: Callable[[Callable[[], None]], None]) -> None:
         self._links, self._post = links, post
-        self._running: list[_Operation] = []
+        self._running: list[Operation] = []
 
     @property
     def is_busy(self) -> bool:
@@ -69,7 +62,7 @@ class Operations:
             operation.on_down(link, error)
         self._sweep()
 
-    def run(self, operation: _Operation) -> None:
+    def run(self, operation: Operation) -> None:
         """Run an operation; it calls `sweep_later` after each reply."""
         self._running.append(operation)
         operation.start()
@@ -142,11 +135,11 @@ class Operations:
 
     def stacks(self, hosts: Sequence[Host], tag: str, answer: Answer) -> None:
         """Send the stacks of an attempt's ranks on every host; one reply for each."""
-        self.run(_Stacks(hosts, tag, self.context(answer)))
+        self.run(_Stacks(hosts, self.context(answer), agent.Stacks(tag), STACKS_S))
 
     def rank_process(self, host: Host, tag: str, rank: int, answer: Answer) -> None:
         """Send the command of a shell next to a running rank."""
-        self.run(_RankProcess(host, tag, rank, self.context(answer)))
+        self.run(_RankProcess((host,), self.context(answer), agent.RankProcess(tag, rank), PROCESS_S))
 
     def plan(self, request: messages.Plan, answer: Answer, place: Callable[[Submission], tuple[Host, ...]]) -> None:
         """Send the plan that a submission would get, as `render_plan` shows it. `place` chooses its hosts."""
@@ -210,10 +203,16 @@ class OperationContext:
 
 
 class HostOperation:
-    """One call to each of several hosts. `waiting`: hosts without a reply yet."""
+    """One call to each of several hosts. `waiting`: hosts without a reply yet. `CONNECT_TRIES`: failed attempts to
+    connect after which a host is not waited for."""
 
-    def __init__(self, hosts: Sequence[Host], context: OperationContext) -> None:
+    CONNECT_TRIES = 2
+
+    def __init__(
+        self, hosts: Sequence[Host], context: OperationContext, request: Request[Any], deadline_s: float
+    ) -> None:
         self._hosts, self._links, self._post = hosts, context.links, context.post
+        self._message, self._deadline_s = request, deadline_s
         self._answer, self._ended = context.answer, context.ended
         self.waiting: set[str] = {host.name for host in hosts}
 
@@ -221,11 +220,18 @@ class HostOperation:
     def is_done(self) -> bool:
         return not self.waiting
 
+    def start(self) -> None:
+        for host in self._hosts:
+            link = self._links.get(host)
+            if not link.is_up:
+                link.connect()
+            link.call(self._message, deadline_s=self._deadline_s, done=self._done_of(host))
+
     def on_up(self) -> None:
         """Nothing to do: the calls wait in the connection."""
 
     def on_down(self, link: AgentConnection, error: AscendrunError) -> None:
-        is_final = is_permanent(error) or link.failures >= CONNECT_TRIES
+        is_final = is_permanent(error) or link.failures >= self.CONNECT_TRIES
         for host in self._hosts:
             if is_final and self._links.same(host, link.host):
                 self._take(host.name, Reply(None, error=Failure.of(error)), time.time())
@@ -243,7 +249,7 @@ class HostOperation:
     def _reply(self, message: Any, body: bytes = b"") -> None:
         if message.host in self.waiting:
             self.waiting.discard(message.host)
-            self._answer(message, body, not self.waiting)
+            self._answer(message, body, self.is_done)
             self._ended()
 
 
@@ -251,16 +257,14 @@ class _Exec(HostOperation):
     """A command on several hosts."""
 
     def __init__(self, request: messages.Exec, context: OperationContext) -> None:
-        super().__init__(request.hosts, context)
-        self._request, self._started_mono = request, time.monotonic()
+        self._exec, self._started_mono = agent.Exec(request.argv, request.timeout_s, EXEC_BYTES), time.monotonic()
+        super().__init__(request.hosts, context, self._exec, request.timeout_s + 30.0)
 
     def start(self) -> None:
-        timeout_s = self._request.timeout_s
-        request = agent.Exec(self._request.argv, timeout_s, EXEC_BYTES)
-        deadline_s = timeout_s + 30.0
         for host in self._hosts:
-            if not self._links.run_once(host, request, deadline_s=deadline_s, done=self._done_of(host)):
-                self._links.get(host).call(request, deadline_s=deadline_s, done=self._done_of(host))
+            done = self._done_of(host)
+            if not self._links.run_once(host, self._exec, deadline_s=self._deadline_s, done=done):
+                self._links.get(host).call(self._exec, deadline_s=self._deadline_s, done=done)
 
     def _take(self, host: str, reply: Reply[agent.ExecReply], received_s: float) -> None:
         message = messages.ExecReply(host, time.monotonic() - self._started_mono, reply.error)
@@ -275,14 +279,6 @@ class _Exec(HostOperation):
 class _Stacks(HostOperation):
     """The stacks of an attempt's ranks."""
 
-    def __init__(self, hosts: Sequence[Host], tag: str, context: OperationContext) -> None:
-        super().__init__(hosts, context)
-        self._tag = tag
-
-    def start(self) -> None:
-        for host in self._hosts:
-            self._links.get(host).call(agent.Stacks(self._tag), deadline_s=STACKS_S, done=self._done_of(host))
-
     def _take(self, host: str, reply: Reply[agent.StacksReply], received_s: float) -> None:
         ranks = tuple(reply.message.ranks) if reply.error is None else ()
         self._reply(messages.StacksReply(host, ranks, reply.error))
@@ -290,14 +286,6 @@ class _Stacks(HostOperation):
 
 class _RankProcess(HostOperation):
     """The process of a running rank on its host."""
-
-    def __init__(self, host: Host, tag: str, rank: int, context: OperationContext) -> None:
-        super().__init__((host,), context)
-        self._request = agent.RankProcess(tag, rank)
-
-    def start(self) -> None:
-        (host,) = self._hosts
-        self._links.get(host).call(self._request, deadline_s=PROCESS_S, done=self._done_of(host))
 
     def _take(self, host: str, reply: Reply[agent.RankProcessReply], received_s: float) -> None:
         error = reply.error
@@ -317,25 +305,18 @@ class _Sampling(HostOperation):
     """A sample of several hosts. Every host gets a reply within timeout_s, `refused` if it took no sample."""
 
     def __init__(self, request: messages.Sample, context: OperationContext, ingest: SampleIngest) -> None:
-        super().__init__(request.hosts, context)
-        self._request, self._ingest = request, ingest
-
-    def start(self) -> None:
         from ascendrun.health.samples.device_samples import sampling_items
 
-        timeout_s = self._request.timeout_s
-        tool_s = max(0.5, min(TOOL_S, timeout_s - MARGIN_S))
-        items: list[Mapping[str, Any]] = [
-            {**item, "timeout_s": tool_s} for item in sampling_items(self._request.device_type)
-        ]
-        late = threading.Timer(timeout_s, lambda: self._post(self._give_up))
+        self._ingest = ingest
+        tool_s = max(0.5, min(TOOL_S, request.timeout_s - MARGIN_S))
+        items: list[Mapping[str, Any]] = [{**item, "timeout_s": tool_s} for item in sampling_items(request.device_type)]
+        super().__init__(request.hosts, context, agent.Sample(items, tool_s), request.timeout_s)
+
+    def start(self) -> None:
+        late = threading.Timer(self._deadline_s, lambda: self._post(self._give_up))
         late.daemon = True
         late.start()
-        for host in self._hosts:
-            link = self._links.get(host)
-            if not link.is_up:
-                link.connect()
-            link.call(agent.Sample(items, tool_s), deadline_s=timeout_s, done=self._done_of(host))
+        super().start()
 
     def _take(self, host: str, reply: Reply[agent.SampleReply], received_s: float) -> None:
         if reply.error is not None:
@@ -351,6 +332,6 @@ class _Sampling(HostOperation):
             )
 
     def _give_up(self) -> None:
-        late = Text("agent.no-samples", "no samples within {limit_s:g} s", limit_s=self._request.timeout_s)
+        late = Text("agent.no-samples", "no samples within {limit_s:g} s", limit_s=self._deadline_s)
         for host in sorted(self.waiting):
             self._reply(messages.SampleReply(host, refused=Failure("deadline", late)))

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
 from ascendrun.core.events import Event
-from ascendrun.head.loop.context import ControllerContext
+from ascendrun.core.retention import DAY_S
+from ascendrun.head.loop.context import Context
+from ascendrun.head.loop.live_jobs import LiveJobs
+from ascendrun.head.loop.operations import Operations
 from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.messages import Done, Request
+from ascendrun.head.state.job_files import pruned_at_s
 from ascendrun.head.state.state_dir import StoreDamagedError
 from ascendrun.head.state.store_file import LostLeaseError
 from ascendrun.node.failpoint import failpoint
@@ -26,6 +30,9 @@ if TYPE_CHECKING:
 Handler = Callable[[Any, Answer], None]
 Handlers = Mapping["type[Request[Any]]", Handler]
 """Handler for each kind of request."""
+LOOK_S = 3600.0
+FIRST_S = 300.0
+"""Seconds after the start until old data is looked for; later every LOOK_S."""
 
 
 def handle_request(
@@ -65,14 +72,15 @@ def handle_request(
         answer(failure, b"", True)
 
 
-class JobRequests:
+class Requests:
     """Requests about jobs and machines. Use from the controller's thread."""
 
-    def __init__(self, context: ControllerContext) -> None:
-        self._context, self._store, self._jobs = context, context.store, context.jobs
+    def __init__(self, context: Context, jobs: LiveJobs, operations: Operations) -> None:
+        self._context, self._store, self._jobs, self._operations = context, context.store, jobs, operations
+        self._prune_due_mono = time.monotonic() + FIRST_S
 
     def handlers(self) -> Handlers:
-        operations, collectors = self._context.operations, self._context.collectors
+        operations, context = self._operations, self._context
         return {
             messages.Submit: self._submit,
             messages.Stop: self._stop,
@@ -80,17 +88,19 @@ class JobRequests:
             messages.Release: self._release,
             messages.ChangeMachines: self._change_machines,
             messages.HoldJob: self._hold,
-            messages.Plan: self._plan,
+            messages.Plan: lambda request, answer: operations.plan(request, answer, self._jobs.placement.place),
             messages.Exec: operations.execute,
             messages.Nodes: operations.query_nodes,
             messages.Survey: operations.survey,
-            messages.Sample: lambda request, answer: operations.sample(request, answer, collectors.samples),
+            messages.Sample: lambda request, answer: operations.sample(request, answer, context.samples),
             messages.Grep: self._grep,
             messages.Stacks: self._stacks,
             messages.RankProcess: self._rank_process,
-            messages.Put: lambda request, answer: collectors.outputs.serve_put(request, answer),
-            messages.Gather: lambda request, answer: collectors.artifacts.serve(request, answer),
-            messages.Fetch: lambda request, answer: collectors.outputs.serve(request, answer),
+            messages.Put: lambda request, answer: context.outputs.serve_put(request, answer),
+            messages.Gather: lambda request, answer: context.artifacts.serve(request, answer),
+            messages.Fetch: lambda request, answer: context.outputs.serve(request, answer),
+            messages.Prune: self._prune,
+            messages.Remove: self._remove,
         }
 
     def _submit(self, request: messages.Submit, answer: Answer) -> None:
@@ -146,10 +156,10 @@ class JobRequests:
         answer(Done(), b"", True)
 
     def _release(self, request: messages.Release, answer: Answer) -> None:
-        self._jobs.machines.holds.release(request.host, request.by, lambda error: answer(error or Done(), b"", True))
+        self._jobs.machines.release(request.host, request.by, lambda error: answer(error or Done(), b"", True))
 
     def _change_machines(self, request: messages.ChangeMachines, answer: Answer) -> None:
-        self._jobs.machines.closures.change(request)
+        self._jobs.machines.change(request)
         self._jobs.steps.work_off()
         answer(Done(), b"", True)
 
@@ -166,15 +176,9 @@ class JobRequests:
         self._jobs.steps.work_off()
         answer(Done(), b"", True)
 
-    def _plan(self, request: messages.Plan, answer: Answer) -> None:
-        def place(submission: Any) -> Any:
-            return self._jobs.placing.place(submission, tuple(self._jobs), self._jobs.machines)
-
-        self._context.operations.plan(request, answer, place)
-
     def _running_hosts(self, job: Job, nodes: Sequence[NodeProgress]) -> list[Host]:
         """Return those of the nodes that run ranks. Raises ConflictError if none does."""
-        runner = next((one for one in self._jobs if one.job.id == job.id), None)
+        runner = self._jobs.steps.runners.get(job.id)
         names = {node.host for node in nodes if node.may_run_processes}
         if runner is None or not names:
             what = Text("stacks.not-running", "{job} has no running ranks ({state})", job=job.id, state=job.state.value)
@@ -183,7 +187,7 @@ class JobRequests:
 
     def _stacks(self, request: messages.Stacks, answer: Answer) -> None:
         job = self._store.jobs.find(request.job).job
-        self._context.operations.stacks(self._running_hosts(job, job.nodes), job.run_id, answer)
+        self._operations.stacks(self._running_hosts(job, job.nodes), job.run_id, answer)
 
     def _rank_process(self, request: messages.RankProcess, answer: Answer) -> None:
         job = self._store.jobs.find(request.job).job
@@ -192,7 +196,7 @@ class JobRequests:
             what = Text("shell.rank-ended", "rank {rank} of {job} has ended", rank=request.rank, job=job.id)
             raise ConflictError(what, hint=f"ascendrun show {job.id}")
         (host,) = self._running_hosts(job, nodes)
-        self._context.operations.rank_process(host, job.run_id, request.rank, answer)
+        self._operations.rank_process(host, job.run_id, request.rank, answer)
 
     def _grep(self, request: messages.Grep, answer: Answer) -> None:
         from ascendrun.head.spool.grep import relay
@@ -200,3 +204,29 @@ class JobRequests:
 
         subject = load_subject(self._store.jobs.find(request.job))
         relay(self._context.links, subject, request, answer, self._context.post)
+
+    # Removal of old data
+
+    def tick(self) -> None:
+        """Remove old data once a day, on this machine and on the nodes that are connected."""
+        if time.monotonic() < self._prune_due_mono:
+            return
+        self._prune_due_mono = time.monotonic() + LOOK_S
+        if time.time() - (pruned_at_s(self._context.state_dir) or 0.0) > DAY_S:
+            self._prune(messages.Prune(), lambda reply, body, is_last: None, hosts_up_only=True)
+
+    def _prune(self, request: messages.Prune, answer: Answer, *, hosts_up_only: bool = False) -> None:
+        from ascendrun.head.loop.pruning import PruneOperation
+
+        live = {runner.job.id for runner in self._jobs}
+        context, retention = self._operations.context(answer), self._context.retention
+        self._operations.run(
+            PruneOperation(request, self._store, context, retention, live=live, hosts_up_only=hosts_up_only)
+        )
+
+    def _remove(self, request: messages.Remove, answer: Answer) -> None:
+        from ascendrun.head.loop.pruning import RemoveOperation
+
+        live = {runner.job.id for runner in self._jobs}
+        context = self._operations.context(answer)
+        self._operations.run(RemoveOperation(request, self._store, context, self._context.outputs, live=live))

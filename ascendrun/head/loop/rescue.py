@@ -26,9 +26,9 @@ from ascendrun.core.jobs.reasons import because
 from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.head.spool.collector import NodeSpool
 from ascendrun.head.spool.spool_files import hosts_in, is_complete
-from ascendrun.head.state.event_table import add_events
 from ascendrun.head.state.job_files import (
     COPY_FILE,
+    RECORD_FILE,
     folders_of_jobs,
     job_folder,
     jobs_without_row,
@@ -37,7 +37,7 @@ from ascendrun.head.state.job_files import (
     write_copy,
     write_record,
 )
-from ascendrun.head.state.job_table import RawRow, StoredJob
+from ascendrun.head.state.job_table import RawRow, StoredJob, add_events
 from ascendrun.head.state.state_dir import REBUILT_FILE, StoreDamagedError, is_spool_of, read_placement, spool_dir
 from ascendrun.head.state.store import Store
 from ascendrun.node.files import write_json
@@ -49,7 +49,7 @@ _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
 
 @dataclass(frozen=True)
 class _Found:
-    """A job whose row is to be written. `source`: the file that has its record; `saved_ns`: its time."""
+    """A job whose row is to be written. `source`: the file that has its record."""
 
     copy: JobCopy
     job: Job
@@ -65,58 +65,58 @@ def restore_rows(store: Store, known: Sequence[StoredJob] = ()) -> bool:
     """
     state_dir, now_s = store.path.parent, time.time()
     newest = {stored.job.id: stored for stored in known}
-    found: list[_Found] = []
+    found: dict[str, _Found] = {}
     lost: list[str] = []
     bad: list[str] = []
     live = _live_ids(store)
     for row in store.jobs.raw_rows():
         if live is None or row.id in live:
-            try:
-                repaired = _of_row(state_dir, row, newest)
-            except _LostRowError as error:
+            copy = read_copy(state_dir, row.id) if isinstance(row.id, str) else None
+            stored = _read_row(row)
+            if copy is None and stored is None:
                 bad.append(row.id)
-                lost += error.args
+                lost += [row.id] if _job_id_in(row) in (row.id, None) else []
                 continue
+            repaired = _rebuilt(state_dir, copy, newest.get(row.id), row, stored)
             if repaired is not None:
-                found.append(repaired)
+                found[repaired.job.id] = repaired
     listed = store.ids() - set(bad)
-    rebuilt = {one.job.id for one in found}
-    found += [_of_memory(stored) for job_id, stored in newest.items() if job_id not in listed | rebuilt]
-    rebuilt |= set(newest)
-    for job_id in jobs_without_row(state_dir, listed):
-        copy = read_copy(state_dir, job_id)
+    for job_id in sorted({*newest, *jobs_without_row(state_dir, listed)} - listed - set(found)):
+        copy, memory = read_copy(state_dir, job_id), newest.get(job_id)
+        repaired = None if copy is None and memory is None else _rebuilt(state_dir, copy, memory)
         if copy is None:
-            lost.append(job_id)
+            path = job_folder(state_dir, job_id) / COPY_FILE
             with suppress(OSError):
-                path = job_folder(state_dir, job_id) / COPY_FILE
                 path.rename(path.with_suffix(".damaged"))
-        elif job_id not in rebuilt:
-            lost = [name for name in lost if name != job_id]
-            found.append(_of_directory(state_dir, copy, newest))
+        if repaired is None:
+            lost.append(job_id)
+        else:
+            found[job_id] = repaired
     if store.was_damaged:
-        listed |= {one.job.id for one in found}
         lost += [name for name in folders_of_jobs(state_dir) if name not in listed and name not in lost]
+    lost = [name for name in lost if name not in found]
+    file = None if store.set_aside_at is None else str(store.set_aside_at)
     with store.writing() as db:
         db.executemany("DELETE FROM jobs WHERE id = ?", [(job_id,) for job_id in bad])
-        for one in sorted(found, key=lambda one: one.copy.number):
+        for one in sorted(found.values(), key=lambda one: one.copy.number):
             event = Event("job-rebuilt", {"source": one.source}, one.job.hosts, attempt=one.job.attempt, at_s=now_s)
             store.jobs.put(db, one.copy, one.job, (*one.events, event), is_drained=_is_drained(state_dir, one.job))
         if store.is_suspect:
             store.events.remove_unreadable()
             store.machines.remove_unreadable()
         if store.was_damaged or lost:
-            add_events(db, "", [_store_rebuilt(store, len(found), lost, now_s)])
-    if found or lost or store.was_damaged:
-        _announce(store, [one.job.id for one in found], lost, now_s)
+            values = {"count": len(found), "lost": lost, "file": file}
+            add_events(db, "", [Event("store-rebuilt", values, at_s=now_s)])
+    has_changed = bool(found or lost or store.was_damaged)
+    if has_changed:  # what commands print
+        report = {"at_s": now_s, "jobs": list(found), "lost": lost, "file": file}
+        print(f"controller: job list rebuilt: {json.dumps(report)}", flush=True)
+        with suppress(OSError):
+            write_json(str(state_dir / REBUILT_FILE), report)
     if store.is_suspect:
         _complete_directories(store)
-    result = bool(found or lost or store.was_damaged)
     store.is_suspect = store.was_damaged = False
-    return result
-
-
-class _LostRowError(Exception):
-    """A row that cannot be read, without a copy of its job; the argument, if any, is the id of the lost job."""
+    return has_changed
 
 
 def _live_ids(store: Store) -> frozenset[str] | None:
@@ -129,30 +129,29 @@ def _live_ids(store: Store) -> frozenset[str] | None:
     return None
 
 
-def _of_row(state_dir: Path, row: RawRow, newest: Mapping[str, StoredJob]) -> _Found | None:
-    """Return what replaces a row; None: the row is right. Raises _LostRowError."""
-    copy = read_copy(state_dir, row.id) if isinstance(row.id, str) else None
-    stored = _read_row(row)
-    if copy is None and stored is None:
-        raise _LostRowError(*([row.id] if _job_id_in(row) in (row.id, None) else []))
-    if stored is None:
-        assert copy is not None
-        return _of_directory(state_dir, copy, newest)
-    is_right = copy is None or _agree(row, stored, copy)
-    copy = copy or stored.copy(row.number)
-    record = _record_of(state_dir, row.id)
-    if row.id in newest and newest[row.id].job != stored.job:
-        return _of_memory(newest[row.id])
-    if record is not None and record[0] > _saved_ns(row.record):
-        return _of_directory(state_dir, copy, newest)
-    if is_right and _is_consistent(row, stored.job) and not _has_news(state_dir, stored.job):
+def _rebuilt(
+    state_dir: Path,
+    copy: JobCopy | None,
+    memory: StoredJob | None,
+    row: RawRow | None = None,
+    stored: StoredJob | None = None,
+) -> _Found | None:
+    """Return a job with its newest record; None: its row has it. One of `copy`, `memory` and `stored` is there."""
+    one = stored or memory
+    own = copy or (one.copy(row.number if row is not None else int(one.job.id.split("-")[1])) if one else None)
+    assert own is not None
+    record = _record_of(state_dir, own.id)
+    if stored is None or row is None or (record is not None and record[0] > _saved_ns(row.record)):
+        if memory is not None:
+            return _Found(own, memory.job, "memory")
+        source, job = (COPY_FILE, own.new_job()) if record is None else (RECORD_FILE, record[1])
+        return _caught_up(state_dir, _Found(own, job, source))
+    if memory is not None and memory.job != stored.job:
+        return _Found(own, memory.job, "memory")
+    agrees = copy is None or _agree(row, stored, copy)
+    if agrees and _is_consistent(row, stored.job) and not _has_news(state_dir, stored.job):
         return None
-    return _caught_up(state_dir, _Found(copy, stored.job, "state.db"))
-
-
-def _of_memory(stored: StoredJob) -> _Found:
-    number = int(stored.job.id.split("-")[1])
-    return _Found(stored.copy(number), stored.job, "memory")
+    return _caught_up(state_dir, _Found(own, stored.job, "state.db"))
 
 
 def _job_id_in(row: RawRow) -> str | None:
@@ -161,16 +160,6 @@ def _job_id_in(row: RawRow) -> str | None:
         return str(unseal(row.record)["id"])
     except _UNREADABLE:
         return None
-
-
-def _of_directory(state_dir: Path, copy: JobCopy, newest: Mapping[str, StoredJob]) -> _Found:
-    """Return the job with its newest record, or as it was submitted."""
-    if copy.id in newest:
-        return _Found(copy, newest[copy.id].job, "memory")
-    record = _record_of(state_dir, copy.id)
-    if record is not None:
-        return _caught_up(state_dir, _Found(copy, record[1], "record.json"))
-    return _caught_up(state_dir, _Found(copy, copy.new_job(), COPY_FILE))
 
 
 def _read_row(row: RawRow) -> StoredJob | None:
@@ -332,22 +321,6 @@ def _is_drained(state_dir: Path, job: Job) -> bool:
     if not job.is_terminal or job.held_hosts:
         return False
     return job.go_sent_at_s is None or is_complete(spool_dir(state_dir, job.id, job.attempt))
-
-
-# What users and later controllers find
-
-
-def _store_rebuilt(store: Store, count: int, lost: Sequence[str], now_s: float) -> Event:
-    file = None if store.set_aside_at is None else str(store.set_aside_at)
-    return Event("store-rebuilt", {"count": count, "lost": list(lost), "file": file}, at_s=now_s)
-
-
-def _announce(store: Store, jobs: Sequence[str], lost: Sequence[str], now_s: float) -> None:
-    file = None if store.set_aside_at is None else str(store.set_aside_at)
-    values = {"at_s": now_s, "jobs": list(jobs), "lost": list(lost), "file": file}
-    print(f"controller: job list rebuilt: {json.dumps(values)}", flush=True)
-    with suppress(OSError):
-        write_json(str(store.path.parent / REBUILT_FILE), values)
 
 
 def _complete_directories(store: Store) -> None:

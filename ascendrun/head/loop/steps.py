@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Callable
 
-from ascendrun.head.loop.call_guard import Guard
+from ascendrun.core.errors import ConflictError, NotFoundError
+from ascendrun.core.event_types.jobs import SEPARATE
+from ascendrun.core.events import Event
 from ascendrun.head.state.state_dir import StoreDamagedError, StoreUnusableError
 from ascendrun.head.state.store import Store
+from ascendrun.head.state.store_file import LostLeaseError
 from ascendrun.node.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -22,24 +28,102 @@ if TYPE_CHECKING:
 # Modules for jobs are imported with the first job: a controller started for `exec` replies 0.1 s earlier.
 
 
-class JobSteps:
-    """Use from the controller's thread. `runners`: by job id, read at each call. `carry_out(runner, before, step)`:
-    performs what a stored step decided; `before` is the job before it."""
+class Guard:
+    """Runs calls; their internal errors are logged and do not end the controller. Use from one thread.
 
-    def __init__(
-        self,
-        store: Store,
-        guard: Guard,
-        runners: Mapping[str, JobRunner],
-        carry_out: Callable[[JobRunner, Job, Step], None],
-    ) -> None:
-        self._store, self._guard, self._runners, self._carry_out = store, guard, runners, carry_out
+    Raises LostLeaseError only: a controller that has lost its lease must do nothing more. `store_is_damaged`: a call
+    found damage, and the controller must check the store.
+    """
+
+    def __init__(self) -> None:
+        self._last = ""
+        self.store_is_damaged = False
+
+    def __call__(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except LostLeaseError:
+            raise
+        except StoreDamagedError:  # the controller repairs it and calls again
+            self.store_is_damaged = True
+        except Exception:  # a bug in one operation: the log has the traceback, all other jobs keep running
+            self.log_exception()
+
+    def log_exception(self) -> None:
+        """Log the current exception; a repeated one once. The disk of the log may be full."""
+        text = traceback.format_exc()
+        if text != self._last:
+            self._last = text
+            with suppress(OSError):
+                print(text, file=sys.stderr, flush=True)
+
+
+class JobSteps:
+    """Use from the controller's thread. `runners`: by job id. `carry_out(runner, before, step)`: performs what a
+    stored step decided; `before` is the job before it."""
+
+    def __init__(self, store: Store, guard: Guard) -> None:
+        self._store, self._guard = store, guard
+        self.runners: dict[str, JobRunner] = {}
+        self.carry_out: Callable[[JobRunner, Job, Step], None] = lambda runner, before, step: None
         self._inputs: deque[tuple[str, JobInput]] = deque()
         self._unsaved: dict[str, Step] = {}
+
+    def __iter__(self) -> Iterator[JobRunner]:
+        """Iterate over a copy: a runner may be removed during the loop."""
+        return iter(tuple(self.runners.values()))
+
+    def find(self, job_id: str) -> Job | None:
+        """Return a job by its id, live or not; None: unknown."""
+        runner = self.runners.get(job_id)
+        if runner is not None:
+            return runner.job
+        try:
+            found = self._store.jobs.find(job_id).job
+        except (NotFoundError, ConflictError):
+            return None
+        return found if found.id == job_id else None  # a name or a longer id may start like it
+
+    # Events of jobs
+
+    def events_of(self, job_id: str) -> tuple[Event, ...]:
+        return self._store.events.of(job_id)
+
+    def record(self, job_id: str, events: Sequence[Event]) -> None:
+        """Store events that do not change the job, which may have ended."""
+        job = self.find(job_id)
+        if job is not None:
+            self._store.jobs.save(job, events, now_s=time.time())
+
+    def note_separate(self, job_id: str, attempt: int, host: str, world_size: int) -> None:
+        """Record once for each attempt that ranks train without the others, and end the job; an earlier controller may
+        have done so. The job continues if its `checks.skip` names the event."""
+        from ascendrun.core.jobs.inputs import TrainsSeparately
+
+        if any(one.attempt == attempt and one.code == SEPARATE for one in self.events_of(job_id)):
+            return
+        values = {"world_size": world_size}
+        self.record(job_id, [Event(SEPARATE, values, (host,), attempt=attempt, at_s=time.time())])
+        if SEPARATE not in ((self._store.jobs.find(job_id).spec.get("checks") or {}).get("skip") or ()):
+            self.feed(job_id, TrainsSeparately(attempt, host, world_size))
+
+    # Inputs
 
     def feed(self, job_id: str, event: JobInput) -> None:
         """Give an input to a job's lifecycle; handled before anything else that arrives."""
         self._inputs.append((job_id, event))
+
+    def feed_diagnosis(self, job_id: str, event: JobInput) -> None:
+        """Feed a diagnosis, also to a job that has no runner any more."""
+        from ascendrun.core.jobs.lifecycle import advance
+
+        if job_id in self.runners:
+            self.feed(job_id, event)
+            return
+        job = self.find(job_id)
+        if job is not None:
+            step = advance(job, event, now_s=time.time())
+            self._store.jobs.save(step.job, step.events, now_s=time.time())
 
     def work_off(self) -> None:
         """Handle queued inputs; all inputs of one job are one step of it, stored once."""
@@ -51,8 +135,8 @@ class JobSteps:
             steps, self._unsaved = self._unsaved, {}
             while self._inputs:
                 job_id, event = self._inputs.popleft()
-                if job_id in self._runners:
-                    before = steps.get(job_id) or Step(self._runners[job_id].job)
+                if job_id in self.runners:
+                    before = steps.get(job_id) or Step(self.runners[job_id].job)
                     steps[job_id] = before.then(self._advance(before.job, event))
             for job_id, step in steps.items():
                 self._guard(partial(self.settle, job_id, step))
@@ -75,31 +159,28 @@ class JobSteps:
         from ascendrun.core.jobs.draft import Step
         from ascendrun.core.jobs.lifecycle import restart_timers
 
-        unsaved = self._unsaved.pop(job_id, None) or Step(self._runners[job_id].job)
+        unsaved = self._unsaved.pop(job_id, None) or Step(self.runners[job_id].job)
         self.settle(job_id, unsaved.then(Step(restart_timers(unsaved.job, now_s=time.time()))))
 
     def settle(self, job_id: str, step: Step) -> None:
-        """Take the step, or keep it for the next turn while the store cannot write (a full disk, a long lock)."""
-        runner = self._runners[job_id]
-        if step.job == runner.job and not step.actions:
+        """Store the step, then carry it out: after a crash between the two the new controller repeats it. It is kept
+        for the next turn while the store cannot write (a full disk, a long lock)."""
+        runner = self.runners[job_id]
+        before = runner.job
+        if step.job == before and not step.actions:
             return
         try:
-            self._take(runner, step)
+            if step.job != before:
+                failpoint("controller.before_save")
+                self._store.jobs.save(step.job, step.events, now_s=time.time())
+                failpoint("controller.after_save")
+                runner.job = step.job
+                if step.job.attempt != before.attempt:
+                    runner.begin_attempt()
+            self.carry_out(runner, before, step)
         except StoreUnusableError as error:
             self._unsaved[job_id] = step
             if isinstance(error, StoreDamagedError):
                 self._guard.store_is_damaged = True
             else:
                 self._guard.log_exception()
-
-    def _take(self, runner: JobRunner, step: Step) -> None:
-        """Store the decision, then carry it out: after a crash between the two the new controller repeats it."""
-        before = runner.job
-        if step.job != before:
-            failpoint("controller.before_save")
-            self._store.jobs.save(step.job, step.events, now_s=time.time())
-            failpoint("controller.after_save")
-            runner.job = step.job
-            if step.job.attempt != before.attempt:
-                runner.begin_attempt()
-        self._carry_out(runner, before, step)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Optional
+from typing import TYPE_CHECKING, Optional
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError
@@ -17,6 +17,7 @@ from ascendrun.core.samples import Newest
 from ascendrun.head.state.state_dir import spool_dir
 
 if TYPE_CHECKING:
+    from ascendrun.head.loop.context import Context
     from ascendrun.health.stragglers.detect import Straggler
 
 # Modules for a check are imported by the first check, in its thread: the controller has jobs to start.
@@ -139,22 +140,10 @@ def known_from_events(attempt: int, events: Iterable[Event]) -> Known:
 
 
 class StragglerMonitor:
-    """Straggler monitor of the controller's thread; a check runs in its own thread, one at a time.
+    """Straggler monitor of the controller's thread; a check runs in its own thread, one at a time."""
 
-    `post`: runs a call in the controller's thread. `record`: stores events of a job, may raise. `events_of`: past
-    events of a job, oldest first.
-    """
-
-    def __init__(
-        self,
-        state_dir: Path,
-        *,
-        post: Callable[[Callable[[], None]], None],
-        record: Callable[[str, Sequence[Event]], None],
-        events_of: Callable[[str], Iterable[Event]],
-    ) -> None:
-        self._state_dir = state_dir
-        self._post, self._record, self._events_of = post, record, events_of
+    def __init__(self, context: Context) -> None:
+        self._state_dir, self._post, self._steps = context.state_dir, context.post, context.steps
         self._known: dict[str, Known] = {}
         self._due = time.monotonic() + CHECK_EVERY_S
         self._is_checking = False
@@ -192,8 +181,8 @@ class StragglerMonitor:
                 continue
             known = self._known.get(job.id)
             if known is None or known.attempt != job.attempt:
-                known = known_from_events(job.attempt, self._events_of(job.id))
+                known = known_from_events(job.attempt, self._steps.events_of(job.id))
             known, events = update_known(known, found[job.id], now_s=time.time())
             if events:
-                self._record(job.id, events)
+                self._steps.record(job.id, events)
             self._known[job.id] = known

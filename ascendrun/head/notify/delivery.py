@@ -1,25 +1,86 @@
-"""Delivery of one notification to one target, over HTTP or to a command; the result contains no credential."""
+"""Delivery of one notification to one target, over HTTP, by Apprise or to a command; the result contains no credential.
+
+URL and secret of a target are read for each request from the files that have them.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import threading
 import time
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
+from urllib.parse import urlsplit
 
 from ascendrun.core.logs.redaction import hide_values, redact_text
 from ascendrun.core.notice_formats import DeliveryResult, append_path, generic_body, make_request, read_reply
+from ascendrun.core.notice_settings import url_problem
 from ascendrun.core.notices import TEXT_LIMIT, Notice, Target, describe
-from ascendrun.head.notify.credentials import UnreadableCredentialsError, read_credentials
 from ascendrun.head.notify.hook import run_hook
 from ascendrun.head.notify.http_client import Cancellation, RequestFailedError, http_request
 from ascendrun.text import Text
 
+SECRET_BYTES = 8192
 SHOWN_CHARACTERS = 1500
 _NOT_FOR_HOOKS = ("ASCENDRUN_FAILPOINT",)
+
+
+class UnreadableCredentialsError(ValueError):
+    """A file with a URL or a secret cannot be used; the message names the file, never its content."""
+
+    def __init__(self, message: Text) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+def read_credentials(target: Target) -> tuple[str, str | None]:
+    """Return (URL, secret) of the target as now in its files. Raises UnreadableCredentialsError."""
+    url = target.url if target.url_file is None else _read_line(target.url_file)
+    secret = target.secret if target.secret_file is None else _read_line(target.secret_file)
+    problem = url_problem(url or "", target.type)
+    if problem:
+        where = target.url_file or target.name
+        raise UnreadableCredentialsError(
+            Text("notify.target-url", "{target}: {problem}", target=where, problem=problem)
+        )
+    assert url is not None
+    return url, secret
+
+
+def where_of(target: Target) -> str:
+    """Return the host of the URL (of Apprise: its scheme), or the command; never a path or parameter of a URL."""
+    if target.type == "hook":
+        return target.command[0]
+    try:
+        url, _ = read_credentials(target)
+    except UnreadableCredentialsError:
+        return "?"
+    parts = urlsplit(url)
+    if target.type == "apprise":  # the place of the host may be a token
+        return f"{parts.scheme}://…"
+    return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}/…"
+
+
+def _read_line(path: str) -> str:
+    try:
+        with open(path, "rb") as opened:
+            raw = opened.read(SECRET_BYTES + 1)
+    except OSError as error:
+        message = Text("notify.cannot-read", "cannot read {path}: {error}", path=path, error=error.strerror)
+        raise UnreadableCredentialsError(message) from error
+    try:
+        lines = raw.decode("utf-8").split()
+    except UnicodeDecodeError:
+        lines = []
+    if len(lines) != 1 or len(raw) > SECRET_BYTES:
+        raise UnreadableCredentialsError(
+            Text("notify.one-line", "{path}: expected exactly one line without spaces", path=path)
+        )
+    return lines[0]
 
 
 def deliver(
@@ -38,9 +99,7 @@ def deliver(
     except UnreadableCredentialsError as error:
         return DeliveryResult("retry", error.message)
     if target.type == "apprise":
-        from ascendrun.head.notify.apprise_client import deliver_by_apprise
-
-        return deliver_by_apprise(notice, target, url)
+        return _deliver_by_apprise(notice, target, url)
     request = make_request(notice, target, url=url, secret=secret, now_s=time.time())
     try:
         response = http_request(
@@ -76,6 +135,26 @@ def _hide(reply: Any, url: str, secret: str | None) -> Any:
     host = url.split("/")[2:3]
     pieces = [piece for piece in re.split("[/?&=]", url) if len(piece) >= 12 and piece not in host]
     return hide_values(reply, [url, secret, *pieces]) if isinstance(reply, str) else reply
+
+
+def _deliver_by_apprise(notice: Notice, target: Target, url: str) -> DeliveryResult:
+    """Try once. Apprise reports only whether a service accepted it; what it logs may contain credentials and is
+    dropped."""
+    try:
+        apprise: Any = import_module("apprise")  # 40 MB and 0.3 s, for those who use it
+    except ImportError:
+        message = Text("notice.no-apprise", "apprise is not installed: run `pip install 'ascendrun[notify]'`")
+        return DeliveryResult("refused", message)
+    logging.getLogger("apprise").disabled = True
+    sender = apprise.Apprise()
+    if not sender.add(url):
+        return DeliveryResult("refused", Text("notice.apprise-url", "Apprise does not accept the URL"))
+    words = describe(notice, target.language)
+    kind = apprise.NotifyType.FAILURE if words.is_bad else apprise.NotifyType.INFO
+    body = "\n".join(f"{name}: {value}" for name, value in words.facts)
+    if sender.notify(title=words.title, body=body, notify_type=kind, body_format=apprise.NotifyFormat.TEXT):
+        return DeliveryResult("delivered", Text("notice.apprise-sent", "sent by Apprise"))
+    return DeliveryResult("retry", Text("notice.apprise-failed", "Apprise reports that the service did not accept it"))
 
 
 def _run_hook(notice: Notice, target: Target, stop: threading.Event | None) -> DeliveryResult:

@@ -29,7 +29,7 @@ from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.head.spool.collector import free_bytes_beyond
 from ascendrun.head.spool.transfer import TRIES, Ask, Progress, TransferError, disk_full, fetch_files, send_files
-from ascendrun.head.state.outputs import outputs_dir, read_waiting, waiting_file, waiting_jobs
+from ascendrun.head.state.job_files import outputs_dir, read_waiting, waiting_file, waiting_jobs
 from ascendrun.node.files import write_json
 from ascendrun.text import Text
 

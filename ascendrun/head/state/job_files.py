@@ -1,6 +1,7 @@
-"""Files of a job in the state directory from which its row is rebuilt: job.json and record.json.
+"""Files of a job in the state directory: job.json and record.json, from which its row is rebuilt, and its outputs.
 
 job.json is written before the job is acknowledged and never changes. record.json is the newest record, without sync.
+Outputs are in `outputs/<job or pipeline>/`; `outputs/<job>.json` exists while some of them are not here.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from ascendrun.core.jobs.job_copy import COPY_LIMIT, JobCopy, unseal
+from ascendrun.core.node_messages import Failure
 from ascendrun.node.files import write_json
 
 COPY_FILE = "job.json"
@@ -66,10 +68,8 @@ def copy_for_nodes(state_dir: Path, job_id: str) -> dict[str, Any] | None:
 
 def pruned_at_s(folder: Path) -> float | None:
     """Return when the logs of a job, or old logs of all, were removed, UTC seconds; None: never."""
-    try:
-        return float(json.loads((folder / PRUNED_FILE).read_bytes())["at_s"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    at_s = _read_values(folder / PRUNED_FILE).get("at_s")
+    return at_s if isinstance(at_s, float) else None
 
 
 def write_record(state_dir: Path, job_id: str, text: str) -> None:
@@ -89,11 +89,7 @@ def write_plan(state_dir: Path, job_id: str, values: dict[str, Any]) -> None:
 
 def read_plan(state_dir: Path, job_id: str) -> dict[str, Any]:
     """Return the values of plan.json; {}: missing or damaged."""
-    try:
-        values = json.loads((job_folder(state_dir, job_id) / PLAN_FILE).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
+    return _read_values(job_folder(state_dir, job_id) / PLAN_FILE)
 
 
 def read_record(state_dir: Path, job_id: str) -> dict[str, Any] | None:
@@ -127,3 +123,38 @@ def head_id_of(state_dir: Path) -> str | None:
         if copy is not None:
             return copy.run[: -len(copy.id) - 1]
     return None
+
+
+def outputs_dir(state_dir: Path, name: str) -> Path:
+    """Return the directory of the outputs of a job, or of a pipeline for all of its stages."""
+    return state_dir / "outputs" / name
+
+
+def waiting_file(state_dir: Path, job_id: str) -> Path:
+    return state_dir / "outputs" / f"{job_id}.json"
+
+
+def waiting_jobs(state_dir: Path) -> list[str]:
+    """Return the ids of the jobs with declared outputs that are not here."""
+    return sorted(path.stem for path in (state_dir / "outputs").glob("*.json"))
+
+
+def read_waiting(state_dir: Path, job_id: str) -> Mapping[str, Failure | None]:
+    """Return the hosts with declared outputs that are not here, and why the last try failed; None: it has not ended.
+
+    {}: all are here, or none were declared.
+    """
+    values = _read_values(waiting_file(state_dir, job_id))
+    try:
+        return {name: None if why is None else Failure.from_json(why) for name, why in values.items()}
+    except (ValueError, AttributeError):
+        return {}
+
+
+def _read_values(path: Path) -> dict[str, Any]:
+    """Return the values of a JSON file; {}: missing or damaged."""
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}

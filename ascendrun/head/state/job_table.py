@@ -1,4 +1,4 @@
-"""The table of jobs: a row for each, with the record that the lifecycle updates and its sources."""
+"""The tables of jobs and of events: a row for each job, with the record that the lifecycle updates and its sources."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
@@ -14,7 +14,6 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.events import Event, JobEvent
 from ascendrun.core.jobs.job_copy import JobCopy, seal, unseal
-from ascendrun.head.state.event_table import add_events
 from ascendrun.head.state.job_files import write_copy, write_record
 from ascendrun.head.state.store_file import StoreFile
 from ascendrun.node.failpoint import failpoint
@@ -22,6 +21,9 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job, State
+
+
+_EVENT = 'code, "values", hosts, ranks, attempt, at_s'
 
 
 @dataclass(frozen=True)
@@ -214,13 +216,9 @@ class JobTable:
                 return load_job(unseal(known[0]))
         number = self._file.take_number()
         job = make_job(number, self._file.head_id)
-        db.execute(
-            "INSERT INTO jobs (number, id, key, name, state, record, spec, hosts, trees, file, created_at_s)"
-            " VALUES (?, ?, ?, '', '', '', ?, ?, ?, ?, ?)",
-            (number, job.id, key, json.dumps(spec), json.dumps(hosts), json.dumps(trees), file, now_s),
-        )
-        stored = StoredJob(job, key, spec, hosts, trees, file)
-        self._file.new_files.append(write_copy(self._state_dir, stored.copy(number)))
+        copy = StoredJob(job, key, spec, hosts, trees, file).copy(number)
+        _add_row(db, number, copy, is_drained=False)
+        self._file.new_files.append(write_copy(self._state_dir, copy))
         submitted = Event("submitted", {"name": job.name}, job.pool or job.hosts, attempt=job.attempt, at_s=now_s)
         self._write(db, job, [submitted], now_s)
         return job
@@ -232,20 +230,7 @@ class JobTable:
         db.execute("DELETE FROM jobs WHERE id = ? OR key = ?", (job.id, copy.key))
         taken = db.execute("SELECT 1 FROM jobs WHERE number = ?", (copy.number,)).fetchone()
         number = self._file.take_number() if taken else copy.number
-        db.execute(
-            "INSERT INTO jobs (name, state, record, number, id, key, spec, hosts, trees, file, created_at_s,"
-            " is_drained)"
-            " VALUES ('', '', '', ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                number,
-                job.id,
-                copy.key,
-                *(json.dumps(values) for values in (copy.spec, copy.hosts, copy.trees)),
-                copy.file,
-                copy.submitted_at_s,
-                is_drained,
-            ),
-        )
+        _add_row(db, number, copy, is_drained=is_drained)
         self._write(db, job, events, time.time())
 
     def save(self, job: Job, events: Sequence[Event], *, now_s: float) -> None:
@@ -303,6 +288,97 @@ class JobTable:
         self._kept.pop(job_id, None)
 
 
+def _add_row(db: sqlite3.Connection, number: int, copy: JobCopy, *, is_drained: bool) -> None:
+    sources = (json.dumps(values) for values in (copy.spec, copy.hosts, copy.trees))
+    db.execute(
+        "INSERT INTO jobs (name, state, record, number, id, key, spec, hosts, trees, file, created_at_s, is_drained)"
+        " VALUES ('', '', '', ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (number, copy.id, copy.key, *sources, copy.file, copy.submitted_at_s, is_drained),
+    )
+
+
 def job_id_of(number: int) -> str:
     """Return the job id of a row number, such as j-0003."""
     return f"j-{number:04d}"
+
+
+class EventTable:
+    """The events of a store."""
+
+    def __init__(self, file: StoreFile) -> None:
+        self._file = file
+
+    def of(self, job_id: str) -> tuple[Event, ...]:
+        """Return all events of a job, oldest first."""
+        rows = self._file.query(f"SELECT {_EVENT} FROM events WHERE job = ? ORDER BY number", (job_id,))
+        with self._file.raising_damaged():
+            return tuple(_load_event(row) for row in rows)
+
+    def stream(
+        self,
+        *,
+        after: int = 0,
+        job: str | None = None,
+        pipeline: str | None = None,
+        since_s: float | None = None,
+        codes: Collection[str] | None = None,
+        limit: int = 10_000,
+    ) -> tuple[JobEvent, ...]:
+        """Return events of all jobs with numbers greater than `after`, in order; `pipeline`: only of its jobs; `codes`:
+        only these."""
+        where: list[str] = ["number > ?"]
+        values: list[Any] = [after]
+        stages = None if pipeline is None else f"{pipeline}-*"
+        for condition, value in (("job = ?", job), ("job GLOB ?", stages), ("at_s >= ?", since_s)):
+            if value is not None:
+                where.append(condition)
+                values.append(value)
+        if codes is not None:
+            where.append(f"code IN ({', '.join('?' * len(codes))})")
+            values += sorted(codes)
+        rows = self._file.query(
+            f"SELECT number, job, {_EVENT} FROM events WHERE {' AND '.join(where)} ORDER BY number LIMIT ?",
+            [*values, limit],
+        )
+        with self._file.raising_damaged():
+            return tuple(JobEvent(number, job_id, _load_event(row)) for number, job_id, *row in rows)
+
+    def newest(self) -> int:
+        """Return the number of the newest event; 0: there is none."""
+        return int(self._file.query("SELECT max(number) FROM events")[0][0] or 0)
+
+    def codes(self) -> tuple[str, ...]:
+        """Return the codes of all events, each once."""
+        return tuple(row[0] for row in self._file.query("SELECT DISTINCT code FROM events ORDER BY code"))
+
+    def remove_unreadable(self) -> None:
+        """Remove events that cannot be read, within a transaction of the caller."""
+
+        def load(row: Sequence[Any]) -> None:
+            job, *event = row
+            str(_load_event(event).message()).encode(), job.encode()
+
+        self._file.remove_unreadable("events", ("number", "job", _EVENT), load)
+
+
+def add_events(db: sqlite3.Connection, job_id: str, events: Sequence[Event]) -> tuple[JobEvent, ...]:
+    """Append events of a job, within a transaction of the caller."""
+    added = []
+    for event in events:
+        cursor = db.execute(
+            f"INSERT INTO events (job, {_EVENT}) VALUES (?, ?, ?, ?, ?, ?, ?)", (job_id, *_dump_event(event))
+        )
+        added.append(JobEvent(int(cursor.lastrowid or 0), job_id, event))
+    return tuple(added)
+
+
+def _dump_event(event: Event) -> tuple[Any, ...]:
+    record = event.to_json()
+    columns = (json.dumps(record[name], ensure_ascii=False, default=str) for name in ("values", "hosts", "ranks"))
+    return (event.code, *columns, event.attempt, event.at_s)
+
+
+def _load_event(row: Sequence[Any]) -> Event:
+    code, values, hosts, ranks, attempt, at_s = row
+    lists = {"values": json.loads(values), "hosts": json.loads(hosts), "ranks": json.loads(ranks)}
+    return Event.from_json({"code": code, **lists, "attempt": attempt, "at_s": at_s})

@@ -9,7 +9,7 @@ from typing import Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
-from ascendrun.head.state.event_table import add_events
+from ascendrun.head.state.job_table import add_events
 from ascendrun.head.state.store_file import StoreFile
 from ascendrun.text import Text, from_json, to_json
 
@@ -72,28 +72,24 @@ class NoticeQueue:
 
     def targets(self) -> tuple[str, ...]:
         """Return the names of targets with waiting notifications."""
-        with self._file.reading() as db:
-            rows = db.execute("SELECT DISTINCT target FROM notices WHERE state IN ('waiting', 'sending')").fetchall()
+        rows = self._file.query("SELECT DISTINCT target FROM notices WHERE state IN ('waiting', 'sending')")
         return tuple(row[0] for row in rows)
 
     def next(self, target: str) -> Waiting | None:
         """Return the notification that is due first."""
-        with self._file.reading() as db:
-            row = db.execute(
-                "SELECT number, id, job, body, made_at_s, due_at_s, tries FROM notices WHERE target = ?"
-                " AND state = 'waiting' ORDER BY due_at_s, number LIMIT 1",
-                (target,),
-            ).fetchone()
-        return None if row is None else Waiting(row[0], row[1], row[2], json.loads(row[3]), *row[4:])
+        rows = self._file.query(
+            "SELECT number, id, job, body, made_at_s, due_at_s, tries FROM notices WHERE target = ?"
+            " AND state = 'waiting' ORDER BY due_at_s, number LIMIT 1",
+            (target,),
+        )
+        return next((Waiting(row[0], row[1], row[2], json.loads(row[3]), *row[4:]) for row in rows), None)
 
     def sent_at_s(self, target: str, *, since_s: float) -> list[float]:
         """Return when notifications were sent to the target, since `since_s`."""
-        with self._file.reading() as db:
-            rows = db.execute(
-                "SELECT tried_at_s FROM notices WHERE target = ? AND tried_at_s >= ?"
-                " ORDER BY tried_at_s DESC LIMIT 200",
-                (target, since_s),
-            ).fetchall()
+        rows = self._file.query(
+            "SELECT tried_at_s FROM notices WHERE target = ? AND tried_at_s >= ? ORDER BY tried_at_s DESC LIMIT 200",
+            (target, since_s),
+        )
         return [row[0] for row in rows]
 
     def begin(self, waiting: Waiting, *, now_s: float) -> None:
@@ -123,12 +119,11 @@ class NoticeQueue:
 
     def give_up_beyond(self, target: str, *, now_s: float, limit: int = QUEUE_LIMIT) -> int:
         """Drop the oldest waiting notifications above the limit; return how many."""
-        with self._file.reading() as db:
-            rows = db.execute(
-                "SELECT number, job FROM notices WHERE target = ? AND state = 'waiting'"
-                " ORDER BY number DESC LIMIT -1 OFFSET ?",
-                (target, limit),
-            ).fetchall()
+        rows = self._file.query(
+            "SELECT number, job FROM notices WHERE target = ? AND state = 'waiting'"
+            " ORDER BY number DESC LIMIT -1 OFFSET ?",
+            (target, limit),
+        )
         if rows:
             full = Text(
                 "notice.queue-full", "more than {limit} notifications are waiting; the oldest were dropped", limit=limit

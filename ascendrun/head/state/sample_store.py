@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from ascendrun.core.measurement import mean_of, peak_of
+from ascendrun.core.dataclass import dataclass
+from ascendrun.core.measurement import mean_of, metrics_of, peak_of
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, Newest, RankSample, RawText, Sample
-from ascendrun.head.state.sample_tables import LEVELS, MINUTE, RAW, TEN_MINUTES, Level, SampleTables, floor, row_of
+from ascendrun.head.state.database import Database, immediate
 from ascendrun.node.sampler.sample import GENERATIONS
 
 LINGERING_S = 10.0
@@ -30,9 +33,93 @@ KNOWN_GENERATIONS = 2 * GENERATIONS
 """Generations of a node's file with stored progress: the node has no older ones, and a job may run for months."""
 _EVER_S = float("inf")
 
+KINDS: Mapping[str, type[Any]] = {"device": DeviceSample, "host": HostSample, "rank": RankSample}
 
-class SampleStore(SampleTables):
-    """The samples of a state directory."""
+
+@dataclass(frozen=True)
+class Level:
+    """One resolution. `step_s` 0: as measured. Its means are in the table KIND_NAME, its peaks in KIND_NAME_peak."""
+
+    name: str
+    step_s: int
+    kept_s: float
+
+
+RAW, MINUTE, TEN_MINUTES = Level("raw", 0, 7200.0), Level("minute", 60, 7 * 86400.0), Level("ten", 600, 90 * 86400.0)
+LEVELS = (RAW, MINUTE, TEN_MINUTES)
+
+TABLES = ("raw", "minute", "minute_peak", "ten", "ten_peak")
+
+MIGRATIONS: tuple[str, ...] = (
+    "".join(
+        f"CREATE TABLE {kind}_{table} (thing INTEGER NOT NULL, at_s REAL NOT NULL, {', '.join(metrics_of(sample))},"
+        " PRIMARY KEY (thing, at_s)) WITHOUT ROWID;"
+        for kind, sample in KINDS.items()
+        for table in TABLES
+    )
+    + """
+    CREATE TABLE things (
+        id INTEGER PRIMARY KEY, kind TEXT NOT NULL, host TEXT NOT NULL, device_type TEXT, device INTEGER, job TEXT,
+        attempt INTEGER, rank INTEGER, newest_s REAL NOT NULL);
+    CREATE INDEX things_by_time ON things (newest_s);
+    CREATE TABLE unsummed (thing INTEGER NOT NULL, at_s REAL NOT NULL, step_s INTEGER NOT NULL,
+        PRIMARY KEY (step_s, at_s, thing)) WITHOUT ROWID;
+    CREATE TABLE pruned (level TEXT PRIMARY KEY, before_s REAL NOT NULL) WITHOUT ROWID;
+    CREATE TABLE progress (source TEXT NOT NULL, generation INTEGER NOT NULL, offset INTEGER NOT NULL,
+        PRIMARY KEY (source, generation)) WITHOUT ROWID;
+    CREATE TABLE raw_texts (
+        id INTEGER PRIMARY KEY, at_s REAL NOT NULL, host TEXT NOT NULL, tool TEXT NOT NULL, text TEXT NOT NULL,
+        why TEXT NOT NULL);
+    CREATE INDEX raw_texts_by_tool ON raw_texts (host, tool);
+    CREATE TABLE details (thing INTEGER PRIMARY KEY, at_s REAL NOT NULL, text TEXT NOT NULL)
+    """,
+)
+"""`things`: the series, one for each device, host and rank. Every kind has the same tables at every level."""
+
+
+@dataclass(frozen=True)
+class Series:
+    id: int
+    kind: str
+    key: Mapping[str, Any]
+
+
+class SampleStore(Database):
+    """The samples of a state directory: series, and their rows at every level."""
+
+    FILE_NAME = "samples.db"
+    MIGRATIONS = MIGRATIONS
+    BUSY_S = 5.0
+    SYNCHRONOUS = "NORMAL"
+    KINDS = KINDS
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        super().__init__(connection, path)
+        self._ids: dict[tuple[Any, ...], int] = {}
+        self._swept = 0
+        self._names = {kind: name for name, kind in self.KINDS.items()}
+        self._columns: dict[str, tuple[str, ...]] = {}
+
+    def _prepare(self) -> None:
+        """Add the columns of metrics that the file does not have."""
+        missing = [
+            f"ALTER TABLE {kind}_{table} ADD COLUMN {column}"
+            for kind, sample in self.KINDS.items()
+            for column in metrics_of(sample).keys() - set(self._columns_of(kind))
+            for table in TABLES
+        ]
+        if missing:
+            with immediate(self._db):
+                for statement in missing:
+                    self._db.execute(statement)
+            self._columns.clear()
+
+    def _columns_of(self, kind: str) -> tuple[str, ...]:
+        """Return the metrics that the file has: a reader may be newer than the controller that wrote it."""
+        if kind not in self._columns:
+            found = {row[1] for row in self._db.execute(f"PRAGMA table_info({kind}_{RAW.name})")}
+            self._columns[kind] = tuple(name for name in metrics_of(self.KINDS[kind]) if name in found)
+        return self._columns[kind]
 
     # Writing
 
@@ -73,7 +160,16 @@ class SampleStore(SampleTables):
                 "DELETE FROM progress WHERE source = ? AND generation <= ?",
                 [(source, generation - KNOWN_GENERATIONS) for source, generation in progress],
             )
-            self._add_raw(db, raw)
+            for text in raw:
+                db.execute(
+                    "INSERT INTO raw_texts (at_s, host, tool, text, why) VALUES (?, ?, ?, ?, ?)",
+                    (text.at_s, text.host, text.tool, text.text[:RAW_TEXT_CHARS], text.why),
+                )
+                db.execute(
+                    "DELETE FROM raw_texts WHERE host = ? AND tool = ? AND id NOT IN (SELECT id FROM raw_texts"
+                    " WHERE host = ? AND tool = ? ORDER BY id DESC LIMIT ?)",
+                    (text.host, text.tool, text.host, text.tool, RAW_TEXTS),
+                )
             db.executemany(
                 "INSERT INTO details VALUES (?, ?, ?) ON CONFLICT (thing) DO UPDATE SET at_s = excluded.at_s,"
                 " text = excluded.text WHERE excluded.at_s >= at_s",
@@ -100,19 +196,6 @@ class SampleStore(SampleTables):
         """
         with self.raising_unusable(self.path), self._transaction() as db:
             return self._sum_up(db, now_s) or self._sweep(db, now_s)
-
-    @staticmethod
-    def _add_raw(db: sqlite3.Connection, raw: Iterable[RawText]) -> None:
-        for text in raw:
-            db.execute(
-                "INSERT INTO raw_texts (at_s, host, tool, text, why) VALUES (?, ?, ?, ?, ?)",
-                (text.at_s, text.host, text.tool, text.text[:RAW_TEXT_CHARS], text.why),
-            )
-            db.execute(
-                "DELETE FROM raw_texts WHERE host = ? AND tool = ? AND id NOT IN (SELECT id FROM raw_texts"
-                " WHERE host = ? AND tool = ? ORDER BY id DESC LIMIT ?)",
-                (text.host, text.tool, text.host, text.tool, RAW_TEXTS),
-            )
 
     # Summing up
 
@@ -253,15 +336,105 @@ class SampleStore(SampleTables):
         for level, coarser in zip(LEVELS, (*LEVELS[1:], None)):
             start_s = max(since_s, floors[level.name])
             if coarser is not None and coarser.step_s <= every_s:  # then only data that is not summed up yet
-                start_s = max(start_s, self._summed_up_to(coarser))
+                unsummed = "SELECT MIN(at_s) FROM unsummed WHERE step_s <= ?"
+                first_s = self._db.execute(unsummed, (coarser.step_s,)).fetchone()[0]
+                start_s = max(start_s, float("inf") if first_s is None else floor(first_s, coarser.step_s))
             if start_s < end_s:
                 spans.append((level, start_s, end_s))
                 end_s = start_s
         return spans
 
-    def _summed_up_to(self, level: Level) -> float:
-        row = self._db.execute("SELECT MIN(at_s) FROM unsummed WHERE step_s <= ?", (level.step_s,)).fetchone()
-        return floor(row[0], level.step_s) if row[0] is not None else float("inf")
+    # Series and rows
+
+    def _id_of(self, kind: str, sample: Sample | DeviceDetail) -> int:
+        fields = self.KINDS[kind].KEY
+        key = (kind, *(getattr(sample, name) for name in fields))
+        known = self._ids.get(key)
+        if known is not None:
+            return known
+        where = " AND ".join(f"{name} = ?" for name in ("kind", *fields))
+        row = self._db.execute(f"SELECT id FROM things WHERE {where}", key).fetchone()
+        if row is None:
+            made = self._db.execute(
+                f"INSERT INTO things (kind, {', '.join(fields)}, newest_s) VALUES ({', '.join('?' * len(key))}, 0)", key
+            )
+            row = (made.lastrowid,)
+        self._ids[key] = int(row[0])
+        return self._ids[key]
+
+    def _insert(self, kind: str, level: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        columns = ("thing", "at_s", *metrics_of(self.KINDS[kind]))
+        self._db.executemany(
+            f"INSERT OR REPLACE INTO {kind}_{level} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})",
+            rows,
+        )
+
+    def _series_of(
+        self, *, ids: Collection[int] | None = None, since_s: float = 0.0, hosts: Collection[str] | None = None
+    ) -> list[Series]:
+        names = ("host", "device_type", "device", "job", "attempt", "rank")
+        rows = self._db.execute(f"SELECT id, kind, {', '.join(names)} FROM things WHERE newest_s >= ?", (since_s,))
+        return [
+            Series(number, kind, {name: key[names.index(name)] for name in self.KINDS[kind].KEY})
+            for number, kind, *key in rows.fetchall()
+            if (ids is None or number in ids) and (hosts is None or key[0] in hosts)
+        ]
+
+    def _rows(
+        self, series: Series, table: str, start_s: float, end_s: float, *, newest_only: bool = False
+    ) -> list[Any]:
+        """Return samples with start_s <= at_s < end_s, in order."""
+        names = ("at_s", *self._columns_of(series.kind))
+        rows = self._db.execute(
+            f"SELECT {', '.join(names)} FROM {series.kind}_{table} WHERE thing = ? AND at_s >= ? AND at_s < ?"
+            f" ORDER BY at_s {'DESC LIMIT 1' if newest_only else 'ASC'}",
+            (series.id, start_s, end_s),
+        )
+        return [self.KINDS[series.kind](**series.key, **_figures_from(names, row)) for row in rows]
+
+    def _floors(self) -> Mapping[str, float]:
+        floors = {level.name: 0.0 for level in LEVELS}
+        floors.update(self._db.execute("SELECT level, before_s FROM pruned").fetchall())
+        return floors
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with immediate(self._db):
+                yield self._db
+        except BaseException:
+            self._ids.clear()  # rows added in the transaction are gone again
+            raise
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        """Let several queries see one state."""
+        self._db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._db.execute("ROLLBACK")
+
+
+def row_of(sample: Sample) -> tuple[Any, ...]:
+    figures = []
+    for name in metrics_of(type(sample)):
+        value = getattr(sample, name)
+        figures.append(" ".join(str(pid) for pid in value) if name == "pids" and value is not None else value)
+    return (sample.at_s, *figures)
+
+
+def _figures_from(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
+    values = dict(zip(names, row))
+    if values.get("pids") is not None:
+        values["pids"] = tuple(int(pid) for pid in str(values["pids"]).split())
+    if values.get("link_up") is not None:
+        values["link_up"] = bool(values["link_up"])
+    return values
+
+
+def floor(at_s: float, step_s: int) -> float:
+    return at_s // step_s * step_s
 
 
 def _dump_detail(detail: DeviceDetail) -> str:

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Callable, TypeVar
 
+from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.errors import ConflictError
 from ascendrun.head.state.database import Database, immediate, unwritable, version_of
-from ascendrun.head.state.head_file import HeadFile, JobNumbers, folder_numbers, stamp_of
-from ascendrun.head.state.job_files import head_id_of, jobs_without_row, remove_copy
+from ascendrun.head.state.job_files import folders_of_jobs, head_id_of, jobs_without_row, remove_copy
 from ascendrun.head.state.state_dir import StoreDamagedError, make_private_file, set_aside
+from ascendrun.node.files import read_json, write_json
 from ascendrun.text import Text
 
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
 """Errors of a value that was damaged on disk."""
 COMMIT_S = 3.0
 """Seconds in which a job that is being submitted gets its row: its directory is there before."""
+HEAD_FILE = "head.json"
+BLOCK = 100
+"""Numbers that are reserved with one write."""
+_HEAD_ID = re.compile(r"[0-9a-f]{8}")
 F = TypeVar("F", bound="StoreFile")
 _SCHEMA = """
     CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -51,6 +58,35 @@ class LostLeaseError(ConflictError):
     code = "lease-lost"
 
 
+@dataclass(frozen=True)
+class HeadFile:
+    """head.json: the id of this head and the numbers of its jobs, apart from state.db, so that no id is given twice.
+
+    `head_id`: eight hex digits. `next_number`: every number below it may have been given to a job. `session`: the
+    lease of the last controller; a state.db with another lease is not the one that it wrote. `schema`: the version of
+    state.db. `closed`: the stamp of state.db when that controller ended; None: it did not end in order."""
+
+    head_id: str
+    next_number: int
+    session: str = ""
+    schema: int = 0
+    closed: list[int] | None = None
+
+    @classmethod
+    def load(cls, state_dir: Path) -> HeadFile | None:
+        """Return the file's content; None: missing or damaged."""
+        try:
+            found = load_dataclass(cls, read_json(str(state_dir / HEAD_FILE)) or {})
+        except (TypeError, OSError):
+            return None
+        is_valid = isinstance(found.head_id, str) and _HEAD_ID.fullmatch(found.head_id)
+        return found if is_valid and type(found.next_number) is int and found.next_number > 0 else None
+
+    def write(self, state_dir: Path) -> None:
+        """Replace the file; on return it is on disk. Raises OSError."""
+        write_json(str(state_dir / HEAD_FILE), asdict(self))
+
+
 class StoreFile(Database):
     """The file of a state directory that one controller writes.
 
@@ -67,7 +103,8 @@ class StoreFile(Database):
     def __init__(self, connection: sqlite3.Connection, path: Path, token: str | None = None) -> None:
         super().__init__(connection, path)
         self._token = token
-        self._numbers: JobNumbers | None = None
+        self._head: HeadFile | None = None  # of the controller that has the lease
+        self._next_number = 0
         self._inode = _inode_of(path)
         self._folder: int | None = None  # open, so that no other directory gets its inode
         self._opened_stamp = stamp_of(path)
@@ -128,13 +165,13 @@ class StoreFile(Database):
             head_id = head.head_id if head else str(meta[0]) if meta else head_id_of(state_dir) or os.urandom(4).hex()
             self._claim(self._db, head_id)
             rows = self._db.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
-        number = max(rows[0] or 0, 0, *folder_numbers(state_dir)) + 1
+        in_folders = (int(name.split("-")[1]) for name in folders_of_jobs(state_dir))
+        number = max(rows[0] or 0, 0, *in_folders) + 1
         if head is not None and (lease is None or lease[0] != head.session):
             number = max(number, head.next_number)
         reserved = max(number, head.next_number if head else 0)
-        head = HeadFile(head_id, reserved, self._token, version_of(self._db))
-        head.write(state_dir)
-        self._numbers = JobNumbers(state_dir, head, next_number=number)
+        self._head, self._next_number = HeadFile(head_id, reserved, self._token, version_of(self._db)), number
+        self._head.write(state_dir)
 
     def _claim(self, db: sqlite3.Connection, head_id: str) -> None:
         """Write the lease of this controller, within a transaction of the caller."""
@@ -143,13 +180,12 @@ class StoreFile(Database):
 
     def close(self) -> None:
         """Close the file; of a controller: record that it was closed in order."""
-        has_lease = self._numbers is not None and self._has_lease()
+        head = self._head if self._head is not None and self._has_lease() else None
         self._db.close()
-        if has_lease:
-            assert self._numbers is not None
+        if head is not None:
             with suppress(OSError):
-                self._numbers.close(stamp_of(self.path))
-        self._numbers = None
+                replace(head, closed=stamp_of(self.path)).write(self.path.parent)
+        self._head = None
         if self._folder is not None:
             os.close(self._folder)
             self._folder = None
@@ -194,7 +230,7 @@ class StoreFile(Database):
 
         Afterwards `is_suspect` is set: the caller restores rows. What this connection can still read is copied.
         """
-        assert self._numbers is not None, "opened for reading"
+        assert self._head is not None, "opened for reading"
         self.is_suspect = True
         with self.raising_unusable(self.path):
             if self.is_in_place() and self._is_sound(self.path):
@@ -213,7 +249,7 @@ class StoreFile(Database):
             self._db, self._inode = self._connect(self.path, self.BUSY_S), _inode_of(self.path)
             self._migrate()
             with immediate(self._db):
-                self._claim(self._db, self._numbers.head_id)
+                self._claim(self._db, self._head.head_id)
 
     def _copied(self) -> Path:
         """Return a new file with all that the open one holds. Raises StoreDamagedError."""
@@ -256,8 +292,8 @@ class StoreFile(Database):
     @property
     def head_id(self) -> str:
         """Return eight hex digits of this state directory: two heads never use one run name on a node."""
-        if self._numbers is not None:
-            return self._numbers.head_id
+        if self._head is not None:
+            return self._head.head_id
         return str(self.query("SELECT value FROM meta WHERE key = 'head_id'")[0][0])
 
     def reopened(self: F) -> F:
@@ -269,7 +305,7 @@ class StoreFile(Database):
         """Open the file that a check has put in the place of this one; its owner raises StoreDamagedError instead."""
         if self.is_in_place():
             return
-        if self._numbers is not None:
+        if self._head is not None:
             self._raise_missing(self.path)
         if not self.path.exists():
             raise unwritable(self.path, FileNotFoundError(2, os.strerror(2)))
@@ -302,18 +338,23 @@ class StoreFile(Database):
             with self.raising_unusable(self.path):
                 raise
 
-    @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection for queries. Raises StoreUnusableError if another program locks the file too long."""
-        with self.raising_unusable(self.path):
-            self._follow_file()
-            yield self._db
+    def query(self, sql: str, values: Sequence[object] | Mapping[str, object] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a query. Raises StoreUnusableError if another program locks the file too long."""
+        if self._token is not None and self._head is None:  # of another thread of the controller
+            with self.raising_unusable(self.path):
+                self._follow_file()
+        return super().query(sql, values)
 
     def take_number(self) -> int:
-        """Return a number for the row of a new job; it is not used again."""
-        assert self._numbers is not None, "opened for reading"
-        with self.raising_unusable(self.path):
-            return self._numbers.take()
+        """Return a number for the row of a new job, which a reservation on disk covers; it is not used again."""
+        assert self._head is not None, "opened for reading"
+        if self._next_number >= self._head.next_number:
+            reserved = replace(self._head, next_number=self._next_number + BLOCK)
+            with self.raising_unusable(self.path):
+                reserved.write(self.path.parent)
+            self._head = reserved
+        self._next_number += 1
+        return self._next_number - 1
 
     def ids(self) -> frozenset[str]:
         """Return the ids of all jobs."""
@@ -326,3 +367,15 @@ def _inode_of(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def stamp_of(path: Path) -> list[int]:
+    """Return what changes whenever a database file or its log is written or replaced; [] for a missing file."""
+    stamp: list[int] = []
+    for name in (path.name, f"{path.name}-wal"):
+        try:
+            found = os.stat(path.with_name(name))
+        except OSError:
+            continue
+        stamp += [found.st_ino, found.st_size, found.st_mtime_ns] if found.st_size else []
+    return stamp

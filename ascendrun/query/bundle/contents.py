@@ -20,7 +20,7 @@ from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import dump_job
 from ascendrun.core.logs.redaction import SECRET_NAME, Redactor, redact_tree, secrets_in_tree
 from ascendrun.core.notices import NoticeSettings
-from ascendrun.head.notify.credentials import UnreadableCredentialsError, read_credentials
+from ascendrun.head.notify.delivery import UnreadableCredentialsError, read_credentials
 from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.state.store import Store

@@ -9,7 +9,7 @@ import pytest
 from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.notice_settings import read_notices
 from ascendrun.core.notices import DEFAULT_JOBS, NoticeSettings
-from ascendrun.head.notify.credentials import UnreadableCredentialsError, read_credentials
+from ascendrun.head.notify.delivery import UnreadableCredentialsError, read_credentials
 from ascendrun.head.state.user_files import load_settings
 from ascendrun.query.notice_view import view_targets
 from ascendrun.text import use_language

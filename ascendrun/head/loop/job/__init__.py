@@ -1,1 +1,1 @@
-"""One live job: survey, start, leases, copies of its files, end."""
+"""One live job: its start, leases and end, copies of its files."""

@@ -1,18 +1,190 @@
-"""The head's copies of a job's files: those of the present attempt, and of earlier ones until every byte is here."""
+"""The head's copies of a job's files, attempt by attempt: followed on its nodes until every byte is here."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ascendrun.core.events import Event
-from ascendrun.head.loop.job.attempt_files import AttemptFiles, incomplete_attempts
-from ascendrun.head.loop.job.live_job import LiveJob
-from ascendrun.head.protocol.file_messages import FileData
-from ascendrun.head.spool.collector import PullLimits
+from ascendrun.head.loop.job.live_job import AGAIN_S, REPLY_S, LiveJob
+from ascendrun.head.protocol import agent_messages as agent
+from ascendrun.head.protocol.file_messages import FileData, Files, FilesReply
+from ascendrun.head.protocol.messages import Done, R, Request
+from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.spool.clocks import PING_DEADLINE_S, ClockFiles, ClockTracker, Reading
+from ascendrun.head.spool.collector import KEEP_BYTES, LogPruner, NodeSpool, PullLimits, SpoolGapError
+from ascendrun.head.spool.sample_ingest import Source
+from ascendrun.head.state.state_dir import SPOOL_COMPLETE, claim_spool_dir, is_spool_of, make_spool_dir, spool_dir
+from ascendrun.node.layout import make_tag
 
 TakeRecords = Callable[[str, Sequence[Mapping[str, Any]]], None]
+
+
+class AttemptFiles:
+    """Files of one attempt. Every method runs in the controller's thread, except `take_data`.
+
+    `on_records` gets the new lines of a host's `events`, in the controller's thread; those of an attempt that is over
+    change nothing.
+    """
+
+    def __init__(
+        self, live: LiveJob, limits: PullLimits, number: int, *, on_records: TakeRecords = lambda host, records: None
+    ) -> None:
+        self._live, self._limits, self._number, self._on_records = live, limits, number, on_records
+        self._context = live.context
+        self.tag = make_tag(live.job.run, number)
+        self._folder = spool_dir(live.context.state_dir, live.job.id, number)
+        self._spools: dict[str, NodeSpool] = {}
+        self._complete: set[str] = set()
+        self._sizes_requested: set[str] = set()
+        self._due: dict[str, float] = {}
+        self._clocks, self._clock_files = ClockTracker(self._ping, self._keep_clock), ClockFiles()
+        self._pruner = LogPruner(self._release)
+        self._ahead_s: dict[str, float] = {}
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """The hosts whose files were requested; the others of the attempt started nothing."""
+        return frozenset(self._spools)
+
+    def spool(self, host: str) -> NodeSpool:
+        if host not in self._spools:
+            if not self._spools:
+                with suppress(OSError):  # no space: the folder is marked by the next controller
+                    claim_spool_dir(self._folder, self.tag)
+            self._spools[host] = NodeSpool(self._folder / host, self._context.retention.file_limits())
+        return self._spools[host]
+
+    def follow(self, host: str) -> None:
+        """Request what the host has beyond the copies here, and everything that it appends from now on."""
+
+        def replied(reply: Reply[Done]) -> None:
+            if reply.error is not None and reply.error.code != "connection-lost":
+                self.follow_later(host)
+
+        offsets = {**self.spool(host).offsets(), "samples": self._context.samples.offsets(self._source(host))}
+        self._call(host, agent.Follow(self.tag, offsets, self._limits.of_files()), then=replied)
+        self._clocks.measure(host)
+        self.take_records(host)
+
+    def follow_later(self, host: str, *, wait_s: float = AGAIN_S) -> None:
+        self._due.setdefault(host, time.monotonic() + wait_s)
+
+    def follow_again(self) -> None:
+        """Follow the connected hosts with the present limits."""
+        for host in self._connected():
+            self.follow(host)
+
+    def on_down(self, host: str) -> None:
+        self._sizes_requested.discard(host)
+
+    def tick(self) -> None:
+        """Repeat due requests, read clocks, release logs that are safe here; called periodically."""
+        now = time.monotonic()
+        for host in [host for host, due in self._due.items() if due <= now]:
+            del self._due[host]
+            if self._live.link(host).is_up:
+                self.follow(host)
+        connected = self._connected()
+        self._clocks.tick(connected)
+        self._pruner.tick((host, self._spools[host]) for host in connected)
+
+    def take_data(self, host: str, data: FileData, body: bytes) -> None:
+        """Store bytes of a followed file; called in the connection's thread, the only writer of this host's spool."""
+        if data.file == "samples":
+            ahead_s = self._ahead_s.get(host) or self._reported_offset_s(host)
+            source = self._source(host)
+            if not self._context.samples.take(source, data.generation, data.offset, body, ahead_s=ahead_s):
+                self._context.post(lambda: self.follow_later(host))
+            return
+        try:
+            self.spool(host).write(data.file, data.generation, data.offset, body)
+        except SpoolGapError:
+            self._context.post(lambda: self.follow_later(host, wait_s=0.0))
+            return
+        except OSError:  # the head's disk is full: nothing is lost, the node has it
+            self._context.post(lambda: self.follow_later(host))
+            return
+        if data.file == "events":
+            self._context.post(lambda: self.take_records(host))
+
+    def take_records(self, host: str) -> None:
+        self._on_records(host, self.spool(host).new_events())
+
+    def is_complete(self, hosts: Collection[str], *, growing: Collection[str] = ()) -> bool:
+        """Compare with the sizes on the nodes; True when every byte of `hosts` is here and the directory is marked so.
+
+        `growing`: hosts where processes of the attempt may live although its end is recorded. Call periodically after
+        the attempt's end.
+        """
+        for host in hosts:
+            is_known = host in self._complete or host in self._sizes_requested or host in growing
+            if not is_known and self._live.link(host).is_up:
+                self._sizes_requested.add(host)
+                self._call(host, Files(self.tag), then=partial(self._compare, host))
+        if not self._complete.issuperset(hosts):
+            return False
+        self._clocks.tick(())
+        make_spool_dir(self._folder)
+        (self._folder / SPOOL_COMPLETE).touch(0o600)
+        return True
+
+    def has_all_of(self, hosts: Collection[str]) -> bool:
+        """Return whether every byte of these hosts was here when it was last compared."""
+        return self._complete.issuperset(hosts)
+
+    def _compare(self, host: str, reply: Reply[FilesReply]) -> None:
+        self._sizes_requested.discard(host)
+        if reply.error is not None or reply.message.phase not in (None, "ended"):
+            # What still runs there, or was there when the node lost its power, is ended first: machine/reconcile.py.
+            return
+        sizes = dict(self._limits.expected(reply.message.files))
+        lacks_samples = self._context.samples.lacks(self._source(host), sizes.pop("samples", {}))
+        if lacks_samples or self.spool(host).differs_from(sizes):
+            self.follow_later(host)
+            return
+        self._complete.add(host)
+        self._context.samples.finish(self._source(host))
+        self._call(host, agent.Unfollow(self.tag))
+
+    # Helpers
+
+    def _connected(self) -> list[str]:
+        return [host for host in self._spools if self._live.link(host).is_up]
+
+    def _source(self, host: str) -> Source:
+        return Source(self.tag, host, self._live.job.id, self._number, self._live.spec.sampling.interval_s)
+
+    def _reported_offset_s(self, host: str) -> float:
+        """Return the seconds by which the host's clock is ahead, for samples before the first reading."""
+        return next((node.clock_offset_s or 0.0 for node in self._live.job.nodes if node.host == host), 0.0)
+
+    def _ping(self, host: str, on_reply: Callable[[int | None], None]) -> None:
+        self._live.link(host).call(
+            agent.Ping(),
+            deadline_s=PING_DEADLINE_S,
+            done=lambda reply: on_reply(reply.message.at_ns if reply.error is None else None),
+        )
+
+    def _keep_clock(self, host: str, reading: Reading) -> None:
+        self._ahead_s[host] = reading.offset_s
+        try:
+            self._clock_files.keep(self.spool(host).folder, reading)
+        except OSError:  # the head's disk is full: the next reading may find space
+            return
+
+    def _release(self, host: str, have: Mapping[str, Mapping[str, int]]) -> None:
+        """Request the deletion on the node of logs that are here. Called in a thread of the pruner."""
+        self._context.post(lambda: self._call(host, agent.Release(self.tag, have, KEEP_BYTES)))
+
+    def _call(self, host: str, request: Request[R], *, then: Callable[[Reply[R]], None] = lambda reply: None) -> None:
+        """Send a request; `then` runs in the controller's thread."""
+        self._live.link(host).call(
+            request, b"", deadline_s=REPLY_S, done=lambda reply: self._context.post(lambda: then(reply))
+        )
 
 
 class JobCopies:
@@ -22,8 +194,22 @@ class JobCopies:
     def __init__(self, live: LiveJob, on_records: TakeRecords) -> None:
         self._live, self._on_records = live, on_records
         self.limits = PullLimits(live.context.state_dir / "jobs" / live.job.id, live.context.retention)
-        self._earlier = tuple(incomplete_attempts(live, self.limits))
+        self._earlier = tuple(self._incomplete_attempts())
         self.present = self._of_attempt()
+
+    def _incomplete_attempts(self) -> Iterator[AttemptFiles]:
+        """Yield the files of attempts before the present one of which bytes may be missing on the head."""
+        job, hosts = self._live.job, {host.name for host in self._live.hosts}
+        for number in range(1, job.attempt):
+            folder = spool_dir(self._live.context.state_dir, job.id, number)
+            is_own = folder.is_dir() and is_spool_of(folder, make_tag(job.run, number))
+            if is_own and not (folder / SPOOL_COMPLETE).exists():
+                files = AttemptFiles(self._live, self.limits, number)
+                for entry in folder.iterdir():
+                    if entry.name in hosts:
+                        files.spool(entry.name)
+                if files.hosts:
+                    yield files
 
     def begin_attempt(self) -> None:
         """Begin with nothing after the record has moved to a new attempt; files of the old one are still copied."""

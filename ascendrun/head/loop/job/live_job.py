@@ -37,7 +37,7 @@ PASSING = frozenset(("held", "port-taken"))
 class JobContext:
     """Context of a live job: `post` runs a call in the controller's own thread, `feed` gives an event to the lifecycle,
     `drained` reports that every byte of the job has arrived, `record` stores events that change nothing. `idle_memory`
-    and `note_memory`: of head/loop/machine/memory.py."""
+    and `note_memory`: of head/loop/machine/machines.py."""
 
     store: Store
     links: Connections

@@ -3,21 +3,169 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.jobs import inputs
+from ascendrun.core.jobs.draft import stop_grace_s
 from ascendrun.core.jobs.inputs import Action
-from ascendrun.core.jobs.job import Job, Phase, State
+from ascendrun.core.jobs.job import Cause, Job, Phase, State
 from ascendrun.head.loop.job.copies import JobCopies
-from ascendrun.head.loop.job.ending import Ending
-from ascendrun.head.loop.job.leases import Leases
-from ascendrun.head.loop.job.live_job import REPLY_S, JobContext, LiveJob
+from ascendrun.head.loop.job.live_job import AGAIN_S, REPLY_S, JobContext, LiveJob
 from ascendrun.head.loop.job.start import JobStart
-from ascendrun.head.loop.job.survey import JobSurvey
 from ascendrun.head.protocol import agent_messages as agent
-from ascendrun.head.protocol.remote import AgentConnection
+from ascendrun.head.protocol.agent_events import make_event
+from ascendrun.head.protocol.messages import Done
+from ascendrun.head.protocol.remote import AgentConnection, Reply, boot_s
 from ascendrun.head.survey.submission import Submission
+from ascendrun.node.records import EVENTS
+
+RENEW_S = 10.0
+"""Interval in which leases are renewed."""
+MARGIN_S = 10.0
+END_AGAIN_S = 1.0
+PROOF_S = 15.0
+"""Seconds after the grace period within which the proof of the end must arrive; then the request is repeated."""
+
+
+class Leases:
+    """The leases of one attempt (node/stopping.py), by host: renewed while its nodes respond, expired when no rank is
+    left. An earlier controller may have renewed a lease until
+    this object was made. `_renewed_s`: seconds since boot; `_clocks`: what the nodes reported last; `_due`: monotonic.
+    """
+
+    def __init__(self, live: LiveJob) -> None:
+        self._live, self._made_s = live, boot_s()
+        self._renewed_s: dict[str, float] = {}
+        self._clocks: dict[str, int] = {}
+        self._due: dict[str, float] = {}
+
+    def begin(self, host: str) -> None:
+        """Note that GO is sent: the first lease begins when it arrives."""
+        self._renewed_s[host] = boot_s()
+
+    def forget(self, host: str) -> None:
+        """Ask for the clock again: the host was away."""
+        self._clocks.pop(host, None)
+        self._due.pop(host, None)
+
+    def renew_due(self, now: float) -> None:
+        """Renew the leases of the nodes that end their ranks without the head; not of a job that is being stopped."""
+        job = self._live.job
+        if job.policy.on_unreachable_node != "fence" or job.state not in (State.STARTING, State.RUNNING):
+            return
+        for node in job.nodes:
+            if node.may_run_processes and self._due.get(node.host, 0.0) <= now and self._live.link(node.host).is_up:
+                self._renew(node.host, now)
+
+    def _renew(self, host: str, now: float) -> None:
+        at_ns = self._clocks.get(host)
+        self._due[host] = now + RENEW_S
+        if at_ns is not None:
+            self._renewed_s[host] = boot_s()
+
+        def replied(reply: Reply[agent.Pong]) -> None:
+            if reply.error is None:
+                self._clocks[host] = reply.message.at_ns
+                if at_ns is None:
+                    self._due[host] = 0.0
+
+        self._live.call(host, agent.Renew(self._live.job.run_id, at_ns), deadline_s=RENEW_S, then=replied)
+
+    def expired(self) -> frozenset[str]:
+        """Return the hosts whose leases have expired: no process of the attempt is left there. The clock of a host may
+        be slower by 2 %."""
+        policy, now_s = self._live.job.policy, boot_s()
+        if policy.on_unreachable_node != "fence":
+            return frozenset()
+        limit_s = policy.fence_after_s * 1.02 + MARGIN_S
+        hosts = (node.host for node in self._live.job.nodes if node.may_run_processes)
+        return frozenset(host for host in hosts if now_s - self._renewed_s.get(host, self._made_s) > limit_s)
+
+
+class Ending:
+    """Stops and ends of one attempt, by host: every record of an end is confirmed by its node."""
+
+    def __init__(self, live: LiveJob, copies: JobCopies) -> None:
+        self._live, self._copies = live, copies
+        self._stop_due: dict[str, float] = {}
+        self._ends: dict[str, inputs.NodeEnded] = {}
+        self._end_due: dict[str, float] = {}
+
+    def tick(self, now: float) -> None:
+        """Repeat due requests; called periodically. `now`: monotonic."""
+        live = self._live
+        for host in self._ends:
+            if self._end_due[host] <= now and live.link(host).is_up:
+                self._confirm(host)
+        if live.job.state is not State.STOPPING and not live.job.held_hosts:
+            return
+        for host in [host for host, due in self._stop_due.items() if due <= now]:
+            if live.job.node(host).may_run_processes and live.link(host).is_up:
+                self.stop(host)
+
+    def stop(self, host: str) -> None:
+        """Request the stop. The proof is the event `ended`, also if the host never started anything: follow it."""
+        job = self._live.job
+        grace_s = stop_grace_s(job)
+        self._copies.present.follow(host)
+        self._stop_due[host] = time.monotonic() + grace_s + PROOF_S
+
+        def replied(reply: Reply[Done]) -> None:
+            if reply.error is not None:
+                self._stop_due[host] = time.monotonic() + AGAIN_S
+
+        events = self._copies.present.spool(host).offsets().get(EVENTS, {})
+        request = agent.Stop(job.run_id, job.stop_now, grace_s, events, job.cause is Cause.HUNG)
+        self._live.call(host, request, then=replied)
+
+    def take_records(self, host: str, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Take new records of a node; an end only when the node has confirmed it."""
+        for line in lines:
+            event = make_event(host, line)
+            if isinstance(event, inputs.NodeEnded):
+                self._ends[host] = event
+                self._confirm(host)
+            elif isinstance(event, inputs.LeftoversGone) and host in self._ends:
+                self._ends[host] = replace(self._ends[host], leftovers=())
+            elif event is not None:
+                self._live.feed(event)
+
+    def on_up(self, host: str) -> None:
+        if host in self._ends:
+            self._confirm(host)
+
+    def _confirm(self, host: str) -> None:
+        """Ask the node whether the attempt has ended: a rank can write the record too. Repeated until it is so and
+        every record is here, since the last ones correct what a rank wrote."""
+        self._end_due[host] = time.monotonic() + REPLY_S
+        run_id = self._live.job.run_id
+
+        def replied(reply: Reply[agent.ProcessesReply]) -> None:
+            self._end_due[host] = time.monotonic() + AGAIN_S
+            if reply.error is not None:
+                return
+            left = [process for process in reply.message.processes if not process.killed]
+            if not left and (reply.message.processes or not reply.message.supervisor):
+                if self._copies.present.spool(host).differs_from({EVENTS: reply.message.events}):
+                    self._end_due[host] = time.monotonic() + END_AGAIN_S
+                else:
+                    self._copies.present.take_records(host)
+                    self.take(host)
+            elif reply.message.supervisor:
+                self._end_due[host] = time.monotonic() + END_AGAIN_S
+            else:
+                self._live.call(host, agent.Stop(run_id, True, 0.0))
+
+        self._live.call(host, agent.Processes(run_id), then=replied)
+
+    def take(self, host: str) -> None:
+        """Believe the newest record of the end, if there is one: the node has no process of the attempt."""
+        if host in self._ends:
+            self._live.feed(self._ends.pop(host))
 
 
 class JobRunner(LiveJob):
@@ -29,8 +177,7 @@ class JobRunner(LiveJob):
     def __init__(self, job: Job, submission: Submission, context: JobContext) -> None:
         super().__init__(job, submission, context)
         self.copies = JobCopies(self, lambda host, lines: self.ending.take_records(host, lines))
-        self.survey = JobSurvey(self)
-        self.start = JobStart(self, self.survey, self.copies)
+        self.start = JobStart(self, self.copies)
         self.leases, self.ending = Leases(self), Ending(self, self.copies)
 
     def begin_attempt(self) -> None:
@@ -43,7 +190,7 @@ class JobRunner(LiveJob):
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, inputs.QueryNodes):
-            self.survey.start()
+            self.start.survey()
         elif isinstance(action, inputs.StageNodes):
             self.start.stage()
         elif isinstance(action, inputs.PrepareNodes):
@@ -63,7 +210,8 @@ class JobRunner(LiveJob):
                 self.ending.stop(host)
 
     def send_go(self, host: str) -> None:
-        self.start.go(host, self.leases)
+        self.leases.begin(host)
+        self.start.go(host)
 
     def tick(self) -> None:
         """Repeat due requests; called periodically."""
@@ -75,7 +223,7 @@ class JobRunner(LiveJob):
     def on_up(self, host: str) -> None:
         """Handle an agent that responds (again), after the comparison of head/loop/machine/reconcile.py: resend what
         it may have missed."""
-        self.survey.on_up()
+        self.start.on_up()
         self.copies.on_up(host)
         node = next((node for node in self.job.nodes if node.host == host), None)
         if node is None or self.job.go_sent_at_s is None:
@@ -95,4 +243,4 @@ class JobRunner(LiveJob):
         """Handle a lost connection. Unreachable is not failed: only a job that is still CHECKING takes notice."""
         self.leases.forget(host)
         self.copies.on_down(host)
-        self.survey.on_down(link, error)
+        self.start.on_down(link, error)

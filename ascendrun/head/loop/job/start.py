@@ -1,43 +1,220 @@
-"""The start of an attempt: its directories are staged, every node prepares it, then each gets GO."""
+"""The start of an attempt: survey and plan, directories are staged, every node prepares it, then each gets GO."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable
 
-from ascendrun.core.errors import AscendrunError
+from ascendrun.core.errors import AscendrunError, PreflightError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs import inputs
+from ascendrun.core.jobs.checkpoints import Listings, OnlyCopy, ResumePoint, incomplete
+from ascendrun.core.jobs.job import State
+from ascendrun.core.jobs.plan import LaunchPlan
 from ascendrun.core.jobs.plan_text import prepare_request
 from ascendrun.core.node_messages import Failure
-from ascendrun.core.reports import shared_homes
+from ascendrun.core.reports import NodeReport, shared_homes
+from ascendrun.head.agents.node_query import NodeQuery, choose, query_checkpoints
 from ascendrun.head.loop.job.copies import JobCopies
-from ascendrun.head.loop.job.leases import Leases
 from ascendrun.head.loop.job.live_job import LiveJob
-from ascendrun.head.loop.job.survey import JobSurvey
 from ascendrun.head.protocol import agent_messages as agent
-from ascendrun.head.protocol.remote import Reply
-from ascendrun.head.state.job_files import copy_for_nodes
+from ascendrun.head.protocol.control_messages import SurveyReply
+from ascendrun.head.protocol.remote import AgentConnection, Reply
+from ascendrun.head.state.job_files import copy_for_nodes, write_plan
 from ascendrun.head.state.state_dir import claim_spool_dir, spool_dir, write_placement
+from ascendrun.head.survey.doctor import Examination
 from ascendrun.head.survey.staging import TreePush, push_once_per_home, read_secret_env
+from ascendrun.head.survey.submission import build_plan, stages_around
+from ascendrun.head.survey.survey_reader import PreflightResult, evaluate_preflight, make_context, preflight_request
+
+if TYPE_CHECKING:
+    from ascendrun.head.state.job_table import StoredJob
+    from ascendrun.head.survey.training_plan import TrainingStage
+    from ascendrun.health.survey.check_context import CheckContext
+    from ascendrun.planner.plan import TrainingPlan
 
 CHECK_S = 60.0
 STAGE_S = 120.0
 
 
 class JobStart:
-    """Staging, readiness and GO of the present attempt, after `survey`."""
+    """From the survey of the hosts of an attempt to GO. `plan`: of the present attempt, None until every check has
+    passed."""
 
-    def __init__(self, live: LiveJob, survey: JobSurvey, copies: JobCopies) -> None:
-        self._live, self._survey, self._copies = live, survey, copies
+    def __init__(self, live: LiveJob, copies: JobCopies) -> None:
+        self._live, self._copies = live, copies
+        self._query: NodeQuery | None = None
+        self.reports: dict[str, NodeReport] = {}
+        self.plan: LaunchPlan | None = None
         self._copy = copy_for_nodes(live.context.state_dir, live.job.id)
         self._pushes: dict[str, TreePush] = {}
 
+    # The state CHECKING: reports of the hosts, checkpoints, the launch plan, the examination
+
+    def survey(self) -> None:
+        self.reports, self.plan = {}, None
+        live, attempt = self._live, self._live.job.attempt
+
+        def refused(host: str, failure: Failure) -> None:
+            if live.job.attempt == attempt:
+                live.refuse(host, failure, is_away=True)
+
+        self._query = NodeQuery(
+            live.placed, live.context.links, live.post, reported=partial(self._take_report, attempt), refused=refused
+        )
+        self._query.start()
+
+    def on_up(self) -> None:
+        if self._live.job.state is State.CHECKING and self._query is not None:
+            self._query.on_up()
+
+    def on_down(self, link: AgentConnection, error: AscendrunError) -> None:
+        if self._live.job.state is State.CHECKING and self._query is not None:
+            self._query.on_down(link, error)
+
+    def _take_report(self, attempt: int, report: NodeReport) -> None:
+        live = self._live
+        if live.job.state is not State.CHECKING or live.job.attempt != attempt:
+            return
+        self.reports[report.host] = report
+        identity = {"machine_key": report.machine_key, "incarnation": report.incarnation}
+        live.feed(inputs.NodeReported(report.host, report.boot_id, report.clock_offset_s, **identity))
+        if len(self.reports) == len(live.job.hosts):
+            query_checkpoints(
+                live.spec,
+                live.job,
+                live.placed,
+                self.reports,
+                links=live.context.links,
+                post=live.post,
+                done=partial(self._take_checkpoints, live.job.run_id),
+            )
+
+    def _take_checkpoints(self, run_id: str, listings: Listings) -> None:
+        """Choose what the attempt resumes from. Without the lists of all hosts the program decides by itself."""
+        live = self._live
+        if live.job.state is not State.CHECKING or run_id != live.job.run_id:
+            return
+        chosen = choose(live.job, live.job.hosts, listings)
+        if isinstance(chosen, OnlyCopy):
+            live.feed(inputs.ResumeLost(chosen.step, chosen.hosts))
+            return
+        if chosen is not None:
+            live.feed(inputs.ResumeChosen(chosen, tuple(incomplete(listings, chosen.step))))
+        self._make_plan(chosen)
+
+    def _make_plan(self, resume: ResumePoint | None) -> None:
+        live = self._live
+        try:
+            plan = build_plan(live.spec, live.placed, self.reports, replace(live.job, resume=resume), live.trees)
+        except AscendrunError as error:
+            hosts = error.hosts if isinstance(error, PreflightError) else ()
+            live.feed(inputs.Refused(None, Failure.of(error).line(), hosts))
+            return
+        stages = self._training_stages()
+        paths = dict.fromkeys(path for stage in stages for path in stage.paths)
+        Examination(
+            preflight_request(live.placed, live.spec, paths),
+            live.spec,
+            self.reports,
+            plan,
+            links=live.context.links,
+            post=live.post,
+            done=partial(self._judge, plan, stages),
+        ).start()
+
+    def _training_stages(self) -> tuple[TrainingStage, ...]:
+        """Return this job and the later stages of its pipeline if any of them is a training with rules; else ()."""
+        live, job = self._live, self._live.job
+        own = replace(live.submission, hosts=live.placed, stage=job.stage)
+        before, later = stages_around(live.context.store, job)
+        if all(one.spec.program is None for one in (own, *later)):
+            return ()  # nothing else is planned, or imports the planner
+        from ascendrun.head.survey.training_plan import training_stages
+
+        return training_stages([*before, own, *later])[len(before) :]
+
+    def _judge(self, plan: LaunchPlan, stages: Sequence[TrainingStage], replies: Mapping[str, SurveyReply]) -> None:
+        """Start the job only if no check failed, and no training would fail."""
+        live = self._live
+        if not self._is_current(plan):
+            return
+        context = make_context(replies.values(), self.reports, live.spec, plan, now_s=time.time())
+        known = {host.name: live.context.idle_memory(host) for host in live.placed}
+        result = evaluate_preflight(context, live.spec, idle_memory=known)
+        for host in live.placed:
+            taken = result.not_released.get(host.name)
+            memory = result.idle_memory.get(host.name, {})
+            live.context.note_memory(host, memory, None if taken is None else taken.message)
+        live.feed(inputs.Checked(result.warnings))
+        if not stages:
+            self._decide(plan, result)
+            return
+        from ascendrun.head.survey.training_plan import RUNS_READ
+
+        call = partial(self._plan_trainings, stages, context, live.context.store.jobs.all()[-RUNS_READ:])
+        done = partial(self._take_plans, plan, result)
+        threading.Thread(target=call, args=(done,), name="training-plan", daemon=True).start()
+
+    def _is_current(self, plan: LaunchPlan) -> bool:
+        return self._live.job.state is State.CHECKING and plan.run_id == self._live.job.run_id
+
+    def _plan_trainings(
+        self,
+        stages: Sequence[TrainingStage],
+        context: CheckContext,
+        stored: Sequence[StoredJob],
+        done: Callable[[Sequence[TrainingPlan]], None],
+    ) -> None:
+        """Plan in a thread of its own: metrics of earlier runs are read. A fault of ours prevents no start."""
+        from ascendrun.head.survey.training_plan import plan_stage, recorded_runs
+
+        runs_of, plans = partial(recorded_runs, stored, self._live.context.state_dir), []
+        try:
+            for number, stage in enumerate(stages):
+                plans.append(plan_stage(stage, context if number == 0 else replace(context, plan=None), runs_of))
+        except Exception:  # a bug in a rule: the log has the traceback
+            traceback.print_exc()
+        self._live.post(partial(done, plans))
+
+    def _take_plans(self, plan: LaunchPlan, result: PreflightResult, plans: Sequence[TrainingPlan]) -> None:
+        """Refuse a training that would fail; what else prevents the start now may pass."""
+        from ascendrun.head.survey.training_plan import expected, hosts_at_fault, refusal
+
+        if not self._is_current(plan):
+            return
+        why = refusal(plans)
+        if why is not None:
+            self._live.feed(inputs.TrainingRefused(why, hosts_at_fault(plans)))
+            return
+        if plans and (values := expected(plans[0])):
+            with suppress(OSError):  # a report without it has the measured values alone
+                write_plan(self._live.context.state_dir, self._live.job.id, values)
+        self._decide(plan, result)
+
+    def _decide(self, plan: LaunchPlan, result: PreflightResult) -> None:
+        live = self._live
+        if result.held is not None:
+            owner = result.held.values.get("run")
+            live.feed(inputs.Held(result.hosts[0], result.held.message, owner, result.hosts))
+        elif result.refusal is not None:
+            live.feed(inputs.Refused(None, result.refusal, result.hosts))
+        else:
+            self.plan = plan
+            ranks = {node.host: tuple(rank.rank for rank in node.ranks) for node in plan.nodes}
+            live.feed(inputs.Planned(ranks, plan.world_size))
+
+    # Staging, readiness and GO
+
     def stage(self) -> None:
         self._pushes = {}
-        push_once_per_home(self._live.job.hosts, shared_homes(self._survey.reports), self._push)
+        push_once_per_home(self._live.job.hosts, shared_homes(self.reports), self._push)
 
     def _push(self, host: str, then: Callable[[], None]) -> None:
         attempt = self._live.job.attempt
@@ -67,7 +244,7 @@ class JobStart:
         return {host: (push.done_bytes, push.total_bytes) for host, push in self._pushes.items()}
 
     def prepare(self, host: str) -> None:
-        live, plan = self._live, self._survey.plan
+        live, plan = self._live, self.plan
         assert plan is not None, "PrepareNodes before the plan"
         node = next(node for node in plan.nodes if node.host == host)
 
@@ -101,7 +278,7 @@ class JobStart:
             claim_spool_dir(folder, job.run_id)
             write_placement(folder, job.hosts)
 
-    def go(self, host: str, leases: Leases) -> None:
+    def go(self, host: str) -> None:
         live = self._live
         try:
             secret_env = read_secret_env(live.spec)
@@ -115,6 +292,5 @@ class JobStart:
             elif reply.error.code not in ("connection-lost", "deadline"):  # else repeated: it may have been received
                 live.refuse(host, reply.error)
 
-        leases.begin(host)
         request = agent.Go(live.job.run_id, live.job.master_port, secret_env, live.job.hccl_base)
         live.call(host, request, then=started)

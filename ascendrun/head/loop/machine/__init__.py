@@ -1,1 +1,1 @@
-"""The machines of a head node, by subject: records, reconciliation, holds, closures, memory, contenders."""
+"""The machines of a head node: records, comparison with what nodes report, holds and closures, placement of jobs."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ascendrun.core.jobs import inputs
 from ascendrun.core.jobs.job_copy import JobCopy
 from ascendrun.core.jobs.reconcile import AttemptState, NodeState, Verdict, compare
 from ascendrun.head.agents.connections import Connections
-from ascendrun.head.loop.machine.job_access import JobAccess
 from ascendrun.head.loop.machine.records import MachineRecords
+from ascendrun.head.loop.steps import JobSteps
 from ascendrun.head.protocol import agent_messages as agent
-from ascendrun.head.protocol.messages import Done
+from ascendrun.head.protocol.messages import Done, R, Request
 from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.node.layout import make_run, split_tag
 
@@ -30,19 +30,21 @@ FOUND_GRACE_S = 30.0
 
 
 class Reconciler:
-    """Comparison of nodes with records. `post` runs a call in the controller's thread."""
+    """Comparison of nodes with records. `adopt`: takes over an attempt by the copy of its job; `post` runs a call in
+    the controller's thread."""
 
     def __init__(
         self,
         records: MachineRecords,
         links: Connections,
-        jobs: JobAccess,
+        jobs: JobSteps,
+        adopt: Callable[[JobCopy, int], None],
         *,
         head_id: str,
         post: Callable[[Callable[[], None]], None],
     ) -> None:
-        self._records, self._links, self._jobs, self._post = records, links, jobs, post
-        self._head_id = head_id
+        self._records, self._links, self._jobs, self._take_over = records, links, jobs, adopt
+        self._head_id, self._post = head_id, post
         self._due_mono = 0.0
         self._strays: dict[tuple[int, str], float] = {}
 
@@ -55,7 +57,7 @@ class Reconciler:
 
     def used_links(self) -> tuple[AgentConnection, ...]:
         """Return the connections to hosts where processes of ours may live."""
-        links = {id(link): link for runner in self._jobs.runners() for link in runner.started_links()}
+        links = {id(link): link for runner in self._jobs for link in runner.started_links()}
         for record in self._records.all():
             for host in record.hosts if record.found else ():
                 link = self._links.get(host)
@@ -68,27 +70,30 @@ class Reconciler:
             self._due_mono = time.monotonic() + LOOK_S
             for link in self.used_links():
                 if link.is_up:
-                    link.call(agent.Live(), deadline_s=DEADLINE_S, done=partial(self._take_live, link))
+                    self._ask(link, agent.Live(), partial(self._take_live, link))
 
-    def _take_live(self, link: AgentConnection, reply: Reply[agent.LiveReply]) -> None:
-        if reply.error is None:
-            told = reply.message
-            seen = NodeState(told.boot_id, told.incarnation, None if told.live is None else frozenset(told.live))
-            self._post(lambda: self._compare_all(link, seen))
+    def _ask(self, link: AgentConnection, request: Request[R], then: Callable[[R], None]) -> None:
+        """Send a request; `then` runs in the controller's thread if the node replies."""
+
+        def take(reply: Reply[R]) -> None:
+            if reply.error is None:
+                self._post(partial(then, reply.message))
+
+        link.call(request, deadline_s=DEADLINE_S, done=take)
+
+    def _take_live(self, link: AgentConnection, told: agent.LiveReply) -> None:
+        live = None if told.live is None else frozenset(told.live)
+        self._compare_all(link, NodeState(told.boot_id, told.incarnation, live))
 
     def _note(self, link: AgentConnection, seen: NodeState) -> None:
         """Keep how a machine is reached, if a job uses it."""
         record = replace(self._records.of(link), boot_id=seen.boot_id, incarnation=seen.incarnation)
-        is_used = bool(record.key) and any(runner.uses(link) for runner in self._jobs.runners())
+        is_used = bool(record.key) and any(runner.uses(link) for runner in self._jobs)
         if is_used and record != self._records.get(record.key):
             self._records.keep(record)
 
     def _compare_all(self, link: AgentConnection, seen: NodeState) -> None:
-        tags = {
-            runner.job.run_id
-            for runner in self._jobs.runners()
-            if runner.job.go_sent_at_s is not None and runner.uses(link)
-        }
+        tags = {runner.job.run_id for runner in self._jobs if runner.job.go_sent_at_s is not None and runner.uses(link)}
         for tag in seen.live or ():
             if self._job_id(tag) is not None:
                 tags.add(tag)
@@ -111,7 +116,7 @@ class Reconciler:
         job_id = self._job_id(tag)
         assert job_id is not None, "a tag of this head node"
         job = self._jobs.find(job_id)
-        runner = next((one for one in self._jobs.runners() if one.job.id == job_id), None)
+        runner = self._jobs.runners.get(job_id)
         name = runner.uses(link) if runner is not None else link.host.name
         host = name if job is not None and name in job.hosts else None
         verdict = compare(job, host, tag, seen, attempt)
@@ -124,8 +129,10 @@ class Reconciler:
         if verdict is Verdict.QUERY:
             self._query(link, tag, seen)
         elif verdict is Verdict.FOUND:
-            self._add_found(link, tag)
-            self._query_copy(link, tag)
+            record = self._records.of(link)
+            if record.key and tag not in record.found:
+                self._records.keep(replace(record, found={**record.found, tag: time.time()}))
+            self._ask(link, agent.Copy(tag), partial(self._adopt, tag))
         elif verdict is Verdict.STOP and (attempt is None or self._is_twice(link, tag)):
             self._stop(link, tag, seen)
         elif verdict is Verdict.ABORT:
@@ -162,24 +169,21 @@ class Reconciler:
         runner.copies.present.follow_later(host, wait_s=0.0)
 
     def _query(self, link: AgentConnection, tag: str, seen: NodeState) -> None:
-        def take(reply: Reply[agent.ProcessesReply]) -> None:
-            if reply.error is None:
-                told = reply.message
-                attempt = AttemptState(told.phase, bool(told.processes) or told.supervisor)
-                self._post(lambda: self._compare(link, tag, seen, attempt))
+        def take(told: agent.ProcessesReply) -> None:
+            self._compare(link, tag, seen, AttemptState(told.phase, bool(told.processes) or told.supervisor))
 
-        link.call(agent.Processes(tag), deadline_s=DEADLINE_S, done=take)
+        self._ask(link, agent.Processes(tag), take)
 
     def _stop(self, link: AgentConnection, tag: str, seen: NodeState) -> None:
         """End an attempt by its tag. The node's answer, or the next look, shows whether it has gone."""
 
-        def take(reply: Reply[agent.ProcessesReply]) -> None:
-            if reply.error is None and not reply.message.processes and not reply.message.supervisor:
+        def take(told: agent.ProcessesReply) -> None:
+            if not told.processes and not told.supervisor:
                 gone = replace(seen, live=(seen.live or frozenset()) - {tag})
-                self._post(lambda: self._compare(link, tag, gone, AttemptState(None, processes=False)))
+                self._compare(link, tag, gone, AttemptState(None, processes=False))
 
         def query(reply: Reply[Done]) -> None:
-            link.call(agent.Processes(tag), deadline_s=DEADLINE_S, done=take)
+            self._ask(link, agent.Processes(tag), take)
 
         link.call(agent.Stop(tag, True, 0.0), deadline_s=DEADLINE_S, done=query)
 
@@ -192,30 +196,17 @@ class Reconciler:
 
         link.call(agent.Abort(tag), deadline_s=DEADLINE_S, done=take)
 
-    def _add_found(self, link: AgentConnection, tag: str) -> None:
-        record = self._records.of(link)
-        if record.key and tag not in record.found:
-            self._records.keep(replace(record, found={**record.found, tag: time.time()}))
-
-    def _query_copy(self, link: AgentConnection, tag: str) -> None:
+    def _adopt(self, tag: str, told: agent.CopyReply) -> None:
         """Adopt the attempt if the node has a copy of its job."""
-
-        def take(reply: Reply[agent.CopyReply]) -> None:
-            if reply.error is None and reply.message.job is not None:
-                self._post(partial(self._adopt, tag, reply.message.job))
-
-        link.call(agent.Copy(tag), deadline_s=DEADLINE_S, done=take)
-
-    def _adopt(self, tag: str, values: Mapping[str, Any]) -> None:
         run, attempt = split_tag(tag)
         try:
-            copy = JobCopy.from_json(values)
+            copy = JobCopy.from_json(told.job)
         except ValueError:
             return  # it stays found
         known = self._jobs.find(copy.id)
         is_old = known is not None and (known.go_sent_at_s is not None or known.attempt > attempt or known.is_terminal)
         if copy.run == run and not is_old:
-            self._jobs.adopt(copy, attempt)
+            self._take_over(copy, attempt)
             for record in self._records.all():
                 self._records.forget_found(record, {tag})
 

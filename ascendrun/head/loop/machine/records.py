@@ -12,8 +12,8 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.machines import ADDRESS_KEY, MachineRecord, address_of, machine_id
 from ascendrun.head.agents.connections import Connections, dialled
 from ascendrun.head.protocol.remote import AgentConnection
-from ascendrun.head.state.machine_table import MachineTable
 from ascendrun.head.state.state_dir import StoreUnusableError
+from ascendrun.head.state.store import MachineTable
 
 
 class MachineRecords:

@@ -31,13 +31,9 @@ FULL = {"disk": {"disks": {"/r": NO_SPACE}}}
 class Health(World):
     """A world with examinations. `later` lets their time pass: nothing here waits."""
 
-    def start_agents(self) -> None:
-        pass
-
     def examine(self, *, idle_every_s: float | None = None) -> Examiner:
-        links: Any = self
-        operations = Operations(links, lambda call: call())
-        self.examiner = Examiner(self.jobs, links, operations, post=lambda call: call(), idle_every_s=idle_every_s)
+        operations = Operations(self.context.links, self.context.post)
+        self.examiner = Examiner(self.context, self.jobs, operations, idle_every_s=idle_every_s)
         self.tick()
         return self.examiner
 
@@ -178,7 +174,7 @@ def test_a_spare_that_did_not_respond_is_examined_again_soon(world: Health) -> N
 def test_a_deep_examination_ends_a_quarantine_and_no_drain(world: Health) -> None:
     world.known(N1, N2)
     for host in (N1, N2):
-        world.jobs.machines.closures.quarantine(host, Text("x", "x"))
+        world.jobs.machines.quarantine(host, Text("x", "x"))
     change(world, "drain", N2, reason="optics")
     change(world, "deep", N1, N2)
     records = [one for host in (N1, N2) for one in world.jobs.machines.records.at(host)]
@@ -193,7 +189,7 @@ def test_a_deep_examination_ends_a_quarantine_and_no_drain(world: Health) -> Non
 
 def test_only_a_job_that_measures_its_hosts_is_placed_on_closed_ones(world: Health) -> None:
     world.known(N1, N2)
-    world.jobs.machines.closures.quarantine(N1, Text("x", "x"))
+    world.jobs.machines.quarantine(N1, Text("x", "x"))
     change(world, "drain", N2)
     for node in world.nodes.values():
         node.survey = None
@@ -204,7 +200,7 @@ def test_only_a_job_that_measures_its_hosts_is_placed_on_closed_ones(world: Heal
 
 def test_a_strike_without_any_job_is_stored(world: Health) -> None:
     world.up(N3)
-    world.jobs.machines.closures.strike(N3, Text("x", "x"))
+    world.jobs.machines.strike(N3, Text("x", "x"))
     assert world.jobs, "there is something to store"
     world.turn()
     assert not world.jobs and [len(one.strikes) for one in world.store.machines.all()] == [1]
@@ -214,19 +210,19 @@ def test_a_strike_without_any_job_is_stored(world: Health) -> None:
 def test_memory_that_stays_in_use_is_noted_and_closes_its_machine_after_a_minute(world: Health) -> None:
     world.known(N1)
     machines, taken = world.jobs.machines, Text("x", "x")
-    machines.memory.note(N1, {0: 3400, 1: 3300}, None)
-    machines.memory.note(N1, {0: 3350}, None)
-    assert machines.memory.idle(N1) == {0: 3350, 1: 3300}
-    machines.memory.note(N1, {0: 9000}, taken)
+    machines.note_memory(N1, {0: 3400, 1: 3300}, None)
+    machines.note_memory(N1, {0: 3350}, None)
+    assert machines.idle_memory(N1) == {0: 3350, 1: 3300}
+    machines.note_memory(N1, {0: 9000}, taken)
     [record] = machines.records.at(N1)
-    assert machines.memory.idle(N1)[0] == 3350 and record.taken_since_s and record.quarantine is None
+    assert machines.idle_memory(N1)[0] == 3350 and record.taken_since_s and record.quarantine is None
     machines.records.keep(replace(record, taken_since_s=record.taken_since_s - TAKEN_S - 1))
-    machines.memory.note(N1, {0: 9000}, taken)
+    machines.note_memory(N1, {0: 9000}, taken)
     world.turn()
     [record] = world.store.machines.all()
     assert record.quarantine and record.quarantine.reason == taken
-    machines.memory.note(N1, {0: 3350}, None)
+    machines.note_memory(N1, {0: 3350}, None)
     [record] = machines.records.at(N1)
     assert record.taken_since_s is None and record.quarantine is not None
     change(world, "undrain", N1)
-    assert machines.memory.idle(N1) == {} and world.codes()[-2:] == ["host-closed", "host-opened"]
+    assert machines.idle_memory(N1) == {} and world.codes()[-2:] == ["host-closed", "host-opened"]

@@ -144,14 +144,7 @@ def test_stacks_are_kept_while_the_job_runs(
     link: Any = world.get(N1)
     link.is_up = True
     monkeypatch.setattr(link, "call", lambda request, *, deadline_s, done: replies.append(done))
-    monitor = HangMonitor(
-        world.folder,
-        post=lambda call: call(),
-        record=lambda job_id, events: None,
-        events_of=lambda job_id: (),
-        feed=lambda job_id, event: None,
-        separate=lambda job, host, world: None,
-    )
+    monitor = HangMonitor(world.context)
     monitor._ask(runner, _Watched(world.folder, job, Windows(), is_reported=False))
     runner.job = replace(runner.job, state=state)
     replies[0](Reply(StacksReply((), at_ns=1)))

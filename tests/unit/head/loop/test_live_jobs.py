@@ -19,16 +19,14 @@ from ascendrun.core.jobs.checkpoints import ResumePoint
 from ascendrun.core.jobs.inputs import Diagnosed, HoldChanged, NodeStaged, RankStarted, ResumeChosen, Tick
 from ascendrun.core.jobs.job import Cause, NodeProgress, Phase, State
 from ascendrun.core.jobs.restart import Failure, Kind, PastAttempt, RestartPolicy
-from ascendrun.core.retention import Retention
 from ascendrun.head.agents.connections import Connections
-from ascendrun.head.loop.call_guard import Guard
 from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
 from ascendrun.head.protocol.file_messages import FileTruncated, FileUnreadable
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission, make_job
-from tests.lib.small_world import Collected
+from tests.lib.small_world import Alone
 from tests.unit.head.agents.test_connections import Deaf, Nowhere
 
 CUT = FileTruncated("", "rank-0.out", 0, 10)
@@ -54,8 +52,7 @@ class Live:
     def __init__(self, folder: Path) -> None:
         self.store = FullDisk.open(folder)
         self.links = Connections(Nowhere(), AgentImage({}), Deaf())  # type: ignore[arg-type]
-        collectors: Any = Collected()
-        self.jobs = LiveJobs(self.store, self.links, collectors, Retention(), Guard(), lambda call: call())
+        self.jobs = LiveJobs(Alone(self.store, self.links))
 
     def add(self, key: str) -> Any:
         """The runner of a new job on the host n1."""
@@ -134,9 +131,9 @@ def test_the_trouble_of_a_node_with_a_file_stands_in_the_story_of_the_job_whose_
 ) -> None:
     mine, other = live.add("mine"), live.add("other")
     live.jobs.handle_message(live.links.get(Host("n1")), replace(trouble, tag=mine.job.run_id), b"")
-    event = live.jobs.events_of(mine.job.id)[-1]
+    event = live.jobs.steps.events_of(mine.job.id)[-1]
     assert (event.code, event.hosts, event.values["generation"]) == (code, ("n1",), generation)
-    assert code not in [event.code for event in live.jobs.events_of(other.job.id)]
+    assert code not in [event.code for event in live.jobs.steps.events_of(other.job.id)]
 
 
 @pytest.mark.parametrize(("kind", "is_closed", "strikes"), [(Kind.DEVICE, 1, 0), (Kind.HCCL, 0, 1), (Kind.INFRA, 0, 0)])

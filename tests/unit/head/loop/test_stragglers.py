@@ -7,7 +7,8 @@ import queue
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Callable
+from types import SimpleNamespace
+from typing import Any, Callable
 
 import pytest
 
@@ -78,9 +79,9 @@ class Desk:
         self.calls: queue.Queue[Callable[[], None]] = queue.Queue()
         self.told: list[Event] = []
         self.disk_is_full = False
-        self.straggling = StragglerMonitor(
-            state_dir, post=self.calls.put, record=self._record, events_of=lambda job_id: self.told
-        )
+        steps = SimpleNamespace(record=self._record, events_of=lambda job_id: self.told)
+        context: Any = SimpleNamespace(state_dir=state_dir, post=self.calls.put, steps=steps)
+        self.straggling = StragglerMonitor(context)
 
     def _record(self, job_id: str, events: Sequence[Event]) -> None:
         if self.disk_is_full:

@@ -24,7 +24,7 @@ from ascendrun.head.protocol.messages import Request
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.output_fetch import JobOutputs, OutputFetcher
 from ascendrun.head.spool.transfer import PART, TransferError, fetch_files, send_files
-from ascendrun.head.state.outputs import outputs_dir, read_waiting, waiting_jobs
+from ascendrun.head.state.job_files import outputs_dir, read_waiting, waiting_jobs
 from ascendrun.node import layout
 from ascendrun.node.agent.transfer import list_outputs, put_file, read_output
 from ascendrun.node.files import BLOCK_BYTES

@@ -12,8 +12,7 @@ import pytest
 
 from ascendrun.core.measurement import metrics_of
 from ascendrun.core.samples import DeviceSample, HostSample, Newest, RankSample, RawText
-from ascendrun.head.state.sample_store import RAW_TEXTS, SampleStore
-from ascendrun.head.state.sample_tables import LEVELS
+from ascendrun.head.state.sample_store import LEVELS, RAW_TEXTS, SampleStore
 from ascendrun.head.state.state_dir import StoreUnusableError
 
 T = 1_700_000_000.0 // 600 * 600
@@ -231,7 +230,7 @@ WRITER = """
 import sys, pathlib
 from ascendrun.core.samples import DeviceSample
 from ascendrun.head.state.sample_store import SampleStore
-from ascendrun.head.state.sample_tables import LEVELS
+from ascendrun.head.state.sample_store import LEVELS
 store = SampleStore.open(pathlib.Path(sys.argv[1]))
 for k in range(1_000_000):
     store.add([DeviceSample(1e9 + k, "a1", n, "npu") for n in range(5)], progress={("s", 0): k + 1})

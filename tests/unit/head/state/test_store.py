@@ -19,10 +19,9 @@ from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase, Request, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.head.loop.rescue import restore_rows
-from ascendrun.head.state.head_file import HeadFile
 from ascendrun.head.state.state_dir import StoreUnusableError, filesystem_of
 from ascendrun.head.state.store import Store
-from ascendrun.head.state.store_file import LostLeaseError
+from ascendrun.head.state.store_file import HeadFile, LostLeaseError
 
 
 def make_job(job_id: str, head_id: str, name: str = "demo") -> Job:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
-from ascendrun.head.loop.liveness import LOOK_S, ReachabilityMonitor
+from ascendrun.head.loop.monitors import LOOK_S, ReachabilityMonitor
 
 JOB = Job(
     id="j-0001",
@@ -48,11 +49,8 @@ class FakeRunner:
 def test_hosts_are_looked_at_once_a_second_and_silence_is_still_told() -> None:
     told: list[Event] = []
     runner = FakeRunner(JOB)
-
-    def record(_job: str, events: Sequence[Event]) -> None:
-        told.extend(events)
-
-    listening = ReachabilityMonitor(events_of=lambda _job: (), record=record)
+    steps: Any = SimpleNamespace(events_of=lambda job_id: (), record=lambda job_id, events: told.extend(events))
+    listening = ReachabilityMonitor(steps)
     for turn in range(41):
         listening.tick([runner], now_s=100.0 + turn * TURN_S)  # type: ignore[list-item]
     assert runner.hosts["n1"].looks <= 41 * TURN_S / LOOK_S + 1

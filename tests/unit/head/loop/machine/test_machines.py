@@ -183,7 +183,7 @@ def test_a_held_machine_stays_held_when_the_controller_is_started_again(world: W
 
 def release(world: World, host: str) -> AscendrunError | None:
     found: list[AscendrunError | None] = []
-    world.jobs.machines.holds.release(host, "wang", found.append)
+    world.jobs.machines.release(host, "wang", found.append)
     world.turn()
     world.turn()
     assert len(found) == 1
@@ -213,9 +213,7 @@ def test_an_unreachable_host_is_free_by_the_word_of_a_person_and_the_story_says_
 def test_a_release_is_stored_before_it_is_acknowledged(world: World) -> None:
     job = unconfirmed(world)
     stored: list[tuple[str, ...]] = []
-    world.jobs.machines.holds.release(
-        "n2", "wang", lambda error: stored.append(world.store.jobs.find(job.id).job.held_hosts)
-    )
+    world.jobs.machines.release("n2", "wang", lambda error: stored.append(world.store.jobs.find(job.id).job.held_hosts))
     world.turn()
     assert stored == [()]
 
@@ -228,9 +226,7 @@ def test_a_release_of_a_found_attempt_is_stored_before_it_is_acknowledged(world:
     world.get(N1).failures = 3
     stored: list[int] = []
     machines = world.store.machines
-    world.jobs.machines.holds.release(
-        "n1", "wang", lambda error: stored.extend(len(one.found) for one in machines.all())
-    )
+    world.jobs.machines.release("n1", "wang", lambda error: stored.extend(len(one.found) for one in machines.all()))
     world.turn()
     assert stored == [0]
 
@@ -247,7 +243,7 @@ def test_a_release_waits_for_the_connection_that_is_being_made(world: World) -> 
     job = unconfirmed(world)
     world.get(N2).failures = 0
     found: list[AscendrunError | None] = []
-    world.jobs.machines.holds.release("n2", "wang", found.append)
+    world.jobs.machines.release("n2", "wang", found.append)
     world.turn()
     assert found == []
     world.get(N2).is_up = True
@@ -397,9 +393,9 @@ def test_a_drained_host_gets_no_job_until_the_drain_ends_also_by_another_name(wo
 
 @pytest.mark.parametrize("what", ["drain", "undrain", "lost", "deep"])
 def test_the_word_of_an_operator_is_stored_before_it_is_acknowledged(world: World, what: str) -> None:
-    world.jobs.machines.closures.quarantine(N1, Text("x", "x"))
+    world.jobs.machines.quarantine(N1, Text("x", "x"))
     change(world, "drain", N1)
-    world.jobs.machines.closures.change(ChangeMachines((N1,), what, "li"))
+    world.jobs.machines.change(ChangeMachines((N1,), what, "li"))
     world.restart()
     [record] = world.store.machines.all()
     drain = record.drain
@@ -416,7 +412,7 @@ def test_a_word_that_cannot_be_stored_is_an_error_and_changes_nothing(
     job = world.running(N1, N2)
     world.up(N1, N2)
     world.get(N2).is_up = False
-    world.jobs.machines.closures.quarantine(N2, Text("x", "x"))
+    world.jobs.machines.quarantine(N2, Text("x", "x"))
     world.turn()
     before = world.store.machines.all()
 
@@ -474,11 +470,11 @@ def test_the_second_strike_of_a_host_is_a_quarantine_and_each_one_is_longer(worl
     world.up(N1)
     job, reason = world.job(N1, N2, request=Request(1)), Text("x", "x")
     for _ in range(2):  # reported by two jobs
-        world.jobs.machines.closures.strike(N1, reason)
+        world.jobs.machines.strike(N1, reason)
     [record] = world.jobs.machines.records.at(N1)
     assert not record.closures(time.time()) and len(record.strikes) == 1
     world.jobs.machines.records.keep(replace(record, strikes=(record.strikes[0] - 3600.0,)))
-    world.jobs.machines.closures.strike(N1, reason)
+    world.jobs.machines.strike(N1, reason)
     [record] = world.jobs.machines.records.at(N1)
     [first] = record.closures(time.time())
     again = record.quarantined(reason, time.time()).quarantine

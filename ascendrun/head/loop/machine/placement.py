@@ -1,4 +1,4 @@
-"""Which machines a job may use now, and why not the others: the contenders of the scheduler."""
+"""Where queued jobs start: the machines that a job may use now, and why not the others."""
 
 from __future__ import annotations
 
@@ -7,41 +7,60 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ascendrun.core.hosts import Host
+from ascendrun.core.jobs.inputs import NodesFree
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import Detail, because
 from ascendrun.core.jobs.restart import avoided_hosts, excluded_hosts
-from ascendrun.core.jobs.schedule import Claim, Contender
+from ascendrun.core.jobs.schedule import Claim, Contender, schedule
 from ascendrun.core.machines import Machine, MachineRecord, address_of, machine_id
 from ascendrun.head.agents.connections import Connections, dialled
-from ascendrun.head.loop.machine.holds import Holds
-from ascendrun.head.loop.machine.job_access import JobAccess
-from ascendrun.head.loop.machine.records import MachineRecords
+from ascendrun.head.loop.machine.machines import Machines
+from ascendrun.head.loop.steps import JobSteps
 from ascendrun.head.protocol.remote import AgentConnection
+from ascendrun.head.survey.submission import Submission, claims_of, make_job
 from ascendrun.text import Text
 
 
-class Contenders:
-    """The jobs that want machines, with what the machines say to that."""
+class Placement:
+    """Use from the controller's thread."""
 
-    def __init__(self, records: MachineRecords, links: Connections, jobs: JobAccess, holds: Holds) -> None:
-        self._records, self._links, self._jobs, self._holds = records, links, jobs, holds
+    def __init__(self, machines: Machines, links: Connections, jobs: JobSteps) -> None:
+        self._machines, self._links, self._jobs = machines, links, jobs
+        self._seen: tuple[object, ...] = ()
 
-    def of(
-        self, jobs: Sequence[tuple[Job, Sequence[Host]]], claims: Mapping[str, Mapping[str, Claim]]
-    ) -> tuple[Contender, ...]:
-        """Return the jobs for the scheduler. `jobs`: with the hosts of their pools; `claims`: of each by its id."""
-        held, now_s = self._holds.held(), time.time()
+    def schedule(self) -> None:
+        """Decide again where queued jobs start: when a job, a machine or a connection has changed, else once a
+        second."""
+        connected = [(link.is_up, link.failures) for link in self._links]
+        jobs = [runner.job for runner in self._jobs]
+        seen = (jobs, self._machines.records.version, connected, int(time.time()))
+        if seen == self._seen:
+            return
+        self._seen = seen
+        for job_id, decision in schedule(self._contenders(), self._jobs.find, now_s=time.time()).items():
+            self._jobs.feed(job_id, decision)
+
+    def place(self, submission: Submission) -> tuple[Host, ...]:
+        """Return the hosts on which a job would start now; if it would wait, those of its pool that come first."""
+        job = make_job(submission, "j-new", "dry-run", time.time())
+        new = (job, submission.hosts, claims_of(submission.spec, submission.hosts))
+        decision = schedule(self._contenders(new), self._jobs.find, now_s=time.time())[job.id]
+        names = decision.hosts if isinstance(decision, NodesFree) else job.pool[: job.request.nodes]
+        return tuple(host for name in names for host in submission.hosts if host.name == name)
+
+    def _contenders(self, *more: tuple[Job, Sequence[Host], Mapping[str, Claim]]) -> tuple[Contender, ...]:
+        """Return the live jobs, and more with the hosts and claims of their pools, with what the machines say."""
+        jobs = [*((runner.job, runner.hosts, runner.claims) for runner in self._jobs), *more]
+        held, now_s = self._machines.held(), time.time()
         links = {dialled(link.host): link for link in self._links}
-        records = self._records.all()
+        records = self._machines.records.all()
         barred = {False: _Barred(held, records, links.values(), now_s)}
-        if any(job.request.examines for job, _ in jobs):
+        if any(job.request.examines for job, _, _ in jobs):
             opened = [replace(record, drain=None, quarantine=None) for record in records]
             barred[True] = _Barred(held, opened, links.values(), now_s)
         return tuple(
-            self._contender(
-                job, hosts, claims[job.id], barred[job.request.examines], links, now_s, is_any_held=bool(held)
-            )
-            for job, hosts in jobs
+            self._contender(job, hosts, claims, barred[job.request.examines], links, now_s, is_any_held=bool(held))
+            for job, hosts, claims in jobs
         )
 
     def _contender(
@@ -83,20 +102,6 @@ class Contenders:
         unusable.update((host.name, because("host-unidentified")) for host in unknown)
         lost = frozenset(host.name for host in hosts if barred.is_lost(host))
         return Contender(job, claims, unusable, away, avoided_hosts(job.past, now_s), places, lost)
-
-    def idle_hosts(self) -> tuple[Host, ...]:
-        """Return the known machines that no job uses or holds and that nothing closes."""
-        now_s = time.time()
-        used = {address for machine in self._holds.held() for address in machine.addresses}
-        for runner in self._jobs.runners():
-            if not runner.job.is_terminal:
-                names = {*runner.job.hosts, *runner.job.spares}
-                used |= {address_of(host) for host in runner.hosts if host.name in names}
-        return tuple(
-            record.hosts[-1]
-            for record in self._records.all()
-            if record.hosts and not record.closures(now_s) and not record.addresses & used
-        )
 
 
 class _Barred:

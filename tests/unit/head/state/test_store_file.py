@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.head.state.head_file import BLOCK, HEAD_FILE, HeadFile
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store
+from ascendrun.head.state.store_file import BLOCK, HEAD_FILE, HeadFile
 from tests.unit.head.state.test_store import add, add_pipeline
 
 
