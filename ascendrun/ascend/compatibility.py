@@ -12,7 +12,7 @@ from typing import Any
 
 from ascendrun.ascend.install import DriverVersion, FirmwareVersion, driver_takes_firmware, parse_version, release_of
 from ascendrun.ascend.tables import load_table
-from ascendrun.core.dataclass import dataclass
+from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.text import Text
 
 COMPATIBLE, INCOMPATIBLE, UNKNOWN = "compatible", "incompatible", "unknown"
@@ -57,7 +57,7 @@ class Release:
     python: tuple[str, ...] | None
     wheels: tuple[str, ...] | None
     source: str
-    doubt: str | None
+    doubt: str | None = None
 
 
 def compare_versions(versions: Versions) -> tuple[VersionFact, ...]:
@@ -243,10 +243,4 @@ def _source(release: Release) -> str:
 @lru_cache(maxsize=1)
 def _releases() -> Mapping[str, Release]:
     rows: Sequence[Mapping[str, Any]] = load_table("compatibility")["rows"]
-    return {row["torch_npu"]: _release(row) for row in rows}
-
-
-def _release(row: Mapping[str, Any]) -> Release:
-    python, wheels = (None if row[key] is None else tuple(row[key]) for key in ("python", "wheels"))
-    source, doubt = row["source"], row.get("doubt")
-    return Release(row["torch_npu"], row["torch"], row["cann"], python, wheels, source, doubt)
+    return {row["torch_npu"]: load_dataclass(Release, row) for row in rows}

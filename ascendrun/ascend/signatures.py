@@ -24,7 +24,7 @@ from importlib import resources
 from re import Pattern
 from typing import Any
 
-from ascendrun.core.dataclass import dataclass
+from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.text import template_of
 
 ROLES = ("cause", "symptom", "consequence", "teardown")
@@ -82,13 +82,13 @@ class Signature:
     retry: str
     english: Description
     patterns: tuple[str, ...]
-    unless: tuple[str, ...]
     examples: tuple[str, ...]
     counters: tuple[str, ...]
-    also: tuple[str, ...]
     source: str
     is_general: bool
     is_verified: bool
+    unless: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
     def words(self, lang: str = "en", values: Mapping[str, str] | None = None) -> Description:
         """Return the texts in `lang`, with each {name} replaced by its value, or by "…" without one."""
@@ -256,23 +256,8 @@ def _read_row(row: Mapping[str, Any]) -> Signature:
     patterns += [form % code for code in row.get("error_codes", ()) for form in _CODE_FORMS]
     patterns += _any_of(row.get("return_codes", ()), _RETURN_FORMS)
     patterns += _any_of(row.get("driver_codes", ()), _DRIVER_FORMS)
-    return Signature(
-        code=row["code"],
-        family=row["family"],
-        role=row["role"],
-        strength=row["strength"],
-        blames=row["blames"],
-        retry=row["retry"],
-        english=Description(row["message"], row["cause"], row["hint"]),
-        patterns=tuple(patterns),
-        unless=tuple(row.get("unless", ())),
-        examples=tuple(row["examples"]),
-        counters=tuple(row["counters"]),
-        also=tuple(row.get("also", ())),
-        source=row["source"],
-        is_general=row.get("general", False),
-        is_verified=row.get("verified", True),
-    )
+    renamed = {"is_general": row.get("general", False), "is_verified": row.get("verified", True)}
+    return load_dataclass(Signature, {**row, **renamed, "english": row, "patterns": patterns})
 
 
 def _any_of(codes: Sequence[Any], forms: Sequence[str]) -> list[str]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from dataclasses import field
 from functools import lru_cache
 from typing import Any, Callable
 
 from ascendrun.ascend import variable_forms as forms
 from ascendrun.ascend.tables import load_table
-from ascendrun.core.dataclass import dataclass
+from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.facts.chips import Chip
 from ascendrun.text import Text
 
@@ -31,17 +32,17 @@ class Variable:
     name: str
     kind: str
     default: str | None
-    unit: str | None
-    low: int | None
-    high: int | None
-    step: int | None
-    choices: tuple[str, ...]
-    families: tuple[str, ...] | None
-    by_family: Mapping[str, Mapping[str, Any]]
-    harmful: tuple[Mapping[str, str], ...]
     source: str
     verified: bool
-    doubt: str | None
+    doubt: str | None = None
+    unit: str | None = None
+    min: int | None = None
+    max: int | None = None
+    step: int | None = None
+    choices: tuple[str, ...] = ()
+    families: tuple[str, ...] | None = None
+    by_family: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    harmful: tuple[Mapping[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def _check_form(variable: Variable, value: str, chip: Chip | None, report: Repor
 
 
 def _check_int(variable: Variable, own: Mapping[str, Any], value: str, report: Report) -> None:
-    low, high = own.get("min", variable.low), own.get("max", variable.high)
+    low, high = own.get("min", variable.min), own.get("max", variable.max)
     step, unit = own.get("step", variable.step), f" {variable.unit}" if variable.unit else ""
     limits = (
         Text("variable.at-least", "{low}{unit} or more", low=low, unit=unit)
@@ -199,22 +200,5 @@ def _not_in_table(name: str, value: str) -> tuple[VariableFinding, ...]:
 
 @lru_cache(maxsize=1)
 def known_variables() -> Mapping[str, Variable]:
-    variables: dict[str, Variable] = {}
-    for row in load_table("variables")["rows"]:
-        variables[row["name"]] = Variable(
-            name=row["name"],
-            kind=row["kind"],
-            default=row["default"],
-            unit=row.get("unit"),
-            low=row.get("min"),
-            high=row.get("max"),
-            step=row.get("step"),
-            choices=tuple(row.get("choices", ())),
-            families=tuple(row["families"]) if "families" in row else None,
-            by_family=row.get("by_family", {}),
-            harmful=tuple(row.get("harmful", ())),
-            source=row["source"],
-            verified=row["verified"],
-            doubt=row.get("doubt"),
-        )
-    return variables
+    rows = load_table("variables")["rows"]
+    return {row["name"]: load_dataclass(Variable, row) for row in rows}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Any
 
 from ascendrun.core.dataclass import dataclass
+from ascendrun.text import Text
 
 DAY_S = 86400.0
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -12,26 +15,64 @@ EVENTS_BYTES = 64 * MIB
 """A supervisor writes about 300 bytes for each rank; more is not from it."""
 
 
+UNITS: Mapping[str, float] = {"mib": MIB, "gib": GIB, "days": DAY_S}
+"""By the last word of a setting's name."""
+
+
+def limit(default: float, setting: str, meaning: Text) -> Any:
+    """Return a field that a setting sets, in the unit of its name."""
+    return field(default=default, metadata={"setting": setting, "meaning": meaning})
+
+
 @dataclass(frozen=True)
 class Retention:
-    """Limits in bytes and seconds; see the settings of LIMITS (core/settings.py).
+    """Limits in bytes and seconds. Sizes are those of allocated blocks: a sparse file counts as what it occupies."""
 
-    Copied to the head node: `pull_error_bytes` of a rank's error file, `pull_metrics_bytes` of its metrics,
-    `pull_job_bytes` of a job, nothing but events while less than `min_free_bytes` of the disk are free. Of its declared
-    outputs `outputs_job_bytes` are fetched without a command. Kept: jobs for
-    `keep_jobs_s` after their end and `keep_jobs_bytes` of all, on each node for `keep_node_s` and `keep_node_bytes`.
-    Sizes are those of allocated blocks: a sparse file counts as what it occupies.
-    """
-
-    pull_error_bytes: int = 16 * MIB
-    pull_metrics_bytes: int = GIB
-    pull_job_bytes: int = 100 * GIB
-    outputs_job_bytes: int = 50 * GIB
-    min_free_bytes: int = GIB
-    keep_jobs_s: float = 30 * DAY_S
-    keep_jobs_bytes: int = 50 * GIB
-    keep_node_s: float = 7 * DAY_S
-    keep_node_bytes: int = 20 * GIB
+    pull_error_bytes: int = limit(
+        16 * MIB,
+        "pull_error_mib",
+        Text("settings.pull-error", "MiB of a rank's error file that are copied to the head node"),
+    )
+    pull_metrics_bytes: int = limit(
+        GIB,
+        "pull_metrics_mib",
+        Text("settings.pull-metrics", "MiB of a rank's metrics that are copied to the head node"),
+    )
+    pull_job_bytes: int = limit(
+        100 * GIB,
+        "pull_job_gib",
+        Text("settings.pull-job", "GiB of a job on the head node; its further logs stay on the nodes"),
+    )
+    outputs_job_bytes: int = limit(
+        50 * GIB,
+        "outputs_job_gib",
+        Text("settings.outputs-job", "GiB of a job's `outputs` that are fetched to the head node at its end"),
+    )
+    min_free_bytes: int = limit(
+        GIB,
+        "min_free_gib",
+        Text("settings.min-free", "GiB to keep free on the head node; with less, logs stay on the nodes"),
+    )
+    keep_jobs_s: float = limit(
+        30 * DAY_S,
+        "keep_jobs_days",
+        Text("settings.keep-jobs-days", "days after its end until `prune` removes a job's logs from the head node"),
+    )
+    keep_jobs_bytes: int = limit(
+        50 * GIB,
+        "keep_jobs_gib",
+        Text("settings.keep-jobs", "GiB of all jobs on the head node; beyond it `prune` removes the oldest"),
+    )
+    keep_node_s: float = limit(
+        7 * DAY_S,
+        "keep_node_days",
+        Text("settings.keep-node-days", "days after its end until `prune` removes a job's logs from a node"),
+    )
+    keep_node_bytes: int = limit(
+        20 * GIB,
+        "keep_node_gib",
+        Text("settings.keep-node", "GiB of ended jobs on a node; beyond it `prune` removes the oldest"),
+    )
 
     def file_limits(self) -> Mapping[str, int]:
         """Return the bytes of one file that are copied, by its kind (the last word of its name)."""

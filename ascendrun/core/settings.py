@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.retention import DAY_S, GIB, MIB, Retention
+from ascendrun.core.retention import UNITS, Retention
 from ascendrun.text import LANGUAGES, Text
 
 if TYPE_CHECKING:
@@ -142,7 +142,9 @@ def _parse_lang(text: str, _folder: Path) -> str:
     return lang
 
 
-def _limit(name: str, limit: str, unit: float, meaning: Text) -> Setting:
+def _limit(limit: str, *, setting: str, meaning: Text) -> Setting:
+    unit = UNITS[setting.rpartition("_")[2]]
+
     def parse(text: str, _folder: Path) -> int:
         amount = _number(text)
         if not 0 < amount < 1e9:
@@ -151,7 +153,7 @@ def _limit(name: str, limit: str, unit: float, meaning: Text) -> Setting:
             )
         return round(amount * unit)
 
-    return Setting(name, meaning, parse, limit, unit)
+    return Setting(setting, meaning, parse, limit, unit)
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -178,60 +180,7 @@ SETTINGS: tuple[Setting, ...] = (
         Text("settings.idle-check", "seconds between background checks of an idle host, or off"),
         _parse_interval,
     ),
-    _limit(
-        "pull_error_mib",
-        "pull_error_bytes",
-        MIB,
-        Text("settings.pull-error", "MiB of a rank's error file that are copied to the head node"),
-    ),
-    _limit(
-        "pull_metrics_mib",
-        "pull_metrics_bytes",
-        MIB,
-        Text("settings.pull-metrics", "MiB of a rank's metrics that are copied to the head node"),
-    ),
-    _limit(
-        "pull_job_gib",
-        "pull_job_bytes",
-        GIB,
-        Text("settings.pull-job", "GiB of a job on the head node; its further logs stay on the nodes"),
-    ),
-    _limit(
-        "outputs_job_gib",
-        "outputs_job_bytes",
-        GIB,
-        Text("settings.outputs-job", "GiB of a job's `outputs` that are fetched to the head node at its end"),
-    ),
-    _limit(
-        "min_free_gib",
-        "min_free_bytes",
-        GIB,
-        Text("settings.min-free", "GiB to keep free on the head node; with less, logs stay on the nodes"),
-    ),
-    _limit(
-        "keep_jobs_days",
-        "keep_jobs_s",
-        DAY_S,
-        Text("settings.keep-jobs-days", "days after its end until `prune` removes a job's logs from the head node"),
-    ),
-    _limit(
-        "keep_jobs_gib",
-        "keep_jobs_bytes",
-        GIB,
-        Text("settings.keep-jobs", "GiB of all jobs on the head node; beyond it `prune` removes the oldest"),
-    ),
-    _limit(
-        "keep_node_days",
-        "keep_node_s",
-        DAY_S,
-        Text("settings.keep-node-days", "days after its end until `prune` removes a job's logs from a node"),
-    ),
-    _limit(
-        "keep_node_gib",
-        "keep_node_bytes",
-        GIB,
-        Text("settings.keep-node", "GiB of ended jobs on a node; beyond it `prune` removes the oldest"),
-    ),
+    *(_limit(one.name, **one.metadata) for one in fields(Retention)),
 )
 _BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
 
