@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ascendrun.core.jobs import inputs
+from ascendrun.core.jobs import endings, inputs
 from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Exit
 from ascendrun.head.protocol.agent_events import make_event
@@ -42,15 +42,15 @@ def read_records(folder: Path, host: str) -> HostRecords:
 def _add(found: HostRecords, event: JobInput) -> None:
     if isinstance(event, inputs.RankStarted):
         found.pids[event.rank], found.local[event.rank] = event.pid, event.local_rank
-    elif isinstance(event, inputs.RankExited):
+    elif isinstance(event, endings.RankExited):
         found.exits.setdefault(event.rank, event.exit)
-    elif isinstance(event, inputs.RankHungAtExit):
+    elif isinstance(event, endings.RankHungAtExit):
         found.hung_at_exit[event.rank] = event.cause
-    elif isinstance(event, inputs.StartFailed) and event.rank is not None:
+    elif isinstance(event, endings.StartFailed) and event.rank is not None:
         found.failed[event.rank] = event.why
-    elif isinstance(event, inputs.StopStarted) and found.stopped_at_s is None:
+    elif isinstance(event, endings.StopStarted) and found.stopped_at_s is None:
         found.stopped_at_s, found.stopped_by = event.at_s, event.by
-    elif isinstance(event, inputs.NodeEnded):
+    elif isinstance(event, endings.NodeEnded):
         found.has_ended = True
-    elif isinstance(event, inputs.SupervisorLost):
+    elif isinstance(event, endings.SupervisorLost):
         found.lost = True

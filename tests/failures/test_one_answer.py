@@ -14,7 +14,7 @@ from corpus import case_files, load
 from spooling import make_job, spool_case
 
 from ascendrun.core.dataclass import load_dataclass
-from ascendrun.core.jobs.inputs import Diagnosed
+from ascendrun.core.jobs.endings import Diagnosed
 from ascendrun.core.jobs.job import Cause, State
 from ascendrun.core.jobs.lifecycle import advance
 from ascendrun.core.jobs.outcome import first_failure

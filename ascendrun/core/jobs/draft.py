@@ -5,12 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Callable
+from typing import Any, Callable, Union
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
-from ascendrun.core.jobs import inputs, restart
-from ascendrun.core.jobs.inputs import Action
+from ascendrun.core.jobs import restart
 from ascendrun.core.jobs.job import Cause, Job, Phase, State
 from ascendrun.core.jobs.outcome import judge_quickly
 from ascendrun.core.jobs.reasons import Reason, because
@@ -61,6 +60,57 @@ class Transition:
     target: State
     at_s: float
     reason: Reason
+
+
+# Actions. Each may be repeated, since the controller can end between the decision and the action.
+
+
+@dataclass(frozen=True)
+class QueryNodes:
+    """Connect to the hosts and probe them; when all have reported, make the plan."""
+
+
+@dataclass(frozen=True)
+class StageNodes:
+    """Send the trees to every node that lacks them."""
+
+
+@dataclass(frozen=True)
+class PrepareNodes:
+    """Request every node to check, reserve and report ready."""
+
+
+@dataclass(frozen=True)
+class StartNodes:
+    """Send GO, with the port of the rank-0 node."""
+
+
+@dataclass(frozen=True)
+class AbortNodes:
+    """Discard the preparation of the attempt of this run_id on its hosts; nothing was started."""
+
+    run_id: str
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StopNodes:
+    """End every process of the attempt on these hosts. `hung`: the ranks first print their stacks and end by it."""
+
+    hosts: tuple[str, ...]
+    now: bool
+    grace_s: float
+    hung: bool = False
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Diagnose the failure of an attempt; the reply is Diagnosed."""
+
+    attempt: int
+
+
+Action = Union[QueryNodes, StageNodes, PrepareNodes, StartNodes, AbortNodes, StopNodes, Judge]
 
 
 @dataclass(frozen=True)
@@ -139,11 +189,11 @@ class Draft:
             self.transition(
                 State.STAGING, because("checked", count=len(job.nodes), seconds=round(self.now_s - job.since_s, 3))
             )
-            self.actions.append(inputs.StageNodes())
+            self.actions.append(StageNodes())
         if self.job.state is State.STAGING and all_at_least(self.job, Phase.STAGED):
             seconds = round(self.now_s - self.job.since_s, 3)
             self.transition(State.STARTING, because("staged", count=len(job.nodes), seconds=seconds))
-            self.actions.append(inputs.PrepareNodes())
+            self.actions.append(PrepareNodes())
         if self.job.state is State.STARTING:
             self._settle_start()
         if self.job.state is State.RUNNING and all(n.phase is Phase.ENDED for n in self.job.nodes):
@@ -163,7 +213,7 @@ class Draft:
             self.job = replace(self.job, hccl_base=min(common, default=None), refusals=0)
             nodes = tuple(replace(n, phase=Phase.GO_SENT) for n in self.job.nodes)
             self.job = replace(self.job, nodes=nodes, go_sent_at_s=self.now_s)
-            self.actions.append(inputs.StartNodes())
+            self.actions.append(StartNodes())
         if all(n.phase in (Phase.STARTED, Phase.ENDED) for n in self.job.nodes):
             self.job = replace(self.job, started_at_s=self.now_s)
             self.transition(State.RUNNING, because("running", count=self.job.world_size))
@@ -327,7 +377,7 @@ def can_restart_without(job: Job, silent: Sequence[str], fenced: frozenset[str] 
 def judge_actions(job: Job) -> tuple[Action, ...]:
     """Return the request for the diagnosis of an attempt that failed after its start and has none."""
     is_open = job.cause in RESTARTED and job.cause is not Cause.REFUSED and job.failure is None
-    return (inputs.Judge(job.attempt),) if is_open else ()
+    return (Judge(job.attempt),) if is_open else ()
 
 
 def all_at_least(job: Job, phase: Phase) -> bool:
@@ -338,10 +388,10 @@ def all_at_least(job: Job, phase: Phase) -> bool:
 def stop_actions(job: Job) -> tuple[Action, ...]:
     actions: list[Action] = []
     if job.go_sent_at_s is None and job.nodes:
-        actions.append(inputs.AbortNodes(job.run_id, job.hosts))
+        actions.append(AbortNodes(job.run_id, job.hosts))
     hosts = tuple(node.host for node in job.nodes if node.may_run_processes)
     if hosts:
-        actions.append(inputs.StopNodes(hosts, job.stop_now, stop_grace_s(job), hung=job.cause is Cause.HUNG))
+        actions.append(StopNodes(hosts, job.stop_now, stop_grace_s(job), hung=job.cause is Cause.HUNG))
     return tuple(actions)
 
 
@@ -352,6 +402,3 @@ def stop_grace_s(job: Job) -> float:
     if job.cause is Cause.HUNG:
         return HUNG_GRACE_S
     return job.grace_s if job.cause in (Cause.USER, Cause.LIMIT, Cause.PREEMPTED) else FAILURE_GRACE_S
-
-
-# One function for each input.

@@ -1,27 +1,41 @@
-"""The inputs that change a job, and the actions that a change causes: the two sides of `lifecycle.advance`.
+"""The inputs that change a job, each with its change: its placement and start, requests of users, and time.
 
-Apart from the record (job.py), which every command that lists jobs loads.
+endings.py has those of its ends. Apart from the record (job.py), which every command that lists jobs loads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import field
-from typing import Any, Union
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.findings import Finding
 from ascendrun.core.jobs.checkpoints import Listed, ResumePoint
-from ascendrun.core.jobs.job import Exit, Leftover, StageFiles
-from ascendrun.core.jobs.reasons import Detail, FirstFailure, Reason
-from ascendrun.core.jobs.restart import Failure
-from ascendrun.text import Text
+from ascendrun.core.jobs.draft import (
+    CONFIRM_S,
+    JUDGE_S,
+    PASSED_OVER_S,
+    AbortNodes,
+    Draft,
+    QueryNodes,
+    can_restart_without,
+    may_restart,
+    stop_grace_s,
+)
+from ascendrun.core.jobs.job import BEFORE_GO, Cause, Job, NodeProgress, Phase, StageFiles, State
+from ascendrun.core.jobs.outcome import judge_quickly
+from ascendrun.core.jobs.reasons import Detail, Reason, because
+from ascendrun.core.jobs.restart import Failure, Kind
 
-# Inputs. Times are passed separately (`now_s`).
+# Times are passed separately (`now_s`).
 
 
 class JobInput:
     """Something that happened, which `lifecycle.advance` takes."""
+
+    def apply(self, draft: Draft) -> None:
+        """Change the job of `draft`; a repeated input changes nothing."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -40,6 +54,18 @@ class NodesFree(JobInput):
     spares: tuple[str, ...] = ()
     replaced: Mapping[str, StageFiles] = field(default_factory=dict)
 
+    def apply(self, draft: Draft) -> None:
+        if draft.job.state is not State.QUEUED:
+            return
+        nodes = tuple(NodeProgress(host, k, replaces=self.replaced.get(host)) for k, host in enumerate(self.hosts))
+        lost = tuple(host for host in draft.job.lost_hosts if host not in self.hosts)
+        placed = replace(draft.job, hosts=self.hosts, spares=self.spares, nodes=nodes, lost_hosts=lost)
+        draft.job = replace(placed, world_size=0, master_port=None, go_sent_at_s=None)
+        draft.transition(State.CHECKING, because("nodes-available", count=len(nodes)))
+        if len(self.spares) < draft.job.request.spares:
+            draft.record("spares-missing", values={"found": len(self.spares), "count": draft.job.request.spares})
+        draft.actions.append(QueryNodes())
+
 
 @dataclass(frozen=True)
 class WaitingForNodes(JobInput):
@@ -47,12 +73,21 @@ class WaitingForNodes(JobInput):
 
     reason: Reason
 
+    def apply(self, draft: Draft) -> None:
+        if draft.job.state is State.QUEUED and draft.job.reason != self.reason:
+            draft.job = replace(draft.job, reason=self.reason)
+            draft.record("waiting", values={"reason": self.reason})
+
 
 @dataclass(frozen=True)
 class DependencyFailed(JobInput):
     """The dependency of this job ended without success."""
 
     reason: Reason
+
+    def apply(self, draft: Draft) -> None:
+        if draft.job.state is State.QUEUED:
+            draft.stop(Cause.NEED, self.reason)
 
 
 @dataclass(frozen=True)
@@ -62,12 +97,24 @@ class NodeReported(OfNode):
     machine_key: str | None = None
     incarnation: str | None = None
 
+    def apply(self, draft: Draft) -> None:
+        node = draft.job.node(self.host)
+        identity = {"boot_id": self.boot_id, "machine_key": self.machine_key, "incarnation": self.incarnation}
+        draft.set_node(self.host, clock_offset_s=self.clock_offset_s, **identity)
+        if node.phase is Phase.PENDING:
+            draft.set_node(self.host, phase=Phase.REPORTED)
+
 
 @dataclass(frozen=True)
 class Checked(JobInput):
     """The nodes were checked before the start. `warnings`: findings that do not prevent it, each with its line."""
 
     warnings: tuple[tuple[Finding, Detail], ...] = ()
+
+    def apply(self, draft: Draft) -> None:
+        for finding, line in self.warnings:
+            values = {"finding": finding.code, "values": finding.values, "warning": line}
+            draft.record("preflight-warning", finding.hosts, values=values)
 
 
 @dataclass(frozen=True)
@@ -77,6 +124,19 @@ class ResumeChosen(JobInput):
     point: ResumePoint
     incomplete: tuple[tuple[str, Listed], ...] = ()
 
+    def apply(self, draft: Draft) -> None:
+        if draft.job.state is not State.CHECKING:
+            return
+        point = self.point
+        draft.job = replace(draft.job, resume=point)
+        for host, one in self.incomplete:
+            draft.record("checkpoint-incomplete", [host], values={"path": one.path, "why": one.why, "file": one.file})
+        if point.skip:
+            draft.record("checkpoint-set-aside", values={"steps": list(point.skip)})
+        if point.step:
+            values = {"step": point.step, "format": point.format, "path": next(iter(point.paths.values()))}
+            draft.record("resume-chosen", values=values)
+
 
 @dataclass(frozen=True)
 class ResumeLost(JobInput):
@@ -84,6 +144,10 @@ class ResumeLost(JobInput):
 
     step: int
     hosts: tuple[str, ...]
+
+    def apply(self, draft: Draft) -> None:
+        if draft.job.state is State.CHECKING:
+            draft.hold(because("only-copy", self.hosts, step=self.step), self.hosts, None)
 
 
 @dataclass(frozen=True)
@@ -93,10 +157,17 @@ class Planned(JobInput):
     ranks: Mapping[str, tuple[int, ...]]
     world_size: int
 
+    def apply(self, draft: Draft) -> None:
+        for host, ranks in self.ranks.items():
+            draft.set_node(host, ranks=ranks)
+        draft.job = replace(draft.job, world_size=self.world_size)
+
 
 @dataclass(frozen=True)
 class NodeStaged(OfNode):
-    pass
+    def apply(self, draft: Draft) -> None:
+        if draft.job.node(self.host).phase is Phase.REPORTED:
+            draft.set_node(self.host, phase=Phase.STAGED)
 
 
 @dataclass(frozen=True)
@@ -106,6 +177,16 @@ class NodeReady(OfNode):
 
     master_port: int | None
     hccl: tuple[int, ...] | None = None
+
+    def apply(self, draft: Draft) -> None:
+        if draft.job.go_sent_at_s is None and draft.job.state is not State.STARTING:
+            draft.actions.append(AbortNodes(draft.job.run_id, (self.host,)))  # stopped while it was preparing
+            return
+        if draft.job.state is not State.STARTING or draft.job.node(self.host).phase is not Phase.STAGED:
+            return
+        draft.set_node(self.host, phase=Phase.READY, hccl=self.hccl)
+        if self.master_port is not None:
+            draft.job = replace(draft.job, master_port=self.master_port)
 
 
 @dataclass(frozen=True)
@@ -118,6 +199,17 @@ class Refused(JobInput):
     hosts: tuple[str, ...] = ()
     is_away: bool = False
 
+    def apply(self, draft: Draft) -> None:
+        job = draft.job
+        hosts = self.hosts or (() if self.host is None else (self.host,))
+        why = self.why if self.host is None else because("on-host", hosts, why=self.why)
+        if job.go_sent_at_s is not None:
+            draft.stop(Cause.FAILURE, why if isinstance(why, Reason) else because("rejected", hosts, why=why))
+        elif job.state in BEFORE_GO and _can_pass_over(job, hosts, draft.now_s, is_away=self.is_away):
+            _pass_over(draft, hosts, self.why)
+        elif job.state is not State.QUEUED or (self.host, self.hosts) == (None, ()):  # else of an attempt given up
+            draft.stop(Cause.REFUSED, because("preflight-failed", hosts, why=why))
+
 
 @dataclass(frozen=True)
 class TrainingRefused(JobInput):
@@ -126,6 +218,21 @@ class TrainingRefused(JobInput):
     why: Detail
     hosts: tuple[str, ...] = ()
 
+    def apply(self, draft: Draft) -> None:
+        """Place the job on other hosts if only these lack something and there are others; else only a change helps."""
+        job = draft.job
+        if job.state is not State.CHECKING:
+            return
+        others = (
+            set(job.pool) - set(self.hosts) - {host for host, at_s in job.passed_over.items() if at_s > draft.now_s}
+        )
+        is_enough = len(others) >= job.request.nodes
+        if is_enough and _can_pass_over(job, self.hosts, draft.now_s, is_away=False):
+            _pass_over(draft, self.hosts, self.why)
+            return
+        draft.job = replace(job, failure=Failure(Kind.USER, "training-refused", self.hosts, confidence="certain"))
+        draft.stop(Cause.TRAINING, because("training-refused", self.hosts, why=self.why))
+
 
 @dataclass(frozen=True)
 class StageFilesMissing(JobInput):
@@ -133,12 +240,26 @@ class StageFilesMissing(JobInput):
 
     host: str
 
+    def apply(self, draft: Draft) -> None:
+        files = draft.job.node(self.host).replaces
+        if files is not None and draft.job.state in BEFORE_GO:
+            pipeline = draft.job.pipeline
+            reason = because("stage-files-lost", [self.host], lost=files.host, stage=files.stage, pipeline=pipeline)
+            draft.stop(Cause.FILES_LOST, reason)
+
 
 @dataclass(frozen=True)
 class HoldChanged(JobInput):
     """A user holds the job in the queue; `by` None: a user ended that."""
 
     by: str | None
+
+    def apply(self, draft: Draft) -> None:
+        if not draft.job.is_terminal and draft.job.held_by != self.by:
+            draft.record(
+                "hold-ended" if self.by is None else "hold-started", values={"by": self.by or draft.job.held_by}
+            )
+            draft.job = replace(draft.job, held_by=self.by)
 
 
 @dataclass(frozen=True)
@@ -151,6 +272,11 @@ class Held(JobInput):
     by: str | None = None
     hosts: tuple[str, ...] = ()
 
+    def apply(self, draft: Draft) -> None:
+        if draft.job.state in (State.CHECKING, State.STAGING, State.STARTING):
+            hosts = (self.host, *(host for host in self.hosts if host != self.host))
+            draft.hold(because("held", hosts, why=self.what), hosts, self.by)
+
 
 @dataclass(frozen=True)
 class RankStarted(OfNode):
@@ -158,65 +284,13 @@ class RankStarted(OfNode):
     pid: int
     local_rank: int = 0
 
-
-@dataclass(frozen=True)
-class ForkedRankStarted(OfNode):
-    """A rank that the process of its node started itself, known by RANK in its environment."""
-
-    rank: int
-    pid: int
-
-
-@dataclass(frozen=True)
-class ForkedRankExited(OfNode):
-    """`exit`: its code and signal are None where the node did not see them."""
-
-    rank: int
-    exit: Exit
-
-
-@dataclass(frozen=True)
-class RankExited(OfNode):
-    rank: int
-    exit: Exit
-
-
-@dataclass(frozen=True)
-class RankHungAtExit(OfNode):
-    """A rank did not exit after its work. `cause`: finished (its metrics have "done") or idle (another rank exited with
-    0 and this rank is inactive); `after_s`: the exceeded limit, None: not recorded."""
-
-    rank: int
-    cause: str
-    after_s: float | None = None
-
-
-@dataclass(frozen=True)
-class StartFailed(OfNode):
-    rank: int | None
-    why: Text | str
-
-
-@dataclass(frozen=True)
-class NodeEnded(OfNode):
-    """No process of the attempt is left on the host, except `leftovers`. `exits`: of all ranks as the supervisor saw
-    them, more reliable than RankExited, which a rank could write itself; {}: not reported."""
-
-    leftovers: tuple[Leftover, ...] = ()
-    exits: Mapping[int, Exit] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class LeftoversGone(OfNode):
-    """The processes that SIGKILL did not end are gone, by the node or by a person who released the host."""
-
-
-@dataclass(frozen=True)
-class NodeLost(OfNode):
-    """The processes of the attempt on the host are gone. `why`: rebooted (another boot id), directory-gone (its records
-    and all its processes are gone, with the same boot id) or by-user (a person released the host)."""
-
-    why: str
+    def apply(self, draft: Draft) -> None:
+        node = draft.job.node(self.host)
+        if self.rank in node.pids:
+            return
+        draft.set_node(self.host, pids={**node.pids, self.rank: self.pid})
+        if node.phase is Phase.GO_SENT and {*node.pids, self.rank} >= set(node.ranks):
+            draft.set_node(self.host, phase=Phase.STARTED)
 
 
 @dataclass(frozen=True)
@@ -226,76 +300,46 @@ class HostGivenUp(JobInput):
     host: str
     by: str
 
-
-@dataclass(frozen=True)
-class SupervisorLost(OfNode):
-    pass
-
-
-@dataclass(frozen=True)
-class StopStarted(OfNode):
-    """The supervisor of a host started to end its ranks. `by`: head, limit, failure, node (it received SIGTERM), fence
-    (its lease expired) or finished; `at_s`: the host's clock; `done`: the work of all its ranks was complete."""
-
-    by: str
-    why: Detail
-    at_s: float
-    done: bool = False
-
-
-@dataclass(frozen=True)
-class NodeTrouble(OfNode):
-    """A supervisor could not do something; no rank was ended. `code`: of the event; `at_ns`: the host's clock."""
-
-    code: str
-    values: Mapping[str, Any]
-    at_ns: int
-
-
-@dataclass(frozen=True)
-class Hung(JobInput):
-    """The job makes no progress, and is to be stopped (health/hang.py). `hosts`, `ranks`: those that the others wait
-    for, (): unknown. `is_unreachable`: these hosts do not respond. `finding`: what was observed."""
-
-    hosts: tuple[str, ...]
-    ranks: tuple[int, ...]
-    finding: Text
-    is_unreachable: bool = False
-
-
-@dataclass(frozen=True)
-class TrainsSeparately(JobInput):
-    """By the environment of its processes `world_size` ranks train on this host without the other hosts."""
-
-    attempt: int
-    host: str
-    world_size: int
+    def apply(self, draft: Draft) -> None:
+        """Wait no longer for checkpoints that only this host has."""
+        job = draft.job
+        if job.is_terminal or self.host in job.lost_hosts or self.host not in job.used_hosts:
+            return
+        draft.record("host-given-up", [self.host], values={"by": self.by})
+        draft.job = replace(job, lost_hosts=(*job.lost_hosts, self.host))
+        if job.state is State.BACKOFF and job.cause is Cause.HELD:
+            draft.job = replace(draft.job, not_before_s=draft.now_s)
 
 
 @dataclass(frozen=True)
 class StopRequested(JobInput):
     now: bool
 
+    def apply(self, draft: Draft) -> None:
+        draft.stop(Cause.USER, because("stopped-by-user"), now=self.now)
+
 
 @dataclass(frozen=True)
 class RetryRequested(JobInput):
     """A user started the next attempt of a job that had ended without success."""
 
-
-@dataclass(frozen=True)
-class Diagnosed(JobInput):
-    """The failure of an attempt was diagnosed. `first`: what failed first, None: there is no diagnosis, or the attempt
-    did not fail by itself. `last_step`: the newest step that it reported, None: unknown."""
-
-    attempt: int
-    failure: Failure
-    last_step: int | None = None
-    first: FirstFailure | None = None
+    def apply(self, draft: Draft) -> None:
+        job = draft.job
+        if job.state not in (State.FAILED, State.STOPPED):
+            return
+        draft.job = replace(job, past=tuple(replace(one, counted=False) for one in job.past))
+        draft.back_off(because("retried-by-user"), draft.now_s, counted=False)
+        *past, last = draft.job.past
+        past.append(replace(last, ended_at_s=job.ended_at_s or draft.now_s))
+        draft.job = replace(draft.job, past=tuple(past), ended_at_s=None)
 
 
 @dataclass(frozen=True)
 class HeadRestarted(JobInput):
     """A new controller found the job in a start without GO from the previous controller."""
+
+    def apply(self, draft: Draft) -> None:
+        draft.stop(Cause.HEAD_RESTARTED, because("controller-restarted"))
 
 
 @dataclass(frozen=True)
@@ -307,53 +351,56 @@ class Tick(JobInput):
     fenced: frozenset[str] = frozenset()
     quiet_s: Mapping[str, float] = field(default_factory=dict)
 
-
-# Actions. Each may be repeated, since the controller can end between the decision and the action.
-
-
-@dataclass(frozen=True)
-class QueryNodes:
-    """Connect to the hosts and probe them; when all have reported, make the plan."""
-
-
-@dataclass(frozen=True)
-class StageNodes:
-    """Send the trees to every node that lacks them."""
-
-
-@dataclass(frozen=True)
-class PrepareNodes:
-    """Request every node to check, reserve and report ready."""
-
-
-@dataclass(frozen=True)
-class StartNodes:
-    """Send GO, with the port of the rank-0 node."""
+    def apply(self, draft: Draft) -> None:
+        job, draft.fenced = draft.job, self.fenced
+        if (
+            job.state is State.STARTING
+            and job.go_sent_at_s is not None
+            and draft.now_s - job.go_sent_at_s > job.start_s
+        ):
+            late = [n for n in job.nodes if n.phase is Phase.GO_SENT]
+            missing = sum(len(set(n.ranks) - set(n.pids)) for n in late)
+            hosts = [node.host for node in late]
+            draft.stop(Cause.START_TIMEOUT, because("start-timeout", hosts, count=missing, limit_s=job.start_s))
+        if job.state is State.STOPPING:
+            waited_s = draft.now_s - job.since_s - stop_grace_s(job)
+            _give_up_waiting(draft, self, waited_s=waited_s)
+            if waited_s > JUDGE_S and may_restart(job) and job.failure is None:
+                draft.job = replace(draft.job, failure=judge_quickly(job))
 
 
-@dataclass(frozen=True)
-class AbortNodes:
-    """Discard the preparation of the attempt of this run_id on its hosts; nothing was started."""
-
-    run_id: str
-    hosts: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class StopNodes:
-    """End every process of the attempt on these hosts. `hung`: the ranks first print their stacks and end by it."""
-
-    hosts: tuple[str, ...]
-    now: bool
-    grace_s: float
-    hung: bool = False
+def _pass_over(draft: Draft, hosts: Sequence[str], why: Detail) -> None:
+    until_s = draft.now_s + PASSED_OVER_S
+    draft.record("host-passed-over", hosts, values={"why": why, "until_s": until_s})
+    draft.job = replace(draft.job, passed_over={**draft.job.passed_over, **dict.fromkeys(hosts, until_s)})
+    draft.stop(Cause.PASSED_OVER, because("passed-over", hosts, why=why))
 
 
-@dataclass(frozen=True)
-class Judge:
-    """Diagnose the failure of an attempt; the reply is Diagnosed."""
+def _can_pass_over(job: Job, hosts: Sequence[str], now_s: float, *, is_away: bool) -> bool:
+    """Return whether the job is placed again, without these hosts: if there are others, or if it has run before.
 
-    attempt: int
+    What most of its hosts refuse, or three of them in turn, is wrong with the job.
+    """
+    passed = {host for host, until_s in job.passed_over.items() if until_s > now_s} | set(hosts)
+    is_of_job = 2 * len(hosts) > len(job.hosts) if len(job.hosts) > 1 else len(passed) > 2
+    has_run = any(attempt.started_at_s is not None for attempt in job.past)
+    has_others = len(job.pool) - len(passed) >= job.request.nodes
+    return bool(hosts) and (is_away or not is_of_job) and (has_others or has_run)
 
 
-Action = Union[QueryNodes, StageNodes, PrepareNodes, StartNodes, AbortNodes, StopNodes, Judge]
+def _give_up_waiting(draft: Draft, tick: Tick, *, waited_s: float) -> None:
+    """Mark hosts that do not confirm the end in time as unconfirmed, so that the job can end. One that was silent long
+    before is not waited for again."""
+    waiting = [n.host for n in draft.job.nodes if n.may_run_processes and n.host not in draft.job.unconfirmed]
+    silent = tuple(host for host in waiting if host not in tick.reachable)
+    is_fenced = bool(silent) and can_restart_without(replace(draft.job, unconfirmed=silent), silent)
+    patience_s = 0.0 if is_fenced and may_restart(draft.job) else CONFIRM_S
+    waits_s = {host: waited_s if waited_s <= 0 else max(waited_s, tick.quiet_s.get(host, 0.0)) for host in silent}
+    unreachable = tuple(host for host in silent if waits_s[host] > patience_s)
+    stuck = tuple(host for host in waiting if host in tick.reachable and waited_s > 2 * CONFIRM_S)
+    if unreachable:
+        draft.record("end-unconfirmed", unreachable)
+    if stuck:
+        draft.record("end-failed", stuck)
+    if unreachable or stuck:
+        draft.job = replace(draft.job, unconfirmed=(*draft.job.unconfirmed, *unreachable, *stuck))

@@ -32,6 +32,7 @@ class State(str, Enum):
 TERMINAL = frozenset({State.SUCCEEDED, State.STOPPED, State.FAILED})
 ACTIVE_STATES = frozenset({State.CHECKING, State.STAGING, State.STARTING, State.RUNNING, State.STOPPING})
 """States in which a job uses its nodes."""
+BEFORE_GO = (State.CHECKING, State.STAGING, State.STARTING)
 
 
 class Phase(str, Enum):
@@ -130,7 +131,7 @@ class StageFiles:
 @dataclass(frozen=True)
 class NodeProgress:
     """One node within the current attempt. `clock_offset_s`: node clock minus head clock, None: not measured.
-    `lost`: why its processes are gone in phase LOST (inputs.NodeLost), None: not lost. `machine_key`, `incarnation`:
+    `lost`: why its processes are gone in phase LOST (endings.NodeLost), None: not lost. `machine_key`, `incarnation`:
     of its machine and its records there (AgentInfo), None: not reported. `leftovers`: processes that still live after
     the end. `trouble_ns`: time of the newest NodeTrouble, by the node's clock. `hccl`: see inputs.NodeReady.
     `replaces`: files of a host that was given up, whose place this one takes, None: it takes no such place."""

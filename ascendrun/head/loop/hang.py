@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.events import Event
-from ascendrun.core.jobs.inputs import Hung
+from ascendrun.core.jobs.endings import Hung
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.logs.log_lines import process_number
 from ascendrun.head.state.state_dir import SPOOL_STACKS, make_spool_dir, spool_dir

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
-from ascendrun.core.jobs.inputs import Diagnosed, JobInput
+from ascendrun.core.jobs.endings import Diagnosed
+from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.outcome import judge_quickly
 from ascendrun.core.jobs.reasons import FirstFailure

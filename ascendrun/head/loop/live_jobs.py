@@ -224,7 +224,7 @@ class LiveJobs:
     # What a step decided
 
     def _carry_out(self, runner: JobRunner, before: Job, step: Step) -> None:
-        from ascendrun.core.jobs.inputs import Judge
+        from ascendrun.core.jobs.draft import Judge
 
         for event in step.events:
             if event.code in ("restarting", "gave-up"):

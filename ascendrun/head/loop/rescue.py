@@ -18,7 +18,7 @@ from typing import Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
-from ascendrun.core.jobs import inputs
+from ascendrun.core.jobs import endings, inputs
 from ascendrun.core.jobs.job import Job, NodeProgress, Phase, State, load_job
 from ascendrun.core.jobs.job_copy import JobCopy, unseal
 from ascendrun.core.jobs.lifecycle import advance
@@ -302,7 +302,7 @@ def _history(folder: Path) -> Iterator[tuple[float, inputs.JobInput]]:
     lines = [(host, line) for host in hosts_in(folder) for line in NodeSpool(folder / host).new_events()]
     lines.sort(key=lambda pair: (_STEPS.get(str(pair[1].get("event")), 1), int(pair[1].get("at_ns") or 0)))
     made = [(int(line.get("at_ns") or 0) / 1e9, make_event(host, line), line) for host, line in lines]
-    has_failed = any(isinstance(event, inputs.RankExited) and event.exit.is_failure for _, event, _ in made)
+    has_failed = any(isinstance(event, endings.RankExited) and event.exit.is_failure for _, event, _ in made)
     is_stopped = False
     for at_s, event, line in made:
         if line.get("event") == "stopping" and line.get("by") == "head" and not has_failed and not is_stopped:

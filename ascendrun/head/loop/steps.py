@@ -98,7 +98,7 @@ class JobSteps:
     def note_separate(self, job_id: str, attempt: int, host: str, world_size: int) -> None:
         """Record once for each attempt that ranks train without the others, and end the job; an earlier controller may
         have done so. The job continues if its `checks.skip` names the event."""
-        from ascendrun.core.jobs.inputs import TrainsSeparately
+        from ascendrun.core.jobs.endings import TrainsSeparately
 
         if any(one.attempt == attempt and one.code == SEPARATE for one in self.events_of(job_id)):
             return

@@ -8,7 +8,7 @@ from typing import Any
 from ascendrun.core.dataclass import load_dataclass
 from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobs import inputs
+from ascendrun.core.jobs import endings, inputs
 from ascendrun.core.jobs.job import Exit, Leftover
 from ascendrun.core.node_messages import Failure, node_text
 from ascendrun.core.reports import NodeReport, Route
@@ -34,7 +34,7 @@ def _make_event(host: str, line: Mapping[str, Any]) -> inputs.JobInput | None:
     if kind == "rank_started":
         return inputs.RankStarted(host, int(line["rank"]), int(line["pid"]), int(line.get("local_rank", 0)))
     if kind == "rank_exited":
-        return inputs.RankExited(
+        return endings.RankExited(
             host,
             int(line["rank"]),
             Exit(
@@ -49,32 +49,32 @@ def _make_event(host: str, line: Mapping[str, Any]) -> inputs.JobInput | None:
             ),
         )
     if kind == "forked_rank_started":
-        return inputs.ForkedRankStarted(host, int(line["rank"]), int(line["pid"]))
+        return endings.ForkedRankStarted(host, int(line["rank"]), int(line["pid"]))
     if kind == "forked_rank_exited":
         end = Exit(line["code"], line["signal"], int(line["at_ns"]), stopped=bool(line.get("stopped")))
-        return inputs.ForkedRankExited(host, int(line["rank"]), end)
+        return endings.ForkedRankExited(host, int(line["rank"]), end)
     if kind == "rank_lingers":
         after_s = line.get("after_s")
-        return inputs.RankHungAtExit(
+        return endings.RankHungAtExit(
             host, int(line["rank"]), str(line.get("why", "")), None if after_s is None else float(after_s)
         )
     if kind == "start_failed":
-        return inputs.StartFailed(host, line.get("rank"), Failure.of_node(line).line())
+        return endings.StartFailed(host, line.get("rank"), Failure.of_node(line).line())
     if kind == "ended":
         rows = line.get("exits") or {}
         exits = {int(rank): load_dataclass(Exit, {**row, "at_ns": line["at_ns"]}) for rank, row in rows.items()}
-        return inputs.NodeEnded(host, tuple(load_dataclass(Leftover, row) for row in line.get("leftovers", ())), exits)
+        return endings.NodeEnded(host, tuple(load_dataclass(Leftover, row) for row in line.get("leftovers", ())), exits)
     if kind == "leftovers_gone":
-        return inputs.LeftoversGone(host)
+        return endings.LeftoversGone(host)
     if kind == "io_error":
         values = {"step": str(line["step"]), "errno": str(line["errno"]), "count": int(line["count"])}
-        return inputs.NodeTrouble(host, "io-error", values, int(line["at_ns"]))
+        return endings.NodeTrouble(host, "io-error", values, int(line["at_ns"]))
     if kind == "records_lost":
-        return inputs.NodeTrouble(host, "records-lost", {"count": int(line["count"])}, int(line["at_ns"]))
+        return endings.NodeTrouble(host, "records-lost", {"count": int(line["count"])}, int(line["at_ns"]))
     if kind == "supervisor_lost":
-        return inputs.SupervisorLost(host)
+        return endings.SupervisorLost(host)
     if kind == "stopping":
-        return inputs.StopStarted(
+        return endings.StopStarted(
             host,
             str(line.get("by")),
             node_text(line.get("reason")),

@@ -94,7 +94,7 @@ class DeviceFact:
 @dataclass(frozen=True)
 class HostEvidence:
     """One host. `stopped_at_s`: when its supervisor started to stop the ranks, on its clock; `stopped_by`: origin of
-    the request. `lost`: why its ranks are gone (inputs.NodeLost), None: not lost. `dmesg`: lines since the start;
+    the request. `lost`: why its ranks are gone (endings.NodeLost), None: not lost. `dmesg`: lines since the start;
     None: unreadable. `reachable` None: not monitored. `memory_free_bytes`, `disk_free_bytes`: minimum around the end.
     `missing`: unreadable items, with reasons.
     """

@@ -15,7 +15,7 @@ import ascendrun.text as text_module
 from ascendrun.cli.outcome import exit_code_of
 from ascendrun.core.events import Event
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.core.jobs import inputs
+from ascendrun.core.jobs import endings, inputs
 from ascendrun.core.jobs.draft import Step
 from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Exit, Job, Leftover
@@ -91,8 +91,8 @@ class Life:
 
     def end(self, code: int) -> None:
         exit = Exit(code, None, int(self.now_s * 1e9), code != 0)
-        self.feed(*(inputs.RankExited(HOSTS[rank // 2], rank, exit) for rank in range(4)))
-        self.feed(inputs.NodeEnded("npu01"), inputs.NodeEnded("npu02"))
+        self.feed(*(endings.RankExited(HOSTS[rank // 2], rank, exit) for rank in range(4)))
+        self.feed(endings.NodeEnded("npu01"), endings.NodeEnded("npu02"))
 
 
 def success(store: Store) -> None:
@@ -113,9 +113,9 @@ def rank_failure(store: Store) -> None:
     life = Life(store, "rank-failure")
     life.run()
     life.feed(
-        inputs.RankHungAtExit("npu01", 0, "idle", 60.0), inputs.RankExited("npu02", 3, Exit(7, None, 10**12, False))
+        endings.RankHungAtExit("npu01", 0, "idle", 60.0), endings.RankExited("npu02", 3, Exit(7, None, 10**12, False))
     )
-    life.feed(inputs.NodeEnded("npu01", (Leftover(4711),)), inputs.NodeEnded("npu02"))
+    life.feed(endings.NodeEnded("npu01", (Leftover(4711),)), endings.NodeEnded("npu02"))
 
 
 def refused(store: Store) -> None:
@@ -128,7 +128,7 @@ def rebooted(store: Store) -> None:
     life = Life(store, "rebooted")
     life.run()
     life.record("unreachable", "npu02")
-    life.feed(inputs.NodeLost("npu02", "rebooted"), inputs.NodeEnded("npu01"))
+    life.feed(endings.NodeLost("npu02", "rebooted"), endings.NodeEnded("npu01"))
 
 
 def start_timeout(store: Store) -> None:
@@ -136,7 +136,7 @@ def start_timeout(store: Store) -> None:
     life.start()
     life.now_s += 700.0
     life.feed(inputs.RankStarted("npu01", 0, 1), inputs.RankStarted("npu01", 1, 2), inputs.Tick(frozenset(HOSTS)))
-    life.feed(inputs.NodeEnded("npu01"), inputs.NodeEnded("npu02"))
+    life.feed(endings.NodeEnded("npu01"), endings.NodeEnded("npu02"))
 
 
 def head_restarted(store: Store) -> None:
@@ -144,7 +144,7 @@ def head_restarted(store: Store) -> None:
     life.check()
     life.take(resume(life.job, now_s=life.now_s))
     life.run()
-    life.feed(inputs.SupervisorLost("npu01"), inputs.NodeEnded("npu01"), inputs.NodeEnded("npu02"))
+    life.feed(endings.SupervisorLost("npu01"), endings.NodeEnded("npu01"), endings.NodeEnded("npu02"))
 
 
 def need_failed(store: Store) -> None:
@@ -160,7 +160,7 @@ def need_failed(store: Store) -> None:
 def time_limit(store: Store) -> None:
     life = Life(store, "time-limit")
     life.run()
-    life.feed(inputs.StopStarted("npu01", "limit", "60 s", 1.0))
+    life.feed(endings.StopStarted("npu01", "limit", "60 s", 1.0))
     life.end(-15)
 
 

@@ -9,9 +9,8 @@ from functools import partial
 from typing import Any
 
 from ascendrun.core.errors import AscendrunError
-from ascendrun.core.jobs import inputs
-from ascendrun.core.jobs.draft import stop_grace_s
-from ascendrun.core.jobs.inputs import Action
+from ascendrun.core.jobs import draft, endings
+from ascendrun.core.jobs.draft import Action, stop_grace_s
 from ascendrun.core.jobs.job import Cause, Job, Phase, State
 from ascendrun.head.loop.job.copies import JobCopies
 from ascendrun.head.loop.job.live_job import AGAIN_S, REPLY_S, JobContext, LiveJob
@@ -92,7 +91,7 @@ class Ending:
     def __init__(self, live: LiveJob, copies: JobCopies) -> None:
         self._live, self._copies = live, copies
         self._stop_due: dict[str, float] = {}
-        self._ends: dict[str, inputs.NodeEnded] = {}
+        self._ends: dict[str, endings.NodeEnded] = {}
         self._end_due: dict[str, float] = {}
 
     def tick(self, now: float) -> None:
@@ -126,10 +125,10 @@ class Ending:
         """Take new records of a node; an end only when the node has confirmed it."""
         for line in lines:
             event = make_event(host, line)
-            if isinstance(event, inputs.NodeEnded):
+            if isinstance(event, endings.NodeEnded):
                 self._ends[host] = event
                 self._confirm(host)
-            elif isinstance(event, inputs.LeftoversGone) and host in self._ends:
+            elif isinstance(event, endings.LeftoversGone) and host in self._ends:
                 self._ends[host] = replace(self._ends[host], leftovers=())
             elif event is not None:
                 self._live.feed(event)
@@ -189,23 +188,23 @@ class JobRunner(LiveJob):
         self.do(partial(self._perform, action))
 
     def _perform(self, action: Action) -> None:
-        if isinstance(action, inputs.QueryNodes):
+        if isinstance(action, draft.QueryNodes):
             self.start.survey()
-        elif isinstance(action, inputs.StageNodes):
+        elif isinstance(action, draft.StageNodes):
             self.start.stage()
-        elif isinstance(action, inputs.PrepareNodes):
+        elif isinstance(action, draft.PrepareNodes):
             for host in self.job.hosts:
                 self.start.prepare(host)
-        elif isinstance(action, inputs.StartNodes):
+        elif isinstance(action, draft.StartNodes):
             self.start.record_placement()
             for host in self.job.hosts:
                 self.send_go(host)
-        elif isinstance(action, inputs.AbortNodes):
+        elif isinstance(action, draft.AbortNodes):
             for host in action.hosts:
                 if self.link(host).is_up:
                     abort = agent.Abort(action.run_id)
                     self.link(host).call(abort, deadline_s=REPLY_S, done=lambda reply: None)
-        elif isinstance(action, inputs.StopNodes):
+        elif isinstance(action, draft.StopNodes):
             for host in action.hosts:
                 self.ending.stop(host)
 

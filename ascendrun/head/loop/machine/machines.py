@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
 from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobs import inputs
+from ascendrun.core.jobs import endings, inputs
 from ascendrun.core.jobs.job_copy import JobCopy
 from ascendrun.core.machines import (
     TAKEN_S,
@@ -131,7 +131,7 @@ class Machines:
             values, attempt = {"by": by, "state": hold.state.value}, split_tag(hold.tag)[1]
             event = Event("host-released", values, (hold.host,), attempt=attempt, at_s=time.time())
             self._jobs.record(hold.job, [event])
-            change = inputs.LeftoversGone(hold.host) if gone else inputs.NodeLost(hold.host, "by-user")
+            change = endings.LeftoversGone(hold.host) if gone else endings.NodeLost(hold.host, "by-user")
             self._jobs.feed(hold.job, change)
         record = self.records.get(machine.key or "")
         if record is not None and record.found:
@@ -271,7 +271,7 @@ class Machines:
                 if address_of(own) in places:
                     self._jobs.feed(runner.job.id, inputs.HostGivenUp(own.name, by))
         for runner, name in tuple(self._runners_at(host)):
-            self._jobs.feed(runner.job.id, inputs.NodeLost(name, "by-user"))
+            self._jobs.feed(runner.job.id, endings.NodeLost(name, "by-user"))
         for machine in self.held():
             if machine.is_at(host, None):
                 self.end(machine, by)
@@ -280,7 +280,7 @@ class Machines:
         """Stop the jobs of a machine that restart elsewhere, with time to save."""
         for runner, name in tuple(self._runners_at(host)):
             if runner.job.policy.max_restarts > 0:
-                self._jobs.feed(runner.job.id, inputs.StopStarted(name, "node", drain.message(), drain.since_s))
+                self._jobs.feed(runner.job.id, endings.StopStarted(name, "node", drain.message(), drain.since_s))
 
     # Memory that is in use on the devices of idle machines
 

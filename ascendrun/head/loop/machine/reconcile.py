@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ascendrun.core.jobs import inputs
+from ascendrun.core.jobs import endings, inputs
 from ascendrun.core.jobs.job_copy import JobCopy
 from ascendrun.core.jobs.reconcile import AttemptState, NodeState, Verdict, compare
 from ascendrun.head.agents.connections import Connections
@@ -164,7 +164,7 @@ class Reconciler:
         lost = {Verdict.REBOOTED: "rebooted", Verdict.GONE: "directory-gone"}.get(verdict)
         if lost is not None:
             runner.ending.take(host)
-        self._jobs.feed(runner.job.id, inputs.LeftoversGone(host) if lost is None else inputs.NodeLost(host, lost))
+        self._jobs.feed(runner.job.id, endings.LeftoversGone(host) if lost is None else endings.NodeLost(host, lost))
         # Its disk may have survived, with the last lines of the logs.
         runner.copies.present.follow_later(host, wait_s=0.0)
 

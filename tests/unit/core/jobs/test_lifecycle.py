@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ascendrun.core.events import Event
-from ascendrun.core.jobs import inputs
+from ascendrun.core.jobs import draft, endings, inputs
 from ascendrun.core.jobs.draft import CONFIRM_S, HELD_S, HUNG_GRACE_S, TRANSITIONS, Draft, InvalidTransitionError, Step
 from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Cause, Exit, Job, Leftover, NodeProgress, Phase, Request, State, dump_job, load_job
@@ -34,7 +34,7 @@ class Story:
 
     def __init__(self, job: Job) -> None:
         self.job, self.now_s = job, 0.0
-        self.actions: list[inputs.Action] = []
+        self.actions: list[draft.Action] = []
         self.events: list[Event] = []
         self.states: list[State] = [job.state]
 
@@ -67,13 +67,13 @@ def to_running() -> tuple[JobInput, ...]:
     return (*to_starting(), inputs.NodeReady("node1", 29400), inputs.NodeReady("node2", None), *started)
 
 
-def ended(rank: int, code: int = 0, *, at_ns: int = 5, stopped: bool = False) -> inputs.RankExited:
-    return inputs.RankExited("node1" if rank < 2 else "node2", rank, Exit(code, None, at_ns, stopped))
+def ended(rank: int, code: int = 0, *, at_ns: int = 5, stopped: bool = False) -> endings.RankExited:
+    return endings.RankExited("node1" if rank < 2 else "node2", rank, Exit(code, None, at_ns, stopped))
 
 
 def test_nobody_is_told_go_while_one_node_is_not_ready() -> None:
     story = Story(make_job()).tell(*to_starting(), inputs.NodeReady("node1", 29400))
-    assert inputs.StartNodes() not in story.actions
+    assert draft.StartNodes() not in story.actions
     assert story.job.go_sent_at_s is None
 
 
@@ -82,7 +82,7 @@ def test_one_refusal_and_nobody_starts() -> None:
         *to_starting(), inputs.NodeReady("node1", 29400), inputs.Refused("node2", "port 29500 is taken")
     )
     assert story.job.state is State.FAILED
-    assert story.actions == [inputs.AbortNodes("head-j-0001.1", HOSTS)]
+    assert story.actions == [draft.AbortNodes("head-j-0001.1", HOSTS)]
     refusal = because("on-host", ["node2"], why="port 29500 is taken")
     assert story.job.reason == because("preflight-failed", why=refusal)
 
@@ -94,7 +94,7 @@ def pooled(*pool: str, nodes: int = 2, **changes: Any) -> Job:
 def test_a_host_that_is_not_ready_is_passed_over_and_the_job_placed_again() -> None:
     story = Story(pooled("node1", "node2", "node3")).tell(*to_starting(), inputs.Refused("node2", "no disk"))
     assert (story.job.state, story.job.attempt, story.job.hosts) == (State.QUEUED, 2, ())
-    assert story.actions == [inputs.AbortNodes("head-j-0001.1", HOSTS)], "what was prepared is given back"
+    assert story.actions == [draft.AbortNodes("head-j-0001.1", HOSTS)], "what was prepared is given back"
     assert set(story.job.passed_over) == {"node2"} and story.job.past[-1].counted is False
     [event] = [event for event in story.events if event.code == "host-passed-over"]
     assert (event.hosts, event.values["why"]) == (("node2",), "no disk")
@@ -139,7 +139,7 @@ def test_a_hold_is_recorded_with_its_user_and_ends_once() -> None:
 
 def test_a_node_that_gets_ready_after_another_refused_is_told_to_forget_it() -> None:
     story = Story(make_job()).tell(*to_starting(), inputs.Refused("node2", "no"), inputs.NodeReady("node1", 29400))
-    assert story.actions == [inputs.AbortNodes("head-j-0001.1", ("node1",))]
+    assert story.actions == [draft.AbortNodes("head-j-0001.1", ("node1",))]
 
 
 def test_the_first_failing_rank_is_named_after_clock_offsets_are_removed() -> None:
@@ -157,12 +157,12 @@ def test_a_process_that_starts_its_ranks_itself_fails_without_a_rank_number() ->
 
 def forked_end(rank: int, host: str, code: int | None, signal: int | None = None, *, at_s: int = 1) -> list[Any]:
     end = Exit(code, signal, at_s * 1_000_000_000)
-    return [inputs.ForkedRankStarted(host, rank, 100 + rank), inputs.ForkedRankExited(host, rank, end)]
+    return [endings.ForkedRankStarted(host, rank, 100 + rank), endings.ForkedRankExited(host, rank, end)]
 
 
 def test_the_first_rank_that_a_script_forked_and_that_failed_is_named() -> None:
     story = Story(replace(make_job(), forks=True)).tell(*to_running())
-    story.tell(inputs.ForkedRankStarted("node1", 0, 100), *forked_end(1, "node1", 1, at_s=5))
+    story.tell(endings.ForkedRankStarted("node1", 0, 100), *forked_end(1, "node1", 1, at_s=5))
     story.tell(*forked_end(3, "node2", 7, at_s=4), *forked_end(2, "node2", None, 15, at_s=3))
     assert story.job.rank_count == 4 and story.job.node("node1").forked[0].exit is None
     assert load_job(json.loads(json.dumps(dump_job(story.job)))).nodes == story.job.nodes
@@ -179,10 +179,10 @@ def test_no_rank_is_named_where_the_exit_of_an_earlier_one_was_missed() -> None:
 def test_a_failed_rank_stops_every_node_and_the_job_fails_when_all_are_empty() -> None:
     story = Story(make_job()).tell(*to_running(), ended(2, 3))
     assert story.job.state is State.STOPPING
-    assert isinstance(story.actions[-2], inputs.StopNodes) and story.actions[-2].hosts == HOSTS
-    story.tell(ended(0, 1, stopped=True), inputs.NodeEnded("node2"))
+    assert isinstance(story.actions[-2], draft.StopNodes) and story.actions[-2].hosts == HOSTS
+    story.tell(ended(0, 1, stopped=True), endings.NodeEnded("node2"))
     assert story.job.state is State.STOPPING
-    story.tell(inputs.NodeEnded("node1"))
+    story.tell(endings.NodeEnded("node1"))
     assert story.job.state is State.FAILED
     assert story.job.reason == because("rank-exited", ["node2"], [2], code=3)
 
@@ -191,11 +191,11 @@ def test_ranks_that_die_because_they_were_stopped_are_never_the_first_failure() 
     story = Story(make_job()).tell(*to_running(), inputs.StopRequested(now=False))
     story.tell(
         *(
-            inputs.RankExited(host, rank, Exit(None, 15, 1, stopped=True))
+            endings.RankExited(host, rank, Exit(None, 15, 1, stopped=True))
             for rank, host in enumerate(("node1", "node1", "node2", "node2"))
         )
     )
-    story.tell(inputs.NodeEnded("node1"), inputs.NodeEnded("node2"))
+    story.tell(endings.NodeEnded("node1"), endings.NodeEnded("node2"))
     assert story.job.state is State.STOPPED
     assert story.job.first_failure is None
 
@@ -205,9 +205,9 @@ def test_ranks_that_die_because_they_were_stopped_are_never_the_first_failure() 
 def test_ranks_that_save_and_exit_0_because_they_were_stopped_are_no_success(by: str, restarted: bool) -> None:
     """SIGTERM to a supervisor, as a node's shutdown sends it; and a stop that a restored store does not know."""
     story = Story(make_job()).tell(*to_running())
-    told: list[JobInput] = [inputs.StopStarted("node1", by, "SIGTERM", 1.0)]
+    told: list[JobInput] = [endings.StopStarted("node1", by, "SIGTERM", 1.0)]
     told += [ended(rank, stopped=True) for rank in range(4)]
-    told += [inputs.NodeEnded(host) for host in HOSTS]
+    told += [endings.NodeEnded(host) for host in HOSTS]
     story.tell(*(one for event in told for one in ([event, event] if restarted else [event])))
     assert story.job.state is State.FAILED
     if by == "node":
@@ -216,21 +216,21 @@ def test_ranks_that_save_and_exit_0_because_they_were_stopped_are_no_success(by:
 
 
 def test_a_host_that_shuts_down_lets_all_ranks_save() -> None:
-    story = Story(make_job()).tell(*to_running(), inputs.StopStarted("node1", "node", "SIGTERM", 1.0))
-    assert story.actions[-2] == inputs.StopNodes(HOSTS, now=False, grace_s=30)
+    story = Story(make_job()).tell(*to_running(), endings.StopStarted("node1", "node", "SIGTERM", 1.0))
+    assert story.actions[-2] == draft.StopNodes(HOSTS, now=False, grace_s=30)
 
 
 def test_a_shutdown_after_the_work_is_complete_is_a_success() -> None:
-    story = Story(make_job()).tell(*to_running(), inputs.StopStarted("node1", "node", "SIGTERM", 1.0, done=True))
-    exits = [inputs.RankExited("node1", rank, Exit(0, None, 5, stopped=True, done=True)) for rank in (0, 1)]
-    story.tell(*exits, ended(2), ended(3), *(inputs.NodeEnded(host) for host in HOSTS))
+    story = Story(make_job()).tell(*to_running(), endings.StopStarted("node1", "node", "SIGTERM", 1.0, done=True))
+    exits = [endings.RankExited("node1", rank, Exit(0, None, 5, stopped=True, done=True)) for rank in (0, 1)]
+    story.tell(*exits, ended(2), ended(3), *(endings.NodeEnded(host) for host in HOSTS))
     assert story.job.state is State.SUCCEEDED
 
 
 def test_the_end_of_a_host_corrects_what_its_ranks_may_have_written_about_themselves() -> None:
-    story = Story(make_job()).tell(*to_running(), *(ended(rank) for rank in range(4)), inputs.NodeEnded("node2"))
+    story = Story(make_job()).tell(*to_running(), *(ended(rank) for rank in range(4)), endings.NodeEnded("node2"))
     true = {0: Exit(0, None, 9, stopped=False), 1: Exit(3, None, 9, stopped=False)}
-    story.tell(inputs.NodeEnded("node1", exits=true))
+    story.tell(endings.NodeEnded("node1", exits=true))
     assert story.job.state is State.FAILED
     assert story.job.first_failure == FirstFailure(because("rank-exited", ["node1"], [1], code=3))
 
@@ -238,38 +238,38 @@ def test_the_end_of_a_host_corrects_what_its_ranks_may_have_written_about_themse
 def test_the_end_of_a_host_names_exits_whose_records_were_lost() -> None:
     exits = [{rank: Exit(0, None, 9, stopped=False) for rank in ranks} for ranks in ((0, 1), (2, 3))]
     story = Story(make_job()).tell(*to_running())
-    story.tell(*(inputs.NodeEnded(host, exits=found) for host, found in zip(HOSTS, exits)))
+    story.tell(*(endings.NodeEnded(host, exits=found) for host, found in zip(HOSTS, exits)))
     assert story.job.state is State.SUCCEEDED and set(story.job.nodes[0].exits) == {0, 1}
 
 
 def test_trouble_of_a_node_is_an_event_once_and_ends_nothing() -> None:
-    trouble = inputs.NodeTrouble("node1", "io-error", {"step": "logs", "errno": "EIO", "count": 1}, 7)
+    trouble = endings.NodeTrouble("node1", "io-error", {"step": "logs", "errno": "EIO", "count": 1}, 7)
     story = Story(make_job()).tell(*to_running(), trouble, trouble)
     assert [event.code for event in story.events].count("io-error") == 1 and story.job.state is State.RUNNING
 
 
 @pytest.mark.parametrize("is_unreachable, key", [(False, "hung"), (True, "hung-without-host")])
 def test_a_hung_job_is_stopped_with_its_stacks_and_fails(is_unreachable: bool, key: str) -> None:
-    hung = inputs.Hung(("node2",), (2,), Text("hang.x", "rank 2 is stopped"), is_unreachable=is_unreachable)
+    hung = endings.Hung(("node2",), (2,), Text("hang.x", "rank 2 is stopped"), is_unreachable=is_unreachable)
     story = Story(make_job()).tell(*to_running(), hung, hung)
-    assert story.actions.count(inputs.StopNodes(HOSTS, now=False, grace_s=HUNG_GRACE_S, hung=True)) == 1
+    assert story.actions.count(draft.StopNodes(HOSTS, now=False, grace_s=HUNG_GRACE_S, hung=True)) == 1
     assert (story.job.cause, story.job.reason.code, story.job.reason.ranks) == (Cause.HUNG, key, (2,))
     stop = next(event for event in story.events if event.values.get("state") == "STOPPING")
     assert (stop.hosts, stop.ranks) == (("node2",), (2,))
     story.tell(*(ended(rank, 134, stopped=True) for rank in range(4)))
-    story.tell(*(inputs.NodeEnded(host) for host in HOSTS))
+    story.tell(*(endings.NodeEnded(host) for host in HOSTS))
     assert (story.job.state, story.job.reason.code) == (State.FAILED, key)
 
 
 def test_separate_trainings_fail_the_job_without_a_restart() -> None:
     policy = RestartPolicy(max_restarts=3, window_s=3600)
-    late = inputs.TrainsSeparately(0, "node1", 2)
+    late = endings.TrainsSeparately(0, "node1", 2)
     story = Story(make_job(policy=policy)).tell(*to_running(), late)
     assert story.job.state is State.RUNNING, "of an earlier attempt"
-    story.tell(inputs.TrainsSeparately(1, "node1", 2))
+    story.tell(endings.TrainsSeparately(1, "node1", 2))
     assert (story.job.state, story.job.cause) == (State.STOPPING, Cause.FAILURE)
     story.tell(*(ended(rank, 143, stopped=True) for rank in range(4)))
-    story.tell(*(inputs.NodeEnded(host) for host in HOSTS))
+    story.tell(*(endings.NodeEnded(host) for host in HOSTS))
     assert story.job.state is State.FAILED
     assert [event.values["finding"] for event in story.events if event.code == "gave-up"] == ["separate-trainings"]
 
@@ -278,7 +278,7 @@ def test_separate_trainings_fail_the_job_without_a_restart() -> None:
 def test_a_job_that_does_not_run_is_not_hung(events: list[JobInput]) -> None:
     story = Story(make_job()).tell(*(to_running() if events else ()), *events)
     before = story.job
-    assert story.tell(inputs.Hung((), (), Text("hang.x", "x"))).job == before
+    assert story.tell(endings.Hung((), (), Text("hang.x", "x"))).job == before
 
 
 @pytest.mark.parametrize(
@@ -289,14 +289,14 @@ def test_a_job_that_does_not_run_is_not_hung(events: list[JobInput]) -> None:
         inputs.NodeReady("node1", 29400),
         inputs.RankStarted("node1", 0, 100),
         ended(0, 3),
-        inputs.RankHungAtExit("node1", 0, "x", 1.0),
-        inputs.StartFailed("node1", 0, "x"),
-        inputs.NodeEnded("node1"),
-        inputs.LeftoversGone("node1"),
-        inputs.NodeLost("node1", "by-user"),
-        inputs.SupervisorLost("node1"),
-        inputs.StopStarted("node1", "node", "x", 1.0),
-        inputs.NodeTrouble("node1", "x", {}, 1),
+        endings.RankHungAtExit("node1", 0, "x", 1.0),
+        endings.StartFailed("node1", 0, "x"),
+        endings.NodeEnded("node1"),
+        endings.LeftoversGone("node1"),
+        endings.NodeLost("node1", "by-user"),
+        endings.SupervisorLost("node1"),
+        endings.StopStarted("node1", "node", "x", 1.0),
+        endings.NodeTrouble("node1", "x", {}, 1),
     ],
 )
 @pytest.mark.parametrize("state", [State.QUEUED, State.CHECKING, State.STARTING, State.RUNNING])
@@ -322,19 +322,19 @@ def test_a_silent_node_does_not_end_a_running_job() -> None:
 
 
 def test_a_stop_names_the_node_that_could_not_confirm_and_clears_it_when_it_answers() -> None:
-    story = Story(make_job()).tell(*to_running(), inputs.StopRequested(now=False), inputs.NodeEnded("node1"))
+    story = Story(make_job()).tell(*to_running(), inputs.StopRequested(now=False), endings.NodeEnded("node1"))
     story.now_s += 30 + CONFIRM_S
     story.tell(inputs.Tick(frozenset({"node1"})))
     assert story.job.state is State.STOPPED
     assert story.job.unconfirmed == ("node2",)
-    assert isinstance(resume(story.job, now_s=0.0).actions[0], inputs.StopNodes)
-    story.tell(inputs.NodeEnded("node2"))
+    assert isinstance(resume(story.job, now_s=0.0).actions[0], draft.StopNodes)
+    story.tell(endings.NodeEnded("node2"))
     assert story.job.unconfirmed == ()
     assert story.job.state is State.STOPPED
 
 
 def test_a_reachable_node_that_is_slow_to_end_keeps_the_job_stopping() -> None:
-    story = Story(make_job()).tell(*to_running(), inputs.StopRequested(now=False), inputs.NodeEnded("node1"))
+    story = Story(make_job()).tell(*to_running(), inputs.StopRequested(now=False), endings.NodeEnded("node1"))
     story.now_s += 30 + CONFIRM_S
     story.tell(inputs.Tick(frozenset(HOSTS)))
     assert story.job.state is State.STOPPING
@@ -347,7 +347,7 @@ def test_a_reachable_node_that_is_slow_to_end_keeps_the_job_stopping() -> None:
 def test_a_stop_does_not_wait_again_for_a_node_that_was_silent_before() -> None:
     grace_s = 30.0
     story = Story(make_job(grace_s=grace_s)).tell(
-        *to_running(), inputs.StopRequested(now=False), inputs.NodeEnded("node1")
+        *to_running(), inputs.StopRequested(now=False), endings.NodeEnded("node1")
     )
     silent = inputs.Tick(frozenset({"node1"}), quiet_s={"node2": 10 * CONFIRM_S})
     story.now_s += grace_s - 10
@@ -361,7 +361,9 @@ def test_a_stop_does_not_wait_again_for_a_node_that_was_silent_before() -> None:
 
 
 def test_a_stop_without_grace_waits_no_grace_for_a_silent_node() -> None:
-    story = Story(make_job(grace_s=3000)).tell(*to_running(), inputs.StopRequested(now=True), inputs.NodeEnded("node1"))
+    story = Story(make_job(grace_s=3000)).tell(
+        *to_running(), inputs.StopRequested(now=True), endings.NodeEnded("node1")
+    )
     story.now_s += CONFIRM_S
     story.tell(inputs.Tick(frozenset({"node1"})))
     assert story.job.state is State.STOPPED
@@ -383,13 +385,15 @@ def test_a_head_that_could_not_look_lets_its_waits_begin_anew() -> None:
 
 
 def test_a_rebooted_node_is_a_fact_that_fails_the_job() -> None:
-    story = Story(make_job()).tell(*to_running(), inputs.NodeLost("node2", "rebooted"), inputs.NodeEnded("node1"))
+    story = Story(make_job()).tell(*to_running(), endings.NodeLost("node2", "rebooted"), endings.NodeEnded("node1"))
     assert story.job.state is State.FAILED
     assert (story.job.reason.code, story.job.reason.hosts) == ("node-rebooted", ("node2",))
 
 
 def test_a_node_whose_folder_vanished_is_lost_although_its_boot_id_is_the_same() -> None:
-    story = Story(make_job()).tell(*to_running(), inputs.NodeLost("node2", "directory-gone"), inputs.NodeEnded("node1"))
+    story = Story(make_job()).tell(
+        *to_running(), endings.NodeLost("node2", "directory-gone"), endings.NodeEnded("node1")
+    )
     assert story.job.state is State.FAILED and story.job.cause is Cause.NODE_LOST
     assert (story.job.reason.code, story.job.reason.hosts) == ("node-directory-gone", ("node2",))
     assert story.job.node("node2").lost == "directory-gone"
@@ -400,25 +404,25 @@ def test_a_node_whose_folder_vanished_is_lost_although_its_boot_id_is_the_same()
 
 @pytest.mark.parametrize("why", sorted(LOST))
 def test_a_lost_node_ends_what_was_unconfirmed_there(why: str) -> None:
-    story = Story(make_job()).tell(*to_running(), inputs.StopRequested(now=True), inputs.NodeEnded("node1"))
+    story = Story(make_job()).tell(*to_running(), inputs.StopRequested(now=True), endings.NodeEnded("node1"))
     story.now_s += 100.0
     story.tell(inputs.Tick(frozenset({"node1"})))
     assert (story.job.state, story.job.unconfirmed) == (State.STOPPED, ("node2",))
-    story.tell(inputs.NodeLost("node2", why))
+    story.tell(endings.NodeLost("node2", why))
     assert (story.job.state, story.job.unconfirmed, story.job.node("node2").lost) == (State.STOPPED, (), why)
     assert story.job.first_failure is None, "the job had ended before"
 
 
 def test_processes_that_survive_a_kill_hold_their_host_after_the_end_until_they_are_gone() -> None:
     stuck = Leftover(50, 1234, "python", "D", "fuse_wait_answer", 7)
-    story = Story(make_job()).tell(*to_running(), inputs.StopRequested(now=True), inputs.NodeEnded("node1"))
-    story.tell(inputs.NodeEnded("node2", (stuck,)), inputs.NodeEnded("node2"))
+    story = Story(make_job()).tell(*to_running(), inputs.StopRequested(now=True), endings.NodeEnded("node1"))
+    story.tell(endings.NodeEnded("node2", (stuck,)), endings.NodeEnded("node2"))
     assert (story.job.state, story.job.held_hosts) == (State.STOPPED, ("node2",))
     assert load_job(json.loads(json.dumps(dump_job(story.job)))).node("node2").leftovers == (stuck,)
     remain = [event for event in story.events if event.code == "processes-remain"]
     assert [(event.hosts, event.values["pids"]) for event in remain] == [(("node2",), [50])]
     assert remain[0].values["processes"][0]["wait_channel"] == "fuse_wait_answer"
-    story.tell(inputs.LeftoversGone("node2"), inputs.LeftoversGone("node2"))
+    story.tell(endings.LeftoversGone("node2"), endings.LeftoversGone("node2"))
     assert (story.job.state, story.job.held_hosts) == (State.STOPPED, ())
     assert [event.hosts for event in story.events if event.code == "leftovers-gone"] == [("node2",)]
 
@@ -440,23 +444,23 @@ def test_a_stop_in_the_queue_touches_no_node() -> None:
 
 def test_a_second_harsher_stop_is_passed_on_once() -> None:
     story = Story(make_job()).tell(*to_running(), inputs.StopRequested(now=False), inputs.StopRequested(now=True))
-    assert isinstance(story.actions[-1], inputs.StopNodes) and story.actions[-1].now
+    assert isinstance(story.actions[-1], draft.StopNodes) and story.actions[-1].now
     assert advance(story.job, inputs.StopRequested(now=True), now_s=99.0).actions == ()
 
 
 def test_a_job_succeeds_only_when_every_node_is_empty() -> None:
-    story = Story(make_job()).tell(*to_running(), *(ended(rank) for rank in range(4)), inputs.NodeEnded("node1"))
+    story = Story(make_job()).tell(*to_running(), *(ended(rank) for rank in range(4)), endings.NodeEnded("node1"))
     assert story.job.state is State.RUNNING
-    story.tell(inputs.NodeEnded("node2"))
+    story.tell(endings.NodeEnded("node2"))
     assert story.job.state is State.SUCCEEDED
     assert story.states == [State.QUEUED, State.CHECKING, State.STAGING, State.STARTING, State.RUNNING, State.SUCCEEDED]
 
 
 def test_ranks_so_short_that_they_end_before_all_nodes_started_still_succeed() -> None:
     events = to_running()
-    story = Story(make_job()).tell(*events[:-2], ended(0), ended(1), inputs.NodeEnded("node1"))
+    story = Story(make_job()).tell(*events[:-2], ended(0), ended(1), endings.NodeEnded("node1"))
     assert story.job.state is State.STARTING
-    story.tell(*events[-2:], ended(2), ended(3), inputs.NodeEnded("node2"))
+    story.tell(*events[-2:], ended(2), ended(3), endings.NodeEnded("node2"))
     assert story.job.state is State.SUCCEEDED
 
 
@@ -467,7 +471,7 @@ def test_a_new_controller_begins_an_unfinished_start_again_as_the_next_attempt()
     assert story.job.attempt == 2
     assert story.job.run_id == "head-j-0001.2"
     assert State.BACKOFF in story.states
-    assert story.actions == [inputs.AbortNodes("head-j-0001.1", HOSTS)], (
+    assert story.actions == [draft.AbortNodes("head-j-0001.1", HOSTS)], (
         "what the old attempt had reserved is given back"
     )
 
@@ -485,7 +489,7 @@ def test_what_is_held_by_others_returns_the_job_to_the_queue_and_uses_no_restart
     events = [event for event in to_starting() if steps == 6 or not isinstance(event, inputs.NodeStaged)][:steps]
     story = Story(make_job()).tell(*events, inputs.Held("node2", "NPU 3 is in use", "theirs-j-0007.1"))
     assert story.job.state is State.BACKOFF and story.job.past == () and story.job.cause is Cause.HELD
-    assert inputs.AbortNodes("head-j-0001.1", HOSTS) in story.actions
+    assert draft.AbortNodes("head-j-0001.1", HOSTS) in story.actions
     assert [(e.hosts, e.values["by"]) for e in story.events if e.code == "held"] == [(("node2",), "theirs-j-0007.1")]
     assert story.job.not_before_s is not None
     assert tick(story, story.job.not_before_s - 0.1).job.state is State.BACKOFF
@@ -515,14 +519,14 @@ def test_a_user_stops_a_job_that_waits_for_others() -> None:
     started = to_running()[:-2]
     story = Story(make_job()).tell(*started, inputs.Held("node2", "in use"), inputs.StopRequested(False))
     assert story.job.state is State.STOPPING
-    story.tell(inputs.NodeEnded("node1"), inputs.NodeEnded("node2"))
+    story.tell(endings.NodeEnded("node1"), endings.NodeEnded("node2"))
     assert story.job.state is State.STOPPED
 
 
 def test_the_lowest_block_of_ports_that_all_nodes_hold_is_the_base_without_one_the_job_waits() -> None:
     ready = inputs.NodeReady("node1", 29400, (61024, 61056, 61088)), inputs.NodeReady("node2", None, (61088, 61056))
     story = Story(make_job()).tell(*to_starting(), *ready)
-    assert story.job.hccl_base == 61056 and story.actions == [inputs.StartNodes()]
+    assert story.job.hccl_base == 61056 and story.actions == [draft.StartNodes()]
     assert load_job(json.loads(json.dumps(dump_job(story.job)))).nodes == story.job.nodes
     none = inputs.NodeReady("node2", None, (61120,))
     story = Story(make_job()).tell(*to_starting(), ready[0], none)
@@ -533,13 +537,13 @@ def test_the_lowest_block_of_ports_that_all_nodes_hold_is_the_base_without_one_t
 def test_a_new_controller_says_go_again_when_go_was_decided() -> None:
     story = Story(make_job()).tell(*to_running()[:8])
     assert story.job.go_sent_at_s is not None and story.job.state is State.STARTING
-    assert resume(story.job, now_s=50.0).actions == (inputs.StartNodes(),)
+    assert resume(story.job, now_s=50.0).actions == (draft.StartNodes(),)
 
 
 def test_an_event_told_twice_changes_nothing() -> None:
     story = Story(make_job())
-    for event in (*to_running(), ended(0), inputs.NodeEnded("node1"), ended(2), ended(3), inputs.NodeEnded("node2")):
-        if isinstance(event, (inputs.RankStarted, inputs.RankExited, inputs.NodeEnded)):
+    for event in (*to_running(), ended(0), endings.NodeEnded("node1"), ended(2), ended(3), endings.NodeEnded("node2")):
+        if isinstance(event, (inputs.RankStarted, endings.RankExited, endings.NodeEnded)):
             story.tell(event)
             again = advance(story.job, event, now_s=story.now_s)
             assert (again.job, again.actions) == (story.job, ())
@@ -569,16 +573,16 @@ def any_event(rng: random.Random) -> JobInput:
         inputs.RankStarted(host, rank, 1),
         ended(rank),
         ended(rank, 3),
-        inputs.NodeEnded(host),
-        inputs.NodeEnded(host, (Leftover(50),)),
-        inputs.LeftoversGone(host),
-        inputs.NodeLost(host, rng.choice(("rebooted", "directory-gone", "by-user"))),
-        inputs.SupervisorLost(host),
+        endings.NodeEnded(host),
+        endings.NodeEnded(host, (Leftover(50),)),
+        endings.LeftoversGone(host),
+        endings.NodeLost(host, rng.choice(("rebooted", "directory-gone", "by-user"))),
+        endings.SupervisorLost(host),
         inputs.StopRequested(rng.random() < 0.5),
         inputs.Tick(frozenset(rng.sample(HOSTS, rng.randrange(3)))),
-        inputs.StartFailed(host, rank, "no such file"),
-        inputs.StopStarted(host, "limit", "max_s", 1.0),
-        inputs.RankHungAtExit(host, rank, "idle"),
+        endings.StartFailed(host, rank, "no such file"),
+        endings.StopStarted(host, "limit", "max_s", 1.0),
+        endings.RankHungAtExit(host, rank, "idle"),
     )
     return rng.choice(choices)
 
@@ -607,7 +611,7 @@ OTHER = FirstFailure(because("rank-killed", ["node1"], [1], signal=9), "certain"
 
 
 def failed_by_its_exits() -> Story:
-    ends = [ended(2, 3), inputs.NodeEnded("node1"), inputs.NodeEnded("node2")]
+    ends = [ended(2, 3), endings.NodeEnded("node1"), endings.NodeEnded("node2")]
     return Story(make_job()).tell(*to_running(), *ends)
 
 
@@ -615,9 +619,9 @@ def test_a_failed_job_shows_the_exits_until_its_diagnosis_is_there_and_then_that
     story = failed_by_its_exits()
     quick = because("rank-exited", ["node2"], [2], code=3)
     assert (story.job.state, story.job.first_failure) == (State.FAILED, FirstFailure(quick, "preliminary"))
-    assert inputs.Judge(1) in story.actions
-    assert resume(story.job, now_s=9.0).actions == (inputs.Judge(1),), "another controller diagnoses it"
-    story.tell(inputs.Diagnosed(1, Failure(Kind.OOM, "host-oom", ("node1",), (1,), "certain"), None, OTHER))
+    assert draft.Judge(1) in story.actions
+    assert resume(story.job, now_s=9.0).actions == (draft.Judge(1),), "another controller diagnoses it"
+    story.tell(endings.Diagnosed(1, Failure(Kind.OOM, "host-oom", ("node1",), (1,), "certain"), None, OTHER))
     assert (story.job.first_failure, story.job.reason) == (OTHER, OTHER.reason)
     [event] = [event for event in story.events if event.code == "diagnosed"]
     assert (event.hosts, event.ranks, event.values["confidence"]) == (("node1",), (1,), "certain")
@@ -625,9 +629,9 @@ def test_a_failed_job_shows_the_exits_until_its_diagnosis_is_there_and_then_that
 
 
 def test_a_later_diagnosis_replaces_the_first_and_a_failed_one_is_said_to_be_unknown() -> None:
-    story = failed_by_its_exits().tell(inputs.Diagnosed(1, Failure(Kind.UNKNOWN, "unknown")))
+    story = failed_by_its_exits().tell(endings.Diagnosed(1, Failure(Kind.UNKNOWN, "unknown")))
     assert story.job.first_failure is not None and story.job.first_failure.confidence == "unknown"
-    story.tell(inputs.Diagnosed(1, Failure(Kind.OOM, "host-oom", ("node1",), (1,), "certain"), None, OTHER))
+    story.tell(endings.Diagnosed(1, Failure(Kind.OOM, "host-oom", ("node1",), (1,), "certain"), None, OTHER))
     assert story.job.first_failure == OTHER
 
 

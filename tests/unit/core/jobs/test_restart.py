@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascendrun.core.jobfile.model import JobSpec
-from ascendrun.core.jobs import inputs
+from ascendrun.core.jobs import draft, endings, inputs
 from ascendrun.core.jobs.checkpoints import Listed, ResumePoint
 from ascendrun.core.jobs.checkpoints import choose as choose_checkpoint
 from ascendrun.core.jobs.draft import JUDGE_S
@@ -111,7 +111,7 @@ def test_attempts_that_die_while_they_load_a_checkpoint_go_back_to_the_one_befor
     def live(resumed: ResumePoint, last_step: int | None) -> None:
         free, *rest = to_running()
         failed(story.tell(free, inputs.ResumeChosen(resumed), *rest))
-        story.tell(inputs.Diagnosed(story.job.attempt, KILLED, last_step))
+        story.tell(endings.Diagnosed(story.job.attempt, KILLED, last_step))
 
     live(ResumePoint(), 12)
     for expected in (10, 10, 5):
@@ -228,13 +228,13 @@ def restarting_job(**changes: Any) -> Job:
 
 def failed(story: Story, rank: int = 2) -> Story:
     """The rank exits 3, and both nodes are empty."""
-    return story.tell(ended(rank, 3), inputs.NodeEnded("node1"), inputs.NodeEnded("node2"))
+    return story.tell(ended(rank, 3), endings.NodeEnded("node1"), endings.NodeEnded("node2"))
 
 
 def test_a_job_waits_for_its_diagnosis_then_for_its_pause_and_is_queued_again() -> None:
     story = failed(Story(restarting_job()).tell(*to_running()))
-    assert story.job.state is State.STOPPING and inputs.Judge(1) in story.actions
-    story.tell(inputs.Diagnosed(1, KILLED, last_step=40))
+    assert story.job.state is State.STOPPING and draft.Judge(1) in story.actions
+    story.tell(endings.Diagnosed(1, KILLED, last_step=40))
     assert story.job.state is State.BACKOFF and story.job.not_before_s is not None
     assert [event.code for event in story.events].count("restarting") == 1
     story.tell(inputs.Tick())
@@ -249,7 +249,7 @@ def test_a_job_waits_for_its_diagnosis_then_for_its_pause_and_is_queued_again() 
 
 def test_a_used_budget_ends_the_job_with_the_rule_in_its_reason() -> None:
     story = failed(Story(restarting_job(past=tuple(attempts(REBOOTED)), attempt=2)).tell(*to_running()))
-    story.tell(inputs.Diagnosed(2, REBOOTED))
+    story.tell(endings.Diagnosed(2, REBOOTED))
     assert story.job.state is State.FAILED
     assert story.job.reason.values["rule"].code == "rule-max-restarts"
     assert [event.values["rule"] for event in story.events if event.code == "gave-up"] == ["max-restarts"]
@@ -258,7 +258,7 @@ def test_a_used_budget_ends_the_job_with_the_rule_in_its_reason() -> None:
 
 def test_an_error_of_the_user_is_not_retried() -> None:
     story = failed(Story(restarting_job()).tell(*to_running()))
-    story.tell(inputs.Diagnosed(1, Failure(Kind.USER, "exception", ("node2",), (2,), "certain")))
+    story.tell(endings.Diagnosed(1, Failure(Kind.USER, "exception", ("node2",), (2,), "certain")))
     assert story.job.state is State.FAILED and story.job.reason.values["rule"].code == "rule-cause"
 
 
@@ -266,24 +266,24 @@ def test_an_error_of_the_user_is_not_retried() -> None:
 def test_a_stop_by_the_user_is_not_undone_by_the_policy(moment: str) -> None:
     story = Story(restarting_job()).tell(*to_running(), ended(2, 3))
     if moment == "backoff":
-        story.tell(inputs.NodeEnded("node1"), inputs.NodeEnded("node2"), inputs.Diagnosed(1, KILLED))
+        story.tell(endings.NodeEnded("node1"), endings.NodeEnded("node2"), endings.Diagnosed(1, KILLED))
         assert story.job.state is State.BACKOFF
-    story.tell(inputs.StopRequested(now=False), inputs.NodeEnded("node1"), inputs.NodeEnded("node2"))
+    story.tell(inputs.StopRequested(now=False), endings.NodeEnded("node1"), endings.NodeEnded("node2"))
     assert (story.job.state, story.job.cause) == (State.STOPPED, Cause.USER)
 
 
 def test_no_attempt_starts_while_the_end_on_a_host_is_unproven() -> None:
-    story = Story(restarting_job()).tell(*to_running(), ended(2, 3), inputs.NodeEnded("node2"))
+    story = Story(restarting_job()).tell(*to_running(), ended(2, 3), endings.NodeEnded("node2"))
     story.now_s += 1000.0
-    story.tell(inputs.Tick(), inputs.Diagnosed(1, KILLED))
+    story.tell(inputs.Tick(), endings.Diagnosed(1, KILLED))
     assert story.job.state is State.BACKOFF and story.job.unconfirmed == ("node1",)
     story.now_s += 1000.0
     story.tell(inputs.Tick(), inputs.Tick())
     assert story.job.state is State.BACKOFF and story.job.reason.code == "waiting-for-end"
     assert [event.code for event in story.events].count("restart-waits") == 1
-    story.tell(ended(0, 1), inputs.SupervisorLost("node1"))
+    story.tell(ended(0, 1), endings.SupervisorLost("node1"))
     assert story.job.state is State.BACKOFF and len(story.job.past) == 1, "it was stopped and counted already"
-    story.tell(inputs.NodeLost("node1", "rebooted"), inputs.Tick())
+    story.tell(endings.NodeLost("node1", "rebooted"), inputs.Tick())
     assert (story.job.state, story.job.attempt, story.job.unconfirmed) == (State.QUEUED, 2, ())
 
 
@@ -297,8 +297,8 @@ def test_a_diagnosis_that_does_not_come_is_replaced_by_the_records() -> None:
 
 def test_a_new_controller_asks_for_the_diagnosis_again_and_keeps_the_pause() -> None:
     story = failed(Story(restarting_job()).tell(*to_running()))
-    assert inputs.Judge(1) in resume(story.job, now_s=50.0).actions
-    story.tell(inputs.Diagnosed(1, KILLED))
+    assert draft.Judge(1) in resume(story.job, now_s=50.0).actions
+    story.tell(endings.Diagnosed(1, KILLED))
     assert resume(story.job, now_s=50.0).job == story.job
 
 
@@ -330,7 +330,7 @@ def test_by_default_a_program_gives_up_after_the_restarts_of_the_page(kind: Kind
         assert (story.job.state, story.job.attempt) == (State.QUEUED, attempt)
         failed(story.tell(*to_running()))
         step = 10 * attempt if makes_progress else None
-        story.tell(inputs.Diagnosed(attempt, Failure(kind, "x", ("node2",), confidence="likely"), step))
+        story.tell(endings.Diagnosed(attempt, Failure(kind, "x", ("node2",), confidence="likely"), step))
         if story.job.state is State.BACKOFF:
             assert story.job.not_before_s is not None
             story.now_s = story.job.not_before_s
@@ -341,24 +341,24 @@ def test_by_default_a_program_gives_up_after_the_restarts_of_the_page(kind: Kind
 def test_a_retry_is_a_new_attempt_with_a_new_budget() -> None:
     job = restarting_job(past=tuple(attempts(REBOOTED)), attempt=2)
     story = failed(Story(job).tell(*to_running()))
-    story.tell(inputs.Diagnosed(2, REBOOTED), inputs.RetryRequested())
+    story.tell(endings.Diagnosed(2, REBOOTED), inputs.RetryRequested())
     assert (story.job.state, story.job.attempt, story.job.ended_at_s) == (State.QUEUED, 3, None)
     assert [(one.number, one.failure, one.counted) for one in story.job.past] == [
         (1, REBOOTED, False),
         (2, REBOOTED, False),
     ]
-    failed(story.tell(*to_running())).tell(inputs.Diagnosed(3, REBOOTED))
+    failed(story.tell(*to_running())).tell(endings.Diagnosed(3, REBOOTED))
     assert story.job.state is State.BACKOFF
     over = Story(make_job(state=State.SUCCEEDED)).tell(inputs.RetryRequested())
     assert over.job.state is State.SUCCEEDED
 
 
 def test_a_retry_waits_for_a_host_whose_processes_may_live() -> None:
-    story = Story(make_job()).tell(*to_running(), ended(2, 3), inputs.NodeEnded("node2"))
+    story = Story(make_job()).tell(*to_running(), ended(2, 3), endings.NodeEnded("node2"))
     story.now_s += 1000.0
     story.tell(inputs.Tick(), inputs.RetryRequested())
     assert story.job.state is State.BACKOFF
-    story.tell(inputs.NodeEnded("node1"))
+    story.tell(endings.NodeEnded("node1"))
     assert (story.job.state, story.job.attempt) == (State.QUEUED, 2)
 
 
@@ -375,9 +375,9 @@ def test_a_retry_waits_for_a_host_whose_processes_may_live() -> None:
 def test_a_silent_host_is_left_behind_only_if_its_checkpoints_are_fenced_and_others_are_enough(
     policy: RestartPolicy, pool: tuple[str, ...], state: State
 ) -> None:
-    story = Story(make_job(policy=policy, pool=pool)).tell(*to_running(), ended(2, 3), inputs.NodeEnded("node2"))
+    story = Story(make_job(policy=policy, pool=pool)).tell(*to_running(), ended(2, 3), endings.NodeEnded("node2"))
     story.now_s += 1000.0
-    story.tell(inputs.Tick(frozenset({"node2"})), inputs.Diagnosed(1, REBOOTED))
+    story.tell(inputs.Tick(frozenset({"node2"})), endings.Diagnosed(1, REBOOTED))
     story.now_s += 1000.0
     story.tell(inputs.Tick(frozenset({"node2"})))
     assert story.job.state is state
@@ -389,10 +389,10 @@ def test_a_silent_host_is_left_behind_only_if_its_checkpoints_are_fenced_and_oth
 @pytest.mark.parametrize(("pool", "state"), [((*HOSTS, "node3"), State.QUEUED), (HOSTS, State.BACKOFF)])
 def test_a_silent_host_is_left_behind_when_its_lease_has_expired(pool: tuple[str, ...], state: State) -> None:
     policy = RestartPolicy(3, on_unreachable_node="fence")
-    story = Story(make_job(policy=policy, pool=pool)).tell(*to_running(), ended(2, 3), inputs.NodeEnded("node2"))
+    story = Story(make_job(policy=policy, pool=pool)).tell(*to_running(), ended(2, 3), endings.NodeEnded("node2"))
     story.now_s += 1000.0
     reachable = frozenset({"node2"})
-    story.tell(inputs.Tick(reachable), inputs.Diagnosed(1, REBOOTED))
+    story.tell(inputs.Tick(reachable), endings.Diagnosed(1, REBOOTED))
     story.now_s += 1000.0
     story.tell(inputs.Tick(reachable, frozenset({"node2"})))
     assert story.job.state is State.BACKOFF, "the lease of another host"
@@ -403,9 +403,9 @@ def test_a_silent_host_is_left_behind_when_its_lease_has_expired(pool: tuple[str
 
 
 def test_a_node_that_ended_its_ranks_without_the_head_uses_no_restart() -> None:
-    story = Story(restarting_job()).tell(*to_running(), inputs.StopStarted("node1", "fence", "away", 1.0))
-    story.tell(inputs.NodeEnded("node1"), inputs.NodeEnded("node2"))
-    story.tell(inputs.Diagnosed(1, Failure(Kind.PREEMPTED, "preempted", confidence="certain")))
+    story = Story(restarting_job()).tell(*to_running(), endings.StopStarted("node1", "fence", "away", 1.0))
+    story.tell(endings.NodeEnded("node1"), endings.NodeEnded("node2"))
+    story.tell(endings.Diagnosed(1, Failure(Kind.PREEMPTED, "preempted", confidence="certain")))
     assert story.job.state is State.BACKOFF and not story.job.past[-1].counted
 
 
@@ -430,7 +430,7 @@ def test_a_wait_for_the_only_copy_of_a_checkpoint_ends_when_its_host_is_given_up
 def test_a_host_that_responds_is_never_left_behind() -> None:
     policy = RestartPolicy(3, has_epochs=True)
     story = Story(make_job(policy=policy, pool=(*HOSTS, "node3"))).tell(*to_running(), ended(2, 3))
-    story.tell(inputs.NodeEnded("node2"), inputs.Diagnosed(1, REBOOTED))
+    story.tell(endings.NodeEnded("node2"), endings.Diagnosed(1, REBOOTED))
     story.now_s += 35.0
     story.tell(inputs.Tick(frozenset(HOSTS)))
     assert story.job.state is State.STOPPING
@@ -445,7 +445,7 @@ def away(story: Story, seconds: float, *, fenced: frozenset[str] = frozenset()) 
 
 
 def ends_for_node2(story: Story, failure: Failure) -> Story:
-    return story.tell(inputs.NodeEnded("node2"), inputs.Diagnosed(1, failure))
+    return story.tell(endings.NodeEnded("node2"), endings.Diagnosed(1, failure))
 
 
 def cut_for_20_s(story: Story) -> Story:
@@ -458,7 +458,7 @@ def cut_for_half_an_hour_while_its_ranks_train(story: Story) -> Story:
 
 def cut_for_ever(story: Story) -> Story:
     """Its ranks are missed by those of node2, and its lease is over."""
-    hung = inputs.Hung(("node1",), (0, 1), Text("x", "x"), is_unreachable=True)
+    hung = endings.Hung(("node1",), (0, 1), Text("x", "x"), is_unreachable=True)
     ends_for_node2(away(story, 180).tell(hung), Failure(Kind.UNKNOWN, "hang"))
     return away(story, 3600, fenced=frozenset({"node1"}))
 
@@ -469,11 +469,11 @@ def powered_off(story: Story) -> Story:
 
 
 def powered_off_and_given_up(story: Story) -> Story:
-    return powered_off(story).tell(inputs.NodeLost("node1", "by-user"), inputs.Tick(frozenset({"node2"})))
+    return powered_off(story).tell(endings.NodeLost("node1", "by-user"), inputs.Tick(frozenset({"node2"})))
 
 
 def rebooted(story: Story) -> Story:
-    lost = story.tell(inputs.NodeLost("node1", "rebooted"))
+    lost = story.tell(endings.NodeLost("node1", "rebooted"))
     return ends_for_node2(lost, REBOOTED).tell(inputs.Tick(frozenset(HOSTS)), inputs.Tick(frozenset(HOSTS)))
 
 

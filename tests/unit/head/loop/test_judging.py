@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ascendrun.core.jobs.inputs import Diagnosed
+from ascendrun.core.jobs.endings import Diagnosed
 from ascendrun.core.jobs.job import Cause, Phase, State
 from ascendrun.head.loop.judging import GATHER_WAIT_S, Judging
 from tests.lib.small_world import N1, N2, World

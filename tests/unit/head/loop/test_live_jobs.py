@@ -16,7 +16,8 @@ from ascendrun.core import node_messages
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.spec import JobSpec
 from ascendrun.core.jobs.checkpoints import ResumePoint
-from ascendrun.core.jobs.inputs import Diagnosed, HoldChanged, NodeStaged, RankStarted, ResumeChosen, Tick
+from ascendrun.core.jobs.endings import Diagnosed
+from ascendrun.core.jobs.inputs import HoldChanged, NodeStaged, RankStarted, ResumeChosen, Tick
 from ascendrun.core.jobs.job import Cause, NodeProgress, Phase, State
 from ascendrun.core.jobs.restart import Failure, Kind, PastAttempt, RestartPolicy
 from ascendrun.head.agents.connections import Connections

@@ -13,7 +13,8 @@ import pytest
 
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.spec import JobSpec
-from ascendrun.core.jobs.inputs import Diagnosed, NodeEnded, RetryRequested
+from ascendrun.core.jobs.endings import Diagnosed, NodeEnded
+from ascendrun.core.jobs.inputs import RetryRequested
 from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.core.jobs.plan import PROGRAMS_TREE, Tree
 from ascendrun.core.jobs.restart import Failure, Kind, RestartPolicy

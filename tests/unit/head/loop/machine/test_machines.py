@@ -11,7 +11,7 @@ import pytest
 
 from ascendrun.core.errors import AscendrunError, ConflictError
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobs import inputs
+from ascendrun.core.jobs import endings, inputs
 from ascendrun.core.jobs.job import Job, Phase, Request, State
 from ascendrun.core.machines import MachineState
 from ascendrun.head.agents.connections import dialled
@@ -60,7 +60,7 @@ def test_a_recreated_container_ends_the_job_and_its_host_is_free_for_the_next(wo
         world.up(N2)
     assert (world.now(job).state, world.now(job).node("n2").lost) == (State.STOPPING, "directory-gone")
     assert world.nodes["n1"].stopped() == [job.run_id]
-    world.jobs.steps.feed(job.id, inputs.NodeEnded("n1"))
+    world.jobs.steps.feed(job.id, endings.NodeEnded("n1"))
     world.turn()
     assert (world.now(job).state, world.now(job).reason.code) == (State.FAILED, "node-directory-gone")
     later = world.job(N2)
@@ -137,8 +137,8 @@ def test_a_stuck_process_holds_its_machine_under_every_name_until_it_is_gone(wor
     world.up(N1, N2)
     world.nodes["n1"].processes.clear()
     world.jobs.steps.feed(job.id, inputs.StopRequested(now=True))
-    world.jobs.steps.feed(job.id, inputs.NodeEnded("n1"))
-    world.jobs.steps.feed(job.id, inputs.NodeEnded("n2", (STUCK,)))
+    world.jobs.steps.feed(job.id, endings.NodeEnded("n1"))
+    world.jobs.steps.feed(job.id, endings.NodeEnded("n2", (STUCK,)))
     world.nodes["n2"].live = set()
     world.nodes["n2"].processes[job.run_id] = (PROCESS,)
     world.turn()
@@ -168,7 +168,7 @@ def test_a_held_machine_stays_held_when_the_controller_is_started_again(world: W
     job = world.running(N1)
     world.up(N1)
     world.jobs.steps.feed(job.id, inputs.StopRequested(now=True))
-    world.jobs.steps.feed(job.id, inputs.NodeEnded("n1", (STUCK,)))
+    world.jobs.steps.feed(job.id, endings.NodeEnded("n1", (STUCK,)))
     world.nodes["n1"].live = set()
     world.turn()
     world.restart()
