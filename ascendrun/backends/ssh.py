@@ -209,7 +209,7 @@ class SshBackend:
 
     def _dial(self, target: SshTarget, deadlines: Deadlines) -> Callable[[], tuple[Any, str | None]]:
         if target.jump is None:
-            from ascendrun.head.ssh.socket import dial
+            from ascendrun.head.ssh.paramiko_login import dial
 
             return lambda: dial(
                 target.address, target.port, label=target.label, family=target.family, tcp_s=deadlines.tcp_s

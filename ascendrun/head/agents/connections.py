@@ -56,18 +56,7 @@ class Connections:
         turn = link.acquire()
         if turn is None:
             return False
-
-        def failed(error: AscendrunError) -> None:
-            link.call(request, deadline_s=deadline_s, done=done)  # in case it becomes available
-            link.fail(turn, error)
-
-        def keep(connection: Connection) -> None:
-            self._kept.append(lambda: link.adopt(turn, connection))
-
-        command = OneShotCommand(
-            host, request, backend=self._backend, done=done, keep=keep, failed=failed, lost=partial(link.fail, turn)
-        )
-        self._connecting.submit(command.run)
+        self._connecting.submit(OneShotCommand(link, turn, request, self._backend, self._kept, deadline_s, done).run)
         return True
 
     def start_agents(self) -> None:
@@ -154,26 +143,24 @@ def _encode_byte(byte: int) -> bytes:
 
 
 class OneShotCommand:
-    """Connects, then runs argv and calls `done` exactly once; `keep` gets the connection, still usable by an agent.
+    """Connects `link` in its `turn`, then runs a command and calls `done` exactly once.
 
-    `request`: as for an agent, so that callers are independent of the runner. `failed`: it could not connect, nothing
-    was run. `lost`: the connection ended while the command ran.
+    `request`: as for an agent, so that callers are independent of the runner. If it cannot connect, the link gets the
+    request, in case it becomes available within `deadline_s`. `kept` gets what starts an agent on the connection.
     """
 
     def __init__(
         self,
-        host: Host,
+        link: AgentConnection,
+        turn: int,
         request: Exec,
-        *,
         backend: Backend,
+        kept: deque[Callable[[], None]],
+        deadline_s: float,
         done: Callable[[Reply[ExecReply]], None],
-        keep: Callable[[Connection], None],
-        failed: Callable[[AscendrunError], None],
-        lost: Callable[[AscendrunError], None],
     ) -> None:
-        self._host, self._backend = host, backend
-        self._request = request
-        self._done, self._keep, self._failed, self._lost = done, keep, failed, lost
+        self._link, self._turn, self._host, self._backend = link, turn, link.host, backend
+        self._request, self._kept, self._deadline_s, self._done = request, kept, deadline_s, done
         self._out, self._err = _Part(request.max_bytes, after=MAGIC), _Part(request.max_bytes)
         self._connection: Connection | None = None
         self._stream: Stream | None = None
@@ -184,11 +171,10 @@ class OneShotCommand:
         """Run in a worker thread: blocks for the connect, not for the command."""
         try:
             connection = self._backend.connect(self._host, deadlines=Deadlines())
-        except AscendrunError as error:
-            self._failed(error)
-            return
         except Exception as error:  # an internal error in a worker thread would be lost with its future
-            self._failed(internal_failure(self._host.name, error))
+            why = error if isinstance(error, AscendrunError) else internal_failure(self._host.name, error)
+            self._link.call(self._request, deadline_s=self._deadline_s, done=self._done)
+            self._link.fail(self._turn, why)
             return
         self._connection = connection
         self._started_mono = time.monotonic()
@@ -219,7 +205,7 @@ class OneShotCommand:
                 reason=reason,
             )
             self._done(Reply(None, error=Failure("connection-lost", error.message)))
-            self._lost(error)
+            self._link.fail(self._turn, error)
             return
         signal = status - 128 if status > 128 else None
         ended = ExecReply(
@@ -232,7 +218,7 @@ class OneShotCommand:
             truncated=self._out.is_cut or self._err.is_cut,
         )
         self._done(Reply(ended, bytes(self._out.data + self._err.data)))
-        self._keep(connection)
+        self._kept.append(partial(self._link.adopt, self._turn, connection))
 
 
 class _Part:

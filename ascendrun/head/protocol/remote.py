@@ -7,7 +7,6 @@ import random
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from typing import Any, Callable, Generic
@@ -113,10 +112,11 @@ class AgentConnection:
         self._epoch = 0
         self._connection: Connection | None = None
         self._stream: Stream | None = None
-        self._is_up = self._is_connecting = self._is_draining = self._is_closed = self._is_reserved = False
-        self._outbox: deque[tuple[int, _Call]] = deque()
+        self.is_up = self._is_connecting = self._is_draining = self._is_closed = self._is_reserved = False
+        self._outbox: dict[int, _Call] = {}
         self._pending: dict[int, _Call] = {}
-        self._failures = 0
+        self.failures = 0
+        """Consecutive failed connects and lost connections."""
         self._retry_mono = 0.0
         self._boot_deadline_mono: float | None = None
         self._useless = (0.0, 0)
@@ -127,19 +127,10 @@ class AgentConnection:
     # State for callers
 
     @property
-    def is_up(self) -> bool:
-        return self._is_up
-
-    @property
     def info(self) -> AgentInfo:
         """Return the info of the last agent that was connected. Call only after one was connected."""
         assert self._info is not None
         return self._info
-
-    @property
-    def failures(self) -> int:
-        """Return the number of consecutive failed connects and lost connections."""
-        return self._failures
 
     def silence_s(self) -> float:
         """Return the seconds since the last frame of the agent (or since this was made)."""
@@ -148,7 +139,7 @@ class AgentConnection:
     def liveness(self) -> str:
         """Return ALIVE, SUSPECT (6 s without a frame) or UNREACHABLE (15 s, or a failed connect)."""
         silence_s = self.silence_s()
-        if silence_s >= UNREACHABLE_S or (self._failures and not self._is_up):
+        if silence_s >= UNREACHABLE_S or (self.failures and not self.is_up):
             return "UNREACHABLE"
         return "SUSPECT" if silence_s >= SUSPECT_S else "ALIVE"
 
@@ -166,7 +157,7 @@ class AgentConnection:
         End with `adopt` or `fail` and this number; `connect` takes the attempt back.
         """
         with self._lock:
-            if self._is_up or self._is_connecting or self._is_closed:
+            if self.is_up or self._is_connecting or self._is_closed:
                 return None
             self._is_reserved = self._is_connecting = True
             self._epoch += 1
@@ -176,10 +167,6 @@ class AgentConnection:
         """Start the agent on a connection that the caller made."""
         self._connecting.submit(self._start_agent, epoch, connection)
 
-    def fail(self, epoch: int, error: AscendrunError) -> None:
-        """Report that the caller could not connect."""
-        self._drop(epoch, error)
-
     def call(
         self, request: Request[R], body: bytes = b"", *, deadline_s: float, done: Callable[[Reply[R]], None]
     ) -> None:
@@ -187,36 +174,33 @@ class AgentConnection:
         request_id = next(self._ids)
         call = _Call(request, body, time.monotonic() + deadline_s, done)
         with self._lock:
-            self._outbox.append((request_id, call))
+            self._outbox[request_id] = call
         self._pump()
 
     def tick(self) -> None:
         """Handle deadlines, missing frames and reconnects. Call a few times a second."""
         now = time.monotonic()
         expired: list[_Call] = []
+        error: AscendrunError | None = None
         with self._lock:
             self._allow_for_pause(now)
-            for request_id in [i for i, call in self._pending.items() if call.deadline_mono <= now]:
-                expired.append(self._pending.pop(request_id))
-            late = [entry for entry in self._outbox if entry[1].deadline_mono <= now]
-            if late:
-                self._outbox = deque(entry for entry in self._outbox if entry[1].deadline_mono > now)
-                expired += [call for _, call in late]
-            dead_epoch = self._epoch if self._is_up and now - self._received_mono > UNREACHABLE_S else None
-            late_boot = self._boot_deadline_mono is not None and now > self._boot_deadline_mono
-            boot_epoch = self._epoch if late_boot else None
-            should_connect = not (self._is_up or self._is_connecting or self._is_closed) and now >= self._retry_mono
+            for calls in (self._pending, self._outbox):
+                for request_id in [i for i, call in calls.items() if call.deadline_mono <= now]:
+                    expired.append(calls.pop(request_id))
+            if self.is_up and now - self._received_mono > UNREACHABLE_S:
+                error = no_reply(self.host.name, UNREACHABLE_S)
+            elif self._boot_deadline_mono is not None and now > self._boot_deadline_mono:
+                error = agent_start_timeout(self.host.name, BOOT_S)
+            should_connect = not (self.is_up or self._is_connecting or self._is_closed) and now >= self._retry_mono
             if should_connect:
                 self._is_connecting = True
                 self._epoch += 1
-                epoch = self._epoch
+            epoch = self._epoch
         for call in expired:
             late_reply = Text("agent.reply-timeout", "{host} did not reply in time", host=self.host.name)
             call.done(_failed("deadline", late_reply, self.last_error))
-        if dead_epoch is not None:
-            self._drop(dead_epoch, no_reply(self.host.name, UNREACHABLE_S))
-        if boot_epoch is not None:
-            self._drop(boot_epoch, agent_start_timeout(self.host.name, BOOT_S))
+        if error is not None:
+            self.fail(epoch, error)
         if should_connect:
             self._connecting.submit(self._connect, epoch)
 
@@ -227,7 +211,7 @@ class AgentConnection:
         self._received_mono = min(now, self._received_mono + away_s)
         if self._boot_deadline_mono is not None:
             self._boot_deadline_mono += away_s
-        for call in (*self._pending.values(), *(call for _, call in self._outbox)):
+        for call in (*self._pending.values(), *self._outbox.values()):
             call.deadline_mono += away_s
 
     def close(self) -> None:
@@ -235,10 +219,10 @@ class AgentConnection:
         with self._lock:
             self._is_closed = True
             epoch = self._epoch
-        self._drop(epoch, UnreachableError(closed(self.host.name)))
+        self.fail(epoch, UnreachableError(closed(self.host.name)))
         with self._lock:
-            rest, self._outbox = list(self._outbox), deque()
-        for _, call in rest:
+            rest, self._outbox = list(self._outbox.values()), {}
+        for call in rest:
             call.done(_failed("connection-lost", closed(self.host.name), None))
 
     # Connecting
@@ -246,11 +230,8 @@ class AgentConnection:
     def _connect(self, epoch: int) -> None:
         try:
             connection = self._backend.connect(self.host, deadlines=Deadlines())
-        except AscendrunError as error:
-            self._drop(epoch, error)
-            return
         except Exception as error:  # an internal error in a worker thread would be lost with its future
-            self._drop(epoch, internal_failure(self.host.name, error))
+            self.fail(epoch, error if isinstance(error, AscendrunError) else internal_failure(self.host.name, error))
             return
         self._start_agent(epoch, connection)
 
@@ -267,12 +248,12 @@ class AgentConnection:
         receiver = Receiver(
             on_data=lambda data: self._on_data(epoch, bootstrap, data),
             on_error_data=bootstrap.feed_error,
-            on_closed=lambda reason, status: self._drop(epoch, bootstrap.why_closed(reason, status)),
+            on_closed=lambda reason, status: self.fail(epoch, bootstrap.why_closed(reason, status)),
         )
         try:
             stream = connection.open(self._image.login_command, receiver, deadline_s=Deadlines().open_s)
         except (AscendrunError, StreamClosedError) as error:
-            self._drop(epoch, self._as_error(error))
+            self.fail(epoch, self._as_error(error))
             return
         with self._lock:
             self._stream = stream
@@ -284,7 +265,7 @@ class AgentConnection:
         try:
             stream.send(bootstrap.upload(), deadline_s=SEND_S)
         except (AscendrunError, StreamClosedError) as error:
-            self._drop(epoch, error if isinstance(error, AscendrunError) else bootstrap.why_closed(error.reason, None))
+            self.fail(epoch, error if isinstance(error, AscendrunError) else bootstrap.why_closed(error.reason, None))
 
     def _on_data(self, epoch: int, bootstrap: AgentBootstrap, data: bytes) -> None:
         if epoch != self._epoch:
@@ -297,10 +278,10 @@ class AgentConnection:
             if stream is not None and bootstrap.needs_agent():
                 self._sending.submit(self._send_agent, epoch, bootstrap, stream)
         except (ValueError, InvalidInputError) as error:  # FrameError is a ValueError
-            self._drop(epoch, invalid_data(self.host.name, error))
+            self.fail(epoch, invalid_data(self.host.name, error))
         except Exception as error:  # a bug: the controller's log has the traceback
             traceback.print_exc()
-            self._drop(epoch, internal_failure(self.host.name, error))
+            self.fail(epoch, internal_failure(self.host.name, error))
 
     def _on_frame(self, epoch: int, bootstrap: AgentBootstrap, header: Mapping[str, Any], body: bytes) -> None:
         self.heard_boot_s = boot_s()
@@ -332,7 +313,7 @@ class AgentConnection:
     def _take_info(self, epoch: int, header: Mapping[str, Any], login: Login) -> None:
         version = header.get("protocol")
         if version != wire.PROTOCOL:
-            self._drop(epoch, other_version(self.host.name, version))
+            self.fail(epoch, other_version(self.host.name, version))
             return
         info = AgentInfo.from_header(header)
         with self._lock:
@@ -340,22 +321,22 @@ class AgentConnection:
                 return
             self._info, self.login = info, login
             self.peer_address = self._connection.peer_address if self._connection else None
-            self._is_up, self._is_connecting, self._failures, self.last_error = True, False, 0, None
+            self.is_up, self._is_connecting, self.failures, self.last_error = True, False, 0, None
             self._boot_deadline_mono = None
         self._listener.on_up(self)
         self._pump()
 
-    def _drop(self, epoch: int, error: AscendrunError) -> None:
+    def fail(self, epoch: int, error: AscendrunError) -> None:
         """End the connection of `epoch` (or its attempt): fail its calls, plan the next try."""
         with self._lock:
-            if epoch != self._epoch or not (self._is_up or self._is_connecting):
+            if epoch != self._epoch or not (self.is_up or self._is_connecting):
                 return
-            self._is_up = self._is_connecting = self._is_reserved = False
+            self.is_up = self._is_connecting = self._is_reserved = False
             self._boot_deadline_mono = None
             self._epoch += 1
-            self._failures += 1
+            self.failures += 1
             self.last_error = error
-            self._retry_mono = time.monotonic() + _retry_after_s(self._failures, error)
+            self._retry_mono = time.monotonic() + _retry_after_s(self.failures, error)
             connection, self._connection, self._stream = self._connection, None, None
             lost, self._pending = list(self._pending.values()), {}
         if connection is not None:
@@ -371,7 +352,7 @@ class AgentConnection:
 
     def _pump(self) -> None:
         with self._lock:
-            if not self._is_up or self._is_draining or not self._outbox:
+            if not self.is_up or self._is_draining or not self._outbox:
                 return
             self._is_draining = True
         self._sending.submit(self._drain)
@@ -379,17 +360,17 @@ class AgentConnection:
     def _drain(self) -> None:
         while True:
             with self._lock:
-                if not self._is_up or not self._outbox or self._stream is None:
+                if not self.is_up or not self._outbox or self._stream is None:
                     self._is_draining = False
                     return
                 epoch, stream = self._epoch, self._stream
-                request_id, call = self._outbox.popleft()
-                self._pending[request_id] = call
+                request_id = next(iter(self._outbox))
+                call = self._pending[request_id] = self._outbox.pop(request_id)
             try:
                 header = {"id": request_id, "op": call.request.OP, **call.request.to_header()}
                 stream.send(wire.pack(header, call.body), deadline_s=SEND_S)
             except (AscendrunError, StreamClosedError) as error:
-                self._drop(epoch, self._as_error(error))
+                self.fail(epoch, self._as_error(error))
             except wire.FrameError as error:
                 with self._lock:
                     self._pending.pop(request_id, None)

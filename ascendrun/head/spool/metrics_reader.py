@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ascendrun.core.metrics import LINE_LIMIT_BYTES, MetricsLine, parse_line, parse_object, read_values
 from ascendrun.head.spool.clocks import HostClock, read_clocks
-from ascendrun.head.spool.spool_files import STREAM_FILE, hosts_in, names_in, read_at, size_of
+from ascendrun.head.spool.spool_files import STREAM_FILE, find_files, read_at, size_of
 
 LINES = 150_000
 """Step lines of one attempt that are read; of more lines, every second, third … line."""
@@ -57,7 +58,7 @@ def newest_values(attempt_dir: Path, rank: int, *, host: str) -> Mapping[str, An
     With `total_steps` from the line of the start, if only that has it, and `phase`: the last one that began after that
     step and has not ended. Before the first step there may be a `phase` only.
     """
-    paths = _find_in([attempt_dir / host], (rank,)).get(rank, ())
+    paths = find_metrics(attempt_dir, ranks=(rank,), host=host).get(rank, ())
     ended: set[Any] = set()
     phase: dict[str, Any] = {}
     for path in reversed(paths):
@@ -86,18 +87,16 @@ def _total_steps(path: Path) -> dict[str, Any]:
     return {}
 
 
-def find_metrics(attempt_dir: Path, *, ranks: Collection[int] | None = None) -> dict[int, tuple[Path, ...]]:
-    """Return the metrics files of each rank, the oldest generation first. {}: nothing arrived yet."""
-    return _find_in([attempt_dir / host for host in hosts_in(attempt_dir)], ranks)
-
-
-def _find_in(folders: Iterable[Path], ranks: Collection[int] | None) -> dict[int, tuple[Path, ...]]:
+def find_metrics(
+    attempt_dir: Path, *, ranks: Collection[int] | None = None, host: str | None = None
+) -> dict[int, tuple[Path, ...]]:
+    """Return the metrics files of each rank, the oldest generation first, of one host or of all. {}: nothing arrived
+    yet."""
     found: dict[int, list[tuple[int, Path]]] = {}
-    for folder in folders:
-        for entry in names_in(folder):
-            match = METRICS_FILE.match(entry)
-            if match and (ranks is None or int(match.group(1)) in ranks):
-                found.setdefault(int(match.group(1)), []).append((int(match.group(2)), folder / entry))
+    for path, match in find_files(attempt_dir, METRICS_FILE, None if host is None else (host,)):
+        rank, generation = map(int, match.groups())
+        if ranks is None or rank in ranks:
+            found.setdefault(rank, []).append((generation, path))
     return {rank: tuple(path for _, path in sorted(files)) for rank, files in sorted(found.items())}
 
 
@@ -111,16 +110,14 @@ def iter_lines(
     `every`: read only every n-th line of plain steps; those with an event, an evaluation or a value that is not a
     number are all read, since they cannot be interpolated from their neighbours.
     """
+    plain = itertools.count(1)
     if any(STREAM_FILE.match(path.name) for path in paths):
         from ascendrun.head.spool.output_progress import read_rows
 
-        plain = 0
         for row in read_rows(tuple(paths), pattern=pattern, last_bytes=last_bytes):
-            if every > 1 and "loss" not in row and not any(name.startswith("eval_") for name in row):
-                plain += 1
-                if plain % every:
-                    continue
-            yield read_values(row)
+            is_plain = every > 1 and "loss" not in row and not any(name.startswith("eval_") for name in row)
+            if not is_plain or next(plain) % every == 0:
+                yield read_values(row)
         return
     rest = last_bytes
     taken: list[tuple[Path, int | None]] = []
@@ -129,14 +126,10 @@ def iter_lines(
             break
         taken.append((path, rest))
         rest = None if rest is None else rest - size_of(path)
-    plain = 0
     for path, last in reversed(taken):
         for raw in _raw_lines(path, last_bytes=last):
-            if every > 1 and not any(mark in raw for mark in _ALWAYS):
-                plain += 1
-                if plain % every:
-                    continue
-            line = parse_line(raw)
+            is_plain = every > 1 and not any(mark in raw for mark in _ALWAYS)
+            line = parse_line(raw) if not is_plain or next(plain) % every == 0 else None
             if line is not None:
                 yield line
 

@@ -16,15 +16,7 @@ from typing import Any
 from ascendrun.core.logs.log_lines import process_number
 from ascendrun.core.logs.progress import ProgressReader, merge_rows
 from ascendrun.core.logs.progress_lines import START_BYTES, find_lines, find_world_size
-from ascendrun.head.spool.spool_files import (
-    STREAM_FILE,
-    TIME_RECORD,
-    first_time_record,
-    hosts_in,
-    names_in,
-    read_at,
-    size_of,
-)
+from ascendrun.head.spool.spool_files import STREAM_FILE, TIME_RECORD, find_files, first_time_record, read_at, size_of
 
 HEAD_BYTES = 256 * 1024
 """Bytes from the start that are read before the end of long output."""
@@ -47,12 +39,8 @@ def find_outputs(attempt_dir: Path) -> dict[int, tuple[Path, ...]]:
     """Return the stored output of the first and the last rank, oldest generation first. Megatron prints on the last.
     Processes that start ranks count only where no rank has an output of its own."""
     found: dict[int, list[tuple[int, Path]]] = {}
-    for host in hosts_in(attempt_dir):
-        for name in names_in(attempt_dir / host):
-            match = STREAM_FILE.match(name)
-            if match:
-                row = int(match["generation"]), attempt_dir / host / name
-                found.setdefault(process_number(match["process"]), []).append(row)
+    for path, match in find_files(attempt_dir, STREAM_FILE):
+        found.setdefault(process_number(match["process"]), []).append((int(match["generation"]), path))
     numbers = [number for number in found if number >= 0] or list(found)
     ranks = sorted({min(numbers), max(numbers)}) if numbers else []
     return {rank: tuple(path for _, path in sorted(found[rank])) for rank in ranks}

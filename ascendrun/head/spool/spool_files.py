@@ -55,18 +55,25 @@ def find_streams(
 ) -> list[StreamFiles]:
     """Return every stream in an attempt's spool, by rank; hosts or ranks None: all."""
     found: set[tuple[int, str, str]] = set()
-    for host in names_in(attempt_dir):
-        if hosts is not None and host not in hosts:
-            continue
-        for name in names_in(attempt_dir / host):
-            match = STREAM_FILE.match(name)
-            number = process_number(match["process"]) if match else None
-            if match and number is not None and match["stream"] in streams and (ranks is None or number in ranks):
-                found.add((number, match["stream"], host))
+    for path, match in find_files(attempt_dir, STREAM_FILE, hosts):
+        number, host = process_number(match["process"]), path.parent.name
+        if match["stream"] in streams and (ranks is None or number in ranks):
+            found.add((number, match["stream"], host))
     return [
         StreamFiles(attempt_dir / host, host, rank, stream, attempt)
         for rank, stream, host in sorted(found, key=lambda stream: (stream[0], stream[1] == "err", stream[2]))
     ]
+
+
+def find_files(
+    attempt_dir: Path, pattern: re.Pattern[str], hosts: Collection[str] | None = None
+) -> Iterator[tuple[Path, re.Match[str]]]:
+    """Yield the files in an attempt's spool whose names match; hosts None: of all."""
+    for host in hosts_in(attempt_dir) if hosts is None else hosts:
+        for name in names_in(attempt_dir / host):
+            match = pattern.match(name)
+            if match:
+                yield attempt_dir / host / name, match
 
 
 def is_complete(attempt_dir: Path) -> bool:

@@ -22,7 +22,6 @@ from ascendrun.text import Text
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 MAX_INCLUDE_DEPTH = 16
 _PROXIES = ("proxyjump", "proxycommand")
-_REPEATED = {"identityfile", "certificatefile"}
 _TAKES_REST_OF_LINE = {"proxycommand", "localcommand", "remotecommand", "knownhostscommand"}
 
 
@@ -82,16 +81,19 @@ class _Settings:
     """Settings found so far for one host; the first value of a keyword takes precedence."""
 
     original: str
-    values: dict[str, tuple[str, ...]]
-    places: dict[str, str] = field(default_factory=dict)
-    repeated: dict[str, list[str]] = field(default_factory=dict)
+    values: dict[str, _Line]
+    identity_files: list[str] = field(default_factory=list)
     is_final: bool = False
     needs_final: bool = False
     obstacle: Text | None = None
 
     def first(self, keyword: str) -> str | None:
         found = self.values.get(keyword)
-        return found[0] if found else None
+        return found.arguments[0] if found else None
+
+    def setting(self, keyword: str) -> Text:
+        """Return the text for a setting that paramiko does not support."""
+        return _setting(keyword, self.first(keyword) or "", self.values[keyword].place)
 
 
 class SshConfig:
@@ -108,7 +110,7 @@ class SshConfig:
     def resolve(self, host: Host) -> SshTarget:
         """Return how to reach `host`; the hostfile's addr, user and port override the config."""
         given = {"hostname": host.addr, "user": host.user, "port": str(host.port) if host.port else None}
-        chosen = _Settings(host.name, {key: (value,) for key, value in given.items() if value})
+        chosen = _Settings(host.name, {key: _Line(key, (value,), "") for key, value in given.items() if value})
         self._walk_all(chosen)
         if chosen.needs_final:
             chosen.is_final = True
@@ -184,13 +186,13 @@ class SshConfig:
         port = int(port_text) if port_text.isdigit() and 0 < int(port_text) < 65536 else 0
         if not port:
             chosen.obstacle = chosen.obstacle or Text(
-                "ssh.config-port", "invalid port {port} ({place})", port=port_text, place=chosen.places.get("port")
+                "ssh.config-port", "invalid port {port} ({place})", port=port_text, place=chosen.values["port"].place
             )
         tokens = _tokens(host.name, address, port, user)
         known = [
             _expand(name, tokens)
             for key in ("userknownhostsfile", "globalknownhostsfile")
-            for name in chosen.values.get(key, ()) or _DEFAULT_KNOWN_HOSTS[key]
+            for name in (chosen.values[key].arguments if key in chosen.values else _DEFAULT_KNOWN_HOSTS[key])
         ]
         return SshTarget(
             name=host.name,
@@ -198,9 +200,7 @@ class SshConfig:
             port=port or 22,
             user=user,
             identity_files=tuple(
-                dict.fromkeys(
-                    _expand(name, tokens) for name in chosen.repeated.get("identityfile", ()) if name.lower() != "none"
-                )
+                dict.fromkeys(_expand(name, tokens) for name in chosen.identity_files if name.lower() != "none")
             ),
             identities_only=chosen.first("identitiesonly") == "yes",
             identity_agent=_agent_path(chosen.first("identityagent"), tokens),
@@ -208,7 +208,7 @@ class SshConfig:
             key_alias=chosen.first("hostkeyalias"),
             known_hosts_files=tuple(name for name in known if name.lower() != "none"),
             family=_FAMILIES.get((chosen.first("addressfamily") or "any").lower(), socket.AF_UNSPEC),
-            algorithms={key: chosen.values[key][0] for key in _ALGORITHMS if chosen.values.get(key)},
+            algorithms={key: value for key in _ALGORITHMS if (value := chosen.first(key))},
             why_openssh=_why_openssh(chosen),
         )
 
@@ -311,14 +311,11 @@ def _match_subject(name: str, chosen: _Settings) -> str | None:
 
 
 def _apply(line: _Line, chosen: _Settings) -> None:
-    if line.keyword in _REPEATED:
-        chosen.repeated.setdefault(line.keyword, []).append(line.arguments[0])
-    is_proxy = line.keyword in _PROXIES
-    if is_proxy and any(keyword in chosen.values for keyword in _PROXIES):
-        return  # the first of the two excludes the other
-    if line.keyword not in chosen.values:
-        chosen.values[line.keyword] = line.arguments
-        chosen.places[line.keyword] = line.place
+    if line.keyword == "identityfile":
+        chosen.identity_files.append(line.arguments[0])
+    # the first of the two proxies excludes the other
+    if not any(keyword in chosen.values for keyword in (_PROXIES if line.keyword in _PROXIES else (line.keyword,))):
+        chosen.values[line.keyword] = line
 
 
 _ONLY_OPENSSH: Mapping[str, tuple[str, ...]] = {
@@ -345,15 +342,15 @@ def _why_openssh(chosen: _Settings) -> Text | None:
     for keyword, neutral in _ONLY_OPENSSH.items():
         value = chosen.first(keyword)
         if value is not None and value.lower() not in neutral:
-            return _setting(keyword, value, chosen.places[keyword])
+            return chosen.setting(keyword)
     if "," in (chosen.first("proxyjump") or ""):
-        return Text("ssh.several-jumps", "several jumps in a row ({where})", where=chosen.places["proxyjump"])
-    uses_gssapi = chosen.first("gssapiauthentication") == "yes"
-    if uses_gssapi and not chosen.places["gssapiauthentication"].startswith(("/etc/ssh/", "/etc/crypto-policies/")):
-        return _setting("GSSAPIAuthentication", "yes", chosen.places["gssapiauthentication"])
-    methods = chosen.first("preferredauthentications")
-    if methods is not None and "publickey" not in methods.split(","):
-        return _setting("preferredauthentications", methods, chosen.places["preferredauthentications"])
+        return Text("ssh.several-jumps", "several jumps in a row ({where})", where=chosen.values["proxyjump"].place)
+    if chosen.first("gssapiauthentication") == "yes":
+        place = chosen.values["gssapiauthentication"].place
+        if not place.startswith(("/etc/ssh/", "/etc/crypto-policies/")):
+            return _setting("GSSAPIAuthentication", "yes", place)
+    if "publickey" not in (chosen.first("preferredauthentications") or "publickey").split(","):
+        return chosen.setting("preferredauthentications")
     return None
 
 

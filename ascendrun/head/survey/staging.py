@@ -66,20 +66,17 @@ class TreePush:
                 request = PutTree(tree.sha256, size)
                 yield from send_file(path, request, arrived)
             except OSError as error:
-                raise TransferError(_unreadable(tree, path, error)) from error
+                what = Text(
+                    "staging.copy-unreadable",
+                    "cannot read the packed {name} on the head node: {path}: {error}",
+                    name=tree.name,
+                    path=str(path),
+                    error=error.strerror,
+                )
+                hint = Text("staging.copy-unreadable.hint", "submit the job again")
+                raise TransferError(Failure("tree-missing", what, hint)) from error
             before += tree.size_bytes
             self.done_bytes = before
-
-
-def _unreadable(tree: Tree, path: Path, error: OSError) -> Failure:
-    what = Text(
-        "staging.copy-unreadable",
-        "cannot read the packed {name} on the head node: {path}: {error}",
-        name=tree.name,
-        path=str(path),
-        error=error.strerror,
-    )
-    return Failure("tree-missing", what, Text("staging.copy-unreadable.hint", "submit the job again"))
 
 
 def push_once_per_home(
@@ -102,39 +99,26 @@ def push_once_per_home(
 def read_secret_env(spec: JobSpec) -> dict[str, str]:
     """Read the variables of the job's `env_file` files, now and never stored. Raises InvalidInputError."""
     values: dict[str, str] = {}
-    problems = []
-    for file in spec.env_file:
+    problems: list[Problem] = []
+    for file in map(str, spec.env_file):
         try:
-            text = Path(file).read_text(encoding="utf-8")
+            lines = Path(file).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            problems.append(
-                Problem(
-                    str(file),
-                    None,
-                    None,
-                    Text("staging.env-unreadable", "cannot read the file: {error}", error=str(error)),
-                )
-            )
+            what = Text("staging.env-unreadable", "cannot read the file: {error}", error=str(error))
+            problems.append(Problem(file, None, None, what))
             continue
-        for number, line in enumerate(text.splitlines(), start=1):
+        for number, line in enumerate(lines, start=1):
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
             name, equals, value = line.partition("=")
-            if not equals or not name.strip().isidentifier():
-                problems.append(Problem(str(file), number, 1, Text("staging.env-line", "expected NAME=value")))
-                continue
-            if is_own_variable(name.strip()):
-                problems.append(
-                    Problem(
-                        str(file),
-                        number,
-                        1,
-                        Text("staging.env-reserved", "{name} is set by ascendrun", name=name.strip()),
-                        Text("staging.env-reserved.hint", "remove this line"),
-                    )
-                )
-                continue
-            values[name.strip()] = value
+            name = name.strip()
+            if not equals or not name.isidentifier():
+                problems.append(Problem(file, number, 1, Text("staging.env-line", "expected NAME=value")))
+            elif is_own_variable(name):
+                what = Text("staging.env-reserved", "{name} is set by ascendrun", name=name)
+                problems.append(Problem(file, number, 1, what, Text("staging.env-reserved.hint", "remove this line")))
+            else:
+                values[name] = value
     if problems:
         raise InvalidInputError(problems)
     return values
