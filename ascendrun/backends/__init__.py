@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.hosts import Host
 from ascendrun.core.settings import Settings
 from ascendrun.head.ssh.transport import Connection, Deadlines
@@ -14,31 +15,29 @@ if TYPE_CHECKING:
     from ascendrun.backends.ssh import SshBackend
 
 
+@dataclass(frozen=True)
+class SshOptions:
+    """`prompt`: prompts for a key's passphrase, None: no prompt is possible. `transport`: "auto", "paramiko" or
+    "openssh". `config`: an ssh config file that replaces the user's and the system's."""
+
+    prompt: Callable[[str], str | None] | None = None
+    transport: str = "auto"
+    config: Path | None = None
+    deadlines: Deadlines = Deadlines()
+
+
 class Backends:
     """Implementation of `transport.Backend` for any host: "addr=local" runs here, other hosts are reached by SSH.
+    Thread-safe."""
 
-    `prompt`: prompts for a key's passphrase, None: no prompt is possible. `transport`: "auto", "paramiko" or "openssh".
-    `ssh_config`: an ssh config file that replaces the user's and the system's. Thread-safe.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        prompt: Callable[[str], str | None] | None = None,
-        transport: str = "auto",
-        ssh_config: Path | None = None,
-    ) -> None:
-        self._settings = settings
-        self._prompt = prompt
-        self._transport = transport
-        self._ssh_config = ssh_config
+    def __init__(self, settings: Settings, options: SshOptions | None = None) -> None:
+        self._settings, self._options = settings, options or SshOptions()
         self._lock = threading.Lock()
         self._ssh: SshBackend | None = None
 
-    def connect(self, host: Host, *, deadlines: Deadlines) -> Connection:
+    def connect(self, host: Host) -> Connection:
         if not host.is_local:
-            return self.ssh().connect(host, deadlines=deadlines)
+            return self.ssh().connect(host)
         from ascendrun.backends.local import connect_local
 
         return connect_local(self._settings, host)
@@ -49,9 +48,7 @@ class Backends:
             if self._ssh is None:
                 from ascendrun.backends.ssh import SshBackend
 
-                self._ssh = SshBackend(
-                    self._settings, prompt=self._prompt, transport=self._transport, ssh_config=self._ssh_config
-                )
+                self._ssh = SshBackend(self._settings, self._options)
             return self._ssh
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Callable
 
-from ascendrun.backends import Backends
+from ascendrun.backends import Backends, SshOptions
 from ascendrun.core.settings import Settings, settings_files
 from ascendrun.head.loop import daemon
 from ascendrun.head.notify.notifier import Notifier
@@ -23,7 +23,7 @@ ASK_S = 60.0
 
 def run_controller(settings: Settings) -> bool:
     """Run the controller until it ends. Return False immediately if another process already is the controller."""
-    backends = Backends(settings, prompt=find_askpass(os.environ), transport=settings.transport)
+    backends = Backends(settings, SshOptions(find_askpass(os.environ), settings.transport))
     return daemon.run_controller(
         settings.state_dir,
         backends,

@@ -12,10 +12,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
-from ascendrun.backends import Backends
+from ascendrun.backends import Backends, SshOptions
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError, AuthenticationError, UnreachableError
 from ascendrun.core.hosts import Host
@@ -51,20 +50,10 @@ SCANS_AT_ONCE = 32
 class SshBackend:
     """SSH `transport.Backend`. Files are read once (known_hosts again after a change), keys are loaded once."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        prompt: Callable[[str], str | None] | None = None,
-        transport: str = "auto",
-        ssh_config: Path | None = None,
-    ) -> None:
-        assert transport in ("auto", "paramiko", "openssh")
-        self._settings = settings
-        self._prompt = prompt
-        self._transport = transport
-        self._config_path = ssh_config
-        self._config = SshConfig(ssh_config)
+    def __init__(self, settings: Settings, options: SshOptions) -> None:
+        assert options.transport in ("auto", "paramiko", "openssh")
+        self._options = options
+        self._config = SshConfig(options.config)
         self._own = KnownHostsFile(str(settings.state_dir / OWN_FILE))
         self._known_files: dict[str, KnownHostsFile] = {}
         self._lock = threading.Lock()
@@ -74,14 +63,14 @@ class SshBackend:
         self._reasons: dict[str, Text] = {}
         self._targets: dict[Host, SshTarget] = {}
 
-    def connect(self, host: Host, *, deadlines: Deadlines) -> Connection:
+    def connect(self, host: Host) -> Connection:
         target = self.resolve(host)
         self._raise_recent_refusal(target)
         try:
             reason = self.why_openssh(host)
             if reason is not None:
-                return self._connect_openssh(host, deadlines)
-            return self._connect_paramiko(host, target, deadlines)
+                return self._connect_openssh(host)
+            return self._connect_paramiko(host, target)
         except UnreachableError as error:
             self._forget_config(host)
             if isinstance(error, AuthenticationError):
@@ -90,8 +79,10 @@ class SshBackend:
 
     def why_openssh(self, host: Host) -> Text | None:
         """Return why this host is reached through the OpenSSH binary; None: it is reached through paramiko."""
-        if self._transport != "auto":
-            return Text("ssh.openssh-set", "transport: openssh is set") if self._transport == "openssh" else None
+        if self._options.transport != "auto":
+            return (
+                Text("ssh.openssh-set", "transport: openssh is set") if self._options.transport == "openssh" else None
+            )
         with self._lock:
             if host.name in self._reasons:
                 return self._reasons[host.name]
@@ -109,16 +100,16 @@ class SshBackend:
             others = [self._known_files.setdefault(path, KnownHostsFile(path)) for path in target.known_hosts_files]
             return find_recorded(known_names(target), own=self._own, others=others)
 
-    def scan_host_key(self, host: Host, *, deadlines: Deadlines) -> HostKey:
+    def scan_host_key(self, host: Host) -> HostKey:
         """Return the host key that `host` presents, without a login attempt. Raises UnreachableError."""
         target = self.resolve(host)
         if self.why_openssh(host) is not None:
             from ascendrun.head.ssh.openssh import scan_host_key
 
-            return scan_host_key(self._openssh_route(host, deadlines))
+            return scan_host_key(self._openssh_route(host))
         from ascendrun.head.ssh.paramiko_login import shown_key, start_transport
 
-        transport, _ = start_transport(target, self._dial(target, deadlines), deadlines=deadlines)
+        transport, _ = start_transport(target, self._dial(target), deadlines=self._options.deadlines)
         try:
             return shown_key(transport)
         finally:
@@ -140,7 +131,7 @@ class SshBackend:
         if keys is not None:
             keys.close()
 
-    def _connect_paramiko(self, host: Host, target: SshTarget, deadlines: Deadlines) -> Connection:
+    def _connect_paramiko(self, host: Host, target: SshTarget) -> Connection:
         from ascendrun.head.ssh.paramiko_login import NoCommonAlgorithmError
 
         obstacle = target.why_openssh or self._jump_reason(target)
@@ -153,39 +144,39 @@ class SshBackend:
                 setting=obstacle,
             )
         try:
-            return self._make_connection(target, deadlines)
+            return self._make_connection(target)
         except NoCommonAlgorithmError as error:
-            if self._transport != "auto":
+            if self._options.transport != "auto":
                 raise
             with self._lock:
                 self._reasons[target.name] = Text(
                     "ssh.no-algorithm", "no algorithm in common ({error})", error=error.message
                 )
-            return self._connect_openssh(host, deadlines)
+            return self._connect_openssh(host)
 
-    def _make_connection(self, target: SshTarget, deadlines: Deadlines) -> ParamikoConnection:
+    def _make_connection(self, target: SshTarget) -> ParamikoConnection:
         from ascendrun.head.ssh.paramiko_login import connect
 
         recorded = self.recorded(target)
         return connect(
             target,
-            self._dial(target, deadlines),
-            deadlines=deadlines,
+            self._dial(target),
+            deadlines=self._options.deadlines,
             key_types=algorithms_of(recorded),
             verify_key=lambda key, address: verify_key(key, recorded, host=target.name, label=target.label),
             identities=lambda: self._key_ring().identities(target),
         )
 
-    def _connect_openssh(self, host: Host, deadlines: Deadlines) -> Connection:
+    def _connect_openssh(self, host: Host) -> Connection:
         from ascendrun.head.ssh.openssh import connect
 
-        return connect(self._openssh_route(host, deadlines))
+        return connect(self._openssh_route(host))
 
     def terminal_argv(self, host: Host, *, has_terminal: bool) -> list[str]:
         """Return the `ssh` command line up to the host's name, with or without a terminal there."""
-        return self._openssh_route(host, Deadlines()).terminal_argv(has_terminal=has_terminal)
+        return self._openssh_route(host).terminal_argv(has_terminal=has_terminal)
 
-    def _openssh_route(self, host: Host, deadlines: Deadlines) -> OpensshRoute:
+    def _openssh_route(self, host: Host) -> OpensshRoute:
         """Only ascendrun's file is read if it has the host: a replaced key must not be accepted from another file."""
         from ascendrun.head.ssh.openssh import OpensshRoute
 
@@ -193,7 +184,7 @@ class SshBackend:
         recorded = self.recorded(target)
         settles = recorded.in_own_file and not recorded.revoked
         files = (self._own.path,) if settles else (self._own.path, *target.known_hosts_files)
-        return OpensshRoute(host, target, deadlines, files, self._alias(target), self._config_path)
+        return OpensshRoute(host, target, self._options.deadlines, files, self._alias(target), self._options.config)
 
     def _alias(self, target: SshTarget) -> str | None:
         """Return the name of the host's record if it differs from the one that ssh would use, else None."""
@@ -207,20 +198,19 @@ class SshBackend:
                 return None if name == usual else name
         return None
 
-    def _dial(self, target: SshTarget, deadlines: Deadlines) -> Callable[[], tuple[Any, str | None]]:
+    def _dial(self, target: SshTarget) -> Callable[[], tuple[Any, str | None]]:
         if target.jump is None:
             from ascendrun.head.ssh.paramiko_login import dial
 
-            return lambda: dial(
-                target.address, target.port, label=target.label, family=target.family, tcp_s=deadlines.tcp_s
-            )
+            tcp_s = self._options.deadlines.tcp_s
+            return lambda: dial(target.address, target.port, label=target.label, family=target.family, tcp_s=tcp_s)
         jump = self._jump(target.jump)
-        return lambda: (jump.dial(target, deadlines), None)
+        return lambda: (jump.dial(target), None)
 
     def _jump(self, text: str) -> _Jump:
         target = self.resolve(parse_jump(text))
         with self._lock:
-            return self._jumps.setdefault(text, _Jump(target, self._make_connection))
+            return self._jumps.setdefault(text, _Jump(target, self._make_connection, self._options.deadlines))
 
     def _jump_reason(self, target: SshTarget) -> Text | None:
         if target.jump is None:
@@ -241,13 +231,13 @@ class SshBackend:
             if self._keys is None:
                 from ascendrun.head.ssh.keys import KeyRing
 
-                self._keys = KeyRing(self._prompt)
+                self._keys = KeyRing(self._options.prompt)
             return self._keys
 
     def _forget_config(self, host: Host) -> None:
         """Drop what was read for `host`, after a failure: the config may be fixed meanwhile."""
         with self._lock:
-            self._config = SshConfig(self._config_path)
+            self._config = SshConfig(self._options.config)
             self._targets.pop(host, None)
             self._reasons.pop(host.name, None)
             self._jumps = {text: jump for text, jump in self._jumps.items() if jump.is_up}
@@ -274,17 +264,19 @@ class SshBackend:
 class _Jump:
     """Jump host: a single login serves every host behind it."""
 
-    def __init__(self, target: SshTarget, make: Callable[[SshTarget, Deadlines], ParamikoConnection]) -> None:
-        self._target = target
-        self._make = make
+    def __init__(
+        self, target: SshTarget, make: Callable[[SshTarget], ParamikoConnection], deadlines: Deadlines
+    ) -> None:
+        self._target, self._make, self._deadlines = target, make, deadlines
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(HANDSHAKES_PER_JUMP)
         self._connection: ParamikoConnection | None = None
         self._failure: UnreachableError | None = None
         self._failed_at = 0.0
 
-    def dial(self, target: SshTarget, deadlines: Deadlines) -> Any:
+    def dial(self, target: SshTarget) -> Any:
         """Open a channel to `target` through the jump host. Raises UnreachableError or a child, about either host."""
+        deadlines = self._deadlines
         patience_s = deadlines.tcp_s + deadlines.banner_s + deadlines.kex_s + deadlines.auth_s
         if not self._slots.acquire(timeout=patience_s):
             raise UnreachableError.of(
@@ -296,17 +288,17 @@ class _Jump:
                 limit_s=patience_s,
             )
         try:
-            return self._open(target, deadlines)
+            return self._open(target)
         finally:
             self._slots.release()
 
-    def _open(self, target: SshTarget, deadlines: Deadlines) -> Any:
+    def _open(self, target: SshTarget) -> Any:
         from ascendrun.head.ssh.paramiko_import import paramiko
 
-        transport = self._alive(deadlines).transport
+        transport = self._alive().transport
         try:
             return transport.open_channel(
-                "direct-tcpip", (target.address, target.port), ("127.0.0.1", 0), timeout=deadlines.tcp_s
+                "direct-tcpip", (target.address, target.port), ("127.0.0.1", 0), timeout=self._deadlines.tcp_s
             )
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise UnreachableError(
@@ -326,7 +318,7 @@ class _Jump:
                 ),
             ) from error
 
-    def _alive(self, deadlines: Deadlines) -> ParamikoConnection:
+    def _alive(self) -> ParamikoConnection:
         requested_at = time.monotonic()
         with self._lock:
             if self._connection is not None and self.is_up:
@@ -334,7 +326,7 @@ class _Jump:
             if self._failure is not None and self._failed_at > requested_at:
                 raise type(self._failure)(self._failure.message, hint=self._failure.hint)  # it failed while waiting
             try:
-                self._connection = self._make(self._target, deadlines)
+                self._connection = self._make(self._target)
             except UnreachableError as error:
                 self._failure, self._failed_at = error, time.monotonic()
                 raise
@@ -395,7 +387,7 @@ def _scan(backend: SshBackend, host: Host) -> HostKeyScan:
     target = backend.resolve(host)
     name = known_names(target)[0]
     try:
-        key = backend.scan_host_key(host, deadlines=Deadlines())
+        key = backend.scan_host_key(host)
     except AscendrunError as error:
         return HostKeyScan(host, name, None, "unreachable", error)
     recorded = [entry.key for entry in backend.recorded(target).keys]

@@ -18,12 +18,12 @@ from typing import Callable
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sshd import DEADLINES, Ear, Sshd, descendants, make_key, trust, wait_until  # its folder is no package
+from sshd import Ear, Sshd, descendants, make_key, trust, wait_until  # its folder is no package
 
-from ascendrun.backends import Backends
+from ascendrun.backends import Backends, SshOptions
 from ascendrun.core.hosts import Host
 from ascendrun.core.settings import Settings
-from ascendrun.head.ssh.transport import Connection, Stream
+from ascendrun.head.ssh.transport import Connection, Deadlines, Stream
 
 
 class Lab:
@@ -63,8 +63,10 @@ class Lab:
             trust(self.own_known_hosts, server)
         return server
 
-    def backends(self, transport: str = "auto", *, ask: Callable[[str], str | None] | None = None) -> Backends:
-        made = Backends(self.settings, prompt=ask, transport=transport, ssh_config=self.config)
+    def backends(
+        self, transport: str = "auto", *, ask: Callable[[str], str | None] | None = None, **deadlines: float
+    ) -> Backends:
+        made = Backends(self.settings, SshOptions(ask, transport, self.config, Deadlines(**deadlines)))
         self._made.append(made)
         return made
 
@@ -97,7 +99,7 @@ class Reach:
         self._connections: list[Connection] = []
 
     def connect(self) -> Connection:
-        connection = self.backends.connect(self.host, deadlines=DEADLINES)
+        connection = self.backends.connect(self.host)
         self._connections.append(connection)
         return connection
 

@@ -17,7 +17,7 @@ from typing import Any, Callable
 from ascendrun.backends import Backends
 from ascendrun.core.hosts import Host
 from ascendrun.head.ssh.host_keys import HostKey, known_name, record_host_keys
-from ascendrun.head.ssh.transport import Deadlines, Receiver
+from ascendrun.head.ssh.transport import Receiver
 
 SSHD = "/usr/sbin/sshd"
 PATIENCE_S = 60.0
@@ -38,9 +38,6 @@ def make_key(path: Path, *, kind: str = "ed25519", passphrase: str = "") -> Path
 def public_key(path: Path) -> HostKey:
     kind, blob = Path(f"{path}.pub").read_text().split()[:2]
     return HostKey(kind, blob)
-
-
-DEADLINES = Deadlines()
 
 
 class Ear:
@@ -86,9 +83,9 @@ class Ear:
         return self.ends[0]
 
 
-def connects(backends: Backends, host: Host, deadlines: Deadlines = DEADLINES) -> None:
+def connects(backends: Backends, host: Host) -> None:
     """Connects, runs a command, and closes."""
-    connection = backends.connect(host, deadlines=deadlines)
+    connection = backends.connect(host)
     try:
         ear = Ear()
         connection.open("echo fine", ear.receiver(), deadline_s=20.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import socket
@@ -13,15 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sshd import DEADLINES, Ear, connects, trust
+from sshd import Ear, connects, trust
 
 from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 from ascendrun.core.hosts import Host
-from ascendrun.head.ssh.transport import Deadlines
 
 BOTH = pytest.mark.parametrize("transport", ["paramiko", "openssh"])
 # For servers that send no banner. The other steps have their time: of `ssh` all steps together are limited too.
-SHORT = Deadlines(tcp_s=1.0, banner_s=1.0)
+SHORT = {"tcp_s": 1.0, "banner_s": 1.0}
 DEBUG = ("LogLevel DEBUG1",)
 
 
@@ -36,7 +34,7 @@ def silent_port() -> Iterator[int]:
 @BOTH
 def test_a_host_that_accepts_and_says_nothing_is_given_up_in_time(lab: Any, transport: str, silent_port: int) -> None:
     with pytest.raises(UnreachableError) as caught:
-        lab.backends(transport).connect(Host("mute", addr="127.0.0.1", port=silent_port), deadlines=SHORT)
+        lab.backends(transport, **SHORT).connect(Host("mute", addr="127.0.0.1", port=silent_port))
     assert "mute" in str(caught.value.message) and "banner" in str(caught.value.message)
     assert "load of the host" in str(caught.value.hint)
 
@@ -46,7 +44,7 @@ def test_a_frozen_sshd_is_given_up_in_time(lab: Any, transport: str) -> None:
     server = lab.server()
     server.process.send_signal(signal.SIGSTOP)
     with pytest.raises(UnreachableError, match="banner"):
-        lab.backends(transport).connect(server.host(), deadlines=SHORT)
+        lab.backends(transport, **SHORT).connect(server.host())
 
 
 def test_an_sshd_that_freezes_after_its_banner_is_given_up_in_time(lab: Any) -> None:
@@ -58,7 +56,7 @@ def test_an_sshd_that_freezes_after_its_banner_is_given_up_in_time(lab: Any) -> 
         greeter = threading.Thread(target=lambda: _greet(sock, kept))
         greeter.start()
         with pytest.raises(UnreachableError, match="icy .*no key exchange"):
-            lab.backends("paramiko").connect(host, deadlines=dataclasses.replace(DEADLINES, kex_s=1.0))
+            lab.backends("paramiko", kex_s=1.0).connect(host)
         greeter.join()
         kept[0].close()
 
@@ -84,7 +82,7 @@ def test_a_server_that_speaks_something_else_is_named(lab: Any, lines: int) -> N
         web.start()
         host = Host("web", addr="127.0.0.1", port=sock.getsockname()[1])
         with pytest.raises(UnreachableError, match="not an SSH server"):
-            lab.backends("paramiko").connect(host, deadlines=DEADLINES)
+            lab.backends("paramiko").connect(host)
         web.join()
 
 
@@ -93,13 +91,13 @@ def test_a_closed_port_is_named_with_its_host(lab: Any, transport: str) -> None:
     server = lab.server()
     server.stop()
     with pytest.raises(UnreachableError, match=f"(?i)node1 .*{server.port}.*refused"):
-        lab.backends(transport).connect(server.host(), deadlines=DEADLINES)
+        lab.backends(transport).connect(server.host())
 
 
 @BOTH
 def test_a_name_that_nobody_knows_is_named(lab: Any, transport: str) -> None:
     with pytest.raises(UnreachableError, match="no-such-host.invalid") as caught:
-        lab.backends(transport).connect(Host("n1", addr="no-such-host.invalid"), deadlines=DEADLINES)
+        lab.backends(transport).connect(Host("n1", addr="no-such-host.invalid"))
     assert "addr=" in str(caught.value.hint)
 
 
@@ -117,7 +115,7 @@ def test_a_config_mended_after_a_failure_counts_for_the_next_try(lab: Any) -> No
 @BOTH
 def test_a_shell_that_refuses_commands_ends_in_an_answer(lab: Any, transport: str) -> None:
     server = lab.server(options=("ForceCommand /bin/false",))
-    connection = lab.backends(transport).connect(server.host(), deadlines=DEADLINES)
+    connection = lab.backends(transport).connect(server.host())
     ear = Ear()
     try:
         connection.open("echo fine", ear.receiver(), deadline_s=20.0)
@@ -131,7 +129,7 @@ def test_a_shell_that_refuses_commands_ends_in_an_answer(lab: Any, transport: st
 @BOTH
 def test_commands_follow_each_other_where_sshd_allows_one_session(lab: Any, transport: str) -> None:
     server = lab.server(options=("MaxSessions 1",))
-    connection = lab.backends(transport).connect(server.host(), deadlines=DEADLINES)
+    connection = lab.backends(transport).connect(server.host())
     for number in range(5):
         ear = Ear()
         connection.open(f"echo {number}", ear.receiver(), deadline_s=20.0)
@@ -141,7 +139,7 @@ def test_commands_follow_each_other_where_sshd_allows_one_session(lab: Any, tran
 
 def test_a_second_session_where_sshd_allows_one_is_refused_with_the_reason(lab: Any) -> None:
     server = lab.server(options=("MaxSessions 1",))
-    connection = lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
+    connection = lab.backends("paramiko").connect(server.host())
     ear, second = Ear(), Ear()
     stream = connection.open("exec cat", ear.receiver(), deadline_s=20.0)
     with pytest.raises(UnreachableError) as caught:
@@ -157,16 +155,15 @@ def test_a_second_session_where_sshd_allows_one_is_refused_with_the_reason(lab: 
 @BOTH
 def test_an_sshd_that_drops_logins_at_random_serves_all_in_the_end(lab: Any, transport: str) -> None:
     server = lab.server(options=("MaxStartups 2",))
-    backends = lab.backends(transport)
-    generous = dataclasses.replace(DEADLINES, tcp_s=30.0)
+    backends = lab.backends(transport, tcp_s=30.0)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: connects(backends, server.host(), generous), range(8)))
+        list(pool.map(lambda _: connects(backends, server.host()), range(8)))
     assert "MaxStartups" in server.log
 
 
 def test_a_host_that_freezes_under_a_running_stream_refuses_the_next_command_in_time(lab: Any) -> None:
     server = lab.server()
-    connection = lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
+    connection = lab.backends("paramiko").connect(server.host())
     ear = Ear()
     connection.open("exec cat", ear.receiver(), deadline_s=20.0)
     frozen = server.session_pids()
@@ -187,7 +184,7 @@ def test_a_login_that_hangs_is_given_up_in_time(lab: Any) -> None:
         options=("AuthorizedKeysCommand /bin/sleep 30", "AuthorizedKeysCommandUser root", "AuthorizedKeysFile none")
     )
     with pytest.raises(UnreachableError, match="to the login within 1 s"):
-        lab.backends("paramiko").connect(server.host(), deadlines=dataclasses.replace(DEADLINES, auth_s=1.0))
+        lab.backends("paramiko", auth_s=1.0).connect(server.host())
 
 
 def test_a_server_without_a_common_algorithm_is_reached_through_openssh(lab: Any) -> None:
@@ -196,7 +193,7 @@ def test_a_server_without_a_common_algorithm_is_reached_through_openssh(lab: Any
     connects(backends, server.host())
     assert backends.ssh().why_openssh(server.host()).key == "ssh.no-algorithm"
     with pytest.raises(UnreachableError) as caught:
-        lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
+        lab.backends("paramiko").connect(server.host())
     assert "OpenSSH" in str(caught.value.hint)
 
 
@@ -210,7 +207,7 @@ def test_two_servers_at_one_address_are_known_by_their_ports(lab: Any) -> None:
 
 def gives_back(server: Any, lab: Any, payload: bytes) -> None:
     """Everything that is sent through `cat` comes back."""
-    connection = lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
+    connection = lab.backends("paramiko").connect(server.host())
     ear = Ear()
     stream = connection.open("exec cat", ear.receiver(), deadline_s=20.0)
     stream.send(payload, deadline_s=60.0)

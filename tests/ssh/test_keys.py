@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sshd import DEADLINES, connects, make_key, public_key, wait_until
+from sshd import connects, make_key, public_key, wait_until
 
 from ascendrun.core.errors import AuthenticationError, HostKeyChangedError, HostKeyUnknownError
 from ascendrun.head.ssh.host_keys import known_name, record_host_keys
@@ -31,7 +31,7 @@ def test_a_changed_host_key_stops_before_any_login_attempt(lab: Any, transport: 
     other = public_key(make_key(lab.folder / "other_host_key"))
     record_host_keys(lab.own_known_hosts, [(known_name("127.0.0.1", server.port), other)])
     with pytest.raises(HostKeyChangedError) as caught:
-        lab.backends(transport).connect(server.host(), deadlines=DEADLINES)
+        lab.backends(transport).connect(server.host())
     assert server.host_key.fingerprint in str(caught.value.message)
     assert str(lab.own_known_hosts) in str(caught.value.message)
     assert "ascendrun trust --replace node1" in str(caught.value.hint)
@@ -46,7 +46,7 @@ def test_a_host_with_a_key_of_another_type_than_recorded_is_changed_not_unknown(
     other = public_key(make_key(lab.folder / "other_host_key"))
     record_host_keys(lab.own_known_hosts, [(known_name("127.0.0.1", server.port), other)])
     with pytest.raises(HostKeyChangedError):
-        lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
+        lab.backends("paramiko").connect(server.host())
     assert login_attempts(server) == []
 
 
@@ -54,7 +54,7 @@ def test_a_host_with_a_key_of_another_type_than_recorded_is_changed_not_unknown(
 def test_an_unknown_host_key_stops_before_any_login_attempt(lab: Any, transport: str) -> None:
     server = lab.server(options=DEBUG, trusted=False)
     with pytest.raises(HostKeyUnknownError) as caught:
-        lab.backends(transport).connect(server.host(), deadlines=DEADLINES)
+        lab.backends(transport).connect(server.host())
     assert str(caught.value.hint) == "ascendrun trust node1"
     assert login_attempts(server) == []
     assert not lab.own_known_hosts.exists()
@@ -66,7 +66,7 @@ def test_a_revoked_host_key_is_refused_although_it_is_recorded(lab: Any, transpo
     key = server.host_key
     (lab.folder / "users_known_hosts").write_text(f"@revoked * {key.type} {key.base64}\n")
     with pytest.raises(HostKeyChangedError, match="revoked"):
-        lab.backends(transport).connect(server.host(), deadlines=DEADLINES)
+        lab.backends(transport).connect(server.host())
     assert login_attempts(server) == []
 
 
@@ -77,7 +77,7 @@ def test_trust_reads_the_key_without_a_login_and_mends_a_changed_one(lab: Any, t
     users.write_text(f"# mine\n[127.0.0.1]:{server.port} ssh-ed25519 {public_key(make_key(lab.folder / 'k')).base64}\n")
     before = users.read_text()
     backends = lab.backends(transport)
-    key = backends.ssh().scan_host_key(server.host(), deadlines=DEADLINES)
+    key = backends.ssh().scan_host_key(server.host())
     assert key == server.host_key
     assert not [line for line in login_attempts(server) if "publickey" in line]
     assert record_host_keys(lab.own_known_hosts, [(known_name("127.0.0.1", server.port), key)], replace=True)
@@ -95,7 +95,7 @@ def test_a_key_replaced_in_our_own_file_is_not_taken_from_the_users_file_any_mor
     connects(lab.backends(transport), server.host())
     record_host_keys(lab.own_known_hosts, [(name, public_key(make_key(lab.folder / "new")))], replace=True)
     with pytest.raises(HostKeyChangedError):
-        lab.backends(transport).connect(server.host(), deadlines=DEADLINES)
+        lab.backends(transport).connect(server.host())
 
 
 @BOTH
@@ -104,10 +104,10 @@ def test_a_refused_user_key_is_told_and_not_tried_again_at_once(lab: Any, transp
     lab.write_config(identity=make_key(lab.folder / "stranger"))
     backends = lab.backends(transport)
     with pytest.raises(AuthenticationError, match="node1 .*rejected"):
-        backends.connect(server.host(), deadlines=DEADLINES)
+        backends.connect(server.host())
     seen = connections_seen(server)
     with pytest.raises(AuthenticationError, match="next attempt in"):
-        backends.connect(server.host(), deadlines=DEADLINES)
+        backends.connect(server.host())
     assert connections_seen(server) == seen
 
 
@@ -116,7 +116,7 @@ def test_an_encrypted_key_without_a_passphrase_fails_at_once_and_names_the_agent
     locked = make_key(lab.folder / "locked", passphrase="open sesame")
     lab.write_config(identity=locked)
     with pytest.raises(AuthenticationError, match="encrypted") as caught:
-        lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
+        lab.backends("paramiko").connect(server.host())
     assert str(caught.value.hint) == f"ssh-add {locked}"
 
 
@@ -124,21 +124,21 @@ def test_an_encrypted_key_fails_without_a_prompt_through_openssh_too(lab: Any) -
     server = lab.server()
     lab.write_config(identity=make_key(lab.folder / "locked", passphrase="open sesame"))
     with pytest.raises(AuthenticationError):
-        lab.backends("openssh").connect(server.host(), deadlines=DEADLINES)
+        lab.backends("openssh").connect(server.host())
 
 
 def test_a_wrong_passphrase_is_told_as_such(lab: Any) -> None:
     server = lab.server()
     lab.write_config(identity=make_key(lab.folder / "locked", passphrase="open sesame"))
     with pytest.raises(AuthenticationError, match="locked: not usable"):
-        lab.backends("paramiko", ask=lambda _: "guess").connect(server.host(), deadlines=DEADLINES)
+        lab.backends("paramiko", ask=lambda _: "guess").connect(server.host())
 
 
 def test_a_key_file_that_others_can_read_is_not_used(lab: Any) -> None:
     server = lab.server()
     lab.key.chmod(0o644)
     with pytest.raises(AuthenticationError) as caught:
-        lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
+        lab.backends("paramiko").connect(server.host())
     assert str(caught.value.hint) == f"chmod 600 {lab.key}"
 
 

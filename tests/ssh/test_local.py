@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sshd import DEADLINES, Ear, wait_until
+from sshd import Ear, wait_until
 
 from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 
 
 def run(lab: Any, command: str, name: str = "here") -> Ear:
-    connection = lab.backends().connect(Host(name, addr="local"), deadlines=DEADLINES)
+    connection = lab.backends().connect(Host(name, addr="local"))
     ear = Ear()
     connection.open(command, ear.receiver(), deadline_s=10.0)
     ear.wait()
@@ -28,18 +28,18 @@ def run(lab: Any, command: str, name: str = "here") -> Ear:
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "-x", "a\nb", "a b"])
 def test_a_name_that_leads_out_of_the_state_dir_is_refused(lab: Any, name: str) -> None:
     with pytest.raises(UnreachableError, match="invalid name"):
-        lab.backends().connect(Host(name, addr="local"), deadlines=DEADLINES)
+        lab.backends().connect(Host(name, addr="local"))
 
 
 def test_a_folder_that_cannot_be_made_is_told_with_its_path(lab: Any) -> None:
     lab.settings.state_dir.mkdir(exist_ok=True)
     (lab.settings.state_dir / "local").write_text("in the way")
     with pytest.raises(UnreachableError, match=str(lab.settings.state_dir)):
-        lab.backends().connect(Host("here", addr="local"), deadlines=DEADLINES)
+        lab.backends().connect(Host("here", addr="local"))
 
 
 def test_a_detached_process_outlives_the_connection_and_holds_up_nothing(lab: Any) -> None:
-    connection = lab.backends().connect(Host("here", addr="local"), deadlines=DEADLINES)
+    connection = lab.backends().connect(Host("here", addr="local"))
     ear = Ear()
     connection.open(
         "setsid sh -c 'trap \"\" HUP TERM; exec sleep 300' & echo $!; exec cat", ear.receiver(), deadline_s=10.0
@@ -63,7 +63,7 @@ def test_a_grandchild_that_holds_the_output_does_not_hold_up_the_end(lab: Any) -
 
 
 def test_a_command_that_ignores_the_end_of_its_input_is_ended_by_close(lab: Any) -> None:
-    connection = lab.backends().connect(Host("here", addr="local"), deadlines=DEADLINES)
+    connection = lab.backends().connect(Host("here", addr="local"))
     ear = Ear()
     stream = connection.open("trap '' TERM; echo on; while :; do sleep 1; done", ear.receiver(), deadline_s=10.0)
     wait_until(lambda: ear.output, what="it runs")
@@ -83,8 +83,7 @@ def test_local_hosts_and_the_backends_module_import_no_paramiko(lab: Any) -> Non
     code = (
         "import sys; from pathlib import Path; from ascendrun.backends import Backends;"
         "from ascendrun.core.hosts import Host; from ascendrun.core.settings import Settings;"
-        "from ascendrun.head.ssh.transport import Deadlines;"
-        f"Backends(Settings(Path({str(lab.folder)!r}))).connect(Host('a', addr='local'), deadlines=Deadlines());"
+        f"Backends(Settings(Path({str(lab.folder)!r}))).connect(Host('a', addr='local'));"
         "assert 'paramiko' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sshd import DEADLINES, Ear, connects, wait_until
+from sshd import Ear, connects, wait_until
 
 from ascendrun.core.errors import HostKeyUnknownError, UnreachableError
 from ascendrun.core.hosts import Host
@@ -28,7 +28,7 @@ def test_a_jump_hosts_unknown_key_is_named_as_the_jump_hosts(lab: Any) -> None:
     jump, inner = lab.server(trusted=False), lab.server()
     lab.write_config(*hop("gate", jump), *hop("inner", inner, "ProxyJump gate"))
     with pytest.raises(HostKeyUnknownError) as caught:
-        lab.backends().connect(Host("inner"), deadlines=DEADLINES)
+        lab.backends().connect(Host("inner"))
     assert str(caught.value.hint) == "ascendrun trust gate"
     assert logins(inner) == 0
 
@@ -41,7 +41,7 @@ def test_a_jump_host_that_is_down_fails_every_host_behind_it_at_once(lab: Any) -
 
     def attempt(_: int) -> str:
         with pytest.raises(UnreachableError) as caught:
-            backends.connect(Host("inner"), deadlines=DEADLINES)
+            backends.connect(Host("inner"))
         return str(caught.value.message)
 
     with ThreadPoolExecutor(8) as pool:
@@ -54,7 +54,7 @@ def test_a_host_that_the_jump_host_cannot_reach_is_named_with_it(lab: Any) -> No
     lab.write_config(*hop("gate", jump), *hop("inner", inner, "ProxyJump gate"))
     inner.stop()
     with pytest.raises(UnreachableError, match="inner .*through jump host gate"):
-        lab.backends().connect(Host("inner"), deadlines=DEADLINES)
+        lab.backends().connect(Host("inner"))
 
 
 def test_many_hosts_behind_a_jump_host_cost_it_one_login(lab: Any) -> None:
@@ -72,7 +72,7 @@ def test_a_jump_host_that_was_restarted_is_logged_in_to_again(lab: Any) -> None:
     jump, inner = lab.server(), lab.server()
     lab.write_config(*hop("gate", jump), *hop("inner", inner, "ProxyJump gate"))
     backends = lab.backends()
-    connection = backends.connect(Host("inner"), deadlines=DEADLINES)
+    connection = backends.connect(Host("inner"))
     ear = Ear()
     connection.open("exec cat", ear.receiver(), deadline_s=10.0)
     jump.kill_sessions()
@@ -110,7 +110,7 @@ def test_a_proxy_command_goes_through_openssh(lab: Any) -> None:
     assert "proxycommand" in backends.ssh().why_openssh(Host("inner")).values["setting"]
     connects(backends, Host("inner"))
     with pytest.raises(UnreachableError, match="paramiko does not .*proxycommand"):
-        lab.backends("paramiko").connect(Host("inner"), deadlines=DEADLINES)
+        lab.backends("paramiko").connect(Host("inner"))
 
 
 def test_a_host_certificate_goes_through_openssh(lab: Any) -> None:
@@ -130,7 +130,7 @@ def test_a_host_certificate_goes_through_openssh(lab: Any) -> None:
     assert backends.ssh().why_openssh(Host("inner")).key == "ssh.host-certificates"
     connects(backends, Host("inner"))
     with pytest.raises(HostKeyUnknownError, match="authority"):
-        lab.backends("paramiko").connect(Host("inner"), deadlines=DEADLINES)
+        lab.backends("paramiko").connect(Host("inner"))
 
 
 def test_an_include_stays_with_paramiko(lab: Any) -> None:

@@ -12,8 +12,6 @@ import pexpect
 import pytest
 from sshd import Sshd
 
-from ascendrun.head.ssh.transport import Deadlines
-
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -62,7 +60,7 @@ def test_keys_are_recorded_after_a_yes(lab: Any, environ: dict[str, str]) -> Non
     child.close()
     assert child.exitstatus == 0
     assert all(server.host_key.base64 in lab.own_known_hosts.read_text() for server in servers)
-    lab.backends("paramiko").connect(servers[0].host(), deadlines=Deadlines()).close()
+    lab.backends("paramiko").connect(servers[0].host()).close()
 
 
 def test_without_a_terminal_nothing_is_recorded_unless_told(lab: Any, environ: dict[str, str]) -> None:

@@ -170,7 +170,7 @@ class OneShotCommand:
     def run(self) -> None:
         """Run in a worker thread: blocks for the connect, not for the command."""
         try:
-            connection = self._backend.connect(self._host, deadlines=Deadlines())
+            connection = self._backend.connect(self._host)
         except Exception as error:  # an internal error in a worker thread would be lost with its future
             why = error if isinstance(error, AscendrunError) else internal_failure(self._host.name, error)
             self._link.call(self._request, deadline_s=self._deadline_s, done=self._done)

@@ -229,7 +229,7 @@ class AgentConnection:
 
     def _connect(self, epoch: int) -> None:
         try:
-            connection = self._backend.connect(self.host, deadlines=Deadlines())
+            connection = self._backend.connect(self.host)
         except Exception as error:  # an internal error in a worker thread would be lost with its future
             self.fail(epoch, error if isinstance(error, AscendrunError) else internal_failure(self.host.name, error))
             return

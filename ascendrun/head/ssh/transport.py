@@ -99,7 +99,7 @@ class Connection(Protocol):
 class Backend(Protocol):
     """A kind of cluster, with connections to its hosts."""
 
-    def connect(self, host: Host, *, deadlines: Deadlines) -> Connection:
+    def connect(self, host: Host) -> Connection:
         """Connect. Raises UnreachableError or one of its children (AuthenticationError, HostKeyUnknownError,
         HostKeyChangedError)."""
 

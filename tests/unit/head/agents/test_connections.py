@@ -45,7 +45,7 @@ SHELLS = [shell for shell in ("sh", "dash", "bash", "zsh", "fish", "csh") if shu
 class Nowhere:
     """A cluster none of whose hosts can be reached."""
 
-    def connect(self, host: Host, *, deadlines: Any) -> Any:
+    def connect(self, host: Host) -> Any:
         raise UnreachableError(f"{host.name} is nowhere")
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class OtherAgent:
     def __init__(self, *frames: dict[str, Any]) -> None:
         self.data = wire.MAGIC + b"".join(map(wire.pack, frames))
 
-    def connect(self, host: Host, *, deadlines: Any) -> Any:
+    def connect(self, host: Host) -> Any:
         return self
 
     def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> Any:
