@@ -76,7 +76,7 @@ def run(paths: Sequence[Path], steps: int, sheet: Sheet) -> None:
 
 
 def judged(state_dir: Path, job: str) -> dict[str, Any]:
-    child = [sys.executable, "-m", "ascendrun.query.judge", str(state_dir), job, "1"]
+    child = [sys.executable, "-m", "ascendrun.query.explain", str(state_dir), job, "1"]
     done = subprocess.run([sys.executable, "-c", MEASURE, *child], stdout=subprocess.PIPE, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["status"] == 0, found

@@ -48,11 +48,12 @@ from pathlib import Path
 from itertools import chain
 from ascendrun.core.logs.folding import fold
 from ascendrun.core.logs.log_lines import merge_batches
-from ascendrun.query.log_reader import read_batches
+from ascendrun.query.log_reader import StreamReader, batch_lines_for
 from ascendrun.head.spool.spool_files import find_streams
 found = find_streams(Path(sys.argv[1]), 1)
 began = time.process_time()
-lines = chain.from_iterable(merge_batches([read_batches(one, among=len(found)) for one in found]))
+readers = [StreamReader(one, batch_lines=batch_lines_for(len(found))) for one in found]
+lines = chain.from_iterable(merge_batches([reader.batches(final=True) for reader in readers]))
 count = sum(len(one.lines) for one in fold(lines, window_s=0.3))
 peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(count, time.process_time() - began, peak)

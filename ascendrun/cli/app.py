@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Callable
 
 import click
 
 from ascendrun import __version__
 from ascendrun.cli.command import HELP_WIDTH, RENAMED_COMMANDS, CliCommand, UsageError, lang_option, translated_help
 from ascendrun.text import Text, closest
+
+if TYPE_CHECKING:
+    from ascendrun.cluster import Cluster
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,9 @@ class CommandEntry:
 
 COMMANDS = (
     CommandEntry("submit", "submit", "Validate a job file, start the job, follow its output."),
-    CommandEntry("plan", "plan", "Check a training before it starts; estimate memory, time and disk."),
+    CommandEntry(
+        "plan", "submit", "Check a training before it starts; estimate memory, time and disk.", attribute="plan_command"
+    ),
     CommandEntry("ps", "ps", "List jobs."),
     CommandEntry("history", "ps", "List ended jobs and the device-hours that they used.", attribute="history_command"),
     CommandEntry("show", "show", "Show one job: nodes, ranks, events."),
@@ -62,7 +68,7 @@ COMMANDS = (
     CommandEntry("rm", "config", "Remove ended jobs with all their files.", attribute="rm_command"),
     CommandEntry("prune", "config", "Remove old logs of ended jobs.", attribute="prune_command"),
     CommandEntry("trust", "trust", "Show and record the SSH host keys of hosts."),
-    CommandEntry("notify", "notify", "Show the targets of notifications and test them."),
+    CommandEntry("notify", "config", "Show the targets of notifications and test them.", attribute="notify_command"),
     CommandEntry("metrics", "metrics", "Export the data of top to Prometheus."),
     CommandEntry("config", "config", "Show settings and their origin."),
     CommandEntry("completion", "completion", "Print shell completion for bash, zsh or fish."),
@@ -86,8 +92,6 @@ class LazyGroup(CliCommand, click.Group):
         command = getattr(importlib.import_module(f"ascendrun.cli.commands.{entry.module}"), entry.attribute)
         assert isinstance(command, click.Command)
         if ctx.resilient_parsing:
-            from ascendrun.cli.complete import add_completers
-
             add_completers(command)
         return command
 
@@ -100,7 +104,10 @@ class LazyGroup(CliCommand, click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         command = self.get_command(ctx, args[0])
         if command is None:
-            raise unknown_command(ctx, args[0])
+            meant = RENAMED_COMMANDS.get(args[0]) or closest(args[0], [*BY_NAME, *ALIASES])
+            hint = "ascendrun --help" if meant is None else f"ascendrun {meant}"
+            unknown = Text("cli.unknown-command", "unknown command {name:quote}", name=args[0])
+            raise UsageError(unknown, hint=hint, ctx=ctx)
         return command.name, command, args[1:]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -135,12 +142,6 @@ def summary_of(entry: CommandEntry) -> str:
     return translated_help(f"help.{entry.name}.summary", entry.summary)
 
 
-def unknown_command(ctx: click.Context, name: str) -> UsageError:
-    meant = RENAMED_COMMANDS.get(name) or closest(name, [*BY_NAME, *ALIASES])
-    hint = "ascendrun --help" if meant is None else f"ascendrun {meant}"
-    return UsageError(Text("cli.unknown-command", "unknown command {name:quote}", name=name), hint=hint, ctx=ctx)
-
-
 @click.group(
     "ascendrun",
     cls=LazyGroup,
@@ -166,3 +167,62 @@ def cli(ctx: Any, color: str | None, state_dir: str | None) -> None:
     ascendrun stop JOB                        save a checkpoint, then stop
     """
     ctx.flags.update({name: value for name, value in (("color", color), ("state_dir", state_dir)) if value})
+
+
+Completer = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def add_completers(command: click.Command) -> None:
+    """Complete the arguments and options of a command by their names."""
+    for param in command.params:
+        completer = _COMPLETERS.get(max(param.opts, key=len) if isinstance(param, click.Option) else str(param.name))
+        if completer is None and command.name == "init" and param.name == "name":
+            completer = _quiet(_templates)
+        if completer is not None:
+            param._custom_shell_complete = completer  # set by click's own `shell_complete=`
+
+
+def _quiet(values: Callable[[click.Context], Iterable[str]]) -> Completer:
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        try:
+            return [value for value in values(ctx) if value.startswith(incomplete)]
+        except Exception:  # a shell that waits for a completion cannot show an error
+            return []
+
+    return complete
+
+
+def _cluster(ctx: click.Context) -> Cluster:
+    from ascendrun.cluster import Cluster
+
+    return Cluster(state_dir=ctx.find_root().params.get("state_dir"))
+
+
+def _jobs(ctx: click.Context) -> Iterable[str]:
+    names = _cluster(ctx).jobs.names()
+    return [*reversed(tuple(names)), *dict.fromkeys(names.values())]
+
+
+def _hosts(ctx: click.Context) -> Iterable[str]:
+    return [host.name for host in _cluster(ctx).hosts.select(hostfile=ctx.params.get("hostfile"))]
+
+
+def _templates(ctx: click.Context) -> Iterable[str]:
+    return [template.name for template in _cluster(ctx).job_files.templates()]
+
+
+def _keys(ctx: click.Context) -> Iterable[str]:
+    from ascendrun.core.jobfile.keys import explained_names
+
+    return explained_names()
+
+
+_COMPLETERS = {
+    "key": _quiet(_keys),
+    "job": _quiet(_jobs),
+    "jobs": _quiet(_jobs),
+    "--job": _quiet(_jobs),
+    "--resume": _quiet(_jobs),
+    "hosts": _quiet(_hosts),
+    "--hosts": _quiet(_hosts),
+}

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.command import UsageError
-from ascendrun.cli.output import width_of, wrap
-from ascendrun.cli.sanitise import sanitise, sanitise_line
+from ascendrun.cli.output import sanitise, sanitise_line, width_of, wrap
 from ascendrun.core.errors import AscendrunError, InvalidInputError
 from ascendrun.text import Text, language
 

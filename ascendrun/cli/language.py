@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 
 from ascendrun import text
 
@@ -87,14 +86,10 @@ def translate_click() -> None:
     """Make click print its own messages in ascendrun's form and in the language of the process."""
     import importlib
 
-    for name in CLICK_MODULES:
-        _patch(importlib.import_module(f"click.{name}"))
-
-
-def _patch(module: ModuleType) -> None:
-    for name, function in (("_", _gettext), ("ngettext", _ngettext)):
-        if hasattr(module, name):
-            setattr(module, name, function)
+    for module in (importlib.import_module(f"click.{name}") for name in CLICK_MODULES):
+        for name, function in (("_", _gettext), ("ngettext", _ngettext)):
+            if hasattr(module, name):
+                setattr(module, name, function)
 
 
 def _gettext(message: str) -> str:

@@ -1,26 +1,40 @@
-"""Outcome of a job, as text and as an exit code."""
+"""Lines and states of a job until it has ended, its outputs as they arrive, and its outcome, also as exit code."""
 
 from __future__ import annotations
 
+import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
-from ascendrun.cli.context import CliContext
-from ascendrun.cli.errors import hint_lines, warning_lines
-from ascendrun.cli.output import describe_progress, describe_seconds, labelled
-from ascendrun.cli.outputs import fetch_outputs, output_lines
-from ascendrun.cli.sanitise import sanitise
-from ascendrun.cli.screen import Screen
+from ascendrun.cli.context import CliContext, Screen
+from ascendrun.cli.output import (
+    PEOPLE,
+    Column,
+    describe_progress,
+    describe_seconds,
+    format_record,
+    format_table,
+    labelled,
+    print_rows,
+    sanitise,
+)
+from ascendrun.cluster import LogFile
 from ascendrun.core.jobs.reasons import CONFIDENCE
+from ascendrun.core.logs.log_lines import label_processes, process_label
 from ascendrun.core.logs.log_view import LogView
 from ascendrun.core.rank_env import forks_ranks
+from ascendrun.core.records import format_rfc3339
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ascendrun.cluster import Cluster, JobDetail, JobView
+    from ascendrun.cluster import AttemptFiles, Cluster, FetchReply, JobDetail, JobView, LogGap
     from ascendrun.core.jobs.reasons import Reason
+    from ascendrun.core.logs.folding import FoldedLine
+    from ascendrun.core.logs.log_lines import LogLine
     from ascendrun.core.machines import Hold
 
 FAILED_TAIL_LINES = 20
@@ -34,12 +48,12 @@ def exit_code_of(job: JobView) -> int:
     return 3 if is_refused else 0 if job.state == "SUCCEEDED" else 1
 
 
-def print_outcome(cluster: Cluster, detail: JobDetail, *, screen: Screen) -> int:
+def print_outcome(ctx: CliContext, detail: JobDetail) -> int:
     """Print the outcome of the job and the next step on stderr; return the exit code."""
     has_failed = detail.job.state == "FAILED"
     if has_failed:
-        detail = _diagnosed(cluster, detail)
-        _print_failure(cluster, detail, screen)
+        detail = _diagnosed(ctx.cluster, detail)
+        _print_failure(ctx, detail)
     job = detail.job
     head = f"{job.id} {job.state}"
     duration = ""
@@ -47,86 +61,90 @@ def print_outcome(cluster: Cluster, detail: JobDetail, *, screen: Screen) -> int
         duration = describe_seconds(job.ended_at_s - (job.started_at_s or job.created_at_s))
     after = Text("outcome.after", "{job} after {duration}", job=head, duration=duration)
     more = describe_progress(job.progress) if job.state == "SUCCEEDED" else job.reason
-    screen.echo(labelled(after if duration else head, more))
+    ctx.echo(labelled(after if duration else head, more))
     is_diagnosed = has_failed and job.confidence != "preliminary"
-    diagnosis = cluster.diagnosis.summary(job.id) if is_diagnosed else None
+    diagnosis = ctx.cluster.diagnosis.summary(job.id) if is_diagnosed else None
     if diagnosis is not None:
-        screen.echo(Text("outcome.cause", "cause: {diagnosis}", diagnosis=diagnosis))
-    print_left(screen, detail)
+        ctx.echo(Text("outcome.cause", "cause: {diagnosis}", diagnosis=diagnosis))
+    print_left(ctx, detail)
     if has_failed:
         first = detail.first_failure
         by_rank = first is not None and first.ranks and not forks_ranks(detail.spec)
         choice = "" if first is None or not first.hosts else f" --hosts {first.hosts[0]}"
         choice = f" --rank {first.ranks[0]}" if first is not None and by_rank else choice
         for command in (f"explain {job.id}", f"logs {job.id}{choice}", f"show {job.id}"):
-            screen.echo("\n".join(hint_lines(f"ascendrun {command}")))
+            ctx.hint(f"ascendrun {command}")
     return exit_code_of(job)
 
 
-def print_outputs(cluster: Cluster, job: JobView, screen: Screen) -> None:
+def print_outputs(ctx: CliContext, job: JobView) -> None:
     """Wait for the declared outputs of an ended job or pipeline, and name their directory.
 
     ^C leaves the rest to the controller."""
     try:
-        replies = fetch_outputs(cluster.files.fetch(job.id), screen)
+        replies = fetch_outputs(ctx, ctx.cluster.files.fetch(job.id))
     except KeyboardInterrupt:
-        screen.close()
-        screen.echo(Text("outputs.detached", "detached; the outputs of {job} are still being fetched", job=job.id))
-        screen.echo("\n".join(hint_lines(f"ascendrun fetch {job.id}")))
+        ctx.screen.close()
+        ctx.echo(Text("outputs.detached", "detached; the outputs of {job} are still being fetched", job=job.id))
+        ctx.hint(f"ascendrun fetch {job.id}")
         return
-    for line in output_lines(job.id, replies):
-        screen.echo(line)
+    for missing in missing_texts(replies):
+        ctx.warn(missing)
+    sizes: dict[str, list[int]] = {}
+    for reply in replies:
+        if reply.problem is not None:
+            why = reply.problem.message
+            warning = Text("outputs.problem", "{host}: outputs not fetched: {why}", host=reply.host, why=why)
+            ctx.warn(warning, reply.problem.hint or f"ascendrun fetch {job.id}")
+        if reply.files:
+            size = sizes.setdefault(reply.folder, [0, 0])
+            size[0], size[1] = size[0] + reply.files, size[1] + reply.done_bytes
+    for folder, (files, size_bytes) in sizes.items():
+        values = {"files": files, "size": size_bytes, "directory": folder}
+        ctx.echo(Text("outputs.directory", "outputs: {directory} ({files:plural file files}, {size:bytes})", **values))
 
 
-def print_left(screen: Screen | CliContext, detail: JobDetail) -> bool:
+def print_left(ctx: CliContext, detail: JobDetail) -> bool:
     """Print on which hosts processes of an ended job may live; return whether there are any."""
-    if detail.unconfirmed_hosts:
-        _print_unconfirmed(screen, detail)
-    print_held(screen, [hold for hold in detail.job.holds if hold.processes])
-    return bool(detail.unconfirmed_hosts or detail.job.holds)
+    hosts = detail.unconfirmed_hosts
+    if hosts:
+        warning = Text("outcome.unconfirmed", "cannot confirm that all processes exited on {hosts:hosts}", hosts=hosts)
+        hint = Text(
+            "outcome.unconfirmed-hint",
+            "they are stopped when {hosts:hosts} is reachable again; ascendrun show {job}",
+            hosts=hosts,
+            job=detail.job.id,
+        )
+        ctx.warn(warning, hint)
+    print_held(ctx, [hold for hold in detail.job.holds if hold.processes])
+    return bool(hosts or detail.job.holds)
 
 
-def _print_unconfirmed(screen: Screen | CliContext, detail: JobDetail) -> None:
-    warning = Text(
-        "outcome.unconfirmed",
-        "cannot confirm that all processes exited on {hosts:hosts}",
-        hosts=detail.unconfirmed_hosts,
-    )
-    hint = Text(
-        "outcome.unconfirmed-hint",
-        "they are stopped when {hosts:hosts} is reachable again; ascendrun show {job}",
-        hosts=detail.unconfirmed_hosts,
-        job=detail.job.id,
-    )
-    screen.echo("\n".join([*warning_lines(warning), *hint_lines(hint)]))
-
-
-def print_held(screen: Screen | CliContext, holds: Iterable[Hold]) -> None:
+def print_held(ctx: CliContext, holds: Iterable[Hold]) -> None:
     """Print why no job may use some hosts, each with what a user can do."""
     for hold in holds:
         held = Text("outcome.held", "no job starts on {host}: {why}", host=hold.host, why=hold.reason())
         fix = f"ascendrun stop {hold.tag}" if hold.is_found else f"ascendrun release {hold.host}"
-        screen.echo("\n".join([*warning_lines(held), *hint_lines(fix)]))
+        ctx.warn(held, fix)
 
 
-def _print_failure(cluster: Cluster, detail: JobDetail, screen: Screen) -> None:
+def _print_failure(ctx: CliContext, detail: JobDetail) -> None:
     first = detail.first_failure
     if first is None:
         return
-    screen.echo(labelled(Text("outcome.first-failure", "first failure"), first_failure_line(first, detail.job)))
+    ctx.echo(labelled(Text("outcome.first-failure", "first failure"), first_failure_line(first, detail.job)))
     host = next(iter(first.hosts), None)
     if host is None:
         return
-
     ranks = None if forks_ranks(detail.spec) or not first.ranks else list(first.ranks[:1])
     view = LogView(hosts=[host], ranks=ranks, streams=["err"], tail=FAILED_TAIL_LINES)
-    lines = [line.text for line in cluster.logs.lines(detail, view)]
+    lines = [line.text for line in ctx.cluster.logs.lines(detail, view)]
     if lines:
         last = Text("outcome.last-output-of-host", "last error output on {host}:", host=host)
         if ranks is not None:
             last = Text("outcome.last-output", "last error output of rank {rank} on {host}:", rank=ranks[0], host=host)
-        screen.echo(last)
-        screen.echo("\n".join(f"    {sanitise(line)}" for line in lines))
+        ctx.echo(last)
+        ctx.echo("\n".join(f"    {sanitise(line)}" for line in lines))
 
 
 def first_failure_line(first: Reason, job: JobView) -> Text | Reason:
@@ -144,3 +162,219 @@ def _diagnosed(cluster: Cluster, detail: JobDetail) -> JobDetail:
         time.sleep(POLL_S)
         detail = cluster.jobs.detail(detail.job.id)
     return detail
+
+
+def fetch_outputs(ctx: CliContext, replies: Iterable[FetchReply]) -> list[FetchReply]:
+    """Show the progress; return the last reply of each host."""
+    english = "fetching outputs: {files} of {total_files} files, {done:bytes} of {total:bytes}"
+    return _watch(ctx.screen, replies, lambda **counts: Text("outputs.progress", english, **counts))
+
+
+def copy_files(ctx: CliContext, replies: Iterable[FetchReply]) -> list[FetchReply]:
+    """Do as `fetch_outputs`, for files that are not outputs."""
+    english = "copying: {files} of {total_files} files, {done:bytes} of {total:bytes}"
+    return _watch(ctx.screen, replies, lambda **counts: Text("cp.progress", english, **counts))
+
+
+def _watch(screen: Screen, replies: Iterable[FetchReply], text: Callable[..., Text]) -> list[FetchReply]:
+    newest: dict[str, FetchReply] = {}
+    ended: list[FetchReply] = []
+    try:
+        for reply in replies:
+            newest[reply.host] = reply
+            if reply.ended:
+                ended.append(newest.pop(reply.host))
+            running = newest.values()
+            counts = {
+                "files": sum(one.files for one in running),
+                "total_files": sum(one.total_files for one in running),
+                "done": sum(one.done_bytes for one in running),
+                "total": sum(one.total_bytes for one in running),
+            }
+            screen.progress(str(text(**counts)) if newest else "")
+    finally:
+        screen.close()
+    return ended
+
+
+def missing_texts(replies: Iterable[FetchReply]) -> Iterator[Text]:
+    """Return one message for the hosts on which the same patterns match no file."""
+    hosts: dict[tuple[str, ...], list[str]] = {}
+    for reply in replies:
+        if reply.missing:
+            hosts.setdefault(reply.missing, []).append(reply.host)
+    for patterns, names in hosts.items():
+        values = {"hosts": tuple(sorted(names)), "patterns": list(patterns)}
+        yield Text("outputs.missing", "{hosts:hosts}: no file matches {patterns}", **values)
+
+
+def problem_hints(replies: Iterable[FetchReply]) -> list[Text | str]:
+    """Return each hint of a problem once."""
+    hints = [reply.problem.hint for reply in replies if reply.problem is not None and reply.problem.hint is not None]
+    return list({str(hint): hint for hint in hints}.values())
+
+
+STAGING_REPORT_S = 5.0
+"""Seconds between reports of staging without a progress line at the bottom of a terminal."""
+
+
+def follow_job(ctx: CliContext, job_id: str, view: LogView, *, shows_lines: bool = True) -> JobDetail:
+    """Return the job after it has ended and every line is shown. KeyboardInterrupt passes through."""
+    screen, states = ctx.screen, _States(ctx.screen)
+    try:
+        for update in ctx.cluster.logs.follow(job_id, view, with_lines=shows_lines):
+            if update.detail is not None:
+                states.show(update.detail)
+            if update.lines:
+                screen.lines([format_line(view, line, screen) for line in update.lines])
+            if update.problem is not None:
+                retrying = Text("follow.retrying", "{problem}; the job keeps running; retrying", problem=update.problem)
+                ctx.warn(retrying)
+            if update.is_incomplete:
+                ctx.warn(Text("follow.incomplete", "the last lines may be missing: some logs have not arrived"))
+    finally:
+        screen.close()
+    assert states.detail is not None
+    return states.detail
+
+
+class _States:
+    """Prints changes of the job itself. `detail`: its newest state."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self.detail: JobDetail | None = None
+        self._staging, self._staging_mono = "", 0.0
+
+    def show(self, detail: JobDetail) -> None:
+        screen, job = self._screen, detail.job
+        before, self.detail = self.detail.job if self.detail is not None else None, detail
+        if before is not None and before.attempt and job.attempt != before.attempt:
+            screen.echo(attempt_line(job.attempt))
+        if job.ended_at_s is not None:
+            screen.progress("")
+            return
+        if before is None or job.state != before.state:
+            screen.echo(describe_state(job))
+        elif job.unreachable_hosts != before.unreachable_hosts:
+            screen.echo(labelled(f"{job.id} {job.state}", job.reason))
+        elif job.state == "STAGING" and not screen.is_live and str(job.reason) != self._staging:
+            if time.monotonic() - self._staging_mono >= STAGING_REPORT_S:
+                self._staging, self._staging_mono = str(job.reason), time.monotonic()
+                screen.echo(describe_state(job))
+        screen.progress(describe_bottom(job, time.time()))
+
+
+def attempt_line(attempt: int) -> Text:
+    """Return the line between the output of two attempts."""
+    return Text("follow.attempt", "── attempt {attempt} ──", attempt=attempt)
+
+
+def describe_state(job: JobView) -> Text | str:
+    """Return text such as: RUNNING on npu[01-02], 16 ranks."""
+    if job.state == "RUNNING" and not job.unreachable_hosts:
+        return Text(
+            "follow.running",
+            "{state} on {hosts:hosts}, {ranks:plural rank ranks}",
+            state=job.state,
+            hosts=job.hosts,
+            ranks=job.world_size,
+        )
+    return labelled(job.state, job.reason)
+
+
+def describe_bottom(job: JobView, now_s: float) -> str:
+    """Return the line at the bottom of the terminal: job, state, duration, progress, and problems."""
+    since_s = job.started_at_s if job.started_at_s is not None else job.created_at_s
+    reason = str(job.reason) if job.state != "RUNNING" or job.unreachable_hosts else ""
+    parts = [f"{job.id} {job.state}", describe_seconds(now_s - since_s), reason, describe_progress(job.progress)]
+    return " · ".join(part for part in parts if part)
+
+
+def format_line(view: LogView, line: FoldedLine, screen: Screen) -> str:
+    """Return `[0-3] text`, sanitised, with its time when the view has times; of a view that does not fold: a record."""
+    if not view.folds:
+        return format_record(line_record(line.lines[0]), "jsonl").rstrip("\n")
+    text = sanitise(line.text)
+    if view.has_prefix:
+        text = f"{screen.paint_rank(f'[{label_processes(line.ranks)}]', line.ranks[0])} {text}"
+    if view.has_times:
+        text = f"{format_time(line.at_s)} {text}"
+    return text
+
+
+def line_record(line: LogLine) -> dict[str, Any]:
+    """Return a line for programs. `time`: arrival by the clock of this machine, None: not recorded. `rank` None: the
+    line is of the process that starts the ranks of the host."""
+    return {
+        "time": None if line.at_s is None else format_rfc3339(line.at_s),
+        "host": line.host,
+        "rank": line.rank if line.rank >= 0 else None,
+        "stream": line.stream,
+        "attempt": line.attempt,
+        "text": line.text,
+    }
+
+
+def format_time(at_s: float | None) -> str:
+    """Return local time to the millisecond, with its offset from UTC; dots when it is not known."""
+    if at_s is None:
+        return "..." + " " * 26
+    return datetime.fromtimestamp(at_s).astimezone().isoformat(timespec="milliseconds")
+
+
+def print_gaps(ctx: CliContext, gaps: Iterable[LogGap]) -> None:
+    """Print one warning for each gap."""
+    for gap in gaps:
+        ctx.warn(
+            Text(
+                "cli.log-gap",
+                "{process} on {host}: {size:bytes} of std{stream} were lost ({why}, {time})",
+                process=process_label(gap.rank) if gap.rank < 0 else f"rank {gap.rank}",
+                host=gap.host,
+                size=gap.missing_bytes,
+                stream=gap.stream,
+                why=gap.why,
+                time=format_time(gap.at_s),
+            )
+        )
+
+
+@dataclass(frozen=True)
+class _HcclRow:
+    name: str
+    value: str
+    origin: str
+    hosts: list[str]
+
+
+def print_files(ctx: CliContext, found: AttemptFiles, output: str | None) -> None:
+    """Print the files of an attempt, its HCCL settings from the logs, and the hosts of pending files."""
+    if found.files or output not in PEOPLE:
+        columns = [
+            Column("HOST", lambda row: row.host),
+            Column("KIND", lambda row: row.kind),
+            Column("RANK", lambda row: "" if row.rank is None else str(row.rank)),
+            Column("SIZE", lambda row: "" if row.bytes is None else format_bytes(row.bytes)),
+            Column("PATH", lambda row: row.path or f"({row.note})"),
+            Column("NOTE", lambda row: str(row.note or "") if row.path else ""),
+            Column("FROM", lambda row: row.source or "", is_wide=True),
+        ]
+        print_rows(found.files, columns, output, name="files", kind=LogFile, is_cut=False)
+    if found.files and found.hccl_settings and output in PEOPLE:
+        alike: dict[tuple[str, str, str], list[str]] = {}
+        for host, setting in found.hccl_settings:
+            value = "" if setting.value is None else setting.value + setting.unit
+            alike.setdefault((setting.name, value, setting.origin), []).append(host)
+        table = format_table(
+            [_HcclRow(*key, hosts) for key, hosts in sorted(alike.items())],
+            [
+                Column("HCCL SETTING", lambda row: row.name),
+                Column("VALUE", lambda row: row.value),
+                Column("SET BY", lambda row: row.origin),
+                Column("HOSTS", lambda row: fold_hosts(row.hosts)),
+            ],
+        )
+        sys.stdout.write(f"\n{table}")
+    for host in found.pending_hosts:
+        ctx.echo(Text("logs.files-pending", "{host}: collection of files is still running", host=host))

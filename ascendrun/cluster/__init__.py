@@ -18,6 +18,7 @@ from ascendrun import lazy_names
 if TYPE_CHECKING:
     from ascendrun.backends.ssh import HostKeyScan as HostKeyScan
     from ascendrun.cluster.api import Cluster as Cluster
+    from ascendrun.cluster.api import SettingView as SettingView
     from ascendrun.cluster.api import connect as connect
     from ascendrun.cluster.job import Job as Job
     from ascendrun.cluster.job import MetricsRows as MetricsRows
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from ascendrun.planner.plan import TrainingPlan as TrainingPlan
     from ascendrun.query.bundle.job import Bundle as Bundle
     from ascendrun.query.deep_check import DeepCheck as DeepCheck
-    from ascendrun.query.event_stream import EventStream as EventStream
     from ascendrun.query.explain import Explanation as Explanation
     from ascendrun.query.explain import JobStacks as JobStacks
     from ascendrun.query.explain import StackGroup as StackGroup
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from ascendrun.query.host_views import MachineView as MachineView
     from ascendrun.query.log_files import AttemptFiles as AttemptFiles
     from ascendrun.query.log_files import LogFile as LogFile
+    from ascendrun.query.log_files import LogGap as LogGap
+    from ascendrun.query.log_follow import EventStream as EventStream
     from ascendrun.query.log_follow import FollowUpdate as FollowUpdate
-    from ascendrun.query.log_gaps import LogGap as LogGap
-    from ascendrun.query.new_job import NewJob as NewJob
     from ascendrun.query.notice_view import NoticeTargetView as NoticeTargetView
     from ascendrun.query.notice_view import NoticeTestResult as NoticeTestResult
-    from ascendrun.query.settings_view import SettingView as SettingView
     from ascendrun.query.submit import ValidStage as ValidStage
+    from ascendrun.query.templates import NewJob as NewJob
     from ascendrun.query.templates import Template as Template
     from ascendrun.query.top_source import TopSource as TopSource
     from ascendrun.query.views import JobDetail as JobDetail

@@ -1,27 +1,61 @@
-"""The class `ascendrun.Cluster`: all calls, by subject."""
+"""The class `ascendrun.Cluster`: all calls, by subject, and the head node behind them."""
 
 from __future__ import annotations
 
 import os
+import time
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ascendrun.cluster.checks import Checks
-from ascendrun.cluster.controller import Controller
-from ascendrun.cluster.diagnosis import Diagnosis
-from ascendrun.cluster.files import Files
-from ascendrun.cluster.head import Head
-from ascendrun.cluster.hosts import Hosts
-from ascendrun.cluster.job_files import JobFiles
-from ascendrun.cluster.jobs import Jobs
-from ascendrun.cluster.logs import Logs
-from ascendrun.cluster.samples import Samples
-from ascendrun.core.settings import Settings
+from ascendrun.core.errors import ControllerReplacedError, UnreachableError
+from ascendrun.core.settings import NOTICE_BLOCKS, SETTINGS, Settings
 from ascendrun.head.state.user_files import load_settings
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ascendrun.cluster.checks import Checks
+    from ascendrun.cluster.controller import Controller
+    from ascendrun.cluster.diagnosis import Diagnosis
+    from ascendrun.cluster.files import Files
+    from ascendrun.cluster.hosts import Hosts
+    from ascendrun.cluster.job_files import JobFiles
+    from ascendrun.cluster.jobs import Jobs
+    from ascendrun.cluster.logs import Logs
+    from ascendrun.cluster.samples import Samples
+    from ascendrun.core.hosts import Host
+    from ascendrun.head.protocol.control_socket import ControlClient
+    from ascendrun.head.protocol.messages import R, Request
+    from ascendrun.head.state.store import Store
+    from ascendrun.head.survey.submission import Submission
+    from ascendrun.health.survey.check_context import CheckContext
     from ascendrun.query.notice_view import NoticeTargetView, NoticeTestResult
-    from ascendrun.query.settings_view import SettingView
+
+PARTS = {
+    "job_files": "JobFiles",
+    "jobs": "Jobs",
+    "logs": "Logs",
+    "diagnosis": "Diagnosis",
+    "samples": "Samples",
+    "hosts": "Hosts",
+    "checks": "Checks",
+    "files": "Files",
+    "controller": "Controller",
+}
+"""Modules and classes of the parts of a cluster."""
+
+
+@dataclass(frozen=True)
+class SettingView:
+    """One setting as `config` shows it. `value` None: not set."""
+
+    name: str
+    value: str | None
+    origin: str
+    meaning: Text
 
 
 def connect(state_dir: str | Path | None = None) -> Cluster:
@@ -32,8 +66,18 @@ def connect(state_dir: str | Path | None = None) -> Cluster:
 class Cluster:
     """One state directory: its store, its controller (started when a call needs it), its jobs.
 
-    Every call raises only children of AscendrunError.
+    Every call raises only children of AscendrunError. A part is imported when it is first used.
     """
+
+    job_files: JobFiles
+    jobs: Jobs
+    logs: Logs
+    diagnosis: Diagnosis
+    samples: Samples
+    hosts: Hosts
+    checks: Checks
+    files: Files
+    controller: Controller
 
     def __init__(self, settings: Settings | None = None, *, state_dir: str | Path | None = None) -> None:
         """Read the settings. `settings` None: from the environment and the settings files, as the command line does."""
@@ -41,21 +85,41 @@ class Cluster:
             os.environ, flags={} if state_dir is None else {"state_dir": str(state_dir)}
         )
         self.head = Head(self.settings)
-        self.job_files = JobFiles(self)
-        self.jobs = Jobs(self)
-        self.logs = Logs(self)
-        self.diagnosis = Diagnosis(self)
-        self.samples = Samples(self)
-        self.hosts = Hosts(self)
-        self.checks = Checks(self)
-        self.files = Files(self)
-        self.controller = Controller(self)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Part:
+            if name not in PARTS:
+                raise AttributeError(name)
+            part = getattr(import_module(f"ascendrun.cluster.{name}"), PARTS[name])(self)
+            setattr(self, name, part)
+            return part
 
     def config(self) -> tuple[SettingView, ...]:
-        """Return every setting with its value and origin; notification targets without credentials."""
-        from ascendrun.query.settings_view import view_settings
+        """Return every setting with its value and origin; notification targets without credentials.
 
-        return view_settings(self.settings)
+        Raises InvalidInputError: a block of notifications is invalid.
+        """
+        settings = self.settings
+        views = []
+        for setting in SETTINGS:
+            value = setting.value(settings)
+            text = None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+            views.append(SettingView(setting.name, text, settings.origins[setting.name], setting.meaning))
+        shown: dict[str, list[str]] = {block: [] for block in NOTICE_BLOCKS}
+        origins: dict[str, str] = {}
+        if settings.notice_blocks:
+            from ascendrun.core.notice_settings import read_notices
+            from ascendrun.head.notify.delivery import where_of
+
+            notices = read_notices(settings)
+            origins.update(notices.origins)
+            for target in notices.targets:
+                name = f"{target.name} ({target.type})" if target.name != target.type else target.name
+                shown[target.block].append(f"{name} {where_of(target)}")
+        for block, meaning in NOTICE_BLOCKS.items():
+            views.append(SettingView(block, ", ".join(shown[block]) or None, origins.get(block, "default"), meaning))
+        return tuple(views)
 
     def notification_targets(self) -> tuple[NoticeTargetView, ...]:
         """Return where notifications go and the result of the last one of each target; without credentials."""
@@ -70,3 +134,93 @@ class Cluster:
         from ascendrun.query.notice_view import send_tests
 
         return send_tests(read_notices(self.settings), name=name)
+
+
+POLL_S = 0.1
+CONTROLLER_START_S = 20.0
+SURVEY_S = 180.0
+"""Seconds, more than the sum of all deadlines of a survey: connect, probe, compare, connection tests."""
+
+
+class Head:
+    """Requests to the controller of one state directory, and reading of its store."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @property
+    def state_dir(self) -> Path:
+        return self.settings.state_dir
+
+    def client(self, *, start_s: float = CONTROLLER_START_S) -> ControlClient:
+        """Return a connection to the controller. Raises UnreachableError when none starts within `start_s`."""
+        from ascendrun.head.protocol.control_socket import ControlClient
+
+        try:
+            return ControlClient(self.state_dir)
+        except UnreachableError:
+            from ascendrun.head.loop.daemon import start_controller
+
+            start_controller(self.state_dir, deadline_s=start_s)
+            return ControlClient(self.state_dir)
+
+    def request(self, request: Request[R], *, timeout_s: float = 60.0, repeat: bool = False) -> R:
+        """Return the controller's reply. `repeat`: send the request again if the controller dies before it replies."""
+        until = time.monotonic() + CONTROLLER_START_S
+        while True:
+            try:
+                with self.client() as client:
+                    return client.call(request, timeout_s=timeout_s)
+            except ControllerReplacedError:
+                if time.monotonic() > until:
+                    raise
+            except UnreachableError:
+                if not repeat or time.monotonic() > until:
+                    raise
+            time.sleep(POLL_S)  # a killed controller's socket may still accept for a moment
+
+    def stream(self, request: Request[R], *, timeout_s: float) -> Iterator[tuple[R, bytes]]:
+        """Yield the controller's replies as they arrive, each with its bytes."""
+        with self.client() as client:
+            yield from client.stream(request, timeout_s=timeout_s)
+
+    def survey(
+        self,
+        hosts: Sequence[Host],
+        submission: Submission | None,
+        *,
+        device_type: str | None = None,
+        paths: Sequence[str] = (),
+        training: Sequence[str] = (),
+        names: Sequence[str] | None = None,
+        is_full: bool = False,
+        every_pair: bool = False,
+    ) -> CheckContext:
+        """Return what every host reports about itself; with `submission` in the environment of this job."""
+        from ascendrun.head.protocol.control_messages import Survey
+        from ascendrun.head.survey.survey_reader import read_world
+
+        request = Survey(
+            tuple(hosts),
+            None if submission is None else submission.to_json(),
+            device_type=device_type,
+            paths=tuple(paths),
+            training=tuple(training),
+            names=None if names is None else tuple(names),
+            is_full=is_full,
+            every_pair=every_pair,
+        )
+        replies = [reply for reply, _ in self.stream(request, timeout_s=SURVEY_S)]
+        return read_world(replies, submission, device_type=device_type, now_s=time.time())
+
+    def store(self) -> Store:
+        from ascendrun.head.state.store import Store
+
+        return Store.open_for_reading(self.state_dir)
+
+
+class Part:
+    """Calls of one subject of a cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self._head = cluster, cluster.head

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable
 
-from ascendrun.cluster.head import Part
+from ascendrun.cluster.api import Part
 from ascendrun.cluster.hosts import HostSelection, users_of
+from ascendrun.core.errors import PreflightError, UnreachableError
+from ascendrun.health.checks import choose_checks, run_checks
+from ascendrun.health.comparison import make_report
+from ascendrun.health.env_view import make_env_report, write_env_file
+from ascendrun.health.forecast import make_forecast
+from ascendrun.query.deep_check import StoreJobs, default_options, evaluate_and_save, make_base, run_deep_check
+from ascendrun.query.history import read_losses
+from ascendrun.query.submit import make_submission
+from ascendrun.query.train_env import ensure_training_stack, print_line
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,8 +56,6 @@ class Checks(Part):
         """
         submission, hosts = None, self._cluster.hosts.select(hosts)
         if job_file is not None:
-            from ascendrun.query.submit import make_submission
-
             submission = make_submission(
                 Path(job_file), overrides=overrides, hosts=hosts, state_dir=self._head.state_dir, key="doctor"
             )
@@ -67,9 +76,6 @@ class Checks(Part):
         every_pair: bool = False,
     ) -> DoctorReport:
         """Check every node, compare them, and return findings with fixes. Nothing on the nodes is changed."""
-        from ascendrun.health.checks import choose_checks, run_checks
-        from ascendrun.health.comparison import make_report
-
         started = time.monotonic()
         hosts = self._cluster.hosts.select(hosts)
         context = self.survey(
@@ -90,10 +96,8 @@ class Checks(Part):
 
     def forecast(self, nodes: int) -> Forecast:
         """Return the expected cost of failures on this many nodes, from published rates and this cluster's history."""
-        from ascendrun.health.forecast import make_forecast
-        from ascendrun.query.event_stream import read_history
-
-        return make_forecast(nodes, read_history(self._head.state_dir, now_s=time.time()))
+        with self._head.store() as store:
+            return make_forecast(nodes, read_losses(store, now_s=time.time()))
 
     def deep(
         self,
@@ -112,9 +116,6 @@ class Checks(Part):
         Hosts that run a job, and the `not_ready`, are skipped. `device_type`: of a check without a job, None: cpu.
         `progress` gets each step, `log` (None: stderr) the lines that should remain on the screen.
         """
-        from ascendrun.query.deep_check import StoreJobs, default_options, evaluate_and_save, make_base, run_deep_check
-        from ascendrun.query.train_env import ensure_training_stack, print_line
-
         hosts = self._cluster.hosts.select(hosts)
         job = self._cluster.job_files.read(job_file, overrides=overrides) if job_file is not None else None
         base = make_base(job, device_type=device_type or "cpu")
@@ -151,10 +152,6 @@ class Checks(Part):
         only_differing: bool = False,
     ) -> EnvReport:
         """Return the variables, limits, interpreter and packages of a rank on each host; secrets are masked."""
-        import secrets
-
-        from ascendrun.health.env_view import make_env_report
-
         context = self.survey(hosts, job_file=job_file, overrides=overrides, names=ENV_PROBES, is_full=False)
         return make_env_report(context, salt=secrets.token_hex(8), only_differing=only_differing)
 
@@ -165,10 +162,6 @@ class Checks(Part):
 
         Raises UnreachableError if a host does not respond, PreflightError if the job cannot start there.
         """
-        from ascendrun.core.errors import PreflightError, UnreachableError
-        from ascendrun.health.env_view import write_env_file
-        from ascendrun.text.format import fold_hosts
-
         context = self.survey(hosts, job_file=job_file, overrides=overrides, names=ENV_PROBES, is_full=False)
         if context.unreached:
             raise UnreachableError(

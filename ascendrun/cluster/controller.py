@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ascendrun.cluster.head import POLL_S, Part
+from ascendrun.cluster.api import POLL_S, Part
 from ascendrun.core.errors import (
     AscendrunError,
     ConflictError,
@@ -15,12 +15,19 @@ from ascendrun.core.errors import (
     DeadlineExceededError,
     UnreachableError,
 )
+from ascendrun.core.pulse import Sight
+from ascendrun.head.loop.daemon import mark_stopped, running_pid, wait_until_free
+from ascendrun.head.loop.guard import guard
+from ascendrun.head.protocol.control_messages import CheckStore, Shutdown, Status
+from ascendrun.head.protocol.control_socket import ControlClient, no_reply
+from ascendrun.head.state.pulse_file import clock_now, read_pulse
+from ascendrun.head.state.state_dir import REBUILT_FILE
+from ascendrun.node.files import read_json
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ascendrun.core.pulse import Sight
     from ascendrun.core.settings import Settings
     from ascendrun.head.protocol.control_messages import ControllerStatus
 
@@ -46,10 +53,6 @@ class Controller(Part):
 
         Raises DeadlineExceededError: one runs, but does not reply (it starts, hangs, or is suspended).
         """
-        from ascendrun.head.loop.daemon import running_pid
-        from ascendrun.head.protocol.control_messages import Status
-        from ascendrun.head.protocol.control_socket import ControlClient, no_reply
-
         until_mono = time.monotonic() + timeout_s
         while True:
             try:
@@ -69,10 +72,6 @@ class Controller(Part):
 
         Call while a job is live. Never fails: the pulse may be old or missing, with the reason.
         """
-        from ascendrun.core.pulse import Sight
-        from ascendrun.head.loop.daemon import running_pid
-        from ascendrun.head.state.pulse_file import clock_now, read_pulse
-
         state_dir = self._head.state_dir
         sight, pid = Sight(read_pulse(state_dir), clock_now()), running_pid(state_dir)
         is_of_this = sight.pulse is not None and sight.pulse.pid == pid  # not of one that has died since
@@ -92,18 +91,11 @@ class Controller(Part):
 
     def liveness(self) -> Mapping[str, Mapping[str, str]]:
         """Return liveness by live job and host, from the newest pulse; starts no controller."""
-        from ascendrun.core.pulse import Sight
-        from ascendrun.head.state.pulse_file import clock_now, read_pulse
-
         sight = Sight(read_pulse(self._head.state_dir), clock_now())
         return {} if sight.pulse is None else {job_id: sight.job(job_id).liveness for job_id in sight.pulse.jobs}
 
     def stop(self, *, timeout_s: float = 30.0) -> None:
         """End the controller and return when it has ended; jobs keep running. Does nothing when none runs."""
-        from ascendrun.head.loop.daemon import mark_stopped, wait_until_free
-        from ascendrun.head.protocol.control_messages import Shutdown
-        from ascendrun.head.protocol.control_socket import ControlClient
-
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -122,8 +114,6 @@ class Controller(Part):
 
     def check_store(self) -> None:
         """Have the controller check the job list and rebuild what is damaged. Raises UnreachableError."""
-        from ascendrun.head.protocol.control_messages import CheckStore
-
         self._head.request(CheckStore(), timeout_s=CHECK_STORE_S, repeat=True)
 
     def run(self) -> None:
@@ -133,12 +123,9 @@ class Controller(Part):
 
 def take_rebuilt(settings: Settings) -> Mapping[str, Any] | None:
     """Return what was rebuilt after damage to the job list, once: jobs, lost, file, at_s. None: nothing new."""
-    from ascendrun.head.state.state_dir import REBUILT_FILE
-
     path = settings.state_dir / REBUILT_FILE
     if not path.exists():
         return None
-    from ascendrun.node.files import read_json
 
     found = read_json(str(path))
     path.unlink(missing_ok=True)
@@ -147,8 +134,6 @@ def take_rebuilt(settings: Settings) -> Mapping[str, Any] | None:
 
 def run_controller(settings: Settings) -> None:
     """Run as `Controller.run`; a function, so that the rest of the API is not imported."""
-    from ascendrun.head.loop.guard import guard
-
     guard()
     from ascendrun.backends.controller import run_controller
 

@@ -7,15 +7,23 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ascendrun.cluster.head import Part
+from ascendrun import text
+from ascendrun.cluster.api import Part
+from ascendrun.core.errors import NotFoundError
+from ascendrun.core.jobs.reasons import CONFIDENCE
+from ascendrun.head.protocol.control_messages import Gather, Stacks
+from ascendrun.health.diagnosis import Confidence
+from ascendrun.query.explain import explain_job, fold_stacks, kept_stacks
+from ascendrun.query.report_reader import read_report
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from ascendrun.health.diagnosis import Confidence
     from ascendrun.health.report.data import Report
     from ascendrun.query.bundle.job import Bundle
-    from ascendrun.query.explain import Explanation, JobStacks
-    from ascendrun.text import Text
+from ascendrun.query.explain import Explanation, JobStacks
 
 COLLECT_S = 180.0
 STACKS_S = 40.0
@@ -30,9 +38,6 @@ class Diagnosis(Part):
     ) -> Explanation:
         """Return why an attempt ended, with evidence; of a running job, anomalies. `lang` None: the process's.
         `fresh`: diagnose again even if the controller stored its diagnosis."""
-        from ascendrun import text
-        from ascendrun.query.explain import explain_job
-
         return explain_job(
             self._head.state_dir,
             ref,
@@ -45,25 +50,20 @@ class Diagnosis(Part):
 
     def summary(self, ref: str, *, lang: str | None = None) -> str | None:
         """Return which rank failed first and why, in one sentence. None: no failure, or the cause is unknown."""
-        from ascendrun import text
-        from ascendrun.core.errors import NotFoundError
-        from ascendrun.query.explain import summary_line
-
+        lang = lang or text.language()
         try:
-            return summary_line(self._head.state_dir, ref, lang=lang or text.language(), now_s=time.time())
+            found = explain_job(self._head.state_dir, ref, lang=lang, now_s=time.time()).diagnosis
         except NotFoundError:
             return None
+        if found.confidence is Confidence.UNKNOWN or not found.message:
+            return None
+        return f"{found.message} [{CONFIDENCE[found.confidence.value].render(lang)}]"
 
     def stacks(self, ref: str, *, rank: int | None = None, attempt: int | None = None) -> JobStacks:
         """Return what the ranks of a running job do now, equal stacks once. `rank`: only this one, with all threads.
 
         Of an ended job, or with `attempt`: the stacks that were kept when it hung. Raises NotFoundError without any.
         """
-        from ascendrun.core.errors import NotFoundError
-        from ascendrun.head.protocol.control_messages import Stacks
-        from ascendrun.query.explain import fold_stacks, kept_stacks
-        from ascendrun.text import Text
-
         job = self._cluster.jobs.detail(ref).job
         if attempt is not None or job.state not in ("STARTING", "RUNNING", "STOPPING", "UNKNOWN"):
             kept = kept_stacks(self._head.state_dir, job.id, rank=rank, attempt=attempt)
@@ -77,16 +77,12 @@ class Diagnosis(Part):
 
     def collect(self, ref: str, *, attempt: int | None = None) -> Iterator[tuple[str, Text | str | None]]:
         """Fetch the artifacts of an attempt; yield (host, None or the reason of a failure) in order of arrival."""
-        from ascendrun.head.protocol.control_messages import Gather
-
         for reply, _ in self._head.stream(Gather(self._cluster.jobs.detail(ref).job.id, attempt), timeout_s=COLLECT_S):
             yield reply.host, reply.problem
 
     def report(self, ref: str, *, now_s: float | None = None) -> Report:
         """Return the course of one job, where its time went and its cost."""
-        from ascendrun.query.report_reader import find_report
-
-        return find_report(self._head.state_dir, ref, now_s=time.time() if now_s is None else now_s)
+        return read_report(self._head.state_dir, ref, now_s=time.time() if now_s is None else now_s)
 
     def bundle(
         self,
@@ -105,19 +101,16 @@ class Diagnosis(Part):
         are masked if their names indicate a secret; None: those of this process.
         """
         from ascendrun.core.notice_settings import read_notices
-        from ascendrun.query.bundle.job import BundleRequest, bundle_job
+        from ascendrun.query.bundle.job import bundle_job
 
-        request = BundleRequest(
-            path=None if path is None else Path(path),
+        return bundle_job(
+            self._head.state_dir,
+            ref,
+            None if path is None else Path(path),
             layout=layout,
             with_logs=with_logs,
             max_bytes=max_bytes,
             is_dry=is_dry,
-        )
-        return bundle_job(
-            self._head.state_dir,
-            ref,
-            request,
             notices=read_notices(self._head.settings),
             environ=os.environ if environ is None else environ,
         )

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ascendrun.cluster.head import Part
+from ascendrun.backends.ssh import terminal_argv
+from ascendrun.cluster.api import Part
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
+from ascendrun.core.hosts import load_hosts
+from ascendrun.core.logs.log_view import LogView
+from ascendrun.head.protocol.control_messages import Fetch, Put, RankProcess
+from ascendrun.head.state.job_files import JOB_ID
+from ascendrun.query.log_follow import check_choice
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ascendrun.core.hosts import Host
-    from ascendrun.head.protocol.control_messages import Fetch, FetchReply, Put
+    from ascendrun.head.protocol.control_messages import FetchReply
     from ascendrun.query.views import JobDetail
 
 FETCH_S = 3600.0
@@ -34,8 +41,6 @@ class Files(Part):
         `outputs` of the job file. `into`: directory on this machine, None: that of the job's outputs. What is there
         already is not sent again. Raises NotFoundError if nothing is declared, ConflictError.
         """
-        from ascendrun.head.protocol.control_messages import Fetch
-
         target = None if into is None else str(Path(into).absolute())
         declaring = [] if paths else [stored for stored in self._cluster.jobs.stages(ref) if stored.spec.get("outputs")]
         started = [stored.job.id for stored in declaring if stored.job.go_sent_at_s is not None]
@@ -56,8 +61,6 @@ class Files(Part):
 
         Raises NotFoundError; ConflictError if the job was not started.
         """
-        from ascendrun.head.protocol.control_messages import Fetch
-
         job_id, hosts = self._place(target, rank, hostfile)
         path = posixpath.normpath(path)
         parts = path.split("/")
@@ -80,8 +83,6 @@ class Files(Part):
         Raises InvalidInputError with each file that does not exist; NotFoundError; ConflictError if the job was not
         started.
         """
-        from ascendrun.head.protocol.control_messages import Put
-
         paths = [Path(file).resolve() if Path(file).name in ("", "..") else Path(file).absolute() for file in files]
         missing = [str(file) for file, path in zip(files, paths) if not path.exists()]
         if missing:
@@ -98,11 +99,6 @@ class Files(Part):
         `command`: run this instead of a shell. Raises NotFoundError for an unknown job or rank, ConflictError if the
         rank has ended, UnreachableError.
         """
-        import json
-
-        from ascendrun.backends.ssh import terminal_argv
-        from ascendrun.head.protocol.control_messages import RankProcess
-
         detail = self._with_rank(ref, rank)
         found = self._head.request(RankProcess(detail.job.id, rank), repeat=True)
         host = self._host_of(detail.job.id, found.host)
@@ -115,8 +111,6 @@ class Files(Part):
 
     def _place(self, target: str, rank: int | None, hostfile: str | Path | None) -> tuple[str | None, tuple[Host, ...]]:
         """Return a job's id and the host of its rank; or None and hosts."""
-        from ascendrun.head.state.job_files import JOB_ID
-
         try:
             detail = self._cluster.jobs.detail(target) if rank is None else self._with_rank(target, rank)
         except NotFoundError:
@@ -131,15 +125,10 @@ class Files(Part):
 
     def _with_rank(self, ref: str, rank: int) -> JobDetail:
         """Return the details of a job. Raises NotFoundError if it does not have the rank."""
-        from ascendrun.core.logs.log_view import LogView
-        from ascendrun.query.log_sources import check_choice
-
         detail = self._cluster.jobs.detail(ref)
         check_choice(detail, LogView(ranks=[rank]))
         return detail
 
     def _host_of(self, job_id: str, name: str) -> Host:
-        from ascendrun.core.hosts import load_hosts
-
         with self._head.store() as store:
             return next(host for host in load_hosts(store.jobs.find(job_id).hosts) if host.name == name)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import getpass
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-from ascendrun.cluster.head import Part
+from ascendrun.backends.ssh import record_scans, scan_host_keys
+from ascendrun.cluster.api import Part
+from ascendrun.core.errors import InvalidInputError, Problem
+from ascendrun.core.hosts import load_hosts, parse_hostfile, select_hosts
+from ascendrun.core.names import expand_names, split_list
+from ascendrun.head.state.user_files import read_hostfile
+from ascendrun.query.host_views import make_device_uses, make_exec_result, make_host_status, make_machine_views
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -35,10 +42,6 @@ class Hosts(Part):
 
         Raises NotFoundError; InvalidInputError, also without both a file and names.
         """
-        from ascendrun.core.errors import InvalidInputError, Problem
-        from ascendrun.core.hosts import parse_hostfile, select_hosts
-        from ascendrun.head.state.user_files import read_hostfile
-
         if hosts is not None and not isinstance(hosts, str):
             return tuple(hosts)
         path = Path(hostfile) if hostfile else self._head.settings.hostfile
@@ -56,9 +59,6 @@ class Hosts(Part):
 
     def known(self, names: str) -> tuple[Host, ...]:
         """Return hosts by their names in the hostfiles of jobs; others are those of the setting `hostfile`."""
-        from ascendrun.core.hosts import load_hosts
-        from ascendrun.core.names import expand_names, split_list
-
         known: dict[str, dict[str, Host]] = {}
         with self._head.store() as store:
             rows = [load_hosts(stored.hosts) for stored in store.jobs.all()]
@@ -81,7 +81,6 @@ class Hosts(Part):
         `timeout_s`: of the command on a host, None: the setting.
         """
         from ascendrun.head.protocol.control_messages import Exec
-        from ascendrun.query.host_views import make_exec_result
 
         timeout_s = self._head.settings.exec_timeout_s if timeout_s is None else timeout_s
         request = Exec(self.select(hosts), tuple(argv), timeout_s)
@@ -96,7 +95,6 @@ class Hosts(Part):
         `with_usage`: also the disk use of ascendrun, for which a host reads its directories.
         """
         from ascendrun.head.protocol.control_messages import Nodes
-        from ascendrun.query.host_views import make_host_status
 
         holders, keepers = users_of(self._cluster.jobs.list())
         machines = self.held()
@@ -109,8 +107,6 @@ class Hosts(Part):
 
     def machines(self) -> tuple[MachineView, ...]:
         """Return every machine that this head node knows, with its state. Works without a controller."""
-        from ascendrun.query.host_views import make_machine_views
-
         with self._head.store() as store:
             return make_machine_views(store.machines.all(), store.machines.held(), store.jobs.live(), now_s=time.time())
 
@@ -148,8 +144,6 @@ class Hosts(Part):
 
     def leases(self, hosts: HostSelection = None) -> tuple[tuple[DeviceUse, ...], Mapping[str, Text | str]]:
         """Return what uses devices and ports of ascendrun on the hosts, and why hosts did not respond, by host."""
-        from ascendrun.query.host_views import make_device_uses
-
         context = self._cluster.checks.survey(hosts, names=LEASE_PROBES, is_full=False)
         return make_device_uses(context), {host: one.message for host, one in context.unreached.items()}
 
@@ -163,27 +157,19 @@ class Hosts(Part):
 
         Raises NotFoundError if it is not held, ConflictError while it responds and shows processes.
         """
-        import getpass
-
         from ascendrun.head.protocol.control_messages import Release
 
         self._head.request(Release(host, getpass.getuser()), timeout_s=RELEASE_S, repeat=True)
 
     def scan_keys(self, hosts: HostSelection = None) -> Iterator[HostKeyScan]:
         """Yield the SSH host key of each host in order of arrival; record nothing. Local hosts are skipped."""
-        from ascendrun.backends.ssh import scan_host_keys
-
         return scan_host_keys(self._head.settings, [host for host in self.select(hosts) if not host.is_local])
 
     def record_keys(self, scans: Iterable[HostKeyScan], *, replaces: bool = False) -> None:
         """Trust the scanned keys. `replaces`: also if another key is recorded."""
-        from ascendrun.backends.ssh import record_scans
-
         record_scans(self._head.settings, scans, replaces=replaces)
 
     def _change_machines(self, change: str, hosts: HostSelection, **values: Any) -> tuple[Host, ...]:
-        import getpass
-
         from ascendrun.head.protocol.control_messages import ChangeMachines
 
         chosen = self.known(hosts) if isinstance(hosts, str) else self.select(hosts)

@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +53,8 @@ def install(state_dir: Path, environ: Mapping[str, str] = os.environ) -> Install
     if broken:
         message = Text("install.newline", "{name} contains a line break", name=broken[0])
         raise InvalidInputError([Problem(broken[0], None, None, message)])
-    if _has_systemd():
+    manager = _tool("systemctl", "--user", "show-environment")
+    if manager is not None and manager.returncode == 0:
         return _install_units(state_dir, kept)
     lines = _crontab()
     if lines is None:
@@ -155,11 +156,6 @@ def _units(key: str) -> tuple[Path, ...]:
     return tuple(config / "systemd" / "user" / f"{key}.{kind}" for kind in UNITS)
 
 
-def _has_systemd() -> bool:
-    done = _tool("systemctl", "--user", "show-environment")
-    return done is not None and done.returncode == 0
-
-
 def _linger_warning() -> Text | None:
     done = _tool("loginctl", "show-user", str(os.getuid()), "--property=Linger")
     if done is not None and done.stdout.strip() == "Linger=yes":
@@ -192,15 +188,13 @@ def _write_crontab(lines: list[str]) -> None:
 
 
 def _cron_runs() -> bool:
-    return any(name in CRON_NAMES for name in _process_names())
-
-
-def _process_names() -> Iterator[str]:
     for path in Path("/proc").glob("[0-9]*/comm"):
         try:
-            yield path.read_text().strip()
+            if path.read_text().strip() in CRON_NAMES:
+                return True
         except OSError:
             continue
+    return False
 
 
 def _tool(*argv: str, text: str | None = None) -> subprocess.CompletedProcess[str] | None:

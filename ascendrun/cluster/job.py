@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import html
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.errors import AscendrunError, HostsFailedError, NotFoundError, Problem
+from ascendrun.core.logs.folding import unfold
+from ascendrun.core.logs.log_view import LogView
+from ascendrun.core.metrics import as_row
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ascendrun.cluster.api import Cluster
     from ascendrun.core.logs.log_lines import LogLine
-    from ascendrun.core.logs.log_view import LogView
     from ascendrun.health.report.data import Report
     from ascendrun.query.explain import Explanation
     from ascendrun.query.views import JobDetail, JobView
@@ -72,11 +76,6 @@ class Job:
         """Yield each line of each rank, in order of time, of a pipeline stage after stage: host, rank, stream, text,
         `at_s` (arrival, UTC seconds) and attempt. `view`: selects lines; None: all. `attempt` None: the newest.
         `follow`: until it has ended, also later attempts."""
-        from dataclasses import replace
-
-        from ascendrun.core.logs.folding import unfold
-        from ascendrun.core.logs.log_view import LogView
-
         view = replace(view or LogView(), folds=False)
         for job_id in self._jobs():
             yield from unfold(self._cluster.logs.lines(job_id, view, attempt=attempt, follow=follow))
@@ -86,8 +85,6 @@ class Job:
 
         Of a pipeline each row has its `stage`. `attempt` None: the newest.
         """
-        from ascendrun.core.metrics import as_row
-
         stages = {stored.job.id: stored.job.stage for stored in self._cluster.jobs.stages(self.id)} or {self.id: None}
         return MetricsRows(
             {**({} if stage is None else {"stage": stage}), **as_row(line)}
@@ -134,8 +131,6 @@ class Job:
 
     def _repr_html_(self) -> str:
         """Return a table of the job for a notebook."""
-        from ascendrun.text.format import fold_hosts
-
         try:
             view = self.view
         except AscendrunError as error:

@@ -1,12 +1,23 @@
-"""Job files: read, check, plan, write from templates."""
+"""Job files: read, check, plan, write from templates; plans of trainings as the controller makes them at a start."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
-from ascendrun.cluster.head import Part
-from ascendrun.cluster.trainings import plan_submissions
+from ascendrun.cluster.api import Part
+from ascendrun.core.jobfile.keys import explain_key
+from ascendrun.core.jobfile.spec import job_json_schema
+from ascendrun.core.jobs.placement import choose_hosts
+from ascendrun.head.protocol.control_messages import Plan
+from ascendrun.head.spool.output_progress import read_log
+from ascendrun.head.survey.training_plan import PROBES, RUNS_READ, plan_stage, recorded_runs, training_stages
+from ascendrun.health.survey.check_context import CheckContext
+from ascendrun.query.submit import ValidStage, make_submissions, read_hosts, read_job, read_pool, read_stages
+from ascendrun.query.templates import check_new_job, copy_template, list_templates, write_new_job
+from ascendrun.query.train_env import ensure_training_stack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,9 +26,7 @@ if TYPE_CHECKING:
     from ascendrun.core.jobfile.spec import JobSpec
     from ascendrun.head.survey.submission import Submission
     from ascendrun.planner.plan import TrainingPlan
-    from ascendrun.query.new_job import NewJob
-    from ascendrun.query.submit import ValidStage
-    from ascendrun.query.templates import Template
+    from ascendrun.query.templates import NewJob, Template
 
 
 class JobFiles(Part):
@@ -30,31 +39,32 @@ class JobFiles(Part):
 
         Raises InvalidInputError with every problem.
         """
-        from ascendrun.query.submit import validate
-
-        return validate(Path(job_file), overrides=overrides, hostfile=_path(hostfile))
+        file, hostfile = Path(job_file), _path(hostfile)
+        return tuple(
+            ValidStage(
+                stage.stage,
+                stage.needs,
+                stage.spec,
+                read_hosts(stage.spec, file, hostfile=hostfile) if hostfile or stage.spec.hostfile else (),
+            )
+            for stage in read_stages(file, overrides=overrides, is_placed=True, hostfile=hostfile)
+        )
 
     def sample_progress(self, log: str | Path, *, pattern: str | None = None) -> list[dict[str, Any]]:
         """Return the steps that are read from an output, under the names of docs/metrics.md. Raises OSError.
 
         `pattern`: progress.pattern of a job, None: the output of the usual frameworks is recognised.
         """
-        from ascendrun.head.spool.output_progress import read_log
-
         return read_log(Path(log), pattern=pattern)
 
     def read(self, job_file: str | Path, *, overrides: Sequence[str] = ()) -> JobSpec:
         """Return the job of a file (of a pipeline its first stage), without its hosts. Raises InvalidInputError."""
-        from ascendrun.query.submit import read_job
-
         return read_job(Path(job_file), overrides=overrides)
 
     def hosts(
         self, job_file: str | Path, *, overrides: Sequence[str] = (), hostfile: str | Path | None = None
     ) -> tuple[Host, ...]:
         """Return the hosts that the job would use, in the order of their ranks. Raises InvalidInputError."""
-        from ascendrun.query.submit import read_hosts
-
         return read_hosts(self.read(job_file, overrides=overrides), Path(job_file), hostfile=_path(hostfile))
 
     def install_training_stack(
@@ -69,15 +79,12 @@ class JobFiles(Part):
 
         `log` gets every line of progress, None: stderr. Raises PreflightError.
         """
-        from ascendrun.query.submit import Choice, read_pool, read_stages
-        from ascendrun.query.train_env import ensure_training_stack
-
         specs = [stage.spec for stage in read_stages(Path(job_file), overrides=overrides)]
         hosts = [
             host
             for spec in specs
             if spec.program is not None and spec.python is None
-            for host in read_pool(spec, Path(job_file), hostfile=_path(hostfile), choice=Choice())
+            for host in read_pool(spec, Path(job_file), hostfile=_path(hostfile))
         ]
         if any(host.is_local for host in hosts):
             ensure_training_stack(None, log)
@@ -101,7 +108,7 @@ class JobFiles(Part):
 
         A start is refused if a plan with the facts of that moment has a fatal problem. Raises InvalidInputError.
         """
-        return plan_submissions(self._head, self._submissions(job_file, overrides, hostfile))
+        return self._training_plans(self._submissions(job_file, overrides, hostfile))
 
     def dry_run(
         self,
@@ -114,7 +121,7 @@ class JobFiles(Part):
     ) -> tuple[tuple[Mapping[str, Any], ...], tuple[TrainingPlan, ...]]:
         """Return `plan` and `training_plans` of the same submission, which is made once."""
         submissions = self._submissions(job_file, overrides, hostfile, hosts, exclude)
-        return self._launch_plans(submissions), plan_submissions(self._head, submissions)
+        return self._launch_plans(submissions), self._training_plans(submissions)
 
     def _submissions(
         self,
@@ -124,26 +131,38 @@ class JobFiles(Part):
         hosts: str | None = None,
         exclude: str | None = None,
     ) -> tuple[Submission, ...]:
-        from ascendrun.query.submit import Choice, make_submissions
-
         return make_submissions(
             Path(job_file),
             overrides=overrides,
             hostfile=_path(hostfile),
             state_dir=self._head.state_dir,
             key="dry-run",
-            choice=Choice(hosts, exclude),
+            only=hosts,
+            exclude=exclude,
         )
 
     def _launch_plans(self, submissions: Sequence[Submission]) -> tuple[Mapping[str, Any], ...]:
-        from ascendrun.head.protocol.control_messages import Plan
-
         return tuple(self._head.request(Plan(one.to_json()), timeout_s=120.0).plan for one in submissions)
+
+    def _training_plans(self, submissions: Sequence[Submission]) -> tuple[TrainingPlan, ...]:
+        placed = [replace(one, hosts=choose_hosts(one.spec, one.hosts)) for one in submissions]
+        stages, runs_of = training_stages(placed), partial(recorded_runs, (), self._head.state_dir)
+        if any(stage.training is not None for stage in stages):
+            with self._head.store() as store:
+                runs_of = partial(recorded_runs, store.jobs.all()[-RUNS_READ:], self._head.state_dir)
+        plans = []
+        for stage, one in zip(stages, placed):
+            is_planned = stage.training is not None
+            world = (
+                self._head.survey(one.hosts, one, training=stage.paths, names=PROBES)
+                if is_planned
+                else CheckContext({})
+            )
+            plans.append(plan_stage(stage, world, runs_of))
+        return tuple(plans)
 
     def templates(self) -> tuple[Template, ...]:
         """Return the templates of job files and hostfiles, by name."""
-        from ascendrun.query.templates import list_templates
-
         return list_templates()
 
     def init(self, name: str, target: str | Path = ".") -> tuple[Path, ...]:
@@ -151,14 +170,10 @@ class JobFiles(Part):
 
         Raises NotFoundError for an unknown name, ConflictError if a file exists.
         """
-        from ascendrun.query.templates import copy_template
-
         return copy_template(name, Path(target))
 
     def check_new(self, answers: NewJob, target: str | Path = ".") -> str:
         """Return the job file that `write_new` would write; raises as it does."""
-        from ascendrun.query.new_job import check_new_job
-
         return check_new_job(answers, Path(target))
 
     def write_new(self, answers: NewJob, target: str | Path = ".") -> tuple[Path, ...]:
@@ -166,20 +181,14 @@ class JobFiles(Part):
 
         Raises InvalidInputError, ConflictError if a file exists.
         """
-        from ascendrun.query.new_job import write_new_job
-
         return write_new_job(answers, Path(target))
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schema of job files."""
-        from ascendrun.core.jobfile.spec import job_json_schema
-
         return job_json_schema()
 
     def describe_key(self, key: str) -> list[str]:
         """Return lines about a key of job files, a bundled program, or PROGRAM.OPTION. Raises NotFoundError."""
-        from ascendrun.core.jobfile.keys import explain_key
-
         return explain_key(key)
 
 

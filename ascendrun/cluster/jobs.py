@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import getpass
+import secrets
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ascendrun.cluster.head import POLL_S, Part
+from ascendrun.cluster.api import POLL_S, Part
 from ascendrun.cluster.hosts import WAITING
 from ascendrun.cluster.job import Job
 from ascendrun.core.errors import ConflictError, DeadlineExceededError
+from ascendrun.core.jobs.job import TERMINAL, pipeline_status
+from ascendrun.core.metrics import progress_pattern
+from ascendrun.core.reachability import UNKNOWN
+from ascendrun.head.protocol.control_messages import HoldJob, Prune, Remove, Retry, Stop, Submit
+from ascendrun.head.spool.metrics_reader import newest_progress
+from ascendrun.head.state.state_dir import spool_dir
+from ascendrun.query.history import read_history
+from ascendrun.query.views import make_found_views, make_job_detail, make_job_view, make_pipeline_view
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -49,10 +60,7 @@ class Jobs(Part):
         succeeded. `priority`: jobs with a higher one are placed first. `hosts`, `exclude`: use only these hosts of the
         hostfile (`npu[01-03]` or `@group`), or not these.
         """
-        import secrets
-
-        from ascendrun.head.protocol.control_messages import Submit
-        from ascendrun.query.submit import Choice, make_submissions, stages_to_repeat
+        from ascendrun.query.submit import make_submissions, stages_to_repeat
 
         if self._head.settings.notice_blocks:
             from ascendrun.core.notice_settings import read_notices
@@ -64,7 +72,8 @@ class Jobs(Part):
             hostfile=None if hostfile is None else Path(hostfile),
             state_dir=self._head.state_dir,
             key=key or secrets.token_hex(16),
-            choice=Choice(hosts, exclude),
+            only=hosts,
+            exclude=exclude,
             priority=priority,
         )
         # The controller may die after it stored the job and before it replies; the key makes a repeat harmless.
@@ -79,8 +88,6 @@ class Jobs(Part):
     def retry(self, ref: str) -> JobView:
         """Start the next attempt of a job that failed or was stopped, with a new budget of restarts. A pipeline is
         resumed as with `submit(file, resume=...)`. Raises NotFoundError; ConflictError if it has not ended so."""
-        from ascendrun.head.protocol.control_messages import Retry
-
         stages = self.stages(ref)
         if stages:
             return self.submit(stages[-1].file or "", resume=stages[-1].job.pipeline).view
@@ -90,8 +97,6 @@ class Jobs(Part):
 
     def hold(self, ref: str) -> JobView:
         """Keep a queued job, or the queued stages of a pipeline, from being placed. Raises ConflictError."""
-        import getpass
-
         return self._set_hold(ref, getpass.getuser())
 
     def unhold(self, ref: str) -> JobView:
@@ -119,11 +124,6 @@ class Jobs(Part):
 
     def count_states(self) -> Mapping[str, int]:
         """Return the number of jobs in each state, including ended jobs. Live jobs may be in the state UNKNOWN."""
-        from collections import Counter
-
-        from ascendrun.core.jobs.job import TERMINAL
-        from ascendrun.core.reachability import UNKNOWN
-
         with self._head.store() as store:
             states = store.jobs.states().values()
         is_known = all(state in TERMINAL for state in states) or self._cluster.controller.sight().is_known
@@ -135,8 +135,6 @@ class Jobs(Part):
         `since_s`: only jobs that ended since (UTC seconds); `user`: only those that this user submitted. None: all.
         Works without a controller.
         """
-        from ascendrun.query.history import read_history
-
         with self._head.store() as store:
             return read_history(store, since_s=since_s, user=user)
 
@@ -148,8 +146,6 @@ class Jobs(Part):
 
     def detail(self, ref: str) -> JobDetail:
         """Return the details of a job: nodes, ranks, events. Raises NotFoundError."""
-        from ascendrun.query.views import make_job_detail
-
         stored, events = self._find(ref)
         sight = self._sight_of([stored.job])
         if sight is not None and sight.is_new:
@@ -179,8 +175,6 @@ class Jobs(Part):
         `ref` may also be the id or the tag of a found attempt; its view stays in the state FOUND until it has ended.
         Raises NotFoundError; ConflictError if it has ended.
         """
-        from ascendrun.head.protocol.control_messages import Stop
-
         found = [view for view in self.found_attempts() if ref in (view.id, view.name)]
         if found and ref not in self.names():
             self._head.request(Stop(ref, now), repeat=True)
@@ -200,8 +194,6 @@ class Jobs(Part):
 
     def found_attempts(self) -> tuple[JobView, ...]:
         """Return the attempts that run on hosts and that no record explains: state FOUND, the tag as name."""
-        from ascendrun.query.views import make_found_views
-
         return make_found_views(self._cluster.hosts.held())
 
     def wait(self, ref: str, *, timeout_s: float | None = None) -> JobDetail:
@@ -232,8 +224,6 @@ class Jobs(Part):
         also if outputs were not fetched or a host is unreachable, which then keeps the files. Files in directories that
         the job names itself (`checkpoint.dir`, absolute paths) stay. Raises NotFoundError, ConflictError.
         """
-        from ascendrun.head.protocol.control_messages import Remove
-
         job = self.detail(ref).job
         if job.pipeline is not None and self.whole_pipeline(ref, job) is None:
             raise ConflictError(
@@ -252,16 +242,12 @@ class Jobs(Part):
         Yield what was removed on each host, with `dry_run` what would be. Limits: the settings `keep_…`; `older_s`:
         this age instead. `keep`: ids or names of jobs. Checkpoints and files that ranks wrote are never removed.
         """
-        from ascendrun.head.protocol.control_messages import Prune
-
         for name in keep:
             self.detail(name)
         for reply, _ in self._head.stream(Prune(older_s, tuple(keep), dry_run), timeout_s=PRUNE_S):
             yield reply
 
     def _set_hold(self, ref: str, by: str | None) -> JobView:
-        from ascendrun.head.protocol.control_messages import HoldJob
-
         stages = [stored.job.id for stored in self.stages(ref) if stored.job.state.value in WAITING]
         for job_id in stages or [self.detail(ref).job.id]:
             self._head.request(HoldJob(job_id, by), repeat=True)
@@ -282,26 +268,17 @@ class Jobs(Part):
         return None if all(job.is_terminal for job in jobs) else self._cluster.controller.sight()
 
     def _view(self, stored: StoredJob, sight: Sight | None) -> JobView:
-        from ascendrun.query.views import make_job_view
-
         return make_job_view(stored, self._progress(stored), None if sight is None else sight.job(stored.job.id))
 
     def _pipeline_view(self, stored: Sequence[StoredJob], sight: Sight | None) -> JobView:
-        from ascendrun.core.jobs.job import pipeline_status
-        from ascendrun.query.views import make_pipeline_view
-
         whole = pipeline_status([stage.job for stage in stored])
         return make_pipeline_view(stored, whole, self._view(stored[whole.representative], sight))
 
     def _progress(self, stored: StoredJob) -> Mapping[str, Any] | None:
-        from ascendrun.head.state.state_dir import spool_dir
-
         job = stored.job
         host = next((node.host for node in job.nodes if 0 in node.ranks), None)
         if host is None:
             return None
-        from ascendrun.core.metrics import progress_pattern
-        from ascendrun.head.spool.metrics_reader import newest_progress
 
         directory = spool_dir(self._head.state_dir, job.id, job.attempt)
         values = newest_progress(directory, host=host, pattern=progress_pattern(stored.spec))

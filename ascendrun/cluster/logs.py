@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Callable, Union
 
-from ascendrun.cluster.head import Part
+from ascendrun.cluster.api import Part
+from ascendrun.core.errors import NotFoundError
+from ascendrun.core.logs.log_view import LogView
+from ascendrun.head.spool.spool_files import find_streams, read_bytes
+from ascendrun.head.state.job_files import job_folder, pruned_at_s
+from ascendrun.head.state.state_dir import spool_dir
+from ascendrun.query.log_files import read_attempt_files, read_gaps
+from ascendrun.query.log_follow import EventStream, check_choice, follow_job, stored_lines
+from ascendrun.query.views import choose_attempt
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from ascendrun.core.logs.folding import FoldedLine
-    from ascendrun.core.logs.log_view import LogView
-    from ascendrun.query.event_stream import EventStream
-    from ascendrun.query.log_files import AttemptFiles
+    from ascendrun.query.log_files import AttemptFiles, LogGap
     from ascendrun.query.log_follow import FollowUpdate
-    from ascendrun.query.log_gaps import LogGap
     from ascendrun.query.views import JobDetail
-    from ascendrun.text import Text
 
 JobRef = Union[str, "JobDetail"]
 """Id, name, or start of an id; or a job that `jobs.detail` returned, which is not read again."""
@@ -39,8 +44,6 @@ class Logs(Part):
 
         `follow`: until the job has ended, also later attempts. `warn` gets why lines that only a node has are missing.
         """
-        from ascendrun.query.log_follow import stored_lines
-
         detail, view, attempt = self._choice(ref, view, attempt)
         if follow:
             return (line for update in self.follow(detail.job.id, view) for line in update.lines)
@@ -48,14 +51,10 @@ class Logs(Part):
 
     def follow(self, ref: str, view: LogView | None = None, *, with_lines: bool = True) -> Iterator[FollowUpdate]:
         """Yield states and output of a job as they arrive, until it has ended and every line has arrived."""
-        from ascendrun.query.log_follow import follow_job
-
         return follow_job(self._head.state_dir, self._cluster.jobs.detail, ref, view, with_lines=with_lines)
 
     def raw(self, ref: JobRef, view: LogView | None = None, *, attempt: int | None = None) -> Iterator[bytes]:
         """Yield the exact bytes of the chosen streams, rank after rank."""
-        from ascendrun.head.spool.spool_files import find_streams, read_bytes
-
         detail, view, attempt = self._choice(ref, view, attempt)
         folder = self._attempt_dir(detail, attempt)
         for files in find_streams(folder, attempt, hosts=view.hosts, ranks=view.ranks, streams=view.streams):
@@ -63,8 +62,6 @@ class Logs(Part):
 
     def gaps(self, ref: JobRef, view: LogView | None = None, *, attempt: int | None = None) -> tuple[LogGap, ...]:
         """Return lost output of the chosen streams, by time."""
-        from ascendrun.query.log_gaps import read_gaps
-
         detail, view, attempt = self._choice(ref, view, attempt)
         return tuple(
             gap
@@ -74,8 +71,6 @@ class Logs(Part):
 
     def files(self, ref: JobRef, view: LogView | None = None, *, attempt: int | None = None) -> AttemptFiles:
         """Return every stored file of an attempt, the HCCL settings in its logs, and the hosts with pending files."""
-        from ascendrun.query.log_files import read_attempt_files
-
         detail, view, attempt = self._choice(ref, view, attempt)
         return read_attempt_files(self._head.state_dir, detail.job, attempt, view)
 
@@ -83,8 +78,6 @@ class Logs(Part):
         self, ref: str | None = None, *, since_s: float | None = None, codes: Collection[str] | None = None
     ) -> EventStream:
         """Return the events of one job or pipeline, or of all. `.new_events()`: those written since its last call."""
-        from ascendrun.query.event_stream import EventStream
-
         job = None if ref is None else self._cluster.jobs.detail(ref).job
         whole = self._cluster.jobs.whole_pipeline(ref, job) if ref is not None and job is not None else None
         return EventStream(
@@ -97,18 +90,10 @@ class Logs(Part):
 
     def event_codes(self) -> tuple[str, ...]:
         """Return the codes of stored events."""
-        from ascendrun.query.event_stream import event_codes
-
-        return event_codes(self._head.state_dir)
+        with self._head.store() as store:
+            return store.events.codes()
 
     def _choice(self, ref: JobRef, view: LogView | None, attempt: int | None) -> tuple[JobDetail, LogView, int]:
-        from ascendrun.core.errors import NotFoundError
-        from ascendrun.core.logs.log_view import LogView
-        from ascendrun.head.state.job_files import job_folder, pruned_at_s
-        from ascendrun.query.log_sources import check_choice
-        from ascendrun.query.views import choose_attempt
-        from ascendrun.text import Text
-
         detail = self._cluster.jobs.detail(ref) if isinstance(ref, str) else ref
         folder = job_folder(self._head.state_dir, detail.job.id)
         at_s = pruned_at_s(folder)
@@ -122,6 +107,4 @@ class Logs(Part):
         return detail, view, choose_attempt(detail.job, attempt)
 
     def _attempt_dir(self, detail: JobDetail, attempt: int) -> Path:
-        from ascendrun.head.state.state_dir import spool_dir
-
         return spool_dir(self._head.state_dir, detail.job.id, attempt)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ascendrun.cluster.head import Part
+from ascendrun.cluster.api import Part
+from ascendrun.core.metrics import progress_pattern
+from ascendrun.core.samples import Newest
+from ascendrun.head.protocol.control_messages import Sample
+from ascendrun.head.spool.metrics_reader import find_progress, iter_lines
+from ascendrun.head.state.sample_store import SampleStore
+from ascendrun.head.state.state_dir import spool_dir
+from ascendrun.health.top.join import STALE_S
+from ascendrun.query.top_source import TopSource, newest_samples
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -15,9 +23,8 @@ if TYPE_CHECKING:
     from ascendrun.core.hosts import Host
     from ascendrun.core.metrics import MetricsLine
     from ascendrun.core.pulse import Sight
-    from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, Newest, RankSample
+    from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankSample
     from ascendrun.health.top.view import TopView
-    from ascendrun.query.top_source import TopSource
     from ascendrun.text import Text
 
 
@@ -26,8 +33,6 @@ class Samples(Part):
 
     def newest(self, *, hosts: Collection[str] | None = None, since_s: float | None = None) -> Newest:
         """Return the newest stored sample of every device, host and rank. `since_s` None: the last minute."""
-        from ascendrun.query.top_reader import newest_samples
-
         return newest_samples(self._head.state_dir, hosts=hosts, since_s=since_s)
 
     def take(
@@ -37,9 +42,6 @@ class Samples(Part):
 
         `device_type`: npu or cuda; None: any type that the host has.
         """
-        from ascendrun.core.samples import Newest
-        from ascendrun.head.protocol.control_messages import Sample
-
         if not hosts:
             return Newest(), {}
         request = Sample(tuple(hosts), timeout_s, device_type)
@@ -52,8 +54,6 @@ class Samples(Part):
 
     def request(self, hosts: Sequence[Host], *, timeout_s: float = 20.0) -> None:
         """Request samples as `take`, without waiting: they are stored. Hosts with an open request are skipped."""
-        from ascendrun.head.protocol.control_messages import Sample
-
         with self._head.client() as client:
             client.post(Sample(tuple(hosts), timeout_s, unless_pending=True))
 
@@ -71,8 +71,6 @@ class Samples(Part):
 
         Raises StoreUnusableError.
         """
-        from ascendrun.head.state.sample_store import SampleStore
-
         until_s = time.time() if until_s is None else until_s
         with SampleStore.open_for_reading(self._head.state_dir) as store:
             return (
@@ -88,10 +86,6 @@ class Samples(Part):
     def metrics(self, ref: str, *, rank: int = 0, attempt: int | None = None) -> tuple[MetricsLine, ...]:
         """Return the metrics that a rank has written, or else those that it printed, in order. `attempt` None: the
         newest. A rank between the first and the last that wrote none has none."""
-        from ascendrun.core.metrics import progress_pattern
-        from ascendrun.head.spool.metrics_reader import find_progress, iter_lines
-        from ascendrun.head.state.state_dir import spool_dir
-
         detail = self._cluster.jobs.detail(ref)
         job = detail.job
         folder = spool_dir(self._head.state_dir, job.id, attempt or max(job.attempt, 1))
@@ -100,8 +94,6 @@ class Samples(Part):
 
     def top(self, hosts: Sequence[Host] = (), *, is_patient: bool = False) -> TopSource:
         """Return the source of `top`; `.refresh(now_s=…)` refreshes. `hosts`: also sampled if no job runs there."""
-        from ascendrun.query.top_source import TopSource
-
         return TopSource(
             self._head.state_dir,
             hosts,
@@ -117,8 +109,6 @@ class Samples(Part):
 
     def prometheus(self, hosts: Sequence[Host] = ()) -> CollectorRegistry:
         """Return the data of `top` as a registry of prometheus_client, read again at each collection."""
-        from ascendrun.head.state.sample_store import SampleStore
-        from ascendrun.health.top.join import STALE_S
         from ascendrun.query.prometheus import make_registry
 
         source = self.top(hosts)

@@ -22,7 +22,7 @@ from ascendrun.core.jobs.plan import Tree
 from ascendrun.head.loop.daemon import is_running
 from ascendrun.head.protocol.control_messages import Stop, Submit
 from ascendrun.head.protocol.messages import Request
-from ascendrun.head.state.state_dir import SPOOL_COMPLETE, make_state_dir, spool_dir
+from ascendrun.head.state.state_dir import SPOOL_COMPLETE, spool_dir
 from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission
 from ascendrun.health.deep.pair_schedule import PARTNERS, Exchange, next_round
@@ -191,27 +191,17 @@ def run_deep_check(
         if not pairs:
             return report
         number = len(report.rounds) + 1
-        log(
-            str(
-                Text(
-                    "deep.progress-pairs",
-                    "round {number}: measuring {count:plural pair pairs}",
-                    number=number,
-                    count=len(pairs),
-                )
-            )
-        )
+        values = {"number": number, "count": len(pairs)}
+        log(str(Text("deep.progress-pairs", "round {number}: measuring {count:plural pair pairs}", **values)))
         report = replace(report, rounds=(*report.rounds, bench.measure_pairs(pairs)))
 
 
-def make_base(
-    spec: JobSpec | None, *, device_type: str = "cpu", python: str | None = None, setup: str | None = None
-) -> JobSpec:
-    """Return the common part of the small jobs: from the user's job or, without one, from the other arguments."""
+def make_base(spec: JobSpec | None, *, device_type: str = "cpu") -> JobSpec:
+    """Return the common part of the small jobs: from the user's job or, without one, for the device type."""
     if spec is None:
         # CPU ranks of one host would only measure each other.
         devices = Devices.model_validate({"type": device_type, "per_node": 1 if device_type == "cpu" else None})
-        spec = JobSpec(name="deep", program="meshtest", devices=devices, python=python, setup=setup)
+        spec = JobSpec(name="deep", program="meshtest", devices=devices)
     env = {**spec.env, **(HCCL_LIMITS if spec.devices.type == "npu" else {})}
     env.pop("MASTER_PORT", None)  # several jobs may be on one host for a moment
     small = {"checks": Checks(skip=spec.checks.skip), "checkpoint": Checkpoint(grace_period_s=5.0), "env": env}
@@ -237,16 +227,28 @@ class _Bench:
         self._count = 0
         limits = Timeouts(start_s=options.start_s, run_s=options.job_s + options.burn_s)
         self._base = base.model_copy(update={"timeouts": limits})
-        make_state_dir(state_dir)
         self._trees: tuple[Tree, ...] = pack_trees(self._base, state_dir)
 
     def measure_hosts(self, names: Sequence[str]) -> dict[str, HostResult]:
-        outcomes = self._run([(name,) for name in names], burn_s=self._options.burn_s)
-        return {name: _host_result(outcome, outcome.lines[name]) for name, outcome in zip(names, outcomes)}
+        results = {}
+        for name, outcome in zip(names, self._run([(name,) for name in names], burn_s=self._options.burn_s)):
+            results[name] = read_host(outcome.lines[name])
+            if outcome.why is not None:
+                results[name] = replace(results[name], why=outcome.why)
+            elif not outcome.lines[name]:
+                why = Text(
+                    "deep.job-without-result", "job {job} ended without a result (see its logs)", job=outcome.job
+                )
+                results[name] = HostResult(why=why)
+        return results
 
     def measure_pairs(self, pairs: Sequence[tuple[str, str]]) -> tuple[Exchange, ...]:
-        outcomes = self._run(pairs, burn_s=0.0)
-        return tuple(_exchange(pair, outcome) for pair, outcome in zip(pairs, outcomes))
+        found = []
+        for pair, outcome in zip(pairs, self._run(pairs, burn_s=0.0)):
+            lines = [line for lines in outcome.lines.values() for line in lines]
+            is_read = outcome.why is None
+            found.append(read_exchange(*pair, lines) if is_read else Exchange(*pair, rates=None, why=outcome.why))
+        return tuple(found)
 
     def _run(self, groups: Sequence[tuple[str, ...]], *, burn_s: float) -> list[Outcome]:
         """Run one job for each group, in parallel; return an outcome for each, also if the job never started."""
@@ -288,6 +290,7 @@ class _Bench:
         if why is not None:
             line = next((line for line in (last_output(folder / name) for name in group) if line), None)
             why = Text("deep.with-output", "{why}: {line}", why=why, line=line) if line else why
+            why = Text("deep.job-failed", "job {job} failed: {why}", job=job, why=why)
         return Outcome(job, why, {name: read_lines(folder / name) for name in group})
 
 
@@ -339,25 +342,6 @@ def evaluate_and_save(report: DeepReport, state_dir: Path) -> DeepCheck:
     """Compare the report with the newest earlier one of its kind, then store it as the newest."""
     findings = deep_findings(report, newest_like(report, earlier_reports(state_dir)))
     return DeepCheck(report, findings, save_report(report, state_dir))
-
-
-def _host_result(outcome: Outcome, lines: Lines) -> HostResult:
-    if outcome.why is None and not lines:
-        return HostResult(
-            why=Text("deep.job-without-result", "job {job} ended without a result (see its logs)", job=outcome.job)
-        )
-    result = read_host(lines)
-    return result if outcome.why is None else replace(result, why=_failure(outcome))
-
-
-def _failure(outcome: Outcome) -> Text:
-    return Text("deep.job-failed", "job {job} failed: {why}", job=outcome.job, why=outcome.why)
-
-
-def _exchange(pair: tuple[str, str], outcome: Outcome) -> Exchange:
-    if outcome.why is not None:
-        return Exchange(*pair, rates=None, why=_failure(outcome))
-    return read_exchange(*pair, [line for lines in outcome.lines.values() for line in lines])
 
 
 def _await_drained(folder: Path, *, deadline_s: float) -> None:

@@ -4,19 +4,24 @@ are not an error."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ascendrun.ascend.hccl_env import parse_hccl_env
 from ascendrun.core.events import Event
-from ascendrun.core.jobs.job import Cause, Phase, State
+from ascendrun.core.jobs import endings, inputs
+from ascendrun.core.jobs.inputs import JobInput
+from ascendrun.core.jobs.job import Cause, Exit, Phase, State
 from ascendrun.core.jobs.reasons import Reason
 from ascendrun.core.rank_env import forks_ranks
-from ascendrun.head.spool.artifact_store import CollectedArtifacts, read_artifacts
+from ascendrun.head.protocol.agent_events import make_event
+from ascendrun.head.spool.artifact_store import read_artifacts
 from ascendrun.head.spool.clocks import read_clocks
 from ascendrun.head.spool.metrics_reader import newest_values
 from ascendrun.head.spool.spool_files import StreamFiles, find_streams
+from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.health.diagnosis.evidence import (
     Clock,
@@ -35,7 +40,7 @@ from ascendrun.health.diagnosis.lines.devices import (
     one_per_device,
 )
 from ascendrun.health.diagnosis.lines.launchers import error_lines
-from ascendrun.query.host_records import HostRecords, read_records
+from ascendrun.node.records import event_generations, read_events
 from ascendrun.query.stream_tail import Budget, budget_for, last_arrival_s, read_tail, read_text_lines
 from ascendrun.text import Text
 
@@ -77,31 +82,42 @@ def read_evidence(
     attempt_events = events_of_attempt(events, number)
     is_newest = number == job.attempt
     reading = _Reading(stored, folder, number, is_newest=is_newest, liveness=liveness or {})
-    hosts = {host: reading.host(host, attempt_events) for host in job.hosts_of(number)}
-    ranks = tuple(rank for host in hosts for rank in reading.ranks(host, hosts[host]))
+    readings = [_HostReading(reading, host) for host in job.hosts_of(number)]
+    ranks = tuple(rank for one in readings for rank in one.ranks())
     has_failed = any(rank.has_failed for rank in ranks)
-    left = read_headroom(state_dir, tuple(hosts), end_s=_end_of(job, ranks, now_s)) if has_failed else {}
+    left: dict[str, dict[str, Any]] = {}
+    if has_failed:
+        ends = [rank.exited_at_s for rank in ranks if rank.exited_at_s is not None and rank.has_failed]
+        left = read_headroom(state_dir, end_s=min(ends, default=job.ended_at_s or now_s))
+    stop = _stop_of(attempt_events)
+    cause: str | None = None if job.cause is None else job.cause.value
+    reason: Reason | None = job.reason
+    if not is_newest:
+        cause = Cause.FAILURE.value if stop is None else str(stop.values.get("cause") or Cause.FAILURE.value)
+        reason = None if stop is None else stop.values.get("reason")
+    elif job.reason.code == "not-restarted" and isinstance(job.reason.why, Reason):
+        reason = job.reason.why  # without the rule of the restart policy
     env = stored.spec.get("env") or {}
     return Evidence(
         job=job.id,
         name=job.name,
         state=job.state.value if is_newest else State.FAILED.value,
         attempt=number,
-        reason=_without_rule(job.reason) if is_newest else _reason(attempt_events),
-        cause=_cause(job, attempt_events, is_newest=is_newest),
+        reason=reason,
+        cause=cause,
         device_type=str((stored.spec.get("devices") or {}).get("type") or "cpu"),
         launcher="none" if forks_ranks(stored.spec) else "spawn",
         world_size=job.world_size if is_newest and job.world_size else len(ranks),
         now_s=now_s,
-        connect_timeout_s=reading.timeout("HCCL_CONNECT_TIMEOUT", env, DEFAULT_CONNECT_S),
-        exec_timeout_s=reading.timeout("HCCL_EXEC_TIMEOUT", env, DEFAULT_EXEC_S),
+        connect_timeout_s=_timeout(readings, "HCCL_CONNECT_TIMEOUT", env, DEFAULT_CONNECT_S),
+        exec_timeout_s=_timeout(readings, "HCCL_EXEC_TIMEOUT", env, DEFAULT_EXEC_S),
         started_at_s=job.started_at_s if is_newest else None,
         ended_at_s=job.ended_at_s if is_newest else None,
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
-        hosts=tuple(_with_headroom(host, left.get(name)) for name, host in hosts.items()),
+        hosts=tuple(replace(one.evidence(attempt_events), **left.get(one.host, {})) for one in readings),
         events=attempt_events,
         slow=tuple(slow),
-        missing=reading.missing(folder),
+        missing=_missing(job, folder, number),
         needs=job.needs or "",
     )
 
@@ -129,28 +145,18 @@ def events_of_attempt(events: Sequence[Event], attempt: int) -> tuple[Event, ...
 # ---------------------------------------------------------------- records and samples of the hosts
 
 
-@dataclass(frozen=True)
-class Headroom:
-    """Minimum measured `free_bytes` of memory and `disk_free_bytes` (None: not measured)."""
-
-    free_bytes: int
-    total_bytes: int
-    disk_free_bytes: int | None
-
-
-def read_headroom(state_dir: Path, hosts: Collection[str], *, end_s: float) -> dict[str, Headroom]:
-    """Return the free memory and disk of the hosts around a failure, by host; {} if nothing was measured."""
-    from ascendrun.head.state.sample_store import SampleStore
-
-    found: dict[str, Headroom] = {}
+def read_headroom(state_dir: Path, *, end_s: float) -> dict[str, dict[str, Any]]:
+    """Return the least free memory and disk of the hosts around a failure, as fields of HostEvidence, by host."""
+    found: dict[str, dict[str, Any]] = {}
     with SampleStore.open_for_reading(state_dir) as store:
         samples = store.host_series(since_s=end_s - AROUND_END_S, until_s=end_s + AROUND_END_S)
     for sample in samples:
         used, total = sample.memory_used_bytes, sample.memory_total_bytes
-        if sample.host in hosts and used is not None and total is not None:
-            known = found.get(sample.host, Headroom(total, total, None))
-            disks = [disk for disk in (known.disk_free_bytes, sample.disk_free_bytes) if disk is not None]
-            found[sample.host] = Headroom(min(known.free_bytes, total - used), total, min(disks, default=None))
+        if used is not None and total is not None:
+            known = found.setdefault(sample.host, {"memory_free_bytes": total})
+            for name, value in (("memory_free_bytes", total - used), ("disk_free_bytes", sample.disk_free_bytes)):
+                known[name] = min((one for one in (known.get(name), value) if one is not None), default=None)
+            known["memory_total_bytes"] = total
     return found
 
 
@@ -158,52 +164,52 @@ def read_headroom(state_dir: Path, hosts: Collection[str], *, end_s: float) -> d
 
 
 class _Reading:
-    """Reader of one attempt; caches data that is needed twice."""
+    """What the hosts of one attempt have in common. `streams`: by host and rank."""
 
     def __init__(
         self, stored: StoredJob, folder: Path, attempt: int, *, is_newest: bool, liveness: Mapping[str, str]
     ) -> None:
-        self._stored, self._folder, self._attempt = stored, folder, attempt
-        self._liveness = liveness
-        self._clocks = read_clocks(folder)
-        self._rows = {str(row.get("name")): row for row in stored.hosts}
-        self._nodes = {node.host: node for node in stored.job.nodes} if is_newest else {}
-        self._records: dict[str, HostRecords] = {}
-        self._gathered: dict[str, CollectedArtifacts] = {}
-        self._plogs: dict[str, dict[int, tuple[Line, ...]]] = {}
-        streams = find_streams(folder, attempt)
-        self._streams: dict[tuple[str, int], list[StreamFiles]] = {}
-        for one in streams:
+        self.stored, self.folder, self.liveness = stored, folder, liveness
+        self.clocks = read_clocks(folder)
+        self.rows = {str(row.get("name")): row for row in stored.hosts}
+        self.nodes = {node.host: node for node in stored.job.nodes} if is_newest else {}
+        found = find_streams(folder, attempt)
+        self.streams: dict[tuple[str, int], list[StreamFiles]] = {}
+        for one in found:
             number = -1 - one.rank if forks_ranks(stored.spec) and one.rank < 0 else one.rank
-            self._streams.setdefault((one.host, number), []).append(one)
-        self._budget: Budget = budget_for(len(streams))
+            self.streams.setdefault((one.host, number), []).append(one)
+        self.budget: Budget = budget_for(len(found))
 
-    # --- hosts
 
-    def host(self, host: str, attempt_events: Sequence[Event]) -> HostEvidence:
-        records, gathered = self.records(host), self.gathered(host)
-        node = self._nodes.get(host)
-        unconfirmed = host in self._stored.job.unconfirmed
-        liveness = self._liveness.get(host)
-        reachable = (
-            False
-            if liveness == "UNREACHABLE" or (unconfirmed and not records.has_ended)
-            else True
-            if liveness == "ALIVE"
-            else None
-        )
+class _HostReading:
+    """Reader of one host. `plogs`: the log lines of CANN by rank."""
+
+    def __init__(self, reading: _Reading, host: str) -> None:
+        self.host, self._all, self._folder = host, reading, reading.folder
+        self._row: Mapping[str, Any] = reading.rows.get(host, {})
+        self._node: NodeProgress | None = reading.nodes.get(host)
+        self._records = read_records(self._folder / host, host)
+        self._gathered = read_artifacts(self._folder, host)
+        self.plogs = self._read_plogs()
+
+    def evidence(self, attempt_events: Sequence[Event]) -> HostEvidence:
+        records, node, address = self._records, self._node, self._row.get("addr")
+        unconfirmed = self.host in self._all.stored.job.unconfirmed
+        liveness = self._all.liveness.get(self.host)
+        reachable = True if liveness == "ALIVE" else None
+        if liveness == "UNREACHABLE" or (unconfirmed and not records.has_ended):
+            reachable = False
         lost = node.lost or "rebooted" if node is not None and node.phase is Phase.LOST else None
         for event in attempt_events:
-            if event.code == "node-lost" and host in event.hosts:
+            if event.code == "node-lost" and self.host in event.hosts:
                 lost = event.values.get("why")
-        plog_texts = [line.text for lines in self.plogs(host).values() for line in lines]
         return HostEvidence(
-            host=host,
-            clock=self._clock(host),
-            addresses=self._addresses(host),
-            device_addresses=device_addresses(plog_texts),
-            dmesg=self._dmesg(gathered),
-            devices=self._devices(gathered),
+            host=self.host,
+            clock=self._clock(),
+            addresses=(str(address), self.host) if address else (self.host,),
+            device_addresses=device_addresses([line.text for lines in self.plogs.values() for line in lines]),
+            dmesg=self._dmesg(),
+            devices=self._devices(),
             stopped_at_s=records.stopped_at_s,
             stopped_by=records.stopped_by,
             lost=lost,
@@ -211,172 +217,127 @@ class _Reading:
             reachable=reachable,
             has_ended=records.has_ended,
             missing=tuple(
-                Text("cli.at", "{place}: {message}", place=name, message=why) for name, why in gathered.problems
+                Text("cli.at", "{place}: {message}", place=name, message=why) for name, why in self._gathered.problems
             ),
         )
 
-    def records(self, host: str) -> HostRecords:
-        if host not in self._records:
-            self._records[host] = read_records(self._folder / host, host)
-        return self._records[host]
-
-    def gathered(self, host: str) -> CollectedArtifacts:
-        if host not in self._gathered:
-            self._gathered[host] = read_artifacts(self._folder, host)
-        return self._gathered[host]
-
-    def _clock(self, host: str) -> Clock:
-        if self._rows.get(host, {}).get("addr") == "local":
+    def _clock(self) -> Clock:
+        if self._row.get("addr") == "local":
             return FixedClock(0.0, 0.0)
-        known = self._clocks.get(host)
+        known = self._all.clocks.get(self.host)
         if known is not None and known.error_s is not None:
             return known
-        node: NodeProgress | None = self._nodes.get(host)
-        if node is not None and node.clock_offset_s is not None:
-            return FixedClock(node.clock_offset_s, ROUGH_CLOCK_S)
+        if self._node is not None and self._node.clock_offset_s is not None:
+            return FixedClock(self._node.clock_offset_s, ROUGH_CLOCK_S)
         return FixedClock()
 
-    def _addresses(self, host: str) -> tuple[str, ...]:
-        address = self._rows.get(host, {}).get("addr")
-        return (str(address), host) if address else (host,)
+    def _collected(self, path: Path, stream: str, limit_bytes: int = GATHERED_BYTES) -> tuple[Line, ...]:
+        return read_text_lines(path, self._folder, stream, limit_bytes=limit_bytes)
 
-    def _dmesg(self, gathered: CollectedArtifacts) -> tuple[Line, ...] | None:
-        files = gathered.of("dmesg")
-        if not files:
-            return None
-        lines = (
-            line
-            for file in files
-            for line in read_text_lines(file.path, self._folder, "dmesg", limit_bytes=GATHERED_BYTES)
-        )
-        return tuple(_with_kernel_time(line, gathered.boot_s) for line in lines)
+    def _dmesg(self) -> tuple[Line, ...] | None:
+        files = self._gathered.of("dmesg")
+        lines = (line for file in files for line in self._collected(file.path, "dmesg"))
+        return tuple(_with_kernel_time(line, self._gathered.boot_s) for line in lines) if files else None
 
-    def _devices(self, gathered: CollectedArtifacts) -> tuple[DeviceFact, ...]:
+    def _devices(self) -> tuple[DeviceFact, ...]:
+        readers = {"table.txt": facts_from_table, "cards.txt": facts_from_cards, "ports.txt": facts_from_ports}
         found: list[DeviceFact] = []
-        for file in (*gathered.of("npu-smi"), *gathered.of("hccn")):
-            text = "\n".join(
-                line.text for line in read_text_lines(file.path, self._folder, "tool", limit_bytes=GATHERED_BYTES)
-            )
-            read = {"table.txt": facts_from_table, "cards.txt": facts_from_cards, "ports.txt": facts_from_ports}.get(
-                file.file
-            )
-            if read is not None:
-                found.extend(read(text, str(file.path.relative_to(self._folder))))
+        for file in (*self._gathered.of("npu-smi"), *self._gathered.of("hccn")):
+            text = "\n".join(line.text for line in self._collected(file.path, "tool"))
+            if file.file in readers:
+                found.extend(readers[file.file](text, str(file.path.relative_to(self._folder))))
         return one_per_device(found)
 
-    # --- ranks
-
-    def ranks(self, host: str, evidence: HostEvidence) -> list[RankEvidence]:
-        records = self.records(host)
-        node = self._nodes.get(host)
-        planned = set(node.ranks) if node is not None else set()
-        numbers = {rank for name, rank in self._streams if name == host} | set(records.pids) | set(records.exits)
+    def ranks(self) -> list[RankEvidence]:
+        records = self._records
+        planned = set(self._node.ranks) if self._node is not None else set()
+        numbers = (
+            {rank for host, rank in self._all.streams if host == self.host} | set(records.pids) | set(records.exits)
+        )
         failed = {number for number, end in records.exits.items() if end.is_failure}  # of a launcher only its failure
         shown = {number for number in planned | numbers | set(records.failed) if number >= 0 or number in failed}
-        return [self._rank(host, rank, records) for rank in sorted(shown)]
+        return [self._rank(rank) for rank in sorted(shown)]
 
-    def _rank(self, host: str, rank: int, records: HostRecords) -> RankEvidence:
+    def _rank(self, rank: int) -> RankEvidence:
+        records = self._records
         end = records.exits.get(rank)
         exited_ns = None if end is None else end.exited_ns or end.at_ns
-        streams = self._streams.get((host, rank), [])
+        streams = self._all.streams.get((self.host, rank), [])
         heard = [at for at in map(last_arrival_s, streams) if at is not None]
+        name = f"{self.host}/rank-{rank}.error.0"
+        errors = self._collected(self._folder / name, "error", ERROR_FILE_BYTES)
+        has_steps = len(self._all.streams) <= 2 * STEP_RANKS_LIMIT
+        values = newest_values(self._folder, rank, host=self.host) if has_steps else None
+        step = (values or {}).get("step")
         return RankEvidence(
             rank=rank,
-            host=host,
+            host=self.host,
             pid=records.pids.get(rank),
-            device=self._device(host, records.local.get(rank)),
+            device=self._device(records.local.get(rank)),
             code=None if end is None else end.code,
             signal=None if end is None else end.signal,
             exited_at_s=exited_ns / 1e9 if isinstance(exited_ns, int) else None,
             stopped=end is not None and end.stopped,
             lingers=records.hung_at_exit.get(rank),
             start_failed=records.failed.get(rank),
-            lines=tuple(line for files in streams for line in read_tail(files, self._folder, self._budget)),
-            error=self._error(host, rank),
-            plog=self.plogs(host).get(rank) if self.gathered(host).of("plog") else None,
+            lines=tuple(line for files in streams for line in read_tail(files, self._folder, self._all.budget)),
+            error=error_lines("\n".join(line.text for line in errors), name) if errors else (),
+            plog=self.plogs.get(rank) if self._gathered.of("plog") else None,
             last_output_s=max(heard, default=None),
-            last_step=self._step(host, rank),
+            last_step=step if isinstance(step, int) else None,
             max_rss_bytes=None if end is None else end.max_rss_bytes,
         )
 
-    def _device(self, host: str, local_rank: int | None) -> int | None:
-        devices = self._stored.spec.get("devices") or {}
+    def _device(self, local_rank: int | None) -> int | None:
+        devices = self._all.stored.spec.get("devices") or {}
         if local_rank is None or devices.get("type") not in ("npu", "cuda"):
             return None
-        ids = devices.get("ids") or self._rows.get(host, {}).get("devices")
+        ids = devices.get("ids") or self._row.get("devices")
         if not ids:
             return local_rank
         return int(ids[local_rank]) if local_rank < len(ids) else None
 
-    def _error(self, host: str, rank: int) -> tuple[Line, ...]:
-        name = f"{host}/rank-{rank}.error.0"
-        lines = read_text_lines(self._folder / name, self._folder, "error", limit_bytes=ERROR_FILE_BYTES)
-        return error_lines("\n".join(line.text for line in lines), name) if lines else ()
-
-    def _step(self, host: str, rank: int) -> int | None:
-        if len(self._streams) > 2 * STEP_RANKS_LIMIT:
-            return None
-        values = newest_values(self._folder, rank, host=host) or {}
-        step = values.get("step")
-        return step if isinstance(step, int) else None
-
-    # --- plog
-
-    def plogs(self, host: str) -> dict[int, tuple[Line, ...]]:
+    def _read_plogs(self) -> dict[int, tuple[Line, ...]]:
         """Return the log lines of CANN by rank: of the rank's own process, or else of a process that names its rank."""
-        if host in self._plogs:
-            return self._plogs[host]
-        records = self.records(host)
-        by_pid = {pid: rank for rank, pid in records.pids.items()}
+        by_pid = {pid: rank for rank, pid in self._records.pids.items()}
         found: dict[int, list[Line]] = {}
-        files = self.gathered(host).of("plog")
+        files = self._gathered.of("plog")
         share = max(64 << 10, PLOG_BYTES // max(1, len(files) // 8))
         for file in files:
-            lines = read_text_lines(file.path, self._folder, "plog", limit_bytes=share)
+            lines = self._collected(file.path, "plog", share)
             pid = _PLOG_PID.search(file.file)
             rank = by_pid.get(int(pid.group(1))) if pid else None
             if rank is None:
-                rank = _rank_named(lines)
+                named = (_PLOG_RANK.search(line.text) for line in lines[:2000])
+                rank = next((int(match.group(1)) for match in named if match is not None), None)
             if rank is not None:
                 worth = [line for line in lines if _WORTH.search(line.text)]
                 half = PLOG_LINES // 2
                 found.setdefault(rank, []).extend((*worth[:half], *worth[half:][-half:]))
-        self._plogs[host] = {rank: tuple(lines) for rank, lines in found.items()}
-        return self._plogs[host]
+        return {rank: tuple(lines) for rank, lines in found.items()}
 
-    def timeout(self, name: str, env: Mapping[str, Any], default_s: float) -> float:
-        """Return the timeout from HCCL's log, else from the job file, else HCCL's default."""
-        from ascendrun.ascend.hccl_env import parse_hccl_env
 
-        for plogs in self._plogs.values():
-            for lines in plogs.values():
-                setting = parse_hccl_env(line.text for line in lines).get(name)
-                if setting is not None and setting.value:
-                    return _seconds(setting.value, default_s)
-        return _seconds(env.get(name), default_s)
+def _timeout(readings: Sequence[_HostReading], name: str, env: Mapping[str, Any], default_s: float) -> float:
+    """Return the timeout from HCCL's log, else from the job file, else HCCL's default."""
+    for lines in (lines for one in readings for lines in one.plogs.values()):
+        setting = parse_hccl_env(line.text for line in lines).get(name)
+        if setting is not None and setting.value:
+            return _seconds(setting.value, default_s)
+    return _seconds(env.get(name), default_s)
 
-    # --- all evidence
 
-    def missing(self, folder: Path) -> tuple[Text, ...]:
-        """Return the files that the head node does not have."""
-        if not folder.is_dir():
-            return (Text("explain.no-files", "no files of attempt {attempt}", attempt=self._attempt),)
-        hosts = [host for host in self._stored.job.hosts_of(self._attempt) if not (folder / host).is_dir()]
-        return (Text("explain.no-host-files", "no files from {hosts:hosts}", hosts=hosts),) if hosts else ()
+def _missing(job: Job, folder: Path, attempt: int) -> tuple[Text, ...]:
+    """Return the files that the head node does not have."""
+    if not folder.is_dir():
+        return (Text("explain.no-files", "no files of attempt {attempt}", attempt=attempt),)
+    hosts = [host for host in job.hosts_of(attempt) if not (folder / host).is_dir()]
+    return (Text("explain.no-host-files", "no files from {hosts:hosts}", hosts=hosts),) if hosts else ()
 
 
 def _with_kernel_time(line: Line, boot_s: float | None) -> Line:
     """Convert the kernel's time, which is in seconds since boot."""
     match = _KERNEL_TIME.match(line.text)
     return line if match is None or boot_s is None else line._replace(at_s=boot_s + float(match.group(1)))
-
-
-def _rank_named(lines: Sequence[Line]) -> int | None:
-    for line in lines[:2000]:
-        match = _PLOG_RANK.search(line.text)
-        if match is not None:
-            return int(match.group(1))
-    return None
 
 
 def _seconds(value: Any, default_s: float) -> float:
@@ -387,24 +348,6 @@ def _seconds(value: Any, default_s: float) -> float:
     return seconds if seconds > 0 else float("inf")  # 0: HCCL waits indefinitely
 
 
-def _cause(job: Job, attempt_events: Sequence[Event], *, is_newest: bool) -> str | None:
-    if is_newest:
-        return None if job.cause is None else job.cause.value
-    stop = _stop_of(attempt_events)
-    return Cause.FAILURE.value if stop is None else str(stop.values.get("cause") or Cause.FAILURE.value)
-
-
-def _without_rule(reason: Reason) -> Reason:
-    """Return why a job failed, without the rule of its restart policy."""
-    return reason.why if reason.code == "not-restarted" and isinstance(reason.why, Reason) else reason
-
-
-def _reason(attempt_events: Sequence[Event]) -> Reason | None:
-    """Return why an earlier attempt was stopped."""
-    stop = _stop_of(attempt_events)
-    return None if stop is None else stop.values.get("reason")
-
-
 def _stop_of(attempt_events: Sequence[Event]) -> Event | None:
     stops = [
         event for event in attempt_events if event.code == "state-changed" and event.values.get("state") == "STOPPING"
@@ -412,17 +355,44 @@ def _stop_of(attempt_events: Sequence[Event]) -> Event | None:
     return stops[-1] if stops else None
 
 
-def _end_of(job: Job, ranks: Sequence[RankEvidence], now_s: float) -> float:
-    ends = [rank.exited_at_s for rank in ranks if rank.exited_at_s is not None and rank.has_failed]
-    return min(ends, default=job.ended_at_s or now_s)
+@dataclass
+class HostRecords:
+    """Records of a host's `events` files, by rank. Times are of the host's clock. `is_there`: a file exists."""
+
+    pids: dict[int, int] = field(default_factory=dict)
+    local: dict[int, int] = field(default_factory=dict)
+    exits: dict[int, Exit] = field(default_factory=dict)
+    hung_at_exit: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, Text | str] = field(default_factory=dict)
+    stopped_at_s: float | None = None
+    stopped_by: str | None = None
+    has_ended: bool = False
+    lost: bool = False
+    is_there: bool = False
 
 
-def _with_headroom(host: HostEvidence, left: Headroom | None) -> HostEvidence:
-    if left is None:
-        return host
-    return replace(
-        host,
-        memory_free_bytes=left.free_bytes,
-        memory_total_bytes=left.total_bytes,
-        disk_free_bytes=left.disk_free_bytes,
-    )
+def read_records(folder: Path, host: str) -> HostRecords:
+    """Read the records of a host's folder; empty if there are none. Torn and unknown lines are skipped."""
+    found = HostRecords(is_there=bool(event_generations(str(folder))))
+    for line in read_events(str(folder)):
+        event = make_event(host, line)
+        if event is not None:
+            _add(found, event)
+    return found
+
+
+def _add(found: HostRecords, event: JobInput) -> None:
+    if isinstance(event, inputs.RankStarted):
+        found.pids[event.rank], found.local[event.rank] = event.pid, event.local_rank
+    elif isinstance(event, endings.RankExited):
+        found.exits.setdefault(event.rank, event.exit)
+    elif isinstance(event, endings.RankHungAtExit):
+        found.hung_at_exit[event.rank] = event.cause
+    elif isinstance(event, endings.StartFailed) and event.rank is not None:
+        found.failed[event.rank] = event.why
+    elif isinstance(event, endings.StopStarted) and found.stopped_at_s is None:
+        found.stopped_at_s, found.stopped_by = event.at_s, event.by
+    elif isinstance(event, endings.NodeEnded):
+        found.has_ended = True
+    elif isinstance(event, endings.SupervisorLost):
+        found.lost = True

@@ -1,20 +1,39 @@
-"""Diagnosis of a job by its name: finds the attempt, reads its evidence, calls the pure diagnosis."""
+"""Diagnosis of a job by its name: finds the attempt, reads its evidence, calls the pure diagnosis.
+
+`python -m ascendrun.query.explain STATE_DIR JOB ATTEMPT` is the controller's child process for a failed attempt: it
+prints {"failure", "first", "last_step"} and stores the diagnosis, which `explain` reads.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from ascendrun.core.dataclass import load_dataclass
+from ascendrun.head.spool.artifact_store import evidence_of, read_verdict, write_verdict
+from ascendrun.head.spool.spool_files import find_streams
+from ascendrun.head.state.state_dir import SPOOL_STACKS, spool_dir
+from ascendrun.head.state.store import Store
+from ascendrun.health.diagnosis import Diagnosis, diagnose, outcome_of, render
+from ascendrun.health.diagnosis.kinds import failure_of, first_of
+from ascendrun.health.diagnosis.outcomes import hang_now
+from ascendrun.health.stacks import Take, find_outliers, fold, read_stack
+from ascendrun.query.evidence import attempt_to_explain, events_of_attempt, read_evidence
+from ascendrun.query.views import choose_attempt
+from ascendrun.text import to_json
 
 if TYPE_CHECKING:
     from ascendrun.core.events import Event
     from ascendrun.core.jobs.restart import PastAttempt
     from ascendrun.head.protocol.control_messages import StacksReply
     from ascendrun.head.spool.spool_files import StreamFiles
-    from ascendrun.health.diagnosis import Diagnosis
     from ascendrun.health.stacks import Frame, RankStack
     from ascendrun.query.views import JobView
     from ascendrun.text import Text
@@ -73,8 +92,6 @@ class JobStacks:
 
 def fold_stacks(job: JobView, replies: Sequence[StacksReply], *, rank: int | None) -> JobStacks:
     """Return the stacks of a job from the replies of its hosts. `rank`: only this one, with all its threads."""
-    from ascendrun.health.stacks import read_stack
-
     stacks = [read_stack(reply.host, row) for reply in replies for row in reply.ranks]
     problems = tuple((reply.host, reply.refused.line()) for reply in replies if reply.refused is not None)
     return JobStacks(job.id, job.name, job.attempt, _groups(stacks, rank), problems)
@@ -83,12 +100,6 @@ def fold_stacks(job: JobView, replies: Sequence[StacksReply], *, rank: int | Non
 def kept_stacks(state_dir: Path, ref: str, *, attempt: int | None = None, rank: int | None = None) -> JobStacks | None:
     """Return the stacks of an attempt that are on the head node: those taken because of a hang, and for ranks without a
     Python stack those that they printed at SIGABRT. `attempt` None: the newest that has any. None: there are none."""
-    from ascendrun.head.state.state_dir import spool_dir
-    from ascendrun.head.state.store import Store
-    from ascendrun.health.diagnosis.outcomes import hang_now
-    from ascendrun.query.evidence import events_of_attempt
-    from ascendrun.query.views import choose_attempt
-
     with Store.open_for_reading(state_dir) as store:
         stored = store.jobs.find(ref)
         events = store.events.of(stored.job.id)
@@ -104,10 +115,6 @@ def kept_stacks(state_dir: Path, ref: str, *, attempt: int | None = None, rank: 
 
 
 def _read_kept(folder: Path, attempt: int) -> tuple[list[RankStack], float | None]:
-    from ascendrun.head.spool.spool_files import find_streams
-    from ascendrun.head.state.state_dir import SPOOL_STACKS
-    from ascendrun.health.stacks import read_stack
-
     found: dict[int, RankStack] = {}
     times: list[float] = []
     for path in sorted(folder.glob(f"*/{SPOOL_STACKS}")):
@@ -143,8 +150,6 @@ def _printed_at_abort(stream: StreamFiles) -> str:
 
 def _groups(stacks: Sequence[RankStack], rank: int | None, *, awaited: Sequence[int] = ()) -> tuple[StackGroup, ...]:
     """`awaited`: known from elsewhere; (): found by the stacks."""
-    from ascendrun.health.stacks import Take, find_outliers, fold
-
     apart = set(awaited or find_outliers(Take(0.0, {one.rank: one for one in stacks})))
     if rank is not None:
         stacks = [one for one in stacks if one.rank == rank]
@@ -186,13 +191,7 @@ def explain_job(
     """Explain a job. `ref`: a job id, name or the start of an id. `attempt` None: the newest with any evidence. `lang`
     None: that of the process. `liveness`: {job id: {host: liveness}} from the controller. `fresh`: diagnose again even
     if the controller stored its diagnosis. Raises NotFoundError, ConflictError, StoreUnusableError."""
-    from ascendrun.head.state.state_dir import spool_dir
-    from ascendrun.head.state.store import Store
-    from ascendrun.health.diagnosis import diagnose, outcome_of, render
-    from ascendrun.health.diagnosis.outcomes import hang_now
-    from ascendrun.query.evidence import attempt_to_explain, events_of_attempt, read_evidence
-    from ascendrun.query.judge import stored_diagnosis
-    from ascendrun.query.views import choose_attempt
+    from ascendrun.query.explain import stored_diagnosis
 
     with Store.open_for_reading(state_dir) as store:
         stored = store.jobs.find(ref)
@@ -225,13 +224,42 @@ def slow_now(events: Sequence[Event]) -> tuple[Text, ...]:
     return tuple(found[-SLOW_SHOWN:])
 
 
-def summary_line(state_dir: Path, ref: str, *, lang: str | None = None, now_s: float) -> str | None:
-    """Return one sentence about a failed job, with the confidence; None: only its reason is known."""
-    from ascendrun.core.jobs.reasons import CONFIDENCE
-    from ascendrun.health.diagnosis import Confidence
-    from ascendrun.text import language
+MEMORY_BYTES = 1 << 30
 
-    found = explain_job(state_dir, ref, lang=lang, now_s=now_s).diagnosis
-    if found.confidence is Confidence.UNKNOWN or not found.message:
+
+def judge(state_dir: Path, job_id: str, attempt: int, *, now_s: float) -> dict[str, Any]:
+    """Diagnose an attempt, store the diagnosis and return the values of the input Diagnosed. Raises AscendrunError."""
+    folder = spool_dir(state_dir, job_id, attempt)
+    basis = evidence_of(folder)
+    with Store.open_for_reading(state_dir) as store:
+        stored = store.jobs.find(job_id)
+        events = store.events.of(job_id)
+    evidence = read_evidence(state_dir, stored, events, attempt=attempt, now_s=now_s)
+    found = diagnose(evidence)
+    write_verdict(folder, basis, to_json(found))
+    steps = [rank.last_step for rank in evidence.ranks if rank.last_step is not None]
+    return {
+        "failure": to_json(failure_of(found, evidence)),
+        "first": to_json(first_of(found, evidence)),
+        "last_step": max(steps, default=None),
+    }
+
+
+def stored_diagnosis(folder: Path) -> Diagnosis | None:
+    """Return the stored diagnosis of an attempt; None: there is none. The controller replaces it when more evidence
+    arrives."""
+    try:
+        return load_dataclass(Diagnosis, read_verdict(folder))
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return f"{found.message} [{CONFIDENCE[found.confidence.value].render(lang or language())}]"
+
+
+def main() -> None:
+    os.nice(10)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    state_dir, job_id, attempt = sys.argv[1:]
+    print(json.dumps(judge(Path(state_dir), job_id, int(attempt), now_s=time.time())))
+
+
+if __name__ == "__main__":
+    main()

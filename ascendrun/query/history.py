@@ -1,11 +1,13 @@
-"""Reader of the use of devices by ended jobs."""
+"""Readers of past jobs: their use of devices, their running time and the nodes that they lost."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from ascendrun.core.jobs.job import Cause
 from ascendrun.core.jobs.lifecycle import state_changes
+from ascendrun.health.forecast import History, JobTimeline, sum_up
 from ascendrun.health.report.time_use import find_stays
 from ascendrun.health.report.usage import JobUse, measure_job
 
@@ -34,6 +36,20 @@ def read_history(store: Store, *, since_s: float | None = None, user: str | None
         stays = find_stays(state_changes(events[job_id]), created_s=job.created_at_s, until_s=until_s)
         rows.append(measure_job(stored.spec, job, stays))
     return tuple(sorted(rows, key=lambda row: row.ended_at_s or 0.0, reverse=True))
+
+
+def read_losses(store: Store, *, now_s: float) -> History:
+    """Return running time and lost nodes of past jobs."""
+    events = _changes(store)
+    timelines = [
+        JobTimeline(
+            nodes=job.request.nodes,
+            transitions=state_changes(events[job.id]),
+            lost_a_node=job.cause is Cause.NODE_LOST and job.is_terminal,
+        )
+        for job in (stored.job for stored in store.jobs.all())
+    ]
+    return sum_up(timelines, now_s=now_s)
 
 
 def _changes(store: Store) -> dict[str, list[Event]]:

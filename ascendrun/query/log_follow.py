@@ -1,25 +1,31 @@
-"""Iterators of the lines of a job: stored lines, and new lines together with the states of the job."""
+"""Iterators of the lines of a job, stored and new, with the states of the job; events as they are written."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ascendrun.core.errors import DeadlineExceededError, UnreachableError
+from ascendrun.core.errors import DeadlineExceededError, NotFoundError, UnreachableError
 from ascendrun.core.logs.folding import FoldedLine, Folder, fold, fold_each
 from ascendrun.core.logs.log_lines import LogLine, merge, merge_batches
-from ascendrun.core.logs.log_view import FOLD_WINDOW_S, LogView, first_of_each_rank
+from ascendrun.core.logs.log_view import FOLD_WINDOW_S, LineTest, LogView, first_of_each_rank
+from ascendrun.core.rank_env import forks_ranks
 from ascendrun.head.spool.clocks import HostClock, read_clocks
+from ascendrun.head.spool.grep import HostHits, Position, Wanted, make_request, query_hosts, starts_of
 from ascendrun.head.spool.spool_files import find_streams, is_complete
 from ascendrun.head.state.state_dir import spool_dir
+from ascendrun.head.state.store import Store
 from ascendrun.query.log_reader import StreamReader, batch_lines_for
-from ascendrun.query.log_sources import open_streams
 from ascendrun.query.views import JobDetail, JobView
 from ascendrun.text import Text
+
+if TYPE_CHECKING:
+    from ascendrun.core.events import JobEvent
 
 NEW_STREAMS_POLL_S = (0.05, 0.5)
 POLL_CPU_FRACTION = 0.02
@@ -162,7 +168,8 @@ class AttemptLogs:
         """Return the lines since the last call. Lines of the first call are folded by arrival times; later lines by the
         local clock, so that nodes whose clocks differ still fold. `final`: return all remaining lines."""
         self._find_streams(final=final)
-        lines = self._view.choose(merge(_read(reader, final=final) for reader in self._readers.values()))
+        streams = (chain.from_iterable(reader.batches(final=final)) for reader in self._readers.values())
+        lines = self._view.choose(merge(streams))
         if self._is_first and self._readers:
             self._is_first = False
             if self._tail is not None:
@@ -241,11 +248,157 @@ def count_ranks(job: JobView, view: LogView) -> int | None:
     return len(ranks) or None
 
 
-def _read(reader: StreamReader, *, final: bool) -> Iterator[LogLine]:
-    while True:
-        lines = reader.read(final=final)
-        if not lines:
-            break
-        yield from lines
-    if final:
-        yield from reader.finish()
+StreamKey = tuple[str, int, str]
+"""(host, rank, stream)"""
+
+
+def open_streams(
+    state_dir: Path, detail: JobDetail, attempt: int, view: LogView, *, warn: Callable[[Text], None]
+) -> list[Iterator[list[LogLine]]]:
+    """Return the requested lines of every selected stream, in batches; [] if there is no stream at all.
+
+    `warn`: gets the nodes that could not search the lines that only they have.
+    """
+    folder = spool_dir(state_dir, detail.job.id, attempt)
+    clocks = read_clocks(folder)
+    hits: dict[StreamKey, Sequence[LogLine]] = {}
+    ends: dict[StreamKey, Position] = {}
+    if view.patterns and not is_complete(folder) and detail.job.attempt == attempt:
+        asked = _ranks_of(detail, view)
+        starts = {host: starts_of(folder, host, attempt, ranks, view.streams) for host, ranks in asked.items()}
+        wanted = Wanted(view.patterns, view.ignore_case, view.invert, view.since_s, view.until_s)
+        requests = {
+            host: make_request(wanted, of_host, clocks.get(host, HostClock()))
+            for host, of_host in starts.items()
+            if of_host
+        }
+        found = query_hosts(state_dir, detail.job.id, attempt, requests, clocks) if requests else []
+        for one in found:
+            if one.problem is None or one.lines:
+                ends.update({(one.host, *key): start for key, start in starts[one.host].items()})
+            hits.update({(one.host, *key): lines for key, lines in one.lines.items()})
+        _report_problems(found, warn)
+    files = find_streams(folder, attempt, hosts=view.hosts, ranks=view.ranks, streams=view.streams)
+    sources: list[Iterator[list[LogLine]]] = []
+    for stream in files:
+        key = (stream.host, stream.rank, stream.stream)
+        reader = StreamReader(
+            stream,
+            tail=None if view.filters_lines else view.tail,
+            clock=clocks.get(stream.host),
+            since_s=view.since_s,
+            batch_lines=batch_lines_for(len(files)),
+            end=ends.get(key),
+        )
+        more = hits.pop(key, None)
+        sources.append(chain(_choose(reader.batches(final=True), view), [list(more)] if more else []))
+    return [*sources, *(iter([list(lines)]) for lines in hits.values())]  # streams without any copy here
+
+
+def _choose(batches: Iterator[list[LogLine]], view: LogView) -> Iterator[list[LogLine]]:
+    if not view.filters_lines:
+        yield from batches
+        return
+    passes = LineTest(view).passes
+    for batch in batches:
+        chosen = [line for line in batch if passes(line)]
+        if chosen and view.only_first:
+            yield chosen[:1]
+            return
+        if chosen:
+            yield chosen
+
+
+def _ranks_of(detail: JobDetail, view: LogView) -> dict[str, Collection[int]]:
+    """Return the selected ranks of every selected node, and its own process that may start them."""
+    return {
+        node.host: [
+            number for number in (-1 - node.node_rank, *node.ranks) if view.ranks is None or number in view.ranks
+        ]
+        for node in detail.nodes
+        if view.hosts is None or node.host in view.hosts
+    }
+
+
+def _report_problems(found: Sequence[HostHits], warn: Callable[[Text], None]) -> None:
+    by_problem: dict[str, list[str]] = {}
+    for one in found:
+        if one.problem is not None:
+            by_problem.setdefault(str(one.problem), []).append(one.host)
+    for problem, hosts in by_problem.items():
+        warn(
+            Text(
+                "cli.grep-incomplete",
+                "{hosts:hosts}: {problem}; only the lines that have arrived on this machine were searched",
+                hosts=hosts,
+                problem=problem,
+            )
+        )
+
+
+def check_choice(detail: JobDetail, view: LogView) -> None:
+    """Validate the selection. Raises NotFoundError for hosts or ranks that the job does not have."""
+    job = detail.job
+    hosts = job.pool or job.hosts
+    if view.hosts is not None and not set(view.hosts) & set(hosts):
+        unknown = Text("logs.no-node", "{job}: no such node: {hosts:hosts}", job=job.id, hosts=sorted(view.hosts))
+        raise NotFoundError(unknown, hint=Text("logs.nodes", "its nodes are {hosts:hosts}", hosts=list(hosts)))
+    if view.ranks is not None and forks_ranks(detail.spec):
+        shared = Text("logs.one-file", "{job}: the ranks of a node have one output (launcher: none)", job=job.id)
+        raise NotFoundError(shared, hint=Text("logs.by-node", "select nodes with --hosts: {hosts:hosts}", hosts=hosts))
+    if view.ranks is not None and job.world_size and all(rank >= job.world_size for rank in view.ranks):
+        unknown = Text("logs.no-rank", "{job}: no such rank: {ranks:ranks}", job=job.id, ranks=sorted(view.ranks))
+        raise NotFoundError(unknown, hint=Text("logs.ranks", "its ranks are 0-{last}", last=job.world_size - 1))
+
+
+class EventStream:
+    """Events of one job, of a pipeline, or of all, as they are written; works without a controller.
+
+    `pipeline`: its id; includes the jobs of all its stages, also later ones. `since_s`: no older events; `codes`: only
+    these. All calls raise StoreUnusableError.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        job: str | None = None,
+        pipeline: str | None = None,
+        since_s: float | None = None,
+        codes: Collection[str] | None = None,
+    ) -> None:
+        self._state_dir, self.job, self.pipeline = state_dir, job, pipeline
+        self._since_s, self._codes = since_s, codes
+        self._after = 0
+        self._store: Store | None = None
+
+    def new_events(self) -> tuple[JobEvent, ...]:
+        """Return the events written since the last call; at the first call, the stored events."""
+        store = self._open()
+        events: list[JobEvent] = []
+        while True:
+            batch = store.events.stream(
+                after=self._after, job=self.job, pipeline=self.pipeline, since_s=self._since_s, codes=self._codes
+            )
+            if not batch:
+                return tuple(events)
+            events += batch
+            self._after = batch[-1].number
+
+    def job_names(self) -> Mapping[str, str]:
+        """Return the name of every job, by its id."""
+        return self._open().jobs.names()
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _open(self) -> Store:
+        if self._store is not None and (self._store.is_copy or not self._store.is_in_place()):
+            self.close()  # a controller may have created, migrated or replaced the file meanwhile
+        if self._store is None:
+            self._store = Store.open_for_reading(self._state_dir)
+            if self._store.events.newest() < self._after:
+                self._after = 0  # the file was rebuilt
+        return self._store

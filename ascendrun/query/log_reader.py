@@ -90,6 +90,14 @@ class StreamReader:
         text = self._splitter.finish()
         return [] if text is None else [self._line(text, self._times.first_s)]
 
+    def batches(self, *, final: bool) -> Iterator[list[LogLine]]:
+        """Yield what `read` returns until nothing new is there; `final`: and a last line without newline."""
+        while lines := self.read(final=final):
+            yield lines
+        last = self.finish() if final else []
+        if last:
+            yield last
+
     def _room(self) -> int:
         generation, offset = self._end
         if self._generation == generation:
@@ -245,33 +253,6 @@ class _Times:
                 start = stop
         if start < len(data):
             yield None, data[start:]
-
-
-def read_all(files: StreamFiles, *, tail: int | None = None, clock: HostClock | None = None) -> Iterator[LogLine]:
-    """Yield every present line of a stream, a chunk at a time; also a last line without newline."""
-    for batch in read_batches(files, tail=tail, clock=clock):
-        yield from batch
-
-
-def read_batches(
-    files: StreamFiles,
-    *,
-    tail: int | None = None,
-    clock: HostClock | None = None,
-    since_s: float | None = None,
-    among: int = 1,
-    end: tuple[int, int] | None = None,
-) -> Iterator[list[LogLine]]:
-    """Do as `read_all`, in batches; `among`: the number of streams read in parallel; the rest as for StreamReader."""
-    reader = StreamReader(files, tail=tail, clock=clock, since_s=since_s, batch_lines=batch_lines_for(among), end=end)
-    while True:
-        lines = reader.read(final=True)
-        if not lines:
-            break
-        yield lines
-    last = reader.finish()
-    if last:
-        yield last
 
 
 def batch_lines_for(streams: int) -> int:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -22,8 +22,9 @@ from ascendrun.core.measurement import metrics_of
 from ascendrun.core.reachability import UNKNOWN
 from ascendrun.core.samples import DETAIL_NAMES, DeviceDetail, DeviceSample, HostSample, RankSample
 from ascendrun.health.top.join import STALE_S
-from ascendrun.health.top.view import HostRow, JobRow, Progress, TopRow, TopView
+from ascendrun.health.top.view import HostRow, Progress, TopRow, TopView
 
+Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 MIB = 1024.0**2
 MEGA = 1e6
 NPU_LABELS = ("container_name", "id", "model_name", "namespace", "pcie_bus_info", "pod_name", "vdie_id", "host")
@@ -113,8 +114,31 @@ JOB_ROWS: tuple[Row, ...] = (
         lambda row: row.job.started_at_s,
     ),
 )
+
+
+def _count(*states: float | None) -> Callable[[Sequence[TopRow]], float]:
+    """Return a function that counts the NPUs of a host in these states of health."""
+    return lambda rows: float(sum(as_number(row.metrics.health) in states for row in rows))
+
+
+def _is_fresh(host: HostRow) -> bool:
+    return host.age_s is not None and host.age_s <= STALE_S
+
+
+MACHINE_ROWS: tuple[Row, ...] = (
+    ("machine_npu_nums", "NPUs of the host", _count(1.0, 0.0, None)),
+    ("machine_healthy_npu_nums", "NPUs of the host that are OK", _count(1.0)),
+    ("machine_unhealthy_npu_nums", "NPUs of the host that are not OK", _count(0.0)),
+    ("machine_unknown_npu_nums", "NPUs of the host whose health is not known", _count(None)),
+)
+"""npu-exporter's counts of a machine, for each host."""
 HOST_ROWS: tuple[Row, ...] = tuple(table_rows(HostSample, "ascendrun_", "metrics"))
 HOST_AGE: Row = ("ascendrun_host_sample_age_seconds", "Age of the latest host sample", lambda host: host.age_s)
+HOST_HAS_DATA: Row = (
+    "ascendrun_host_has_data",
+    "1: there is recent data of the host, 0: there is none",
+    lambda host: float(_is_fresh(host)),
+)
 
 
 Labelled = Sequence[tuple[tuple[str, ...], DeviceDetail]]
@@ -128,21 +152,46 @@ def make_families(view: TopView, *, states: Mapping[str, int], details: Sequence
     ranks = [row for row in view.rows if row.rank is not None]
     detail_of = {(one.host, one.device): one for one in details if view.at_s - one.at_s <= STALE_S}
     known = [(_npu_labels(row, detail_of), row) for row in npus]
+    by_host: dict[str, list[TopRow]] = {}
+    for row in npus:
+        by_host.setdefault(row.host, []).append(row)
+    jobs, fresh = [row.job for row in view.jobs], [host for host in view.hosts if _is_fresh(host)]
+    known_hosts = [host for host in view.hosts if host.liveness in LIVENESS]
     families = [
         *_families(NPU_ROWS, NPU_LABELS, known),
         *detail_families(
             NPU_LABELS,
             [(given, detail_of[key]) for given, row in known if (key := (row.host, row.device or 0)) in detail_of],
         ),
-        *_machines(npus),
+        *_families(MACHINE_ROWS, ("host",), [((host,), rows) for host, rows in by_host.items()]),
         *_families(DEVICE_ROWS, DEVICE_LABELS, [(_device_labels(row), row) for row in measured]),
         *_families((DEVICE_AGE,), DEVICE_LABELS, [(_device_labels(row), row) for row in devices]),
         *_families(RANK_ROWS, RANK_LABELS, [(_rank_labels(row), row) for row in ranks]),
-        _rank_devices(ranks),
+        _gauge(
+            "ascendrun_rank_device_info",
+            "Device of a rank; always 1",
+            (*RANK_LABELS, "id"),  # joins a rank's series with those of its device
+            [((*_rank_labels(row), str(row.device)), 1.0) for row in ranks if row.device is not None],
+        ),
         *_families(JOB_ROWS, JOB_LABELS, [((row.job.id, row.job.name), row) for row in view.jobs]),
-        *_job_states(view.jobs),
-        *_hosts(view.hosts),
-        _liveness(view.hosts),
+        _gauge(
+            "ascendrun_job_state",
+            "1 for the state of a live job",
+            (*JOB_LABELS, "state"),
+            [((job.id, job.name, state), float(job.state == state)) for job in jobs for state in STATES],
+        ),
+        _add(
+            CounterMetricFamily("ascendrun_job_restarts", "Number of restarts of the job", labels=JOB_LABELS),
+            [((job.id, job.name), float(max(0, job.attempt - 1))) for job in jobs],
+        ),
+        *_families(HOST_ROWS, ("host",), [((host.host,), host) for host in fresh]),
+        *_families((HOST_AGE, HOST_HAS_DATA), ("host",), [((host.host,), host) for host in view.hosts]),
+        _gauge(
+            "ascendrun_node_liveness",
+            "1 for the liveness of a node of a live job",
+            ("host", "liveness"),
+            [((host.host, word), float(host.liveness == word)) for host in known_hosts for word in LIVENESS],
+        ),
         _gauge(
             "ascendrun_jobs",
             "Number of jobs by state, including ended jobs",
@@ -172,21 +221,6 @@ def detail_families(labels: Sequence[str], details: Labelled) -> Iterator[Metric
     )
 
 
-def _hosts(hosts: Sequence[HostRow]) -> Iterator[Metric]:
-    yield from _families(HOST_ROWS, ("host",), [((host.host,), host) for host in hosts if _is_fresh(host)])
-    yield from _families((HOST_AGE,), ("host",), [((host.host,), host) for host in hosts])
-    yield _gauge(
-        "ascendrun_host_has_data",
-        "1: there is recent data of the host, 0: there is none",
-        ("host",),
-        [((host.host,), float(_is_fresh(host))) for host in hosts],
-    )
-
-
-def _is_fresh(host: HostRow) -> bool:
-    return host.age_s is not None and host.age_s <= STALE_S
-
-
 def _npu_labels(row: TopRow, detail_of: Mapping[tuple[str, int], DeviceDetail]) -> tuple[str, ...]:
     detail = detail_of.get((row.host, row.device or 0))
     bus_id = (detail.bus_id if detail is not None else None) or ""
@@ -202,7 +236,10 @@ def _rank_labels(row: TopRow) -> tuple[str, ...]:
 
 
 def _gauge(name: str, description: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    family = GaugeMetricFamily(name, description, labels=labels)
+    return _add(GaugeMetricFamily(name, description, labels=labels), values)
+
+
+def _add(family: Family, values: Iterable[tuple[Sequence[str], float]]) -> Family:
     for given, value in values:
         family.add_metric(given, value)
     return family
@@ -214,61 +251,6 @@ def _families(
     for name, description, read in rows:
         known = ((given, read(item)) for given, item in items)
         yield _gauge(name, description, labels, ((given, value) for given, value in known if value is not None))
-
-
-def _machines(npus: Sequence[TopRow]) -> Iterator[Metric]:
-    """Yield npu-exporter's counts of a machine, for each host."""
-    here: dict[str, list[TopRow]] = {}
-    for row in npus:
-        here.setdefault(row.host, []).append(row)
-    every: Collection[float | None] = (1.0, 0.0, None)
-    counts: tuple[tuple[str, str, Collection[float | None]], ...] = (
-        ("machine_npu_nums", "NPUs of the host", every),
-        ("machine_healthy_npu_nums", "NPUs of the host that are OK", (1.0,)),
-        ("machine_unhealthy_npu_nums", "NPUs of the host that are not OK", (0.0,)),
-        ("machine_unknown_npu_nums", "NPUs of the host whose health is not known", (None,)),
-    )
-    for name, description, states in counts:
-        numbers = {host: sum(as_number(row.metrics.health) in states for row in rows) for host, rows in here.items()}
-        yield _gauge(name, description, ("host",), [((host,), float(number)) for host, number in numbers.items()])
-
-
-def _rank_devices(ranks: Sequence[TopRow]) -> Metric:
-    """Make the metric that joins a rank's series with those of its device."""
-    return _gauge(
-        "ascendrun_rank_device_info",
-        "Device of a rank; always 1",
-        (*RANK_LABELS, "id"),
-        [((*_rank_labels(row), str(row.device)), 1.0) for row in ranks if row.device is not None],
-    )
-
-
-def _job_states(rows: Sequence[JobRow]) -> Iterator[Metric]:
-    jobs = [row.job for row in rows]
-    yield _gauge(
-        "ascendrun_job_state",
-        "1 for the state of a live job",
-        (*JOB_LABELS, "state"),
-        [((job.id, job.name, state), float(job.state == state)) for job in jobs for state in STATES],
-    )
-    restarts = CounterMetricFamily("ascendrun_job_restarts", "Number of restarts of the job", labels=JOB_LABELS)
-    for job in jobs:
-        restarts.add_metric((job.id, job.name), float(max(0, job.attempt - 1)))
-    yield restarts
-
-
-def _liveness(hosts: Sequence[HostRow]) -> Metric:
-    return _gauge(
-        "ascendrun_node_liveness",
-        "1 for the liveness of a node of a live job",
-        ("host", "liveness"),
-        [
-            ((host.host, word), float(host.liveness == word))
-            for host in hosts
-            if host.liveness in LIVENESS
-            for word in LIVENESS
-        ],
-    )
 
 
 class TopCollector:

@@ -20,10 +20,10 @@ from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import read_placement, spool_dir
 from ascendrun.head.state.store import Store
 from ascendrun.health.report.data import Fewer, Material, Report, StageRow, make_report, stage_row
+from ascendrun.query.explain import explain_job
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job
-    from ascendrun.health.diagnosis import Diagnosis
 
 RUNS_READ = 40
 """Newest jobs among which a run of the same training on fewer ranks is looked for."""
@@ -31,17 +31,22 @@ POINTS = 1000
 """A series of samples is read at this many times of the job, or at the stored resolution if that is coarser."""
 
 
-def read_report(store: Store, state_dir: Path, ref: str, *, now_s: float) -> Report:
+def read_report(state_dir: Path, ref: str, *, now_s: float) -> Report:
     """Read the data of a report; of a pipeline that of its current stage, with the results of all of them. Raises
     NotFoundError, ConflictError, StoreUnusableError."""
-    stored = store.jobs.find(ref)
-    job = stored.job
-    material = _read_material(store, state_dir, stored, now_s=now_s)
-    report = make_report(material, now_s=now_s)
-    report = replace(report, planned=read_plan(state_dir, job.id), fewer=_fewer(store, state_dir, stored, report))
-    if job.id != ref and job.pipeline is not None and store.jobs.pipeline_id(ref) == job.pipeline:
-        report = replace(report, stages=_read_stages(store, state_dir, job.pipeline, report, now_s=now_s))
-    return replace(report, diagnosis=_diagnose(state_dir, job, now_s=now_s)) if job.state is State.FAILED else report
+    with Store.open_for_reading(state_dir) as store:
+        stored = store.jobs.find(ref)
+        job = stored.job
+        report = make_report(_read_material(store, state_dir, stored, now_s=now_s), now_s=now_s)
+        report = replace(report, planned=read_plan(state_dir, job.id), fewer=_fewer(store, state_dir, stored, report))
+        if job.id != ref and job.pipeline is not None and store.jobs.pipeline_id(ref) == job.pipeline:
+            report = replace(report, stages=_read_stages(store, state_dir, job.pipeline, report, now_s=now_s))
+    if job.state is not State.FAILED:
+        return report
+    try:
+        return replace(report, diagnosis=explain_job(state_dir, job.id, now_s=now_s).diagnosis)
+    except AscendrunError:
+        return report
 
 
 def _read_stages(store: Store, state_dir: Path, pipeline: str, known: Report, *, now_s: float) -> tuple[StageRow, ...]:
@@ -92,16 +97,6 @@ def _fewer(store: Store, state_dir: Path, stored: StoredJob, report: Report) -> 
     return min(found, key=lambda one: one.ranks, default=None)
 
 
-def _diagnose(state_dir: Path, job: Job, *, now_s: float) -> Diagnosis | None:
-    """Return the diagnosis that `explain` makes of the failed job, None: no diagnosis."""
-    from ascendrun.query.explain import explain_job
-
-    try:
-        return explain_job(state_dir, job.id, now_s=now_s).diagnosis
-    except AscendrunError:
-        return None
-
-
 def _read_samples(
     state_dir: Path, job: Job, *, since_s: float, until_s: float
 ) -> tuple[Sequence[DeviceSample], Sequence[HostSample]]:
@@ -120,9 +115,3 @@ def _read_samples(
             hosts += store.host_series(host=host, every_s=every_s, **window)
     at_s = attrgetter("at_s")
     return sorted(devices, key=at_s), sorted(hosts, key=at_s)
-
-
-def find_report(state_dir: Path, ref: str, *, now_s: float) -> Report:
-    """Find the job and read its report; opens the store. Raises NotFoundError, ConflictError, StoreUnusableError."""
-    with Store.open_for_reading(state_dir) as store:
-        return read_report(store, state_dir, ref, now_s=now_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import ascendrun
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
 from ascendrun.core.event_types.jobs import SEPARATE
 from ascendrun.core.hosts import Host, select_hosts
@@ -32,8 +34,10 @@ from ascendrun.core.node_messages import node_hint, node_text
 from ascendrun.head.state.state_dir import make_state_dir, tree_file
 from ascendrun.head.state.user_files import read_hostfile, read_source
 from ascendrun.head.survey.submission import Submission
+from ascendrun.health.checks import NAMES
 from ascendrun.node import tree_hash
 from ascendrun.output_file import write_output
+from ascendrun.planner.programs import find_programs
 from ascendrun.text import Text, suggestion
 
 _CACHE = "__pycache__"
@@ -56,20 +60,6 @@ class ValidStage:
     needs: str | None
     spec: JobSpec
     hosts: tuple[Host, ...]
-
-
-def validate(job_file: Path, *, overrides: Sequence[str] = (), hostfile: Path | None = None) -> tuple[ValidStage, ...]:
-    """Return every stage of the file. Raises InvalidInputError with every problem."""
-    stages = read_stages(job_file, overrides=overrides, is_placed=True, hostfile=hostfile)
-    return tuple(
-        ValidStage(
-            stage.stage,
-            stage.needs,
-            stage.spec,
-            read_hosts(stage.spec, job_file, hostfile=hostfile) if hostfile or stage.spec.hostfile else (),
-        )
-        for stage in stages
-    )
 
 
 def read_job(job_file: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
@@ -95,7 +85,7 @@ def read_stages(
         str(job_file),
         overrides=overrides,
         programs=programs,
-        check_names=_check_names,
+        check_names=lambda: (*NAMES, SEPARATE),
         files=LocalFiles(
             is_directory=lambda path: (directory / path).is_dir(),
             is_readable=lambda path: os.access(directory / path, os.R_OK),
@@ -120,12 +110,6 @@ def _own_programs(text: bytes, directory: Path) -> dict[str, ProgramOptions]:
     }
 
 
-def _check_names() -> tuple[str, ...]:
-    from ascendrun.health.checks import NAMES
-
-    return (*NAMES, SEPARATE)
-
-
 def read_hosts(spec: JobSpec, job_file: Path, *, hostfile: Path | None = None) -> tuple[Host, ...]:
     """Return the hosts that the job would use if all were free, in rank order; `hostfile` overrides the job's own.
 
@@ -134,23 +118,15 @@ def read_hosts(spec: JobSpec, job_file: Path, *, hostfile: Path | None = None) -
     return choose_hosts(spec, read_hostfile(hostfile or Path(require_hostfile(spec, str(job_file)))))
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Choice of hosts, as in `npu[01-03],@group`. `only`: no others; `exclude`: not these; None: all."""
-
-    only: str | None = None
-    exclude: str | None = None
-
-    def of(self, hosts: Sequence[Host]) -> tuple[Host, ...]:
-        """Return the chosen hosts. Raises NotFoundError for a name or group that is not listed."""
-        chosen = select_hosts(hosts, self.only) if self.only else tuple(hosts)
-        gone = select_hosts(hosts, self.exclude) if self.exclude else ()
-        return tuple(host for host in chosen if host not in gone)
-
-
-def read_pool(spec: JobSpec, job_file: Path, *, hostfile: Path | None, choice: Choice) -> tuple[Host, ...]:
-    """Return the hosts that the job may use, in the order of the file. Raises InvalidInputError, NotFoundError."""
-    return pool_of(spec, choice.of(read_hostfile(hostfile or Path(require_hostfile(spec, str(job_file))))))
+def read_pool(
+    spec: JobSpec, job_file: Path, *, hostfile: Path | None, only: str | None = None, exclude: str | None = None
+) -> tuple[Host, ...]:
+    """Return the hosts that the job may use, in the order of the file. `only`, `exclude`: use these (None: all), or not
+    these, as in `npu[01-03],@group`. Raises InvalidInputError; NotFoundError for a name or group that is not listed."""
+    hosts = read_hostfile(hostfile or Path(require_hostfile(spec, str(job_file))))
+    chosen = select_hosts(hosts, only) if only else tuple(hosts)
+    gone = select_hosts(hosts, exclude) if exclude else ()
+    return pool_of(spec, tuple(host for host in chosen if host not in gone))
 
 
 def _placement_faults(
@@ -172,17 +148,18 @@ def make_submission(
     Raises InvalidInputError (job file, directories) and StoreUnusableError.
     """
     spec = read_job(job_file, overrides=overrides)
-    hosts = choose_hosts(spec, hosts)
-    make_state_dir(state_dir)
     return Submission(
-        key=key, spec=spec, hosts=hosts, trees=pack_trees(spec, state_dir), file=str(job_file.absolute()), user=_user()
+        key=key,
+        spec=spec,
+        hosts=choose_hosts(spec, hosts),
+        trees=pack_trees(spec, state_dir),
+        file=str(job_file.absolute()),
+        user=_user(),
     )
 
 
 def _user() -> str | None:
     """Return the login name of this process; None: it has none, as in some containers."""
-    import getpass
-
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):
@@ -196,7 +173,8 @@ def make_submissions(
     hostfile: Path | None,
     state_dir: Path,
     key: str,
-    choice: Choice = Choice(),
+    only: str | None = None,
+    exclude: str | None = None,
     priority: int = 0,
 ) -> tuple[Submission, ...]:
     """Make one submission for each stage of a pipeline; each key is followed by the name of its stage.
@@ -204,31 +182,26 @@ def make_submissions(
     A file that is not a pipeline gives the one submission of its job, without a stage.
     """
     stages = read_stages(job_file, overrides=overrides, is_placed=True, hostfile=hostfile)
-    hosts = [read_pool(stage.spec, job_file, hostfile=hostfile, choice=choice) for stage in stages]
-    make_state_dir(state_dir)
+    hosts = [read_pool(stage.spec, job_file, hostfile=hostfile, only=only, exclude=exclude) for stage in stages]
     packed: dict[str, tuple[Tree, ...]] = {}  # stages usually have the same directories
-    for stage in stages:
-        if _tree_key(stage.spec) not in packed:
-            packed[_tree_key(stage.spec)] = pack_trees(stage.spec, state_dir)
+    keys = [f"{stage.spec.program} {stage.spec.workdir!r}" for stage in stages]
+    for stage, tree_key in zip(stages, keys):
+        if tree_key not in packed:
+            packed[tree_key] = pack_trees(stage.spec, state_dir)
     return tuple(
         Submission(
             key=key if one.stage is None else f"{key}.{one.stage}",
             spec=one.spec,
             hosts=pool,
-            trees=packed[_tree_key(one.spec)],
+            trees=packed[tree_key],
             file=str(job_file.absolute()),
             stage=one.stage,
             needs=one.needs,
             priority=priority,
             user=_user(),
         )
-        for one, pool in zip(stages, hosts)
+        for one, pool, tree_key in zip(stages, hosts, keys)
     )
-
-
-def _tree_key(spec: JobSpec) -> str:
-    """Return a value that is equal for jobs with the same directories."""
-    return f"{spec.program} {spec.workdir!r}"
 
 
 def stages_to_repeat(
@@ -281,6 +254,7 @@ def stages_to_repeat(
 def pack_trees(spec: JobSpec, state_dir: Path) -> tuple[Tree, ...]:
     """Pack the user's directory, and the programs for a bundled one, else what the user's script may import, each into
     one file named by its hash."""
+    make_state_dir(state_dir)
     trees: list[Tree] = []
     if spec.workdir is not None:
         exclude = (*spec.workdir.exclude, *_inside(state_dir, spec.workdir.path))
@@ -296,8 +270,6 @@ def pack_trees(spec: JobSpec, state_dir: Path) -> tuple[Tree, ...]:
 
 def copy_library(folder: Path) -> None:
     """Copy what a script of the user imports where ascendrun is not installed. An installed one stays complete."""
-    import ascendrun
-
     package = Path(ascendrun.__file__).resolve().parent
     for source in imported_files(package, [path for name in FOR_SCRIPTS for path in sorted(package.glob(name))]):
         target = folder / "ascendrun" / source.relative_to(package)
@@ -337,9 +309,6 @@ def _inside(state_dir: Path, folder: str) -> tuple[str, ...]:
 def _copy_programs(program: str, folder: Path) -> None:
     """Copy the package as ranks need it: its programs, their options, rules and messages, nothing of the head. Of
     installed programs only the one that runs."""
-    import ascendrun
-    from ascendrun.planner.programs import find_programs
-
     ignored = shutil.ignore_patterns(_CACHE)
     own = find_programs().get(program)
     if own is not None and not own.is_bundled:

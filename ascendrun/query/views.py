@@ -6,8 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ascendrun.core.errors import NotFoundError
 from ascendrun.core.jobs.reasons import Reason, because
+from ascendrun.core.machines import job_holds
 from ascendrun.core.reachability import UNKNOWN
+from ascendrun.core.settings import local_root
+from ascendrun.head.state.job_files import outputs_dir, read_waiting
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -92,6 +96,13 @@ class JobView:
     held_by: str | None = None
     starts: int | None = None
     confidence: str | None = None
+
+
+OF_JOB = (
+    *("id", "name", "attempt", "hosts", "created_at_s", "started_at_s", "ended_at_s"),
+    *("pipeline", "stage", "pool", "priority", "held_by", "confidence"),
+)
+"""Fields of a JobView that are those of its job."""
 
 
 @dataclass(frozen=True)
@@ -196,40 +207,20 @@ def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None, sight: 
     exit_code = None if job.ended_at_s is None else int(job.state.value != "SUCCEEDED")
     state, reason = state_now(job, sight)
     return JobView(
-        id=job.id,
-        name=job.name,
+        **{name: getattr(job, name) for name in OF_JOB},
         state=state,
         reason=reason,
-        attempt=job.attempt,
-        hosts=job.hosts,
         world_size=job.rank_count or None,
-        created_at_s=job.created_at_s,
-        started_at_s=job.started_at_s,
-        ended_at_s=job.ended_at_s,
         exit_code=exit_code,
         file=stored.file,
         progress=progress,
-        pipeline=job.pipeline,
-        stage=job.stage,
         unreachable_hosts=tuple(silent_hosts(job, sight)) if state != UNKNOWN else (),
         last_state=job.state.value,
-        holds=_holds(job),
+        holds=job_holds(job) if job.held_hosts else (),
         nodes=job.request.nodes,
-        pool=job.pool,
         spares=() if job.is_terminal or not job.hosts else job.spares,
-        priority=job.priority,
-        held_by=job.held_by,
         starts=job.attempt - job.unstarted,
-        confidence=job.confidence,
     )
-
-
-def _holds(job: Job) -> tuple[Hold, ...]:
-    if not job.held_hosts:
-        return ()
-    from ascendrun.core.machines import job_holds
-
-    return job_holds(job)
 
 
 FOUND = "FOUND"
@@ -300,7 +291,6 @@ def make_job_detail(
         )
         for node in job.nodes
     )
-    from ascendrun.head.state.job_files import outputs_dir, read_waiting
 
     silent = silent_hosts(job, sight)
     known = {node.host for node in job.nodes if view.state != UNKNOWN and node.host not in silent}
@@ -343,8 +333,6 @@ def make_job_detail(
 
 def _node_root(settings: Settings, host: Mapping[str, Any]) -> str:
     """Return ascendrun's directory on a host of a job (node/layout.py); "~" is the user's home directory there."""
-    from ascendrun.core.settings import local_root
-
     return str(local_root(settings, host["name"])) if host.get("addr") == "local" else "~/.ascendrun"
 
 
@@ -365,8 +353,6 @@ def _rank_view(node: NodeProgress, rank: int, pid: int | None, end: Exit | None,
 def choose_attempt(job: JobView | Job, attempt: int | None) -> int:
     """Return the attempt (None: the newest). Raises NotFoundError if the job has no such attempt."""
     if attempt is not None and attempt > job.attempt:
-        from ascendrun.core.errors import NotFoundError
-
         raise NotFoundError(
             Text("logs.no-attempt", "{job}: no attempt {attempt}", job=job.id, attempt=attempt),
             hint=Text("logs.attempts", "the newest attempt is {attempt}", attempt=job.attempt),

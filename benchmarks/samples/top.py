@@ -36,7 +36,7 @@ from ascendrun.cluster import Cluster
 from ascendrun.cli.top.text import top_lines
 from ascendrun.core.hosts import parse_hostfile
 from ascendrun.head.state.user_files import load_settings
-from ascendrun.query.top_reader import TopReader
+from ascendrun.query.top_source import TopReader
 from ascendrun.health.top.join import make_view
 import os
 mark("imports")

@@ -11,7 +11,7 @@ import leftovers
 import pytest
 
 from ascendrun.head.state.sample_store import SampleStore
-from ascendrun.query.top_reader import newest_samples
+from ascendrun.query.top_source import newest_samples
 from ascendrun.sim.ascend import control
 from tests.cluster.scenes import NpuScene, Scene, await_that
 

@@ -14,31 +14,13 @@ from ascendrun.text import Text, use_language
 from tests.docs.catalogue import CHINESE, chinese, fields, inline, tables, templates
 
 SAME_IN_CHINESE = frozenset(
-    {
-        "column.id",
-        "column.pid",
-        "column.python",
-        "column.rank",
-        "jobfile.value",
-        "report.mfu",
-        "report.tokens-per-s",
-        "sim.install-compiler",
-        "options.row",
-        "options.value",
-        "diagnosis.stage-skipped.hint",
-        "diagnosis.time-limit.cause",
-        "notify.block-url",
-        "program.device-speed",
-        "node.command-not-executable.hint",
-        "node.unknown-op.hint",
-        "signature.inotify-exhausted.hint",
-        "signature.memlock-too-small.hint",
-        "signature.no-buffers-left.hint",
-        "ssh.trust",
-        "ssh.verbose",
-        "ssh.trust-name",
-        "ssh.jump-failed.hint",
-    }
+    """
+    column.id column.pid column.python column.rank jobfile.value report.mfu report.tokens-per-s
+    sim.install-compiler options.row options.value diagnosis.stage-skipped.hint diagnosis.time-limit.cause
+    notify.block-url program.device-speed node.command-not-executable.hint node.unknown-op.hint
+    signature.inotify-exhausted.hint signature.memlock-too-small.hint signature.no-buffers-left.hint ssh.trust
+    ssh.verbose ssh.trust-name ssh.jump-failed.hint
+    """.split()
 )
 """Entries that are a command, the name of a key or a unit and nothing else, each looked at."""
 UNTRANSLATED = re.compile(r"\{[^{}]*\}|\brank\b")

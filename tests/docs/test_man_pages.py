@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.cli.manuals import make_manuals
+from ascendrun.cli.commands.completion import make_manuals
 
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")

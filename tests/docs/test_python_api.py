@@ -14,6 +14,7 @@ import pytest
 import ascendrun
 from ascendrun import Cluster, cluster
 from ascendrun.cluster import Job
+from ascendrun.cluster.api import PARTS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "python-api.md").read_text(encoding="utf-8")
 
@@ -22,9 +23,8 @@ OF_A_JOB = PAGE[PAGE.index("## A job\n") : PAGE.index("## Job files:")]
 
 
 PARTS = [
-    (type(part), PAGE[PAGE.index(f": `cluster.{name}`\n") :].split("\n## ")[0], r"^\| [^|]+ \| ([^|]+) \|")
-    for name, part in vars(Cluster(state_dir="/nowhere")).items()
-    if name not in ("settings", "head")
+    (type(getattr(Cluster(state_dir="/nowhere"), name)), text.split("\n## ")[0], r"^\| [^|]+ \| ([^|]+) \|")
+    for name, text in ((name, PAGE[PAGE.index(f": `cluster.{name}`\n") :]) for name in PARTS)
 ]
 
 

@@ -25,8 +25,7 @@ from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.store import Store
 from ascendrun.health.diagnosis import diagnose
 from ascendrun.health.diagnosis.kinds import failure_of, first_of
-from ascendrun.query.explain import explain_job
-from ascendrun.query.judge import judge
+from ascendrun.query.explain import explain_job, judge
 from ascendrun.query.views import make_job_detail, make_job_view
 
 FAILED = [path for path in case_files() if "\nstate:" not in path.read_text(encoding="utf-8")]

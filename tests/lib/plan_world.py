@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.cluster import Cluster
-from ascendrun.cluster.head import Head
+from ascendrun.cluster.api import Head
 from ascendrun.cluster.hosts import Hosts
 from ascendrun.cluster.job_files import JobFiles
 from ascendrun.cluster.jobs import Jobs

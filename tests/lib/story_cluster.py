@@ -243,6 +243,12 @@ class Desk:
     def job_file(self) -> Path:
         return self.folder / "job.yaml"
 
+    def write_settings(self, text: str) -> Path:
+        file = self.folder / "config" / "ascendrun" / "config.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
 
 def state(name: str, **changes: Any) -> Step:
     def step(cluster: StoryCluster) -> None:

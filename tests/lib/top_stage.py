@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from ascendrun.cli.top.app import TopApp
-from ascendrun.cli.top.table import RowsTable
+from ascendrun.cli.top.screens import RowsTable
 from ascendrun.cluster import Cluster
 from ascendrun.core.settings import Settings
 from ascendrun.health.top.rows import Choice, Order

@@ -12,20 +12,11 @@ from typing import Callable
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 DEADLINE_S = 120.0
-QUIET = (
-    "--headless",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--hide-scrollbars",
-    "--force-device-scale-factor=1",
-    "--virtual-time-budget=4000",
-    "--enable-logging=stderr",
-)
+QUIET = """
+    --headless --disable-gpu --disable-quic --no-first-run --disable-background-networking
+    --disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars
+    --force-device-scale-factor=1 --virtual-time-budget=4000 --enable-logging=stderr
+    """.split()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""config: the settings and their origin. prune: remove old data by the limits in them."""
+"""config, notify: settings, their origin, targets of notifications. prune, rm: remove data of ended jobs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import click
 
 from ascendrun.cli.command import UsageError
 from ascendrun.cli.options import Duration, cli_command, output_option
-from ascendrun.cli.output import PEOPLE, Column, describe_memory, print_rows
-from ascendrun.cli.sanitise import sanitise_line
+from ascendrun.cli.output import PEOPLE, Column, describe_memory, describe_time, print_rows, sanitise_line
 from ascendrun.cluster import PruneReply, SettingView
 from ascendrun.text import Text, suggestion
 
@@ -94,14 +93,10 @@ def prune_command(
     `keep_jobs_gib`, `keep_node_days`, `keep_node_gib` (`ascendrun config`). Live jobs, checkpoints and files that
     ranks wrote to their working directory stay. Exit code 6: some nodes are unreachable.
     """
-    screen = ctx.screen()
-    replies: list[PruneReply] = []
-    try:
-        for reply in ctx.cluster.jobs.prune(older_s=older, keep=keep, dry_run=dry_run):
-            replies.append(reply)
-            screen.progress(str(Text("prune.progress", "{count:plural host hosts} replied", count=len(replies))))
-    finally:
-        screen.close()
+    replies = ctx.gather(
+        ctx.cluster.jobs.prune(older_s=older, keep=keep, dry_run=dry_run),
+        lambda found: Text("prune.progress", "{count:plural host hosts} replied", count=len(found)),
+    )
     columns = [
         Column("HOST", lambda reply: str(HEAD) if reply.host is None else reply.host),
         Column("JOBS", lambda reply: str(len(reply.jobs))),
@@ -159,3 +154,67 @@ def rm_command(ctx: CliContext, jobs: tuple[str, ...], force: bool) -> int:
         else:
             ctx.echo(Text("rm.done", "{job} removed, {size:bytes} freed", job=ref, size=freed))
     return code
+
+
+@cli_command(
+    "notify",
+    examples="""
+    ascendrun notify                          # targets and the result of their last notification
+    ascendrun notify --test                   # send a test to every target and show the response
+    ascendrun notify --test team-feishu
+""",
+)
+@click.option(
+    "--test", "test", metavar="[NAME]", is_flag=False, flag_value="", help="Send a test to one target, or to all."
+)
+@output_option
+@click.pass_obj
+def notify_command(ctx: CliContext, test: str | None, output: str | None) -> int:
+    """Show the targets of notifications, or send a test. The settings file has them: notify, hook, deadman."""
+    from ascendrun.cluster import NoticeTargetView
+
+    if test is not None:
+        return _test(ctx, test, output)
+    views = ctx.cluster.notification_targets()
+    print_rows(
+        views,
+        [
+            Column("NAME", lambda view: view.name),
+            Column("TYPE", lambda view: view.type),
+            Column("TARGET", lambda view: view.where),
+            Column("EVENTS", lambda view: ",".join(view.events)),
+            Column("JOBS", lambda view: ",".join(view.jobs)),
+            Column("WAITING", lambda view: str(view.waiting)),
+            Column("LAST", lambda view: describe_time(view.last_at_s)),
+            Column("RESULT", lambda view: str(view.problem or view.last_state or "-")),
+            Column("RESPONSE", lambda view: view.last_reply or "-", is_wide=True),
+            Column("FROM", lambda view: view.origin, is_wide=True),
+        ],
+        output,
+        name="targets",
+        kind=NoticeTargetView,
+    )
+    if not views and output in PEOPLE:
+        ctx.echo(Text("notify.none", "no notification targets are configured"))
+        ctx.hint(Text("notify.configure", "add notify, hook or deadman to the settings file, see docs/notices.md"))
+    return 0
+
+
+def _test(ctx: CliContext, name: str, output: str | None) -> int:
+    """Return 0 when every target accepted the notification, 6 when some did not."""
+    from ascendrun.cluster import NoticeTestResult
+
+    results = ctx.cluster.test_notifications(name or None)
+    print_rows(
+        results,
+        [
+            Column("NAME", lambda result: result.name),
+            Column("TYPE", lambda result: result.type),
+            Column("RESULT", lambda result: result.outcome),
+            Column("RESPONSE", lambda result: result.reply or "-"),
+        ],
+        output,
+        name="results",
+        kind=NoticeTestResult,
+    )
+    return 0 if all(result.outcome == "delivered" for result in results) else 6

@@ -33,23 +33,27 @@ def command(ctx: CliContext, action: str) -> int:
     Other commands start it when they need it. Running jobs do not depend on it. `install` makes systemd or cron of this
     user start it again after a crash or a reboot; `uninstall` ends that. `ensure` is what they run.
     """
-    actions = {
-        "run": _run,
-        "status": _status,
-        "stop": _stop,
-        "install": _install,
-        "uninstall": _uninstall,
-        "ensure": _ensure,
-    }
-    return actions[action](ctx)
-
-
-def _run(ctx: CliContext) -> int:
-    ctx.cluster.controller.run()
+    controller = ctx.cluster.controller
+    if action == "run":
+        controller.run()
+    elif action == "ensure":
+        revive_controller(ctx.settings)
+    elif action == "stop":
+        controller.stop()
+        ctx.echo(Text("controller.stopped", "controller stopped; jobs keep running"))
+    elif action == "install":
+        _print_installation(ctx, install(ctx.settings.state_dir))
+    elif action == "uninstall":
+        if uninstall(ctx.settings.state_dir):
+            ctx.echo(Text("controller.uninstalled", "entry removed"))
+        else:
+            ctx.echo(Text("controller.nothing-installed", "no entry for {path}", path=str(ctx.settings.state_dir)))
+    else:
+        return _print_status(ctx)
     return 0
 
 
-def _status(ctx: CliContext) -> int:
+def _print_status(ctx: CliContext) -> int:
     """Return 0 when a controller runs, else 4."""
     status = ctx.cluster.controller.status()
     if status is None:
@@ -64,43 +68,15 @@ def _status(ctx: CliContext) -> int:
             print(Text("controller.guard", "guard: pid {pid} starts it again after a crash", pid=status.guard_pid))
     found = installed(ctx.settings.state_dir)
     if found is None:
-        hint = Text(
-            "controller.not-installed", "installed: no (`ascendrun controller install` starts it after a reboot)"
+        print(
+            Text("controller.not-installed", "installed: no (`ascendrun controller install` starts it after a reboot)")
         )
-        print(hint)
     else:
-        print(_installation(found))
-        if found.warning is not None:
-            ctx.warn(found.warning)
+        _print_installation(ctx, found)
     return 4 if status is None else 0
 
 
-def _installation(found: Installation) -> Text:
-    return Text("controller.installed", "installed: {kind} ({place})", kind=found.kind, place=found.place)
-
-
-def _stop(ctx: CliContext) -> int:
-    ctx.cluster.controller.stop()
-    ctx.echo(Text("controller.stopped", "controller stopped; jobs keep running"))
-    return 0
-
-
-def _install(ctx: CliContext) -> int:
-    found = install(ctx.settings.state_dir)
-    print(_installation(found))
+def _print_installation(ctx: CliContext, found: Installation) -> None:
+    print(Text("controller.installed", "installed: {kind} ({place})", kind=found.kind, place=found.place))
     if found.warning is not None:
         ctx.warn(found.warning)
-    return 0
-
-
-def _uninstall(ctx: CliContext) -> int:
-    if uninstall(ctx.settings.state_dir):
-        ctx.echo(Text("controller.uninstalled", "entry removed"))
-    else:
-        ctx.echo(Text("controller.nothing-installed", "no entry for {path}", path=str(ctx.settings.state_dir)))
-    return 0
-
-
-def _ensure(ctx: CliContext) -> int:
-    revive_controller(ctx.settings)
-    return 0

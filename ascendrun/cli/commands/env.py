@@ -10,8 +10,7 @@ import click
 
 from ascendrun.cli.command import UsageError
 from ascendrun.cli.options import Target, cli_command, output_option, target_options
-from ascendrun.cli.output import print_record
-from ascendrun.cli.sanitise import sanitise_line
+from ascendrun.cli.output import print_record, sanitise_line
 from ascendrun.health.env_view import NOT_SET
 from ascendrun.output_file import write_bytes
 from ascendrun.text import Text

@@ -12,8 +12,7 @@ import click
 from ascendrun.cli.command import UsageError, exclusive
 from ascendrun.cli.options import cli_command, parse_since
 from ascendrun.cli.outcome import exit_code_of
-from ascendrun.cli.output import describe_time, format_records
-from ascendrun.cli.sanitise import headline, sanitise_line
+from ascendrun.cli.output import describe_time, format_records, headline, sanitise_line
 from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 from ascendrun.core.events import EVENTS, fold_events
 from ascendrun.core.records import event_record
@@ -95,12 +94,7 @@ class _Stream:
     ) -> None:
         self._ctx, self._output = ctx, output
         self._since_s, self._kinds = since_s, kinds
-        job = None if ref is None else ctx.cluster.jobs.detail(ref).job
-        whole = None if ref is None or job is None else ctx.cluster.jobs.whole_pipeline(ref, job)
-        self._pipeline = None if whole is None else whole.id
-        self._job = None if whole is not None or job is None else job.id
         self._events = ctx.cluster.logs.events(ref, since_s=since_s, codes=kinds)
-        self._screen = ctx.screen()
         self._watched_mono = time.monotonic()
         self._has_warned = False
 
@@ -128,7 +122,7 @@ class _Stream:
     def _ended_code(self) -> int | None:
         """Return the exit code of the followed job; None: it runs. Restart a missing controller."""
         is_due = time.monotonic() - self._watched_mono >= WATCH_S
-        chosen = self._job or self._pipeline
+        chosen = self._events.job or self._events.pipeline
         if chosen is None and not is_due:
             return None
         if is_due:
@@ -138,7 +132,7 @@ class _Stream:
                 self._ctx.cluster.jobs.list()
                 return None
             job = self._ctx.cluster.jobs.detail(chosen).job
-            whole = self._ctx.cluster.jobs.pipeline(chosen) if self._pipeline else None
+            whole = self._ctx.cluster.jobs.pipeline(chosen) if self._events.pipeline else None
         except (UnreachableError, DeadlineExceededError) as error:
             if not self._has_warned:
                 self._ctx.warn(Text("events.retrying", "{problem}; jobs keep running; retrying", problem=error.message))
@@ -165,5 +159,5 @@ class _Stream:
                 f"{describe_time(event.at_s)}  {item.job:<6}  {name:<12}  {event.code:<13}  {headline(message)}{more}"
             )
             style = STYLES.get(str(event.values.get("state"))) if event.code == "state-changed" else None
-            lines.append(self._screen.paint(line, style) if style else line)
-        self._screen.lines(lines)
+            lines.append(self._ctx.screen.paint(line, style) if style else line)
+        self._ctx.screen.lines(lines)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import click
 
 from ascendrun.cli.options import Duration, cli_command, hostfile_option, hosts_of, output_option
-from ascendrun.cli.output import PEOPLE, format_many
-from ascendrun.cli.sanitise import sanitise
+from ascendrun.cli.output import PEOPLE, format_many, sanitise
 from ascendrun.cluster import ExecResult
 from ascendrun.core.errors import names_host
 from ascendrun.text import Text
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
 
 RULE = "-" * 15
-PROGRESS_S = 0.1
-"""Seconds between updates of the progress line: folding the names for each of hundreds of results is slow."""
 
 
 @cli_command(
@@ -65,50 +61,33 @@ def command(
 
 def _collect(ctx: CliContext, replies: Iterable[ExecResult], names: Sequence[str]) -> list[ExecResult]:
     """Return every result in the order of the hosts; missing hosts are shown at the bottom of the terminal."""
-    screen = ctx.screen()
-    shown_s = 0.0
-    found: dict[str, ExecResult] = {}
-    try:
-        for result in replies:
-            found[result.host] = result
-            if not screen.is_live or time.monotonic() - shown_s < PROGRESS_S:
-                continue
-            waiting = [name for name in names if name not in found]
-            progress = Text(
-                "exec.progress",
-                "{done}/{count} done, waiting for {hosts:hosts}",
-                done=len(found),
-                count=len(names),
-                hosts=waiting,
-            )
-            screen.progress(str(progress) if waiting else "")
-            shown_s = time.monotonic()
-    finally:
-        screen.close()
+
+    def progress(found: Sequence[ExecResult]) -> Text | str:
+        done = {result.host for result in found}
+        values = {"done": len(done), "count": len(names), "hosts": [name for name in names if name not in done]}
+        text = Text("exec.progress", "{done}/{count} done, waiting for {hosts:hosts}", **values)
+        return text if values["hosts"] else ""
+
+    found = {result.host: result for result in ctx.gather(replies, progress)}
     return [found[name] for name in names if name in found]
 
 
 def _print_folded(results: Sequence[ExecResult]) -> None:
-    """Print standard output to stdout, standard error to stderr, each under the names of its hosts."""
+    """Print standard output to stdout, standard error to stderr, each under its hosts, the largest group first."""
     for stream, outputs in (
         (sys.stdout, [(one.stdout, one.host) for one in results]),
         (sys.stderr, [(one.stderr, one.host) for one in results]),
     ):
-        for text, names in group_by_text(outputs):
+        groups: dict[bytes, list[str]] = {}
+        for text, host in outputs:
+            if text:
+                groups.setdefault(text, []).append(host)
+        for text, names in sorted(groups.items(), key=lambda group: -len(group[1])):
             count = f" ({len(names)})" if len(names) > 1 else ""
             kind = " stderr" if stream is sys.stderr else ""
             body = sanitise(text.decode("utf-8", "replace")).rstrip("\n")
             stream.write(f"{RULE}\n{fold_hosts(names)}{count}{kind}\n{RULE}\n{body}\n")
         stream.flush()
-
-
-def group_by_text(outputs: Sequence[tuple[bytes, str]]) -> list[tuple[bytes, list[str]]]:
-    """Group hosts with identical output, the largest group first; hosts without output are skipped."""
-    groups: dict[bytes, list[str]] = {}
-    for text, host in outputs:
-        if text:
-            groups.setdefault(text, []).append(host)
-    return sorted(groups.items(), key=lambda group: -len(group[1]))
 
 
 def _print_failures(ctx: CliContext, results: Sequence[ExecResult]) -> int:

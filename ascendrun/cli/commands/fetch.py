@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,8 @@ import click
 
 from ascendrun.cli.command import UsageError
 from ascendrun.cli.options import cli_command, hostfile_option, output_option
+from ascendrun.cli.outcome import copy_files, fetch_outputs, missing_texts, problem_hints
 from ascendrun.cli.output import PEOPLE, Column, describe_memory, print_rows
-from ascendrun.cli.outputs import copy_files, fetch_outputs, missing_texts, problem_hints
 from ascendrun.cluster import FetchReply
 from ascendrun.text import Text
 
@@ -48,32 +49,36 @@ def command(ctx: CliContext, job: str, paths: tuple[str, ...], output_dir: Path 
     host is unreachable, or its files could not be fetched.
     """
     _check_paths(paths)
-    screen = ctx.screen()
     try:
-        replies = fetch_outputs(ctx.cluster.files.fetch(job, paths, into=output_dir), screen)
+        replies = fetch_outputs(ctx, ctx.cluster.files.fetch(job, paths, into=output_dir))
     except KeyboardInterrupt:
-        screen.close()
+        ctx.screen.close()
         ctx.echo(Text("fetch.detached", "detached; the transfer continues"))
         ctx.hint(f"ascendrun fetch {job}")
         return 130
-    print_rows(replies, reply_columns(), output, name="hosts", kind=FetchReply)
-    for missing in missing_texts(replies):
-        (ctx.error if paths else ctx.warn)(missing, f"ascendrun show {job}" if paths else None)
-    for hint in problem_hints(replies) if output in PEOPLE else ():
-        ctx.hint(hint)
-    if any(reply.problem is not None for reply in replies):
-        return 6
-    return 4 if paths and any(reply.missing for reply in replies) else 0
+    say = partial(ctx.error, hint=f"ascendrun show {job}") if paths else ctx.warn
+    return _print_ends(ctx, replies, output, say, missing_code=4 if paths else 0)
 
 
-def reply_columns() -> list[Column]:
-    return [
+def _print_ends(
+    ctx: CliContext, replies: list[FetchReply], output: str | None, say: Callable[[Text], None], *, missing_code: int
+) -> int:
+    """Print one row for each host, what is missing and the hints of problems; return the exit code."""
+    columns = [
         Column("HOST", lambda reply: reply.host),
         Column("FILES", lambda reply: str(reply.files)),
         Column("SIZE", lambda reply: describe_memory(reply.done_bytes)),
         Column("DIRECTORY", lambda reply: reply.folder),
         Column("ERROR", lambda reply: str(reply.problem.message if reply.problem else "")),
     ]
+    print_rows(replies, columns, output, name="hosts", kind=FetchReply)
+    for missing in missing_texts(replies):
+        say(missing)
+    for hint in problem_hints(replies) if output in PEOPLE else ():
+        ctx.hint(hint)
+    if any(reply.problem is not None for reply in replies):
+        return 6
+    return missing_code if any(reply.missing for reply in replies) else 0
 
 
 def _check_paths(paths: tuple[str, ...]) -> None:
@@ -121,22 +126,14 @@ def cp_command(
     and every file is verified by its hash. Exit code 4: no file matches; 6: a host is unreachable, or a copy failed.
     """
     replies: list[FetchReply] = []
-    screen = ctx.screen()
     try:
         for reply in _copies(ctx, sources, destination, rank, hostfile):
-            replies += copy_files(reply, screen)
+            replies += copy_files(ctx, reply)
     except KeyboardInterrupt:
-        screen.close()
+        ctx.screen.close()
         ctx.echo(Text("cp.detached", "detached; the transfer that has started continues"))
         return 130
-    print_rows(replies, reply_columns(), output, name="hosts", kind=FetchReply)
-    for missing in missing_texts(replies):
-        ctx.error(missing)
-    for hint in problem_hints(replies) if output in PEOPLE else ():
-        ctx.hint(hint)
-    if any(reply.problem is not None for reply in replies):
-        return 6
-    return 4 if any(reply.missing for reply in replies) else 0
+    return _print_ends(ctx, replies, output, ctx.error, missing_code=4)
 
 
 def _copies(

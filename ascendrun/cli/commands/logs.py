@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ascendrun.cli.command import UsageError, exclusive
 from ascendrun.cli.commands.submit import follow_stages, follow_to_the_end
-from ascendrun.cli.follow import attempt_line
-from ascendrun.cli.log_output import format_line, print_files, print_gaps
 from ascendrun.cli.options import cli_command, output_option, parse_since
+from ascendrun.cli.outcome import attempt_line, format_line, print_files, print_gaps
 from ascendrun.core.logs.log_lines import parse_ranks
 from ascendrun.core.logs.log_view import LogView
 from ascendrun.core.names import expand_names, split_list
@@ -85,8 +85,8 @@ def command(
     Measured numbers may differ between ranks: [0-63] step 120 loss 2.31±0.02. A rank whose number is far from the
     others has its own line. With -o jsonl each line of each rank is a record: time, host, rank, stream, attempt, text.
     """
-    _check_options(follow=follow, attempt=attempt, raw=raw, files=files, output=output, **choice)
-    view = _make_view(**choice, folds=output is None)
+    _check_options(choice, follow=follow, attempt=attempt, raw=raw, files=files, output=output)
+    view = _make_view(choice, folds=output is None)
     detail = ctx.cluster.jobs.detail(job)
     if follow:
         return _follow(ctx, job, detail, view)
@@ -119,7 +119,7 @@ def _follow(ctx: CliContext, ref: str, detail: JobDetail, view: LogView) -> int:
 
 
 def _check_options(
-    *, follow: bool, attempt: int | None, raw: bool, files: bool, output: str | None, **choice: Any
+    choice: Mapping[str, Any], *, follow: bool, attempt: int | None, raw: bool, files: bool, output: str | None
 ) -> None:
     filters = (
         choice["grep"] or choice["since"] or choice["until"] or choice["first_per_rank"] or choice["tail"] is not None
@@ -148,23 +148,10 @@ def _check_options(
         raise UsageError(Text("logs.need-grep", "-i and -v require --grep"))
 
 
-def _make_view(
-    *,
-    hosts: str | None,
-    rank: str | None,
-    stream: str,
-    since: str | None,
-    until: str | None,
-    tail: int | None,
-    grep: tuple[str, ...],
-    ignore_case: bool,
-    invert_match: bool,
-    first_per_rank: bool,
-    timestamps: bool,
-    no_prefix: bool,
-    folds: bool,
-) -> LogView:
-    """Return the view. Raises BadParameter with the invalid option."""
+def _make_view(choice: Mapping[str, Any], *, folds: bool) -> LogView:
+    """Return the view of these options. Raises BadParameter with the invalid option."""
+    hosts, rank, stream = choice["hosts"], choice["rank"], choice["stream"]
+    since, until, now_s = choice["since"], choice["until"], time.time()
     option = ""
     try:
         option = "--hosts"
@@ -172,11 +159,11 @@ def _make_view(
         option = "--rank"
         ranks = None if rank is None else parse_ranks(rank)
         option = "--since"
-        since_s = None if since is None else parse_since(since, now_s=time.time())
+        since_s = None if since is None else parse_since(since, now_s=now_s)
         option = "--until"
-        until_s = None if until is None else parse_since(until, now_s=time.time())
+        until_s = None if until is None else parse_since(until, now_s=now_s)
         option = "--grep"
-        for pattern in grep:
+        for pattern in choice["grep"]:
             re.compile(pattern)
     except re.error as error:
         wrong = Text("logs.bad-pattern", "invalid regular expression ({error})", error=error)
@@ -189,20 +176,20 @@ def _make_view(
         streams=("out", "err") if stream == "both" else (stream,),
         since_s=since_s,
         until_s=until_s,
-        patterns=grep,
-        ignore_case=ignore_case,
-        invert=invert_match,
-        tail=tail,
-        only_first=first_per_rank,
+        patterns=choice["grep"],
+        ignore_case=choice["ignore_case"],
+        invert=choice["invert_match"],
+        tail=choice["tail"],
+        only_first=choice["first_per_rank"],
         folds=folds,
-        has_times=timestamps,
-        has_prefix=not no_prefix,
+        has_times=choice["timestamps"],
+        has_prefix=not choice["no_prefix"],
     )
 
 
 def _print_lines(ctx: CliContext, detail: JobDetail, attempt: int | None, view: LogView) -> bool:
     """Print the lines. False: no output to search, which is reported."""
-    screen, is_empty = ctx.screen(), True
+    screen, is_empty = ctx.screen, True
     if detail.job.attempt > 1:
         ctx.echo(attempt_line(attempt or detail.job.attempt))
     for line in ctx.cluster.logs.lines(detail, view, attempt=attempt, warn=ctx.warn):

@@ -12,8 +12,8 @@ import click
 
 from ascendrun.cli.command import UsageError
 from ascendrun.cli.options import Duration, cli_command, hostfile_option, hosts_of
-from ascendrun.core.errors import ConflictError, InvalidInputError, Problem
-from ascendrun.output_file import write_bytes
+from ascendrun.cli.output import write_file
+from ascendrun.core.errors import ConflictError
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def command(
     address, port = parse_listen(listen or LISTEN)
     registry = ctx.cluster.samples.prometheus(hosts_of(ctx, hostfile=hostfile) if hostfile is not None else ())
     if textfile is not None:
-        return write_file(registry, textfile, interval_s=None if once else interval or INTERVAL_S)
+        return write_repeatedly(registry, textfile, interval_s=None if once else interval or INTERVAL_S)
     if once:
         from prometheus_client import generate_latest
 
@@ -133,7 +133,7 @@ def is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-def write_file(
+def write_repeatedly(
     registry: CollectorRegistry, path: Path, *, interval_s: float | None, wait: Callable[[float], object] | None = None
 ) -> int:
     """Replace the complete file at each interval; None: a single time. Raises InvalidInputError."""
@@ -142,11 +142,7 @@ def write_file(
     wait = wait or threading.Event().wait
     try:
         while True:
-            try:
-                write_bytes(path, generate_latest(registry))
-            except OSError as error:
-                message = Text("cli.cannot-write", "cannot write: {reason}", reason=error.strerror or str(error))
-                raise InvalidInputError([Problem(str(path), None, None, message)]) from error
+            write_file(path, generate_latest(registry))
             if interval_s is None:
                 return 0
             wait(interval_s)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ascendrun.cli.context import CliContext
-    from ascendrun.core.hosts import Host
-    from ascendrun.core.machines import Closure, Hold
 
 TIMEOUT_S = 90.0
 
@@ -58,21 +56,29 @@ def command(
     logs, working directories, checkpoints, staged code. Exit code 6: some hosts are unreachable.
     """
     if everything:
-        return _print_machines(ctx, output)
-
+        columns = [
+            Column("HOST", lambda machine: ",".join(machine.names)),
+            Column("STATE", lambda machine: machine.state.value),
+            Column("HELD BY", lambda machine: ",".join(machine.jobs) or "-"),
+            Column("SINCE", lambda machine: describe_time(machine.since_s)),
+            Column("UNTIL", lambda machine: describe_time(machine.until_s), is_wide=True),
+            Column("ADDRESS", lambda machine: machine.address, is_wide=True),
+            Column("SEEN", lambda machine: describe_time(machine.heard_at_s or None), is_wide=True),
+            Column("CHECKED", lambda machine: describe_time(machine.examined_at_s), is_wide=True),
+            Column("REASON", lambda machine: str(machine.reason or machine.finding or "")),
+        ]
+        print_rows(ctx.cluster.hosts.machines(), columns, output, name="machines", kind=MachineView)
+        return 0
     hosts = hosts_of(ctx, hostfile=hostfile, names=names)
-    screen = ctx.screen()
-    replies: dict[str, HostStatus] = {}
-    try:
-        has_usage = output not in (None, "table")
-        for status in ctx.cluster.hosts.nodes(hosts, timeout_s=timeout or TIMEOUT_S, with_usage=has_usage):
-            replies[status.host] = status
-            progress = Text("nodes.progress", "{count} of {total} hosts replied", count=len(replies), total=len(hosts))
-            screen.progress(str(progress))
-    finally:
-        screen.close()
+
+    def progress(found: Sequence[HostStatus]) -> Text:
+        return Text("nodes.progress", "{count} of {total} hosts replied", count=len(found), total=len(hosts))
+
+    has_usage = output not in (None, "table")
+    statuses = ctx.cluster.hosts.nodes(hosts, timeout_s=timeout or TIMEOUT_S, with_usage=has_usage)
+    replies = {status.host: status for status in ctx.gather(statuses, progress)}
     rows = [replies[host.name] for host in hosts if host.name in replies]
-    print_rows(rows, node_columns(), output, name="nodes", kind=HostStatus)
+    print_rows(rows, NODE_COLUMNS, output, name="nodes", kind=HostStatus)
     if output in PEOPLE:
         print_held(ctx, (hold for row in rows for hold in row.holds))
     return _print_unreached(ctx, rows)
@@ -151,7 +157,14 @@ def undrain_command(ctx: CliContext, hosts: str, no_check: bool) -> int:
     3).
     """
     chosen = ctx.cluster.hosts.known(hosts)
-    refused = set() if no_check else _check_before_undrain(ctx, chosen)
+    refused: set[str] = set()
+    if not no_check:
+        report = ctx.cluster.checks.doctor(chosen, is_full=False)
+        for found in report.findings:
+            if found.severity is not Severity.NOTE:
+                ctx.echo(labelled(f"{found.severity.value} {found.nodes}".strip(), found.message))
+        failed = {host for one in report.findings if one.severity is Severity.FAIL for host in one.hosts}
+        refused = {*failed, *report.unreached} & {host.name for host in chosen}
     ready = [host for host in chosen if host.name not in refused]
     if ready:
         ctx.cluster.hosts.undrain(ready)
@@ -162,16 +175,6 @@ def undrain_command(ctx: CliContext, hosts: str, no_check: bool) -> int:
             Text("undrain.refused.hint", "run `ascendrun undrain --no-check {hosts:hosts}`", hosts=sorted(refused))
         )
     return 3 if refused else 0
-
-
-def _check_before_undrain(ctx: CliContext, hosts: Sequence[Host]) -> set[str]:
-    """Print what the light checks find on the hosts; return those that are not ready."""
-    report = ctx.cluster.checks.doctor(hosts, is_full=False)
-    for found in report.findings:
-        if found.severity is not Severity.NOTE:
-            ctx.echo(labelled(f"{found.severity.value} {found.nodes}".strip(), found.message))
-    failed = {host for one in report.findings if one.severity is Severity.FAIL for host in one.hosts}
-    return {*failed, *report.unreached} & {host.name for host in hosts}
 
 
 @cli_command(
@@ -196,22 +199,6 @@ def lost_command(ctx: CliContext, hosts: str, reason: str) -> int:
     return 0
 
 
-def _print_machines(ctx: CliContext, output: str | None) -> int:
-    columns = [
-        Column("HOST", lambda machine: ",".join(machine.names)),
-        Column("STATE", lambda machine: machine.state.value),
-        Column("HELD BY", lambda machine: ",".join(machine.jobs) or "-"),
-        Column("SINCE", lambda machine: describe_time(machine.since_s)),
-        Column("UNTIL", lambda machine: describe_time(machine.until_s), is_wide=True),
-        Column("ADDRESS", lambda machine: machine.address, is_wide=True),
-        Column("SEEN", lambda machine: describe_time(machine.heard_at_s or None), is_wide=True),
-        Column("CHECKED", lambda machine: describe_time(machine.examined_at_s), is_wide=True),
-        Column("REASON", lambda machine: str(machine.reason or machine.finding or "")),
-    ]
-    print_rows(ctx.cluster.hosts.machines(), columns, output, name="machines", kind=MachineView)
-    return 0
-
-
 @cli_command(
     "leases",
     examples="""
@@ -232,14 +219,7 @@ def leases_command(ctx: CliContext, hosts: tuple[str, ...], hostfile: str | None
     """
     chosen = hosts_of(ctx, hostfile=hostfile, names=",".join(hosts) or None)
     rows, unreached = ctx.cluster.hosts.leases(chosen)
-    print_rows(rows, lease_columns(), output, name="leases", kind=DeviceUse)
-    for host, why in unreached.items():
-        ctx.error(Text("leases.unreachable", "{host}: {why}", host=host, why=why))
-    return 6 if unreached else 0
-
-
-def lease_columns() -> list[Column]:
-    return [
+    columns = [
         Column("HOST", lambda row: row.host),
         Column("TYPE", lambda row: row.type),
         Column("ID", lambda row: row.key if row.device is None else str(row.device)),
@@ -249,6 +229,10 @@ def lease_columns() -> list[Column]:
         Column("PID", lambda row: "-" if row.pid is None else str(row.pid)),
         Column("COMMAND", lambda row: row.command or "-"),
     ]
+    print_rows(rows, columns, output, name="leases", kind=DeviceUse)
+    for host, why in unreached.items():
+        ctx.error(Text("leases.unreachable", "{host}: {why}", host=host, why=why))
+    return 6 if unreached else 0
 
 
 def _print_unreached(ctx: CliContext, rows: Sequence[HostStatus]) -> int:
@@ -277,31 +261,36 @@ REACHABLE = Text("nodes.state-reachable", "reachable")
 UNREACHABLE = Text("nodes.state-unreachable", "UNREACHABLE")
 
 
-def held_by(status: HostStatus) -> tuple[Hold | Closure, ...]:
-    return (*status.holds, *status.closures)
-
-
 def _describe_job(status: HostStatus) -> str:
     if status.job is None and status.spare_of is not None:
         return str(Text("nodes.spare", "{job} (spare)", job=status.spare_of))
     return status.job or "-"
 
 
-def node_columns() -> list[Column]:
-    def clock(status: HostStatus) -> str:
-        return "-" if status.clock_offset_s is None else f"{status.clock_offset_s * 1000:+.0f} ms"
+def _describe_held(status: HostStatus) -> str:
+    states = {*(hold.state for hold in status.holds), *(closure.state for closure in status.closures)}
+    return ",".join(sorted(state.value for state in states)) or "-"
 
-    return [
-        Column("HOST", lambda status: status.host),
-        Column("STATE", lambda status: str(REACHABLE if status.reachable else UNREACHABLE)),
-        Column("HOSTNAME", lambda status: status.hostname or "-", is_wide=True),
-        Column("PYTHON", lambda status: status.python_version or "-"),
-        Column("CPUS", lambda status: "-" if status.cpus is None else str(status.cpus)),
-        Column("MEMORY", lambda status: describe_memory(status.memory_bytes)),
-        Column("DISK FREE", lambda status: describe_memory(status.free_bytes)),
-        Column("DISK USED", lambda status: describe_memory(status.used_bytes), is_wide=True),
-        Column("CLOCK", clock, is_wide=True),
-        Column("JOB", _describe_job),
-        Column("HELD", lambda status: ",".join(sorted({one.state.value for one in held_by(status)})) or "-"),
-        Column("ERROR", lambda status: str(status.error or "")),
-    ]
+
+def _describe_clock(status: HostStatus) -> str:
+    return "-" if status.clock_offset_s is None else f"{status.clock_offset_s * 1000:+.0f} ms"
+
+
+NODE_COLUMNS = (
+    Column("HOST", lambda status: status.host),
+    Column("STATE", lambda status: str(REACHABLE if status.reachable else UNREACHABLE)),
+    Column("HOSTNAME", lambda status: status.hostname or "-", is_wide=True),
+    Column("PYTHON", lambda status: status.python_version or "-"),
+    Column("CPUS", lambda status: "-" if status.cpus is None else str(status.cpus)),
+    Column("MEMORY", lambda status: describe_memory(status.memory_bytes)),
+    Column("DISK FREE", lambda status: describe_memory(status.free_bytes)),
+    Column("DISK USED", lambda status: describe_memory(status.used_bytes), is_wide=True),
+    Column(
+        "CLOCK",
+        lambda status: "-" if status.clock_offset_s is None else f"{status.clock_offset_s * 1000:+.0f} ms",
+        is_wide=True,
+    ),
+    Column("JOB", _describe_job),
+    Column("HELD", _describe_held),
+    Column("ERROR", lambda status: str(status.error or "")),
+)

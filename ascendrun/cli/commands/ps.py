@@ -21,10 +21,10 @@ from ascendrun.cli.output import (
     describe_time,
     format_many,
     format_table,
+    headline,
     print_rows,
     terminal_width,
 )
-from ascendrun.cli.sanitise import headline
 from ascendrun.cluster import JobView
 from ascendrun.core.errors import NotFoundError
 from ascendrun.health.report.usage import JobUse, UserUse, sum_users
@@ -102,12 +102,9 @@ def _mark(job: JobView) -> tuple[object, ...]:
 
 
 def job_columns(now_s: float) -> list[Column]:
-    def duration_s(job: object) -> float | None:
-        started_s = getattr(job, "started_at_s", None)
-        if started_s is None:
-            return None
-        ended_s = getattr(job, "ended_at_s", None)
-        return float((now_s if ended_s is None else ended_s) - started_s)
+    def duration_s(job: JobView) -> float | None:
+        ended_at_s = now_s if job.ended_at_s is None else job.ended_at_s
+        return None if job.started_at_s is None else ended_at_s - job.started_at_s
 
     return [
         Column("ID", lambda job: job.id),
@@ -160,9 +157,9 @@ def history_command(
     jobs = ctx.cluster.jobs.history(since_s=since_s, user=user)
     users = sum_users(jobs)
     if by == "user":
-        print_rows(users, user_columns(), output, name="users", kind=UserUse)
+        print_rows(users, USER_COLUMNS, output, name="users", kind=UserUse)
     else:
-        print_rows(jobs, history_columns(), output, name="jobs", kind=JobUse)
+        print_rows(jobs, HISTORY_COLUMNS, output, name="jobs", kind=JobUse)
     if output in PEOPLE:
         hours = sum(row.device_hours for row in users)
         ctx.echo(
@@ -178,27 +175,23 @@ def describe_hours(hours: float | None) -> str:
     return "-" if hours is None else f"{hours:,.2f}"
 
 
-def history_columns() -> list[Column]:
-    return [
-        Column("ID", lambda job: job.id),
-        Column("NAME", lambda job: job.name),
-        Column("USER", lambda job: job.user or "-"),
-        Column("STATE", lambda job: job.state),
-        Column("ATTEMPT", lambda job: str(job.attempts), dropped=2),
-        Column("TYPE", lambda job: job.device_type, dropped=3),
-        Column("DEVICES", lambda job: "-" if job.devices is None else str(job.devices), dropped=1),
-        Column("DURATION", lambda job: describe_seconds(job.held_s)),
-        Column("DEVICE-HOURS", lambda job: describe_hours(job.device_hours)),
-        Column("CREATED", lambda job: describe_time(job.created_at_s), is_wide=True),
-        Column("STARTED", lambda job: describe_time(job.started_at_s), is_wide=True),
-        Column("ENDED", lambda job: describe_time(job.ended_at_s)),
-    ]
-
-
-def user_columns() -> list[Column]:
-    return [
-        Column("USER", lambda row: row.user or "-"),
-        Column("TYPE", lambda row: row.device_type),
-        Column("JOBS", lambda row: str(row.jobs)),
-        Column("DEVICE-HOURS", lambda row: describe_hours(row.device_hours)),
-    ]
+HISTORY_COLUMNS = (
+    Column("ID", lambda job: job.id),
+    Column("NAME", lambda job: job.name),
+    Column("USER", lambda job: job.user or "-"),
+    Column("STATE", lambda job: job.state),
+    Column("ATTEMPT", lambda job: str(job.attempts), dropped=2),
+    Column("TYPE", lambda job: job.device_type, dropped=3),
+    Column("DEVICES", lambda job: "-" if job.devices is None else str(job.devices), dropped=1),
+    Column("DURATION", lambda job: describe_seconds(job.held_s)),
+    Column("DEVICE-HOURS", lambda job: describe_hours(job.device_hours)),
+    Column("CREATED", lambda job: describe_time(job.created_at_s), is_wide=True),
+    Column("STARTED", lambda job: describe_time(job.started_at_s), is_wide=True),
+    Column("ENDED", lambda job: describe_time(job.ended_at_s)),
+)
+USER_COLUMNS = (
+    Column("USER", lambda row: row.user or "-"),
+    Column("TYPE", lambda row: row.device_type),
+    Column("JOBS", lambda row: str(row.jobs)),
+    Column("DEVICE-HOURS", lambda row: describe_hours(row.device_hours)),
+)

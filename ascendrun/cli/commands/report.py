@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.options import cli_command, output_option
-from ascendrun.cli.output import Column, cut, describe_attempt_failure, format_pairs, format_table, named, print_record
+from ascendrun.cli.output import (
+    Column,
+    cut,
+    describe_attempt_failure,
+    format_pairs,
+    format_table,
+    named,
+    print_record,
+    write_file,
+)
 from ascendrun.cli.report import page
 from ascendrun.cli.report.picture import make_picture
-from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.health.report.time_use import USES
-from ascendrun.output_file import write_bytes
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
@@ -60,26 +67,21 @@ def command(ctx: CliContext, job: str, output_file: Path | None, png: Path | Non
     if output is None and output_file is None and png is None:
         output_file = Path(f"{report.id}-report.html")
     if png is not None:
-        write_file(ctx, png, make_picture(report))
+        _write(ctx, png, make_picture(report))
     if output_file is not None:
         content = page.make_page(report).encode()
         if str(output_file) == "-":
             sys.stdout.buffer.write(content)
             return 0
-        write_file(ctx, output_file, content)
+        _write(ctx, output_file, content)
     if not print_record(report, output):
         sys.stdout.write(describe_report(report))
     return 0
 
 
-def write_file(ctx: CliContext, path: Path, content: bytes) -> None:
-    """Write through links and devices, see output_file. Raises InvalidInputError naming the file."""
-    try:
-        write_bytes(path, content)
-    except OSError as error:
-        message = Text("cli.cannot-write", "cannot write: {reason}", reason=error.strerror or str(error))
-        raise InvalidInputError([Problem(str(path), None, None, message)]) from error
-    ctx.echo(str(Text("report.written", "wrote {path}", path=str(path))))
+def _write(ctx: CliContext, path: Path, content: bytes) -> None:
+    write_file(path, content)
+    ctx.echo(Text("report.written", "wrote {path}", path=str(path)))
 
 
 def describe_report(report: Report) -> str:
@@ -102,18 +104,12 @@ def describe_report(report: Report) -> str:
         ],
     )
     caveats = "".join(f"{page.describe_caveat(caveat)}\n" for caveat in report.caveats)
-    return "\n".join(
-        part
-        for part in (format_pairs(pairs), time_use, _describe_stages(report), _describe_attempts(report), caveats)
-        if part
+    stages = format_table(
+        [page.stage_cells(row) for row in report.stages],
+        [Column(str(page.LABELS[name]).upper(), itemgetter(name)) for name in page.STAGE_COLUMNS],
     )
-
-
-def _describe_stages(report: Report) -> str:
-    """Return a table of the stages of a pipeline, "" for another job."""
-    rows = [page.stage_cells(row) for row in report.stages]
-    columns = [Column(str(page.LABELS[name]).upper(), itemgetter(name)) for name in page.STAGE_COLUMNS]
-    return format_table(rows, columns) if rows else ""
+    parts = (format_pairs(pairs), time_use, stages if report.stages else "", _describe_attempts(report), caveats)
+    return "\n".join(part for part in parts if part)
 
 
 def _describe_attempts(report: Report) -> str:

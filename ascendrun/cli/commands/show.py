@@ -204,7 +204,9 @@ def _describe_ranks(detail: JobDetail, *, wide: bool) -> str:
 
 
 def _describe_alike(ranks: Sequence[RankView], *, wide: bool) -> str:
-    shown = [rank for rank in ranks if wide or _is_noteworthy(rank)]
+    shown = [
+        rank for rank in ranks if wide or rank.exit_code or rank.signal is not None or rank.hung_at_exit or rank.stopped
+    ]
     alike: dict[str, list[int]] = {}
     for rank in ranks:
         if rank not in shown:
@@ -225,10 +227,6 @@ def _rank_table(ranks: Sequence[RankView], title: str, name: Callable[[RankView]
         Column("STATUS", describe_rank),
     ]
     return format_table(ranks, columns) if ranks else ""
-
-
-def _is_noteworthy(rank: RankView) -> bool:
-    return bool(rank.exit_code or rank.signal is not None or rank.hung_at_exit or rank.stopped)
 
 
 def describe_rank(rank: RankView) -> str:

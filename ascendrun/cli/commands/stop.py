@@ -18,7 +18,6 @@ from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.cli.screen import Screen
     from ascendrun.cluster import JobDetail, JobView
 
 POLL_S = 0.2
@@ -44,18 +43,19 @@ def command(ctx: CliContext, jobs: tuple[str, ...], now: bool, no_wait: bool) ->
     the id or name of an attempt that `ps` lists as FOUND. Exits 6 when processes are left on a node, or when it could
     not confirm that all are gone.
     """
-    screen = ctx.screen()
     requested: list[JobView] = []
     try:
         code = _request_all(ctx, jobs, requested, now=now)
         for job in () if no_wait else requested:
             if job.state == "FOUND":
-                code = max(code, _await_found(ctx, job, screen))
+                code = max(code, _await_found(ctx, job))
             else:
-                code = max(code, _print_end(ctx, _wait_until_ended(ctx, job.id, screen)))
+                detail = _wait_until_ended(ctx, job.id)
+                ctx.echo(describe(detail.job))
+                code = max(code, 6 if print_left(ctx, detail) else 0)
         return code
     except KeyboardInterrupt:
-        screen.close()
+        ctx.screen.close()
         if not requested:
             raise
         ctx.echo(Text("stop.detached", "detached; the stop continues"))
@@ -83,36 +83,30 @@ def describe(job: JobView) -> str:
     return labelled(f"{job.id} {job.state}", job.reason)
 
 
-def _wait_until_ended(ctx: CliContext, job_id: str, screen: Screen) -> JobDetail:
+def _wait_until_ended(ctx: CliContext, job_id: str) -> JobDetail:
     started_s = time.monotonic()
     while True:
         detail = ctx.cluster.jobs.detail(job_id)
         if detail.job.ended_at_s is not None:
-            screen.close()
+            ctx.screen.close()
             return detail
         left = [node.host for node in detail.nodes if node.phase not in ("ENDED", "LOST")]
         parts = [f"{job_id} {detail.job.state}", fold_hosts(left), describe_seconds(time.monotonic() - started_s)]
-        screen.progress(" · ".join(part for part in parts if part))
+        ctx.screen.progress(" · ".join(part for part in parts if part))
         time.sleep(POLL_S)
 
 
-def _print_end(ctx: CliContext, detail: JobDetail) -> int:
-    """Return 0, or 6 when processes are left on a node, or it could not confirm that all are gone."""
-    ctx.echo(describe(detail.job))
-    return 6 if print_left(ctx, detail) else 0
-
-
-def _await_found(ctx: CliContext, job: JobView, screen: Screen) -> int:
+def _await_found(ctx: CliContext, job: JobView) -> int:
     """Wait until a found attempt is gone; return 6 when it is not after FOUND_S."""
     deadline = time.monotonic() + FOUND_S
     while any(one.name == job.name for one in ctx.cluster.jobs.found_attempts()):
         if time.monotonic() > deadline:
-            screen.close()
+            ctx.screen.close()
             print_held(ctx, job.holds)
             return 6
-        screen.progress(describe(job))
+        ctx.screen.progress(describe(job))
         time.sleep(POLL_S)
-    screen.close()
+    ctx.screen.close()
     ctx.echo(Text("stop.found-gone", "{tag} ended", tag=job.name))
     return 0
 
@@ -154,7 +148,7 @@ def wait_command(ctx: CliContext, job: str, timeout: float | None) -> int:
     Exits 0 when it succeeded, 1 when it failed or was stopped, 3 when its training would fail, 124 on timeout.
     """
     detail = ctx.cluster.jobs.wait(job, timeout_s=timeout)
-    return print_outcome(ctx.cluster, detail, screen=ctx.screen())
+    return print_outcome(ctx, detail)
 
 
 @cli_command(

@@ -1,4 +1,4 @@
-"""submit: validate a job file, start the job, follow it."""
+"""submit: validate a job file, start the job, follow it. plan: what its trainings need, from the files on the nodes."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ascendrun.cli.command import UsageError, exclusive
-from ascendrun.cli.commands.plan import exit_code, plan_lines, plan_record
-from ascendrun.cli.follow import follow_job
 from ascendrun.cli.options import cli_command, hostfile_option, output_option
-from ascendrun.cli.outcome import print_outcome, print_outputs
-from ascendrun.cli.output import PEOPLE, describe_seconds, print_record
-from ascendrun.cli.sanitise import sanitise
+from ascendrun.cli.outcome import follow_job, print_outcome, print_outputs
+from ascendrun.cli.output import PEOPLE, describe_seconds, print_record, sanitise
 from ascendrun.core.jobs.plan_text import render_text
 from ascendrun.core.logs.log_view import LogView
+from ascendrun.core.records import as_record
+from ascendrun.planner.plan import render
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ascendrun.cli.context import CliContext
     from ascendrun.cluster import JobView
+    from ascendrun.planner.plan import TrainingPlan
 
 
 @cli_command(
@@ -193,7 +195,7 @@ def follow_stages(
     elif code == 1:
         ctx.hint(f"ascendrun submit {whole.file} --resume {whole.id}")
     if code in (0, 1) and any(stage.spec.get("outputs") for stage in ctx.cluster.jobs.stages(whole.id)):
-        print_outputs(ctx.cluster, whole, ctx.screen())
+        print_outputs(ctx, whole)
     return code
 
 
@@ -201,16 +203,79 @@ def follow_to_the_end(
     ctx: CliContext, job_id: str, *, shows_lines: bool = True, output: str | None = None, view: LogView | None = None
 ) -> int:
     """Follow until the job has ended and return its exit code; ^C detaches and returns 130."""
-    screen = ctx.screen()
     try:
-        detail = follow_job(ctx.cluster, job_id, screen=screen, view=view or LogView(), shows_lines=shows_lines)
+        detail = follow_job(ctx, job_id, view or LogView(), shows_lines=shows_lines)
     except KeyboardInterrupt:
-        screen.close()
+        ctx.screen.close()
         ctx.echo(Text("submit.detached", "detached; {job} keeps running", job=job_id))
         ctx.hint(f"ascendrun logs -f {job_id}")
         return 130
-    code = print_outcome(ctx.cluster, detail, screen=screen)
+    code = print_outcome(ctx, detail)
     if detail.job.pipeline is None and detail.spec.get("outputs") and detail.job.started_at_s is not None:
-        print_outputs(ctx.cluster, detail.job, screen)
+        print_outputs(ctx, detail.job)
     print_record(detail.job, output)
     return code
+
+
+@cli_command(
+    "plan",
+    examples="""
+    ascendrun plan jobs/qwen32b.yaml           # from the files on its nodes
+    ascendrun plan job.yaml --set args.strategy=fsdp2 --set args.chip=910B3
+    ascendrun plan job.yaml -o json | jq '.problems[].message'
+""",
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key: args.learning_rate=1e-4.")
+@hostfile_option
+@output_option
+@click.pass_obj
+def plan_command(
+    ctx: CliContext, file: Path, overrides: tuple[str, ...], hostfile: str | None, output: str | None
+) -> int:
+    """Report what would fail, which strategy fits, memory, time and disk; use no device.
+
+    The nodes read the headers of models and the rows of data. Every start of a job makes the same checks.
+    Exits 3 if a training would fail.
+    """
+    plans = ctx.cluster.job_files.training_plans(file, overrides=overrides, hostfile=hostfile or None)
+
+    if output in PEOPLE:
+        for line in plan_lines(plans, file.stem):
+            print(line)
+    else:
+        records = [plan_record(plan) for plan in plans]
+        print_record(records[0] if len(records) == 1 else {"stages": records}, output)
+    return exit_code(plans)
+
+
+def exit_code(plans: Sequence[TrainingPlan]) -> int:
+    return 3 if any(plan.fatal for plan in plans) else 0
+
+
+def plan_lines(plans: Sequence[TrainingPlan], job: str) -> list[str]:
+    """Return the text of all plans, each with a title."""
+    lines: list[str] = []
+    for plan in plans:
+        title = Text(
+            "plan.title",
+            "{job}: {ranks:plural rank ranks} on {hosts:hosts}",
+            job=job,
+            ranks=plan.ranks,
+            hosts=plan.hosts,
+        )
+        if plan.stage is not None:
+            title = Text(
+                "plan.title-stage",
+                "stage {stage}: {ranks:plural rank ranks} on {hosts:hosts}",
+                stage=plan.stage,
+                ranks=plan.ranks,
+                hosts=plan.hosts,
+            )
+        lines += [*([""] if lines else []), str(title), *map(str, render(plan))]
+    return sanitise("\n".join(lines)).split("\n")
+
+
+def plan_record(plan: TrainingPlan) -> dict[str, Any]:
+    """Return a plan as plain data; `text` has the lines for people."""
+    return {**as_record(plan), "is_valid": not plan.fatal, "text": [str(line) for line in render(plan)]}

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ascendrun.cli.options import Duration, cli_command, hostfile_option, hosts_of, output_option, parse_host_names
 from ascendrun.cli.output import format_record, format_records, terminal_width
-from ascendrun.cli.top.records import ROW_NAMES, row_record, view_record
 from ascendrun.cli.top.text import run_plain, top_lines
+from ascendrun.core.measurement import metrics_of
+from ascendrun.core.records import as_record
+from ascendrun.core.samples import RankSample
 from ascendrun.health.top.rows import SORTS, Choice, Order, arrange, matches_host
+from ascendrun.health.top.view import JobRow, TopRow, TopView
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
     from ascendrun.cluster import TopSource
     from ascendrun.core.hosts import Host
-    from ascendrun.health.top.view import TopView
 
 INTERVAL_S = 2.0
 
@@ -102,7 +106,7 @@ def choose_hosts(
 
 
 def print_once(ctx: CliContext, source: TopSource, choice: Choice, order: Order, *, output: str | None) -> int:
-    screen = ctx.screen()
+    screen = ctx.screen
     if source.needs_query(now_s=time.time()):
         screen.progress(str(Text("top.querying", "querying hosts without a job")))
     try:
@@ -117,19 +121,14 @@ def print_once(ctx: CliContext, source: TopSource, choice: Choice, order: Order,
         sys.stdout.write("\n".join(lines) + "\n")
     else:
         assert output is not None
-        _write_records(view, output)
+        sys.stdout.write(
+            format_record(view_record(view), output)  # everything
+            if output in ("json", "yaml")
+            else format_records([row_record(row) for row in view.rows], output, name="rows", names=ROW_NAMES)
+        )
     if view.samples_error is not None:
         ctx.echo(str(Text("top.samples-error", "error: cannot read samples: {error}", error=view.samples_error)))
     return 6 if any(host.why == "no-reply" for host in view.hosts) else 0
-
-
-def _write_records(view: TopView, output: str) -> None:
-    """Write json and yaml: everything; jsonl and csv: one device or rank per line."""
-    sys.stdout.write(
-        format_record(view_record(view), output)
-        if output in ("json", "yaml")
-        else format_records([row_record(row) for row in view.rows], output, name="rows", names=ROW_NAMES)
-    )
 
 
 def run_live(ctx: CliContext, source: TopSource, choice: Choice, order: Order, *, interval_s: float) -> int:
@@ -139,3 +138,52 @@ def run_live(ctx: CliContext, source: TopSource, choice: Choice, order: Order, *
     except ImportError:
         return run_plain(ctx, source, choice, order, interval_s=interval_s)
     return run_app(ctx, source, choice, order, interval_s=interval_s)
+
+
+_NOT_OF_DEVICE = ("at", "host", "device", "device_type", "name", "pids", "source")
+_NOT_OF_HOST = ("at", "host", "disk_read_bytes_s", "disk_write_bytes_s")
+_NOT_OF_RANK = ("at", "total_steps", "epoch", "own_s")
+_NOT_OF_JOB = ("at", "own_s")
+_MANY: Mapping[str, Any] = {"places": (), "progress": {}, "slow": {}, "liveness": {}, "ended_at_s": None}
+"""Fields of a job that are in the rows of its ranks and hosts."""
+
+
+def row_record(row: TopRow) -> dict[str, Any]:
+    """Return one device or rank."""
+    measured = {
+        "device_type": row.device_type,
+        "chip": row.metrics.name,
+        **_without(as_record(row.metrics), _NOT_OF_DEVICE),
+    }
+    of_rank = {name: getattr(row.rank_metrics, name) for name, one in metrics_of(RankSample).items() if one.column}
+    return _flat(row, sample=measured, rank_sample=of_rank, progress=_without(as_record(row.progress), _NOT_OF_RANK))
+
+
+def job_record(row: JobRow) -> dict[str, Any]:
+    job = as_record(dataclasses.replace(row.job, **_MANY))
+    return _flat(row, job=_without(job, (*_MANY, "ended_at")), progress=_without(as_record(row.progress), _NOT_OF_JOB))
+
+
+def view_record(view: TopView) -> dict[str, Any]:
+    record: dict[str, Any] = as_record(dataclasses.replace(view, jobs=(), hosts=(), rows=()))
+    return {
+        **record,
+        "jobs": [job_record(row) for row in view.jobs],
+        "hosts": [_flat(row, sample=_without(as_record(row.metrics), _NOT_OF_HOST)) for row in view.hosts],
+        "rows": [row_record(row) for row in view.rows],
+    }
+
+
+def _flat(row: Any, **parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the row, with each of `parts` replaced by its own fields."""
+    record: dict[str, Any] = {}
+    for field in dataclasses.fields(row):
+        record.update(parts[field.name] if field.name in parts else {field.name: as_record(getattr(row, field.name))})
+    return record
+
+
+def _without(record: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in names}
+
+
+ROW_NAMES = tuple(row_record(TopRow("")))

@@ -57,15 +57,11 @@ def _choose(ctx: CliContext, names: tuple[str, ...], hostfile: str | None) -> tu
 
 def _scan(ctx: CliContext, hosts: Sequence[Host]) -> list[HostKeyScan]:
     """Return one scan for each host, in their order."""
-    screen = ctx.screen()
-    scans: dict[str, HostKeyScan] = {}
-    try:
-        for scan in ctx.cluster.hosts.scan_keys(hosts):
-            scans[scan.host.name] = scan
-            progress = Text("trust.progress", "{done}/{count} hosts responded", done=len(scans), count=len(hosts))
-            screen.progress(str(progress))
-    finally:
-        screen.close()
+
+    def progress(found: Sequence[HostKeyScan]) -> Text:
+        return Text("trust.progress", "{done}/{count} hosts responded", done=len(found), count=len(hosts))
+
+    scans = {scan.host.name: scan for scan in ctx.gather(ctx.cluster.hosts.scan_keys(hosts), progress)}
     return [scans[host.name] for host in hosts]
 
 

@@ -13,9 +13,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun import __version__, text
-from ascendrun.cli import explain_view
-from ascendrun.cli.output import describe_attempt_failure, describe_memory, describe_seconds
-from ascendrun.cli.sanitise import headline, sanitise_line
+from ascendrun.cli.output import describe_attempt_failure, describe_memory, describe_seconds, headline, sanitise_line
 from ascendrun.core.jobs.reasons import CONFIDENCE
 from ascendrun.health.diagnosis.render import who
 from ascendrun.health.report.charts import TITLES
@@ -183,7 +181,13 @@ def make_page(report: Report) -> str:
         older_events=events[:-SHOWN_EVENTS],
         newest_events=events[-SHOWN_EVENTS:],
         more_events=Text("report.more-events", "{count:plural event events} more", count=len(events) - SHOWN_EVENTS),
-        footer=_footer(report),
+        footer=Text(
+            "report.footer",
+            "ascendrun {version}, {when}; times are local ({zone})",
+            version=__version__,
+            when=when(report.made_at_s),
+            zone=datetime.fromtimestamp(report.made_at_s).astimezone().strftime("UTC%z"),
+        ),
     )
 
 
@@ -373,8 +377,8 @@ def list_diagnosis(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     if diagnosis.ranks or diagnosis.hosts:
         first = Text("report.first-failing-rank", "first failing rank")
         rows.append((first, who(diagnosis.ranks, diagnosis.hosts)))
-    rows += [(explain_view.LABELS["cause"], diagnosis.cause)] if diagnosis.cause else []
-    rows += [(explain_view.LABELS["hint"], diagnosis.hint)] if diagnosis.hint else []
+    rows += [(Text("explain.cause", "cause"), diagnosis.cause)] if diagnosis.cause else []
+    rows += [(Text("explain.hint", "hint"), diagnosis.hint)] if diagnosis.hint else []
     return [(str(name), str(value)) for name, value in rows]
 
 
@@ -435,9 +439,3 @@ def _chart_data(report: Report) -> str:
 
 def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
-
-
-def _footer(report: Report) -> Text:
-    zone = datetime.fromtimestamp(report.made_at_s).astimezone().strftime("UTC%z")
-    values = {"version": __version__, "when": when(report.made_at_s), "zone": zone}
-    return Text("report.footer", "ascendrun {version}, {when}; times are local ({zone})", **values)

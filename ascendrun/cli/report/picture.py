@@ -6,9 +6,8 @@ import io
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from ascendrun.cli.output import cut
+from ascendrun.cli.output import cut, sanitise_line
 from ascendrun.cli.report import page
-from ascendrun.cli.sanitise import sanitise_line
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.health.report.time_use import USES
 from ascendrun.text import Text, language, use_language

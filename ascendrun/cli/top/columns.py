@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Union
 
-from ascendrun.cli.output import describe_seconds, width_of
-from ascendrun.cli.sanitise import sanitise_line
+from ascendrun.cli.output import describe_seconds, sanitise_line, width_of
 from ascendrun.cli.top.cells import LINK_DOWN, describe, describe_pair, number, relative
 from ascendrun.core.measurement import Metric, metrics_of
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
@@ -49,10 +48,6 @@ class TopColumn:
     of_device: bool = False
 
 
-def _span(numbers: Sequence[int]) -> str:
-    return fold_numbers(numbers)
-
-
 def host_cell(line: Line) -> str:
     if isinstance(line, IdleHosts):
         return fold_hosts(line.hosts)
@@ -61,7 +56,7 @@ def host_cell(line: Line) -> str:
 
 def _device(line: Line) -> str:
     if isinstance(line, IdleHosts):
-        return _span(line.devices)
+        return fold_numbers(line.devices)
     return "-" if line.device is None else str(line.device)
 
 
@@ -160,7 +155,7 @@ def _worst(line: HostLine, name: str, row: Metric) -> str:
 def _down(line: HostLine, name: str, row: Metric) -> str:
     down = [row.device for row in line.rows if getattr(row.metrics, name) is False and row.device is not None]
     if down:
-        return f"{LINK_DOWN} {_span(down)}"
+        return f"{LINK_DOWN} {fold_numbers(down)}"
     return describe(True if any(_known(line, name)) else None, "")
 
 
@@ -231,7 +226,7 @@ def _jobs_of_host(line: HostLine) -> str:
 
 
 def _ranks_of_host(line: HostLine) -> str:
-    return _span([row.rank for row in line.rows if row.rank is not None]) or "-"
+    return fold_numbers([row.rank for row in line.rows if row.rank is not None]) or "-"
 
 
 def _slowest_of_host(line: HostLine) -> str:
@@ -274,15 +269,11 @@ def _reason(row: JobRow) -> str:
     return "" if row.progress.phase is None else str(Text("top.phase", "phase {name}", name=row.progress.phase))
 
 
-def _nodes(row: JobRow) -> str:
-    return fold_hosts(row.job.hosts)
-
-
 JOB_COLUMNS: tuple[TopColumn, ...] = (
     TopColumn("job", Text("top.column-job", "JOB"), lambda row: row.job.id, 99, is_right=False),
     TopColumn("name", Text("top.column-name", "NAME"), lambda row: row.job.name, 80, is_right=False),
     TopColumn("state", Text("top.column-state", "STATE"), lambda row: row.job.state, 98, is_right=False),
-    TopColumn("nodes", Text("top.column-nodes", "NODES"), _nodes, 40, is_right=False),
+    TopColumn("nodes", Text("top.column-nodes", "NODES"), lambda row: fold_hosts(row.job.hosts), 40, is_right=False),
     TopColumn("ranks", Text("top.column-ranks", "RANKS"), lambda row: str(row.job.world_size or "-"), 50),
     *(
         TopColumn(row.column.key, row.column.title, _of_job(name, row), row.column.job_weight)

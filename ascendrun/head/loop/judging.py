@@ -107,7 +107,7 @@ class Judging:
     def _run_child(self, job_id: str, attempt: int) -> Diagnosed | None:
         try:
             failpoint("judge.before_child")
-            command = [sys.executable, "-m", "ascendrun.query.judge", str(self._state_dir), job_id, str(attempt)]
+            command = [sys.executable, "-m", "ascendrun.query.explain", str(self._state_dir), job_id, str(attempt)]
             ended = subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=CHILD_S, cwd="/", check=True
             )

@@ -178,7 +178,9 @@ def _pack(piece: Piece, level: int, redactor: Redactor) -> bytes:
     if len(windows) == 1:
         return windows[0]
     head, tail = _shares(level)
-    first = _to_newline(windows[0][: max(0, min(head, len(windows[0]) - GUARD_BYTES))])
+    first = windows[0][: max(0, min(head, len(windows[0]) - GUARD_BYTES))]
+    newline = first.rfind(b"\n", max(0, len(first) - GUARD_BYTES))
+    first = first[:newline] if newline >= 0 else first
     last = windows[1][max(GUARD_BYTES, len(windows[1]) - tail) :]
     newline = last.find(b"\n", 0, GUARD_BYTES)
     last = last[newline + 1 :]
@@ -188,11 +190,6 @@ def _pack(piece: Piece, level: int, redactor: Redactor) -> bytes:
 def _shares(level: int) -> tuple[int, int]:
     head = int(level * HEAD_SHARE)
     return head, level - head
-
-
-def _to_newline(data: bytes) -> bytes:
-    newline = data.rfind(b"\n", max(0, len(data) - GUARD_BYTES))
-    return data[:newline] if newline >= 0 else data
 
 
 # ---------------------------------------------------------------- the archive

@@ -11,6 +11,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Union
 
@@ -22,6 +23,7 @@ from ascendrun.core.logs.redaction import SECRET_NAME, Redactor, redact_tree, se
 from ascendrun.core.notices import NoticeSettings
 from ascendrun.head.notify.delivery import UnreadableCredentialsError, read_credentials
 from ascendrun.head.state.job_table import StoredJob
+from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.state.store import Store
 from ascendrun.query.bundle.archive import Piece, file_piece, json_piece, text_piece
@@ -132,8 +134,6 @@ def collect(
 
 
 def versions() -> Mapping[str, Any]:
-    from importlib import metadata
-
     packages: dict[str, str | None] = {}
     for name in ("click", "paramiko", "pydantic", "PyYAML", "ClusterShell", "psutil", "rich", "textual"):
         try:
@@ -193,15 +193,15 @@ def sample_pieces(subject: Subject, left_out: LeftOut) -> list[Piece]:
     pieces = []
     for name, samples in series.items():
         if samples:
-            lines = (json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in _thinned(samples))
+            step = -(-len(samples) // SAMPLE_ROWS)  # every n-th, so that about SAMPLE_ROWS remain, including the last
+            thinned = samples[(len(samples) - 1) % step :: step]
+            lines = (json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in thinned)
             pieces.append(text_piece(f"samples/{name}.jsonl", "".join(lines)))
     return pieces
 
 
 def read_samples(subject: Subject, left_out: LeftOut) -> Mapping[str, Sequence[Any]]:
     """Return devices, hosts and ranks; {} if nothing was measured."""
-    from ascendrun.head.state.sample_store import SampleStore
-
     job = subject.stored.job
     if job.started_at_s is None:
         return {}
@@ -217,12 +217,6 @@ def read_samples(subject: Subject, left_out: LeftOut) -> Mapping[str, Sequence[A
     except AscendrunError as error:
         left_out.append(("samples", error.message))
         return {}
-
-
-def _thinned(samples: Sequence[Any]) -> Sequence[Any]:
-    """Return every n-th sample, so that about SAMPLE_ROWS remain, including the last."""
-    step = -(-len(samples) // SAMPLE_ROWS)
-    return samples[(len(samples) - 1) % step :: step] if step > 1 else samples
 
 
 def _head_pieces(state_dir: Path) -> Iterable[Piece]:

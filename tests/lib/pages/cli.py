@@ -8,7 +8,7 @@ import click
 
 from ascendrun.cli.app import ALIASES, cli
 from ascendrun.cli.command import CliCommand
-from ascendrun.cli.manuals import description_of, options_of, usage_of, visible_commands
+from ascendrun.cli.commands.completion import description_of, options_of, usage_of, visible_commands
 
 HEAD = """# Command-line reference
 

@@ -22,18 +22,7 @@ from tests.lib.story_cluster import Desk, StoryJobs, end, make_job, rank_fails, 
 def test_ps_is_a_table_of_live_jobs(desk: Desk) -> None:
     desk.cluster.view = make_job(state="RUNNING", started_at_s=1.0, attempt=1, progress={"step": 5, "loss": 2.31})
     lines = desk.say("ps").out.splitlines()
-    assert lines[0].split() == [
-        "ID",
-        "NAME",
-        "STATE",
-        "ATTEMPT",
-        "NODES",
-        "RANKS",
-        "AGE",
-        "DURATION",
-        "PROGRESS",
-        "REASON",
-    ]
+    assert lines[0].split() == "ID NAME STATE ATTEMPT NODES RANKS AGE DURATION PROGRESS REASON".split()
     assert lines[1].split()[:6] == ["j-0001", "demo", "RUNNING", "1", "n[1-2]", "4"]
     assert "step 5 · loss 2.31" in lines[1]
 
@@ -230,8 +219,7 @@ def test_the_setting_names_the_hostfile(desk: Desk, monkeypatch: pytest.MonkeyPa
 
 
 def test_config_tells_each_value_and_its_origin(desk: Desk) -> None:
-    (desk.folder / "config" / "ascendrun").mkdir(parents=True)
-    (desk.folder / "config" / "ascendrun" / "config.yaml").write_text("exec_timeout_s: 7\n")
+    desk.write_settings("exec_timeout_s: 7\n")
     shown = json.loads(desk.say("--color", "never", "config", "-o", "json").out)["settings"]
     settings = {one["name"]: one for one in shown}
     assert settings["exec_timeout_s"]["value"] == "7" and settings["exec_timeout_s"]["origin"].endswith("config.yaml")
@@ -242,9 +230,7 @@ def test_config_tells_each_value_and_its_origin(desk: Desk) -> None:
 
 
 def test_a_wrong_settings_file_is_shown_with_its_place(desk: Desk) -> None:
-    (desk.folder / "config" / "ascendrun").mkdir(parents=True)
-    file = desk.folder / "config" / "ascendrun" / "config.yaml"
-    file.write_text("exec_timeout_s: 7\ncolor: pink\n")
+    file = desk.write_settings("exec_timeout_s: 7\ncolor: pink\n")
     result = desk.say("ps")
     assert result.code == 2
     assert f"{file}:2:1: " in result.err and "'pink'" in result.err
@@ -265,8 +251,7 @@ def test_a_wrong_settings_file_is_shown_with_its_place(desk: Desk) -> None:
     ],
 )
 def test_no_line_of_a_settings_file_shows_a_credential(desk: Desk, text: str) -> None:
-    (desk.folder / "config" / "ascendrun").mkdir(parents=True)
-    (desk.folder / "config" / "ascendrun" / "config.yaml").write_text(text + "\n")
+    desk.write_settings(text + "\n")
     result = desk.say("config")
     assert result.code == 2 and "config.yaml:" in result.err
     assert "topsecret" not in result.out + result.err
@@ -439,8 +424,7 @@ def test_the_language(
     monkeypatch.setenv("LC_ALL", locale)
     monkeypatch.setenv("ASCENDRUN_LANG", variable or "")
     if setting is not None:
-        (desk.folder / "config" / "ascendrun").mkdir(parents=True)
-        (desk.folder / "config" / "ascendrun" / "config.yaml").write_text(f"color: never\nlang: {setting}\n")
+        desk.write_settings(f"color: never\nlang: {setting}\n")
     for given in (
         (["--lang", flag, "ps", "--nosuch"], ["ps", "--nosuch", f"--lang={flag}"]) if flag else (["ps", "--x"],)
     ):

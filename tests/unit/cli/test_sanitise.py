@@ -10,9 +10,17 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.cli.output import Column, format_record, format_table, width_of
-from ascendrun.cli.sanitise import HOSTILE, headline, sanitise, sanitise_line
-from ascendrun.cli.screen import Screen
+from ascendrun.cli.context import Screen
+from ascendrun.cli.output import (
+    HOSTILE,
+    Column,
+    format_record,
+    format_table,
+    headline,
+    sanitise,
+    sanitise_line,
+    width_of,
+)
 from ascendrun.core.records import as_record
 from tests.lib.story_cluster import Desk, make_job
 
@@ -103,7 +111,7 @@ def test_wide_characters_keep_columns_aligned() -> None:
 def test_the_bottom_line_shows_no_control(capsys: pytest.CaptureFixture[str]) -> None:
     import sys
 
-    Screen(sys.stdout, sys.stderr, color=False, is_live=True).progress("\x1b]0;x\x07step\n1")
+    Screen(sys.stdout, sys.stderr, has_color=lambda: False, is_live=True).progress("\x1b]0;x\x07step\n1")
     assert capsys.readouterr().err == "step\\n1"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ascendrun.cli.follow import describe_bottom, describe_state
+from ascendrun.cli.outcome import describe_bottom, describe_state
 from ascendrun.cluster import Cluster
 from ascendrun.core.jobs.job import Exit, Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.reasons import Reason, because

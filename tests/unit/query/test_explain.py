@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
+from ascendrun.cluster import Cluster
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
-from ascendrun.core.notices import NoticeSettings
 from ascendrun.head.loop.hang import keep_stacks
 from ascendrun.head.state.state_dir import SPOOL_STACKS, spool_dir
 from ascendrun.head.state.store import Store
-from ascendrun.query.bundle.job import BundleRequest, bundle_job
 from ascendrun.query.explain import JobStacks, explain_job, kept_stacks
 
 WAITS = json.dumps(
@@ -130,8 +129,7 @@ def test_explain_and_bundle_have_them(world: World, tmp_path: Path) -> None:
     explained = explain_job(world.state_dir, world.job.id, attempt=1, now_s=9.0)
     assert [group.ranks for group in explained.stacks] == [(0,), (1,)]
     assert explain_job(world.state_dir, world.job.id, attempt=2, now_s=9.0).stacks == (), "it did not hang"
-    request = BundleRequest(tmp_path / "b.tar.gz", "ascendrun", with_logs=True, max_bytes=1 << 20, is_dry=False)
-    bundle_job(world.state_dir, world.job.id, request, notices=NoticeSettings(), environ={})
+    Cluster(state_dir=world.state_dir).diagnosis.bundle(world.job.id, path=tmp_path / "b.tar.gz", environ={})
     with tarfile.open(tmp_path / "b.tar.gz") as archive:
         names = [name for name in archive.getnames() if name.endswith(SPOOL_STACKS)]
     assert len(names) == 2

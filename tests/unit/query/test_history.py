@@ -1,4 +1,4 @@
-"""history: device-hours of ended jobs, measured from their changes of state, by job and by user."""
+"""history: device-hours of ended jobs, running time and lost nodes, from their changes of state."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from ascendrun.core.events import Event
-from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.jobs.job import Cause, Job, Request, State
 from ascendrun.core.jobs.restart import PastAttempt
 from ascendrun.head.state.store import Store
+from ascendrun.health.forecast import History
+from ascendrun.query.history import read_losses
 from tests.lib.story_cluster import Desk
 
 HOUR_S = 3600.0
@@ -30,7 +32,9 @@ def add(store: Store, name: str, spec: dict[str, Any], moves: list[tuple[float, 
         trees=[],
         file=None,
         now_s=0.0,
-        make_job=lambda i, h: Job(i, name, f"{h}-{i}", ("a", "b"), 1, 1, 0.0, user=changes.get("user")),
+        make_job=lambda i, h: Job(
+            i, name, f"{h}-{i}", ("a", "b"), 1, 1, 0.0, request=Request(2), user=changes.get("user")
+        ),
     )
     for at_h, state in moves:
         job = replace(job, state=State(state))
@@ -115,3 +119,19 @@ def test_a_wrong_use_is_named(history: Desk, argv: list[str]) -> None:
 
 def test_without_jobs_history_is_empty(desk: Desk, tmp_path: Path) -> None:
     assert rows(desk) == []
+
+
+def test_where_nothing_was_ever_submitted_there_is_no_history(tmp_path: Path) -> None:
+    with Store.open_for_reading(tmp_path) as store:
+        assert read_losses(store, now_s=1.0) == History()
+
+
+def test_running_time_and_lost_nodes_are_read_from_the_story(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        moves = [(0.1, "STARTING"), (0.2, "RUNNING"), (24.2, "STOPPING"), (24.3, "FAILED")]
+        lost = add(store, "lost", {}, moves, cause=Cause.NODE_LOST)
+        store.jobs.save(lost, [Event("state-changed", {"state": "MOVED"}, at_s=25 * HOUR_S)], now_s=25 * HOUR_S)
+        add(store, "live", {}, [(24.0, "RUNNING")])
+        history = read_losses(store, now_s=48 * HOUR_S)
+    assert history.node_days == pytest.approx(2 + 2)
+    assert history.failures == 1 and history.restarts_s == ()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import struct
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ascendrun.head.spool.spool_files import (
     read_bytes,
     tail_position,
 )
-from ascendrun.query.log_reader import StreamReader, cut_lines, read_all, read_batches
+from ascendrun.query.log_reader import StreamReader, batch_lines_for, cut_lines
 
 
 class Spool:
@@ -43,6 +44,10 @@ class Spool:
     def write(self, data: bytes, at_s: float, *, generation: int = 0) -> None:
         self.data(data, generation=generation)
         self.time(at_s, generation=generation)
+
+
+def read_all(files: StreamFiles, **options: Any) -> Iterator[LogLine]:
+    return chain.from_iterable(StreamReader(files, **options).batches(final=True))
 
 
 @pytest.fixture
@@ -215,7 +220,7 @@ def test_lines_in_any_mixture_read_alike_on_both_ways(spool: Spool) -> None:
 
 def test_a_batch_is_no_longer_than_was_asked_for(spool: Spool) -> None:
     spool.data(b"\n" * 100_000)
-    batches = list(read_batches(spool.files, among=1 << 20))
+    batches = list(StreamReader(spool.files, batch_lines=batch_lines_for(1 << 20)).batches(final=True))
     assert sum(map(len, batches)) == 100_000 and max(map(len, batches)) == 32
 
 
@@ -239,7 +244,7 @@ def test_lines_since_a_moment_are_found_without_reading_what_is_older(spool: Spo
         for at in range(100):
             spool.write(f"line {generation} {at}\nhalf of ".encode(), 1000.0 * generation + at, generation=generation)
     whole = list(read_all(spool.files))
-    lines = list(itertools.chain.from_iterable(read_batches(spool.files, since_s=since_s)))
+    lines = list(read_all(spool.files, since_s=since_s))
     wanted = [line for line in whole if line.at_s is not None and line.at_s >= since_s]
     assert lines == whole[len(whole) - len(lines) :]  # whole lines, to the end
     assert len(wanted) <= len(lines) <= len(wanted) + 6  # all that are wanted, and hardly more

@@ -21,7 +21,7 @@ from ascendrun.head.state.job_files import write_plan
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.store import Store
 from ascendrun.health.report.data import Fewer, Report
-from ascendrun.query.report_reader import find_report, read_report
+from ascendrun.query.report_reader import read_report
 
 BEGAN_S = 1_790_000_000.0
 STORY = [
@@ -126,7 +126,7 @@ def spend(report: Report) -> dict[str, float]:
 
 
 def test_both_attempts_are_read_each_with_its_hosts_clock_taken_off(made: Path) -> None:
-    report = find_report(made, "two", now_s=BEGAN_S + 1000)
+    report = read_report(made, "two", now_s=BEGAN_S + 1000)
     assert [(one.first_step, one.last_step, one.resumed) for one in report.attempts] == [(1, 50, None), (41, 90, 40)]
     assert spend(report) == {
         "queue": 1.0,
@@ -157,7 +157,7 @@ def test_a_report_compares_with_the_plan_and_with_the_same_training_on_fewer_ran
         folder.mkdir(parents=True)
         (folder / "rank-0.metrics.0").write_text(json.dumps(line) + "\n")
     write_plan(tmp_path, job.id, {"tokens_per_s": [250.0, 500.0], "memory_bytes": [2.0**30, 2.0**31]})
-    report = read_report(store, tmp_path, "four", now_s=BEGAN_S + 60)
+    report = read_report(tmp_path, "four", now_s=BEGAN_S + 60)
     store.close()
     assert report.fewer == Fewer("j-0001", 1, 0.75) and report.measured["tokens_per_s"] == 300.0
     tiles = {label: value for value, label in list_tiles(report)}
@@ -176,7 +176,7 @@ def test_energy_is_that_of_the_jobs_own_devices(made: Path, tmp_path: Path) -> N
             measured.append(RankSample(BEGAN_S + second, host, "j-0001", 1, "ab".index(host), device=3))
     samples.add(measured)
     samples.close()
-    report = find_report(tmp_path, "j-0001", now_s=BEGAN_S + 1000)
+    report = read_report(tmp_path, "j-0001", now_s=BEGAN_S + 1000)
     assert [(one.host, one.device) for one in report.devices] == [("a", 3), ("b", 3)]
     held_s = 130.0 - 1.0 - 2.0  # all but its two waits and the pause between
     assert report.cost.energy_kwh == pytest.approx(2 * 200.0 * held_s / 3.6e6, rel=0.02)
@@ -185,7 +185,7 @@ def test_energy_is_that_of_the_jobs_own_devices(made: Path, tmp_path: Path) -> N
 def test_where_no_job_is_there_is_no_report(made: Path, tmp_path: Path) -> None:
     for state_dir, ref in ((tmp_path, "j-0001"), (made, "j-0009")):
         with pytest.raises(NotFoundError):
-            find_report(state_dir, ref, now_s=0.0)
+            read_report(state_dir, ref, now_s=0.0)
 
 
 def test_of_very_long_metrics_some_lines_are_read_and_how_many_is_known(tmp_path: Path) -> None:
@@ -241,8 +241,8 @@ def test_of_a_pipeline_the_scores_of_every_stage_are_read_and_of_one_stage_only_
     write(tmp_path, 1, "a", lines, job="j-0001-1")
     write(tmp_path, 1, "a", [{"step": 2, "eval_sums": 0.5}], job="j-0001-3")
 
-    report = find_report(tmp_path, "chat", now_s=BEGAN_S + 200)
-    assert report == find_report(tmp_path, "j-0001", now_s=BEGAN_S + 200) and report.id == "j-0001-3"
+    report = read_report(tmp_path, "chat", now_s=BEGAN_S + 200)
+    assert report == read_report(tmp_path, "j-0001", now_s=BEGAN_S + 200) and report.id == "j-0001-3"
     known = [(row.stage, row.job, row.state, row.steps, row.tokens_per_s, row.mfu, row.loss) for row in report.stages]
     assert known == [
         ("base", "j-0001-1", "SUCCEEDED", 2, 1200.0, 0.4, 1.0),
@@ -253,4 +253,4 @@ def test_of_a_pipeline_the_scores_of_every_stage_are_read_and_of_one_stage_only_
     assert "base      j-0001-1" in told and "loss 1.25" in told and "sums 0.5" in told
     assert "1,200" in told and "40.0%" in told
     assert "loss 1.25" in make_page(report)
-    assert find_report(tmp_path, "j-0001-1", now_s=BEGAN_S + 200).stages == ()
+    assert read_report(tmp_path, "j-0001-1", now_s=BEGAN_S + 200).stages == ()

@@ -188,7 +188,7 @@ def facts(state_dir: Path, stored: StoredJob, store: Store) -> dict[str, Any]:
             [event.code for event in evidence.events],
             (diagnosis.code, diagnosis.confidence, diagnosis.hosts, diagnosis.ranks, diagnosis.retry),
         )
-    report = read_report(store, state_dir, job.id, now_s=9000.0)
+    report = read_report(state_dir, job.id, now_s=9000.0)
     found["report"] = (report.state, report.time, report.timeline, [row.attempt for row in report.attempts])
     items = store.events.stream(job=job.id)
     notices = [notice_of(job, item, head_id="h", head="login") for item in items]

@@ -165,14 +165,16 @@ def test_memory_does_not_grow_with_the_logs(tmp_path: Path) -> None:
 
     code = """if True:
         import resource, sys
-        from ascendrun.query.log_reader import read_all
+        from ascendrun.query.log_reader import StreamReader
         from ascendrun.head.spool.spool_files import find_streams
         from ascendrun.core.logs.folding import fold
         from ascendrun.core.logs.log_lines import merge
+        from itertools import chain
         from pathlib import Path
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         found = find_streams(Path(sys.argv[1]), 1)
-        count = sum(1 for _ in fold(merge(read_all(files) for files in found), window_s=0.3))
+        lines = merge(chain.from_iterable(StreamReader(files).batches(final=True)) for files in found)
+        count = sum(1 for _ in fold(lines, window_s=0.3))
         print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     """
     (tmp_path / "n1").mkdir()

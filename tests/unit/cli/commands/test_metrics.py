@@ -118,13 +118,10 @@ def test_npus_have_npu_exporter_s_names_labels_and_units(samples: Samples) -> No
 
 def test_what_is_not_known_is_absent(samples: Samples) -> None:
     where = {"host": "npu04", "id": "0"}
-    for name in (
-        "npu_chip_info_utilization",
-        "npu_chip_info_power",
-        "npu_chip_info_health_status",
-        "ascendrun_device_utilization_percent",
-        "ascendrun_device_healthy",
-    ):
+    for name in """
+        npu_chip_info_utilization npu_chip_info_power npu_chip_info_health_status
+        ascendrun_device_utilization_percent ascendrun_device_healthy
+    """.split():
         assert value(samples, name, **where) is None
         assert value(samples, name, host="npu04", id="1") is not None
     assert value(samples, "npu_chip_info_temperature", **where) == 52

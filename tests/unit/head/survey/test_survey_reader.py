@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ascendrun.cli.doctor_view import print_report
+from ascendrun.cli.commands.doctor import print_report
 from ascendrun.head.protocol.control_messages import SurveyReply
 from ascendrun.head.survey.survey_reader import read_world
 from ascendrun.health.checks import choose_checks, run_checks

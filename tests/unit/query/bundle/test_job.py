@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ascendrun.cluster import Cluster
 from ascendrun.core.errors import NotFoundError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Exit, Job, NodeProgress, Phase, State
@@ -20,8 +21,7 @@ from ascendrun.core.notices import NoticeSettings, Target
 from ascendrun.core.samples import DeviceSample
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.store import Store
-from ascendrun.query.bundle.faultdiag import as_commands
-from ascendrun.query.bundle.job import Bundle, BundleRequest, CannotWriteError, bundle_job
+from ascendrun.query.bundle.job import Bundle, CannotWriteError, as_commands, bundle_job
 
 PLANTED = {
     "env-from": "Pl4nted-env-from-value",
@@ -134,8 +134,17 @@ class World:
     ) -> Bundle:
         notices = NoticeSettings((Target(name="t", type="generic", url=PLANTED["webhook"]),))
         environ = {"MY_TOKEN": PLANTED["own"], "HOME": "/root", "SHELL_KEY": "short"}
-        wish = BundleRequest(path or self.folder / "out.tar.gz", layout, with_logs, max_bytes, is_dry)
-        return bundle_job(self.state_dir, "qwen", wish, notices=notices, environ=environ)
+        return bundle_job(
+            self.state_dir,
+            "qwen",
+            path or self.folder / "out.tar.gz",
+            layout=layout,
+            with_logs=with_logs,
+            max_bytes=max_bytes,
+            is_dry=is_dry,
+            notices=notices,
+            environ=environ,
+        )
 
     def files(self, path: Path | None = None) -> dict[str, bytes]:
         found = {}
@@ -155,23 +164,13 @@ def world(tmp_path: Path) -> World:
 def test_everything_that_helps_is_in_it(world: World) -> None:
     world.bundle()
     files = world.files()
-    assert {
-        "job.json",
-        "spec.json",
-        "hosts.json",
-        "events.jsonl",
-        "versions.json",
-        "explain.json",
-        "report.json",
-        "MANIFEST.json",
-        "head/controller.log",
-        "attempt-1/a/rank-0.out",
-        "attempt-1/b/rank-1.err",
-        "attempt-1/b/rank-1.metrics",
-        "attempt-1/b/events",
-        "attempt-1/a/gathered/index.json",
-        "attempt-1/a/gathered/plog/debug/plog/plog-11_2026.log",
-    } <= set(files)
+    assert set(
+        """
+    job.json spec.json hosts.json events.jsonl versions.json explain.json report.json MANIFEST.json
+    head/controller.log attempt-1/a/rank-0.out attempt-1/b/rank-1.err attempt-1/b/rank-1.metrics
+    attempt-1/b/events attempt-1/a/gathered/index.json attempt-1/a/gathered/plog/debug/plog/plog-11_2026.log
+    """.split()
+    ) <= set(files)
     assert json.loads(files["spec.json"])["env"]["LR"] == "1e-5"
     assert json.loads(files["job.json"])["first_failure"]["reason"]["$reason"]["hosts"] == ["b"]
     assert not any(name.endswith(".times") for name in files)
@@ -224,10 +223,9 @@ def test_a_place_that_cannot_be_written_is_named(world: World) -> None:
 
 
 def test_a_job_that_is_not_there(world: World, tmp_path: Path) -> None:
-    wish = BundleRequest(None, "ascendrun", True, 1 << 20, True)
     for state_dir in (world.state_dir, tmp_path / "empty"):
         with pytest.raises(NotFoundError):
-            bundle_job(state_dir, "other", wish, notices=None, environ={})
+            Cluster(state_dir=state_dir).diagnosis.bundle("other", is_dry=True, environ={})
 
 
 # ---------------------------------------------------------------- ascend-fd

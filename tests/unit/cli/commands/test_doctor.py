@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from ascendrun.cli.commands.doctor import exit_code
-from ascendrun.cli.doctor_view import print_report, print_script
+from ascendrun.cli.commands.doctor import exit_code, print_report, print_script
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.comparison import DoctorReport, make_report
 from ascendrun.health.survey.check_context import CheckContext
