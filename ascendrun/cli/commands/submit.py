@@ -21,7 +21,7 @@ from ascendrun.planner.plan import render
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ascendrun.cli.context import CliContext
     from ascendrun.cluster import JobView
@@ -79,20 +79,13 @@ def command(
         raise UsageError(exclusive("--detach", "--wait"))
     if from_stage is not None and resume is None:
         raise UsageError(Text("submit.from-stage", "--from-stage requires --resume PIPELINE"))
-    hosts_path = Path(hostfile) if hostfile else None
+    of_file: dict[str, Any] = {"overrides": overrides, "hostfile": hostfile or None}
+    here = {**of_file, "hosts": only, "exclude": exclude}
     if dry_run:
-        return _print_plan(ctx, file, overrides, hosts_path, output, hosts=only, exclude=exclude)
-    ctx.cluster.job_files.install_training_stack(file, overrides=overrides, hostfile=hosts_path, log=ctx.echo)
-    job = ctx.cluster.jobs.submit(
-        file,
-        overrides=overrides,
-        hostfile=hosts_path,
-        resume=resume,
-        from_stage=from_stage,
-        priority=priority,
-        hosts=only,
-        exclude=exclude,
-    ).view
+        return _print_plan(file.stem, *ctx.cluster.job_files.dry_run(file, **here), output)
+    ctx.cluster.job_files.install_training_stack(file, **of_file, log=ctx.echo)
+    made = ctx.cluster.jobs.submit(file, **here, resume=resume, from_stage=from_stage, priority=priority)
+    job = made.view
     submitted = Text("submit.submitted", "{job} submitted ({name})", job=job.id, name=job.name)
     stages = len(job.stages)
     if stages:
@@ -112,23 +105,13 @@ def command(
 
 
 def _print_plan(
-    ctx: CliContext,
-    file: Path,
-    overrides: tuple[str, ...],
-    hostfile: Path | None,
-    output: str | None,
-    *,
-    hosts: str | None,
-    exclude: str | None,
+    job: str, plans: Sequence[Mapping[str, Any]], trainings: Sequence[TrainingPlan], output: str | None
 ) -> int:
-    plans, trainings = ctx.cluster.job_files.dry_run(
-        file, overrides=overrides, hostfile=hostfile, hosts=hosts, exclude=exclude
-    )
     if output in PEOPLE:
         sys.stdout.write(sanitise("\n".join(render_text(plan) for plan in plans)))
         bundled = [plan for plan in trainings if plan.program is not None]
         if bundled:
-            sys.stdout.write("".join(f"# {line}\n" for line in ("", *plan_lines(bundled, file.stem))))
+            sys.stdout.write("".join(f"# {line}\n" for line in ("", *plan_lines(bundled, job))))
     else:
         whole = [
             {**plan, "training": plan_record(training)} if training.program is not None else dict(plan)
