@@ -30,6 +30,11 @@ class UsageError(click.UsageError):
         super().__init__(str(message), ctx)
         self.text, self.hint = message, hint
 
+    @classmethod
+    def of(cls, key: str, english: str, hint: str | None = None, /, **values: Any) -> UsageError:
+        """Make an error as `AscendrunError.of`."""
+        return cls(Text(key, english, **values), hint=None if hint is None else Text(f"{key}.hint", hint, **values))
+
 
 def exclusive(one: str, other: str) -> Text:
     """Return the message that two flags exclude each other."""

@@ -101,10 +101,7 @@ def hosts_of(ctx: CliContext, *, hostfile: str | None, names: str | None = None)
     """
     if hostfile is None and ctx.settings.hostfile is None:
         if names is None:
-            raise UsageError(
-                Text("cli.no-hosts", "no hosts given"),
-                hint=Text("cli.give-hosts", "add --hostfile FILE or the names of hosts"),
-            )
+            raise UsageError.of("cli.no-hosts", "no hosts given", "add --hostfile FILE or the names of hosts")
         return parse_host_names([names])
     return ctx.cluster.hosts.select(names, hostfile=hostfile)
 

@@ -120,7 +120,7 @@ class Files(Part):
             return None, hosts.known(target) if hostfile is None else hosts.select(target, hostfile=hostfile)
         name = next((node.host for node in detail.nodes if (rank or 0) in node.ranks), None)
         if name is None:
-            raise ConflictError(Text("outputs.not-started", "{job} was not started on a host", job=detail.job.id))
+            raise ConflictError.of("outputs.not-started", "{job} was not started on a host", job=detail.job.id)
         return detail.job.id, (self._host_of(detail.job.id, name),)
 
     def _with_rank(self, ref: str, rank: int) -> JobDetail:

@@ -58,12 +58,10 @@ def install(state_dir: Path, environ: Mapping[str, str] = os.environ) -> Install
         return _install_units(state_dir, kept)
     lines = _crontab()
     if lines is None:
-        raise PreflightError(
-            Text("install.no-tool", "no systemd user manager and no crontab is usable here"),
-            hint=Text(
-                "install.no-tool.hint",
-                "run `ascendrun controller ensure` when this machine or container starts, and once a minute",
-            ),
+        raise PreflightError.of(
+            "install.no-tool",
+            "no systemd user manager and no crontab is usable here",
+            "run `ascendrun controller ensure` when this machine or container starts, and once a minute",
         )
     key = key_of(state_dir)
     pairs = " ".join(f"{name}={shlex.quote(value)}" for name, value in kept.items())
@@ -141,9 +139,7 @@ def _install_units(state_dir: Path, kept: Mapping[str, str]) -> Installation:
         done = _tool("systemctl", "--user", *argv)
         if done is None or done.returncode:
             why = "" if done is None else done.stderr.strip()
-            raise PreflightError(
-                Text("install.systemctl", "systemctl --user {verb} failed: {why}", verb=argv[0], why=why)
-            )
+            raise PreflightError.of("install.systemctl", "systemctl --user {verb} failed: {why}", verb=argv[0], why=why)
     return Installation("systemd", f"{key}.timer", _linger_warning())
 
 
@@ -184,7 +180,7 @@ def _write_crontab(lines: list[str]) -> None:
     done = _tool("crontab", "-", text="".join(f"{line}\n" for line in lines))
     if done is None or done.returncode:
         why = "" if done is None else done.stderr.strip()
-        raise PreflightError(Text("install.crontab", "crontab rejected the lines: {why}", why=why))
+        raise PreflightError.of("install.crontab", "crontab rejected the lines: {why}", why=why)
 
 
 def _cron_runs() -> bool:

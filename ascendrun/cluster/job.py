@@ -112,7 +112,7 @@ class Job:
             raise HostsFailedError(what, problems=problems)
         missing = sorted({path for reply in ended for path in reply.missing})
         if paths and missing:
-            raise NotFoundError(Text("api.no-files", "{job}: no file matches {paths}", job=self.id, paths=missing))
+            raise NotFoundError.of("api.no-files", "{job}: no file matches {paths}", job=self.id, paths=missing)
         return tuple(dict.fromkeys(Path(reply.folder) for reply in ended if reply.files))
 
     def report(self) -> Report:

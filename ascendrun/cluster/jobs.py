@@ -205,15 +205,13 @@ class Jobs(Part):
             if detail.job.ended_at_s is not None and is_over:
                 return detail
             if deadline is not None and time.monotonic() > deadline:
-                raise DeadlineExceededError(
-                    Text(
-                        "cluster.wait-timeout",
-                        "{job}: not finished after {limit_s:duration} (state {state})",
-                        job=detail.job.id,
-                        state=detail.job.state,
-                        limit_s=timeout_s,
-                    ),
-                    hint=Text("cluster.follow", "follow the job: ascendrun logs -f {job}", job=detail.job.id),
+                raise DeadlineExceededError.of(
+                    "cluster.wait-timeout",
+                    "{job}: not finished after {limit_s:duration} (state {state})",
+                    "follow the job: ascendrun logs -f {job}",
+                    job=detail.job.id,
+                    state=detail.job.state,
+                    limit_s=timeout_s,
                 )
             time.sleep(POLL_S)
 

@@ -98,9 +98,12 @@ class Logs(Part):
         folder = job_folder(self._head.state_dir, detail.job.id)
         at_s = pruned_at_s(folder)
         if at_s is not None:
-            raise NotFoundError(
-                Text("logs.pruned", "the logs of {job} were removed at {at_s:clock}", job=detail.job.id, at_s=at_s),
-                hint=Text("logs.pruned.hint", "set keep_jobs_days and keep_jobs_gib (ascendrun config)"),
+            raise NotFoundError.of(
+                "logs.pruned",
+                "the logs of {job} were removed at {at_s:clock}",
+                "set keep_jobs_days and keep_jobs_gib (ascendrun config)",
+                job=detail.job.id,
+                at_s=at_s,
             )
         view = view or LogView()
         check_choice(detail, view)

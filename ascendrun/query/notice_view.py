@@ -99,9 +99,10 @@ def send_tests(settings: NoticeSettings, *, name: str | None) -> tuple[NoticeTes
     """
     targets = [target for target in settings.targets if name in (None, target.name)]
     if not settings.targets:
-        raise ConflictError(
-            Text("notify.none", "no notification targets are configured"),
-            hint=Text("notify.none-hint", "add notify, hook or deadman to the settings file; see docs/notices.md"),
+        raise ConflictError.of(
+            "notify.none",
+            "no notification targets are configured",
+            "add notify, hook or deadman to the settings file; see docs/notices.md",
         )
     if not targets:
         known = [target.name for target in settings.targets]

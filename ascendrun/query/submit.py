@@ -215,9 +215,11 @@ def stages_to_repeat(
     """
     names = [one.stage or "" for one in submissions]
     if pipeline is not None and not before:
-        raise NotFoundError(
-            Text("submit.no-pipeline", "{pipeline}: pipeline not found", pipeline=pipeline),
-            hint=Text("submit.list-pipelines", "`ascendrun ps -a` lists pipelines; --resume requires the id of one"),
+        raise NotFoundError.of(
+            "submit.no-pipeline",
+            "{pipeline}: pipeline not found",
+            "`ascendrun ps -a` lists pipelines; --resume requires the id of one",
+            pipeline=pipeline,
         )
     if from_stage is not None and from_stage not in names:
         raise NotFoundError(
@@ -234,9 +236,12 @@ def stages_to_repeat(
     left = [name for name in names if name not in done]
     first = from_stage or (left[0] if left else None)
     if first is None:
-        raise ConflictError(
-            Text("submit.all-succeeded", "every stage of {pipeline} has succeeded", pipeline=pipeline),
-            hint=Text("submit.repeat-stage", "--from-stage {stage} repeats a stage", stage=names[-1]),
+        raise ConflictError.of(
+            "submit.all-succeeded",
+            "every stage of {pipeline} has succeeded",
+            "--from-stage {stage} repeats a stage",
+            pipeline=pipeline,
+            stage=names[-1],
         )
     missing = [
         one.needs

@@ -60,9 +60,12 @@ def copy_template(name: str, target: Path) -> tuple[Path, ...]:
     copies = {target / place: source for place, source in template.files.items()}
     taken = [str(path) for path in copies if path.exists() or path.is_symlink()]
     if taken:
-        raise ConflictError(
-            Text("init.exists", "{paths}: file exists; nothing was copied", paths=taken),
-            hint=Text("init.other-directory", "name another directory: ascendrun init {name} DIRECTORY", name=name),
+        raise ConflictError.of(
+            "init.exists",
+            "{paths}: file exists; nothing was copied",
+            "name another directory: ascendrun init {name} DIRECTORY",
+            paths=taken,
+            name=name,
         )
     for path, source in copies.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,9 +95,8 @@ def _find(name: str) -> Template:
     templates = {template.name: template for template in list_templates()}
     if name in templates:
         return templates[name]
-    raise NotFoundError(
-        Text("init.unknown", "unknown template {name:quote}", name=name),
-        hint=Text("init.known", "known templates: {names}", names=list(templates)),
+    raise NotFoundError.of(
+        "init.unknown", "unknown template {name:quote}", "known templates: {names}", name=name, names=list(templates)
     )
 
 
@@ -162,9 +164,8 @@ def check_new_job(answers: NewJob, target: Path) -> str:
     ConflictError when one of them exists in `target`."""
     taken = [str(path) for path in (target / JOB_FILE, target / HOSTFILE) if path.exists() or path.is_symlink()]
     if taken:
-        raise ConflictError(
-            Text("init.exists", "{paths}: file exists; nothing was copied", paths=taken),
-            hint=Text("init.in-other-directory", "run it in another directory"),
+        raise ConflictError.of(
+            "init.exists-here", "{paths}: file exists; nothing was copied", "run it in another directory", paths=taken
         )
     job_text = _job_text(answers, parse_hostfile(_hostfile_text(answers), HOSTFILE))
     parse_stages(job_text, JOB_FILE, programs=load_programs())

@@ -81,14 +81,12 @@ def _missing_in(python: str) -> tuple[str, ...]:
         return tuple(PACKAGES[module] for module in json.loads(answer.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         detail = str(getattr(error, "stderr", None) or error).strip().splitlines()
-        raise PreflightError(
-            Text(
-                "train-env.python-broken",
-                "{python} does not run on this machine: {reason}",
-                python=python,
-                reason=detail[-1] if detail else repr(error),
-            ),
-            hint=Text("train-env.set-python", "set `python` of the job to another Python, or remove the key"),
+        raise PreflightError.of(
+            "train-env.python-broken",
+            "{python} does not run on this machine: {reason}",
+            "set `python` of the job to another Python, or remove the key",
+            python=python,
+            reason=detail[-1] if detail else repr(error),
         ) from error
 
 
@@ -118,9 +116,11 @@ def _install(setup: Path, progress: Callable[[str], None], missing: Sequence[str
         for line in child.stderr or ():
             progress(line.rstrip("\n"))
     if child.returncode != 0:
-        raise PreflightError(
-            Text("train-env.install-failed", "cannot install the training packages"),
-            hint=Text("train-env.see-log", "see {path}", path=f"{setup.parent.parent}/.venv/bootstrap.log"),
+        raise PreflightError.of(
+            "train-env.install-failed",
+            "cannot install the training packages",
+            "see {path}",
+            path=f"{setup.parent.parent}/.venv/bootstrap.log",
         )
 
 

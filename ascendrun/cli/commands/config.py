@@ -53,10 +53,7 @@ def command(ctx: CliContext, action: str, name: str | None, output: str | None) 
         )
         return 0
     if name is None:
-        raise UsageError(
-            Text("config.no-name", "`config get` requires a name"),
-            hint=Text("config.list", "list settings: ascendrun config"),
-        )
+        raise UsageError.of("config.no-name", "`config get` requires a name", "list settings: ascendrun config")
     view = next((view for view in views if view.name == name), None)
     if view is None:
         raise UsageError(

@@ -78,9 +78,11 @@ def command(ctx: CliContext, no_pause: bool, keep: bool) -> int:
 def check_machine() -> None:
     """Raise PreflightError without /proc, in which the demo finds its processes."""
     if not sys.platform.startswith("linux"):
-        raise PreflightError(
-            Text("demo.linux-only", "the demo requires Linux, got {platform}", platform=sys.platform),
-            hint=Text("demo.use-container", "start it in a Linux container or virtual machine"),
+        raise PreflightError.of(
+            "demo.linux-only",
+            "the demo requires Linux, got {platform}",
+            "start it in a Linux container or virtual machine",
+            platform=sys.platform,
         )
 
 
@@ -278,9 +280,10 @@ class Demo:
         if code in (PIPE_CLOSED, -signal.SIGPIPE):
             raise BrokenPipeError
         if " doctor " in f" {shown} " and code == 3:
-            raise PreflightError(
-                Text("demo.machine-not-ready", "doctor found a fault of this machine, see above"),
-                hint=Text("demo.repair-machine", "correct it and run `ascendrun demo` again"),
+            raise PreflightError.of(
+                "demo.machine-not-ready",
+                "doctor found a fault of this machine, see above",
+                "correct it and run `ascendrun demo` again",
             )
         raise AscendrunError(
             Text(

@@ -85,9 +85,11 @@ def _check_paths(paths: tuple[str, ...]) -> None:
     """Raise UsageError for a path that names what cannot be copied below a directory."""
     for path in paths:
         if not path or path.startswith("~") or ".." in path.split("/"):
-            raise UsageError(
-                Text("fetch.bad-path", "PATH {path:quote} is not supported", path=path),
-                hint=Text("fetch.bad-path.hint", "write a path below the working directory, or an absolute path"),
+            raise UsageError.of(
+                "fetch.bad-path",
+                "PATH {path:quote} is not supported",
+                "write a path below the working directory, or an absolute path",
+                path=path,
             )
 
 
@@ -143,15 +145,16 @@ def _copies(
     there, into = REMOTE.fullmatch(destination), Path(destination)
     remote = [match for match in map(REMOTE.fullmatch, sources) if match is not None]
     if bool(remote) == (there is not None) or len(remote) not in (0, len(sources)):
-        raise UsageError(
-            Text("cp.one-side", "either all sources or the directory must be on a host"),
-            hint=Text("cp.one-side.hint", "write JOB:PATH or HOSTS:PATH; a local file with a colon is ./a:b"),
+        raise UsageError.of(
+            "cp.one-side",
+            "either all sources or the directory must be on a host",
+            "write JOB:PATH or HOSTS:PATH; a local file with a colon is ./a:b",
         )
     if there is not None:
         yield ctx.cluster.files.copy_to(sources, there[1], there[2] or ".", rank=rank, hostfile=hostfile)
         return
     if into.exists() and not into.is_dir():
-        raise UsageError(Text("cp.not-directory", "{path} is not a directory", path=destination))
+        raise UsageError.of("cp.not-directory", "{path} is not a directory", path=destination)
     _check_paths(tuple(match[2] for match in remote))
     for match in remote:
         yield ctx.cluster.files.copy_from(match[1], match[2], into, rank=rank, hostfile=hostfile)

@@ -126,10 +126,10 @@ def _check_options(
     )
     if raw and (follow or filters or choice["timestamps"]):
         allowed = "--hosts, --rank, --stream, --attempt"
-        raise UsageError(Text("logs.raw-only", "--raw can be combined with {flags} only", flags=allowed))
+        raise UsageError.of("logs.raw-only", "--raw can be combined with {flags} only", flags=allowed)
     if files and (follow or raw or filters):
         allowed = "--hosts, --rank, --attempt, -o"
-        raise UsageError(Text("logs.files-only", "--files can be combined with {flags} only", flags=allowed))
+        raise UsageError.of("logs.files-only", "--files can be combined with {flags} only", flags=allowed)
     if output is not None and not files:
         for flag in ("--timestamps", "--no-prefix"):
             if choice[flag[2:].replace("-", "_")]:
@@ -145,7 +145,7 @@ def _check_options(
         if follow and choice[flag]:
             raise UsageError(exclusive("--follow", f"--{flag.replace('_', '-')}"))
     if (choice["invert_match"] or choice["ignore_case"]) and not choice["grep"]:
-        raise UsageError(Text("logs.need-grep", "-i and -v require --grep"))
+        raise UsageError.of("logs.need-grep", "-i and -v require --grep")
 
 
 def _make_view(choice: Mapping[str, Any], *, folds: bool) -> LogView:

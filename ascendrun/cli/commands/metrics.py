@@ -97,15 +97,13 @@ def serve(ctx: CliContext, registry: CollectorRegistry, address: str, port: int)
     try:
         server, thread = start_http_server(port, addr=address, registry=registry)
     except OSError as error:
-        raise ConflictError(
-            Text(
-                "metrics.cannot-listen",
-                "cannot listen on {address}:{port}: {error}",
-                address=address,
-                port=port,
-                error=error.strerror or str(error),
-            ),
-            hint=Text("metrics.cannot-listen-hint", "set another port: --listen 127.0.0.1:PORT"),
+        raise ConflictError.of(
+            "metrics.cannot-listen",
+            "cannot listen on {address}:{port}: {error}",
+            "set another port: --listen 127.0.0.1:PORT",
+            address=address,
+            port=port,
+            error=error.strerror or str(error),
         ) from error
     where = f"[{address}]" if ":" in address else address
     url = f"http://{where}:{server.server_port}/metrics"

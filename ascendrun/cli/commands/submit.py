@@ -78,7 +78,7 @@ def command(
     if detach and waits:
         raise UsageError(exclusive("--detach", "--wait"))
     if from_stage is not None and resume is None:
-        raise UsageError(Text("submit.from-stage", "--from-stage requires --resume PIPELINE"))
+        raise UsageError.of("submit.from-stage", "--from-stage requires --resume PIPELINE")
     of_file: dict[str, Any] = {"overrides": overrides, "hostfile": hostfile or None}
     here = {**of_file, "hosts": only, "exclude": exclude}
     if dry_run:

@@ -99,9 +99,12 @@ def bundle_job(
         return replace(done, parsed=tuple(run_parse(tool, path, out, nodes=job.used_hosts)), parsed_dir=out / "parsed")
     except OSError as error:
         file, why = str(error.filename or path), error.strerror or str(error)
-        raise CannotWriteError(
-            Text("bundle.cannot-write", "cannot write {path}: {error}", path=file, error=why),
-            hint=Text("bundle.cannot-write-hint", "set another file with -O FILE.tar.gz"),
+        raise CannotWriteError.of(
+            "bundle.cannot-write",
+            "cannot write {path}: {error}",
+            "set another file with -O FILE.tar.gz",
+            path=file,
+            error=why,
         ) from error
 
 
