@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from ascendrun.cli.output import cut, sanitise, sanitise_line
 from ascendrun.text import Text
@@ -77,6 +77,10 @@ class CliContext:
     def echo(self, text: Text | str) -> None:
         """Print sanitised text to stderr, above the line at the bottom of a terminal."""
         self.screen.echo(text)
+
+    def say(self, key: str, english: str, /, **values: Any) -> None:
+        """Print a message by its key in the catalogue and its English, as `echo`."""
+        self.echo(Text(key, english, **values))
 
     def error(self, message: Text | str, hint: Text | str | None = None) -> None:
         """Print an error that does not end the command, and its hint."""

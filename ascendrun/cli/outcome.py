@@ -65,7 +65,7 @@ def print_outcome(ctx: CliContext, detail: JobDetail) -> int:
     is_diagnosed = has_failed and job.confidence != "preliminary"
     diagnosis = ctx.cluster.diagnosis.summary(job.id) if is_diagnosed else None
     if diagnosis is not None:
-        ctx.echo(Text("outcome.cause", "cause: {diagnosis}", diagnosis=diagnosis))
+        ctx.say("outcome.cause", "cause: {diagnosis}", diagnosis=diagnosis)
     print_left(ctx, detail)
     if has_failed:
         first = detail.first_failure
@@ -85,7 +85,7 @@ def print_outputs(ctx: CliContext, job: JobView) -> None:
         replies = fetch_outputs(ctx, ctx.cluster.files.fetch(job.id))
     except KeyboardInterrupt:
         ctx.screen.close()
-        ctx.echo(Text("outputs.detached", "detached; the outputs of {job} are still being fetched", job=job.id))
+        ctx.say("outputs.detached", "detached; the outputs of {job} are still being fetched", job=job.id)
         ctx.hint(f"ascendrun fetch {job.id}")
         return
     for missing in missing_texts(replies):
@@ -101,7 +101,7 @@ def print_outputs(ctx: CliContext, job: JobView) -> None:
             size[0], size[1] = size[0] + reply.files, size[1] + reply.done_bytes
     for folder, (files, size_bytes) in sizes.items():
         values = {"files": files, "size": size_bytes, "directory": folder}
-        ctx.echo(Text("outputs.directory", "outputs: {directory} ({files:plural file files}, {size:bytes})", **values))
+        ctx.say("outputs.directory", "outputs: {directory} ({files:plural file files}, {size:bytes})", **values)
 
 
 def print_left(ctx: CliContext, detail: JobDetail) -> bool:
@@ -377,4 +377,4 @@ def print_files(ctx: CliContext, found: AttemptFiles, output: str | None) -> Non
         )
         sys.stdout.write(f"\n{table}")
     for host in found.pending_hosts:
-        ctx.echo(Text("logs.files-pending", "{host}: collection of files is still running", host=host))
+        ctx.say("logs.files-pending", "{host}: collection of files is still running", host=host)

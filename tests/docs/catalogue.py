@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ascendrun"
-TAKES_TEXT = re.compile(r"Text\(|\w+Error(\.of)?\(|(here|self\.here|runtime)\.log\(")
+TAKES_TEXT = re.compile(
+    r"Text\(|\w+Error(\.of)?\(|(here|self\.here|runtime)\.log\(|(self\._)?ctx\.say\(|self\._explain\("
+)
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
 
@@ -34,7 +36,7 @@ def fields(template: str) -> frozenset[str]:
 
 
 def inline() -> Iterator[Message]:
-    """Every call of `Text("key", "English")` in the package, and of errors and `log` that take the same arguments.
+    """Every call of `Text("key", "English")` in the package, and of errors, `log` and `say` that take the same.
 
     `Error.of` takes the English of its hint, too.
     """

@@ -106,37 +106,33 @@ def _print(ctx: CliContext, bundle: Bundle) -> None:
     )
     sys.stdout.flush()
     for what, why in contents.left_out[:LISTED_LEFT_OUT]:
-        ctx.echo(Text("bundle.skipped", "skipped: {what}: {why}", what=what, why=why))
+        ctx.say("bundle.skipped", "skipped: {what}: {why}", what=what, why=why)
     if len(contents.left_out) > LISTED_LEFT_OUT:
         more = len(contents.left_out) - LISTED_LEFT_OUT
-        ctx.echo(Text("bundle.skipped-more", "skipped: {count} more, listed in MANIFEST.json", count=more))
-    ctx.echo(
-        Text(
-            "bundle.summary",
-            "{files:plural file files}, {size:bytes}; {secrets:plural secret secrets} masked in"
-            " {places:plural place places}",
-            files=len(contents.packed),
-            size=sum(packed.bytes for packed in contents.packed),
-            secrets=contents.secrets,
-            places=sum(packed.redactions for packed in contents.packed),
-        )
+        ctx.say("bundle.skipped-more", "skipped: {count} more, listed in MANIFEST.json", count=more)
+    ctx.say(
+        "bundle.summary",
+        "{files:plural file files}, {size:bytes}; {secrets:plural secret secrets} masked in"
+        " {places:plural place places}",
+        files=len(contents.packed),
+        size=sum(packed.bytes for packed in contents.packed),
+        secrets=contents.secrets,
+        places=sum(packed.redactions for packed in contents.packed),
     )
     if bundle.path is None:
-        ctx.echo(Text("bundle.dry-run", "dry run: no file was written"))
+        ctx.say("bundle.dry-run", "dry run: no file was written")
         return
-    ctx.echo(
-        Text(
-            "bundle.written",
-            "wrote {path} ({size:bytes}, sha256 {sha256})",
-            path=str(bundle.path),
-            size=bundle.archive_bytes,
-            sha256=bundle.sha256,
-        )
+    ctx.say(
+        "bundle.written",
+        "wrote {path} ({size:bytes}, sha256 {sha256})",
+        path=str(bundle.path),
+        size=bundle.archive_bytes,
+        sha256=bundle.sha256,
     )
     ctx.hint(Text("bundle.check", "check the archive before you send it; some secrets may not be recognised"))
     for result in bundle.parsed:
         if result.code == 0:
-            ctx.echo(Text("bundle.parsed", "ascend-fd parse succeeded on the logs of {node}", node=result.node))
+            ctx.say("bundle.parsed", "ascend-fd parse succeeded on the logs of {node}", node=result.node)
         else:
             failed = Text(
                 "bundle.parse-failed",

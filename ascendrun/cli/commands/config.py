@@ -149,7 +149,7 @@ def rm_command(ctx: CliContext, jobs: tuple[str, ...], force: bool) -> int:
         if failed:
             code = 6
         else:
-            ctx.echo(Text("rm.done", "{job} removed, {size:bytes} freed", job=ref, size=freed))
+            ctx.say("rm.done", "{job} removed, {size:bytes} freed", job=ref, size=freed)
     return code
 
 
@@ -192,7 +192,7 @@ def notify_command(ctx: CliContext, test: str | None, output: str | None) -> int
         kind=NoticeTargetView,
     )
     if not views and output in PEOPLE:
-        ctx.echo(Text("notify.none", "no notification targets are configured"))
+        ctx.say("notify.none", "no notification targets are configured")
         ctx.hint(Text("notify.configure", "add notify, hook or deadman to the settings file, see docs/notices.md"))
     return 0
 

@@ -40,14 +40,14 @@ def command(ctx: CliContext, action: str) -> int:
         revive_controller(ctx.settings)
     elif action == "stop":
         controller.stop()
-        ctx.echo(Text("controller.stopped", "controller stopped; jobs keep running"))
+        ctx.say("controller.stopped", "controller stopped; jobs keep running")
     elif action == "install":
         _print_installation(ctx, install(ctx.settings.state_dir))
     elif action == "uninstall":
         if uninstall(ctx.settings.state_dir):
-            ctx.echo(Text("controller.uninstalled", "entry removed"))
+            ctx.say("controller.uninstalled", "entry removed")
         else:
-            ctx.echo(Text("controller.nothing-installed", "no entry for {path}", path=str(ctx.settings.state_dir)))
+            ctx.say("controller.nothing-installed", "no entry for {path}", path=str(ctx.settings.state_dir))
     else:
         return _print_status(ctx)
     return 0

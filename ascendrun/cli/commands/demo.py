@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -68,7 +68,7 @@ def command(ctx: CliContext, no_pause: bool, keep: bool) -> int:
                 Demo(directory, actor, pauses=pauses, color=ctx.has_color(sys.stdout)).run()
             except DemoInterruptedError as interrupted:
                 code = 128 + interrupted.number
-                ctx.echo(Text("demo.interrupted", "interrupted: stopping the demo"))
+                ctx.say("demo.interrupted", "interrupted: stopping the demo")
             finally:
                 clean_up(directory, keep=keep)
                 print_end(ctx, directory)
@@ -143,11 +143,9 @@ class Demo:
         from ascendrun.sim.demo import nodes
 
         self._explain(
-            Text(
-                "demo.nodes",
-                "This machine simulates 2 Ascend servers with 4 NPUs each. A hostfile lists them. A job file defines "
-                "the training.",
-            )
+            "demo.nodes",
+            "This machine simulates 2 Ascend servers with 4 NPUs each. A hostfile lists them. A job file defines "
+            "the training.",
         )
         nodes.make_nodes(self._directory)
         nodes.make_job(self._directory)
@@ -163,22 +161,15 @@ class Demo:
         simulate = [sys.executable, "-m", "ascendrun.sim.ascend"]
         shown = "python -m ascendrun.sim.ascend"
         self._explain(
-            Text(
-                "demo.fault",
-                "A fault is injected: NPU {device} of {host} raises an alarm.",
-                device=BAD_CARD,
-                host=BAD_NODE,
-            )
+            "demo.fault", "A fault is injected: NPU {device} of {host} raises an alarm.", device=BAD_CARD, host=BAD_NODE
         )
         where = f"nodes/{BAD_NODE}"
         self._type([*simulate, "fault", where, BAD_CARD, FAULT], shown=f"{shown} fault {where} {BAD_CARD} {FAULT}")
         self._explain(
-            Text("demo.doctor", "`doctor` checks both nodes in the environment of the job. It names the NPU and a fix.")
+            "demo.doctor", "`doctor` checks both nodes in the environment of the job. It names the NPU and a fix."
         )
         self._ascendrun("doctor", "job.yaml", "--quick", expected=3)
-        self._explain(
-            Text("demo.repair", "A real NPU with an alarm is repaired or replaced. Here, the fault is removed.")
-        )
+        self._explain("demo.repair", "A real NPU with an alarm is repaired or replaced. Here, the fault is removed.")
         self._type([*simulate, "clear", where], shown=f"{shown} clear {where}")
         self._ascendrun("doctor", "job.yaml", "--quick")
 
@@ -186,40 +177,32 @@ class Demo:
         from ascendrun.sim.demo import nodes
 
         self._explain(
-            Text(
-                "demo.submit",
-                "The job is submitted: checked, staged and started on both nodes. From now on it runs without this "
-                "terminal.",
-            )
+            "demo.submit",
+            "The job is submitted: checked, staged and started on both nodes. From now on it runs without this "
+            "terminal.",
         )
         self._ascendrun("submit", "job.yaml", "--detach")
         self._await_checkpoint(nodes.FIRST_SAVED)
         # No pause from here to the kill: the training continues and would end.
-        self._explain(
-            Text("demo.running", "The job runs. `npu-smi` on {host} lists its ranks.", host=BAD_NODE), pauses=False
-        )
+        self._explain("demo.running", "The job runs. `npu-smi` on {host} lists its ranks.", host=BAD_NODE, pauses=False)
         self._ascendrun("exec", "-H", nodes.HOSTFILE, "--hosts", BAD_NODE, "--", "npu-smi", "info")
         self._ascendrun("ps")
         self._await_checkpoint(STEPS_BEFORE_KILL)
         self._explain(
-            Text(
-                "demo.kill",
-                "Rank {rank} is killed with signal 9, as by the kernel when memory is exhausted.",
-                rank=VICTIM,
-            ),
+            "demo.kill",
+            "Rank {rank} is killed with signal 9, as by the kernel when memory is exhausted.",
+            rank=VICTIM,
             pauses=False,
         )
         ranks = cluster_of(self._directory).jobs.detail("demo").ranks
         pid = next(rank.pid for rank in ranks if rank.rank == VICTIM)
         self._type(["sh", "-c", f"kill -9 {pid}"], shown=f"kill -9 {pid}")
         self._explain(
-            Text(
-                "demo.first-failure",
-                "The other ranks lose the connection and fail. ascendrun stops all ranks and names the first failure.",
-            )
+            "demo.first-failure",
+            "The other ranks lose the connection and fail. ascendrun stops all ranks and names the first failure.",
         )
         self._ascendrun("logs", "-f", "demo", expected=1)
-        self._explain(Text("demo.explain", "`explain` shows the evidence, the consequences and a fix."))
+        self._explain("demo.explain", "`explain` shows the evidence, the consequences and a fix.")
         self._ascendrun("explain", "demo")
 
     def _await_checkpoint(self, step: int) -> None:
@@ -248,13 +231,14 @@ class Demo:
 
     def _resume(self) -> None:
         self._explain(
-            Text("demo.resume", "Submitted again, the job resumes from the newest complete checkpoint and succeeds.")
+            "demo.resume", "Submitted again, the job resumes from the newest complete checkpoint and succeeds."
         )
         self._ascendrun("submit", "job.yaml")
         self._ascendrun("ps", "--all")
 
-    def _explain(self, sentence: Text, *, pauses: bool = True) -> None:
+    def _explain(self, key: str, english: str, /, *, pauses: bool = True, **values: Any) -> None:
         """Print a sentence, after a pause in which the output of the previous step can be read."""
+        sentence = Text(key, english, **values)
         if not self._is_first and self._pauses and pauses:
             self._await_enter()
         print("" if self._is_first else "\n", end="")
@@ -325,7 +309,7 @@ def end_jobs(cluster: Cluster) -> None:
 def print_end(ctx: CliContext, directory: Path) -> None:
     if directory.exists():
         where = shlex.quote(str(directory))
-        ctx.echo(Text("demo.kept", "all processes have ended; the directory is kept: {directory}", directory=directory))
+        ctx.say("demo.kept", "all processes have ended; the directory is kept: {directory}", directory=directory)
         ctx.hint(f"cd {where} && export ASCENDRUN_STATE_DIR={where}/state && ascendrun ps --all")
     else:
-        ctx.echo(Text("demo.removed", "all processes have ended; {directory} was removed", directory=directory))
+        ctx.say("demo.removed", "all processes have ended; {directory} was removed", directory=directory)

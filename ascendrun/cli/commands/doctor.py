@@ -111,7 +111,7 @@ def measure(
         progress=progress,
         log=ctx.echo,
     )
-    ctx.echo(str(Text("doctor.measured", "measurements saved in {file}", file=str(check.file))))
+    ctx.say("doctor.measured", "measurements saved in {file}", file=str(check.file))
     return add_deep(report, check.report, check.findings)
 
 

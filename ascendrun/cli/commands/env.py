@@ -74,13 +74,11 @@ def _write(ctx: CliContext, target: Target, path: str) -> int:
         return 0
 
     write_bytes(Path(path), text.encode())
-    ctx.echo(
-        Text(
-            "env.written",
-            "{file}: environment on {host}; other hosts differ only in NODE_RANK and RANK",
-            file=path,
-            host=host,
-        )
+    ctx.say(
+        "env.written",
+        "{file}: environment on {host}; other hosts differ only in NODE_RANK and RANK",
+        file=path,
+        host=host,
     )
     return 0
 

@@ -106,7 +106,7 @@ class _Stream:
             return
         self._print(events)
         if until_now and not events:
-            self._ctx.echo(Text("events.none", "no events"))
+            self._ctx.say("events.none", "no events")
             if self._since_s is not None:
                 self._ctx.hint(Text("events.earlier", "earlier events: --since 30d"))
 

@@ -104,7 +104,7 @@ def _print_failures(ctx: CliContext, results: Sequence[ExecResult]) -> int:
         ctx.error(reason if names_host(reason, names[0]) else message)
     failed = sum(len(names) for names in reasons.values())
     if failed and len(results) > 1:
-        ctx.echo(Text("exec.failed", "{failed} of {count} hosts failed", failed=failed, count=len(results)))
+        ctx.say("exec.failed", "{failed} of {count} hosts failed", failed=failed, count=len(results))
     return 6 if failed else 0
 
 

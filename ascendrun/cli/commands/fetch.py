@@ -53,7 +53,7 @@ def command(ctx: CliContext, job: str, paths: tuple[str, ...], output_dir: Path 
         replies = fetch_outputs(ctx, ctx.cluster.files.fetch(job, paths, into=output_dir))
     except KeyboardInterrupt:
         ctx.screen.close()
-        ctx.echo(Text("fetch.detached", "detached; the transfer continues"))
+        ctx.say("fetch.detached", "detached; the transfer continues")
         ctx.hint(f"ascendrun fetch {job}")
         return 130
     say = partial(ctx.error, hint=f"ascendrun show {job}") if paths else ctx.warn
@@ -133,7 +133,7 @@ def cp_command(
             replies += copy_files(ctx, reply)
     except KeyboardInterrupt:
         ctx.screen.close()
-        ctx.echo(Text("cp.detached", "detached; the transfer that has started continues"))
+        ctx.say("cp.detached", "detached; the transfer that has started continues")
         return 130
     return _print_ends(ctx, replies, output, ctx.error, missing_code=4)
 

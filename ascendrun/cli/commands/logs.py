@@ -205,9 +205,9 @@ def _print_lines(ctx: CliContext, detail: JobDetail, attempt: int | None, view: 
     job = detail.job
     attempt = attempt or max(job.attempt, 1)
     if attempt < job.attempt or job.ended_at_s is not None:
-        ctx.echo(Text("logs.no-output", "{job}: no output in attempt {attempt}", job=job.id, attempt=attempt))
+        ctx.say("logs.no-output", "{job}: no output in attempt {attempt}", job=job.id, attempt=attempt)
     else:
-        ctx.echo(Text("logs.no-output-yet", "{job}: no output yet ({state})", job=job.id, state=job.state))
+        ctx.say("logs.no-output-yet", "{job}: no output yet ({state})", job=job.id, state=job.state)
     if job.ended_at_s is not None:
         ctx.hint(f"ascendrun show {job.id}")
     return False

@@ -107,7 +107,7 @@ def serve(ctx: CliContext, registry: CollectorRegistry, address: str, port: int)
         ) from error
     where = f"[{address}]" if ":" in address else address
     url = f"http://{where}:{server.server_port}/metrics"
-    ctx.echo(str(Text("metrics.serving", "{url}  (^C stops)", url=url)))
+    ctx.say("metrics.serving", "{url}  (^C stops)", url=url)
     if not is_loopback(address):
         warning = Text(
             "metrics.not-loopback",
@@ -117,7 +117,7 @@ def serve(ctx: CliContext, registry: CollectorRegistry, address: str, port: int)
     try:
         thread.join()
     except KeyboardInterrupt:
-        ctx.echo(str(Text("metrics.stopped", "stopped")))
+        ctx.say("metrics.stopped", "stopped")
     finally:
         server.shutdown()
         server.server_close()

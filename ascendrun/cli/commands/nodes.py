@@ -106,7 +106,7 @@ def release_command(ctx: CliContext, hosts: tuple[str, ...]) -> int:
             ctx.echo("\n".join(describe_error(error)))
             code = code or error.exit_code
         else:
-            ctx.echo(Text("release.done", "{host} released", host=host.name))
+            ctx.say("release.done", "{host} released", host=host.name)
     return code
 
 
@@ -131,12 +131,10 @@ def drain_command(ctx: CliContext, hosts: str, reason: str, for_s: float | None,
     until_s = None if for_s is None else time.time() + for_s
     drained = ctx.cluster.hosts.drain(hosts, reason=reason, until_s=until_s, now=now)
     names = {host.name for host in drained}
-    ctx.echo(Text("drain.done", "{hosts:hosts} drained", hosts=sorted(names)))
+    ctx.say("drain.done", "{hosts:hosts} drained", hosts=sorted(names))
     for machine in ctx.cluster.hosts.machines():
         if machine.state.value == "draining" and names & set(machine.names):
-            ctx.echo(
-                Text("drain.busy", "{host} is still used by {jobs}", host=machine.names[0], jobs=list(machine.jobs))
-            )
+            ctx.say("drain.busy", "{host} is still used by {jobs}", host=machine.names[0], jobs=list(machine.jobs))
     return 0
 
 
@@ -168,7 +166,7 @@ def undrain_command(ctx: CliContext, hosts: str, no_check: bool) -> int:
     ready = [host for host in chosen if host.name not in refused]
     if ready:
         ctx.cluster.hosts.undrain(ready)
-        ctx.echo(Text("undrain.done", "{hosts:hosts} open to jobs", hosts=sorted({host.name for host in ready})))
+        ctx.say("undrain.done", "{hosts:hosts} open to jobs", hosts=sorted({host.name for host in ready}))
     if refused:
         ctx.error(Text("undrain.refused", "{hosts:hosts} not ready", hosts=sorted(refused)))
         ctx.hint(
@@ -195,7 +193,7 @@ def lost_command(ctx: CliContext, hosts: str, reason: str) -> int:
     """
     gone = ctx.cluster.hosts.lost(hosts, reason=reason)
     names = sorted({host.name for host in gone})
-    ctx.echo(Text("lost.done", "{hosts:hosts} lost; drained until `ascendrun undrain`", hosts=names))
+    ctx.say("lost.done", "{hosts:hosts} lost; drained until `ascendrun undrain`", hosts=names)
     return 0
 
 

@@ -162,9 +162,7 @@ def history_command(
         print_rows(jobs, HISTORY_COLUMNS, output, name="jobs", kind=JobUse)
     if output in PEOPLE:
         hours = sum(row.device_hours for row in users)
-        ctx.echo(
-            Text("history.total", "{jobs:plural job jobs}, {hours:,.2f} device-hours", jobs=len(jobs), hours=hours)
-        )
+        ctx.say("history.total", "{jobs:plural job jobs}, {hours:,.2f} device-hours", jobs=len(jobs), hours=hours)
         unknown = sum(row.unknown_jobs for row in users)
         if unknown:
             ctx.warn(Text("history.unknown", "unknown number of devices: {jobs:plural job jobs}", jobs=unknown))

@@ -81,7 +81,7 @@ def command(ctx: CliContext, job: str, output_file: Path | None, png: Path | Non
 
 def _write(ctx: CliContext, path: Path, content: bytes) -> None:
     write_file(path, content)
-    ctx.echo(Text("report.written", "wrote {path}", path=str(path)))
+    ctx.say("report.written", "wrote {path}", path=str(path))
 
 
 def describe_report(report: Report) -> str:

@@ -13,7 +13,6 @@ from ascendrun.cli.options import Duration, cli_command
 from ascendrun.cli.outcome import print_held, print_left, print_outcome
 from ascendrun.cli.output import describe_seconds, labelled
 from ascendrun.core.errors import AscendrunError
-from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def command(ctx: CliContext, jobs: tuple[str, ...], now: bool, no_wait: bool) ->
         ctx.screen.close()
         if not requested:
             raise
-        ctx.echo(Text("stop.detached", "detached; the stop continues"))
+        ctx.say("stop.detached", "detached; the stop continues")
         ctx.hint("ascendrun ps")
         return 130
 
@@ -107,7 +106,7 @@ def _await_found(ctx: CliContext, job: JobView) -> int:
         ctx.screen.progress(describe(job))
         time.sleep(POLL_S)
     ctx.screen.close()
-    ctx.echo(Text("stop.found-gone", "{tag} ended", tag=job.name))
+    ctx.say("stop.found-gone", "{tag} ended", tag=job.name)
     return 0
 
 
@@ -164,7 +163,7 @@ def hold_command(ctx: CliContext, jobs: tuple[str, ...]) -> int:
     """Keep queued jobs from starting, until `unhold`. A job that has started is refused (exit code 7)."""
     for ref in jobs:
         job = ctx.cluster.jobs.hold(ref)
-        ctx.echo(Text("hold.done", "{job} held", job=job.id))
+        ctx.say("hold.done", "{job} held", job=job.id)
     return 0
 
 
@@ -181,5 +180,5 @@ def unhold_command(ctx: CliContext, jobs: tuple[str, ...]) -> int:
     """Let held jobs start."""
     for ref in jobs:
         job = ctx.cluster.jobs.unhold(ref)
-        ctx.echo(Text("unhold.done", "{job} may start", job=job.id))
+        ctx.say("unhold.done", "{job} may start", job=job.id)
     return 0

@@ -145,15 +145,13 @@ def follow_stages(
     for number, stage in enumerate(pipeline.stages, start=1):
         if stage.state.value == "SUCCEEDED":
             continue
-        ctx.echo(
-            Text(
-                "submit.stage",
-                "stage {number}/{count} {stage}: {job}",
-                number=number,
-                count=len(pipeline.stages),
-                stage=stage.stage,
-                job=stage.job_id,
-            )
+        ctx.say(
+            "submit.stage",
+            "stage {number}/{count} {stage}: {job}",
+            number=number,
+            count=len(pipeline.stages),
+            stage=stage.stage,
+            job=stage.job_id,
         )
         code = follow_to_the_end(ctx, stage.job_id, shows_lines=shows_lines, view=view)
         if code:
@@ -164,16 +162,14 @@ def follow_stages(
     if print_record(whole, output):
         return code
     if code == 0:
-        ctx.echo(
-            Text(
-                "submit.pipeline-ended",
-                "{job} {state} after {duration}: {stages:plural stage stages} of {name}",
-                job=whole.id,
-                state=whole.state,
-                duration=describe_seconds((whole.ended_at_s or time.time()) - whole.created_at_s),
-                stages=len(whole.stages),
-                name=whole.name,
-            )
+        ctx.say(
+            "submit.pipeline-ended",
+            "{job} {state} after {duration}: {stages:plural stage stages} of {name}",
+            job=whole.id,
+            state=whole.state,
+            duration=describe_seconds((whole.ended_at_s or time.time()) - whole.created_at_s),
+            stages=len(whole.stages),
+            name=whole.name,
         )
     elif code == 1:
         ctx.hint(f"ascendrun submit {whole.file} --resume {whole.id}")
@@ -190,7 +186,7 @@ def follow_to_the_end(
         detail = follow_job(ctx, job_id, view or LogView(), shows_lines=shows_lines)
     except KeyboardInterrupt:
         ctx.screen.close()
-        ctx.echo(Text("submit.detached", "detached; {job} keeps running", job=job_id))
+        ctx.say("submit.detached", "detached; {job} keeps running", job=job_id)
         ctx.hint(f"ascendrun logs -f {job_id}")
         return 130
     code = print_outcome(ctx, detail)

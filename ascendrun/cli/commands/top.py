@@ -127,7 +127,7 @@ def print_once(ctx: CliContext, source: TopSource, choice: Choice, order: Order,
             else format_records([row_record(row) for row in view.rows], output, name="rows", names=ROW_NAMES)
         )
     if view.samples_error is not None:
-        ctx.echo(str(Text("top.samples-error", "error: cannot read samples: {error}", error=view.samples_error)))
+        ctx.say("top.samples-error", "error: cannot read samples: {error}", error=view.samples_error)
     return 6 if any(host.why == "no-reply" for host in view.hosts) else 0
 
 

@@ -96,10 +96,10 @@ def _record(ctx: CliContext, scans: Sequence[HostKeyScan], *, yes: bool, replace
             raise UsageError(message, hint=Text("trust.add-yes", "compare the fingerprints, then add --yes"))
         question = Text("trust.confirm", "Record {count:plural key keys}?", count=len(chosen))
         if not click.confirm(str(question), err=True):
-            ctx.echo(Text("trust.nothing", "no key was recorded"))
+            ctx.say("trust.nothing", "no key was recorded")
             return
     ctx.cluster.hosts.record_keys(chosen, replaces=replaces)
-    ctx.echo(Text("trust.recorded", "recorded {count:plural key keys}", count=len(chosen)))
+    ctx.say("trust.recorded", "recorded {count:plural key keys}", count=len(chosen))
 
 
 def _print_unreached(ctx: CliContext, scans: Sequence[HostKeyScan], *, replaces: bool) -> int:
