@@ -1,4 +1,6 @@
-"""Rows of JSON files: a list, an object with it under `data`, or one value a line."""
+"""Rows of JSON files (a list, an object with it under `data`, or one value a line), and conversations of rows in the
+common layouts: instruction and output, messages, conversations, a list of messages.
+"""
 
 from __future__ import annotations
 
@@ -80,3 +82,109 @@ def _is_json(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "user": "user",
+    "assistant": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
+class Conversation(NamedTuple):
+    """`turns`: (role, text), at least one by the assistant. `level` None: no difficulty given."""
+
+    turns: tuple[tuple[str, str], ...]
+    level: str | None = None
+
+
+class UnusableRowError(ValueError):
+    """`code`: key-missing, unknown-format, unknown-role, no-text, no-reply or difficulty-type. `value`: what is wrong.
+    `number`: of the message, 0: of the whole row."""
+
+    def __init__(self, code: str, value: str = "", number: int = 0) -> None:
+        super().__init__(code, value, number)
+        self.code, self.value, self.number = code, value, number
+
+
+def read_conversation(row: Any, *, system: str = "") -> Conversation:
+    """Convert a row. `system`: system message of rows that lack it, "" for none. Raises UnusableRowError."""
+    fields = row if isinstance(row, dict) else {}
+    if "instruction" in fields:
+        turns = _of_instruction(fields)
+    else:
+        turns = _of_messages(fields.get("messages", fields.get("conversations")) if row is fields else row)
+    if not any(role == "assistant" and text.strip() for role, text in turns):
+        raise UnusableRowError("no-reply")
+    level = fields.get("difficulty")
+    if level is not None and not isinstance(level, str):
+        raise UnusableRowError("difficulty-type", str(level))
+    if system and turns[0][0] != "system":
+        turns = [("system", system), *turns]
+    return Conversation(tuple(turns), level)
+
+
+def _of_instruction(row: dict[str, Any]) -> list[tuple[str, str]]:
+    for key in ("instruction", "output"):
+        if not isinstance(row.get(key), str):
+            raise UnusableRowError("key-missing", key)
+    more, system = str(row.get("input") or ""), str(row.get("system") or "")
+    turns = [("user", row["instruction"] + (f"\n{more}" if more else "")), ("assistant", row["output"])]
+    return [("system", system), *turns] if system else turns
+
+
+def _of_messages(messages: Any) -> list[tuple[str, str]]:
+    if not isinstance(messages, list) or not messages:
+        raise UnusableRowError("unknown-format")
+    turns = []
+    for number, message in enumerate(messages, start=1):
+        fields = message if isinstance(message, dict) else {}
+        role, content = fields.get("role", fields.get("from")), fields.get("content", fields.get("value"))
+        if not isinstance(role, str) or role not in ROLES:
+            raise UnusableRowError("unknown-role", str(role), number)
+        if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
+            content = "".join(str(part["text"]) for part in content)
+        if not isinstance(content, str):
+            raise UnusableRowError("no-text", number=number)
+        turns.append((ROLES[role], content))
+    return turns
+
+
+# --- tasks of the program nanochat ---
+
+
+def _is_messages(row: Any) -> bool:
+    """Return whether user and assistant take turns, after a system message or none."""
+    messages = row.get("messages") if isinstance(row, dict) else row
+    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+        return False
+    roles = [each.get("role") for each in messages]
+    roles = roles[1:] if roles[:1] == ["system"] else roles
+    return len(roles) > 1 and all(role == ("user", "assistant")[at % 2] for at, role in enumerate(roles))
+
+
+def _is_choices(row: Any) -> bool:
+    return isinstance(row, dict) and {"question", "choices"} <= set(row) and ("answer" in row or "answerKey" in row)
+
+
+def _is_gsm8k(row: Any) -> bool:
+    return isinstance(row, dict) and "question" in row and "####" in str(row.get("answer"))
+
+
+def _is_code(row: Any) -> bool:
+    return isinstance(row, dict) and {"prompt", "test", "entry_point"} <= set(row)
+
+
+def _is_text(row: Any) -> bool:
+    return isinstance(row, dict) and isinstance(row.get("text"), str)
+
+
+FILE_KINDS = {"messages": _is_messages, "choices": _is_choices, "gsm8k": _is_gsm8k, "code": _is_code}
+"""Kinds of tasks that are read from a file, and whether a row is of one."""
+ROW_KINDS = {**FILE_KINDS, "text": _is_text}

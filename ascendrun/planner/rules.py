@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ascendrun.facts.conversations import ROLES
+from ascendrun.facts.rows import ROLES
 from ascendrun.options import GENERATED
 from ascendrun.planner.cost import SHARDED
 from ascendrun.planner.training import PlanProblem, Training

@@ -90,7 +90,7 @@ def make_data(source: Path, path: Path, count: int) -> None:
 
 
 def make_tokenizer(data: Path, path: Path) -> None:
-    from ascendrun.facts.conversations import read_conversation
+    from ascendrun.facts.rows import read_conversation
     from ascendrun.programs.qwen_lora import chat_template
 
     with open(data, encoding="utf-8") as file:

@@ -45,7 +45,7 @@ from typing import Any
 import torch
 torch.set_num_threads(int(sys.argv[2]))
 from ascendrun.programs.qwen_lora import base, scoring
-from ascendrun.facts.conversations import Conversation
+from ascendrun.facts.rows import Conversation
 asked = json.loads(sys.argv[1])
 torch.manual_seed(0)
 config = base.shape_config(asked["preset"], **({"num_hidden_layers": asked["layers"]} if asked["layers"] else {}))

@@ -38,17 +38,17 @@ import numpy as np
 import yaml
 
 from ascendrun.programs.trainer.checkpoint import replace_text
-from ascendrun.programs.trajectory.evaluation.calibrate import measure
-from ascendrun.programs.trajectory.evaluation.compare import (
+from ascendrun.programs.trajectory.evaluation.judge import METHODS_FILE, Judged
+from ascendrun.programs.trajectory.evaluation.scores import (
     DRAWS,
     MODEL,
     SCORES,
     Interval,
     interval,
+    measure,
     scores_of_draws,
     verdict_of,
 )
-from ascendrun.programs.trajectory.evaluation.judge import METHODS_FILE, Judged
 from ascendrun.programs.trajectory.split import deal, split_records
 
 HERE = Path(__file__).resolve().parent

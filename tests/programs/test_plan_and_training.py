@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ascendrun.core.jobfile.spec import load_programs
-from ascendrun.facts.conversations import read_conversation
+from ascendrun.facts.rows import read_conversation
 from ascendrun.node.agent import training_files
 from ascendrun.options import make_arguments, with_defaults
 from ascendrun.planner.models import LINEAR
@@ -23,9 +23,8 @@ from ascendrun.programs.qwen_lora import rules as qwen_lora
 from ascendrun.programs.trainer import options as program_options
 from ascendrun.programs.trajectory import rules as trajectory
 from ascendrun.programs.trajectory.data import encode_prepared, prepare
-from ascendrun.programs.trajectory.pretrain import unlabelled
 from ascendrun.programs.trajectory.records import save_prepared
-from ascendrun.programs.trajectory.train import plan_of, steps_of
+from ascendrun.programs.trajectory.train import plan_of, steps_of, unlabelled
 from tests.thorough import examples
 
 TABLES = load_programs()

@@ -11,8 +11,8 @@ from ascendrun.programs.trajectory.batches import guessable, hide_words
 from ascendrun.programs.trajectory.data import Samples
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.points.generate import generate
-from ascendrun.programs.trajectory.pretrain import Pretraining
 from ascendrun.programs.trajectory.tokens import MASK, SPECIAL, encode, make_vocabulary
+from ascendrun.programs.trajectory.train import Pretraining
 
 
 def corpus(grammar):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ascendrun.facts.conversations import Conversation
+from ascendrun.facts.rows import Conversation
 from ascendrun.programs.devices import attention
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import chat_template

@@ -14,14 +14,22 @@ from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import text_of
-from ascendrun.programs.trajectory.grammars import GRAMMARS, TEXTS, as_texts, fit_text
-from ascendrun.programs.trajectory.grammars.guide import cell_based, compass, digits_of, speed_word
-from ascendrun.programs.trajectory.grammars.motion import INPUTS, PLACE_DEGREES
-from ascendrun.programs.trajectory.leakage import LabelLeakError, check_leak, check_same_segments
+from ascendrun.programs.trajectory.grammars import (
+    GRAMMARS,
+    INPUTS,
+    PLACE_DEGREES,
+    TEXTS,
+    as_texts,
+    cell_based,
+    compass,
+    digits_of,
+    fit_text,
+    speed_word,
+)
 from ascendrun.programs.trajectory.points.generate import generate
-from ascendrun.programs.trajectory.points.summary import FEATURES
-from ascendrun.programs.trajectory.points.tracks import Track
+from ascendrun.programs.trajectory.points.tracks import FEATURES, Track
 from ascendrun.programs.trajectory.records import Record
+from ascendrun.programs.trajectory.split import LabelLeakError, check_leak, check_same_segments
 from ascendrun.programs.trajectory.tokens import (
     IS_CELL,
     MASK,

@@ -13,7 +13,7 @@ from tests.programs.conftest import REPO
 DRAW = """
 import sys
 from pathlib import Path
-from ascendrun.programs.trajectory.evaluation.calibrate import measure
+from ascendrun.programs.trajectory.evaluation.scores import measure
 from ascendrun.programs.trajectory.stages.evaluate_stage import draw
 from ascendrun.programs.trajectory.evaluation.scores import score
 import numpy as np

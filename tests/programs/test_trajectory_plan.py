@@ -15,9 +15,8 @@ from ascendrun.programs.trainer.strategies.choice import training_of
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import make_samples
 from ascendrun.programs.trajectory.model import make_guesser, make_model
-from ascendrun.programs.trajectory.pretrain import make_pretraining
-from ascendrun.programs.trajectory.stages import common, plan
-from ascendrun.programs.trajectory.train import make_loop, work_on
+from ascendrun.programs.trajectory.stages import common
+from ascendrun.programs.trajectory.train import make_loop, make_pretraining, work_on
 from benchmarks.memory.rank import peak_of
 
 WITHIN = 0.15
@@ -81,7 +80,7 @@ def test_the_estimate_is_near_the_measured_peak(here, tmp_path, name, argv):
 
 
 def test_a_plan_says_steps_what_does_not_divide_and_what_a_card_would_hold(here, capsys):
-    plan.plan_stage(
+    common.plan_stage(
         options_of("--world_size=16", "--chip=910B3", "--global_batch_size=20", "--num_train_epochs=3"), here
     )
     said = capsys.readouterr().out
@@ -95,7 +94,7 @@ def test_a_plan_says_steps_what_does_not_divide_and_what_a_card_would_hold(here,
 
 def test_the_plan_compares_the_strategies(here, capsys):
     """It estimated ddp whatever was asked for."""
-    plan.plan_stage(options_of("--world_size=4", "--chip=910B3", "--strategy=auto"), here)
+    common.plan_stage(options_of("--world_size=4", "--chip=910B3", "--strategy=auto"), here)
     said = capsys.readouterr().out
     assert said.count("strategy: ddp; the fastest that fits") == 2
     assert all(said.count(f"  {strategy}: ") == 2 for strategy in ("ddp", "fsdp2", "zero3"))
@@ -112,8 +111,8 @@ def test_what_does_not_fit_is_refused_with_what_to_change(here):
         "--dtype=float16",
     )
     with pytest.raises(ModelTooLargeError, match="(?s)ddp requires .* 32.0 GiB.*gradient_checkpointing: true"):
-        plan.plan_stage(options_of(*large), here)
-    plan.plan_stage(options_of(*large, "--gradient_checkpointing=true", "--micro_batch_size=50"), here)
+        common.plan_stage(options_of(*large), here)
+    common.plan_stage(options_of(*large, "--gradient_checkpointing=true", "--micro_batch_size=50"), here)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +121,7 @@ def test_what_does_not_fit_is_refused_with_what_to_change(here):
 )
 def test_a_card_that_nobody_knows_or_that_cannot_is_refused(here, argv, said):
     with pytest.raises(InvalidDataError, match=said):
-        plan.plan_stage(options_of(*argv), here)
+        common.plan_stage(options_of(*argv), here)
 
 
 def test_a_card_that_is_planned_for_has_its_own_format_and_memory(here):

@@ -21,15 +21,14 @@ import torch
 
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.api import Classifier
-from ascendrun.programs.trajectory.evaluation.calibrate import Adjustment
+from ascendrun.programs.trajectory.evaluation.evaluate import put_together
+from ascendrun.programs.trajectory.evaluation.scores import Adjustment
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_model
 from ascendrun.programs.trajectory.points.generate import generate
-from ascendrun.programs.trajectory.stages.serve import MOST_TRACKS, answer_questions, make_server
-from ascendrun.programs.trajectory.stages.stream import answer_lines
+from ascendrun.programs.trajectory.stages.serve import MOST_TRACKS, answer_lines, answer_questions, make_server
 from ascendrun.programs.trajectory.store import Trained, save_trained, save_vote
 from ascendrun.programs.trajectory.tokens import SPECIAL
-from ascendrun.programs.trajectory.vote import put_together
 from tests.programs.conftest import REPO, TINY, Run, Server, until
 
 

@@ -28,8 +28,7 @@ import time
 import zlib
 from collections import Counter
 
-from ascendrun.facts import parquet, safetensors
-from ascendrun.facts.conversations import ROW_KINDS, UnusableRowError, read_conversation
+from ascendrun.facts import headers
 from ascendrun.facts.proteins import (
     COLUMNS,
     LINES,
@@ -44,7 +43,7 @@ from ascendrun.facts.proteins import (
     residues_of,
 )
 from ascendrun.facts.proteins import FASTA as FASTA_FORMS
-from ascendrun.facts.rows import Fault, parse_rows
+from ascendrun.facts.rows import ROW_KINDS, Fault, UnusableRowError, parse_rows, read_conversation
 from ascendrun.node.ranks import to_bytes
 
 TYPE_CHECKING = False
@@ -178,7 +177,7 @@ def _header(path: str) -> tuple[Raw, Mapping[str, Any]]:
     size = 0
     try:
         size = os.stat(to_bytes(path)).st_size
-        header = safetensors.read_header(to_bytes(path))
+        header = headers.read_safetensors(to_bytes(path))
         return {"bytes": size, "expected": header.file_bytes}, header.tensors
     except OSError as error:
         return {"bytes": 0, "error": error.strerror or str(error)}, {}
@@ -205,7 +204,7 @@ def _data_file(path: str, size: int, deadline: float) -> Raw:
     raw["mark"] = hashlib.sha256(data).hexdigest()[:16]
     if raw["form"] == "parquet":
         try:
-            raw.update(parquet.read(to_bytes(path)))
+            raw.update(headers.read_parquet(to_bytes(path)))
         except (OSError, ValueError) as error:
             raw["error"] = str(error)
         return raw

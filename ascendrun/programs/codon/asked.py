@@ -1,18 +1,22 @@
-"""What is asked of an optimization, and the problems of its options and proteins.
+"""What is asked of an optimization, the problems of its options and proteins, and the rules of its plan.
 
 No numpy: the head node checks the same as the program does on a rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ascendrun.facts.proteins import AMINO_ACIDS, SHOWN_PLACES
+from ascendrun.facts.proteins import AMINO_ACIDS, PROTEIN_FILES, SHOWN_PLACES, form_of, odd_letters, residues_of
+from ascendrun.planner import rules
+from ascendrun.planner.training import PlanProblem, Raw, Training
 from ascendrun.programs.codon import vocabulary as v
 from ascendrun.programs.codon.constraints import Constraints, read_constraints
+from ascendrun.programs.codon.vocabulary import MAX_RESIDUES, ORGANISMS, Organisms
 from ascendrun.text import Text
 
 AMBIGUOUS: Mapping[str, str] = {"B": "ND", "Z": "QE", "X": "A", "J": "LI", "U": "C", "O": "K"}
@@ -131,3 +135,133 @@ def read_asked(options: Mapping[str, Any]) -> tuple[Asked, list[Text]]:
         seeds = range(options["seed"], options["seed"] + count)
         drawings = tuple(Drawing(options["temperature"], options["top_p"], seed) for seed in seeds)
     return Asked(constraints, ambiguity, drawings), [*problems, *wrong]
+
+
+OPTIMIZES = ("optimize", "serve")
+
+
+def is_file(given: str) -> bool:
+    """Return whether `input` is the path of a file, not a protein in letters."""
+    return "." in given or "/" in given
+
+
+def check_optimization(training: Training) -> Iterator[PlanProblem]:
+    """Report all problems of options and proteins together."""
+    if training.mode not in OPTIMIZES:
+        return
+    options = training.options
+    yield from check_model(training, str(options["model_path"]))
+    asked, problems = read_asked(options)
+    for problem in problems:
+        yield PlanProblem(code_of(problem), problem)
+    organisms, given = organisms_of(training), str(options["organism"])
+    if given and organisms is not None and organisms.find(given) is None:
+        problem = organisms.unknown(given)
+        yield PlanProblem(code_of(problem), at("args.organism", problem), None, "organism")
+    if training.mode == "optimize" and options["input"]:
+        yield from check_proteins(training, organisms, asked.ambiguity)
+
+
+def check_model(training: Training, path: str) -> Iterator[PlanProblem]:
+    for host, raw in training.found(path).items():
+        if raw.get("kind") in ("folder", "prepared") or (raw.get("kind") == "model" and not raw.get("config")):
+            message = Text("plan.no-config", "args.{option}: {path} has no config.json", option="model_path", path=path)
+            hint = Text("plan.model-hint", "set it to the directory `best` of a training")
+            yield PlanProblem("no-config", message, hint, "model_path", (host,))
+
+
+def code_of(problem: Text) -> str:
+    return problem.key.partition(".")[2]
+
+
+def check_proteins(training: Training, organisms: Organisms | None, ambiguity: Ambiguity) -> Iterator[PlanProblem]:
+    path, most = str(training.options["input"]), positions_of(training)
+    if not is_file(path):
+        residues = residues_of(path)
+        found = problems_of(len(residues), odd_letters(residues), ambiguity, most=most)
+        if not training.options["organism"] and organisms is not None:
+            found.append(organisms.unknown(""))
+        for problem in found:
+            yield PlanProblem(code_of(problem), at("args.input", problem), None, "input")
+        return
+    if form_of(path) not in PROTEIN_FILES:
+        message = Text(
+            "plan.codon-input-form",
+            "args.input: {path} (expected a file that ends in {forms}, or a protein in letters)",
+            path=path,
+            forms=list(PROTEIN_FILES),
+        )
+        yield PlanProblem("codon-input-form", message, None, "input")
+        return
+    yield from rules.same_data(training, "input", path)
+    for host, raw in training.found(path).items():
+        for file in raw.get("files", ()):
+            for problem in problems_of_file(path, file, training, organisms, ambiguity, most):
+                yield PlanProblem(code_of(problem.values.get("problem", problem)), problem, None, "input", (host,))
+
+
+def at(place: Any, problem: Text) -> Text:
+    return Text("program.codon-protein", "{place}: {problem}", place=str(place), problem=problem)
+
+
+def problems_of_file(
+    path: str, file: Raw, training: Training, organisms: Organisms | None, ambiguity: Ambiguity, most: int
+) -> Iterator[Text]:
+    """Yield the problems of the rows of a file, each with its place. `organisms` None: not known."""
+    if "error" in file:
+        yield Text(
+            "plan.unreadable",
+            "args.{option}: cannot read {path}: {reason}",
+            option="input",
+            path=path,
+            reason=file["error"],
+        )
+        return
+    proteins = file.get("proteins")
+    if proteins is None or not (proteins["count"] or proteins["lacking"]):
+        yield Text("program.codon-no-proteins", "{input}: no proteins found", input=path)
+        return
+    for place in proteins["lacking"]:
+        yield at(f"{path}:{place}", Text("plan.codon-no-protein", "no protein; expected protein, and organism"))
+    odd: dict[Any, tuple[int, Any]] = {place: (count, letters) for place, count, letters in proteins["odd"]}
+    for count, place in proteins["longest"]:
+        odd.setdefault(place, (count, {}))
+    for place, (count, letters) in odd.items():
+        for problem in problems_of(count, letters, ambiguity, most=most):
+            yield at(f"{path}:{place}", problem)
+    for name, place in proteins["organisms"].items():
+        given = name or str(training.options["organism"])
+        if organisms is not None and (name or not given) and organisms.find(given) is None:
+            yield at(f"{path}:{place}", organisms.unknown(given))
+
+
+# --- the model ---
+
+
+def training_of_model(training: Training) -> Mapping[str, Any] | None:
+    """Return the options of the earlier stage whose output has the model; None: none is known to."""
+    path = posixpath.normpath(str(training.options["model_path"]))
+    return training.stage_at(path) or training.stage_at(posixpath.dirname(path))
+
+
+def organisms_of(training: Training) -> Organisms | None:
+    """Return the organisms of the model; None: not known, as of a model that another one or prepared data decides."""
+    path = str(training.options["model_path"])
+    raw = training.first(path)
+    if raw is not None:
+        names = (raw.get("organisms") or {}).get("organisms")
+        return Organisms(tuple(map(str, names))) if isinstance(names, list) and names else ORGANISMS
+    if training_of_model(training) is None:
+        return None
+    stages = training.earlier.values()
+    if any(stage["base_model"] or posixpath.isabs(str(stage["prepared_dir"])) for stage in stages):
+        return None
+    return ORGANISMS.with_new([str(name) for stage in stages for name in stage["new_organisms"]])
+
+
+def positions_of(training: Training) -> int:
+    """Return the number of residues with the stop that the model reads; where it is not known, the most of any."""
+    raw = training.first(str(training.options["model_path"])) or {}
+    config: Mapping[str, Any] = raw.get("config") or training_of_model(training) or {}
+    positions = config.get("max_position_embeddings")
+    return min(MAX_RESIDUES, int(positions) - 2) if isinstance(positions, int) else MAX_RESIDUES

@@ -15,7 +15,7 @@ import numpy as np
 from ascendrun.options import GENERATED
 from ascendrun.programs import errors
 from ascendrun.programs.codon import vocabulary as v
-from ascendrun.programs.codon.gene_files import Row, files_of, rows_of
+from ascendrun.programs.codon.sequences import Row, files_of, rows_of
 from ascendrun.programs.codon.vocabulary import Organisms
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replace_json, replacing

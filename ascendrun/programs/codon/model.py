@@ -1,28 +1,30 @@
-"""The model: a BigBird that predicts masked codons.
+"""The model: a BigBird that predicts masked codons, its sparse attention, and its inputs.
 
 Names of weights and results are those of transformers' BigBirdForMaskedLM: with `attention_type: original_full`, and in
-training with attention `block_sparse` with that.
+training with attention `block_sparse` with that: a block of tokens attends to the blocks beside it, the first, the last
+and a few random ones; the first and the last block attend to all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Callable
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ascendrun.programs.codon import vocabulary as v
+from ascendrun.programs.codon.genes import MASKS, Array
 from ascendrun.programs.codon.rules import BLOCK, BLOCK_SPARSE, FULL, RANDOM_BLOCKS, sparse_from
-from ascendrun.programs.codon.sparse import random_blocks, sparse_attention
 from ascendrun.programs.devices.attention import Segments, attention
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer.data import seed_of
+from ascendrun.programs.trainer.data import Batch, pad, seed_of
 
 ACTIVATIONS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
 """How each approximates GELU."""
@@ -247,3 +249,118 @@ def with_organisms(
     new = known.mean(0, keepdim=True).expand(max(0, count - len(known)), -1)
     grown = torch.cat([known, new])
     return {**weights, name: grown}, replace(config, type_vocab_size=len(grown))
+
+
+PAPER_LENGTHS = (1024, 3072, 4096)
+"""Tokens of the sequences of BigBird's paper: their random blocks follow another rule."""
+PAPER_REACH = 1024
+
+
+@cache
+def random_blocks(layer: int, length: int, *, heads: int, block: int, count: int, positions: int) -> torch.Tensor:
+    """Return the random blocks of heads x blocks but the first and the last x count: those of transformers.
+
+    They follow from the layer and the length alone. `positions`: the longest sequence of the model.
+    """
+    rng = np.random.RandomState(layer)
+    rows = length // block - 2
+    if length in PAPER_LENGTHS:
+        chosen = [[paper_row(rng, row, block, positions)[:count] for row in range(1, positions // block - 1)]
+                  for _ in range(heads)]  # fmt: skip
+        return torch.from_numpy(np.array([head[:rows] for head in chosen], dtype=np.int64))
+    by_row = [[near_row(rng, row, 5 + 2 * count)[:count] for _ in range(heads)] for row in range(1, rows + 1)]
+    return torch.from_numpy(np.array(by_row, dtype=np.int64).swapaxes(0, 1).copy())
+
+
+def near_row(rng: np.random.RandomState, row: int, reach: int) -> Array:
+    """Return the blocks that a block may choose, in a random order: of the first `reach`, outside its window."""
+    drawn = rng.permutation(reach)
+    barred = [row - 1, row, row + 1, 0, reach - 1]
+    barred += [reach - 2] * (row == 1) + [1] * (row == reach - 2)
+    return drawn[~np.isin(drawn, barred)]
+
+
+def paper_row(rng: np.random.RandomState, row: int, block: int, positions: int) -> Array:
+    last = positions // block - 1
+    reach = PAPER_REACH // block - 1 if PAPER_REACH > 2 * block else last
+    allowed = np.arange(1, min(reach, last - 1) + 1)
+    return rng.permutation(allowed if row >= last - 2 else allowed[abs(allowed - row) > 1])
+
+
+def sparse_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, real: torch.Tensor, chosen: torch.Tensor, block: int
+) -> torch.Tensor:
+    """Compute attention of rows x length x heads x width, the length a multiple of `block`.
+
+    `real`: of rows x length, False for padding. `chosen`: as `random_blocks`; a block in it twice counts twice.
+    """
+    rows, length, heads, width = q.shape
+    blocks = length // block
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    ends = functional.scaled_dot_product_attention(
+        torch.cat([q[:, :, :block], q[:, :, -block:]], 2), k, v, attn_mask=real[:, None, None]
+    )
+    own = torch.arange(1, blocks - 1)
+    window = torch.stack([torch.zeros_like(own), own - 1, own, own + 1, torch.full_like(own, blocks - 1)], 1)
+    seen = torch.cat([window.expand(heads, -1, -1), chosen], 2)
+    is_first = torch.ones_like(seen, dtype=torch.bool)  # beside an end of the sequence: that block counts once
+    is_first[:, 0, 1] = is_first[:, -1, 3] = False
+    places = (seen + blocks * torch.arange(heads)[:, None, None]).flatten().to(q.device)
+
+    def gathered(x: torch.Tensor) -> torch.Tensor:
+        found = x.reshape(rows, heads * blocks, block, width).index_select(1, places)
+        return found.view(rows * heads, blocks - 2, -1, width)
+
+    seen, is_first = seen.to(q.device), is_first.to(q.device)
+    mask = real.view(rows, blocks, block)[:, seen] & is_first[..., None]
+    inner = functional.scaled_dot_product_attention(
+        q[:, :, block:-block].reshape(rows * heads, blocks - 2, block, width),
+        gathered(k),
+        gathered(v),
+        attn_mask=mask.view(rows * heads, blocks - 2, 1, -1),
+    ).view(rows, heads, length - 2 * block, width)
+    return torch.cat([ends[:, :, :block], inner, ends[:, :, block:]], 2).transpose(1, 2)
+
+
+AS_MASK, AS_OTHER = 0.8, 0.1
+"""Fractions of the selected codons that become their residue's mask token or any codon; the rest stay."""
+
+
+def masked(
+    ids: Array, *, rate: float, key: Sequence[int], as_mask: float = AS_MASK, as_other: float = AS_OTHER
+) -> tuple[Array, Array]:
+    """Return (inputs, targets) of a sequence: each codon is selected with probability `rate`, and is its target.
+
+    The target of all other tokens is -1. `key` (seed, step, row) determines the result.
+    """
+    rng = np.random.default_rng([6, *key])
+    draw = np.where(ids >= v.FIRST_CODON, rng.uniform(size=len(ids)) / rate, 1.0)
+    inputs = np.where(draw < as_mask, MASKS[ids].astype(np.int64), ids)
+    other = np.flatnonzero((draw >= as_mask) & (draw < as_mask + as_other))
+    inputs[other] = rng.integers(v.FIRST_CODON, len(v.TOKENS), size=len(other))
+    return inputs, np.where(draw < 1.0, ids, -1)
+
+
+def hidden(ids: Array) -> tuple[Array, Array]:
+    """Return (inputs, targets) with all codons masked: the protein alone."""
+    return MASKS[ids].astype(np.int64), np.where(ids >= v.FIRST_CODON, ids, -1)
+
+
+def batch_of(
+    rows: Sequence[Array], made: Sequence[tuple[Array, Array]], organisms: Array, *, multiple: int = 1
+) -> Batch:
+    """Return the tensors of CodonModel.forward and the targets of its places, on the CPU."""
+    ids = pad([inputs for inputs, _ in made], value=v.PAD, multiple=multiple)
+    width = ids.shape[1]
+    places = [row * width + np.flatnonzero(targets >= 0) for row, (_, targets) in enumerate(made)]
+    targets = np.concatenate([targets[targets >= 0] for _, targets in made]).astype(np.int64)
+    tensors = {
+        "ids": ids,
+        "organisms": torch.from_numpy(np.asarray(organisms, dtype=np.int64)),
+        "places": torch.from_numpy(np.concatenate(places)),
+        "targets": torch.from_numpy(targets),
+    }
+    lengths = [len(row) for row in rows]
+    if min(lengths) < width:
+        tensors["segments"] = Segments.of_rows([[length] for length in lengths], width)  # type: ignore[assignment]
+    return Batch(tensors, weight=float(len(targets)), tokens=sum(lengths), samples=len(rows))

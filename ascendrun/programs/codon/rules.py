@@ -12,7 +12,7 @@ from ascendrun.planner import rules
 from ascendrun.planner.models import Shape, shape_of
 from ascendrun.planner.training import PlanProblem, Raw, Rule, Training
 from ascendrun.planner.workload import Workload
-from ascendrun.programs.codon.optimization_rules import OPTIMIZES, check_optimization, is_file
+from ascendrun.programs.codon.asked import OPTIMIZES, check_optimization, is_file
 from ascendrun.programs.codon.vocabulary import LONGEST, ORGANISMS, TOKENS
 from ascendrun.text import Text
 

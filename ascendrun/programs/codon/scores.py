@@ -17,8 +17,7 @@ from ascendrun.programs import errors
 from ascendrun.programs.codon import vocabulary as v
 from ascendrun.programs.codon.files import load_stored
 from ascendrun.programs.codon.genes import MASKS, Array, Genes, read_genes
-from ascendrun.programs.codon.masking import batch_of, hidden, masked
-from ascendrun.programs.codon.model import CodonModel
+from ascendrun.programs.codon.model import CodonModel, batch_of, hidden, masked
 from ascendrun.programs.devices import accelerator
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replace_json, replace_text

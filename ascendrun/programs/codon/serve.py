@@ -11,7 +11,7 @@ from ascendrun.options import Notation, ProgramOptions, check_arguments
 from ascendrun.programs.codon.asked import Asked, read_asked
 from ascendrun.programs.codon.decoding import InfeasibleError
 from ascendrun.programs.codon.optimize import Optimizer, most_residues, open_stored
-from ascendrun.programs.codon.proteins import Protein, complete
+from ascendrun.programs.codon.sequences import Protein, complete
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.requests import Limits, Reply, RequestRefusedError, read_json
 from ascendrun.programs.generation.server import Server

@@ -16,8 +16,7 @@ from ascendrun.programs import errors
 from ascendrun.programs.codon import scores
 from ascendrun.programs.codon.files import Stored, load_stored, save_model
 from ascendrun.programs.codon.genes import REASONS, Array, Genes, facts_of, read_genes, save
-from ascendrun.programs.codon.masking import batch_of, masked
-from ascendrun.programs.codon.model import CodonModel, Config, make_model
+from ascendrun.programs.codon.model import CodonModel, Config, batch_of, make_model, masked
 from ascendrun.programs.codon.rules import attended, flops_per_token, shape_of_config, work_of
 from ascendrun.programs.codon.scores import ALL, Scoring
 from ascendrun.programs.codon.vocabulary import ORGANISMS, Organisms

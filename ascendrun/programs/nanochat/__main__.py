@@ -18,7 +18,7 @@ STAGES = {
     "evaluate": ("evaluation", "evaluate_stage"),
     "report": ("report", "report_stage"),
     "export": ("export", "export_stage"),
-    "infer_bench": ("infer_bench", "infer_bench"),
+    "infer_bench": ("inference", "infer_bench"),
     "chat": ("inference", "chat"),
     "serve": ("inference", "serve"),
 }

@@ -21,9 +21,9 @@ from ascendrun.programs import errors
 from ascendrun.programs.devices import accelerator, attention
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import tokenizer as words
+from ascendrun.programs.nanochat.conversations import Samples
 from ascendrun.programs.nanochat.model import NanoChat, make_model
 from ascendrun.programs.nanochat.recipe import optimizer_of
-from ascendrun.programs.nanochat.replies import Samples
 from ascendrun.programs.nanochat.rules import work_of
 from ascendrun.programs.nanochat.sizes import INHERITED, Horizon, Sizes, batch_problem, config_of, horizon_of, settled
 from ascendrun.programs.nanochat.texts import Corpus, read_corpus

@@ -1,7 +1,8 @@
-"""Conversations as tokens: marks around every message; only what the assistant itself writes carries loss.
+"""Conversations as tokens, and what a model writes as text; only what the assistant itself writes carries loss.
 
 A conversation is a list of messages {"role": "system" | "user" | "assistant", "content": a text, or parts
-{"type": "text" | "python" | "python_output", "text": …}}. The user begins, and the roles take turns.
+{"type": "text" | "python" | "python_output", "text": …}}. The user begins, and the roles take turns. Marks are around
+every message.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ascendrun.programs.errors import InvalidDataError
+from ascendrun.programs.generation.cache import of_model
+from ascendrun.programs.generation.engine import Completion, Generator, generate
+from ascendrun.programs.nanochat import conversations
+from ascendrun.programs.nanochat import tokenizer as words
+from ascendrun.programs.nanochat.calculator import TOOL, Tools
+from ascendrun.programs.nanochat.sizes import SPECIAL
 from ascendrun.programs.nanochat.tokenizer import BOS
+from ascendrun.programs.trainer.strategies.engine import Engine
 
 Messages = Sequence[Mapping[str, Any]]
 ROLES = ("user", "assistant")
@@ -131,3 +139,53 @@ class ConversationEncoder:
 
     def __call__(self, examples: Sequence[Any]) -> list[tuple[Any, Any]]:
         return [render(self.tokenizer, example.messages) for example in examples]
+
+
+SHOWN = dict(zip(TOOL, ("<<", "", "=", ">>")))
+"""How a call of the calculator is shown: <<2+3=5>>, as GSM8K writes it."""
+SAMPLE_TOKENS = 32
+
+
+def stops_of(tokenizer: Tokenizer) -> frozenset[int]:
+    """Return the tokens that end a reply."""
+    return frozenset(conversations.mark(tokenizer, name) for name in (words.BOS, words.PAD))
+
+
+def decoded(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    """Return the text of tokens, with calls of the calculator and without other marks."""
+    marks = {conversations.mark(tokenizer, name): SHOWN.get(name, "") for name in SPECIAL}
+    text, start = "", 0
+    for at, token in enumerate(tokens):
+        if token in marks:
+            text += tokenizer.decode(tokens[start:at]) + marks[token]
+            start = at + 1
+    return text + str(tokenizer.decode(tokens[start:]))
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The likeliest texts after prompts, which are the starts of documents, or with `is_chat` messages of the user."""
+
+    tokenizer: Tokenizer
+    prompts: Sequence[str]
+    context: int
+    is_chat: bool
+
+    def write(self, engine: Engine) -> list[tuple[str, str]]:
+        """Return (prompt, reply) by the present weights, for each prompt that fits into the context."""
+        call, tools = of_model(engine.module), Tools(self.tokenizer) if self.is_chat else None
+        stop = stops_of(self.tokenizer)
+        ids = {prompt: self.ids_of(prompt) for prompt in self.prompts}
+        texts = {
+            prompt: Completion(tokens, SAMPLE_TOKENS, stop=stop, hook=tools)
+            for prompt, tokens in ids.items()
+            if len(tokens) < self.context
+        }
+        generate(Generator.of(engine, call, context=self.context, rows=len(texts) or 1), list(texts.values()))
+        return [(prompt, decoded(self.tokenizer, text.tokens)) for prompt, text in texts.items()]
+
+    def ids_of(self, prompt: str) -> list[int]:
+        if self.is_chat:
+            return conversations.prompt(self.tokenizer, [{"role": "user", "content": prompt}])
+        start = conversations.mark(self.tokenizer, words.BOS)
+        return [start, *self.tokenizer.encode(prompt, add_special_tokens=False).ids]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator
 
-from ascendrun.facts.conversations import FILE_KINDS
+from ascendrun.facts.rows import FILE_KINDS
 from ascendrun.planner import rules
 from ascendrun.planner.training import PlanProblem, Raw, Training
 from ascendrun.programs.nanochat.sizes import ON_CHATS, SPECIAL, Sizes

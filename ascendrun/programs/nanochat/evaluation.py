@@ -23,8 +23,8 @@ from ascendrun.programs.nanochat import conversations, sandbox
 from ascendrun.programs.nanochat import tokenizer as words
 from ascendrun.programs.nanochat.base import NextToken, make_rows
 from ascendrun.programs.nanochat.calculator import Tools
+from ascendrun.programs.nanochat.conversations import decoded, stops_of
 from ascendrun.programs.nanochat.inference import open_engine, open_model
-from ascendrun.programs.nanochat.replies import decoded, stops_of
 from ascendrun.programs.nanochat.sizes import Horizon, settled
 from ascendrun.programs.nanochat.tasks import Example, read_task
 from ascendrun.programs.nanochat.texts import read_corpus

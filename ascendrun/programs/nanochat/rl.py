@@ -22,8 +22,8 @@ from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.cache import MULTIPLE, rounded
 from ascendrun.programs.generation.engine import Completion
 from ascendrun.programs.nanochat.base import Course, Options, train_model
+from ascendrun.programs.nanochat.conversations import decoded
 from ascendrun.programs.nanochat.evaluation import Pupil, completions, passes, refuse_tasks, replies
-from ascendrun.programs.nanochat.replies import decoded
 from ascendrun.programs.nanochat.sft import Mixture, open_start, read_mixture
 from ascendrun.programs.nanochat.sizes import chat_horizon
 from ascendrun.programs.nanochat.tasks import Example

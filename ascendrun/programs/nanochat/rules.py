@@ -15,6 +15,7 @@ from ascendrun.programs.nanochat.sizes import (
     INHERITED,
     ON_CHATS,
     SMEAR_CHANNELS,
+    ChatWorkload,
     Horizon,
     Sizes,
     batch_problem,
@@ -22,8 +23,8 @@ from ascendrun.programs.nanochat.sizes import (
     config_of,
     horizon_of,
     settled,
+    shape_of,
 )
-from ascendrun.programs.nanochat.work import ChatWorkload, shape_of
 from ascendrun.text import Text
 
 TRAINS = ("base", *ON_CHATS)

@@ -1,4 +1,4 @@
-"""Sizes of the program nanochat from its dials, and the batch, length and rates that follow from them."""
+"""Sizes of the program nanochat from its dials, the batch, length and rates that follow from them, and its work."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+from ascendrun.planner.models import Shape
+from ascendrun.planner.workload import Workload
 
 VOCABULARY_MULTIPLE = 64
 WINDOW_MULTIPLE = 128
@@ -287,3 +290,49 @@ def batch_problem(batch_tokens: int, row_tokens: int, rows: int, ranks: int) -> 
         return None
     below = batch_tokens // unit * unit
     return unit, tuple(each for each in (below, below + unit) if each)
+
+
+@dataclass(frozen=True)
+class ChatShape(Shape):
+    """The decoder of this program: two matrices in the feed-forward part, value embeddings, no norms."""
+
+    sizes: Sizes
+
+    @property
+    def layer_weights(self) -> int:
+        return self.sizes.layer_matrices // self.sizes.layers
+
+    @property
+    def outside(self) -> int:
+        return self.sizes.weights - self.layers * self.layer_weights
+
+
+@dataclass(frozen=True)
+class ChatWorkload(Workload):
+    shares_state: bool = False
+    has_muon = True
+
+    def moments(self, ranks: int = 1) -> int:
+        assert isinstance(self.model, ChatShape)
+        return self.model.sizes.state_values(ranks if self.shares_state else 1)
+
+    @property
+    def flops_per_token(self) -> float:
+        assert isinstance(self.model, ChatShape)
+        return self.model.sizes.flops_per_token
+
+
+def shape_of(sizes: Sizes) -> ChatShape:
+    return ChatShape(
+        hidden=sizes.hidden,
+        inner=4 * sizes.hidden,
+        layers=sizes.layers,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head=sizes.head,
+        vocabulary=sizes.padded_vocabulary,
+        is_tied=False,
+        has_bias=False,
+        positions=None,
+        sizes=sizes,
+    )

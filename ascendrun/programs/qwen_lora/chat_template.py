@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from ascendrun.facts.conversations import Conversation
+from ascendrun.facts.rows import Conversation
 from ascendrun.programs import errors
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora.words import Words, joined

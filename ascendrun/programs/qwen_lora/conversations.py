@@ -8,8 +8,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from ascendrun.facts.conversations import Conversation, UnusableRowError, read_conversation
-from ascendrun.facts.rows import Rows, parse_rows
+from ascendrun.facts.rows import Conversation, Rows, UnusableRowError, parse_rows, read_conversation
 from ascendrun.planner.rules import row_problem
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.text import Text

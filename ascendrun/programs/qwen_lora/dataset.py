@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ascendrun.facts.conversations import Conversation
+from ascendrun.facts.rows import Conversation
 from ascendrun.options import GENERATED
 from ascendrun.programs.errors import InvalidDataError, check_given
 from ascendrun.programs.qwen_lora import chat_template

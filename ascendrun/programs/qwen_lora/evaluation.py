@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ascendrun.facts.conversations import Conversation
+from ascendrun.facts.rows import Conversation
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.cache import of_transformers
 from ascendrun.programs.generation.engine import Completion, Generator, generate

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ascendrun.facts.conversations import Conversation
+from ascendrun.facts.rows import Conversation
 from ascendrun.planner.cost import Layout
 from ascendrun.planner.models import flops_per_token, shape_of
 from ascendrun.planner.workload import Workload

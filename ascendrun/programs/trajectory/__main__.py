@@ -16,9 +16,9 @@ STAGES = {
     "pretrain": ("stages.training", "pretrain_stage"),
     "finetune": ("stages.training", "train"),
     "evaluate": ("stages.evaluate_stage", "evaluate_stage"),
-    "predict": ("stages.predict", "classify"),
+    "predict": ("stages.serve", "classify"),
     "serve": ("stages.serve", "serve_stage"),
-    "plan": ("stages.plan", "plan_stage"),
+    "plan": ("stages.common", "plan_stage"),
 }
 """Module and function of (options, runtime) for each --mode."""
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ascendrun.programs.trajectory.grammars.guide import END
-from ascendrun.programs.trajectory.grammars.motion import PLACE_DEGREES
-from ascendrun.programs.trajectory.points.summary import FEATURES, PLACE, SIZE
+from ascendrun.programs.trajectory.grammars import END, PLACE_DEGREES
+from ascendrun.programs.trajectory.points.tracks import FEATURES, PLACE, SIZE
 from ascendrun.programs.trajectory.tokens import IS_CELL, MASK, SPECIAL, Encoded, Ids
 
 LEVELS = len(PLACE_DEGREES)

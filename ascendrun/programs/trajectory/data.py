@@ -13,7 +13,6 @@ from ascendrun.facts.columns import ALIASES
 from ascendrun.options import GENERATED
 from ascendrun.programs.errors import InvalidDataError, check_given
 from ascendrun.programs.trajectory.grammars import TEXTS, fit_text
-from ascendrun.programs.trajectory.leakage import check_leak, check_same_segments
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.points.read_ais import Reading, read_tracks
 from ascendrun.programs.trajectory.points.tracks import SPLITS, Limits, Track
@@ -26,7 +25,7 @@ from ascendrun.programs.trajectory.records import (
     load_prepared,
     read_texts,
 )
-from ascendrun.programs.trajectory.split import split_records
+from ascendrun.programs.trajectory.split import check_leak, check_same_segments, split_records
 from ascendrun.programs.trajectory.store import load_pretrained, pretrained_folder
 from ascendrun.programs.trajectory.tokens import Encoded, encode, label_ids, make_vocabulary
 from ascendrun.text import Text, to_json

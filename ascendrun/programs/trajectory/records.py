@@ -14,12 +14,10 @@ from typing import Any, TextIO
 
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replace_text, replacing
-from ascendrun.programs.trajectory.grammars import as_texts
-from ascendrun.programs.trajectory.grammars.guide import END
-from ascendrun.programs.trajectory.leakage import fingerprint
+from ascendrun.programs.trajectory.grammars import END, as_texts
 from ascendrun.programs.trajectory.points.clean import NUMBERED_CLASSES, class_name, split_name
-from ascendrun.programs.trajectory.points.summary import FEATURES
-from ascendrun.programs.trajectory.points.tracks import Track
+from ascendrun.programs.trajectory.points.tracks import FEATURES, Track
+from ascendrun.programs.trajectory.split import fingerprint
 from ascendrun.programs.trajectory.tokens import Words
 
 NUMBER = re.compile(f"({'|'.join(FEATURES)})=(-?[0-9.]+(?:e[-+]?[0-9]+)?)")

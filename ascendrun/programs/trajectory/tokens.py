@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trajectory.points.summary import FEATURES
+from ascendrun.programs.trajectory.points.tracks import FEATURES
 from ascendrun.text import Text
 
 Ids = NDArray[np.int64]

@@ -12,7 +12,7 @@ import pytest
 
 from ascendrun.programs.codon import genes as g
 from ascendrun.programs.codon import vocabulary as v
-from ascendrun.programs.codon.masking import batch_of, hidden, masked
+from ascendrun.programs.codon.model import batch_of, hidden, masked
 from ascendrun.programs.errors import InvalidDataError
 
 OPTIONS = {

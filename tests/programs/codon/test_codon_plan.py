@@ -19,7 +19,7 @@ from ascendrun.programs import codon as program
 from ascendrun.programs.codon import rules as plan
 from ascendrun.programs.codon.asked import read_ambiguity
 from ascendrun.programs.codon.model import Config
-from ascendrun.programs.codon.proteins import read_proteins
+from ascendrun.programs.codon.sequences import read_proteins
 from ascendrun.programs.codon.train import steps_of
 from ascendrun.programs.codon.vocabulary import ORGANISMS
 from ascendrun.programs.trainer.data import Buckets, deal

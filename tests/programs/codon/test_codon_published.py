@@ -14,7 +14,7 @@ from ascendrun.programs.codon.__main__ import OPTIONS
 from ascendrun.programs.codon.asked import Ambiguity
 from ascendrun.programs.codon.genes import read_genes
 from ascendrun.programs.codon.optimize import predict_dna_sequence
-from ascendrun.programs.codon.proteins import read_proteins
+from ascendrun.programs.codon.sequences import read_proteins
 from ascendrun.programs.trainer.options import parse, read_table
 
 ROOT = Path(__file__).parents[3]

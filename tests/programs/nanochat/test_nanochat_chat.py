@@ -18,9 +18,9 @@ from ascendrun.programs.generation.terminal import talk
 from ascendrun.programs.nanochat import conversations
 from ascendrun.programs.nanochat.base import save_model
 from ascendrun.programs.nanochat.calculator import TOOL, Tools
+from ascendrun.programs.nanochat.conversations import decoded, stops_of
 from ascendrun.programs.nanochat.inference import open_model, open_talker
 from ascendrun.programs.nanochat.model import make_model
-from ascendrun.programs.nanochat.replies import decoded, stops_of
 from ascendrun.programs.nanochat.tokenizer import of_characters
 from ascendrun.programs.trainer.runtime import Runtime
 from tests.programs.conftest import until

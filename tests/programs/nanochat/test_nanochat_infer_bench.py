@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.nanochat import infer_bench
+from ascendrun.programs.nanochat import inference
 from ascendrun.programs.nanochat.base import save_model
 from ascendrun.programs.nanochat.model import make_model
 from ascendrun.programs.nanochat.tokenizer import of_characters
@@ -46,11 +46,11 @@ def test_the_last_line_has_every_batch_size(model, launch, ranks):
 
 
 def test_prompts_and_replies_fit_into_the_context():
-    assert infer_bench.lengths({"prompt_tokens": 0, "max_new_tokens": 256}, 40) == (20, 19)
-    assert infer_bench.lengths({"prompt_tokens": 38, "max_new_tokens": 0}, 40) == (38, 1)
+    assert inference.lengths({"prompt_tokens": 0, "max_new_tokens": 256}, 40) == (20, 19)
+    assert inference.lengths({"prompt_tokens": 38, "max_new_tokens": 0}, 40) == (38, 1)
     for prompt in (39, 100):
         with pytest.raises(InvalidDataError):
-            infer_bench.lengths({"prompt_tokens": prompt, "max_new_tokens": 1}, 40)
+            inference.lengths({"prompt_tokens": prompt, "max_new_tokens": 1}, 40)
     for sizes in ((), ("0",), ("two",)):
         with pytest.raises(InvalidDataError):
-            infer_bench.batch_sizes({"batch_sizes": sizes})
+            inference.batch_sizes({"batch_sizes": sizes})

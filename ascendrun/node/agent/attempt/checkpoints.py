@@ -16,7 +16,7 @@ import re
 import time
 import zipfile
 
-from ascendrun.facts import safetensors
+from ascendrun.facts import headers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ def read_json(path: str, name: str) -> dict[str, Any]:
 def check_safetensors(path: str, name: str, size: int) -> None:
     """Check that the file is as long as its header says."""
     try:
-        expected = safetensors.read_header(path).file_bytes
+        expected = headers.read_safetensors(path).file_bytes
     except ValueError:
         raise TornError("invalid", name) from None
     if expected != size:

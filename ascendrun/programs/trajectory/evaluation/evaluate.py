@@ -1,18 +1,23 @@
-"""Class probabilities of many samples, computed on all ranks, each sample exactly once."""
+"""Class probabilities of many samples, on all ranks, each sample once: of a model, or of several that vote."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from ascendrun.programs.devices.accelerator import choose_precision
+from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, multiple_of
+from ascendrun.programs.trajectory.evaluation.scores import Adjustment
 from ascendrun.programs.trajectory.model import TrackClassifier, pad, stack_values
 from ascendrun.programs.trajectory.points.tracks import Floats
-from ascendrun.programs.trajectory.tokens import Encoded
+from ascendrun.programs.trajectory.store import Vote
+from ascendrun.programs.trajectory.tokens import Encoded, check_known
+from ascendrun.text import Text
 
 
 def predict(model: TrackClassifier, samples: Sequence[Encoded], runtime: Runtime, options: Options) -> Floats:
@@ -58,3 +63,39 @@ def probabilities_of(
     logits = model(ids.to(device), lengths.to(device), values=None if values is None else values.to(device))
     answer: Floats = torch.softmax(logits.float(), -1).double().cpu().numpy()
     return answer if model.trees is None else model.trees.vote(answer, batch)
+
+
+def vote_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Options) -> Floats:
+    """Return the mean over the members, adjusted; the same on every rank."""
+    return put_together(vote, each_member_on(vote, samples, here, options))
+
+
+def each_member_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Options) -> list[Floats]:
+    if not samples:
+        raise InvalidDataError("program.nothing-to-classify", "no track to classify")
+    return [predict(member.model, samples, here, options) for member in vote.members]
+
+
+def put_together(vote: Vote, each: Sequence[Floats]) -> Floats:
+    mean: Floats = np.mean(each, axis=0)
+    return Adjustment(vote.temperature, vote.prior_shift).apply(mean, vote.members[0].priors)
+
+
+def check_vocabulary(vote: Vote, samples: Sequence[Encoded], here: Runtime) -> None:
+    """Warn if the models have not seen some of the tokens. Raises InvalidDataError if they have not seen most."""
+    vocabulary = vote.members[0].vocabulary
+    warning = check_known(samples, vocabulary, vocabulary, model=Text("program.the-model", "the model"))
+    if warning is not None:
+        here.log("program.warning", "warning: {text}", text=warning)
+
+
+def ids_of(vote: Vote) -> dict[str, int]:
+    return {name: i for i, name in enumerate(vote.names)}
+
+
+def answer(row: Floats, names: Sequence[str], *, with_all: bool) -> dict[str, Any]:
+    best = int(row.argmax())
+    reply: dict[str, Any] = {"class_name": names[best], "confidence": round(float(row[best]), 4)}
+    if with_all:
+        reply["probabilities"] = {name: round(float(value), 4) for name, value in zip(names, row)}
+    return reply

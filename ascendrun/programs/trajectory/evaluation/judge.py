@@ -1,8 +1,14 @@
-"""All methods of a report on one split: the model, the model without some inputs, the baselines, another model."""
+"""All methods of a report on one split: the model, the model without some inputs, another model, and simpler methods on
+the same inputs, the same split and the same time: scikit-learn, where installed.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +16,12 @@ from typing import Any, Callable
 
 import numpy as np
 
+from ascendrun.programs.errors import in_a_line
 from ascendrun.programs.trainer.checkpoint import replace_text
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.batches import LEVELS, Groups
 from ascendrun.programs.trajectory.data import Options
-from ascendrun.programs.trajectory.evaluation.baselines import METHODS, baselines, missing
-from ascendrun.programs.trajectory.evaluation.compare import MODEL, as_lines, compare, summary_line
+from ascendrun.programs.trajectory.evaluation.scores import MODEL, as_lines, compare, summary_line
 from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.records import Record
 from ascendrun.programs.trajectory.tokens import Encoded
@@ -108,3 +114,126 @@ def judge(
         baselines(train, samples, here, words=size, classes=classes, seconds=seconds, methods=kinds, known=known)
     )
     return Judged(list(names), [record.ship for record in records], [sample.label for sample in samples], methods)
+
+
+METHODS = ("forest", "boosting", "tokens")
+LEAST_S = 5.0
+"""Seconds that each method may use in any case."""
+FEW_PIECES = 10_000
+"""With so few training pieces one rank fits all methods: on others, the import of scikit-learn takes longest."""
+
+THREADS = min(4, os.cpu_count() or 1)
+"""Of the forest: while it grows, the ranks wait."""
+
+
+def missing() -> Text | None:
+    """Return what to install; None: scikit-learn is there."""
+    if importlib.util.find_spec("sklearn") is not None:
+        return None
+    return Text(
+        "program.no-scikit-learn",
+        "scikit-learn is not installed; the only baseline is the majority class\nhint: pip install scikit-learn",
+    )
+
+
+def baselines(
+    train: Sequence[Encoded],
+    samples: Sequence[Encoded],
+    here: Runtime,
+    *,
+    words: int,
+    classes: int,
+    seconds: float,
+    methods: Sequence[str] = METHODS,
+    known: Mapping[str, Floats] | None = None,
+) -> dict[str, Floats]:
+    """Return the probabilities of each method, the same on every rank; each rank fits some of the methods. `words`:
+    size of the vocabulary; `seconds`: as long as the model trained; `known`: probabilities that are there already."""
+    truth = np.array([sample.label for sample in train])
+    share = np.bincount(truth, minlength=classes) / len(truth)
+    known = known or {}
+    found: dict[str, Floats] = {"majority": np.tile(share, (len(samples), 1)), **known}
+    if missing() is None:
+        limit_s = here.share(max(seconds, LEAST_S))
+        ranks = here.world_size if len(train) > FEW_PIECES else 1
+        mine = [name for name in methods if name not in known][here.rank :: ranks] if here.rank < ranks else []
+        fitted: dict[str, Floats | str] = {}
+        for name in mine:
+            try:
+                fitted[name] = fit(name, train, truth, samples, words, classes, limit_s)
+            except Exception as error:  # of any kind, from another library: it must not cost the model its report
+                fitted[name] = in_a_line(error)
+        for name, rows in (item for each in here.gather(fitted) for item in each.items()):
+            if isinstance(rows, str):
+                here.log("program.no-baseline", "warning: no baseline {name}: {error}", name=name, error=rows)
+            else:
+                found[name] = rows
+    return {name: found[name] for name in ("majority", *methods) if name in found}
+
+
+def fit(
+    name: str,
+    train: Sequence[Encoded],
+    truth: Any,
+    samples: Sequence[Encoded],
+    words: int,
+    classes: int,
+    limit_s: float,
+) -> Floats:
+    from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+    from sklearn.linear_model import LogisticRegression
+
+    model: Any
+    if name == "tokens":
+        model = LogisticRegression(C=0.3, warm_start=True)
+        rows, asked = counts_of(train, words), counts_of(samples, words)
+        grow(model, "max_iter", [5] * 40, rows, truth, limit_s)
+    else:
+        rows, asked = table_of(train, words), table_of(samples, words)
+        known = ~np.isnan(rows)
+        varies = rows.max(0, where=known, initial=-np.inf) > rows.min(0, where=known, initial=np.inf)
+        rows, asked = rows[:, varies], asked[:, varies]  # scikit-learn fails on a column without any number
+        forest = RandomForestClassifier(warm_start=True, random_state=0, n_jobs=THREADS)
+        boosting = HistGradientBoostingClassifier(
+            warm_start=True, early_stopping=False, max_leaf_nodes=15, random_state=0
+        )
+        model, parameter, sizes = (
+            (forest, "n_estimators", (5, *range(25, 201, 25)))
+            if name == "forest"
+            else (boosting, "max_iter", (5, 20, 40, 60))
+        )
+        grow(model, parameter, sizes, rows, truth, limit_s)
+    if name == "forest":
+        model.set_params(n_jobs=1)  # threads add the answers of the trees in any order
+    probabilities = np.zeros((len(samples), classes))
+    probabilities[:, model.classes_] = model.predict_proba(asked)
+    return probabilities
+
+
+def grow(model: Any, parameter: str, sizes: Sequence[int], rows: Any, truth: Any, limit_s: float) -> None:
+    """Fit the model larger and larger, each time from where it was, until the time is over."""
+    started_s = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a regression that has not converged yet is fitted further
+        for size in sizes:
+            model.set_params(**{parameter: size}).fit(rows, truth)
+            if time.monotonic() - started_s > limit_s:
+                return
+
+
+def table_of(samples: Sequence[Encoded], words: int) -> Any:
+    """Return the summaries, or the counts of tokens where the texts have no summary."""
+    if all(len(sample.values) for sample in samples):
+        return np.stack([sample.values for sample in samples]).astype(np.float64)
+    return counts_of(samples, words).toarray()
+
+
+def counts_of(samples: Sequence[Encoded], words: int) -> Any:
+    """Return how often each token is in each track, as square roots, a sparse matrix."""
+    csr_matrix: Any = importlib.import_module("scipy.sparse").csr_matrix
+    rows = [sample.ids() for sample in samples]
+    where = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
+    counts = csr_matrix((np.ones(len(where)), (where, np.concatenate(rows))), shape=(len(rows), words))
+    counts.sum_duplicates()
+    counts.data = np.sqrt(counts.data)
+    return counts

@@ -1,14 +1,18 @@
-"""Scores of predictions, as numbers and as text."""
+"""Scores of predictions, their calibration, and methods beside each other: as numbers and as text.
+
+Intervals are by ship: from draws of as many ships.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.text import Text
 from ascendrun.text.format import display_width, pad_left, pad_right
 
@@ -99,3 +103,235 @@ def as_confusion(scores: Scores) -> str:
         for i, row in enumerate(scores.confusion)
     ]
     return "\n".join(lines)
+
+
+BINS = 10
+TEMPERATURES = tuple(np.exp(np.linspace(np.log(0.3), np.log(3.0), 47)).tolist())
+SHIFTS = tuple(np.round(np.arange(0.0, 1.01, 0.05), 2).tolist())
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Predictions of similar confidence: mean confidence, accuracy, number."""
+
+    confidence: float
+    accuracy: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """`ece`: mean distance of confidence from accuracy over the bins. `nll`: nats per track. `brier`: 0 is perfect."""
+
+    ece: float
+    nll: float
+    brier: float
+    bins: tuple[Bin, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure(probabilities: Floats, truth: Sequence[int]) -> Calibration:
+    right = np.asarray(truth)
+    sure, called = probabilities.max(1), probabilities.argmax(1)
+    place = np.minimum((sure * BINS).astype(int), BINS - 1)
+    bins = [
+        Bin(float(sure[inside].mean()), float((called[inside] == right[inside]).mean()), int(inside.sum()))
+        for inside in (place == i for i in range(BINS))
+        if inside.any()
+    ]
+    ece = sum(each.count * abs(each.confidence - each.accuracy) for each in bins) / max(1, len(right))
+    of_truth = probabilities[np.arange(len(right)), right]
+    ideal = np.eye(probabilities.shape[1])[right]
+    return Calibration(
+        float(ece),
+        float(-np.log(np.maximum(of_truth, 1e-12)).mean()),
+        float(((probabilities - ideal) ** 2).sum(1).mean()),
+        tuple(bins),
+    )
+
+
+@dataclass(frozen=True)
+class Adjustment:
+    """`prior_shift` 0 to 1: how strongly class frequencies are removed, so that rare classes are predicted more often;
+    `temperature` above 1 makes the probabilities less confident."""
+
+    temperature: float = 1.0
+    prior_shift: float = 0.0
+
+    def apply(self, probabilities: Floats, priors: Sequence[float]) -> Floats:
+        logits = np.log(np.maximum(probabilities, 1e-12))
+        logits = (logits - self.prior_shift * np.log(np.maximum(np.asarray(priors), 1e-12))) / self.temperature
+        raised = np.exp(logits - logits.max(1, keepdims=True))
+        answer: Floats = raised / raised.sum(1, keepdims=True)
+        return answer
+
+
+def choose_adjustment(
+    probabilities: Floats, truth: Sequence[int], priors: Sequence[float], names: Sequence[str], *, macro_share: float
+) -> Adjustment:
+    """Choose on validation tracks: the shift with the best mean of macro F1 (weight `macro_share`) and accuracy, the
+    smallest on a tie, 0 for a negative weight; then the temperature with the lowest loss in nats."""
+
+    def worth(shift: float) -> float:
+        called = Adjustment(1.0, shift).apply(probabilities, priors).argmax(1).tolist()
+        scores = score(truth, called, names)
+        return macro_share * scores.macro_f1 + (1 - macro_share) * scores.accuracy
+
+    shift = max(SHIFTS, key=lambda each: (smoothed(worth, each), -each)) if macro_share >= 0 else 0.0
+    best = min(TEMPERATURES, key=lambda each: measure(Adjustment(each, shift).apply(probabilities, priors), truth).nll)
+    return Adjustment(round(float(best), 4), float(shift))
+
+
+def smoothed(worth: Any, shift: float) -> float:
+    """Return the mean over adjacent shifts: with a few hundred validation ships, single values are noisy."""
+    values: list[float] = [worth(each) for each in SHIFTS if abs(each - shift) < 0.11]
+    return float(np.mean(values))
+
+
+MODEL = "model"
+DRAWS = 1000
+LEVEL = (2.5, 97.5)
+"""Percentiles of the draws between which an interval lies."""
+SCORES = ("macro_f1", "accuracy")
+NAMES = {
+    MODEL: Text("program.this-model", "this model"),
+    "majority": Text("program.majority-class", "majority class"),
+    "forest": Text("program.forest", "random forest"),
+    "boosting": Text("program.boosting", "gradient boosting"),
+    "tokens": Text("program.token-regression", "regression on tokens"),
+    "network": Text("program.no-trees", "this model, no trees"),
+    "no_place": Text("program.no-place-input", "this model, no place"),
+    "no_size": Text("program.no-size-input", "this model, no size"),
+    "other": Text("program.other-model", "the other model"),
+}
+VERDICTS = {
+    "better": Text("program.better", "better"),
+    "equal": Text("program.equal", "equal within the interval"),
+    "worse": Text("program.worse", "worse"),
+}
+RIVALS = ("majority", "forest", "boosting", "tokens", "other")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A score, and the range that contains it for 95 % of the draws of as many ships."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One method. `pieces`, `ships`: its scores, by piece and by the vote of a ship's pieces. `ahead`: by how much this
+    model is better, by ship; `verdict`: better, equal or worse in macro F1; None for this model."""
+
+    pieces: dict[str, Interval]
+    ships: dict[str, Interval]
+    ahead: dict[str, Interval] | None
+    verdict: str | None
+    ece: float
+    nll: float
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare(
+    probabilities: Mapping[str, Floats], truth: Sequence[int], ships: Sequence[str], *, seed: int = 0
+) -> dict[str, Compared]:
+    """Compare the methods; one of them is MODEL. All see the same draws of ships, so differences are paired."""
+    classes = probabilities[MODEL].shape[1]
+    numbers = np.unique(np.asarray(ships), return_inverse=True)[1].reshape(-1)
+    count = int(numbers.max()) + 1
+    draws = np.random.default_rng([7, seed]).multinomial(count, np.full(count, 1 / count), size=DRAWS)
+    draws = np.vstack([np.ones(count, dtype=draws.dtype), draws])  # the first is the data itself
+    of_ship = np.zeros(count, dtype=np.int64)
+    of_ship[numbers] = truth
+    of_pieces, of_ships = {}, {}
+    for name, rows in probabilities.items():
+        of_pieces[name] = scores_of_draws(numbers, truth, rows.argmax(1), draws, classes)
+        votes = np.stack([np.bincount(numbers, weights=rows[:, i], minlength=count) for i in range(classes)], 1)
+        of_ships[name] = scores_of_draws(np.arange(count), of_ship, votes.argmax(1), draws, classes)
+    found = {}
+    for name, rows in probabilities.items():
+        ahead = None
+        if name != MODEL:
+            ahead = {score: interval(of_ships[MODEL][score] - of_ships[name][score]) for score in SCORES}
+        calibration = measure(rows, truth)
+        found[name] = Compared(
+            {score: interval(values) for score, values in of_pieces[name].items()},
+            {score: interval(values) for score, values in of_ships[name].items()},
+            ahead,
+            verdict_of(ahead["macro_f1"]) if ahead else None,
+            calibration.ece,
+            calibration.nll,
+        )
+    return found
+
+
+def scores_of_draws(
+    ships: NDArray[np.int64], truth: Any, called: Any, draws: NDArray[np.int64], classes: int
+) -> dict[str, Floats]:
+    """Return the scores of each draw; `draws`: how often each ship is in it."""
+    counts = np.zeros((draws.shape[1], classes, classes))
+    np.add.at(counts, (ships, np.asarray(truth), np.asarray(called)), 1)
+    matrix = (draws @ counts.reshape(len(counts), -1)).reshape(-1, classes, classes)
+    hits, support, calls = np.einsum("dcc->dc", matrix), matrix.sum(2), matrix.sum(1)
+    f1 = 2 * hits / np.maximum(support + calls, 1)
+    present = support > 0
+    return {
+        "macro_f1": (f1 * present).sum(1) / np.maximum(present.sum(1), 1),
+        "accuracy": hits.sum(1) / np.maximum(support.sum(1), 1),
+    }
+
+
+def interval(draws: Floats) -> Interval:
+    """Return the first value, that of the data itself, with the range of the others."""
+    low, high = np.percentile(draws[1:], LEVEL)
+    return Interval(round(float(draws[0]), 4), round(float(low), 4), round(float(high), 4))
+
+
+def verdict_of(ahead: Interval) -> str:
+    return "better" if ahead.low > 0 else "worse" if ahead.high < 0 else "equal"
+
+
+def as_lines(compared: Mapping[str, Compared]) -> list[str]:
+    """Format a row for each method, and the verdict."""
+    wide = max(display_width(NAMES[name]) for name in compared)
+    has_votes = any(each.ships != each.pieces for each in compared.values())
+    columns = [("pieces", score) for score in SCORES] + ([("ships", score) for score in SCORES] if has_votes else [])
+    titles = {
+        ("pieces", "macro_f1"): Text("program.macro-f1", "macro F1"),
+        ("pieces", "accuracy"): Text("program.accuracy", "accuracy"),
+        ("ships", "macro_f1"): Text("program.macro-f1-ships", "macro F1 by ship"),
+        ("ships", "accuracy"): Text("program.accuracy-ships", "accuracy by ship"),
+    }
+    heads = [*(pad_right(titles[column], 17) for column in columns), pad_left("ECE", 5)]
+    lines = ["  ".join([" " * wide, *heads, str(Text("program.this-model-is", "this model is"))])]
+    for name, each in compared.items():
+        cells = [getattr(each, kind)[score] for kind, score in columns]
+        row = [pad_right(NAMES[name], wide), *(f"{cell.value:.3f} [{cell.low:.3f} {cell.high:.3f}]" for cell in cells)]
+        verdict = str(VERDICTS[each.verdict]) if each.verdict and name in RIVALS else ""
+        lines.append("  ".join([*row, f"{each.ece:5.3f}", verdict]).rstrip())
+    return lines
+
+
+def summary_line(compared: Mapping[str, Compared]) -> Text | None:
+    """Return the line that says what this model is compared with the others; None: there is no other."""
+    said = [
+        Text(
+            "program.compared-with",
+            "{name}: {verdict} ({ahead:+.3f}, {low:+.3f} to {high:+.3f})",
+            name=NAMES[name],
+            verdict=VERDICTS[str(each.verdict)],
+            ahead=each.ahead["macro_f1"].value,
+            low=each.ahead["macro_f1"].low,
+            high=each.ahead["macro_f1"].high,
+        )
+        for name, each in compared.items()
+        if each.ahead is not None and name in RIVALS
+    ]
+    return Text("program.comparison", "macro F1 by ship, this model against {methods}", methods=said) if said else None

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from ascendrun.facts.columns import LATEST_S
-from ascendrun.programs.trajectory.points.columns import numbers, one_number
-from ascendrun.programs.trajectory.points.times import NO_TIME
+from ascendrun.programs.trajectory.points.tables import NO_TIME, numbers, one_number
 from ascendrun.programs.trajectory.points.tracks import FASTEST_KNOTS, Floats, Track
 from ascendrun.text import Text
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ascendrun.programs.trajectory.points.columns import KNOTS
+from ascendrun.programs.trajectory.points.tables import KNOTS
 from ascendrun.programs.trajectory.points.tracks import (
     FASTEST_KNOTS,
     METRES_PER_KNOT_SECOND,

@@ -13,9 +13,17 @@ from ascendrun.facts.columns import Columns
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.points import motion_check
 from ascendrun.programs.trajectory.points.clean import LeftOut, class_name, class_texts, clean_rows, texts
-from ascendrun.programs.trajectory.points.columns import KNOTS, match_columns, numbers, only_value
-from ascendrun.programs.trajectory.points.tables import Table, read_table
-from ascendrun.programs.trajectory.points.times import has_dates, order_of_dates, read_times
+from ascendrun.programs.trajectory.points.tables import (
+    KNOTS,
+    Table,
+    has_dates,
+    match_columns,
+    numbers,
+    only_value,
+    order_of_dates,
+    read_table,
+    read_times,
+)
 from ascendrun.programs.trajectory.points.tracks import Cleaning, Limits, Track, cut_tracks, in_order
 from ascendrun.text import Text
 

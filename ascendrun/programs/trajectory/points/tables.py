@@ -1,17 +1,35 @@
-"""Tables in CSV and Parquet files: columns by name, and the invalid lines of a file."""
+"""Tables of AIS points in CSV and Parquet files: invalid lines, columns by name, numbers and times."""
 
 from __future__ import annotations
 
 import csv
 import gzip
+import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ascendrun.facts.columns import (
+    ALIASES,
+    DAY_FIRST,
+    LATEST_S,
+    MONTH_FIRST,
+    YEAR_LAST,
+    Columns,
+    find_columns,
+    missing_columns,
+    read_time,
+    unknown_names,
+)
 from ascendrun.programs.errors import InvalidDataError
+from ascendrun.text import Text
 
 SEPARATORS = ",;\t|"
 """Characters between columns; the one that the first line has most often."""
@@ -101,3 +119,146 @@ def open_text(file: Path) -> TextIO:
     if file.suffix == ".gz":
         return gzip.open(file, "rt", encoding="utf-8-sig", errors="replace", newline="")
     return open(file, encoding="utf-8-sig", errors="replace", newline="")
+
+
+KNOTS = {"knots": 1.0, "m/s": 1.943844, "km/h": 0.539957}
+"""Knots in one unit, by the name that `--units` expects."""
+
+
+def match_columns(table: Mapping[str, Sequence[Any]], wanted: Mapping[str, str], file: object) -> Columns:
+    """Return the file's columns. `wanted`: --column_map; an empty name means that the file has no such column.
+
+    Raises InvalidDataError, with all missing columns and the line to add.
+    """
+    names = list(table)
+    unknown = unknown_names(table, wanted)
+    if unknown:
+        raise InvalidDataError(
+            "program.unknown-columns",
+            "--column_map: unknown names {unknown}; known names are {known}; {file} has the columns {columns}",
+            unknown=unknown,
+            known=list(ALIASES),
+            file=file,
+            columns=names,
+        )
+    found, missing, proposal = missing_columns(table, wanted)
+    if missing:
+        raise InvalidDataError(
+            "program.no-column",
+            "{file}: no column for {missing} among {columns}\nhint: --column_map={proposal}",
+            file=file,
+            missing=missing,
+            columns=names,
+            proposal=proposal,
+        )
+    return Columns(found, None if "sog" in wanted else find_columns(names).speed_unit)
+
+
+# --- numbers ---
+
+
+def numbers(values: Sequence[Any]) -> NDArray[np.float64]:
+    """Convert to floats; a value that is not a number becomes NaN. A column of decimal commas is read as such."""
+    try:
+        return np.array(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    found = np.array([one_number(value) for value in values], dtype=np.float64)
+    texts = [str(value).strip() for value in values if isinstance(value, str) and value.strip()]
+    if texts and np.isnan(found).any() and all(re.fullmatch(r"[-+]?[0-9]+(,[0-9]+)?", text) for text in texts):
+        return np.array([one_number(str(value).replace(",", ".")) for value in values], dtype=np.float64)
+    return found
+
+
+def one_number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return float("nan")
+
+
+def only_value(values: NDArray[np.float64]) -> float | None:
+    """Return the value that a column has in every row that has one, NaN if no row has one; None: there are several."""
+    given = values[~np.isnan(values)]
+    if not len(given):
+        return float("nan")
+    return float(given[0]) if len(given) > 1 and np.ptp(given) == 0 else None
+
+
+def has_dates(values: Sequence[Any]) -> bool:
+    """Return whether a value is a date whose year stands last, so that the order of day and month is open."""
+    return any(isinstance(value, str) and YEAR_LAST.fullmatch(value.strip()) for value in values)
+
+
+def order_of_dates(columns: Iterable[tuple[str, Sequence[Any]]]) -> str | None:
+    """Return DAY_FIRST or MONTH_FIRST for the time columns of all files together; None: no date has that form.
+
+    A number above 12 decides; else dots or the Danish header (day first), a 12-hour clock (month first), else the order
+    in which the data takes less time. Raises InvalidDataError when values contradict or nothing decides.
+    """
+    dates: dict[tuple[int, int, int], Any] = {}
+    is_european = is_american = False
+    for name, values in columns:
+        for value in values:
+            found = YEAR_LAST.fullmatch(value.strip()) if isinstance(value, str) else None
+            if found:
+                dates.setdefault((int(found[1]), int(found[3]), int(found[4])), value)
+                is_european |= found[2] == "." or name.strip().lower() == "# timestamp"
+                is_american |= found[9] is not None
+    if not dates:
+        return None
+    day_first = next((value for (one, _, _), value in dates.items() if one > 12), None)
+    month_first = next((value for (_, other, _), value in dates.items() if other > 12), None)
+    if day_first and month_first:
+        raise InvalidDataError(
+            "program.dates-contradict",
+            "dates are written in two orders: {first:quote} and {other:quote}\n"
+            "hint: convert one of the files, or give --time_format, such as %d/%m/%Y %H:%M:%S; other dates are dropped",
+            first=day_first,
+            other=month_first,
+        )
+    if day_first or month_first:
+        return DAY_FIRST if day_first else MONTH_FIRST
+    if is_european != is_american:
+        return DAY_FIRST if is_european else MONTH_FIRST
+    spans = {order: _days(dates, order) for order in (DAY_FIRST, MONTH_FIRST)}
+    if 5 * min(spans.values()) < max(spans.values()):
+        return min(spans, key=lambda order: spans[order])
+    example = next(iter(dates.values()))
+    raise InvalidDataError(
+        "program.dates-ambiguous",
+        "{date:quote} can be day/month or month/day, and no date of the data decides it\n"
+        "hint: --time_format=%d/%m/%Y or --time_format=%m/%d/%Y",
+        date=example,
+    )
+
+
+def _days(dates: Iterable[tuple[int, int, int]], order: str) -> int:
+    days = [datetime(year, *((other, one) if order == DAY_FIRST else (one, other))) for one, other, year in dates]
+    return (max(days) - min(days)).days
+
+
+def read_times(values: Sequence[Any], *, order: str | None, time_format: str = "") -> NDArray[np.float64]:
+    """Return UTC seconds; NaN where a value is no time. Numbers beyond the year 2200 are milliseconds, microseconds or
+    nanoseconds. `time_format`: of strptime, for all values; its time of day may be missing."""
+    if time_format:
+        return np.array([_formatted(value, time_format) for value in values], dtype=np.float64)
+    found = np.array([read_time(value, order) for value in values], dtype=np.float64)
+    usual = np.nanmedian(np.abs(found)) if np.isfinite(found).any() else 0.0
+    while LATEST_S < usual < LATEST_S * 1e9:
+        found, usual = found / 1000, usual / 1000
+    return found
+
+
+def _formatted(value: Any, time_format: str) -> float:
+    text = str(value).strip()
+    for form in (time_format, *(time_format + clock for clock in (" %H:%M:%S", "T%H:%M:%S", " %H:%M", " %H:%M:%S.%f"))):
+        try:
+            moment = datetime.strptime(text, form)
+        except ValueError:
+            continue
+        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+    return float("nan")
+
+
+NO_TIME = Text("program.no-time", "have no valid time (ISO, seconds since 1970, or a date as in --time_format)")

@@ -1,4 +1,4 @@
-"""Shared code of the stages: option checks, the description of the data, the initial model of a training."""
+"""Shared code of the stages: option checks, the description of the data, the initial model of a training, its plan."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from ascendrun.options import GENERATED
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trajectory.data import Options, Samples
-from ascendrun.programs.trajectory.evaluation.baselines import METHODS
-from ascendrun.programs.trajectory.grammars import knots_of, summary_of_text
-from ascendrun.programs.trajectory.grammars.motion import INPUTS
+from ascendrun.programs.trainer.strategies.choice import log_plan, training_of
+from ascendrun.programs.trajectory.data import Options, Samples, make_samples
+from ascendrun.programs.trajectory.evaluation.judge import METHODS
+from ascendrun.programs.trajectory.grammars import INPUTS, knots_of, summary_of_text
 from ascendrun.programs.trajectory.model import (
     Reader,
     Sizes,
@@ -24,6 +24,7 @@ from ascendrun.programs.trajectory.points.read_ais import because
 from ascendrun.programs.trajectory.split import LEAKY, doubts
 from ascendrun.programs.trajectory.store import is_skipped, load_pretrained, pretrained_folder
 from ascendrun.programs.trajectory.tokens import check_known
+from ascendrun.programs.trajectory.train import plan_of, unlabelled, work_on
 from ascendrun.text import Text, from_json
 
 
@@ -173,3 +174,24 @@ def own_sizes(options: Options, samples: Samples) -> Sizes:
 def sizes_of(config: dict[str, Any], options: Options, samples: Samples, *, attention: str) -> Sizes:
     knots = knots_of(samples.text)
     return Sizes(config, len(samples.names), options["dropout"], options["pooling"], attention, knots)
+
+
+def plan_stage(options: Options, here: Runtime) -> None:
+    """Log estimates. Raises ModelTooLargeError if a training does not fit, InvalidDataError if none is possible."""
+    refuse(options)
+    samples = make_samples(options)
+    introduce(options, samples, here)
+    sizes, _ = start_with(options, samples, here)
+    for mode, rows in (("pretrain", unlabelled(samples)), ("finetune", samples.encoded["train"])):
+        training = training_of({**options, "mode": mode}, here, program="trajectory")
+        plan = plan_of(rows, options)
+        here.log(
+            "program.plan",
+            "\n{stage}: {tracks} tracks, {tokens:,} tokens",
+            stage=mode,
+            tracks=len(rows),
+            tokens=int(plan.lengths.sum()),
+        )
+        work = work_on(plan, training.options, sizes, ranks=training.ranks, family=training.family)
+        log_plan(training, work, here)
+    here.record(done=True)

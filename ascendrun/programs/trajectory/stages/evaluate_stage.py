@@ -15,18 +15,32 @@ from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replace_json, replace_text, replacing
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, Samples, encode_all, make_samples
-from ascendrun.programs.trajectory.evaluation.calibrate import Calibration, choose_adjustment, measure
-from ascendrun.programs.trajectory.evaluation.compare import MODEL
+from ascendrun.programs.trajectory.evaluation.evaluate import (
+    check_vocabulary,
+    each_member_on,
+    ids_of,
+    put_together,
+    vote_on,
+)
 from ascendrun.programs.trajectory.evaluation.judge import Judged, judge
-from ascendrun.programs.trajectory.evaluation.scores import ACCURACY, Scores, as_confusion, as_table, score
+from ascendrun.programs.trajectory.evaluation.scores import (
+    ACCURACY,
+    MODEL,
+    Calibration,
+    Scores,
+    as_confusion,
+    as_table,
+    choose_adjustment,
+    measure,
+    score,
+)
 from ascendrun.programs.trajectory.grammars import summary_of_text
 from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.split import LEAKY
 from ascendrun.programs.trajectory.stages.common import introduce, refuse
-from ascendrun.programs.trajectory.stages.predict import write_predictions
+from ascendrun.programs.trajectory.stages.serve import write_predictions
 from ascendrun.programs.trajectory.store import Vote, agreeing, is_skipped, load_vote, save_vote
 from ascendrun.programs.trajectory.tokens import Encoded
-from ascendrun.programs.trajectory.vote import check_vocabulary, each_member_on, ids_of, put_together, vote_on
 from ascendrun.text import Text
 from ascendrun.text.format import pad_left
 

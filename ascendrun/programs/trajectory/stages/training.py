@@ -23,19 +23,23 @@ from ascendrun.programs.trainer.source import Planned
 from ascendrun.programs.trainer.task import Progress
 from ascendrun.programs.trajectory.batches import Groups
 from ascendrun.programs.trajectory.data import Options, Samples, encode_prepared, make_samples, prepare
-from ascendrun.programs.trajectory.evaluation.baselines import missing
-from ascendrun.programs.trajectory.evaluation.compare import MODEL
 from ascendrun.programs.trajectory.evaluation.evaluate import predict
-from ascendrun.programs.trajectory.evaluation.judge import Judged, judge
-from ascendrun.programs.trajectory.evaluation.scores import Scores, as_confusion, as_table, score
+from ascendrun.programs.trajectory.evaluation.judge import Judged, judge, missing
+from ascendrun.programs.trajectory.evaluation.scores import MODEL, Scores, as_confusion, as_table, score
 from ascendrun.programs.trajectory.model import Sizes, make_guesser, make_model
-from ascendrun.programs.trajectory.pretrain import make_pretraining, unlabelled
 from ascendrun.programs.trajectory.records import save_prepared
 from ascendrun.programs.trajectory.split import LEAKY
 from ascendrun.programs.trajectory.stages.common import introduce, refuse, start_with
-from ascendrun.programs.trajectory.stages.predict import write_predictions
+from ascendrun.programs.trajectory.stages.serve import write_predictions
 from ascendrun.programs.trajectory.store import SKIPPED_FILE, Trained, is_skipped, save_pretrained, save_trained
-from ascendrun.programs.trajectory.train import class_weights, identity_of, make_loop, train_head
+from ascendrun.programs.trajectory.train import (
+    class_weights,
+    identity_of,
+    make_loop,
+    make_pretraining,
+    train_head,
+    unlabelled,
+)
 from ascendrun.programs.trajectory.trees import Trees, grow_trees
 from ascendrun.text import Text
 

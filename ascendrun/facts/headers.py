@@ -1,12 +1,16 @@
-"""Columns and rows of a Parquet file on this node, from the end of the file, for `ascendrun plan`. No pyarrow needed.
+"""Columns, rows and tensors of Parquet and safetensors files on this node, for `ascendrun plan`. No pyarrow needed.
 
-The end is a structure of Thrift's compact protocol, its length in four bytes, and a mark. Of the structure only the
-first fields are read: the version, the schema (the tree of columns, each parent before its children), the rows.
+The end of a Parquet file is a structure of Thrift's compact protocol, its length in four bytes, and a mark. Of the
+structure only the first fields are read: the version, the schema (the tree of columns, parents before children), the
+rows. A safetensors file begins with a length of eight bytes, then JSON with the place of each tensor.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import struct
+from typing import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +26,7 @@ NAME, CHILDREN = 4, 5
 """Fields of an element of the schema."""
 
 
-def read(path: bytes) -> dict[str, Any]:
+def read_parquet(path: bytes) -> dict[str, Any]:
     """Return {"fields": names of the columns, "rows": their number}. Raises OSError, and ValueError with the reason."""
     size = os.stat(path).st_size
     with open(path, "rb") as file:
@@ -115,3 +119,29 @@ class _Structure:
     def signed(self) -> int:
         value = self.unsigned()
         return (value >> 1) ^ -(value & 1)
+
+
+class Header(NamedTuple):
+    """`file_bytes`: size of the whole file by its header. `tensors`: (dtype, shape) by name."""
+
+    file_bytes: int
+    tensors: dict[str, tuple[str, list[int]]]
+
+
+def read_safetensors(path: str | bytes) -> Header:
+    """Raises OSError, and ValueError with the reason."""
+    with open(path, "rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= MOST_BYTES:
+            raise ValueError("not a safetensors file")
+        text = file.read(length)
+    if len(text) < length:
+        raise ValueError("truncated in its header")
+    try:
+        found: dict[str, Any] = json.loads(text.decode("utf-8"))
+        found.pop("__metadata__", None)
+        end = max((each["data_offsets"][1] for each in found.values()), default=0)
+        return Header(8 + length + end, {name: (each["dtype"], each["shape"]) for name, each in found.items()})
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        raise ValueError("not a safetensors file") from None
