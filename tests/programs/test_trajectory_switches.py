@@ -16,6 +16,7 @@ from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies.choice import refuse_options
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import Samples, make_samples
 from ascendrun.programs.trajectory.evaluation.evaluate import predict
@@ -70,27 +71,37 @@ def here(usual_positions):
 
 
 @pytest.mark.parametrize("stage", [training.train, training.pretrain_stage, plan_stage])
-@pytest.mark.parametrize(
-    "given, says",
-    [
-        ("--hidden_size=30", "--hidden_size=30 must be an even multiple of --num_attention_heads=4"),
-        ("--base_model=absent", "absent: config.json not found"),
-    ],
-)
-def test_contradictions_are_told_before_any_data_is_read(here, tmp_path, stage, given, says):
-    with pytest.raises(InvalidDataError, match=says):
-        stage(
-            options_of("--num_attention_heads=4", given, "--data_path=absent.csv", f"--output_dir={tmp_path}/out"), here
-        )
+def test_a_base_that_cannot_be_read_is_told_before_any_data_is_read(here, tmp_path, stage):
+    given = ("--base_model=absent", "--data_path=absent.csv", f"--output_dir={tmp_path}/out")
+    with pytest.raises(InvalidDataError, match="absent: config.json not found"):
+        stage(options_of("--num_attention_heads=4", *given), here)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_next_word_that_the_model_can_see_is_not_to_be_guessed(here, tmp_path):
-    given = ("--objective=clm", "--attention=bidirectional", "--data_path=absent.csv", f"--output_dir={tmp_path}/out")
-    with pytest.raises(InvalidDataError, match="(?s)sees the next token.*--objective=mlm, or --attention=causal"):
-        training.pretrain_stage(options_of("--mode=pretrain", *given), here)
-    with pytest.raises(InvalidDataError, match="absent.csv"):
-        training.train(options_of("--mode=finetune", *given), here)
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        ("--hidden_size=30", "hidden_size: 30 must be an even multiple of num_attention_heads"),
+        ("--inputs=place,colour", "inputs: colour not found"),
+        ("--baselines=oracle", "baselines: oracle not found"),
+        ("--column_map=lat", "column_map: lat: expected NAME=COLUMN"),
+        ("--folds=1", "folds: 1 with fold: -1"),
+        ("--fold=0", "folds: 0 with fold: 0"),
+        ("--folds=2 --fold=2", "folds: 2 with fold: 2"),
+        ("--folds=2 --prepared_dir=there", "folds cannot be combined with prepared_dir"),
+        ("--folds=2 --split=segment", "folds requires split: ship"),
+    ],
+)
+def test_contradictions_are_told_by_the_ranks_too(here, given, says):
+    with pytest.raises(InvalidDataError, match=says):
+        refuse_options("trajectory", options_of("--num_attention_heads=4", *given.split()), here)
+
+
+def test_a_next_word_that_the_model_can_see_is_not_to_be_guessed(here):
+    given = ("--objective=clm", "--attention=bidirectional")
+    with pytest.raises(InvalidDataError, match="(?s)clm cannot be combined.*objective: mlm, or attention: causal"):
+        refuse_options("trajectory", options_of("--mode=pretrain", *given), here)
+    refuse_options("trajectory", options_of("--mode=finetune", *given), here)
 
 
 def test_a_dtype_that_the_device_lacks_is_told_before_any_data_is_read(start):

@@ -133,34 +133,18 @@ def similarity(original: str, predicted: str, *, window: int = 3) -> float:
 def complexity(dna: str) -> float:
     """Return the number of different subsequences in percent of n (n - 1) / 2 + min(n, 4) for n bases.
 
-    A suffix automaton counts them, in time linear in the bases.
+    Of the ends of the sequence in alphabetical order, each has its own beginnings but those that it shares with the one
+    before; what the next shorter end shares is at most one letter less (Kasai et al., 2001).
     """
-    after: list[dict[str, int]] = [{}]
-    link, length, last, count = [-1], [0], 0, 0
-    for base in dna:
-        new = len(after)
-        after.append({})
-        length.append(length[last] + 1)
-        link.append(0)
-        at = last
-        while at >= 0 and base not in after[at]:
-            after[at][base] = new
-            at = link[at]
-        if at >= 0:
-            to = after[at][base]
-            if length[to] == length[at] + 1:
-                link[new] = to
-            else:
-                copy = len(after)
-                after.append(dict(after[to]))
-                length.append(length[at] + 1)
-                link.append(link[to])
-                while at >= 0 and after[at].get(base) == to:
-                    after[at][base] = copy
-                    at = link[at]
-                link[to] = link[new] = copy
-        last = new
-        count += length[new] - length[link[new]]
+    order = sorted(range(len(dna)), key=lambda at: dna[at:])
+    before = dict(zip(order[1:], order))
+    ended, shared, count = f"{dna} ", 0, 0
+    for at in range(len(dna)):
+        other = before.get(at)
+        shared = max(0, shared - 1) if other is not None else 0
+        while other is not None and ended[at + shared] == ended[other + shared]:
+            shared += 1
+        count += len(dna) - at - shared
     bases = len(dna)
     return 100 * count / (bases * (bases - 1) // 2 + min(bases, 4) if bases > 1 else 2)
 

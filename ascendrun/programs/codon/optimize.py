@@ -131,18 +131,11 @@ def most_residues(stored: Stored) -> int:
     return min(MAX_RESIDUES, stored.config.max_position_embeddings - 2)
 
 
-def open_stored(options: Mapping[str, Any]) -> Stored:
-    """Read `model_path`. Raises InvalidDataError."""
-    if not options["model_path"]:
-        raise InvalidDataError("program.codon-model-required", "--model_path is required: the directory of a model")
-    return load_stored(Path(options["model_path"]))
-
-
 def optimize_stage(options: Mapping[str, Any], here: Runtime) -> None:
     """Make DNA of the proteins of --input and write it with a report."""
     target = Path(options["output_dir"]).absolute() / options["output"]
     asked, problems = read_asked(options)
-    stored = open_stored(options)
+    stored = load_stored(Path(options["model_path"]))
     proteins: list[Protein] = []
     try:
         proteins, found = read_proteins(

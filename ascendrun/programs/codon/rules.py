@@ -310,3 +310,5 @@ RULES: tuple[Rule, ...] = (
     rules.device_problems,
     rules.chip_problems,
 )
+ON_RANKS: tuple[Rule, ...] = (check_options,)
+"""Those that need no files of the nodes: the ranks check them too."""

@@ -177,11 +177,6 @@ def show(table: Table, here: Runtime) -> None:
 
 def evaluate_stage(options: Mapping[str, Any], here: Runtime) -> None:
     """Score a model on the validation part of the data, or on all of it, and write report.json."""
-    if not options["model_path"]:
-        raise InvalidDataError(
-            "program.codon-model-path",
-            "--model_path is required\nhint: set it to the directory `best` of a training's output",
-        )
     output, path = Path(options["output_dir"]).absolute(), Path(options["model_path"])
     errors.check_writable(output)
     stored = load_stored(path)

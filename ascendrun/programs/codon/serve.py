@@ -10,7 +10,8 @@ from typing import Any
 from ascendrun.options import Notation, ProgramOptions, check_arguments
 from ascendrun.programs.codon.asked import Asked, read_asked
 from ascendrun.programs.codon.decoding import InfeasibleError
-from ascendrun.programs.codon.optimize import Optimizer, most_residues, open_stored
+from ascendrun.programs.codon.files import load_stored
+from ascendrun.programs.codon.optimize import Optimizer, most_residues
 from ascendrun.programs.codon.sequences import Protein, complete
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.requests import Limits, Reply, RequestRefusedError, read_json
@@ -52,7 +53,7 @@ class Service:
     def of(cls, options: Mapping[str, Any], here: Runtime) -> Service:
         """Raises InvalidDataError for options that no request can keep."""
         problems = read_asked(options)[1]
-        stored = open_stored(options)
+        stored = load_stored(Path(options["model_path"]))
         if options["organism"] and stored.organisms.find(options["organism"]) is None:
             problems.append(stored.organisms.unknown(options["organism"]))
         if problems:

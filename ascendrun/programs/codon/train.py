@@ -22,7 +22,6 @@ from ascendrun.programs.codon.scores import ALL, Scoring
 from ascendrun.programs.codon.vocabulary import ORGANISMS, Organisms
 from ascendrun.programs.devices import accelerator
 from ascendrun.programs.devices.accelerator import Precision
-from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import runtime, schedule
 from ascendrun.programs.trainer.checkpoint import replace_json
 from ascendrun.programs.trainer.data import Batch, Buckets, Unit
@@ -121,7 +120,6 @@ def introduce(genes: Genes, here: Runtime) -> None:
 
 def train_stage(options: Options, here: Runtime) -> None:
     """Train, save the best and the last model, report. After a stop signal, save a checkpoint and return early."""
-    refuse(options)
     precision = accelerator.precision_of(options, here.accelerator)
     output = Path(options["output_dir"]).absolute()
     errors.check_writable(output)
@@ -222,16 +220,6 @@ def mean_attended(lengths: Array, model: CodonModel) -> float:
         for length, count in zip(*sizes)
     ]
     return sum(length * count * seen for length, count, seen in own) / sum(length * count for length, count, _ in own)
-
-
-def refuse(options: Options) -> None:
-    """Raise InvalidDataError for options that contradict each other."""
-    if options["mode"] == "finetune" and not options["base_model"]:
-        raise InvalidDataError(
-            "program.codon-base",
-            "--base_model is required with --mode=finetune\n"
-            "hint: set it to a model, or train a new one with --mode=pretrain",
-        )
 
 
 def start(options: Options, stored: Stored | None, organisms: Organisms) -> CodonModel:

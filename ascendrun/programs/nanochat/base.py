@@ -19,13 +19,12 @@ from torch.nn import functional
 
 from ascendrun.programs import errors
 from ascendrun.programs.devices import accelerator, attention
-from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import tokenizer as words
 from ascendrun.programs.nanochat.conversations import Samples
 from ascendrun.programs.nanochat.model import NanoChat, make_model
 from ascendrun.programs.nanochat.recipe import optimizer_of
-from ascendrun.programs.nanochat.rules import work_of
-from ascendrun.programs.nanochat.sizes import INHERITED, Horizon, Sizes, batch_problem, config_of, horizon_of, settled
+from ascendrun.programs.nanochat.rules import batch_refusals, work_of
+from ascendrun.programs.nanochat.sizes import INHERITED, Horizon, Sizes, config_of, horizon_of, settled
 from ascendrun.programs.nanochat.texts import Corpus, read_corpus
 from ascendrun.programs.trainer import metrics, runtime, shards
 from ascendrun.programs.trainer.checkpoint import replace_json, replacing
@@ -34,7 +33,7 @@ from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.packing import IGNORED
 from ascendrun.programs.trainer.rows import Rows
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies.choice import choose
+from ascendrun.programs.trainer.strategies.choice import choose, raise_fatal, training_of
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.task import Settings, Task
@@ -126,7 +125,7 @@ def batch_of(rows: Rows, units: Sequence[Unit]) -> Batch:
 def base_stage(options: Options, here: Runtime) -> None:
     """Train, save the model with its tokenizer, report. After a stop signal, save a checkpoint and return early."""
     options = settled(options)
-    tokenizer = open_tokenizer(options)
+    tokenizer = words.load(Path(options["tokenizer_dir"]))
     corpus = read_corpus(options)
     here.check_same(shards.key_of(corpus.digest, words.mark_of(tokenizer)))
     sizes = Sizes.of(options, tokenizer.get_vocab_size())
@@ -222,44 +221,9 @@ def inherit(loop: Loop, place: Path, here: Runtime) -> None:
         )
 
 
-def open_tokenizer(options: Options) -> Tokenizer:
-    if not options["tokenizer_dir"]:
-        raise InvalidDataError(
-            "program.no-tokenizer-dir",
-            "--tokenizer_dir is required\nhint: set it to the output_dir of the stage with --mode=tokenizer",
-        )
-    return words.load(Path(options["tokenizer_dir"]))
-
-
 def refuse(options: Options, horizon: Horizon, here: Runtime) -> None:
     """Raise InvalidDataError for a batch that the ranks cannot share in whole passes."""
-    problem = batch_problem(
-        horizon.batch_tokens, options["max_seq_len"], options["micro_batch_size"] or 1, here.world_size
-    )
-    if problem is None:
-        return
-    shared = {"ranks": here.world_size, "rows": options["micro_batch_size"] or 1}
-    asked = options.get("target_examples_per_step")
-    if asked:
-        raise InvalidDataError(
-            "program.batch-examples",
-            "--target_examples_per_step={asked} is not a multiple of {unit}: {ranks:plural rank ranks} x {rows} "
-            "sequences\nhint: set --target_examples_per_step to one of {near}, or a smaller --micro_batch_size",
-            asked=asked,
-            unit=problem[0] // options["max_seq_len"],
-            near=[each // options["max_seq_len"] for each in problem[1]],
-            **shared,
-        )
-    raise InvalidDataError(
-        "program.batch-tokens",
-        "--total_batch_size={batch} is not a multiple of {unit}: {ranks:plural rank ranks} x {rows} sequences x "
-        "{length} tokens\nhint: set --total_batch_size to one of {near}",
-        batch=horizon.batch_tokens,
-        unit=problem[0],
-        length=options["max_seq_len"],
-        near=list(problem[1]),
-        **shared,
-    )
+    raise_fatal(training_of(options, here), lambda training: batch_refusals(options, horizon, training.ranks))
 
 
 def make_rows(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -13,14 +16,8 @@ from ascendrun.programs.generation.engine import Completion
 MOST_CHARACTERS, MOST_OPEN, MOST_POWERS, MOST_BITS, MOST_DIGITS = 256, 24, 4, 2048, 64
 """Limits of an expression, its nesting, its powers, a power's result and the result. With them none takes a
 millisecond, so all ranks get the same result and no timer is needed."""
-PIECE = re.compile(
-    r"\s*(?:(?P<number>[0-9]+\.?[0-9]*|\.[0-9]+)|(?P<quote>['\"])(?P<text>[^'\"\\]*)(?P=quote)|(?P<mark>\*\*|\.count|[-+*/()]))"
-)
+COUNT = re.compile(r"""(['"])([^'"\\]*)\1\s*\.count\s*\(\s*(['"])([^'"\\]*)\3\s*\)""")
 TOOL = ("<|python_start|>", "<|python_end|>", "<|output_start|>", "<|output_end|>")
-
-
-class NotAnExpressionError(Exception):
-    """The text is not an expression of the calculator, or beyond its limits."""
 
 
 def calculate(text: str) -> str | None:
@@ -29,96 +26,47 @@ def calculate(text: str) -> str | None:
         return None
     if "'" not in text and '"' not in text:
         text = re.sub(r"(?<=\d),(?=\d)", "", text)
-    try:
-        expression = Expression(text)
-        value = expression.sum()
-        if expression.pieces:
-            return None
-        return shown(value)
-    except (NotAnExpressionError, ZeroDivisionError, OverflowError):
+    text = COUNT.sub(lambda found: f" {found[2].count(found[4])} ", text)
+    text = re.sub(r"(?<![0-9.])0+(?=[0-9])", "", " ".join(text.split()))  # Python has no numbers such as 007
+    if not re.fullmatch(r"[-+*/(). 0-9]*", text):
         return None
-
-
-def shown(value: Fraction) -> str | None:
+    try:
+        value = value_of(ast.parse(text, mode="eval").body, text)
+    except (SyntaxError, ValueError, ZeroDivisionError, OverflowError):
+        return None
     if value.denominator == 1:
         digits = str(value.numerator)
         return digits if len(digits) <= MOST_DIGITS else None
     return repr(float(value))
 
 
-class Expression:
-    """The rest of a text in pieces; each method takes what it understands from its start."""
+def value_of(node: ast.AST, text: str) -> Fraction:
+    """Return the value of a part of an expression. Raises ValueError for what is no sum, or beyond the limits."""
+    if isinstance(node, ast.Constant):
+        return Fraction(text[node.col_offset : node.end_col_offset])
+    if isinstance(node, ast.UnaryOp):
+        value = value_of(node.operand, text)
+        return -value if isinstance(node.op, ast.USub) else value
+    if not isinstance(node, ast.BinOp) or type(node.op) not in OPERATORS:
+        raise ValueError(ast.dump(node))
+    left, right = value_of(node.left, text), value_of(node.right, text)
+    return OPERATORS[type(node.op)](left, right)  # type: ignore[no-any-return]
 
-    def __init__(self, text: str) -> None:
-        self.pieces: list[tuple[str, str]] = []
-        text, at = text.strip(), 0
-        while at < len(text):
-            found = PIECE.match(text, at)
-            if found is None:
-                raise NotAnExpressionError
-            kind = "number" if found["number"] else "mark" if found["mark"] else "text"
-            self.pieces.append((kind, found[kind]))
-            at = found.end()
-        self.pieces.reverse()
 
-    def next_is(self, *marks: str) -> str | None:
-        """Take the next piece if it is one of these marks."""
-        if self.pieces and self.pieces[-1][0] == "mark" and self.pieces[-1][1] in marks:
-            return self.pieces.pop()[1]
-        return None
+def power(base: Fraction, exponent: Fraction) -> Fraction:
+    bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+    if exponent.denominator != 1 or bits * abs(exponent) > MOST_BITS:
+        raise ValueError(exponent)
+    return Fraction(base**exponent)
 
-    def take(self, kind: str) -> str:
-        if not self.pieces or self.pieces[-1][0] != kind:
-            raise NotAnExpressionError
-        return self.pieces.pop()[1]
 
-    def expect(self, mark: str) -> None:
-        if self.next_is(mark) is None:
-            raise NotAnExpressionError
-
-    def sum(self) -> Fraction:
-        value = self.product()
-        while mark := self.next_is("+", "-"):
-            other = self.product()
-            value = value + other if mark == "+" else value - other
-        return value
-
-    def product(self) -> Fraction:
-        value = self.signed()
-        while mark := self.next_is("*", "/"):
-            other = self.signed()
-            value = value * other if mark == "*" else value / other
-        return value
-
-    def signed(self) -> Fraction:
-        sign = 1
-        while mark := self.next_is("+", "-"):
-            sign = -sign if mark == "-" else sign
-        return sign * self.power()
-
-    def power(self) -> Fraction:
-        base = self.single()
-        if self.next_is("**") is None:
-            return base
-        exponent = self.signed()
-        bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-        if exponent.denominator != 1 or bits * abs(exponent) > MOST_BITS:
-            raise NotAnExpressionError
-        return Fraction(base**exponent)
-
-    def single(self) -> Fraction:
-        if self.next_is("("):
-            value = self.sum()
-            self.expect(")")
-            return value
-        if self.pieces and self.pieces[-1][0] == "number":
-            return Fraction(self.take("number"))
-        text = self.take("text")
-        self.expect(".count")
-        self.expect("(")
-        part = self.take("text")
-        self.expect(")")
-        return Fraction(text.count(part))
+OPERATORS: dict[type[ast.operator], Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: power,
+}
 
 
 class Tools:
@@ -129,7 +77,8 @@ class Tools:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.start, self.end, self.output_start, self.output_end = (number_of(tokenizer, mark) for mark in TOOL)
+        marks: list[Any] = [tokenizer.token_to_id(name) for name in TOOL]  # `tokenizer.load` checks that it has them
+        self.start, self.end, self.output_start, self.output_end = marks
 
     def __call__(self, text: Completion) -> Sequence[int]:
         tokens = text.tokens
@@ -144,7 +93,3 @@ class Tools:
         if result is None:
             return ()
         return [self.output_start, *self.tokenizer.encode(result, add_special_tokens=False).ids, self.output_end]
-
-
-def number_of(tokenizer: Tokenizer, mark: str) -> int:
-    return int(tokenizer.token_to_id(mark))  # type: ignore[arg-type]  # `tokenizer.load` checks that it has them

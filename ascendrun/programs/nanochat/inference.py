@@ -85,7 +85,6 @@ def open_engine(model: NanoChat, options: Options, here: Runtime) -> Engine:
     return engine
 
 
-Options = Mapping[str, Any]
 ROUNDS = 3
 """Measurements of each batch size, of which the median counts; one more before them warms up."""
 

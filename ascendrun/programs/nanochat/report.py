@@ -23,11 +23,6 @@ UNKNOWN = "-"
 
 def report_stage(options: Facts, here: Runtime) -> None:
     """Write report.md of the directories of `report_dirs`, on rank 0's node, where the evaluations are."""
-    if not options["report_dirs"]:
-        raise InvalidDataError(
-            "program.no-report-dirs",
-            "--report_dirs is required: the output_dir of each stage, in order\nhint: --report_dirs=out/base,out/sft",
-        )
     if here.is_first:
         output = Path(options["output_dir"]).absolute()
         check_writable(output)

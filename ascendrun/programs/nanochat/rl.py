@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.cache import MULTIPLE, rounded
 from ascendrun.programs.generation.engine import Completion
 from ascendrun.programs.nanochat.base import Course, Options, train_model
@@ -42,7 +41,7 @@ def rl_stage(options: Options, here: Runtime) -> None:
     """Train the model of `model_dir` on its own replies to the questions of `mixture`."""
     start = open_start(options)
     options, model = start.options, start.model
-    refuse(options, here)
+    refuse_tasks(options["mixture"])
     mixture = read_mixture(options)
     marks = {**start.agree(mixture, here), "examples": options["target_examples_per_step"]}
     questions = Questions(mixture, options["target_examples_per_step"], options["seed"])
@@ -68,24 +67,6 @@ def rl_stage(options: Options, here: Runtime) -> None:
     facts = {"questions": len(questions.numbers), "val": len(questions.val), "digest": mixture.digest}
     work = {"questions_per_step": questions.each_step, "num_samples": options["num_samples"]}
     train_model(Course(model, start.tokenizer, horizon, objective, facts, work, None, marks), options, here)
-
-
-def refuse(options: Options, here: Runtime) -> None:
-    """Raise InvalidDataError for tasks without answers, and for settings that train nothing."""
-    refuse_tasks(options["mixture"])
-    if options["target_examples_per_step"] % here.world_size:
-        raise InvalidDataError(
-            "program.rl-questions",
-            "--target_examples_per_step={asked} is not a multiple of {ranks:plural rank ranks}",
-            asked=options["target_examples_per_step"],
-            ranks=here.world_size,
-        )
-    if options["num_samples"] < 2:
-        raise InvalidDataError(
-            "program.rl-samples", "--num_samples={samples}: expected at least 2", samples=options["num_samples"]
-        )
-    if options["rollout_updates"] > 1 and not options["clip"]:
-        raise InvalidDataError("program.rl-updates", "--rollout_updates above 1 requires --clip")
 
 
 def place(model: nn.Module, engine: Engine) -> nn.Module:

@@ -18,7 +18,6 @@ from ascendrun.programs.nanochat.sizes import (
     ChatWorkload,
     Horizon,
     Sizes,
-    batch_problem,
     chat_horizon,
     config_of,
     horizon_of,
@@ -215,32 +214,33 @@ def check_batch(training: Training) -> Iterator[PlanProblem]:
     if training.mode not in TRAINS or training.mode == "rl":
         return
     options, sizes = planned(training)
-    if sizes is None:
-        return
+    if sizes is not None:
+        yield from batch_refusals(options, length_of(training, options, sizes), training.ranks)
+
+
+def batch_refusals(options: Mapping[str, Any], horizon: Horizon, ranks: int) -> Iterator[PlanProblem]:
+    """Refuse a batch that is not a multiple of what the ranks compute in one pass."""
     length, rows = int(options["max_seq_len"]), int(options["micro_batch_size"]) or 1
-    batch = length_of(training, options, sizes).batch_tokens
-    problem = batch_problem(batch, length, rows, training.ranks)
-    if problem is None:
+    batch, unit = horizon.batch_tokens, length * rows * ranks
+    near = [each for each in (batch // unit * unit, (batch // unit + 1) * unit) if each]
+    asked = int(options.get("target_examples_per_step") or 0) if options["mode"] in ON_CHATS else 0
+    if batch % unit == 0:
         return
-    if training.mode in ON_CHATS and options["target_examples_per_step"]:
-        near = [each // length for each in problem[1]]
-        yield examples_problem(int(options["target_examples_per_step"]), rows, training.ranks, near)
+    if not asked:
+        message = Text(
+            "plan.batch-tokens",
+            "args.total_batch_size: {batch} is not a multiple of {unit}: {ranks:plural rank ranks} x {rows} sequences "
+            "x {length} tokens",
+            batch=batch,
+            unit=unit,
+            ranks=ranks,
+            rows=rows,
+            length=length,
+        )
+        hint = Text("plan.batch-tokens-near", "set total_batch_size to one of {near}", near=near)
+        yield PlanProblem("batch-tokens", message, hint, "total_batch_size")
         return
-    message = Text(
-        "plan.batch-tokens",
-        "args.total_batch_size: {batch} is not a multiple of {unit}: {ranks:plural rank ranks} x {rows} sequences "
-        "x {length} tokens",
-        batch=batch,
-        unit=problem[0],
-        ranks=training.ranks,
-        rows=rows,
-        length=length,
-    )
-    hint = Text("plan.batch-tokens-near", "set total_batch_size to one of {near}", near=list(problem[1]))
-    yield PlanProblem("batch-tokens", message, hint, "total_batch_size")
-
-
-def examples_problem(asked: int, rows: int, ranks: int, near: list[int]) -> PlanProblem:
+    near = [each // length for each in near]
     message = Text(
         "plan.batch-examples",
         "args.target_examples_per_step: {asked} is not a multiple of {unit}: {ranks:plural rank ranks} x {rows} "
@@ -259,7 +259,7 @@ def examples_problem(asked: int, rows: int, ranks: int, near: list[int]) -> Plan
             near=near,
             fewer=fewer,
         )
-    return PlanProblem("batch-examples", message, hint, "target_examples_per_step")
+    yield PlanProblem("batch-examples", message, hint, "target_examples_per_step")
 
 
 def check_replies(training: Training) -> Iterator[PlanProblem]:
@@ -344,3 +344,5 @@ RULES: tuple[Rule, ...] = (
     rules.device_problems,
     rules.chip_problems,
 )
+ON_RANKS: tuple[Rule, ...] = (check_inputs, check_model, data_rules.check_tasks, check_sizes, check_replies)
+"""Those that need no files of the nodes: the ranks check them too."""

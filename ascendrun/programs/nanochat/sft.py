@@ -87,11 +87,6 @@ def open_start(options: Options) -> Start:
 
 def open_model(path: str, *, recomputes: bool) -> tuple[dict[str, Any], NanoChat]:
     """Return the configuration and the model of a directory. Raises InvalidDataError."""
-    if not path:
-        raise InvalidDataError(
-            "program.no-model-dir",
-            "--model_dir is required\nhint: set it to the output_dir of the stage before, such as --mode=base",
-        )
     try:
         config = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))
         model = empty_model(Sizes.of_config(config), recomputes=recomputes)
@@ -145,11 +140,6 @@ class Mixture:
 
 def read_mixture(options: Options) -> Mixture:
     """Open the tasks; of each the last part is for validation. Raises InvalidDataError."""
-    if not options["mixture"]:
-        raise InvalidDataError(
-            "program.no-mixture",
-            '--mixture is required: a list of tasks\nhint: --mixture=\'[{{"kind": "sums"}}]\' has generated ones',
-        )
     tasks, train, val, marks, start = [], [], [], [], 0
     for given in options["mixture"]:
         task = read_task({**given, "epochs": 1}, options["seed"])

@@ -279,17 +279,7 @@ def reference_of(sizes: Sizes, options: Mapping[str, Any]) -> Sizes:
     return there if there.kv_heads <= there.heads else replace(there, kv_heads=there.heads)
 
 
-# --- ranks ---
-
-
-def batch_problem(batch_tokens: int, row_tokens: int, rows: int, ranks: int) -> tuple[int, tuple[int, ...]] | None:
-    """Return (tokens of one pass of all ranks, valid batches nearest to this one) unless the batch is a multiple of
-    it."""
-    unit = row_tokens * rows * ranks
-    if batch_tokens % unit == 0:
-        return None
-    below = batch_tokens // unit * unit
-    return unit, tuple(each for each in (below, below + unit) if each)
+# --- work ---
 
 
 @dataclass(frozen=True)

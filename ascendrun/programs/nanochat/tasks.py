@@ -24,7 +24,6 @@ from typing import Any, Callable
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import sandbox
 from ascendrun.programs.nanochat.conversations import Messages, checked
-from ascendrun.programs.nanochat.data_rules import KINDS
 from ascendrun.text import Text
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -128,13 +127,6 @@ def read_task(spec: Mapping[str, Any], seed: int) -> Sequence[Example]:
     Raises InvalidDataError.
     """
     kind, rows, epochs = spec.get("kind"), spec.get("rows") or 0, spec.get("epochs") or 1
-    if kind not in KINDS:
-        raise InvalidDataError(
-            "program.task-kind",
-            "unknown kind of task {kind:quote}; expected one of {kinds}",
-            kind=str(kind),
-            kinds=list(KINDS),
-        )
     path = str(spec.get("file") or "")
     starts: Sequence[int] = range(rows or GENERATED_ROWS) if kind in GENERATORS else starts_of(path)
     if not starts:

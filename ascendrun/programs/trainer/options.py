@@ -122,11 +122,17 @@ def run_program(
     """
     values = parse_or_exit(argv, read_table(options_file))
     from ascendrun.programs.trainer import runtime
+    from ascendrun.programs.trainer.strategies.choice import refuse_options
 
-    module, name = body_of(values)
-    body = getattr(importlib.import_module(f"ascendrun.programs.{options_file.parent.name}.{module}"), name)
+    program, (module, name) = options_file.parent.name, body_of(values)
+    body = getattr(importlib.import_module(f"ascendrun.programs.{program}.{module}"), name)
+
+    def stage(here: runtime.Runtime) -> None:
+        refuse_options(program, values, here)
+        body(values, here)
+
     family = "cpu" if on_cpu(values) else values["device"]
-    runtime.run(lambda here: body(values, here), family=family, timeout_s=values["dist_timeout_s"])
+    runtime.run(stage, family=family, timeout_s=values["dist_timeout_s"])
 
 
 def main(file: str, train: Callable[[Mapping[str, Any], Any], None], argv: Sequence[str] | None = None) -> NoReturn:

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ascendrun.facts.columns import ALIASES
 from ascendrun.options import GENERATED
 from ascendrun.programs.errors import InvalidDataError, check_given
+from ascendrun.programs.trajectory.data_rules import column_map
 from ascendrun.programs.trajectory.grammars import TEXTS, fit_text
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.points.read_ais import Reading, read_tracks
@@ -73,7 +73,7 @@ def load_data(options: Options) -> tuple[Sequence[Track | Record], dict[str, Any
     limits = Limits(
         options["max_gap_s"], options["segment_size"], options["min_segment_size"], options["max_speed_knots"]
     )
-    reading = Reading(column_map(options["column_map"]), options["units"], options["time_format"])
+    reading = Reading(column_map(options["column_map"])[0], options["units"], options["time_format"])
     found, cleaning = read_tracks(path, reading, limits=limits)
     return found, to_json(asdict(cleaning))
 
@@ -87,19 +87,6 @@ def as_records(pieces: Sequence[Track | Record], text: Mapping[str, Any]) -> lis
 def multiple_of(options: Options, family: str) -> int:
     """Return the multiple to which batch lengths are rounded up: accelerators compile for each shape, CPUs do not."""
     return int(options["pad_to_multiple_of"]) or (1 if family == "cpu" else 16)
-
-
-def column_map(pairs: Sequence[str]) -> dict[str, str]:
-    """Parse "lat=Latitude" texts. Raises InvalidDataError for other texts."""
-    wrong = [pair for pair in pairs if "=" not in pair]
-    if wrong:
-        raise InvalidDataError(
-            "program.column-map",
-            "--column_map: {wrong}: expected NAME=COLUMN, with NAME one of {known}",
-            wrong=list(wrong),
-            known=list(ALIASES),
-        )
-    return {ours.strip(): yours.strip() for ours, yours in (pair.split("=", 1) for pair in pairs)}
 
 
 def prepare(options: Options, text: Mapping[str, Any] | None = None) -> Prepared:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ascendrun.facts.columns import ALIASES, missing_columns, unknown_names
 from ascendrun.planner.training import PlanProblem, Raw, Training
@@ -14,15 +14,7 @@ TEXTS = (".jsonl", ".jsonl.gz")
 
 def table_problems(training: Training, path: str) -> Iterator[PlanProblem]:
     """Report files that are no tables, and columns that cannot be found, with the line to add."""
-    wanted, wrong = column_map(training)
-    if wrong:
-        message = Text(
-            "plan.column-map",
-            "args.column_map: {wrong}: expected NAME=COLUMN, with NAME one of {known}",
-            wrong=wrong,
-            known=list(ALIASES),
-        )
-        yield PlanProblem("column-map", message, None, "column_map")
+    wanted, _ = column_map(training.options["column_map"])
     for host, raw in training.found(path).items():
         if raw.get("kind") not in (None, "data"):
             message = Text(
@@ -105,8 +97,8 @@ def _column_problem(file: Raw, at: Mapping[str, str], wanted: Mapping[str, str])
     return None
 
 
-def column_map(training: Training) -> tuple[dict[str, str], list[str]]:
+def column_map(entries: Sequence[str] | None) -> tuple[dict[str, str], list[str]]:
     """Return (columns by internal name, entries of another form)."""
-    pairs = [str(pair) for pair in training.options["column_map"] or ()]
+    pairs = [str(pair) for pair in entries or ()]
     known = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     return {ours.strip(): yours.strip() for ours, yours in known.items()}, [pair for pair in pairs if "=" not in pair]

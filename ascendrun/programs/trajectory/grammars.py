@@ -19,6 +19,7 @@ import numpy as np
 
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.points.tracks import FEATURES, PLACE, SIZE, Floats, Track, between, steps_m, summary
+from ascendrun.programs.trajectory.rules import INPUTS
 from ascendrun.programs.trajectory.tokens import Words
 
 END = "POINT_END"
@@ -107,8 +108,6 @@ def written(cell: str, *, lowest_bit: Callable[[int], int]) -> tuple[str, ...]:
 Edges = Mapping[str, Sequence[float]]
 """By name of a quantity: increasing values, from the smallest to the largest of the training ships."""
 
-INPUTS = ("place", "size", "summary")
-"""Inputs beside the motion of each point: each may be left out."""
 PIECES_PER_SHIP = 4
 """Number of pieces of a ship, evenly over its time, that shape the bins: ships count, not pieces."""
 POINT_BINS = {"S": 24, "T": 16, "I": 8, "M": 16, "D": 8}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ascendrun.facts.columns import missing_columns
+from ascendrun.facts.columns import ALIASES, missing_columns
 from ascendrun.options import GENERATED
 from ascendrun.planner import model_rules, rules
 from ascendrun.planner.models import Shape, shape_of
@@ -27,6 +27,10 @@ ADD_SHIPS = Text(
     "plan.add-ships",
     "add ships, or set split: segment to try the program (leaky: its scores are not valid for other ships)",
 )
+INPUTS = ("place", "size", "summary")
+"""Inputs beside the motion of each point: each may be left out."""
+METHODS = ("forest", "boosting", "tokens")
+"""Simpler methods that a report compares with."""
 CPU_MICRO_TOKENS = 2048
 """A pass then fits in a core's cache: 6,400 tokens per CPU second instead of 4,400, hidden size 128."""
 
@@ -96,7 +100,7 @@ def counts(training: Training) -> dict[str, Any]:
         return {"ships": file["ships"], "classes": classes, "segments": int(file["rows"] * 0.7)}
     if not file.get("columns"):
         return {}
-    wanted, _ = column_map(training)
+    wanted, _ = column_map(options["column_map"])
     found, missing, _ = missing_columns(dict(zip(file["columns"], file["values"])), wanted)
     if missing or "different" not in file:
         return {}
@@ -166,6 +170,34 @@ def check_options(training: Training) -> Iterator[PlanProblem]:
             most=options["segment_size"],
         )
         yield PlanProblem("segment-sizes", message, None, "min_segment_size")
+    wrong = column_map(options["column_map"])[1]
+    if wrong:
+        message = Text(
+            "plan.column-map",
+            "args.column_map: {wrong}: expected NAME=COLUMN, with NAME one of {known}",
+            wrong=wrong,
+            known=list(ALIASES),
+        )
+        yield PlanProblem("column-map", message, None, "column_map")
+    for name, known in (("inputs", INPUTS), ("baselines", METHODS)):
+        strange = [each for each in options[name] if each not in known]
+        if strange:
+            yield PlanProblem("unknown-names", *rules.known_names(name, strange, list(known)), name)
+    folds, fold = options["folds"], options["fold"]
+    if folds and options["prepared_dir"]:
+        message = Text("plan.folds-prepared", "args.folds cannot be combined with prepared_dir, whose split is fixed")
+        yield PlanProblem("folds-prepared", message, Text("plan.set-data", "set data_path"), "folds")
+    if folds and options["split"] != "ship":
+        yield PlanProblem("folds-split", Text("plan.folds-split", "args.folds requires split: ship"), None, "folds")
+    is_known = folds >= 2 and fold < folds and (fold >= 0 or training.mode == "train")
+    if (folds or fold >= 0) and not is_known:
+        message = Text(
+            "plan.bad-folds",
+            "args.folds: {folds} with fold: {fold}: expected two or more folds, and one of them by its number from 0",
+            folds=folds,
+            fold=fold,
+        )
+        yield PlanProblem("bad-folds", message, None, "folds")
     if training.mode in USES_MODEL and not options["model_path"]:
         message = Text("plan.model-required", "args.model_path is required with mode: {mode}", mode=training.mode)
         yield PlanProblem(
@@ -356,3 +388,5 @@ RULES: tuple[Rule, ...] = (
     rules.device_problems,
     rules.chip_problems,
 )
+ON_RANKS: tuple[Rule, ...] = (check_options,)
+"""Those that need no files of the nodes: the ranks check them too."""

@@ -133,7 +133,6 @@ def test_what_is_not_a_model_is_one_error(saved, tmp_path):
     assert key_of(lambda: load_model(with_problem)) == "program.foreign-tokenizer"
     (with_problem / "model.safetensors").write_bytes(b"damaged")
     assert key_of(lambda: load_model(with_problem)) == "program.no-model"
-    assert key_of(lambda: open_model({"model_dir": ""})) == "program.no-model-dir"
 
 
 def load_model(folder):

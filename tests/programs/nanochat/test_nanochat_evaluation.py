@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from ascendrun.programs.devices.accelerator import open_accelerator
-from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import conversations
 from ascendrun.programs.nanochat.base import save_model
 from ascendrun.programs.nanochat.evaluation import Pupil, open_tasks, passed, replies, score
@@ -175,10 +174,5 @@ def test_code_is_right_if_its_test_passes(tmp_path):
         assert example.reward(wrong) == 0.0
 
 
-def test_tasks_without_answers_are_refused(tmp_path):
-    file = tmp_path / "chat.jsonl"
-    file.write_text(json.dumps([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]) + "\n")
-    with pytest.raises(InvalidDataError) as refused:
-        tasks_of({"kind": "messages", "file": str(file)})
-    assert refused.value.args[0].key == "program.no-answers"
+def test_two_tasks_of_a_kind_have_names_of_their_own():
     assert list(tasks_of({"kind": "sums", "rows": 2}, {"kind": "sums", "rows": 3})) == ["sums", "sums-2"]

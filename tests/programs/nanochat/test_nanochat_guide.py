@@ -8,14 +8,12 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import check, guide
-from ascendrun.programs.nanochat.base import refuse
+from ascendrun.programs.nanochat.rules import batch_refusals
 from ascendrun.programs.nanochat.sizes import chat_horizon, settled
 from ascendrun.programs.trainer.options import InvalidOptionsError, parse, read_table
 from ascendrun.query.templates import copy_template
@@ -130,11 +128,9 @@ def test_the_line_for_conversations_is_refused_on_eight_ranks():
         options_of("chat_sft", "--mixture=[] --max_seq_len=64 --device_batch_size=8 --target_examples_per_step=32")
     )
     horizon = chat_horizon(sizes_of(), options, 1)
-    with pytest.raises(InvalidDataError) as caught:
-        refuse(options, horizon, SimpleNamespace(world_size=8))
-    message = caught.value.args[0]
-    assert message.key == "program.batch-examples"
-    assert (message.values["unit"], message.values["near"]) == (64, [64])
+    (refused,) = batch_refusals(options, horizon, 8)
+    assert refused.code == "batch-examples"
+    assert (refused.message.values["unit"], refused.hint.values["near"]) == (64, [64])
 
 
 @pytest.fixture
@@ -203,7 +199,7 @@ def test_the_lines_of_the_guide_run_as_printed(shell, tmp_path, ranks):
         if words.startswith("chat_sft") and ranks == 8:
             own_batch = ran["NANOCHAT_ARGS"].replace("--micro_batch_size=2", "--micro_batch_size=8")
             code, text = shell(line, **{**ran, "NANOCHAT_ARGS": own_batch})
-            assert code != 0 and "--target_examples_per_step=32" in text and " 64" in text, text
+            assert code != 0 and "target_examples_per_step: 32" in text and " 64" in text, text
             ran["NANOCHAT_ARGS"] += " --target_examples_per_step=64"
         code, text = shell(line, **ran)
         ran["NANOCHAT_ARGS"] = ran["NANOCHAT_ARGS"].replace(" --target_examples_per_step=64", "")

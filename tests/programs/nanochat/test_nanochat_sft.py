@@ -141,7 +141,7 @@ def test_a_folder_without_a_model_and_data_without_tasks_are_errors(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(InvalidDataError):
         sft.open_model(str(tmp_path), recomputes=False)
-    for mixture in ([], [{"kind": "sums", "rows": 1}], [{"kind": "gsm8k", "file": str(tmp_path / "none")}]):
+    for mixture in ([{"kind": "sums", "rows": 1}], [{"kind": "gsm8k", "file": str(tmp_path / "none")}]):
         with pytest.raises(InvalidDataError):
             packed(tmp_path, mixture=mixture)
     with pytest.raises(InvalidDataError) as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -65,6 +66,14 @@ def refuse(options: Mapping[str, Any], here: Runtime, precision: Precision, *, h
     for problem in problems:
         here.log("program.note", "note: {text}", text=problem.message)
     return training
+
+
+def refuse_options(program: str, options: Mapping[str, Any], here: Runtime) -> None:
+    """Raise InvalidDataError with all problems of options that the plan refuses too: by the rules ON_RANKS of the
+    program, which need no files of the nodes."""
+    if find_spec(f"ascendrun.programs.{program}.rules") is not None:
+        rules_of = import_module(f"ascendrun.programs.{program}.rules")
+        raise_fatal(training_of(options, here), *getattr(rules_of, "ON_RANKS", ()))
 
 
 def check(here: Runtime, precision: Precision, **options: Any) -> None:

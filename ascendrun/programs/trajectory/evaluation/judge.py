@@ -24,6 +24,7 @@ from ascendrun.programs.trajectory.data import Options
 from ascendrun.programs.trajectory.evaluation.scores import MODEL, as_lines, compare, summary_line
 from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.records import Record
+from ascendrun.programs.trajectory.rules import METHODS
 from ascendrun.programs.trajectory.tokens import Encoded
 from ascendrun.text import Text
 
@@ -116,7 +117,6 @@ def judge(
     return Judged(list(names), [record.ship for record in records], [sample.label for sample in samples], methods)
 
 
-METHODS = ("forest", "boosting", "tokens")
 LEAST_S = 5.0
 """Seconds that each method may use in any case."""
 FEW_PIECES = 10_000

@@ -10,8 +10,7 @@ from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.choice import log_plan, training_of
 from ascendrun.programs.trajectory.data import Options, Samples, make_samples
-from ascendrun.programs.trajectory.evaluation.judge import METHODS
-from ascendrun.programs.trajectory.grammars import INPUTS, knots_of, summary_of_text
+from ascendrun.programs.trajectory.grammars import knots_of, summary_of_text
 from ascendrun.programs.trajectory.model import (
     Reader,
     Sizes,
@@ -28,50 +27,11 @@ from ascendrun.programs.trajectory.train import plan_of, unlabelled, work_on
 from ascendrun.text import Text, from_json
 
 
-def refuse(options: Options) -> None:
-    """Raise InvalidDataError for options that contradict each other."""
-    if not options["base_model"] or is_skipped(Path(options["base_model"])):
-        if options["hidden_size"] % (2 * options["num_attention_heads"]):
-            raise InvalidDataError(
-                "program.hidden-heads",
-                "--hidden_size={hidden} must be an even multiple of --num_attention_heads={heads}",
-                hidden=options["hidden_size"],
-                heads=options["num_attention_heads"],
-            )
-    elif pretrained_folder(Path(options["base_model"])) is None:
-        config_of_folder(Path(options["base_model"]), words=1)
-    strange = sorted({*options["inputs"]} - {*INPUTS}) + sorted({*options["baselines"]} - {*METHODS})
-    if strange:
-        raise InvalidDataError(
-            "program.unknown-choices",
-            "unknown {found}; expected --inputs of {inputs}, --baselines of {methods}",
-            found=strange,
-            inputs=list(INPUTS),
-            methods=list(METHODS),
-        )
-    folds, fold = options["folds"], options["fold"]
-    if folds and options["prepared_dir"]:
-        raise InvalidDataError(
-            "program.folds-prepared",
-            "--folds cannot be combined with --prepared_dir, whose split is fixed\nhint: set --data_path",
-        )
-    if folds and options["split"] != "ship":
-        raise InvalidDataError("program.folds-split", "--folds requires --split=ship")
-    is_known = folds >= 2 and fold < folds and (fold >= 0 or options["mode"] == "train")
-    if (folds or fold >= 0) and not is_known:
-        raise InvalidDataError(
-            "program.bad-folds",
-            "--folds={folds} --fold={fold}: expected two or more folds, and one of them by its number from 0",
-            folds=options["folds"],
-            fold=options["fold"],
-        )
-    if options["mode"] == "pretrain" and (options["objective"], options["attention"]) == ("clm", "bidirectional"):
-        raise InvalidDataError(
-            "program.clm-bidirectional",
-            "--objective=clm cannot be combined with --attention=bidirectional: each token sees the next "
-            "token, which it must predict\n"
-            "hint: set --objective=mlm, or --attention=causal",
-        )
+def check_base(options: Options) -> None:
+    """Raise InvalidDataError for a base that cannot be read: before the data is."""
+    base = Path(options["base_model"])
+    if options["base_model"] and not is_skipped(base) and pretrained_folder(base) is None:
+        config_of_folder(base, words=1)
 
 
 def introduce(options: Options, samples: Samples, here: Runtime) -> None:
@@ -178,7 +138,7 @@ def sizes_of(config: dict[str, Any], options: Options, samples: Samples, *, atte
 
 def plan_stage(options: Options, here: Runtime) -> None:
     """Log estimates. Raises ModelTooLargeError if a training does not fit, InvalidDataError if none is possible."""
-    refuse(options)
+    check_base(options)
     samples = make_samples(options)
     introduce(options, samples, here)
     sizes, _ = start_with(options, samples, here)

@@ -37,7 +37,7 @@ from ascendrun.programs.trajectory.evaluation.scores import (
 from ascendrun.programs.trajectory.grammars import summary_of_text
 from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.split import LEAKY
-from ascendrun.programs.trajectory.stages.common import introduce, refuse
+from ascendrun.programs.trajectory.stages.common import introduce
 from ascendrun.programs.trajectory.stages.serve import write_predictions
 from ascendrun.programs.trajectory.store import Vote, agreeing, is_skipped, load_vote, save_vote
 from ascendrun.programs.trajectory.tokens import Encoded
@@ -50,7 +50,6 @@ BASELINES_S = 120.0
 
 def evaluate_stage(options: Options, here: Runtime) -> None:
     """Fit the calibration on the validation ships, report on --eval_split, save the classifier."""
-    refuse(options)
     precision = choose_precision(options["dtype"], here.accelerator)
     paths = [Path(name) for name in options["model_path"]]
     vote = load_vote(paths, here.accelerator, precision)

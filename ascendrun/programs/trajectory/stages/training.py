@@ -29,7 +29,7 @@ from ascendrun.programs.trajectory.evaluation.scores import MODEL, Scores, as_co
 from ascendrun.programs.trajectory.model import Sizes, make_guesser, make_model
 from ascendrun.programs.trajectory.records import save_prepared
 from ascendrun.programs.trajectory.split import LEAKY
-from ascendrun.programs.trajectory.stages.common import introduce, refuse, start_with
+from ascendrun.programs.trajectory.stages.common import check_base, introduce, start_with
 from ascendrun.programs.trajectory.stages.serve import write_predictions
 from ascendrun.programs.trajectory.store import SKIPPED_FILE, Trained, is_skipped, save_pretrained, save_trained
 from ascendrun.programs.trajectory.train import (
@@ -48,7 +48,6 @@ from ascendrun.text import Text
 
 def prepare_stage(options: Options, here: Runtime) -> None:
     """Write tokens, splits and vocabulary to --output_dir on every node, by its first rank; all nodes must agree."""
-    refuse(options)
     folder = Path(options["output_dir"]).absolute()
     with here.phase("data"):
         prepared = prepare(options)
@@ -67,7 +66,7 @@ def prepare_stage(options: Options, here: Runtime) -> None:
 
 def open_samples(options: Options, here: Runtime) -> Samples:
     """Return the data of a training. Unusable options are rejected before it is read. Raises InvalidDataError."""
-    refuse(options)
+    check_base(options)
     precision = choose_precision(options["dtype"], here.accelerator)
     errors.check_writable(Path(options["output_dir"]).absolute())
     with here.phase("data"):
