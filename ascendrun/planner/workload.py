@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ascendrun.planner.models import Shape, flops_per_token
 
@@ -58,3 +60,13 @@ class Workload:
     def checkpoint_bytes(self) -> int:
         """Trained weights and the optimizer's state in float32."""
         return 4 * (self.trained + self.moments())
+
+
+def multiple_of(options: Mapping[str, Any], family: str) -> int:
+    """Return the multiple to which batch lengths are rounded up: accelerators compile for each shape, CPUs do not."""
+    return int(options["pad_to_multiple_of"]) or (1 if family == "cpu" else 16)
+
+
+def steps_of(options: Mapping[str, Any], steps_per_epoch: int) -> int:
+    steps = int(options["num_train_epochs"]) * steps_per_epoch
+    return min(steps, int(options["max_steps"])) if options["max_steps"] else steps

@@ -17,6 +17,7 @@ from ascendrun.node.agent import training_files
 from ascendrun.options import make_arguments, with_defaults
 from ascendrun.planner.models import LINEAR
 from ascendrun.planner.training import Training, judge
+from ascendrun.planner.workload import steps_of
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import chat_template, dataset
 from ascendrun.programs.qwen_lora import rules as qwen_lora
@@ -24,7 +25,7 @@ from ascendrun.programs.trainer import options as program_options
 from ascendrun.programs.trajectory import rules as trajectory
 from ascendrun.programs.trajectory.data import encode_prepared, prepare
 from ascendrun.programs.trajectory.records import save_prepared
-from ascendrun.programs.trajectory.train import plan_of, steps_of, unlabelled
+from ascendrun.programs.trajectory.train import plan_of, unlabelled
 from tests.thorough import examples
 
 TABLES = load_programs()
@@ -122,7 +123,7 @@ def test_the_steps_of_prepared_data_are_planned_exactly(tmp_path: Path, mode: st
         given = {"mode": mode, "prepared_dir": str(tmp_path), **changes}
         options = parsed("trajectory", given)
         found = trajectory.workload(training_of("trajectory", given))
-        assert found is not None and found.steps == steps_of(options, plan_of(tracks, options))
+        assert found is not None and found.steps == steps_of(options, plan_of(tracks, options).steps_per_epoch)
         assert found.model.vocabulary == len(samples.vocabulary)
         lengths, cropped = [len(track) for track in tracks], 1 - 0.25 * options["random_crop_prob"]
         assert found.micro_length == max(lengths)

@@ -16,7 +16,7 @@ from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import make_samples
 from ascendrun.programs.trajectory.model import make_guesser, make_model
 from ascendrun.programs.trajectory.stages import common
-from ascendrun.programs.trajectory.train import make_loop, make_pretraining, work_on
+from ascendrun.programs.trajectory.train import make_loop, work_on
 from benchmarks.memory.rank import peak_of
 
 WITHIN = 0.15
@@ -61,7 +61,7 @@ def test_the_estimate_is_near_the_measured_peak(here, tmp_path, name, argv):
         if name == "finetune":
             loop = make_loop(options, samples, make_model(sizes, seed=1), here, tmp_path)
         else:
-            loop = make_pretraining(options, samples, make_guesser(sizes, seed=1), here, tmp_path)
+            loop = make_loop(options, samples, make_guesser(sizes, seed=1), here, tmp_path)
         loop.engine.module.train()
         for step in range(2 * loop.source.plan.steps_per_epoch):  # the second epoch has moments throughout
             for piece in loop.source.loader.share(step).pieces:

@@ -118,7 +118,7 @@ def task(samples, here):
         options = options_of(*argv)
         plan, model = plan_of(samples.encoded["train"], options), make_model(common.own_sizes(options, samples), seed=1)
         engine = make_engine(options, model, here, plan, steps=1)
-        return Classification(options, samples, engine, model.sizes.numbers, here, plan)
+        return Classification(options, samples, here, engine, plan, model.sizes.numbers)
 
     return make
 
@@ -198,7 +198,7 @@ def test_a_track_longer_than_512_words_reaches_the_model_whole(here):
     options = options_of()
     sizes = common.own_sizes(options, long)
     assert sizes.config["max_position_embeddings"] >= long.longest() == 630
-    task = Classification(options, long, None, sizes.numbers, here, plan_of(train, options))
+    task = Classification(options, long, here, None, plan_of(train, options), sizes.numbers)
     assert rows_of(task.collate([(0,), (1,), (2,), (3,)], 0)) == [
         [vocabulary[word] for word in words.all()] for words in texts
     ]

@@ -11,7 +11,7 @@ from ascendrun.options import GENERATED
 from ascendrun.planner import rules
 from ascendrun.planner.models import Shape, shape_of
 from ascendrun.planner.training import PlanProblem, Raw, Rule, Training
-from ascendrun.planner.workload import Workload
+from ascendrun.planner.workload import Workload, multiple_of, steps_of
 from ascendrun.programs.codon.asked import OPTIMIZES, check_optimization, is_file
 from ascendrun.programs.codon.vocabulary import LONGEST, ORGANISMS, TOKENS
 from ascendrun.text import Text
@@ -151,8 +151,7 @@ def steps(training: Training) -> int | None:
     options, count = training.options, sequences(training)
     if count is None:
         return int(options["max_steps"]) or None
-    found = int(options["num_train_epochs"]) * -(-count // int(options["global_batch_size"]))
-    return min(found, int(options["max_steps"])) if options["max_steps"] else found
+    return steps_of(options, -(-count // int(options["global_batch_size"])))
 
 
 def check_batch(training: Training) -> Iterator[PlanProblem]:
@@ -277,7 +276,7 @@ def work_of(
     """Return the work of a training with these options on sequences of `mean` and at most `longest` tokens."""
     if model is None:
         return None
-    multiple = int(options["pad_to_multiple_of"]) or (1 if family == "cpu" else 16)
+    multiple = multiple_of(options, family)
     longest = -(-longest // multiple) * multiple
     batch = int(options["global_batch_size"])
     mine = -(-batch // ranks)

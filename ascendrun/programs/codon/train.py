@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ascendrun.planner.workload import multiple_of, steps_of
 from ascendrun.programs import errors
 from ascendrun.programs.codon import scores
 from ascendrun.programs.codon.files import Stored, load_stored, save_model
@@ -142,7 +143,8 @@ def train_stage(options: Options, here: Runtime) -> None:
             loop.load_best()
         whole = loop.engine.whole().module
         if here.local_rank == 0:
-            keep(whole, genes.names, counts, output / name)
+            save_model(whole, genes.names, output / name)
+            scores.write_counts(counts, output / name)
     whole.eval()
     assert task.scoring is not None
     scoring = replace(task.scoring, model=whole)
@@ -192,8 +194,7 @@ def loop_of(
         compile=options["compile"],
     )
     scoring = Scoring(model, here, precision.compute, options["eval_batch_size"], options["seed"], rate)
-    multiple = options["pad_to_multiple_of"] or (1 if here.family == "cpu" else 16)
-    task = MaskedCodons(genes, options, multiple=multiple, scoring=scoring, engine=engine)
+    task = MaskedCodons(genes, options, multiple=multiple_of(options, here.family), scoring=scoring, engine=engine)
     sizes = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     settings = Settings.of(
         options,
@@ -210,16 +211,10 @@ def loop_of(
 
 def mean_attended(lengths: Array, model: CodonModel) -> float:
     """Return the number of tokens that a token of these sequences attends to on average."""
-    config, sizes = model.config, np.unique(lengths, return_counts=True)
-    own = [
-        (
-            int(length),
-            int(count),
-            attended(int(length), model.attention, block=config.block_size, count=config.num_random_blocks),
-        )
-        for length, count in zip(*sizes)
-    ]
-    return sum(length * count * seen for length, count, seen in own) / sum(length * count for length, count, _ in own)
+    config = model.config
+    sizes = {"block": config.block_size, "count": config.num_random_blocks}
+    seen = [attended(int(length), model.attention, **sizes) for length in lengths]
+    return float(np.average(seen, weights=lengths))
 
 
 def start(options: Options, stored: Stored | None, organisms: Organisms) -> CodonModel:
@@ -240,21 +235,11 @@ def config_of(options: Options, organisms: Organisms) -> Config:
     return Config.of({**options, **own})
 
 
-def steps_of(options: Options, steps_per_epoch: int) -> int:
-    steps = int(options["num_train_epochs"]) * steps_per_epoch
-    return min(steps, options["max_steps"]) if options["max_steps"] else steps
-
-
 def optimizer_of(model: nn.Module, options: Options, steps: int) -> OptimizerPlan:
     """Return AdamW for all weights, with torch's OneCycleLR over the steps of the training."""
     rate = schedule.scaled(options["learning_rate"], schedule.onecycle(steps, rise=options["warmup_ratio"]))
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     return OptimizerPlan([Group(trained, "adamw", rate, options["weight_decay"], BETAS)])
-
-
-def keep(model: CodonModel, organisms: Organisms, counts: Mapping[str, Sequence[int]], folder: Path) -> None:
-    save_model(model, organisms, folder)
-    scores.write_counts(counts, folder)
 
 
 def identity_of(options: Options, genes: Genes, model: CodonModel) -> dict[str, Any]:

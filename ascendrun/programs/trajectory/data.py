@@ -84,11 +84,6 @@ def as_records(pieces: Sequence[Track | Record], text: Mapping[str, Any]) -> lis
     return records or from_tracks([each for each in pieces if isinstance(each, Track)], **text)
 
 
-def multiple_of(options: Options, family: str) -> int:
-    """Return the multiple to which batch lengths are rounded up: accelerators compile for each shape, CPUs do not."""
-    return int(options["pad_to_multiple_of"]) or (1 if family == "cpu" else 16)
-
-
 def prepare(options: Options, text: Mapping[str, Any] | None = None) -> Prepared:
     """Read or generate tracks, split them by ship, check for label leaks, and make the vocabulary of the training
     ships. Tracks of unknown class are added to training without a label, for pretraining. `text`: how tokens are made,

@@ -11,7 +11,7 @@ from ascendrun.options import GENERATED
 from ascendrun.planner import model_rules, rules
 from ascendrun.planner.models import Shape, shape_of
 from ascendrun.planner.training import PlanProblem, Raw, Rule, Training
-from ascendrun.planner.workload import Workload
+from ascendrun.planner.workload import Workload, multiple_of, steps_of
 from ascendrun.programs.trajectory.data_rules import TEXTS, column_map, table_problems
 from ascendrun.text import Text
 
@@ -234,8 +234,7 @@ def steps(training: Training) -> int | None:
     options = training.options
     if segments is None:
         return int(options["max_steps"]) or None
-    found: int = int(options["num_train_epochs"]) * -(-max(1, segments) // int(options["global_batch_size"]))
-    return min(found, int(options["max_steps"])) if options["max_steps"] else found
+    return steps_of(options, -(-max(1, segments) // int(options["global_batch_size"])))
 
 
 def check_steps(training: Training) -> Iterator[PlanProblem]:
@@ -338,6 +337,12 @@ def workload(training: Training) -> Workload | None:
     )
 
 
+def micro_tokens_of(options: Mapping[str, Any], family: str) -> int:
+    """Return the tokens per pass; 0: no limit. Accelerators need few large passes, of few shapes."""
+    asked = int(options["max_tokens_per_micro_batch"])
+    return asked if asked >= 0 else CPU_MICRO_TOKENS if family == "cpu" else 0
+
+
 def work_of(
     options: Mapping[str, Any],
     model: Shape | None,
@@ -351,12 +356,11 @@ def work_of(
     """Return the work of a training with these options on tracks of `mean` and at most `longest` tokens."""
     if model is None:
         return None
-    multiple = int(options["pad_to_multiple_of"]) or (1 if family == "cpu" else 16)
+    multiple = multiple_of(options, family)
     longest = -(-longest // multiple) * multiple
     batch = int(options["global_batch_size"])
     mine = -(-batch // ranks)
-    tokens = int(options["max_tokens_per_micro_batch"])
-    tokens = tokens if tokens >= 0 else CPU_MICRO_TOKENS if family == "cpu" else 0
+    tokens = micro_tokens_of(options, family)
     micro = min(mine, int(options["micro_batch_size"]) or mine, max(1, tokens // longest) if tokens else mine)
     learned = 0
     if options["mode"] == "pretrain":

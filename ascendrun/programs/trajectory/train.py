@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from ascendrun.planner.models import flops_per_token
-from ascendrun.planner.workload import Workload
+from ascendrun.planner.workload import Workload, multiple_of, steps_of
 from ascendrun.programs.devices import accelerator
 from ascendrun.programs.trainer import optim, schedule
 from ascendrun.programs.trainer.data import Batch, Buckets, Unit
@@ -25,7 +25,7 @@ from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.task import Settings, Task
 from ascendrun.programs.trajectory.batches import Groups, Hiding, augment, guessable, hide_words
-from ascendrun.programs.trajectory.data import Options, Samples, multiple_of
+from ascendrun.programs.trajectory.data import Options, Samples
 from ascendrun.programs.trajectory.evaluation.evaluate import predict
 from ascendrun.programs.trajectory.evaluation.scores import score
 from ascendrun.programs.trajectory.model import (
@@ -39,7 +39,7 @@ from ascendrun.programs.trajectory.model import (
     segments_of,
     stack_values,
 )
-from ascendrun.programs.trajectory.rules import CPU_MICRO_TOKENS, shape_of_config, work_of
+from ascendrun.programs.trajectory.rules import micro_tokens_of, shape_of_config, work_of
 from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded, Ids
 
 FREE_TO_CHANGE = (
@@ -59,7 +59,7 @@ class Classification(Task):
     """Training task: predict the class of a ship from a segment of its track."""
 
     def __init__(
-        self, options: Options, samples: Samples, engine: Engine, numbers: int, here: Runtime, plan: Buckets
+        self, options: Options, samples: Samples, here: Runtime, engine: Engine, plan: Buckets, numbers: int
     ) -> None:
         """`numbers`: of the summary of a track."""
         self.options, self.samples, self.here, self.plan = options, samples, here, plan
@@ -150,20 +150,26 @@ def train_head(
     return fresh  # type: ignore[no-any-return]
 
 
-def make_loop(options: Options, samples: Samples, model: TrackClassifier, here: Runtime, folder: Path) -> Loop:
-    plan = plan_of(samples.encoded["train"], options)
+def make_loop(options: Options, samples: Samples, model: Reader, here: Runtime, folder: Path) -> Loop:
+    """Return the classification of a TrackClassifier, or the pretraining of a WordGuesser."""
     best = options["metric_for_best_model"] if options["load_best_model_at_end"] else ""
-    settings = make_settings(options, plan, model, here, best=best, best_is_low=best == "loss")
-    engine = make_engine(options, model, here, plan, settings.steps)
-    return Loop(
-        here,
-        engine,
-        plan,
-        Classification(options, samples, engine, model.sizes.numbers, here, plan),
-        settings,
-        folder=folder,
-        identity=identity_of(options, samples),
+    kind: Any = Classification
+    rows = samples.encoded["train"]
+    if isinstance(model, WordGuesser):
+        kind, rows, best = Pretraining, unlabelled(samples), "loss"
+    plan = plan_of(rows, options)
+    settings = Settings.of(
+        options,
+        steps=steps_of(options, plan.steps_per_epoch),
+        max_tokens_per_micro_batch=micro_tokens_of(options, here.family),
+        eval_steps=options["eval_steps"] or plan.steps_per_epoch,
+        flops_per_token=flops_of(model, float(np.mean(plan.lengths))),
+        best=best,
+        best_is_low=best == "loss",
     )
+    engine = make_engine(options, model, here, plan, settings.steps)
+    task = kind(options, samples, here, engine, plan, model.sizes.numbers)
+    return Loop(here, engine, plan, task, settings, folder=folder, identity=identity_of(options, samples))
 
 
 def plan_of(samples: Sequence[Encoded], options: Options) -> Buckets:
@@ -173,29 +179,6 @@ def plan_of(samples: Sequence[Encoded], options: Options) -> Buckets:
         seed=options["seed"],
         window=options["length_bucket_batches"],
     )
-
-
-def make_settings(options: Options, plan: Buckets, model: Reader, here: Runtime, **given: Any) -> Settings:
-    steps = steps_of(options, plan)
-    return Settings.of(
-        options,
-        steps=steps,
-        max_tokens_per_micro_batch=micro_tokens_of(options, here.family),
-        eval_steps=options["eval_steps"] or plan.steps_per_epoch,
-        flops_per_token=flops_of(model, float(np.mean(plan.lengths))),
-        **given,
-    )
-
-
-def steps_of(options: Options, plan: Buckets) -> int:
-    steps = int(options["num_train_epochs"]) * plan.steps_per_epoch
-    return min(steps, options["max_steps"]) if options["max_steps"] else steps
-
-
-def micro_tokens_of(options: Options, family: str) -> int:
-    """Return the tokens per pass; 0: no limit. Accelerators need few large passes, of few shapes."""
-    asked = int(options["max_tokens_per_micro_batch"])
-    return asked if asked >= 0 else CPU_MICRO_TOKENS if family == "cpu" else 0
 
 
 def make_engine(options: Options, model: Reader, here: Runtime, plan: Buckets, steps: int) -> Engine:
@@ -226,7 +209,7 @@ def work_on(plan: Buckets, options: Options, sizes: Sizes, *, ranks: int, family
         shape_of_config(sizes.config, mode=options["mode"], classes=sizes.classes, numbers=sizes.numbers, bins=bins),
         ranks=ranks,
         family=family,
-        steps=steps_of(options, plan),
+        steps=steps_of(options, plan.steps_per_epoch),
         mean=float(plan.lengths.mean()),
         longest=int(plan.lengths.max()),
     )
@@ -283,7 +266,9 @@ Masked = tuple[Ids, Ids, Ids]
 class Pretraining(Task):
     """Pretraining task. `objective`: masked or causal. Class labels are not used."""
 
-    def __init__(self, options: Options, samples: Samples, here: Runtime, engine: Engine, plan: Buckets) -> None:
+    def __init__(
+        self, options: Options, samples: Samples, here: Runtime, engine: Engine, plan: Buckets, numbers: int = 0
+    ) -> None:
         self.options, self.vocabulary, self.here = options, samples.vocabulary, here
         self.engine, self.plan, self.multiple = engine, plan, multiple_of(options, here.family)
         self.train_set, self.val_set = unlabelled(samples), samples.encoded["val"]
@@ -352,18 +337,3 @@ class Pretraining(Task):
 def unlabelled(samples: Samples) -> list[Encoded]:
     """Return the training ships, and those of unknown class; never a ship of the other splits."""
     return [*samples.encoded["train"], *samples.encoded.get("unlabelled", [])]
-
-
-def make_pretraining(options: Options, samples: Samples, model: WordGuesser, here: Runtime, folder: Path) -> Loop:
-    plan = plan_of(unlabelled(samples), options)
-    settings = make_settings(options, plan, model, here, best="loss", best_is_low=True)
-    engine = make_engine(options, model, here, plan, settings.steps)
-    return Loop(
-        here,
-        engine,
-        plan,
-        Pretraining(options, samples, here, engine, plan),
-        settings,
-        folder=folder,
-        identity=identity_of(options, samples),
-    )

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from ascendrun.planner.workload import multiple_of
 from ascendrun.programs.devices.accelerator import choose_precision
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trajectory.data import Options, multiple_of
+from ascendrun.programs.trajectory.data import Options
 from ascendrun.programs.trajectory.evaluation.scores import Adjustment
 from ascendrun.programs.trajectory.model import TrackClassifier, pad, stack_values
 from ascendrun.programs.trajectory.points.tracks import Floats

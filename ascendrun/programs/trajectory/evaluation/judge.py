@@ -17,14 +17,24 @@ from typing import Any, Callable
 import numpy as np
 
 from ascendrun.programs.errors import in_a_line
-from ascendrun.programs.trainer.checkpoint import replace_text
+from ascendrun.programs.trainer.checkpoint import replace_json, replace_text
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.batches import LEVELS, Groups
 from ascendrun.programs.trajectory.data import Options
-from ascendrun.programs.trajectory.evaluation.scores import MODEL, as_lines, compare, summary_line
+from ascendrun.programs.trajectory.evaluation.scores import (
+    MODEL,
+    Scores,
+    as_confusion,
+    as_lines,
+    as_table,
+    compare,
+    score,
+    summary_line,
+)
 from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.records import Record
 from ascendrun.programs.trajectory.rules import METHODS
+from ascendrun.programs.trajectory.split import LEAKY
 from ascendrun.programs.trajectory.tokens import Encoded
 from ascendrun.text import Text
 
@@ -84,6 +94,23 @@ class Judged:
             str(note),
             *map(str, filter(None, said)),
         ]
+
+    def scores(self, method: str = MODEL) -> Scores:
+        return score(self.truth, self.methods[method].argmax(1).tolist(), self.names)
+
+    def write(
+        self, folder: Path, split: str, more: Mapping[str, Any], *, seed: int, is_leaky: bool, last: Sequence[str] = ()
+    ) -> str:
+        """Write report.txt and report.json; return the text without the confusion matrix.
+
+        `more`: for report.json. `last`: lines after the comparison.
+        """
+        scores = self.scores()
+        comparison, lines = self.report(seed)
+        text = "\n".join([*([str(LEAKY), ""] if is_leaky else []), as_table(scores), "", *lines, *last])
+        replace_text(folder / "report.txt", f"{text}\n\n{as_confusion(scores)}\n")
+        replace_json(folder / "report.json", {split: scores.as_json(), "comparison": comparison, **more})
+        return text
 
 
 def judge(

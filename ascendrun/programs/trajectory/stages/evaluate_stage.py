@@ -12,7 +12,7 @@ import numpy as np
 
 from ascendrun.programs.devices.accelerator import choose_precision
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer.checkpoint import replace_json, replace_text, replacing
+from ascendrun.programs.trainer.checkpoint import replacing
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, Samples, encode_all, make_samples
 from ascendrun.programs.trajectory.evaluation.evaluate import (
@@ -29,14 +29,12 @@ from ascendrun.programs.trajectory.evaluation.scores import (
     Calibration,
     Scores,
     as_confusion,
-    as_table,
     choose_adjustment,
     measure,
     score,
 )
 from ascendrun.programs.trajectory.grammars import summary_of_text
 from ascendrun.programs.trajectory.points.tracks import Floats
-from ascendrun.programs.trajectory.split import LEAKY
 from ascendrun.programs.trajectory.stages.common import introduce
 from ascendrun.programs.trajectory.stages.serve import write_predictions
 from ascendrun.programs.trajectory.store import Vote, agreeing, is_skipped, load_vote, save_vote
@@ -57,7 +55,13 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
     here.check_same(samples.digest)
     introduce(options, samples, here)
     here.log(precision.reason)
-    check_grammar(vote, samples)
+    if samples.text != vote.members[0].text:
+        raise InvalidDataError(
+            "program.model-grammar",
+            "the model requires {model}, this data is {data}\nhint: use the same grammar for both",
+            model=summary_of_text(vote.members[0].text),
+            data=summary_of_text(samples.text),
+        )
     losses: dict[str, float] = {}
     others = [Path(name) for name in options["compare_with"]]
     other: Vote | None = None
@@ -65,7 +69,10 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
         other = load_vote(others, here.accelerator, precision)
         agreeing(Vote((vote.members[0], other.members[0])))
         if options["pretraining"] == "auto":
-            losses = compared(vote, other, options, samples, here)
+            losses = {
+                name: validation_loss(of, options, samples, here)
+                for name, of in (("model_path", vote), ("compare_with", other))
+            }
             if losses["compare_with"] < losses["model_path"]:
                 paths, vote, other = others, other, vote
     if losses:
@@ -80,25 +87,6 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
     judged, encoded = judged_on(vote, other, options, samples, here)
     each = each_member_on(vote, encoded, here, options)
     report_on(judged, vote, samples, options, here, paths=paths, each=each, validation={**validation, "nll": losses})
-
-
-def check_grammar(vote: Vote, samples: Samples) -> None:
-    """Raise InvalidDataError if the model reads another text than that of the data."""
-    if samples.text != vote.members[0].text:
-        raise InvalidDataError(
-            "program.model-grammar",
-            "the model requires {model}, this data is {data}\nhint: use the same grammar for both",
-            model=summary_of_text(vote.members[0].text),
-            data=summary_of_text(samples.text),
-        )
-
-
-def compared(vote: Vote, other: Vote, options: Options, samples: Samples, here: Runtime) -> dict[str, float]:
-    """Return the mean negative log-likelihood of the validation ships, in nats, by the option that names the model."""
-    return {
-        name: validation_loss(of, options, samples, here)
-        for name, of in (("model_path", vote), ("compare_with", other))
-    }
 
 
 def judged_on(
@@ -145,8 +133,7 @@ def report_on(
 ) -> None:
     """Record the scores, save the vote on every node and the report on rank 0's. `each`: what each member predicts."""
     split, truth, probabilities = options["eval_split"], judged.truth, judged.methods[MODEL]
-    scores = score(truth, probabilities.argmax(1).tolist(), vote.names)
-    calibration = measure(probabilities, truth)
+    scores, calibration = judged.scores(), measure(probabilities, truth)
     here.record(
         done=True,
         **{f"{split}_macro_f1": scores.macro_f1, f"{split}_accuracy": scores.accuracy, f"{split}_ece": calibration.ece},
@@ -156,11 +143,7 @@ def report_on(
         save_vote(paths, temperature=vote.temperature, prior_shift=vote.prior_shift, folder=output)
     if not here.is_first:
         return
-    comparison, lines = judged.report(options["seed"])
-    text = "\n".join([*([str(LEAKY), ""] if samples.is_leaky else []), as_text(scores, lines, calibration)])
-    report: dict[str, Any] = {
-        split: scores.as_json(),
-        "comparison": comparison,
+    report = {
         "calibration": calibration.as_json(),
         "members": {str(path): in_short(one, truth, vote.names) for path, one in zip(paths, each)},
         "validation": {name: value for name, value in validation.items() if value},
@@ -168,8 +151,8 @@ def report_on(
         "data": {"digest": samples.digest, "is_leaky": samples.is_leaky, "segments": samples.facts["segments"]},
         "options": dict(options),
     }
-    replace_json(output / "report.json", report)
-    replace_text(output / "report.txt", text + "\n")
+    last = calibration_lines(calibration)
+    text = judged.write(output, split, report, seed=options["seed"], is_leaky=samples.is_leaky, last=last)
     judged.save(output)
     write_predictions(output / "predictions.jsonl", samples.records[split], probabilities, vote.names)
     here.log(draw(output, scores, calibration))
@@ -181,7 +164,7 @@ def report_on(
         models=len(vote.members),
         shift=vote.prior_shift,
         temperature=vote.temperature,
-        text=text,
+        text=f"{text}\n\n{as_confusion(scores)}",
         output=output,
     )
 
@@ -213,24 +196,17 @@ def in_short(probabilities: Floats, truth: Sequence[int], names: Sequence[str]) 
     return {"macro_f1": round(scores.macro_f1, 4), "accuracy": round(scores.accuracy, 4)}
 
 
-def as_text(scores: Scores, comparison: Sequence[str], calibration: Calibration) -> str:
+def calibration_lines(calibration: Calibration) -> list[str]:
     heads = ((Text("program.confidence", "confidence"), 10), (ACCURACY, 8), (Text("program.track-count", "tracks"), 6))
-    lines: list[Text | str] = [
-        as_table(scores),
-        "",
-        *comparison,
-        "",
-        Text(
-            "program.calibration",
-            "calibration: ECE {ece:.3f}  NLL {nll:.3f}  Brier {brier:.3f}",
-            ece=calibration.ece,
-            nll=calibration.nll,
-            brier=calibration.brier,
-        ),
-        "  ".join(pad_left(text, room) for text, room in heads),
-    ]
-    lines += [f"{each.confidence:10.3f}  {each.accuracy:8.3f}  {each.count:6d}" for each in calibration.bins]
-    return "\n".join(map(str, [*lines, "", as_confusion(scores)]))
+    summary = Text(
+        "program.calibration",
+        "calibration: ECE {ece:.3f}  NLL {nll:.3f}  Brier {brier:.3f}",
+        ece=calibration.ece,
+        nll=calibration.nll,
+        brier=calibration.brier,
+    )
+    rows = [f"{each.confidence:10.3f}  {each.accuracy:8.3f}  {each.count:6d}" for each in calibration.bins]
+    return ["", str(summary), "  ".join(pad_left(text, room) for text, room in heads), *rows]
 
 
 def draw(output: Path, scores: Scores, calibration: Calibration) -> Text:

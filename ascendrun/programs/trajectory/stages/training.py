@@ -25,21 +25,13 @@ from ascendrun.programs.trajectory.batches import Groups
 from ascendrun.programs.trajectory.data import Options, Samples, encode_prepared, make_samples, prepare
 from ascendrun.programs.trajectory.evaluation.evaluate import predict
 from ascendrun.programs.trajectory.evaluation.judge import Judged, judge, missing
-from ascendrun.programs.trajectory.evaluation.scores import MODEL, Scores, as_confusion, as_table, score
+from ascendrun.programs.trajectory.evaluation.scores import MODEL
 from ascendrun.programs.trajectory.model import Sizes, make_guesser, make_model
 from ascendrun.programs.trajectory.records import save_prepared
-from ascendrun.programs.trajectory.split import LEAKY
 from ascendrun.programs.trajectory.stages.common import check_base, introduce, start_with
 from ascendrun.programs.trajectory.stages.serve import write_predictions
 from ascendrun.programs.trajectory.store import SKIPPED_FILE, Trained, is_skipped, save_pretrained, save_trained
-from ascendrun.programs.trajectory.train import (
-    class_weights,
-    identity_of,
-    make_loop,
-    make_pretraining,
-    train_head,
-    unlabelled,
-)
+from ascendrun.programs.trajectory.train import class_weights, identity_of, make_loop, train_head, unlabelled
 from ascendrun.programs.trajectory.trees import Trees, grow_trees
 from ascendrun.text import Text
 
@@ -101,7 +93,7 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
         objective=options["objective"],
         count=len(unlabelled(samples)),
     )
-    loop = make_pretraining(options, samples, model, here, runtime.checkpoint_folder(options["output_dir"]))
+    loop = make_loop(options, samples, model, here, runtime.checkpoint_folder(options["output_dir"]))
     if not ran_to_its_end(loop, options, here):
         return
     output = Path(options["output_dir"]).absolute()
@@ -169,14 +161,9 @@ def train(options: Options, here: Runtime) -> None:
 def report_folds(folders: Sequence[Path], options: Options, here: Runtime) -> None:
     """Write the report of all folds together: each ship was a test ship once."""
     judged = Judged.joined([Judged.load(folder) for folder in folders])
-    comparison, lines = judged.report(options["seed"])
-    scores = score(judged.truth, judged.methods[MODEL].argmax(1).tolist(), judged.names)
-    table = "\n".join([as_table(scores), "", *lines])
-    output = Path(options["output_dir"]).absolute()
+    scores, output = judged.scores(), Path(options["output_dir"]).absolute()
     here.record(test_macro_f1=scores.macro_f1, test_accuracy=scores.accuracy)
-    replace_text(output / "report.txt", f"{table}\n\n{as_confusion(scores)}\n")
-    content = {"test": scores.as_json(), "comparison": comparison, "options": dict(options)}
-    replace_json(output / "report.json", content)
+    table = judged.write(output, "test", {"options": dict(options)}, seed=options["seed"], is_leaky=False)
     here.log(
         "program.folds-scores",
         "\n{folds} folds, {ships} ships, each tested once:\n\n{table}\n\nreport: {output}",
@@ -274,9 +261,7 @@ def report(
         seconds=seconds,
         known=known_of_trees(trained.model, samples, split, options, here),
     )
-    scores, baseline = (
-        score(judged.truth, judged.methods[name].argmax(1).tolist(), samples.names) for name in (MODEL, "majority")
-    )
+    scores, baseline = judged.scores(), judged.scores("majority")
     here.record(
         step=progress.step,
         baseline_macro_f1=baseline.macro_f1,
@@ -284,15 +269,7 @@ def report(
         **{f"{split}_macro_f1": scores.macro_f1, f"{split}_accuracy": scores.accuracy},
     )
     if here.is_first:
-        trees = trained.model.trees
-        more = {
-            "training": summary_of(progress, here, seconds),
-            "trees_weight": trees.weight if trees else None,
-            "class_weights": class_weights(samples.labels("train"), len(samples.names), options["class_weights"]),
-            "identity": identity_of(options, samples),
-            "options": dict(options),
-        }
-        write_report(judged, scores, samples, split, more, progress.best_step, here)
+        report_on(judged, samples, trained, split, options, progress, here, seconds)
     here.record(done=True)
 
 
@@ -308,31 +285,36 @@ def known_of_trees(model: Any, samples: Samples, split: str, options: Options, h
     return {**known, MODEL: trees.vote(known["network"], rows)}
 
 
-def write_report(
+def report_on(
     judged: Judged,
-    scores: Scores,
     samples: Samples,
+    trained: Trained,
     split: str,
-    more: dict[str, Any],
-    best_step: int | None,
+    options: Options,
+    progress: Progress,
     here: Runtime,
+    seconds: float,
 ) -> None:
-    output = Path(more["options"]["output_dir"]).absolute()
-    comparison, lines = judged.report(more["options"]["seed"])
-    table = "\n".join([*([str(LEAKY), ""] if samples.is_leaky else []), as_table(scores), "", *lines])
-    write_predictions(output / "predictions.jsonl", samples.records[split], judged.methods[MODEL], samples.names)
-    judged.save(output)
-    data = {
-        "tracks": {name: len(part) for name, part in samples.records.items()},
-        "digest": samples.digest,
-        "is_leaky": samples.is_leaky,
-        "cleaning": samples.facts["cleaning"],
+    output, trees = Path(options["output_dir"]).absolute(), trained.model.trees
+    more = {
+        "data": {
+            "tracks": {name: len(part) for name, part in samples.records.items()},
+            "digest": samples.digest,
+            "is_leaky": samples.is_leaky,
+            "cleaning": samples.facts["cleaning"],
+        },
+        "training": summary_of(progress, here, seconds),
+        "trees_weight": trees.weight if trees else None,
+        "class_weights": class_weights(samples.labels("train"), len(samples.names), options["class_weights"]),
+        "identity": identity_of(options, samples),
+        "options": dict(options),
     }
-    replace_text(output / "report.txt", f"{table}\n\n{as_confusion(scores)}\n")
-    replace_json(output / "report.json", {split: scores.as_json(), "comparison": comparison, "data": data, **more})
+    table = judged.write(output, split, more, seed=options["seed"], is_leaky=samples.is_leaky)
+    judged.save(output)
+    write_predictions(output / "predictions.jsonl", samples.records[split], judged.methods[MODEL], samples.names)
     chosen = (
-        Text("program.best-model", "best model of step {step}", step=best_step)
-        if best_step is not None
+        Text("program.best-model", "best model of step {step}", step=progress.best_step)
+        if progress.best_step is not None
         else Text("program.last-model", "last model")
     )
     here.log(
