@@ -29,8 +29,7 @@ import torch
 from ascendrun.programs.devices.accelerator import Precision, open_accelerator
 from ascendrun.programs.nanochat.__main__ import OPTIONS
 from ascendrun.programs.nanochat.base import NextToken, batch_of
-from ascendrun.programs.nanochat.model import make_model
-from ascendrun.programs.nanochat.recipe import optimizer_of
+from ascendrun.programs.nanochat.model import make_model, optimizer_of
 from ascendrun.programs.nanochat.sizes import Horizon, Sizes
 from ascendrun.programs.nanochat.texts import read_corpus
 from ascendrun.programs.nanochat.tokenizer import BOS, TextEncoder, token_bytes, train_bpe

@@ -21,8 +21,7 @@ from ascendrun.programs import errors
 from ascendrun.programs.devices import accelerator, attention
 from ascendrun.programs.nanochat import tokenizer as words
 from ascendrun.programs.nanochat.conversations import Samples
-from ascendrun.programs.nanochat.model import NanoChat, make_model
-from ascendrun.programs.nanochat.recipe import optimizer_of
+from ascendrun.programs.nanochat.model import NanoChat, make_model, optimizer_of
 from ascendrun.programs.nanochat.rules import batch_refusals, work_of
 from ascendrun.programs.nanochat.sizes import INHERITED, Horizon, Sizes, config_of, horizon_of, settled
 from ascendrun.programs.nanochat.texts import Corpus, read_corpus

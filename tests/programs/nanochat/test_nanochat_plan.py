@@ -299,7 +299,7 @@ def test_the_guides_line_for_rewards_is_valid_on_eight_ranks_and_refused_on_five
 
 
 def test_the_rates_of_rl_are_a_twentieth_of_those_of_the_model_and_fall_to_zero():
-    from ascendrun.programs.nanochat.recipe import momentum_of, shape_of
+    from ascendrun.programs.nanochat.model import momentum_of, shape_of
 
     options, _ = nanochat.planned(chat(mode="rl", base={"matrix_lr": 0.5}))
     assert (options["matrix_lr"], options["num_samples"], options["temperature"]) == (0.5, 16, 1.0)
@@ -356,8 +356,7 @@ def test_the_optimizers_state_is_that_of_muon_and_is_shared_by_the_ranks():
 
 
 def test_the_state_of_a_trained_optimizer_has_as_many_values():
-    from ascendrun.programs.nanochat.model import make_model
-    from ascendrun.programs.nanochat.recipe import optimizer_of
+    from ascendrun.programs.nanochat.model import make_model, optimizer_of
     from ascendrun.programs.trainer.optim import names_of
     from ascendrun.programs.trainer.optimizer import Muon, Owners
 

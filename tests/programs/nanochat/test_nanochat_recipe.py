@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.programs.nanochat import recipe
+from ascendrun.programs.nanochat import model as recipe
 from ascendrun.programs.nanochat.model import empty_model
 from ascendrun.programs.nanochat.sizes import Sizes, batch_problem, horizon_of
 from ascendrun.programs.trainer.schedule import value_at

@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.nanochat.export import our_name
-from ascendrun.programs.nanochat.model import NanoChat, make_model
-from ascendrun.programs.nanochat.recipe import optimizer_of
+from ascendrun.programs.nanochat.model import NanoChat, make_model, optimizer_of
 from ascendrun.programs.nanochat.sizes import Horizon, Sizes
 from ascendrun.programs.trainer import optim, runtime
 from ascendrun.programs.trainer.runtime import Runtime
