@@ -31,8 +31,7 @@ from ascendrun.programs.nanochat.__main__ import OPTIONS
 from ascendrun.programs.nanochat.base import NextToken, batch_of
 from ascendrun.programs.nanochat.model import make_model, optimizer_of
 from ascendrun.programs.nanochat.sizes import Horizon, Sizes
-from ascendrun.programs.nanochat.texts import read_corpus
-from ascendrun.programs.nanochat.tokenizer import BOS, TextEncoder, token_bytes, train_bpe
+from ascendrun.programs.nanochat.texts import BOS, TextEncoder, read_corpus, token_bytes, train_bpe
 from ascendrun.programs.trainer import shards
 from ascendrun.programs.trainer.options import parse, read_table
 from ascendrun.programs.trainer.rows import Rows, best_fit

@@ -38,8 +38,8 @@ import numpy as np
 import yaml
 
 from ascendrun.programs.trainer.checkpoint import replace_text
-from ascendrun.programs.trajectory.evaluation.judge import METHODS_FILE, Judged
-from ascendrun.programs.trajectory.evaluation.scores import (
+from ascendrun.programs.trajectory.judge import METHODS_FILE, Judged
+from ascendrun.programs.trajectory.scores import (
     DRAWS,
     MODEL,
     SCORES,

@@ -14,12 +14,11 @@ from ascendrun.programs.trainer.options import read_table
 from ascendrun.programs.trainer.strategies.weights import InvalidWeightsError, file_of_tensor
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.api import Classifier
-from ascendrun.programs.trajectory.data import prepare
+from ascendrun.programs.trajectory.data import from_tracks, load_prepared, prepare, read_texts
 from ascendrun.programs.trajectory.model import config_of_folder, word_pieces
 from ascendrun.programs.trajectory.points.read_ais import Reading, read_tracks
 from ascendrun.programs.trajectory.points.tables import NO_TIME
 from ascendrun.programs.trajectory.points.tracks import Limits
-from ascendrun.programs.trajectory.records import from_tracks, load_prepared, read_texts
 from ascendrun.programs.trajectory.split import split_records
 from ascendrun.programs.trajectory.store import load_trained
 from ascendrun.text import Text

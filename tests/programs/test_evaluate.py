@@ -12,23 +12,22 @@ import torch
 
 from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trajectory.batches import Groups, Hiding, augment
-from ascendrun.programs.trajectory.evaluation.evaluate import merge
-from ascendrun.programs.trajectory.evaluation.judge import baselines, missing
-from ascendrun.programs.trajectory.evaluation.scores import (
-    MODEL,
-    Adjustment,
-    choose_adjustment,
-    compare,
-    measure,
-    score,
-)
-from ascendrun.programs.trajectory.grammars import PLACE_DEGREES, as_texts
+from ascendrun.programs.trajectory.grammars import as_texts
+from ascendrun.programs.trajectory.judge import baselines, missing
 from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_model, pad
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.points.tracks import FEATURES
-from ascendrun.programs.trajectory.store import Trained, load_trained, save_trained
-from ascendrun.programs.trajectory.tokens import Encoded, encode, make_vocabulary
+from ascendrun.programs.trajectory.scores import MODEL, Adjustment, choose_adjustment, compare, measure, score
+from ascendrun.programs.trajectory.store import Trained, load_trained, merge, save_trained
+from ascendrun.programs.trajectory.tokens import (
+    PLACE_DEGREES,
+    Encoded,
+    Groups,
+    Hiding,
+    augment,
+    encode,
+    make_vocabulary,
+)
 from ascendrun.programs.trajectory.trees import LEAVES, grow_trees
 
 CONFIG = config_of_sizes(words=30, hidden=16, layers=2, heads=2, max_length=32)

@@ -23,8 +23,7 @@ from ascendrun.programs.qwen_lora import chat_template, dataset
 from ascendrun.programs.qwen_lora import rules as qwen_lora
 from ascendrun.programs.trainer import options as program_options
 from ascendrun.programs.trajectory import rules as trajectory
-from ascendrun.programs.trajectory.data import encode_prepared, prepare
-from ascendrun.programs.trajectory.records import save_prepared
+from ascendrun.programs.trajectory.data import encode_prepared, prepare, save_prepared
 from ascendrun.programs.trajectory.train import plan_of, unlabelled
 from tests.thorough import examples
 

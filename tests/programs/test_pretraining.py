@@ -7,11 +7,10 @@ import pytest
 
 from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trajectory.batches import guessable, hide_words
 from ascendrun.programs.trajectory.data import Samples
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.points.generate import generate
-from ascendrun.programs.trajectory.tokens import MASK, SPECIAL, encode, make_vocabulary
+from ascendrun.programs.trajectory.tokens import MASK, SPECIAL, encode, guessable, hide_words, make_vocabulary
 from ascendrun.programs.trajectory.train import Pretraining
 
 

@@ -13,7 +13,7 @@ import pytest
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trajectory.__main__ import OPTIONS
-from ascendrun.programs.trajectory.data import text_of
+from ascendrun.programs.trajectory.data import Record, text_of
 from ascendrun.programs.trajectory.grammars import (
     GRAMMARS,
     INPUTS,
@@ -28,7 +28,6 @@ from ascendrun.programs.trajectory.grammars import (
 )
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.points.tracks import FEATURES, Track
-from ascendrun.programs.trajectory.records import Record
 from ascendrun.programs.trajectory.split import LabelLeakError, check_leak, check_same_segments
 from ascendrun.programs.trajectory.tokens import (
     IS_CELL,

@@ -12,11 +12,10 @@ import pytest
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trajectory.__main__ import OPTIONS
-from ascendrun.programs.trajectory.data import make_samples
+from ascendrun.programs.trajectory.data import from_tracks, make_samples
 from ascendrun.programs.trajectory.points.generate import KINDS, generate
 from ascendrun.programs.trajectory.points.read_ais import Reading, read_tracks
 from ascendrun.programs.trajectory.points.tracks import Limits, Track, cut_tracks, without_outliers
-from ascendrun.programs.trajectory.records import from_tracks
 from ascendrun.programs.trajectory.split import check_disjoint, deal, doubts, split_records
 
 HEADER = "vessel_id,time,lat,lon,sog,cog,vessel_class,split\n"

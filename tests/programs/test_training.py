@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ascendrun.programs.trainer import checkpoint
-from ascendrun.programs.trajectory.evaluation.scores import VERDICTS
 from ascendrun.programs.trajectory.points.tracks import FEATURES, PLACE
+from ascendrun.programs.trajectory.scores import VERDICTS
 from ascendrun.programs.trajectory.store import load_trained
 
 

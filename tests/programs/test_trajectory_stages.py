@@ -18,9 +18,8 @@ from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.api import Classifier
-from ascendrun.programs.trajectory.data import Samples
+from ascendrun.programs.trajectory.data import Prepared, Record, Samples, load_prepared, save_prepared
 from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_guesser, make_model, take_words
-from ascendrun.programs.trajectory.records import Prepared, Record, load_prepared, save_prepared
 from ascendrun.programs.trajectory.stages.common import start_with
 from ascendrun.programs.trajectory.store import save_pretrained
 from ascendrun.programs.trajectory.tokens import SPECIAL, Words, encode

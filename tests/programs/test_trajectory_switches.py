@@ -19,14 +19,13 @@ from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.choice import refuse_options
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import Samples, make_samples
-from ascendrun.programs.trajectory.evaluation.evaluate import predict
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.model import make_guesser, make_model
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.stages import common, training
 from ascendrun.programs.trajectory.stages.common import plan_stage
 from ascendrun.programs.trajectory.stages.evaluate_stage import adjusted
-from ascendrun.programs.trajectory.store import Trained, Vote
+from ascendrun.programs.trajectory.store import Trained, Vote, predict
 from ascendrun.programs.trajectory.tokens import UNKNOWN, encode, make_vocabulary
 from ascendrun.programs.trajectory.train import (
     Classification,

@@ -13,7 +13,7 @@ STAGES = {
     "prepare": ("train", "prepare_stage"),
     "pretrain": ("train", "train_stage"),
     "finetune": ("train", "train_stage"),
-    "evaluate": ("scores", "evaluate_stage"),
+    "evaluate": ("train", "evaluate_stage"),
     "optimize": ("optimize", "optimize_stage"),
     "serve": ("serve", "serve_stage"),
 }

@@ -22,8 +22,8 @@ from ascendrun.programs.codon.decoding import InfeasibleError, decode, decode_fr
 from ascendrun.programs.codon.files import Stored, load_stored
 from ascendrun.programs.codon.measures import CodonTable, measures, similarity, summary, table_choice, uniform_choice
 from ascendrun.programs.codon.model import CodonModel, batch_of
-from ascendrun.programs.codon.scores import read_counts
 from ascendrun.programs.codon.sequences import Protein, complete, read_proteins
+from ascendrun.programs.codon.train import read_counts
 from ascendrun.programs.codon.vocabulary import MAX_RESIDUES, ORGANISMS, Organisms
 from ascendrun.programs.devices import accelerator
 from ascendrun.programs.devices.accelerator import Accelerator, Precision, choose_precision, open_accelerator

@@ -10,7 +10,7 @@ from ascendrun.programs.trainer.options import run_program
 
 OPTIONS = Path(__file__).with_name("options.json")
 STAGES = {
-    "tokenizer": ("tokenizer", "tokenizer_stage"),
+    "tokenizer": ("texts", "tokenizer_stage"),
     "base": ("base", "base_stage"),
     "mid": ("sft", "sft_stage"),
     "sft": ("sft", "sft_stage"),

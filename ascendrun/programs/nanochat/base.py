@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from ascendrun.programs import errors
 from ascendrun.programs.devices import accelerator, attention
-from ascendrun.programs.nanochat import tokenizer as words
+from ascendrun.programs.nanochat import texts as words
 from ascendrun.programs.nanochat.conversations import Samples
 from ascendrun.programs.nanochat.model import NanoChat, make_model, optimizer_of
 from ascendrun.programs.nanochat.rules import batch_refusals, work_of

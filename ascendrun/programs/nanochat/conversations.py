@@ -17,10 +17,10 @@ from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.cache import of_model
 from ascendrun.programs.generation.engine import Completion, Generator, generate
 from ascendrun.programs.nanochat import conversations
-from ascendrun.programs.nanochat import tokenizer as words
+from ascendrun.programs.nanochat import texts as words
 from ascendrun.programs.nanochat.calculator import TOOL, Tools
 from ascendrun.programs.nanochat.sizes import SPECIAL
-from ascendrun.programs.nanochat.tokenizer import BOS
+from ascendrun.programs.nanochat.texts import BOS
 from ascendrun.programs.trainer.strategies.engine import Engine
 
 Messages = Sequence[Mapping[str, Any]]

@@ -20,7 +20,7 @@ from ascendrun.programs.generation.cache import of_model
 from ascendrun.programs.generation.engine import Completion, Generator, generate
 from ascendrun.programs.generation.sampling import Sampling
 from ascendrun.programs.nanochat import conversations, sandbox
-from ascendrun.programs.nanochat import tokenizer as words
+from ascendrun.programs.nanochat import texts as words
 from ascendrun.programs.nanochat.base import NextToken, make_rows
 from ascendrun.programs.nanochat.calculator import Tools
 from ascendrun.programs.nanochat.conversations import decoded, stops_of

@@ -20,7 +20,7 @@ from ascendrun.programs import errors
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import inference, model
 from ascendrun.programs.nanochat import sizes as nanochat_sizes
-from ascendrun.programs.nanochat import tokenizer as words
+from ascendrun.programs.nanochat import texts as words
 from ascendrun.programs.nanochat.base import config_with
 from ascendrun.programs.nanochat.model import NanoChat, empty_model
 from ascendrun.programs.nanochat.sizes import Sizes

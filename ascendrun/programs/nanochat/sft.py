@@ -19,13 +19,13 @@ from tokenizers import Tokenizer
 
 from ascendrun.programs.devices import accelerator
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.nanochat import tokenizer as words
+from ascendrun.programs.nanochat import texts as words
 from ascendrun.programs.nanochat.base import Course, Options, next_token, refuse, tokens_of, train_model
 from ascendrun.programs.nanochat.conversations import ConversationEncoder
 from ascendrun.programs.nanochat.model import NanoChat, empty_model
 from ascendrun.programs.nanochat.sizes import Sizes, chat_horizon, settled
 from ascendrun.programs.nanochat.tasks import Example, Joined, read_task
-from ascendrun.programs.nanochat.texts import first_val_of, mark_of
+from ascendrun.programs.nanochat.texts import first_val_of, mark_of_file
 from ascendrun.programs.trainer import shards
 from ascendrun.programs.trainer.rows import Rows
 from ascendrun.programs.trainer.runtime import Runtime
@@ -154,7 +154,9 @@ def read_mixture(options: Options) -> Mixture:
         train.append((range(start, start + first_val), int(given.get("epochs") or 1)))
         val.append(range(start + first_val, start + len(task)))
         start += len(task)
-        content = mark_of(Path(given["file"])) if given.get("file") else json.dumps([each.messages for each in task])
+        content = (
+            mark_of_file(Path(given["file"])) if given.get("file") else json.dumps([each.messages for each in task])
+        )
         marks.append(f"{given['kind']} {len(task)} {content}")
     return Mixture(Joined(tasks), train, val, hashlib.sha256("\0".join(marks).encode()).hexdigest())
 

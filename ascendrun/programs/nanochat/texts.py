@@ -1,4 +1,8 @@
-"""Documents to train on: Parquet files with a column text, JSON lines with a key text, text files; or generated."""
+"""Documents to train on, and the tokenizer that is learned from them.
+
+Documents are Parquet files with a column text, JSON lines with a key text, text files, or generated. The tokenizer has
+byte pairs or characters, special tokens, a chat template, and counts of bytes.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,21 @@ import bisect
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ascendrun.options import GENERATED
 from ascendrun.programs import errors
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat.data_rules import FORMS
+from ascendrun.programs.nanochat.sizes import SPECIAL
+from ascendrun.programs.trainer.checkpoint import replace_json, replace_text
+from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.text import Text
 
 LINES = 512
@@ -111,7 +120,7 @@ def read_corpus(options: Mapping[str, Any]) -> Corpus:
             path=options["data_path"],
             count=len(documents),
         )
-    marks = [f"{file.name} {mark_of(file)}" for file in files]
+    marks = [f"{file.name} {mark_of_file(file)}" for file in files]
     return Corpus(
         documents, first_val, hashlib.sha256("\0".join([*marks, str(options["document_chars"])]).encode()).hexdigest()
     )
@@ -172,7 +181,7 @@ def unreadable(path: Path, error: Exception) -> InvalidDataError:
     )
 
 
-def mark_of(file: Path) -> str:
+def mark_of_file(file: Path) -> str:
     size = file.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with open(file, "rb") as content:
@@ -209,3 +218,212 @@ def short_text(chance: random.Random) -> str:
         else:
             lines.append(f"{what} is spelled {' '.join(what)}.")
     return " ".join(lines) + "\n"
+
+
+BOS, PAD = SPECIAL[0], "<|assistant_end|>"
+PIECES = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+"""Texts are cut into these before pairs are merged: GPT-4's pattern, with one or two digits."""
+UNKNOWN = "\ufffd"
+"""Of characters that the training texts did not have, with `chars`."""
+TEMPLATE = (
+    "{{ '<|bos|>' }}"
+    "{% set first = messages[0].content + '\n\n' if messages and messages[0].role == 'system' else '' %}"
+    "{% for message in messages if message.role != 'system' %}"
+    "{{ '<|' + message.role + '_start|>' + (first if loop.first else '') + message.content "
+    "+ '<|' + message.role + '_end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant_start|>' }}{% endif %}"
+)
+REPORTED_DOCUMENTS = 200
+KINDS = {
+    "english": "The weather had been fine all week, and few people in the village expected rain on Sunday. ",
+    "korean": "어제 오후에 우리는 함께 도서관에 갔다. 돌아오는 길에 비가 많이 왔지만 아무도 우산이 없었다. ",
+    "chinese": "昨天下午我们一起去图书馆看书，回来的时候下起了大雨，大家都没有带伞。",
+    "code": "def total(prices):\n    return sum(price.value for price in prices if price.value > 0)\n\n",
+    "science": "Light of 680 nm drives photosynthesis: 6 CO2 + 6 H2O -> C6H12O6 + 6 O2 in the chloroplasts of a leaf. ",
+    "numbers": "In 1969 there were 3,724 of them; 12.5% more than in 1968, or 414 of 3310 (x = 0.12507). ",
+}
+"""Texts of which the report says the bytes a token."""
+
+
+def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:
+    """Learn byte pairs. `size`: tokens with the special ones; fewer if the texts have fewer pairs."""
+    tokenizer = byte_pairs(models.BPE())
+    trainer: Any = trainers.BpeTrainer(
+        vocab_size=size - len(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+        special_tokens=[],
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return with_special(tokenizer)
+
+
+def byte_pairs(model: Any) -> Tokenizer:
+    tokenizer: Any = Tokenizer(model)
+    cut = pre_tokenizers.Split(Regex(PIECES), "isolated")
+    spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cut, spell])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer  # type: ignore[no-any-return]
+
+
+def of_characters(texts: Iterable[str]) -> Tokenizer:
+    found = sorted({character for text in texts for character in text} - {UNKNOWN})
+    vocabulary = {character: number for number, character in enumerate([*found, UNKNOWN])}
+    tokenizer: Any = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return with_special(tokenizer)
+
+
+def with_special(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.encode_special_tokens = True  # in a text they are ordinary characters
+    return tokenizer
+
+
+def load(folder: Path) -> Tokenizer:
+    """Raises InvalidDataError."""
+    file = folder / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library has no class of its own for a missing or damaged file
+        raise InvalidDataError(
+            "program.no-tokenizer",
+            "{file}: no tokenizer: {reason}\nhint: run the stage with --mode=tokenizer first",
+            file=file,
+            reason=error,
+        ) from error
+    missing = [token for token in SPECIAL if tokenizer.token_to_id(token) is None]
+    if missing:
+        raise InvalidDataError("program.other-tokenizer", "{file}: no tokens {missing}", file=file, missing=missing)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def mark_of(tokenizer: Tokenizer) -> str:
+    return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+
+
+def token_bytes(tokenizer: Tokenizer) -> list[int]:
+    """Return the bytes of text of each token; 0: a special token."""
+    is_bytes = isinstance(tokenizer.model, models.BPE)
+    count = tokenizer.get_vocab_size()
+    texts = [str(tokenizer.id_to_token(number)) for number in range(count)]
+    return [0 if text in SPECIAL else len(text) if is_bytes else len(text.encode()) for text in texts]
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """Encodes documents; each begins with BOS."""
+
+    tokenizer: Tokenizer
+
+    def __call__(self, texts: Sequence[Any]) -> list[tuple[Any, Any]]:
+        first = self.tokenizer.token_to_id(BOS)
+        found = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [([first, *each.ids], [True] * (1 + len(each.ids))) for each in found]
+
+
+def bytes_per_token(tokenizer: Tokenizer, texts: Sequence[str]) -> float:
+    tokens = sum(len(each.ids) for each in tokenizer.encode_batch(list(texts), add_special_tokens=False))
+    return bytes_of(texts) / max(1, tokens)
+
+
+def bytes_of(texts: Sequence[str]) -> int:
+    return sum(len(text.encode()) for text in texts)
+
+
+# --- the stage ---
+
+
+def tokenizer_stage(options: Mapping[str, Any], here: Runtime) -> None:
+    """Learn a tokenizer on rank 0, and write it to `output_dir` on every node."""
+    corpus = read_corpus(options)
+    here.check_same(corpus.digest)
+    folder = Path(options["output_dir"]).absolute()
+    errors.check_writable(folder)
+    text, report = here.share(learn(corpus, options) if here.is_first else ("", {}))
+    if here.local_rank == 0:
+        replace_json(folder / "report.json", report)
+        save_files(folder, text)
+    here.log(
+        "program.tokenizer",
+        "tokenizer: {count:,} tokens, {train:.2f} bytes a token in training, {val:.2f} in validation: {directory}",
+        count=report["tokens"],
+        train=report["bytes_per_token"]["train"],
+        val=report["bytes_per_token"]["val"],
+        directory=folder,
+    )
+    here.record(done=True, tokens=report["tokens"], final_bytes_per_token=report["bytes_per_token"]["val"])
+
+
+def learn(corpus: Corpus, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the tokenizer's file and its report."""
+    train, val = corpus.documents[: corpus.first_val], corpus.documents[corpus.first_val :]
+    texts = shortened(train, doc_cap=options["doc_cap"], max_chars=options["max_chars"])
+    tokenizer = of_characters(texts) if options["tokenizer"] == "chars" else train_bpe(texts, options["vocab_size"])
+    measured = {"train": list(train[:REPORTED_DOCUMENTS]), "val": list(val[:REPORTED_DOCUMENTS])}
+    measured.update({kind: [text] for kind, text in KINDS.items()})
+    found = {name: round(bytes_per_token(tokenizer, texts), 4) for name, texts in measured.items()}
+    report = {"tokens": tokenizer.get_vocab_size(), "data": corpus.digest, "bytes_per_token": found}
+    others = {
+        name: {kind: round(bytes_of(texts) / len(encode(texts)), 4) for kind, texts in measured.items() if any(texts)}
+        for name, encode in tiktoken_encodings().items()
+    }
+    return tokenizer.to_str(), {**report, "tiktoken": others}
+
+
+def tiktoken_encodings() -> dict[str, Callable[[Sequence[str]], list[int]]]:
+    """Return tiktoken's encodings by name, each as a function from texts to all their tokens, to compare with: those
+    whose files are in its cache (TIKTOKEN_CACHE_DIR). Nothing is downloaded; without tiktoken there are none."""
+    try:
+        import tiktoken.load
+    except ImportError:
+        return {}
+
+    def refuse(blobpath: str) -> bytes:
+        raise FileNotFoundError(blobpath)
+
+    found: dict[str, Callable[[Sequence[str]], list[int]]] = {}
+    read_file = tiktoken.load.read_file
+    tiktoken.load.read_file = refuse  # called for files that the cache does not have
+    try:
+        for name in tiktoken.list_encoding_names():
+            try:
+                encoding = tiktoken.get_encoding(name)
+            except OSError:
+                continue
+            encode = encoding.encode_ordinary_batch
+            found[name] = lambda texts, encode=encode: [token for ids in encode(list(texts)) for token in ids]  # type: ignore[misc]
+    finally:
+        tiktoken.load.read_file = read_file
+    return found
+
+
+def shortened(texts: Iterable[str], *, doc_cap: int, max_chars: int) -> Iterator[str]:
+    """Yield the beginning of each document until there are `max_chars` characters."""
+    left = max_chars
+    for text in texts:
+        if left <= 0:
+            return
+        text = text[: min(doc_cap, left)]
+        left -= len(text)
+        yield text
+
+
+def save_files(folder: Path, text: str) -> None:
+    """Write the files that AutoTokenizer reads. `text`: of the tokenizer itself."""
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": PAD,
+        "pad_token": PAD,
+        "chat_template": TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+    }
+    replace_json(folder / "tokenizer_config.json", settings)
+    replace_text(folder / "tokenizer.json", text)

@@ -18,14 +18,13 @@ from ascendrun.programs.devices.accelerator import (
     open_accelerator,
 )
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trajectory.evaluation.evaluate import answer, probabilities_of, put_together
+from ascendrun.programs.trajectory.data import in_points, without_class
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.points.clean import LeftOut, clean_rows
 from ascendrun.programs.trajectory.points.read_ais import because
 from ascendrun.programs.trajectory.points.tables import read_times
 from ascendrun.programs.trajectory.points.tracks import Floats, in_order
-from ascendrun.programs.trajectory.records import in_points, without_class
-from ascendrun.programs.trajectory.store import Vote, load_vote
+from ascendrun.programs.trajectory.store import Vote, answer, load_vote, probabilities_of, put_together
 from ascendrun.programs.trajectory.tokens import MOSTLY_KNOWN, Encoded, Words, check_known, encode, known_share
 from ascendrun.text import Text
 

@@ -20,9 +20,8 @@ import numpy as np
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.points.tracks import FEATURES, PLACE, SIZE, Floats, Track, between, steps_m, summary
 from ascendrun.programs.trajectory.rules import INPUTS
-from ascendrun.programs.trajectory.tokens import Words
+from ascendrun.programs.trajectory.tokens import END, PLACE_DEGREES, Words
 
-END = "POINT_END"
 COMPASS = ("N", "NE", "E", "SE", "S", "SW", "W", "NW")
 SPEED_WORDS = ((2.0, "STOP"), (5.0, "SLOW"), (10.0, "MID"), (15.0, "FAST"))
 
@@ -118,9 +117,6 @@ SUMMARY_WORDS = (
     "turn_mean", "swing_mean", "drift_median",
 )  # fmt: skip
 """Quantities of the complete track that are tokens too."""
-PLACE_DEGREES = tuple(8.0 / 4**level for level in range(7))
-"""Cell sizes from coarse to fine, down to 220 m. A cell without enough training ships is left out, so the next coarser
-one remains."""
 
 
 def fit_edges(tracks: Sequence[Track]) -> dict[str, list[float]]:

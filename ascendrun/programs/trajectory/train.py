@@ -24,10 +24,7 @@ from ascendrun.programs.trainer.strategies.choice import choose
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.task import Settings, Task
-from ascendrun.programs.trajectory.batches import Groups, Hiding, augment, guessable, hide_words
 from ascendrun.programs.trajectory.data import Options, Samples
-from ascendrun.programs.trajectory.evaluation.evaluate import predict
-from ascendrun.programs.trajectory.evaluation.scores import score
 from ascendrun.programs.trajectory.model import (
     Reader,
     Sizes,
@@ -40,7 +37,9 @@ from ascendrun.programs.trajectory.model import (
     stack_values,
 )
 from ascendrun.programs.trajectory.rules import micro_tokens_of, shape_of_config, work_of
-from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded, Ids
+from ascendrun.programs.trajectory.scores import score
+from ascendrun.programs.trajectory.store import predict
+from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded, Groups, Hiding, Ids, augment, guessable, hide_words
 
 FREE_TO_CHANGE = (
     "mode", "model_path", "data_path", "prepared_dir", "output_dir", "device", "resume_from_checkpoint",

@@ -20,8 +20,8 @@ from ascendrun.programs.codon.decoding import InfeasibleError
 from ascendrun.programs.codon.files import save_model
 from ascendrun.programs.codon.model import CodonModel, Config, make_model
 from ascendrun.programs.codon.optimize import log_probs_of, optimize_stage, passes_of, predict_dna_sequence, write_rows
-from ascendrun.programs.codon.scores import write_counts
 from ascendrun.programs.codon.sequences import complete, read_proteins
+from ascendrun.programs.codon.train import write_counts
 from ascendrun.programs.codon.vocabulary import CODONS, ORGANISMS, translate
 from ascendrun.programs.devices.accelerator import choose_precision, open_accelerator
 from ascendrun.programs.errors import InvalidDataError

@@ -16,8 +16,8 @@ import pytest
 from ascendrun.programs.codon.files import save_model
 from ascendrun.programs.codon.model import Config, make_model
 from ascendrun.programs.codon.optimize import predict_dna_sequence
-from ascendrun.programs.codon.scores import write_counts
 from ascendrun.programs.codon.serve import MOST_PROTEINS, OPTIONS, Service, make_server
+from ascendrun.programs.codon.train import write_counts
 from ascendrun.programs.codon.vocabulary import ORGANISMS, translate
 from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.errors import InvalidDataError

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from ascendrun.programs.codon import genes
 from ascendrun.programs.codon.files import load_stored
-from ascendrun.programs.codon.scores import Scoring
+from ascendrun.programs.codon.train import Scoring
 from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.trainer.runtime import Runtime
 

@@ -21,7 +21,7 @@ from ascendrun.programs.nanochat.calculator import TOOL, Tools
 from ascendrun.programs.nanochat.conversations import decoded, stops_of
 from ascendrun.programs.nanochat.inference import open_model, open_talker
 from ascendrun.programs.nanochat.model import make_model
-from ascendrun.programs.nanochat.tokenizer import of_characters
+from ascendrun.programs.nanochat.texts import of_characters
 from ascendrun.programs.trainer.runtime import Runtime
 from tests.programs.conftest import until
 from tests.programs.generating import naive

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.nanochat import conversations, tasks, tokenizer
+from ascendrun.programs.nanochat import conversations, tasks
+from ascendrun.programs.nanochat import texts as tokenizer
 
 CHARACTERS = tokenizer.of_characters(["abcdefghijklmnopqrstuvwxyz 0123456789+=\n"])
 CHAT = [

@@ -14,7 +14,7 @@ from ascendrun.programs.nanochat.base import save_model
 from ascendrun.programs.nanochat.evaluation import Pupil, open_tasks, passed, replies, score
 from ascendrun.programs.nanochat.inference import open_engine
 from ascendrun.programs.nanochat.model import make_model
-from ascendrun.programs.nanochat.tokenizer import of_characters
+from ascendrun.programs.nanochat.texts import of_characters
 from ascendrun.programs.trainer.runtime import Runtime
 from tests.programs.nanochat.test_nanochat_model import lively, sizes_of
 

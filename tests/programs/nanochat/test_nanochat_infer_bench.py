@@ -10,7 +10,7 @@ from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import inference
 from ascendrun.programs.nanochat.base import save_model
 from ascendrun.programs.nanochat.model import make_model
-from ascendrun.programs.nanochat.tokenizer import of_characters
+from ascendrun.programs.nanochat.texts import of_characters
 from tests.programs.nanochat.test_nanochat_model import sizes_of
 
 

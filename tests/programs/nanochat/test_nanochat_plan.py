@@ -17,7 +17,6 @@ from ascendrun.planner.training import Training, judge
 from ascendrun.programs import nanochat as program
 from ascendrun.programs.nanochat import rules as nanochat
 from ascendrun.programs.nanochat import texts
-from ascendrun.programs.nanochat import tokenizer as words
 from ascendrun.programs.nanochat.sizes import config_of
 from tests.programs.nanochat.test_nanochat_model import sizes_of
 
@@ -169,9 +168,9 @@ def test_rows_and_columns_of_a_table_are_those_of_pyarrow(tmp_path):
 
 
 def save_tokenizer(folder, size, **added):
-    tokenizer = words.train_bpe(texts.generated(50, seed=1), size)
+    tokenizer = texts.train_bpe(texts.generated(50, seed=1), size)
     folder.mkdir()
-    words.save_files(folder, tokenizer.to_str())
+    texts.save_files(folder, tokenizer.to_str())
     return tokenizer.get_vocab_size()
 
 
@@ -180,7 +179,7 @@ def test_a_tokenizer_that_is_not_of_this_program_or_not_the_models_is_a_problem(
         assert save_tokenizer(tmp_path / name, size) == size
     own, other, bare, empty = (tmp_path / name for name in ("own", "other", "bare", "empty"))
     bare.mkdir(), empty.mkdir()
-    words.byte_pairs(models.BPE()).save(str(bare / "tokenizer.json"))
+    texts.byte_pairs(models.BPE()).save(str(bare / "tokenizer.json"))
     for path, code in ((own, None), (empty, "no-tokenizer"), (bare, "other-tokenizer")):
         assert problems(1, seen(path), tokenizer_dir=str(path)).keys() == ({code} if code else set())
     assert nanochat.planned(training(files=seen(own), tokenizer_dir=str(own)))[1].vocabulary == 300

@@ -15,7 +15,7 @@ from ascendrun.programs.nanochat import rl
 from ascendrun.programs.nanochat.base import save_model
 from ascendrun.programs.nanochat.calculator import TOOL
 from ascendrun.programs.nanochat.model import make_model
-from ascendrun.programs.nanochat.tokenizer import of_characters
+from ascendrun.programs.nanochat.texts import of_characters
 from ascendrun.programs.trainer.packing import IGNORED
 from tests.programs.nanochat.test_nanochat_evaluation import ALPHABET, Knows, pupil_of, tasks_of
 from tests.programs.nanochat.test_nanochat_model import lively, sizes_of

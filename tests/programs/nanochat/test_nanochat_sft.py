@@ -10,7 +10,8 @@ import pytest
 from safetensors.torch import load_file
 
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.nanochat import sft, tokenizer
+from ascendrun.programs.nanochat import sft
+from ascendrun.programs.nanochat import texts as tokenizer
 from ascendrun.programs.nanochat.conversations import render
 from ascendrun.programs.nanochat.sizes import settled
 from ascendrun.programs.trainer.packing import IGNORED

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import models
 
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.nanochat import guide, texts, tokenizer
+from ascendrun.programs.nanochat import guide, texts
 from tests.programs.nanochat.golden.strings import strings
 
 GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("tokens.json").read_text())
@@ -45,7 +45,7 @@ def of_ranks(ranks: list[bytes]):
             parts[at : at + 2] = [parts[at] + parts[at + 1]]
         merges.append(tuple("".join(letters[byte] for byte in part) for part in parts))
     vocabulary = {"".join(letters[byte] for byte in token): rank for token, rank in number.items()}
-    return tokenizer.with_special(tokenizer.byte_pairs(models.BPE(vocab=vocabulary, merges=merges)))
+    return texts.with_special(texts.byte_pairs(models.BPE(vocab=vocabulary, merges=merges)))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def golden():
 
 @pytest.fixture(scope="module")
 def learned():
-    return tokenizer.train_bpe(texts.generated(100, seed=1), 400)
+    return texts.train_bpe(texts.generated(100, seed=1), 400)
 
 
 def test_ids_are_those_of_tiktoken(golden):
@@ -66,7 +66,7 @@ def test_ids_are_those_of_tiktoken(golden):
     blocks = [found[at : at + 100] for at in range(0, len(found), 100)]
     assert [hashlib.sha256(json.dumps(block).encode()).hexdigest() for block in blocks] == GOLDEN["hashes"]
     assert [golden.decode(ids, skip_special_tokens=False) for ids in found] == given
-    sizes = tokenizer.token_bytes(golden)
+    sizes = texts.token_bytes(golden)
     assert [sum(sizes[one] for one in ids) for ids in found] == [len(text.encode()) for text in given]
 
 
@@ -79,30 +79,30 @@ def test_as_many_bytes_make_a_token_as_with_rustbpe():
     learned, other = pieces[::2], pieces[1::2]
     size = 2048
     theirs = rustbpe.Tokenizer()
-    theirs.train_from_iterator(iter(learned), size - len(tokenizer.SPECIAL), pattern=tokenizer.PIECES)
+    theirs.train_from_iterator(iter(learned), size - len(texts.SPECIAL), pattern=texts.PIECES)
     ranks = {bytes(token): rank for token, rank in theirs.get_mergeable_ranks()}
-    encoding = tiktoken.Encoding("rustbpe", pat_str=tokenizer.PIECES, mergeable_ranks=ranks, special_tokens={})
-    ours = tokenizer.train_bpe(learned, size)
-    assert ours.get_vocab_size() == len(ranks) + len(tokenizer.SPECIAL) == size
+    encoding = tiktoken.Encoding("rustbpe", pat_str=texts.PIECES, mergeable_ranks=ranks, special_tokens={})
+    ours = texts.train_bpe(learned, size)
+    assert ours.get_vocab_size() == len(ranks) + len(texts.SPECIAL) == size
     for texts_ in (learned, other):
         count = sum(map(len, encoding.encode_ordinary_batch(texts_)))
-        assert tokenizer.bytes_per_token(ours, texts_) == pytest.approx(tokenizer.bytes_of(texts_) / count, rel=0.005)
+        assert texts.bytes_per_token(ours, texts_) == pytest.approx(texts.bytes_of(texts_) / count, rel=0.005)
 
 
 def test_special_tokens_are_the_last_ones_in_upstreams_order(golden):
-    assert {token: golden.token_to_id(token) for token in tokenizer.SPECIAL} == GOLDEN["special"]
-    assert list(tokenizer.SPECIAL) == list(GOLDEN["special"])
+    assert {token: golden.token_to_id(token) for token in texts.SPECIAL} == GOLDEN["special"]
+    assert list(texts.SPECIAL) == list(GOLDEN["special"])
 
 
 def test_equal_texts_make_equal_tokenizers(learned):
-    assert tokenizer.train_bpe(texts.generated(100, seed=1), 400).to_str() == learned.to_str()
+    assert texts.train_bpe(texts.generated(100, seed=1), 400).to_str() == learned.to_str()
     assert learned.get_vocab_size() == 400
 
 
 def test_the_written_files_are_read_by_transformers_with_the_template(learned, tmp_path):
     from transformers import AutoTokenizer
 
-    tokenizer.save_files(tmp_path, learned.to_str())
+    texts.save_files(tmp_path, learned.to_str())
     theirs = AutoTokenizer.from_pretrained(str(tmp_path))
     asked = theirs.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
     assert asked == (
@@ -116,34 +116,34 @@ def test_the_written_files_are_read_by_transformers_with_the_template(learned, t
         for name in ("bos", "user_start", "user_end", "assistant_start", "assistant_end", "user_start", "user_end",
                      "assistant_start")
     ]  # fmt: skip
-    assert tokenizer.load(tmp_path).to_str() == learned.to_str()
+    assert texts.load(tmp_path).to_str() == learned.to_str()
 
 
 def test_a_missing_or_foreign_tokenizer_is_one_error(tmp_path, learned):
     with pytest.raises(InvalidDataError):
-        tokenizer.load(tmp_path)
+        texts.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(InvalidDataError):
-        tokenizer.load(tmp_path)
-    tokenizer.byte_pairs(models.BPE()).save(str(tmp_path / "tokenizer.json"))
+        texts.load(tmp_path)
+    texts.byte_pairs(models.BPE()).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(InvalidDataError):
-        tokenizer.load(tmp_path)
+        texts.load(tmp_path)
 
 
 def test_characters_are_tokens_and_new_ones_are_unknown():
-    made = tokenizer.of_characters(["ab\n c", "é中"])
+    made = texts.of_characters(["ab\n c", "é中"])
     ids = made.encode("a\n中 b", add_special_tokens=False).ids
     assert made.decode(ids, skip_special_tokens=False) == "a\n中 b"
     assert made.decode(made.encode("aZ", add_special_tokens=False).ids, skip_special_tokens=False) == "a\ufffd"
-    sizes = tokenizer.token_bytes(made)
+    sizes = texts.token_bytes(made)
     assert sum(sizes[one] for one in ids) == len("a\n中 b".encode())
     assert sizes[-9:] == [0] * 9 and made.get_vocab_size() == 8 + 9
 
 
 def test_documents_begin_with_bos_and_are_cut_for_learning_only(learned):
-    (ids, kept), *_ = tokenizer.TextEncoder(learned)(["Ada finds", ""])
+    (ids, kept), *_ = texts.TextEncoder(learned)(["Ada finds", ""])
     assert ids[0] == learned.token_to_id("<|bos|>") and kept == [True] * len(ids)
-    assert list(tokenizer.shortened(["abcdef", "ghijkl", "mnopqr"], doc_cap=4, max_chars=6)) == ["abcd", "gh"]
+    assert list(texts.shortened(["abcdef", "ghijkl", "mnopqr"], doc_cap=4, max_chars=6)) == ["abcd", "gh"]
 
 
 # --- documents ---
@@ -214,7 +214,7 @@ def test_generated_documents_follow_from_the_seed():
 
 def test_the_report_has_the_bytes_of_a_token_in_each_kind_of_text():
     options = {**OPTIONS, "data_path": "generated", "tokenizer": "bpe", "vocab_size": 300}
-    _, report = tokenizer.learn(texts.read_corpus(options), {**options, "doc_cap": 1000, "max_chars": 10000})
+    _, report = texts.learn(texts.read_corpus(options), {**options, "doc_cap": 1000, "max_chars": 10000})
     found = report["bytes_per_token"]
     assert {*found} == {"train", "val", "english", "korean", "chinese", "code", "science", "numbers"}
     assert 1 <= found["korean"] < found["english"] < found["train"], "it learned English texts"
@@ -231,7 +231,7 @@ def test_other_encodings_are_compared_with_where_their_files_are_here(tmp_path):
         "ENCODING_CONSTRUCTORS = {'single': make}\n"
     )
     program = (
-        "import json; from ascendrun.programs.nanochat.tokenizer import tiktoken_encodings\n"
+        "import json; from ascendrun.programs.nanochat.texts import tiktoken_encodings\n"
         "print(json.dumps({name: len(encode(['ab c', 'é'])) for name, encode in tiktoken_encodings().items()}))"
     )
     root = str(Path(__file__).resolve().parents[3])

@@ -11,7 +11,6 @@ import numpy as np
 
 from ascendrun.facts.columns import Columns
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trajectory.points import motion_check
 from ascendrun.programs.trajectory.points.clean import LeftOut, class_name, class_texts, clean_rows, texts
 from ascendrun.programs.trajectory.points.tables import (
     KNOTS,
@@ -24,7 +23,17 @@ from ascendrun.programs.trajectory.points.tables import (
     read_table,
     read_times,
 )
-from ascendrun.programs.trajectory.points.tracks import Cleaning, Limits, Track, cut_tracks, in_order
+from ascendrun.programs.trajectory.points.tracks import (
+    Agreement,
+    Cleaning,
+    Limits,
+    Track,
+    agreement,
+    cut_tracks,
+    in_order,
+    is_shared_name,
+    with_derived,
+)
 from ascendrun.text import Text
 
 CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?")
@@ -129,9 +138,7 @@ class Import:
             raise InvalidDataError.of(self._problems)
         spelled: dict[str, str] = {}
         raw = [
-            motion_check.with_derived(
-                spelled_alike(track, spelled), speed=source.derives_speed, course=source.derives_course
-            )
+            with_derived(spelled_alike(track, spelled), speed=source.derives_speed, course=source.derives_course)
             for source in self._sources
             for track in source.tracks
         ]
@@ -245,7 +252,7 @@ class Import:
         no_column = [source for source in self._sources if not source.names_ships]
         for source in self._sources:
             jumping = source.tracks if self._limits.max_knots else ()
-            shared = [track for track in jumping if motion_check.is_shared_name(track)]
+            shared = [track for track in jumping if is_shared_name(track)]
             if not source.names_ships and (shared or source.classes > 1):
                 self._problems.append(
                     Text(
@@ -271,16 +278,16 @@ class Import:
         """Compare speeds and courses with the distances: of each file, or of all files too small for that together."""
         small: list[Source] = []
         for source in self._sources:
-            found = motion_check.agreement(source.tracks)
+            found = agreement(source.tracks)
             if found is None:
                 small.append(source)
             else:
                 self._judge(source, found)
-        together = motion_check.agreement([track for source in small for track in source.tracks])
+        together = agreement([track for source in small for track in source.tracks])
         if together is not None:
             self._judge(small[0], together)
 
-    def _judge(self, source: Source, found: motion_check.Agreement) -> None:
+    def _judge(self, source: Source, found: Agreement) -> None:
         columns, file = source.columns.of, source.file
         if found.is_exchanged:
             self._problems.append(
@@ -309,7 +316,7 @@ class Import:
         if self._reading.units == "auto" and found.unit() != "knots":
             self._judge_speed(source, found)
 
-    def _judge_speed(self, source: Source, found: motion_check.Agreement) -> None:
+    def _judge_speed(self, source: Source, found: Agreement) -> None:
         """Report speeds that are not in knots, or note that they do not match the distances."""
         columns, file = source.columns.of, source.file
         knots = KNOTS[source.columns.speed_unit or "knots"]

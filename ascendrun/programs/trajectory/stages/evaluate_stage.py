@@ -15,15 +15,10 @@ from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replacing
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, Samples, encode_all, make_samples
-from ascendrun.programs.trajectory.evaluation.evaluate import (
-    check_vocabulary,
-    each_member_on,
-    ids_of,
-    put_together,
-    vote_on,
-)
-from ascendrun.programs.trajectory.evaluation.judge import Judged, judge
-from ascendrun.programs.trajectory.evaluation.scores import (
+from ascendrun.programs.trajectory.grammars import summary_of_text
+from ascendrun.programs.trajectory.judge import Judged, judge
+from ascendrun.programs.trajectory.points.tracks import Floats
+from ascendrun.programs.trajectory.scores import (
     ACCURACY,
     MODEL,
     Calibration,
@@ -33,11 +28,20 @@ from ascendrun.programs.trajectory.evaluation.scores import (
     measure,
     score,
 )
-from ascendrun.programs.trajectory.grammars import summary_of_text
-from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.stages.common import introduce
 from ascendrun.programs.trajectory.stages.serve import write_predictions
-from ascendrun.programs.trajectory.store import Vote, agreeing, is_skipped, load_vote, save_vote
+from ascendrun.programs.trajectory.store import (
+    Vote,
+    agreeing,
+    check_vocabulary,
+    each_member_on,
+    ids_of,
+    is_skipped,
+    load_vote,
+    put_together,
+    save_vote,
+    vote_on,
+)
 from ascendrun.programs.trajectory.tokens import Encoded
 from ascendrun.text import Text
 from ascendrun.text.format import pad_left

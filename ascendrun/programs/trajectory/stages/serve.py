@@ -24,13 +24,11 @@ from ascendrun.programs.generation.service import serve_rank
 from ascendrun.programs.trainer.checkpoint import replacing
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
-from ascendrun.programs.trajectory.data import Options, as_records, encode_all, load_data
-from ascendrun.programs.trajectory.evaluation.evaluate import answer, check_vocabulary, ids_of, vote_on
-from ascendrun.programs.trajectory.evaluation.scores import score
+from ascendrun.programs.trajectory.data import Options, Record, as_records, encode_all, load_data, load_prepared
 from ascendrun.programs.trajectory.grammars import summary_of_text
 from ascendrun.programs.trajectory.points.tracks import Floats
-from ascendrun.programs.trajectory.records import Record, load_prepared
-from ascendrun.programs.trajectory.store import Vote, load_vote
+from ascendrun.programs.trajectory.scores import score
+from ascendrun.programs.trajectory.store import Vote, answer, check_vocabulary, ids_of, load_vote, vote_on
 from ascendrun.programs.trajectory.tokens import Encoded
 from ascendrun.text import Text
 

@@ -21,16 +21,21 @@ from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.source import Planned
 from ascendrun.programs.trainer.task import Progress
-from ascendrun.programs.trajectory.batches import Groups
-from ascendrun.programs.trajectory.data import Options, Samples, encode_prepared, make_samples, prepare
-from ascendrun.programs.trajectory.evaluation.evaluate import predict
-from ascendrun.programs.trajectory.evaluation.judge import Judged, judge, missing
-from ascendrun.programs.trajectory.evaluation.scores import MODEL
+from ascendrun.programs.trajectory.data import Options, Samples, encode_prepared, make_samples, prepare, save_prepared
+from ascendrun.programs.trajectory.judge import Judged, judge, missing
 from ascendrun.programs.trajectory.model import Sizes, make_guesser, make_model
-from ascendrun.programs.trajectory.records import save_prepared
+from ascendrun.programs.trajectory.scores import MODEL
 from ascendrun.programs.trajectory.stages.common import check_base, introduce, start_with
 from ascendrun.programs.trajectory.stages.serve import write_predictions
-from ascendrun.programs.trajectory.store import SKIPPED_FILE, Trained, is_skipped, save_pretrained, save_trained
+from ascendrun.programs.trajectory.store import (
+    SKIPPED_FILE,
+    Trained,
+    is_skipped,
+    predict,
+    save_pretrained,
+    save_trained,
+)
+from ascendrun.programs.trajectory.tokens import Groups
 from ascendrun.programs.trajectory.train import class_weights, identity_of, make_loop, train_head, unlabelled
 from ascendrun.programs.trajectory.trees import Trees, grow_trees
 from ascendrun.text import Text

@@ -19,9 +19,10 @@ import numpy as np
 from ascendrun.programs.errors import in_a_line
 from ascendrun.programs.trainer.checkpoint import replace_json, replace_text
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trajectory.batches import LEVELS, Groups
-from ascendrun.programs.trajectory.data import Options
-from ascendrun.programs.trajectory.evaluation.scores import (
+from ascendrun.programs.trajectory.data import Options, Record
+from ascendrun.programs.trajectory.points.tracks import Floats
+from ascendrun.programs.trajectory.rules import METHODS
+from ascendrun.programs.trajectory.scores import (
     MODEL,
     Scores,
     as_confusion,
@@ -31,11 +32,8 @@ from ascendrun.programs.trajectory.evaluation.scores import (
     score,
     summary_line,
 )
-from ascendrun.programs.trajectory.points.tracks import Floats
-from ascendrun.programs.trajectory.records import Record
-from ascendrun.programs.trajectory.rules import METHODS
 from ascendrun.programs.trajectory.split import LEAKY
-from ascendrun.programs.trajectory.tokens import Encoded
+from ascendrun.programs.trajectory.tokens import LEVELS, Encoded, Groups
 from ascendrun.text import Text
 
 Ask = Callable[[Sequence[Encoded]], Floats]

@@ -1,1 +1,0 @@
-"""Class probabilities, scores, calibration and plots."""
