@@ -14,7 +14,7 @@ STAGES = {
     "base": ("base", "base_stage"),
     "mid": ("sft", "sft_stage"),
     "sft": ("sft", "sft_stage"),
-    "rl": ("rl", "rl_stage"),
+    "rl": ("sft", "rl_stage"),
     "evaluate": ("evaluation", "evaluate_stage"),
     "report": ("report", "report_stage"),
     "export": ("export", "export_stage"),

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from ascendrun.programs import errors
@@ -22,11 +24,12 @@ from ascendrun.programs.generation.cache import Cache, of_model
 from ascendrun.programs.generation.chat import Talker
 from ascendrun.programs.generation.engine import Completion, Generator, generate
 from ascendrun.programs.generation.sampling import Sampling
-from ascendrun.programs.nanochat import conversations, sft
+from ascendrun.programs.nanochat import conversations
+from ascendrun.programs.nanochat import texts as words
 from ascendrun.programs.nanochat.calculator import Tools
 from ascendrun.programs.nanochat.conversations import decoded, stops_of
-from ascendrun.programs.nanochat.model import NanoChat
-from ascendrun.programs.nanochat.sizes import settled
+from ascendrun.programs.nanochat.model import NanoChat, empty_model
+from ascendrun.programs.nanochat.sizes import Sizes, settled
 from ascendrun.programs.trainer.checkpoint import replace_json
 from ascendrun.programs.trainer.optim import OptimizerPlan
 from ascendrun.programs.trainer.runtime import Runtime
@@ -70,8 +73,39 @@ def open_talker(options: Options, here: Runtime, *, rows: int) -> Talker:
 
 def open_model(options: Options) -> tuple[NanoChat, Tokenizer]:
     """Return the trained model and its tokenizer, on the CPU. Raises InvalidDataError."""
-    _, model = sft.open_model(options["model_dir"], recomputes=False)
-    return model, sft.open_tokenizer(options["model_dir"], model)
+    _, model = read_model(options["model_dir"], recomputes=False)
+    return model, read_tokenizer(options["model_dir"], model)
+
+
+def read_model(path: str, *, recomputes: bool) -> tuple[dict[str, Any], NanoChat]:
+    """Return the configuration and the model of a directory. Raises InvalidDataError."""
+    try:
+        config = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))
+        model = empty_model(Sizes.of_config(config), recomputes=recomputes)
+        weights = load_file(str(Path(path, "model.safetensors")))
+        model.load_state_dict({name.removeprefix("model."): each for name, each in weights.items()}, assign=True)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise InvalidDataError(
+            "program.no-model",
+            "{path}: no model of nanochat: {reason}\nhint: run the stage with --mode=base first",
+            path=path,
+            reason=repr(error),
+        ) from error
+    return config, model.requires_grad_()
+
+
+def read_tokenizer(path: str, model: NanoChat) -> Tokenizer:
+    """Return the tokenizer of a model's directory. Raises InvalidDataError."""
+    tokenizer = words.load(Path(path))
+    if tokenizer.get_vocab_size() != model.sizes.vocabulary:
+        raise InvalidDataError(
+            "program.foreign-tokenizer",
+            "{directory}: the tokenizer has {tokens} tokens, the model {vocabulary}; it belongs to another model",
+            directory=path,
+            tokens=tokenizer.get_vocab_size(),
+            vocabulary=model.sizes.vocabulary,
+        )
+    return tokenizer
 
 
 def open_engine(model: NanoChat, options: Options, here: Runtime) -> Engine:

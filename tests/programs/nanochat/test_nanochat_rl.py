@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from ascendrun.programs.generation.engine import Completion
-from ascendrun.programs.nanochat import rl
+from ascendrun.programs.nanochat import sft
 from ascendrun.programs.nanochat.base import save_model
 from ascendrun.programs.nanochat.calculator import TOOL
 from ascendrun.programs.nanochat.model import make_model
@@ -43,7 +43,7 @@ def practice(**options):
     engine = SimpleNamespace(module=None, autocast=torch.no_grad)
     pupil = SimpleNamespace(here=SimpleNamespace(family="cpu", device="cpu"), engine=engine)
     usual = {"micro_batch_size": 0, "clip": 0.0, "kl": 0.0}
-    return rl.Practice(pupil, None, {**usual, **options}, None)
+    return sft.Practice(pupil, None, {**usual, **options}, None)
 
 
 def replied(*tokens, given=(), final=None):
@@ -51,7 +51,7 @@ def replied(*tokens, given=(), final=None):
 
 
 def test_advantages_have_no_variance_and_tokens_of_the_calculator_no_loss():
-    right, forced, other = rl.made_of(
+    right, forced, other = sft.made_of(
         [replied(1, 2), replied(2, 1, 2, given=[1], final=0), replied(0)], [1.0, 0.0, 0.0]
     )
     assert [each.advantage for each in (right, forced, other)] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
@@ -73,7 +73,7 @@ def test_advantages_have_no_variance_and_tokens_of_the_calculator_no_loss():
 
 
 def test_questions_whose_replies_are_equal_count_without_a_pass():
-    same, mixed = rl.made_of([replied(1), replied(2)], [1.0, 1.0]), rl.made_of([replied(1), replied(2)], [1.0, 0.0])
+    same, mixed = sft.made_of([replied(1), replied(2)], [1.0, 1.0]), sft.made_of([replied(1), replied(2)], [1.0, 0.0])
     work = practice(micro_batch_size=1)
     batches = work.batches([*same, *mixed])
     assert [batch.samples for batch in batches] == [1, 1] and sum(batch.weight for batch in batches) == 4
@@ -83,7 +83,7 @@ def test_questions_whose_replies_are_equal_count_without_a_pass():
 
 def test_clip_and_kl_are_those_of_the_papers():
     """A ratio beyond the limit has no gradient where it would go further; the divergence is exp(d) - d - 1."""
-    made = rl.made_of([replied(1), replied(2)], [1.0, 0.0])
+    made = sft.made_of([replied(1), replied(2)], [1.0, 0.0])
     (batch,) = practice().batches(made)
     model, old = Fixed(0.5, 0.3, 0.2), torch.tensor([0.5, 0.2, 0.3]).log()
     before = torch.where(batch.tensors["targets"] > 0, old[batch.tensors["targets"].clamp_min(0)], 0.0)
@@ -108,7 +108,7 @@ def test_replies_that_call_the_calculator_learn_the_call_and_not_its_result(tmp_
         "max_new_tokens": 0, "clip": 0.0, "kl": 0.0,
     }  # fmt: skip
     pupil = pupil_of(Knows(tokenizer, examples, set()), tokenizer)
-    made = rl.Practice(pupil, None, options, None).draw([(0, examples[0])])
+    made = sft.Practice(pupil, None, options, None).draw([(0, examples[0])])
     assert [each.reward for each in made] == [1, 1] and [each.advantage for each in made] == [0, 0]
     python_start, python_end, output_start, output_end = map(tokenizer.token_to_id, TOOL)
     learned = [token for token in made[0].targets if token != IGNORED]

@@ -13,6 +13,7 @@ from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import sft
 from ascendrun.programs.nanochat import texts as tokenizer
 from ascendrun.programs.nanochat.conversations import render
+from ascendrun.programs.nanochat.inference import read_model
 from ascendrun.programs.nanochat.sizes import settled
 from ascendrun.programs.trainer.packing import IGNORED
 
@@ -121,7 +122,7 @@ def test_a_killed_training_on_conversations_ends_with_the_same_bits(base, launch
     assert len(samples) == 3, "of each prompt one, by rank 0"
 
     trained = json.loads((folders[0] / "out" / "config.json").read_text())
-    before, model = sft.open_model(str(base), recomputes=False)
+    before, model = read_model(str(base), recomputes=False)
     assert (before["training"]["total_batch_size"], model.sizes.context) == (256, 64)
     assert all(weight.requires_grad for weight in model.parameters())
     assert {**trained["training"], "checkpoints": ""} == {**before["training"], "checkpoints": ""}
@@ -138,10 +139,10 @@ def test_a_killed_training_on_conversations_ends_with_the_same_bits(base, launch
 def test_a_folder_without_a_model_and_data_without_tasks_are_errors(tmp_path):
     for path in ("", str(tmp_path)):
         with pytest.raises(InvalidDataError):
-            sft.open_model(path, recomputes=False)
+            read_model(path, recomputes=False)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(InvalidDataError):
-        sft.open_model(str(tmp_path), recomputes=False)
+        read_model(str(tmp_path), recomputes=False)
     for mixture in ([{"kind": "sums", "rows": 1}], [{"kind": "gsm8k", "file": str(tmp_path / "none")}]):
         with pytest.raises(InvalidDataError):
             packed(tmp_path, mixture=mixture)
