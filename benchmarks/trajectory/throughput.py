@@ -66,15 +66,10 @@ def make_samples(count: int) -> Any:
     ]
     vocabulary = {word: i for i, word in enumerate([*SPECIAL, *(f"w{i}" for i in range(WORDS - len(SPECIAL)))])}
     records: Any = [SimpleNamespace(ship=str(number)) for number in range(len(rows))]
-    return Samples(
-        {"train": records},
-        {"train": rows, "val": rows[:1], "test": rows[:1]},
-        vocabulary,
-        [f"class{i}" for i in range(CLASSES)],
-        {},
-        {"cleaning": {}},
-        "benchmark",
-    )
+    facts = {"names": [f"class{i}" for i in range(CLASSES)], "text": {}, "cleaning": {}}
+    samples = Samples({"train": records}, vocabulary, facts)
+    vars(samples).update(encoded={"train": rows, "val": rows[:1], "test": rows[:1]}, digest="benchmark")
+    return samples
 
 
 def make_sizes(arguments: argparse.Namespace) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import importlib.util
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.grammars import as_texts
-from ascendrun.programs.trajectory.judge import baselines, missing
+from ascendrun.programs.trajectory.judge import judge, missing
 from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_model, pad
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.points.tracks import FEATURES
@@ -243,6 +244,16 @@ def test_where_no_training_ship_was_trees_without_the_place_vote_also_after_a_fi
     assert weighed.weight > 0.8 and weighed.elsewhere.weight > 0.8
 
 
+def judged(train, samples, *, words, classes):
+    """What all methods say of samples, beside a model that knows nothing."""
+    here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+    names = {"names": [f"class{i}" for i in range(classes)], "vocabulary": {f"w{i}": i for i in range(words)}}
+    records = [SimpleNamespace(ship=str(number)) for number in range(len(samples))]
+    options = {"baselines": ["forest", "boosting", "tokens"]}
+    ask = lambda rows: np.full((len(rows), classes), 1 / classes)  # noqa: E731
+    return judge(ask, train, samples, records, here, **names, options=options, seconds=0.0).methods
+
+
 @pytest.mark.parametrize("has_summary", [True, False])
 def test_baselines_learn_from_the_same_inputs_and_keep_to_their_time(has_summary):
     pytest.importorskip("sklearn")
@@ -252,9 +263,8 @@ def test_baselines_learn_from_the_same_inputs_and_keep_to_their_time(has_summary
         Encoded(np.array([3 + label]), (np.array([5]),), int(label), np.float32([label, np.nan] if has_summary else []))
         for label in labels
     ]
-    here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
-    found = baselines(samples[:80], samples[80:], here, words=6, classes=3, seconds=0.0)
-    assert list(found) == ["majority", "forest", "boosting", "tokens"]
+    found = judged(samples[:80], samples[80:], words=6, classes=3)
+    assert list(found) == ["model", "majority", "forest", "boosting", "tokens"]
     for name in ("forest", "boosting", "tokens"):
         assert (
             found[name].shape == (40, 3)
@@ -265,7 +275,6 @@ def test_baselines_learn_from_the_same_inputs_and_keep_to_their_time(has_summary
 
 def test_without_scikit_learn_the_majority_class_remains_and_the_report_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
     samples = [Encoded(np.array([3]), (), label) for label in (0, 1, 1)]
-    assert list(baselines(samples, samples, here, words=4, classes=2, seconds=1.0)) == ["majority"]
+    assert list(judged(samples, samples, words=4, classes=2)) == ["model", "majority"]
     assert missing().key == "program.no-scikit-learn"

@@ -23,7 +23,7 @@ from ascendrun.programs.qwen_lora import chat_template, dataset
 from ascendrun.programs.qwen_lora import rules as qwen_lora
 from ascendrun.programs.trainer import options as program_options
 from ascendrun.programs.trajectory import rules as trajectory
-from ascendrun.programs.trajectory.data import encode_prepared, prepare, save_prepared
+from ascendrun.programs.trajectory.data import prepare, save_prepared
 from ascendrun.programs.trajectory.train import plan_of, unlabelled
 from tests.thorough import examples
 
@@ -113,9 +113,8 @@ POINTS = "MMSI,BaseDateTime,LAT,LON,SOG,COG,class\n" + "".join(
 @pytest.mark.parametrize("mode", ["train", "pretrain"])
 def test_the_steps_of_prepared_data_are_planned_exactly(tmp_path: Path, mode: str) -> None:
     (tmp_path / "points.csv").write_text(POINTS)
-    prepared = prepare({**parsed("trajectory", {}), "data_path": str(tmp_path / "points.csv")})
-    save_prepared(prepared, tmp_path)
-    samples = encode_prepared(prepared)
+    samples = prepare({**parsed("trajectory", {}), "data_path": str(tmp_path / "points.csv")})
+    save_prepared(samples, tmp_path)
     assert samples.encoded["unlabelled"]
     tracks = unlabelled(samples) if mode == "pretrain" else samples.encoded["train"]
     for changes in ({}, {"global_batch_size": 7}, {"max_steps": 5}, {"num_train_epochs": 3, "max_steps": 10**6}):

@@ -83,7 +83,8 @@ def test_in_a_batch_each_answer_stands_at_the_row_and_place_that_is_asked(object
     texts = as_texts(generate(12, seed=5), grammar="motion", resolution=6)
     vocabulary = make_vocabulary(enumerate(texts), min_count=1)
     encoded = [encode(words, vocabulary, 0) for words in texts]
-    samples = Samples({}, {"train": encoded, "val": []}, vocabulary, ["one"], {}, {}, "")
+    samples = Samples({}, vocabulary, {})
+    vars(samples)["encoded"] = {"train": encoded, "val": []}
     options = {
         "objective": objective,
         "mlm_probability": 0.3,

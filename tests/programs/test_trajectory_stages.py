@@ -18,7 +18,7 @@ from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.api import Classifier
-from ascendrun.programs.trajectory.data import Prepared, Record, Samples, load_prepared, save_prepared
+from ascendrun.programs.trajectory.data import Record, Samples, load_prepared, save_prepared
 from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_guesser, make_model, take_words
 from ascendrun.programs.trajectory.stages.common import start_with
 from ascendrun.programs.trajectory.store import save_pretrained
@@ -182,7 +182,8 @@ def test_a_base_that_was_pretrained_on_other_tokens_is_refused(tmp_path):
     save_pretrained(weights, sizes, {word: i for i, word in enumerate([*SPECIAL, "a", "b"])}, text, tmp_path)
     vocabulary = {word: i for i, word in enumerate([*SPECIAL, "a", "other"])}
     rows = {"train": [encode(Words((), (("a", "other", "other"),)), vocabulary, 0)]}
-    samples = Samples({}, rows, vocabulary, ["Tug", "Ferry"], text, {}, "")
+    samples = Samples({}, vocabulary, {"names": ["Tug", "Ferry"], "text": text})
+    vars(samples)["encoded"] = rows
     options = option_table.parse([f"--base_model={tmp_path}"], option_table.read_table(OPTIONS))
     with pytest.raises(InvalidDataError, match="33%"):
         start_with(options, samples, Runtime(0, 0, 1, None, open_accelerator("cpu", 0)))
@@ -249,7 +250,7 @@ def test_prepared_data_that_was_changed_is_refused(start, prepared):
 
 def test_a_ship_whose_name_holds_another_system_s_line_end_is_read_back_whole(tmp_path):
     record = Record("1", "SEA\u2028STAR\x85", "Cargo", "train", Words(("a",), (("b", "c"),)), "mark")
-    save_prepared(Prepared({"train": [record]}, {"a": 0}, {}), tmp_path)
+    save_prepared(Samples({"train": [record]}, {"a": 0}, {}), tmp_path)
     assert load_prepared(tmp_path).records == {"train": [record]}
     (tmp_path / "samples.jsonl.gz").unlink()
     with pytest.raises(InvalidDataError, match="--mode=prepare"):

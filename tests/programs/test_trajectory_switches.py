@@ -193,7 +193,8 @@ def test_a_track_longer_than_512_words_reaches_the_model_whole(here):
     vocabulary = make_vocabulary(enumerate(texts), min_count=1)
     train = [encode(words, vocabulary, 0) for words in texts]
     records = [SimpleNamespace(ship=str(number)) for number in range(4)]
-    long = Samples({"train": records}, {"train": train, "val": []}, vocabulary, ["one"], {}, {}, "")
+    long = Samples({"train": records}, vocabulary, {"names": ["one"], "text": {}})
+    vars(long)["encoded"] = {"train": train, "val": []}
     options = options_of()
     sizes = common.own_sizes(options, long)
     assert sizes.config["max_position_embeddings"] >= long.longest() == 630

@@ -1,9 +1,9 @@
 """The stages on conversations: mid and sft, on what the assistant writes in them, and rl, on the model's own replies.
 
 Rows of mid and sft have whole conversations, the largest that fits next, and padding; a conversation longer than a row
-is not used. A step of rl asks some questions and draws several replies to each. A reply's advantage is its reward minus the
-mean of its question. The loss is -log-probability x advantage of every token that the model chose, divided by the number
-of these tokens: tokens of the calculator's results carry none, the token that ends a reply does.
+is not used. A step of rl asks some questions and draws several replies to each. A reply's advantage is its reward minus
+the mean of its question. The loss is -log-probability x advantage of every token that the model chose, divided by the
+number of these tokens: tokens of the calculator's results carry none, the token that ends a reply does.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -31,20 +32,41 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Samples:
-    """All data of a training. `names`: class names by id. `digest`: hash of the content, equal on all ranks."""
+    """All segments by split, the vocabulary of the training segments, and their origin (`facts`)."""
 
     records: dict[str, list[Record]]
-    encoded: dict[str, list[Encoded]]
     vocabulary: dict[str, int]
-    names: list[str]
-    text: dict[str, Any]
     facts: dict[str, Any]
-    digest: str
+
+    @property
+    def names(self) -> list[str]:
+        """Class names by id."""
+        return list(self.facts["names"])
+
+    @property
+    def text(self) -> dict[str, Any]:
+        """How tokens are made, as `fit_text` returns it."""
+        return dict(self.facts["text"])
 
     @property
     def is_leaky(self) -> bool:
         """Whether pieces of one ship may be in several splits."""
         return bool(self.facts.get("split") == "segment")
+
+    @cached_property
+    def encoded(self) -> dict[str, list[Encoded]]:
+        ids = {name: i for i, name in enumerate(self.names)}
+        return {split: encode_all(part, self.vocabulary, ids) for split, part in self.records.items()}
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the content, equal on all ranks."""
+        digest = hashlib.sha256(repr(list(self.vocabulary)).encode())
+        for name in sorted(self.encoded):
+            for sample in self.encoded[name]:
+                digest.update(sample.ids().tobytes() + sample.label.to_bytes(2, "big", signed=True))
+                digest.update(sample.values.tobytes())
+        return digest.hexdigest()
 
     def labels(self, split: str) -> list[int]:
         return [sample.label for sample in self.encoded[split]]
@@ -80,7 +102,7 @@ def as_records(pieces: Sequence[Track | Record], text: Mapping[str, Any]) -> lis
     return records or from_tracks([each for each in pieces if isinstance(each, Track)], **text)
 
 
-def prepare(options: Options, text: Mapping[str, Any] | None = None) -> Prepared:
+def prepare(options: Options, text: Mapping[str, Any] | None = None) -> Samples:
     """Read or generate tracks, split them by ship, check for label leaks, and make the vocabulary of the training
     ships. Tracks of unknown class are added to training without a label, for pretraining. `text`: how tokens are made,
     of a trained model; None: with the bins of the training ships.
@@ -118,7 +140,7 @@ def prepare(options: Options, text: Mapping[str, Any] | None = None) -> Prepared
     vocabulary = make_vocabulary(
         ((record.ship, record.words) for record in made["train"]), min_count=options["min_frequency"]
     )
-    return Prepared(
+    return Samples(
         made,
         vocabulary,
         {
@@ -167,35 +189,11 @@ def text_of(options: Options, train: Sequence[Track | Record]) -> dict[str, Any]
 
 def make_samples(options: Options, text: Mapping[str, Any] | None = None) -> Samples:
     """Return samples of the prepared directory --prepared_dir, or of --data_path. Raises InvalidDataError."""
-    prepared = load_prepared(Path(options["prepared_dir"])) if options["prepared_dir"] else prepare(options, text)
-    return encode_prepared(prepared)
-
-
-def encode_prepared(prepared: Prepared) -> Samples:
-    ids = {name: i for i, name in enumerate(prepared.names)}
-    encoded = {split: encode_all(part, prepared.vocabulary, ids) for split, part in prepared.records.items()}
-    return Samples(
-        prepared.records,
-        encoded,
-        prepared.vocabulary,
-        prepared.names,
-        dict(prepared.facts["text"]),
-        prepared.facts,
-        digest_of(encoded, prepared.vocabulary),
-    )
+    return load_prepared(Path(options["prepared_dir"])) if options["prepared_dir"] else prepare(options, text)
 
 
 def encode_all(records: Sequence[Record], vocabulary: Mapping[str, int], ids: Mapping[str, int]) -> list[Encoded]:
     return [encode(record.words, vocabulary, ids.get(str(record.label), -1)) for record in records]
-
-
-def digest_of(encoded: Mapping[str, Sequence[Encoded]], vocabulary: Mapping[str, int]) -> str:
-    digest = hashlib.sha256(repr(list(vocabulary)).encode())
-    for name in sorted(encoded):
-        for sample in encoded[name]:
-            digest.update(sample.ids().tobytes() + sample.label.to_bytes(2, "big", signed=True))
-            digest.update(sample.values.tobytes())
-    return digest.hexdigest()
 
 
 NUMBER = re.compile(f"({'|'.join(FEATURES)})=(-?[0-9.]+(?:e[-+]?[0-9]+)?)")
@@ -316,20 +314,7 @@ def in_points(words: Sequence[str]) -> Words:
 # --- the prepared directory ---
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """All segments by split, the vocabulary of the training segments, and their origin (`facts`)."""
-
-    records: dict[str, list[Record]]
-    vocabulary: dict[str, int]
-    facts: dict[str, Any]
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.facts["names"])
-
-
-def save_prepared(prepared: Prepared, folder: Path) -> None:
+def save_prepared(prepared: Samples, folder: Path) -> None:
     """Write two files. Readers check for the second, which is written when the first is complete."""
     with replacing(folder / SAMPLES) as fresh:
         with open(fresh, "wb") as raw, gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0) as file:
@@ -350,7 +335,7 @@ def as_line(record: Record) -> dict[str, Any]:
     return line
 
 
-def load_prepared(folder: Path) -> Prepared:
+def load_prepared(folder: Path) -> Samples:
     """Read the directory. Raises InvalidDataError if there is none, or if its files do not match."""
     if not (folder / FACTS).is_file() or not (folder / SAMPLES).is_file():
         raise InvalidDataError(
@@ -378,7 +363,7 @@ def load_prepared(folder: Path) -> Prepared:
         record = from_line(json.loads(line))
         records.setdefault(str(record.split), []).append(record)
     vocabulary = facts.pop("vocabulary")
-    return Prepared(records, vocabulary, facts)
+    return Samples(records, vocabulary, facts)
 
 
 def from_line(line: Mapping[str, Any]) -> Record:

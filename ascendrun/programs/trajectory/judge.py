@@ -125,7 +125,7 @@ def judge(
     known: Mapping[str, Floats] | None = None,
 ) -> Judged:
     """Ask all methods for the classes of `samples`; all ranks must call it together. `seconds`: as long as the model
-    trained; `known`: methods that were asked already."""
+    trained; `known`: methods that were asked already. Each rank fits some of the baselines."""
     groups = Groups.make(vocabulary)
     known = known or {}
     methods = {name: rows for name, rows in known.items() if name not in METHODS}
@@ -134,11 +134,26 @@ def judge(
         methods["no_place"] = ask([groups.without(each, levels=0, has_size=True) for each in samples])
     if (groups.of < 0).any():
         methods["no_size"] = ask([groups.without(each, levels=LEVELS, has_size=False) for each in samples])
+    truth = np.array([sample.label for sample in train])
+    share = np.bincount(truth, minlength=len(names)) / len(truth)
     kinds = options["baselines"]
-    size, classes = len(vocabulary), len(names)
-    methods.update(
-        baselines(train, samples, here, words=size, classes=classes, seconds=seconds, methods=kinds, known=known)
-    )
+    found: dict[str, Floats] = {"majority": np.tile(share, (len(samples), 1)), **known}
+    if missing() is None:
+        limit_s = here.share(max(seconds, LEAST_S))
+        ranks = here.world_size if len(train) > FEW_PIECES else 1
+        mine = [name for name in kinds if name not in known][here.rank :: ranks] if here.rank < ranks else []
+        fitted: dict[str, Floats | str] = {}
+        for name in mine:
+            try:
+                fitted[name] = fit(name, train, truth, samples, len(vocabulary), len(names), limit_s)
+            except Exception as error:  # of any kind, from another library: it must not cost the model its report
+                fitted[name] = in_a_line(error)
+        for name, rows in (item for each in here.gather(fitted) for item in each.items()):
+            if isinstance(rows, str):
+                here.log("program.no-baseline", "warning: no baseline {name}: {error}", name=name, error=rows)
+            else:
+                found[name] = rows
+    methods.update({name: found[name] for name in ("majority", *kinds) if name in found})
     return Judged(list(names), [record.ship for record in records], [sample.label for sample in samples], methods)
 
 
@@ -159,41 +174,6 @@ def missing() -> Text | None:
         "program.no-scikit-learn",
         "scikit-learn is not installed; the only baseline is the majority class\nhint: pip install scikit-learn",
     )
-
-
-def baselines(
-    train: Sequence[Encoded],
-    samples: Sequence[Encoded],
-    here: Runtime,
-    *,
-    words: int,
-    classes: int,
-    seconds: float,
-    methods: Sequence[str] = METHODS,
-    known: Mapping[str, Floats] | None = None,
-) -> dict[str, Floats]:
-    """Return the probabilities of each method, the same on every rank; each rank fits some of the methods. `words`:
-    size of the vocabulary; `seconds`: as long as the model trained; `known`: probabilities that are there already."""
-    truth = np.array([sample.label for sample in train])
-    share = np.bincount(truth, minlength=classes) / len(truth)
-    known = known or {}
-    found: dict[str, Floats] = {"majority": np.tile(share, (len(samples), 1)), **known}
-    if missing() is None:
-        limit_s = here.share(max(seconds, LEAST_S))
-        ranks = here.world_size if len(train) > FEW_PIECES else 1
-        mine = [name for name in methods if name not in known][here.rank :: ranks] if here.rank < ranks else []
-        fitted: dict[str, Floats | str] = {}
-        for name in mine:
-            try:
-                fitted[name] = fit(name, train, truth, samples, words, classes, limit_s)
-            except Exception as error:  # of any kind, from another library: it must not cost the model its report
-                fitted[name] = in_a_line(error)
-        for name, rows in (item for each in here.gather(fitted) for item in each.items()):
-            if isinstance(rows, str):
-                here.log("program.no-baseline", "warning: no baseline {name}: {error}", name=name, error=rows)
-            else:
-                found[name] = rows
-    return {name: found[name] for name in ("majority", *methods) if name in found}
 
 
 def fit(

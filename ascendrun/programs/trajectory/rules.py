@@ -170,6 +170,19 @@ def check_options(training: Training) -> Iterator[PlanProblem]:
             most=options["segment_size"],
         )
         yield PlanProblem("segment-sizes", message, None, "min_segment_size")
+    if training.mode in USES_MODEL and not options["model_path"]:
+        message = Text("plan.model-required", "args.model_path is required with mode: {mode}", mode=training.mode)
+        yield PlanProblem(
+            "model-required",
+            message,
+            Text("plan.model-hint", "set it to the directory `best` of a training"),
+            "model_path",
+        )
+
+
+def check_names(training: Training) -> Iterator[PlanProblem]:
+    """Report names that options cannot have, and folds that cannot be made."""
+    options = training.options
     wrong = column_map(options["column_map"])[1]
     if wrong:
         message = Text(
@@ -198,14 +211,6 @@ def check_options(training: Training) -> Iterator[PlanProblem]:
             fold=fold,
         )
         yield PlanProblem("bad-folds", message, None, "folds")
-    if training.mode in USES_MODEL and not options["model_path"]:
-        message = Text("plan.model-required", "args.model_path is required with mode: {mode}", mode=training.mode)
-        yield PlanProblem(
-            "model-required",
-            message,
-            Text("plan.model-hint", "set it to the directory `best` of a training"),
-            "model_path",
-        )
 
 
 def check_base(training: Training) -> Iterator[PlanProblem]:
@@ -385,6 +390,7 @@ def work_of(
 RULES: tuple[Rule, ...] = (
     check_inputs,
     check_options,
+    check_names,
     check_base,
     check_data,
     check_steps,
@@ -392,5 +398,5 @@ RULES: tuple[Rule, ...] = (
     rules.device_problems,
     rules.chip_problems,
 )
-ON_RANKS: tuple[Rule, ...] = (check_options,)
+ON_RANKS: tuple[Rule, ...] = (check_options, check_names)
 """Those that need no files of the nodes: the ranks check them too."""

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Any
 
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.points.tracks import SPLITS
@@ -14,24 +14,8 @@ from ascendrun.programs.trajectory.tokens import Words
 from ascendrun.text import Text
 
 
-class Piece(Protocol):
-    """A track, or a text: what is assigned to a split."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def ship(self) -> str: ...
-    @property
-    def split(self) -> str | None: ...
-    @property
-    def label(self) -> str | None: ...
-
-
-P = TypeVar("P", bound=Piece)
-
-
 def split_records(
-    records: Sequence[P],
+    records: Sequence[Any],
     *,
     val: float,
     test: float,
@@ -40,8 +24,8 @@ def split_records(
     folds: int = 0,
     fold: int = 0,
     by_ship: bool = True,
-) -> dict[str, list[P]]:
-    """Return records by split. The data's own split is used if every track has it; else a hash of the ship selects it.
+) -> dict[str, list[Any]]:
+    """Return tracks or texts by split. Their own split is used if each has it; else a hash of the ship selects it.
     With `folds`, the ships of one fold are the test ships, whatever the data says. Without `by_ship`, a hash of each
     piece selects its split: the scores are those of ships that the model knows.
 
@@ -58,7 +42,7 @@ def split_records(
             found=list(strange[:8]),
             known=list(SPLITS),
         )
-    parts: dict[str, list[P]] = {name: [] for name in SPLITS}
+    parts: dict[str, list[Any]] = {name: [] for name in SPLITS}
     for record in records:
         if record.ship in tested:
             name = "test"
@@ -92,7 +76,7 @@ def deal(ship: str, *, val: float, test: float, seed: int) -> str:
     return "val" if place < test + val else "train"
 
 
-def fold_ships(records: Sequence[Piece], *, folds: int, seed: int) -> list[frozenset[str]]:
+def fold_ships(records: Sequence[Any], *, folds: int, seed: int) -> list[frozenset[str]]:
     """Return the ships of each fold: those of each class are dealt in turn, in the order of a hash."""
     kind = {record.ship: str(record.label) for record in reversed(records)}
     order = sorted(kind, key=lambda ship: (kind[ship], hashlib.sha256(f"{seed}:fold:{ship}".encode()).digest()))
@@ -108,7 +92,7 @@ LEAST_SHIPS = 30
 DOMINATING = 0.2
 
 
-def doubts(parts: Mapping[str, Sequence[Piece]]) -> list[Text]:
+def doubts(parts: Mapping[str, Sequence[Any]]) -> list[Text]:
     """Return what a split cannot support: few test ships, classes without any, a ship with many of the pieces."""
     found = []
     ships = {name: {piece.ship for piece in parts[name]} for name in SPLITS}
@@ -146,7 +130,7 @@ def doubts(parts: Mapping[str, Sequence[Piece]]) -> list[Text]:
     return found
 
 
-def check_disjoint(parts: Mapping[str, Sequence[Piece]]) -> None:
+def check_disjoint(parts: Mapping[str, Sequence[Any]]) -> None:
     """Raise InvalidDataError if a ship is in two splits: the report would measure memory, not motion."""
     homes: dict[str, str] = {}
     shared: list[tuple[str, str, str]] = []

@@ -21,7 +21,7 @@ from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.source import Planned
 from ascendrun.programs.trainer.task import Progress
-from ascendrun.programs.trajectory.data import Options, Samples, encode_prepared, make_samples, prepare, save_prepared
+from ascendrun.programs.trajectory.data import Options, Samples, make_samples, prepare, save_prepared
 from ascendrun.programs.trajectory.judge import Judged, judge, missing
 from ascendrun.programs.trajectory.model import Sizes, make_guesser, make_model
 from ascendrun.programs.trajectory.scores import MODEL
@@ -47,10 +47,9 @@ def prepare_stage(options: Options, here: Runtime) -> None:
     """Write tokens, splits and vocabulary to --output_dir on every node, by its first rank; all nodes must agree."""
     folder = Path(options["output_dir"]).absolute()
     with here.phase("data"):
-        prepared = prepare(options)
+        samples = prepare(options)
         if here.local_rank == 0:
-            save_prepared(prepared, folder)
-        samples = encode_prepared(prepared)
+            save_prepared(samples, folder)
         here.check_same(samples.digest)
     introduce(options, samples, here)
     here.record(done=True, **{f"segments_{name}": len(part) for name, part in samples.records.items()})
