@@ -25,7 +25,7 @@ from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_model
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.scores import Adjustment
-from ascendrun.programs.trajectory.stages.serve import MOST_TRACKS, answer_lines, answer_questions, make_server
+from ascendrun.programs.trajectory.stages.serve import MOST_TRACKS, answer_lines, answer_questions, service_of
 from ascendrun.programs.trajectory.store import Trained, put_together, save_trained, save_vote
 from ascendrun.programs.trajectory.tokens import SPECIAL
 from tests.programs.conftest import REPO, TINY, Run, Server, until
@@ -219,7 +219,7 @@ def test_a_stream_that_waits_for_a_line_ends_when_it_is_asked_to(stream):
 
 @pytest.fixture(scope="module")
 def address(classifier: Classifier) -> Iterator[tuple[str, int]]:
-    server = make_server(classifier, "127.0.0.1", 0)
+    server = service_of(classifier).listen("127.0.0.1", 0)
     over = threading.Event()
     thread = threading.Thread(
         target=server.serve_batches, args=(over.is_set, lambda each: answer_questions(classifier, each))
@@ -280,7 +280,7 @@ def test_wrong_requests_are_answered_with_what_is_wrong(address, body, status):
 
 def test_requests_that_wait_are_classified_together(classifier):
     batches: list[int] = []
-    server = make_server(classifier, "127.0.0.1", 0)
+    server = service_of(classifier).listen("127.0.0.1", 0)
     clients = [http.client.HTTPConnection(*server.address, timeout=60) for _ in range(12)]
     for number, client in enumerate(clients):
         client.request("POST", "/predict", json.dumps({"text": track_text(number), "probabilities": True}), JSON)

@@ -14,9 +14,8 @@ from ascendrun.programs.codon.files import load_stored
 from ascendrun.programs.codon.optimize import Optimizer, most_residues
 from ascendrun.programs.codon.sequences import Protein, complete
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.generation.requests import Limits, Reply, RequestRefusedError, read_json
-from ascendrun.programs.generation.server import Server
-from ascendrun.programs.generation.service import serve_rank
+from ascendrun.programs.generation.requests import Reply, RequestRefusedError, read_json
+from ascendrun.programs.generation.service import RankService
 from ascendrun.programs.trainer.options import read_table
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.text import Text
@@ -61,6 +60,11 @@ class Service:
         table = read_table(OPTIONS)
         table = replace(table, options={name: table.options[name] for name in ASKABLE})
         return cls(Optimizer.of(stored, options, here), options, table, most_residues(stored))
+
+    def on_rank(self) -> RankService:
+        device = str(self.optimizer.accelerator.device)
+        facts = {"organisms": len(self.optimizer.organisms), "device": device}
+        return RankService("/optimize", self.read, self.answer, facts)
 
     def read(self, body: bytes) -> Question:
         """Read {"protein"} or {"proteins": […]}, and options. Raises RequestRefusedError with all problems."""
@@ -145,23 +149,8 @@ def refused(status: int, problems: list[dict[str, Any]]) -> RequestRefusedError:
     return RequestRefusedError(status, "\n".join(map(str, lines)), problems=problems)
 
 
-def make_server(service: Service, host: str, port: int, limits: Limits | None = None) -> Server:
-    """Create a server that listens and does not serve yet. Raises OSError."""
-
-    def health() -> dict[str, Any]:
-        return {
-            "status": "ok",
-            "organisms": len(service.optimizer.organisms),
-            "device": str(service.optimizer.accelerator.device),
-            "waiting": server.queue.waiting - 1,  # without this one
-        }
-
-    server = Server(host, port, pages={"/health": health}, routes={"/optimize": service.read}, limits=limits)
-    return server
-
-
 def serve_stage(options: Mapping[str, Any], here: Runtime) -> None:
     """Serve until the stop signal. Every rank serves at --port plus its local rank, each with its own device."""
     service = Service.of(options, here)
     here.log(service.optimizer.precision.reason)
-    serve_rank(options, here, lambda host, port: make_server(service, host, port), service.answer)
+    service.on_rank().serve(options, here)

@@ -16,7 +16,7 @@ import pytest
 from ascendrun.programs.codon.files import save_model
 from ascendrun.programs.codon.model import Config, make_model
 from ascendrun.programs.codon.optimize import predict_dna_sequence
-from ascendrun.programs.codon.serve import MOST_PROTEINS, OPTIONS, Service, make_server
+from ascendrun.programs.codon.serve import MOST_PROTEINS, OPTIONS, Service
 from ascendrun.programs.codon.train import write_counts
 from ascendrun.programs.codon.vocabulary import ORGANISMS, translate
 from ascendrun.programs.devices.accelerator import open_accelerator
@@ -47,7 +47,7 @@ def service_of(folder: Path, *options: str) -> Service:
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[tuple[str, int]]:
     service = service_of(folder, "--avoid=GGTCTC")
-    server, over = make_server(service, "127.0.0.1", 0), threading.Event()
+    server, over = service.on_rank().listen("127.0.0.1", 0), threading.Event()
     thread = threading.Thread(target=server.serve_batches, args=(over.is_set, service.answer))
     thread.start()
     yield server.address

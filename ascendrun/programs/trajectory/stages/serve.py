@@ -13,14 +13,14 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, TextIO
 
 from ascendrun.programs.devices.accelerator import Precision, choose_precision
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.generation.requests import Limits, Reply, RequestRefusedError, read_json, refuse_unknown
-from ascendrun.programs.generation.server import Server
-from ascendrun.programs.generation.service import serve_rank
+from ascendrun.programs.generation.requests import Reply, RequestRefusedError, read_json, refuse_unknown
+from ascendrun.programs.generation.service import RankService
 from ascendrun.programs.trainer.checkpoint import replacing
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
@@ -79,23 +79,13 @@ def answer_questions(classifier: Classifier, questions: list[Question]) -> list[
     return replies
 
 
-def make_server(classifier: Classifier, host: str, port: int, limits: Limits | None = None) -> Server:
-    """Create a server that listens and does not serve yet. Raises OSError."""
-
-    def health() -> dict[str, Any]:
-        return {
-            "status": "ok",
-            "classes": classifier.class_names,
-            "device": str(classifier.accelerator.device),
-            "models": len(classifier.vote.members),
-            "waiting": server.queue.waiting - 1,  # without this one
-        }
-
-    def read(body: bytes) -> Question:
-        return read_question(classifier, body)
-
-    server = Server(host, port, pages={"/health": health}, routes={"/predict": read}, limits=limits)
-    return server
+def service_of(classifier: Classifier) -> RankService:
+    facts = {
+        "classes": classifier.class_names,
+        "device": str(classifier.accelerator.device),
+        "models": len(classifier.vote.members),
+    }
+    return RankService("/predict", partial(read_question, classifier), partial(answer_questions, classifier), facts)
 
 
 def serve_stage(options: Options, here: Runtime) -> None:
@@ -105,12 +95,7 @@ def serve_stage(options: Options, here: Runtime) -> None:
     classifier = Classifier.of(vote, here.accelerator, precision)
     here.log(precision.reason)
     classifier.warm_up(options["inference_warmup_steps"])
-    serve_rank(
-        options,
-        here,
-        lambda host, port: make_server(classifier, host, port),
-        lambda questions: answer_questions(classifier, questions),
-    )
+    service_of(classifier).serve(options, here)
 
 
 def classify(options: Options, here: Runtime) -> None:
