@@ -40,6 +40,8 @@ def test_the_guides_batch_is_valid_on_eight_ranks_and_refused_on_five():
     refused = problems(5, **guide)["batch-tokens"]
     assert refused.is_fatal and refused.hint is not None and refused.option == "total_batch_size"
     assert refused.hint.values["near"] == [163840, 327680]
+    few = problems(1, **{**guide, "total_batch_size": 1000})["batch-tokens"]
+    assert few.hint.values["near"] == [32768]
 
 
 def test_the_batch_that_follows_from_the_length_is_checked_too():

@@ -9,7 +9,7 @@ import pytest
 
 from ascendrun.programs.nanochat import model as recipe
 from ascendrun.programs.nanochat.model import empty_model
-from ascendrun.programs.nanochat.sizes import Sizes, batch_problem, horizon_of
+from ascendrun.programs.nanochat.sizes import Sizes, horizon_of
 from ascendrun.programs.trainer.schedule import value_at
 
 GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("training.json").read_text())["recipes"]
@@ -69,9 +69,3 @@ def test_the_length_follows_from_steps_then_flops_then_tokens():
     assert made(4, target_flops=1e15)[1].steps == round(1e15 / (sizes.flops_per_token * horizon.batch_tokens))
     assert made(4, total_batch_size=1 << 16)[1].steps == horizon.tokens // (1 << 16)
     assert made(4, total_batch_size=1 << 40)[1].steps == 1
-
-
-def test_a_batch_that_ranks_cannot_share_has_valid_neighbours():
-    assert batch_problem(262144, 2048, 16, 8) is None
-    assert batch_problem(262144, 2048, 16, 5) == (163840, (163840, 327680))
-    assert batch_problem(1000, 2048, 16, 1) == (32768, (32768,))
