@@ -264,11 +264,6 @@ def momentum_of(options: Mapping[str, Any], steps: int) -> Schedule:
     return lambda step: rise(step) if step < MOMENTUM_WARMUP or step < steps - down else fall(step - (steps - down))
 
 
-def decay_of(start: float, steps: int) -> Schedule:
-    """Return Muon's weight decay, which falls to 0 as a cosine."""
-    return lambda step: start * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
-
-
 def rates_of(options: Mapping[str, Any], horizon: Horizon, hidden: int) -> dict[str, float]:
     """Return the peak rate of each group of AdamW."""
     scale = horizon.rate_scale
@@ -286,6 +281,7 @@ def rates_of(options: Mapping[str, Any], horizon: Horizon, hidden: int) -> dict[
 def optimizer_of(model: NanoChat, options: Mapping[str, Any], horizon: Horizon, *, shard: bool) -> OptimizerPlan:
     """Return the groups of a model. `shard`: each rank keeps the optimizer's state of its part of the weights."""
     shape = shape_of(options, horizon.steps)
+    fall = horizon.weight_decay * 0.5  # Muon's, to 0 as a cosine
     params: dict[str, list[Any]] = {
         "unembedding": list(model.lm_head.parameters()),
         "embedding": list(model.embed_tokens.parameters()),
@@ -301,7 +297,7 @@ def optimizer_of(model: NanoChat, options: Mapping[str, Any], horizon: Horizon, 
         list(model.layers.parameters()),
         "muon",
         lr=schedule.scaled(options["matrix_lr"] * horizon.rate_scale, shape),
-        weight_decay=decay_of(horizon.weight_decay, horizon.steps),
+        weight_decay=lambda step: fall * (1 + math.cos(math.pi * min(1.0, step / horizon.steps))),
         momentum=momentum_of(options, horizon.steps),
     )
     rates = rates_of(options, horizon, model.sizes.hidden)

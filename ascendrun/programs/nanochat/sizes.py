@@ -172,17 +172,14 @@ class Sizes:
         return self.padded_vocabulary * self.hidden
 
     @property
-    def scalars(self) -> int:
-        return 0 if self.is_classic else 2 * self.layers + SMEAR_CHANNELS + 2
-
-    @property
     def looked_up(self) -> int:
         """Weights that are indexed, without arithmetic."""
         return self.embedding + self.value_embeddings * self.padded_vocabulary * self.kv_width
 
     @property
     def weights(self) -> int:
-        return self.layer_matrices + self.embedding + self.looked_up + self.scalars
+        scalars = 0 if self.is_classic else 2 * self.layers + SMEAR_CHANNELS + 2
+        return self.layer_matrices + self.embedding + self.looked_up + scalars
 
     @property
     def scaling_weights(self) -> int:
@@ -216,10 +213,6 @@ class Sizes:
         """Of forward and backward pass: 6 for each weight of a matrix, and attention to a whole window."""
         attention = sum(12 * self.hidden * min(window, self.context) for window in self.windows)
         return float(6 * self.matrix_weights + attention)
-
-    def decode_flops(self, length: int) -> float:
-        """FLOPs of one more token after `length` tokens."""
-        return float(2 * self.matrix_weights + sum(4 * self.hidden * min(length, window) for window in self.windows))
 
     def cache_bytes(self, rows: int, length: int, *, element_bytes: int = 2) -> int:
         """Return the memory of the keys and values of texts, and of the embeddings that the next token mixes in."""

@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,7 +24,7 @@ from ascendrun.programs.trajectory.points.read_ais import Reading, read_tracks
 from ascendrun.programs.trajectory.points.tracks import FEATURES, SPLITS, Limits, Track
 from ascendrun.programs.trajectory.split import check_leak, check_same_segments, fingerprint, split_records
 from ascendrun.programs.trajectory.store import load_pretrained, pretrained_folder
-from ascendrun.programs.trajectory.tokens import END, Encoded, Words, encode, label_ids, make_vocabulary
+from ascendrun.programs.trajectory.tokens import END, Encoded, Words, encode, make_vocabulary
 from ascendrun.text import Text, to_json
 
 Options = Mapping[str, Any]
@@ -111,7 +111,7 @@ def prepare(options: Options, text: Mapping[str, Any] | None = None) -> Samples:
     """
     records, counts = load_data(options)
     known = [record for record in records if record.label is not None]
-    names = list(label_ids([str(record.label) for record in known]))
+    names = sorted({str(record.label) for record in known})
     if len(names) < 2:
         classes = Counter(record.label or Text("program.no-class", "no class") for record in records).most_common()
         raise InvalidDataError(
@@ -150,7 +150,9 @@ def prepare(options: Options, text: Mapping[str, Any] | None = None) -> Samples:
             "cleaning": counts,
             "segments": {name: len(part) for name, part in made.items()},
             "tokens": {name: tokens_of(encode_all(part, vocabulary, {})) for name, part in made.items()},
-            "classes": {name: count_classes(part) for name, part in made.items()},
+            "classes": {
+                name: dict(Counter(record.label or "?" for record in part).most_common()) for name, part in made.items()
+            },
         },
     )
 
@@ -320,19 +322,17 @@ def save_prepared(prepared: Samples, folder: Path) -> None:
         with open(fresh, "wb") as raw, gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0) as file:
             for split, records in prepared.records.items():
                 for record in records:
-                    file.write((json.dumps(as_line(replace(record, split=split)), ensure_ascii=False) + "\n").encode())
+                    words = {
+                        "head": " ".join(record.words.head),
+                        "points": [" ".join(point) for point in record.words.points],
+                        "values": list(record.words.values),
+                    }
+                    line = {**vars(record), "split": split, "words": words}
+                    file.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
         digest = hashlib.sha256(fresh.read_bytes()).hexdigest()
     facts = {**prepared.facts, "samples_sha256": digest, "vocabulary": prepared.vocabulary}
     text = json.dumps(facts, indent=1, ensure_ascii=False, default=str)  # notes have paths
     replace_text(folder / FACTS, text + "\n")
-
-
-def as_line(record: Record) -> dict[str, Any]:
-    line = asdict(record)
-    words = record.words
-    line["words"] = {"head": " ".join(words.head), "points": [" ".join(point) for point in words.points]}
-    line["words"]["values"] = list(words.values)
-    return line
 
 
 def load_prepared(folder: Path) -> Samples:
@@ -360,16 +360,13 @@ def load_prepared(folder: Path) -> Samples:
         )
     records: dict[str, list[Record]] = {}
     for line in filter(None, gzip.decompress(raw).split(b"\n")):
-        record = from_line(json.loads(line))
-        records.setdefault(str(record.split), []).append(record)
+        row = json.loads(line)
+        words = row["words"]
+        points = tuple(tuple(point.split()) for point in words["points"])
+        row["words"] = Words(tuple(words["head"].split()), points, tuple(words["values"]))
+        records.setdefault(str(row["split"]), []).append(Record(**row))
     vocabulary = facts.pop("vocabulary")
     return Samples(records, vocabulary, facts)
-
-
-def from_line(line: Mapping[str, Any]) -> Record:
-    words = line["words"]
-    points = tuple(tuple(point.split()) for point in words["points"])
-    return Record(**{**line, "words": Words(tuple(words["head"].split()), points, tuple(words["values"]))})
 
 
 def open_text(path: Path) -> TextIO:
@@ -380,7 +377,3 @@ def open_text(path: Path) -> TextIO:
         if path.suffix == ".gz"
         else open(path, encoding="utf-8", errors=kept)
     )
-
-
-def count_classes(records: Sequence[Record]) -> dict[str, int]:
-    return dict(Counter(record.label or "?" for record in records).most_common())

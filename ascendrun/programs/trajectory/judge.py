@@ -10,7 +10,7 @@ import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Callable
 
@@ -87,7 +87,7 @@ class Judged:
                 )
             )
         note = Text("program.intervals", "in brackets: 95 % of 1000 draws of as many ships")
-        return {name: each.as_json() for name, each in compared.items()}, [
+        return {name: asdict(each) for name, each in compared.items()}, [
             *lines,
             str(note),
             *map(str, filter(None, said)),
@@ -107,7 +107,7 @@ class Judged:
         comparison, lines = self.report(seed)
         text = "\n".join([*([str(LEAKY), ""] if is_leaky else []), as_table(scores), "", *lines, *last])
         replace_text(folder / "report.txt", f"{text}\n\n{as_confusion(scores)}\n")
-        replace_json(folder / "report.json", {split: scores.as_json(), "comparison": comparison, **more})
+        replace_json(folder / "report.json", {split: asdict(scores), "comparison": comparison, **more})
         return text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,6 @@ class Sizes:
     attention: str
     knots: Sequence[Sequence[float]] = ()
     """Quantiles of each number of a track's summary; empty: the classifier does not use the summary."""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def numbers(self) -> int:
@@ -125,12 +122,6 @@ def made_of(config: Mapping[str, Any]) -> Any:
     return AutoConfig.for_model(**config)
 
 
-def build(config: Any) -> nn.Module:
-    make: Any = AutoModel.from_config
-    model: nn.Module = attention.mask_free(make(config, attn_implementation=attention.register()))
-    return model
-
-
 class Reader(nn.Module):
     """The transformer below every head: from a batch of ids, padded on the right, to one state per token."""
 
@@ -138,7 +129,9 @@ class Reader(nn.Module):
         super().__init__()
         assert sizes.attention in ATTENTIONS
         self.sizes, self.attention = sizes, sizes.attention
-        self.backbone: Any = build(made_of(sizes.config))
+        make: Any = AutoModel.from_config
+        made = make(made_of(sizes.config), attn_implementation=attention.register())
+        self.backbone: Any = attention.mask_free(made)
         self.dropout = nn.Dropout(sizes.dropout)
 
     @property
@@ -311,6 +304,8 @@ def enable_gradient_checkpointing(reader: Reader) -> None:
 def read_checkpoint(reader: Reader, folder: Path, vocabulary: Mapping[str, int]) -> Text:
     """Load all layers from a transformers directory. A token starts as the mean of the pieces into which the
     directory's tokenizer, if present, splits it. Return a log message. Raises InvalidDataError, InvalidWeightsError."""
+    from safetensors import safe_open
+
     from ascendrun.programs.trainer.strategies.weights import file_of_tensor, read_into
 
     there = file_of_tensor(folder)
@@ -325,7 +320,9 @@ def read_checkpoint(reader: Reader, folder: Path, vocabulary: Mapping[str, int])
             "layers from {directory}; it has no tokenizer.json, so token embeddings are randomly initialised",
             directory=folder,
         )
-    table = embedding_table(folder, f"{prefix}embed_tokens.weight", there)
+    name = f"{prefix}embed_tokens.weight"
+    with safe_open(str(folder / there[name]), framework="pt") as opened:
+        table: torch.Tensor = opened.get_tensor(name)
     with torch.no_grad():
         for number, ids in enumerate(pieces):
             if ids:
@@ -335,14 +332,6 @@ def read_checkpoint(reader: Reader, folder: Path, vocabulary: Mapping[str, int])
         "layers from {directory}; each token starts as the mean of its pieces there",
         directory=folder,
     )
-
-
-def embedding_table(folder: Path, name: str, there: Mapping[str, str]) -> torch.Tensor:
-    from safetensors import safe_open
-
-    with safe_open(str(folder / there[name]), framework="pt") as opened:
-        table: torch.Tensor = opened.get_tensor(name)
-    return table
 
 
 def word_pieces(folder: Path, words: Sequence[str]) -> list[list[int]] | None:

@@ -6,7 +6,7 @@ Intervals are by ship: from draws of as many ships.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,9 +41,6 @@ class Scores:
     weighted_f1: float
     classes: tuple[ClassScore, ...]
     confusion: tuple[tuple[int, ...], ...]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def score(truth: Sequence[int], called: Sequence[int], names: Sequence[str]) -> Scores:
@@ -127,9 +124,6 @@ class Calibration:
     nll: float
     brier: float
     bins: tuple[Bin, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def measure(probabilities: Floats, truth: Sequence[int]) -> Calibration:
@@ -235,9 +229,6 @@ class Compared:
     ece: float
     nll: float
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def compare(
     probabilities: Mapping[str, Floats], truth: Sequence[int], ships: Sequence[str], *, seed: int = 0
@@ -257,15 +248,16 @@ def compare(
         of_ships[name] = scores_of_draws(np.arange(count), of_ship, votes.argmax(1), draws, classes)
     found = {}
     for name, rows in probabilities.items():
-        ahead = None
+        ahead = verdict = None
         if name != MODEL:
             ahead = {score: interval(of_ships[MODEL][score] - of_ships[name][score]) for score in SCORES}
+            verdict = verdict_of(ahead["macro_f1"])
         calibration = measure(rows, truth)
         found[name] = Compared(
             {score: interval(values) for score, values in of_pieces[name].items()},
             {score: interval(values) for score, values in of_ships[name].items()},
             ahead,
-            verdict_of(ahead["macro_f1"]) if ahead else None,
+            verdict,
             calibration.ece,
             calibration.nll,
         )

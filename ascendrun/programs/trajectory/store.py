@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -67,7 +67,7 @@ def save_trained(trained: Trained, folder: Path) -> Path:
         folder / MODEL_FILE,
         {
             "weights": on_cpu(trained.model.state_dict()),
-            "sizes": trained.sizes.as_json(),
+            "sizes": asdict(trained.sizes),
             "vocabulary": trained.vocabulary,
             "names": list(trained.names),
             "text": trained.text,
@@ -135,7 +135,7 @@ def save_pretrained(
 ) -> Path:
     return write(
         folder / PRETRAINED_FILE,
-        {"weights": on_cpu(weights), "sizes": sizes.as_json(), "vocabulary": dict(vocabulary), "text": dict(text)},
+        {"weights": on_cpu(weights), "sizes": asdict(sizes), "vocabulary": dict(vocabulary), "text": dict(text)},
     )
 
 

@@ -124,11 +124,6 @@ def check_known(
     return None
 
 
-def label_ids(labels: Sequence[str]) -> dict[str, int]:
-    """Return class ids by name, sorted by name."""
-    return {name: i for i, name in enumerate(sorted(set(labels)))}
-
-
 LEVELS = len(PLACE_DEGREES)
 KNOWN_DEGREES = 2.0
 """Size of a cell whose places are known if training has ships in it."""

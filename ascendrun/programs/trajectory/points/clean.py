@@ -20,6 +20,8 @@ LEAST_NEGATIVE = 5
 LEAST_WEST = 10
 """Number of longitudes above 181, with none below 0, from which they are those of 0 to 360 degrees."""
 LONGEST_SHIP_M = 500.0
+SHIPS = ("", "Class A", "Class B")
+"""Senders; base stations and buoys send positions too. Empty: there is no such column."""
 NUMBERED_CLASSES = (
     "Bulk_Carrier", "Cargo_Ship", "Container_Ship", "Barge", "Fishing_Vessel", "Other", "Oil_Tanker",
     "Passenger_Ship", "Sand_Carrier", "Fishery_Research_Vessel", "Supply_Ship", "Storage_Tanker", "Submarine",
@@ -142,7 +144,7 @@ def usable_rows(
     leave_out(~(np.abs(lat) <= 90), "lat", NO_PLACE)
     leave_out(~(np.abs(lon) <= 180) | ((lat == 0) & (lon == 0)), "lon", NO_PLACE)
     leave_out(
-        ~np.array([is_ship(text) for text in texts(table, found, "sender", count, "")], dtype=bool),
+        ~np.isin(texts(table, found, "sender", count, ""), SHIPS),
         "sender",
         Text("program.not-a-ship", "are not from a ship"),
     )
@@ -153,11 +155,6 @@ def usable_rows(
             Text("program.no-ship", "have no ship"),
         )
     return usable
-
-
-def is_ship(sender: str) -> bool:
-    """Return whether a ship sent it; base stations and buoys send positions too. Empty (no such column): true."""
-    return sender in ("", "Class A", "Class B")
 
 
 def class_texts(table: Mapping[str, Sequence[Any]], found: Mapping[str, str], count: int) -> list[str]:

@@ -221,7 +221,10 @@ def order_of_dates(columns: Iterable[tuple[str, Sequence[Any]]]) -> str | None:
         return DAY_FIRST if day_first else MONTH_FIRST
     if is_european != is_american:
         return DAY_FIRST if is_european else MONTH_FIRST
-    spans = {order: _days(dates, order) for order in (DAY_FIRST, MONTH_FIRST)}
+    spans = {}
+    for order in (DAY_FIRST, MONTH_FIRST):
+        days = [datetime(year, *((other, one) if order == DAY_FIRST else (one, other))) for one, other, year in dates]
+        spans[order] = (max(days) - min(days)).days
     if 5 * min(spans.values()) < max(spans.values()):
         return min(spans, key=lambda order: spans[order])
     example = next(iter(dates.values()))
@@ -231,11 +234,6 @@ def order_of_dates(columns: Iterable[tuple[str, Sequence[Any]]]) -> str | None:
         "hint: --time_format=%d/%m/%Y or --time_format=%m/%d/%Y",
         date=example,
     )
-
-
-def _days(dates: Iterable[tuple[int, int, int]], order: str) -> int:
-    days = [datetime(year, *((other, one) if order == DAY_FIRST else (one, other))) for one, other, year in dates]
-    return (max(days) - min(days)).days
 
 
 def read_times(values: Sequence[Any], *, order: str | None, time_format: str = "") -> NDArray[np.float64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,7 @@ def report_on(
     if not here.is_first:
         return
     report = {
-        "calibration": calibration.as_json(),
+        "calibration": asdict(calibration),
         "members": {str(path): in_short(one, truth, vote.names) for path, one in zip(paths, each)},
         "validation": {name: value for name, value in validation.items() if value},
         "adjustment": {"temperature": vote.temperature, "prior_shift": vote.prior_shift, "chosen_on": "val"},
