@@ -13,6 +13,7 @@ import torch
 
 from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trajectory.data import Samples
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.judge import judge, missing
 from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_model, pad
@@ -247,11 +248,13 @@ def test_where_no_training_ship_was_trees_without_the_place_vote_also_after_a_fi
 def judged(train, samples, *, words, classes):
     """What all methods say of samples, beside a model that knows nothing."""
     here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
-    names = {"names": [f"class{i}" for i in range(classes)], "vocabulary": {f"w{i}": i for i in range(words)}}
     records = [SimpleNamespace(ship=str(number)) for number in range(len(samples))]
+    facts = {"names": [f"class{i}" for i in range(classes)]}
+    data = Samples({"test": records}, {f"w{i}": i for i in range(words)}, facts)
+    vars(data)["encoded"] = {"train": train, "test": samples}
     options = {"baselines": ["forest", "boosting", "tokens"]}
     ask = lambda rows: np.full((len(rows), classes), 1 / classes)  # noqa: E731
-    return judge(ask, train, samples, records, here, **names, options=options, seconds=0.0).methods
+    return judge(ask, data, "test", here, options, seconds=0.0).methods
 
 
 @pytest.mark.parametrize("has_summary", [True, False])

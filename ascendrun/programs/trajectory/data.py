@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
@@ -67,6 +67,10 @@ class Samples:
                 digest.update(sample.ids().tobytes() + sample.label.to_bytes(2, "big", signed=True))
                 digest.update(sample.values.tobytes())
         return digest.hexdigest()
+
+    def as_read_by(self, vocabulary: Mapping[str, int], names: Sequence[str]) -> Samples:
+        """Return the samples in the tokens and classes of a trained model."""
+        return replace(self, vocabulary=dict(vocabulary), facts={**self.facts, "names": list(names)})
 
     def labels(self, split: str) -> list[int]:
         return [sample.label for sample in self.encoded[split]]

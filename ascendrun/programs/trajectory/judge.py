@@ -19,7 +19,7 @@ import numpy as np
 from ascendrun.programs.errors import in_a_line
 from ascendrun.programs.trainer.checkpoint import replace_json, replace_text
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trajectory.data import Options, Record
+from ascendrun.programs.trajectory.data import Options, Samples
 from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.rules import METHODS
 from ascendrun.programs.trajectory.scores import (
@@ -113,31 +113,30 @@ class Judged:
 
 def judge(
     ask: Ask,
-    train: Sequence[Encoded],
-    samples: Sequence[Encoded],
-    records: Sequence[Record],
+    samples: Samples,
+    split: str,
     here: Runtime,
-    *,
-    names: Sequence[str],
-    vocabulary: Mapping[str, int],
     options: Options,
+    *,
     seconds: float,
     known: Mapping[str, Floats] | None = None,
 ) -> Judged:
-    """Ask all methods for the classes of `samples`; all ranks must call it together. `seconds`: as long as the model
+    """Ask all methods for the classes of a split; all ranks must call it together. `seconds`: as long as the model
     trained; `known`: methods that were asked already. Each rank fits some of the baselines."""
+    names, vocabulary, rows = samples.names, samples.vocabulary, samples.encoded[split]
+    train = [sample for sample in samples.encoded["train"] if sample.label >= 0]
     groups = Groups.make(vocabulary)
     known = known or {}
-    methods = {name: rows for name, rows in known.items() if name not in METHODS}
-    methods = {MODEL: methods.pop(MODEL) if MODEL in methods else ask(samples), **methods}
+    methods = {name: each for name, each in known.items() if name not in METHODS}
+    methods = {MODEL: methods.pop(MODEL) if MODEL in methods else ask(rows), **methods}
     if (groups.of > 0).any():
-        methods["no_place"] = ask([groups.without(each, levels=0, has_size=True) for each in samples])
+        methods["no_place"] = ask([groups.without(each, levels=0, has_size=True) for each in rows])
     if (groups.of < 0).any():
-        methods["no_size"] = ask([groups.without(each, levels=LEVELS, has_size=False) for each in samples])
+        methods["no_size"] = ask([groups.without(each, levels=LEVELS, has_size=False) for each in rows])
     truth = np.array([sample.label for sample in train])
     share = np.bincount(truth, minlength=len(names)) / len(truth)
     kinds = options["baselines"]
-    found: dict[str, Floats] = {"majority": np.tile(share, (len(samples), 1)), **known}
+    found: dict[str, Floats] = {"majority": np.tile(share, (len(rows), 1)), **known}
     if missing() is None:
         limit_s = here.share(max(seconds, LEAST_S))
         ranks = here.world_size if len(train) > FEW_PIECES else 1
@@ -145,16 +144,16 @@ def judge(
         fitted: dict[str, Floats | str] = {}
         for name in mine:
             try:
-                fitted[name] = fit(name, train, truth, samples, len(vocabulary), len(names), limit_s)
+                fitted[name] = fit(name, train, truth, rows, len(vocabulary), len(names), limit_s)
             except Exception as error:  # of any kind, from another library: it must not cost the model its report
                 fitted[name] = in_a_line(error)
-        for name, rows in (item for each in here.gather(fitted) for item in each.items()):
-            if isinstance(rows, str):
-                here.log("program.no-baseline", "warning: no baseline {name}: {error}", name=name, error=rows)
+        for name, answers in (item for each in here.gather(fitted) for item in each.items()):
+            if isinstance(answers, str):
+                here.log("program.no-baseline", "warning: no baseline {name}: {error}", name=name, error=answers)
             else:
-                found[name] = rows
+                found[name] = answers
     methods.update({name: found[name] for name in ("majority", *kinds) if name in found})
-    return Judged(list(names), [record.ship for record in records], [sample.label for sample in samples], methods)
+    return Judged(names, [record.ship for record in samples.records[split]], samples.labels(split), methods)
 
 
 LEAST_S = 5.0

@@ -286,10 +286,6 @@ def check_vocabulary(vote: Vote, samples: Sequence[Encoded], here: Runtime) -> N
         here.log("program.warning", "warning: {text}", text=warning)
 
 
-def ids_of(vote: Vote) -> dict[str, int]:
-    return {name: i for i, name in enumerate(vote.names)}
-
-
 def answer(row: Floats, names: Sequence[str], *, with_all: bool) -> dict[str, Any]:
     best = int(row.argmax())
     reply: dict[str, Any] = {"class_name": names[best], "confidence": round(float(row[best]), 4)}

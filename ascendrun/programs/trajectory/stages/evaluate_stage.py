@@ -14,7 +14,7 @@ from ascendrun.programs.devices.accelerator import choose_precision
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replacing
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trajectory.data import Options, Samples, encode_all, make_samples
+from ascendrun.programs.trajectory.data import Options, Samples, make_samples
 from ascendrun.programs.trajectory.grammars import summary_of_text
 from ascendrun.programs.trajectory.judge import Judged, judge
 from ascendrun.programs.trajectory.points.tracks import Floats
@@ -35,14 +35,12 @@ from ascendrun.programs.trajectory.store import (
     agreeing,
     check_vocabulary,
     each_member_on,
-    ids_of,
     is_skipped,
     load_vote,
     put_together,
     save_vote,
     vote_on,
 )
-from ascendrun.programs.trajectory.tokens import Encoded
 from ascendrun.text import Text
 from ascendrun.text.format import pad_left
 
@@ -66,19 +64,20 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
             model=summary_of_text(vote.members[0].text),
             data=summary_of_text(samples.text),
         )
-    losses: dict[str, float] = {}
+    split, losses = options["eval_split"], {}
     others = [Path(name) for name in options["compare_with"]]
-    other: Vote | None = None
+    own, other = as_read_by(vote, samples), None
     if others and not is_skipped(others[0]):
         other = load_vote(others, here.accelerator, precision)
         agreeing(Vote((vote.members[0], other.members[0])))
+        theirs = as_read_by(other, samples)
         if options["pretraining"] == "auto":
             losses = {
-                name: validation_loss(of, options, samples, here)
-                for name, of in (("model_path", vote), ("compare_with", other))
+                name: measure(vote_on(of, read.encoded["val"], here, options), read.labels("val")).nll
+                for name, of, read in (("model_path", vote, own), ("compare_with", other, theirs))
             }
             if losses["compare_with"] < losses["model_path"]:
-                paths, vote, other = others, other, vote
+                paths, vote, other, own, theirs = others, other, vote, theirs, own
     if losses:
         here.log(
             "program.better-model",
@@ -87,41 +86,23 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
             other=losses["compare_with"],
             kept=paths,
         )
-    vote, validation = adjusted(vote, options, samples, here)
-    judged, encoded = judged_on(vote, other, options, samples, here)
-    each = each_member_on(vote, encoded, here, options)
-    report_on(judged, vote, samples, options, here, paths=paths, each=each, validation={**validation, "nll": losses})
-
-
-def judged_on(
-    vote: Vote, other: Vote | None, options: Options, samples: Samples, here: Runtime
-) -> tuple[Judged, list[Encoded]]:
-    """Return what all methods predict for --eval_split, and its encoded tracks. Raises InvalidDataError."""
-    split = options["eval_split"]
-    records, vocabulary = samples.records[split], vote.members[0].vocabulary
-    train, encoded = (encode_all(samples.records[name], vocabulary, ids_of(vote)) for name in ("train", split))
-    check_vocabulary(vote, encoded, here)
-    if min(sample.label for sample in encoded) < 0:
+    vote, validation = adjusted(vote, options, own, here)
+    check_vocabulary(vote, own.encoded[split], here)
+    if min(own.labels(split)) < 0:
         raise InvalidDataError(
             "program.unknown-classes",
             "split {split} has classes that the model was not trained on; it cannot be evaluated",
             split=split,
         )
-    judged = judge(
-        lambda rows: vote_on(vote, rows, here, options),
-        [sample for sample in train if sample.label >= 0],
-        encoded,
-        records,
-        here,
-        names=vote.names,
-        vocabulary=vocabulary,
-        options=options,
-        seconds=BASELINES_S,
-    )
+    judged = judge(lambda rows: vote_on(vote, rows, here, options), own, split, here, options, seconds=BASELINES_S)
     if other is not None:
-        theirs = encode_all(records, other.members[0].vocabulary, ids_of(other))
-        judged.methods["other"] = vote_on(other, theirs, here, options)
-    return judged, encoded
+        judged.methods["other"] = vote_on(other, theirs.encoded[split], here, options)
+    each = each_member_on(vote, own.encoded[split], here, options)
+    report_on(judged, vote, samples, options, here, paths=paths, each=each, validation={**validation, "nll": losses})
+
+
+def as_read_by(vote: Vote, samples: Samples) -> Samples:
+    return samples.as_read_by(vote.members[0].vocabulary, vote.names)
 
 
 def report_on(
@@ -173,17 +154,10 @@ def report_on(
     )
 
 
-def validation_loss(vote: Vote, options: Options, samples: Samples, here: Runtime) -> float:
-    """Return the mean negative log-likelihood of the validation ships, in nats."""
-    encoded = encode_all(samples.records["val"], vote.members[0].vocabulary, ids_of(vote))
-    return measure(vote_on(vote, encoded, here, options), [sample.label for sample in encoded]).nll
-
-
 def adjusted(vote: Vote, options: Options, samples: Samples, here: Runtime) -> tuple[Vote, dict[str, Any]]:
     """Return the vote with its adjustment, and the scores of vote and members on the validation ships."""
-    encoded = encode_all(samples.records["val"], vote.members[0].vocabulary, ids_of(vote))
-    each = each_member_on(vote, encoded, here, options)
-    truth, priors = [sample.label for sample in encoded], vote.members[0].priors
+    each = each_member_on(vote, samples.encoded["val"], here, options)
+    truth, priors = samples.labels("val"), vote.members[0].priors
     if options["calibration"] != "none":
         share = options["macro_f1_weight"] if options["calibration"] == "prior" else -1.0
         plain = put_together(replace(vote, temperature=1.0, prior_shift=0.0), each)

@@ -28,7 +28,7 @@ from ascendrun.programs.trajectory.data import Options, Record, as_records, enco
 from ascendrun.programs.trajectory.grammars import summary_of_text
 from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.scores import score
-from ascendrun.programs.trajectory.store import Vote, answer, check_vocabulary, ids_of, load_vote, vote_on
+from ascendrun.programs.trajectory.store import Vote, answer, check_vocabulary, load_vote, vote_on
 from ascendrun.programs.trajectory.tokens import Encoded
 from ascendrun.text import Text
 
@@ -107,7 +107,7 @@ def classify(options: Options, here: Runtime) -> None:
         return
     here.log(precision.reason)
     records = records_to_classify(options, vote)
-    samples = encode_all(records, vote.members[0].vocabulary, ids_of(vote))
+    samples = encode_all(records, vote.members[0].vocabulary, {name: i for i, name in enumerate(vote.names)})
     check_vocabulary(vote, samples, here)
     warm = samples[: min(len(samples), options["global_batch_size"] * here.world_size)]
     for _ in range(options["inference_warmup_steps"]):

@@ -255,13 +255,10 @@ def report(
     """Write the split's report and predictions to `output` on rank 0's node."""
     judged = judge(
         lambda rows: predict(trained.model, rows, here, options),
-        samples.encoded["train"],
-        samples.encoded[split],
-        samples.records[split],
+        samples,
+        split,
         here,
-        names=samples.names,
-        vocabulary=samples.vocabulary,
-        options=options,
+        options,
         seconds=seconds,
         known=known_of_trees(trained.model, samples, split, options, here),
     )
