@@ -138,7 +138,7 @@ def test_a_table_is_prepared_and_bad_starts_are_one_error(launch, tmp_path):
         assert run.wait() == [1], run.text()
         assert "Traceback" not in run.text(), name
     assert "a.csv:1" in runs["columns"].text()
-    assert "16" in runs["short"].text() and "--mode=pretrain" in runs["base"].text()
+    assert "16" in runs["short"].text() and "mode: pretrain" in runs["base"].text()
 
     run = launch("codon", ["--mode=prepare", "--data_path=generated", "--output_dir=out"], name="prepare").succeed()
     facts = json.loads((run.folder / "out" / "prepared.json").read_text())
