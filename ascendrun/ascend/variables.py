@@ -8,18 +8,36 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, Callable
 
-from ascendrun.ascend import variable_forms as forms
+from ascendrun.ascend.reading import read_float, read_ip
 from ascendrun.ascend.tables import load_table
 from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.facts.chips import Chip
-from ascendrun.text import Text
+from ascendrun.text import Text, fault
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
+Fault = tuple[Text, "Text | str"]
+"""The fault, and the hint."""
+_REMOVE_ONE = Text("variable.remove-one", "remove one of them")
+_ALGORITHMS = ("NA", "ring", "H-D_R", "NHR", "NB", "AHC", "pipeline", "pairwise")
+_LEVEL = re.compile(r"level([0-2]):([A-Za-z_-]{1,20})")
+# Options of PYTORCH_NPU_ALLOC_CONF: (low, high) of a number, None for other values.
+_ALLOC_RANGES: Mapping[str, tuple[float, float] | None] = {
+    "expandable_segments": None,
+    "max_split_size_mb": (21, 2**31),
+    "garbage_collection_threshold": (1e-9, 1 - 1e-9),
+    "base_addr_aligned_kb": (0, 16),
+    "segment_size_mb": (20, 512),
+    "page_size": None,
+    "large_segment_size_mb": None,
+    "roundup_power2_divisions": None,
+    "multi_stream_lazy_reclaim": None,
+}
 
 
 @dataclass(frozen=True)
@@ -96,7 +114,7 @@ def check_environment(environment: Mapping[str, str], chip: Chip | None = None) 
     """Check each variable, then settings that cannot be combined."""
     ours = sorted(filter(_may_be_ours, environment))
     found = [one for name in ours for one in check_variable(name, environment[name], chip)]
-    for name, message, hint in forms.conflicts(environment, chip.family if chip else None):
+    for name, message, hint in _conflicts(environment, chip.family if chip else None):
         source = known_variables()[name].source if name in known_variables() else None
         found.append(VariableFinding(name, environment[name], "conflict", WARNING, message, hint, source))
     return tuple(found)
@@ -126,9 +144,9 @@ def _check_form(variable: Variable, value: str, chip: Chip | None, report: Repor
             hint = Text("variable.not-a-choice.hint", "set one of {choices}, or unset it", choices=choices)
             report("range", ERROR, message, hint)
     else:
-        fault = forms.fault_of(variable.kind, value)
-        if fault:
-            report("form", WARNING if variable.kind == "path" else ERROR, *fault)
+        found = _form_fault(variable.kind, value)
+        if found:
+            report("form", WARNING if variable.kind == "path" else ERROR, *found)
 
 
 def _check_int(variable: Variable, own: Mapping[str, Any], value: str, report: Report) -> None:
@@ -202,3 +220,198 @@ def _not_in_table(name: str, value: str) -> tuple[VariableFinding, ...]:
 def known_variables() -> Mapping[str, Variable]:
     rows = load_table("variables")["rows"]
     return {row["name"]: load_dataclass(Variable, row) for row in rows}
+
+
+# ---------------------------------------------------------------- forms of values
+
+
+def _form_fault(kind: str, value: str) -> Fault | None:
+    """Return the fault in the form of a value of that kind; None if valid or the kind has no fixed form."""
+    check = {
+        "ip": _ip,
+        "ifname": _ifname,
+        "ports": _ports,
+        "path": _path,
+        "algo": _algorithm,
+        "alloc": _alloc,
+        "ids": _ids,
+        "visible": _visible,
+    }.get(kind)
+    return check(value) if check else None
+
+
+def effective_ids(value: str) -> tuple[int, ...]:
+    """Return the ids that the runtime reads from ASCEND_RT_VISIBLE_DEVICES: all before the first non-number."""
+    return tuple(map(int, takewhile(re.compile(r"[0-9]{1,9}").fullmatch, value.split(","))))
+
+
+def _ids(value: str) -> Fault | None:
+    ids = effective_ids(value)
+    hint = Text("variable.ids.hint", "list ids in ascending order, separated by commas: 0,1,2,3")
+    if not ids:
+        return Text(
+            "variable.ids-none", "the runtime stops at the first item that is not a number and uses no device"
+        ), hint
+    if len(ids) < len(value.split(",")):
+        return Text(
+            "variable.ids-truncated",
+            "the runtime stops at the first item that is not a number and uses {ids}",
+            ids=",".join(map(str, ids)),
+        ), hint
+    if len(set(ids)) < len(ids):
+        return Text("variable.ids-twice", "duplicate id: the runtime rejects it (EE2002)"), hint
+    if list(ids) != sorted(ids):
+        return Text("variable.ids-unsorted", "ids are not ascending: the runtime rejects them (EE2002)"), hint
+    return None
+
+
+def _visible(value: str) -> Fault | None:
+    item = r"(?:[0-9]{1,5}(?:-[0-9]{1,5})?|Ascend[A-Za-z0-9]+-[0-9]{1,5})"
+    if value == "void" or re.fullmatch(rf"{item}(?:,{item})*", value):
+        return None
+    return fault("variable.visible", "expected a list of ids or ranges", "write 0-3,6 or 0,1 or void")
+
+
+def _ip(value: str) -> Fault | None:
+    if read_ip(value.partition("%")[0]):
+        return None
+    return fault(
+        "variable.ip", "expected one IPv4 or IPv6 address", "set an address of the node itself: ip -brief address"
+    )
+
+
+def _ifname(value: str) -> Fault | None:
+    names = value.lstrip("^").lstrip("=").split(",")
+    if all(re.fullmatch(r"[A-Za-z0-9_.:@-]{1,15}", name) for name in names):
+        return None
+    return fault(
+        "variable.ifname",
+        "expected a list of interface names",
+        "write eth,enp (prefixes), =eth0 (exact), ^docker (all except) or ^=eth0",
+    )
+
+
+def _ports(value: str) -> Fault | None:
+    for item in () if value == "auto" else value.split(","):
+        found = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", item)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not 1 <= first <= last <= 65535:
+            return fault(
+                "variable.ports",
+                "{item:quote} is not a port or a range of ports",
+                "write 50000-50031,50100 (ports from 1 to 65535) or auto",
+                item=item,
+            )
+    return None
+
+
+def _path(value: str) -> Fault | None:
+    if value.startswith("/"):
+        return None
+    return fault(
+        "variable.path", "not an absolute path: it depends on the working directory of the rank", "set an absolute path"
+    )
+
+
+def _algorithm(value: str) -> Fault | None:
+    for part in re.split(r"[;/]", value.partition("=")[2] if "=level" in value else value):
+        for level in filter(None, part.split("=")[-1].split(";")):
+            found = _LEVEL.fullmatch(level.strip())
+            if found is None or found[2] not in _ALGORITHMS or (found[1] == "0" and found[2] != "NA"):
+                return fault(
+                    "variable.algorithm",
+                    "{level:quote} is not LEVEL:ALGORITHM",
+                    "write level0:NA;level1:ring (level0 accepts only NA)",
+                    level=level,
+                )
+    return None
+
+
+def _alloc(value: str) -> Fault | None:
+    given: dict[str, str] = {}
+    for pair in value.split(","):
+        key, found, setting = pair.strip().partition(":")
+        if not found:
+            return Text("variable.not-a-pair", "{pair:quote} is not KEY:VALUE", pair=pair), "expandable_segments:True"
+        given[key] = setting
+    for key, setting in given.items():
+        limits = _ALLOC_RANGES.get(key)
+        if limits and read_float(setting, *limits) is None:
+            return fault(
+                "variable.alloc-range",
+                "{key}:{value} is out of range",
+                "see {key} in the documentation of PYTORCH_NPU_ALLOC_CONF",
+                key=key,
+                value=setting,
+            )
+    clash = [key for key in ("max_split_size_mb", "garbage_collection_threshold") if key in given]
+    if given.get("expandable_segments") == "True" and clash:
+        return (
+            Text("variable.alloc-exclusive", "expandable_segments:True cannot be combined with {keys}", keys=clash),
+            _REMOVE_ONE,
+        )
+    return None
+
+
+# ---------------------------------------------------------------- settings that cannot be combined
+
+
+def _conflicts(environment: Mapping[str, str], family: str | None) -> Iterator[tuple[str, Text, Text | str]]:
+    """Yield the variable to report, the fault and the hint. Defaults count as set."""
+    connect = _number(environment, "HCCL_CONNECT_TIMEOUT", 120)
+    execute = _number(environment, "HCCL_EXEC_TIMEOUT", 1836)
+    if connect and execute and connect >= execute:
+        at = "HCCL_EXEC_TIMEOUT" if "HCCL_EXEC_TIMEOUT" in environment else "HCCL_CONNECT_TIMEOUT"
+        message = Text(
+            "variable.connect-timeout",
+            "HCCL_CONNECT_TIMEOUT ({connect} s) must be less than HCCL_EXEC_TIMEOUT ({execute} s)",
+            connect=connect,
+            execute=execute,
+        )
+        yield at, message, f"HCCL_EXEC_TIMEOUT={connect + 600}"
+    event = _number(environment, "HCCL_EVENT_TIMEOUT", 1868)
+    if execute and event and event <= execute and {"HCCL_EXEC_TIMEOUT", "HCCL_EVENT_TIMEOUT"} & set(environment):
+        at = "HCCL_EVENT_TIMEOUT" if "HCCL_EVENT_TIMEOUT" in environment else "HCCL_EXEC_TIMEOUT"
+        message = Text(
+            "variable.event-timeout",
+            "HCCL_EVENT_TIMEOUT ({event} s) must be more than HCCL_EXEC_TIMEOUT ({execute} s)",
+            event=event,
+            execute=execute,
+        )
+        yield at, message, f"HCCL_EVENT_TIMEOUT={execute + 60}"
+    is_aiv = environment.get("HCCL_OP_EXPANSION_MODE") == "AIV"
+    if is_aiv and "HCCL_EXEC_TIMEOUT" in environment and (execute or 0) > 1091:
+        message = Text("variable.aiv-timeout", "HCCL waits 1091 s at most in AIV mode")
+        yield "HCCL_EXEC_TIMEOUT", message, Text("variable.unset-expansion-mode", "unset HCCL_OP_EXPANSION_MODE")
+    if "PYTORCH_NPU_ALLOC_CONF" in environment and "PYTORCH_ALLOC_CONF" in environment:
+        message = Text(
+            "variable.two-allocators", "torch_npu rejects PYTORCH_ALLOC_CONF together with PYTORCH_NPU_ALLOC_CONF"
+        )
+        yield "PYTORCH_ALLOC_CONF", message, _REMOVE_ONE
+    if environment.get("ASCEND_LAUNCH_BLOCKING") == "1" and environment.get("TASK_QUEUE_ENABLE", "0") != "0":
+        message = Text("variable.queue-ignored", "TASK_QUEUE_ENABLE is ignored with ASCEND_LAUNCH_BLOCKING=1")
+        hint = Text("variable.unset-blocking", "unset ASCEND_LAUNCH_BLOCKING")
+        yield "TASK_QUEUE_ENABLE", message, hint
+    roce, pcie = environment.get("HCCL_INTRA_ROCE_ENABLE"), environment.get("HCCL_INTRA_PCIE_ENABLE")
+    if (roce, pcie) in (("1", "1"), ("0", None), (None, "0")):
+        at = "HCCL_INTRA_ROCE_ENABLE" if roce is not None else "HCCL_INTRA_PCIE_ENABLE"
+        message = Text(
+            "variable.roce-pcie",
+            "HCCL_INTRA_ROCE_ENABLE={roce} cannot be combined with HCCL_INTRA_PCIE_ENABLE={pcie}",
+            roce=roce or "-",
+            pcie=pcie or "-",
+        )
+        hint = Text("variable.roce-pcie.hint", "unset both, or set one to 1 and the other to 0")
+        yield at, message, hint
+    alloc = environment.get("PYTORCH_NPU_ALLOC_CONF", "")
+    if environment.get("TORCH_HCCL_ZERO_COPY") == "1" and "expandable_segments:True" not in alloc and family == "A3":
+        message = Text("variable.zero-copy", "TORCH_HCCL_ZERO_COPY requires expandable segments")
+        yield "TORCH_HCCL_ZERO_COPY", message, "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True"
+    if "HCCL_WHITELIST_FILE" in environment and environment.get("HCCL_WHITELIST_DISABLE", "1") == "1":
+        message = Text("variable.whitelist-off", "the file is not read because the whitelist is off")
+        yield "HCCL_WHITELIST_FILE", message, "HCCL_WHITELIST_DISABLE=0"
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int | None:
+    value = environment.get(name, str(default))
+    return int(value) if re.fullmatch(r"[0-9]{1,12}", value) else None

@@ -241,6 +241,11 @@ def did_you_mean(name: str) -> Text:
     return Text("suggest.did-you-mean", "did you mean {name}?", name=name)
 
 
+def fault(key: str, english: str, hint: str, /, **values: Any) -> tuple[Text, Text]:
+    """Return a message and its hint, whose key is `KEY.hint`; they share their values."""
+    return Text(key, english, **values), Text(f"{key}.hint", hint, **values)
+
+
 def write(piece: str) -> Text:
     """Return the hint to write a piece of a file or a command line literally."""
     return Text("suggest.write", "write {piece}", piece=piece)

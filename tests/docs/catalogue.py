@@ -12,7 +12,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ascendrun"
 TAKES_TEXT = re.compile(
-    r"Text\(|\w+Error(\.of)?\(|(here|self\.here|runtime)\.log\(|(self\._)?ctx\.say\(|self\._explain\("
+    r"Text\(|fault\(|\w+Error(\.of)?\(|(here|self\.here|runtime)\.log\(|(self\._)?ctx\.say\(|self\._explain\("
 )
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
@@ -38,7 +38,7 @@ def fields(template: str) -> frozenset[str]:
 def inline() -> Iterator[Message]:
     """Every call of `Text("key", "English")` in the package, and of errors, `log` and `say` that take the same.
 
-    `Error.of` takes the English of its hint, too.
+    `Error.of` and `fault` take the English of its hint, too.
     """
     for path in sorted(PACKAGE.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
@@ -55,7 +55,9 @@ def inline() -> Iterator[Message]:
                 names = [keyword.arg for keyword in node.keywords]
                 values = None if None in names else frozenset(filter(None, names))
                 yield Message(key, english, values, place)
-                hint = node.args[2] if ast.unparse(node.func).endswith(".of") and len(node.args) > 2 else None
+                hint = (
+                    node.args[2] if ast.unparse(node.func).endswith((".of", "fault")) and len(node.args) > 2 else None
+                )
                 if isinstance(hint, ast.Constant):
                     yield Message(f"{key}.hint", str(hint.value), values, place)
 

@@ -8,7 +8,7 @@ from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
-from ascendrun.ascend.variable_forms import effective_ids
+from ascendrun.ascend.variables import effective_ids
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.survey.facts import NodeFacts, Unreached

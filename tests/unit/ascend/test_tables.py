@@ -8,8 +8,7 @@ from ascendrun.ascend import faults, variables
 from ascendrun.ascend.chips import device_faults
 from ascendrun.ascend.faults import fault_classes, fault_of
 from ascendrun.ascend.tables import load_table
-from ascendrun.ascend.variable_forms import effective_ids
-from ascendrun.ascend.variables import check_environment, check_variable, known_variables
+from ascendrun.ascend.variables import check_environment, check_variable, effective_ids, known_variables
 from ascendrun.facts.chips import CHIPS, chip_of
 from ascendrun.text import Text
 
