@@ -7,5 +7,5 @@ line that was not understood. No module here accesses a node, a file outside thi
     hccn           `hccn_tool -i N -... -g`                       install        version files, /etc/hccn.conf
     reading        lines, errors printed instead of a result
     signatures     known errors in logs                           peer_messages  lines about other ranks
-    chips, compatibility, variables, faults   facts with their sources and caveats, from tables/*.json
+    compatibility, devices, variables   facts with their sources and caveats, from tables/*.json
 """

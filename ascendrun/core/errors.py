@@ -45,13 +45,6 @@ class Problem:
         text = f"{self.place}: {self.message}" if self.place else str(self.message)
         return f"{text} ({self.hint})" if self.hint else text
 
-    def to_json(self) -> dict[str, Any]:
-        return {name: to_json(value) for name, value in vars(self).items()}
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Problem:
-        return load_dataclass(cls, row)
-
 
 class AscendrunError(Exception):
     """Base class of all errors. `message` and `hint` are texts; str only for the output of other programs.
@@ -81,7 +74,7 @@ class AscendrunError(Exception):
             "code": self.code,
             "message": to_json(self.message),
             "hint": to_json(self.hint),
-            "problems": [problem.to_json() for problem in self.problems],
+            "problems": to_json(self.problems),
         }
 
     @staticmethod
@@ -90,9 +83,8 @@ class AscendrunError(Exception):
         kind = next((kind for kind in _kinds(AscendrunError) if kind.code == row.get("code")), AscendrunError)
         message, hint = from_json(row.get("message") or ""), from_json(row.get("hint"))
         error = kind.__new__(kind)
-        AscendrunError.__init__(
-            error, message, hint=hint, problems=list(map(Problem.from_json, row.get("problems") or ()))
-        )
+        problems = [load_dataclass(Problem, one) for one in row.get("problems") or ()]
+        AscendrunError.__init__(error, message, hint=hint, problems=problems)
         return error
 
 

@@ -7,14 +7,13 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from datetime import datetime, timezone
-from typing import Any
 
-from ascendrun.core.dataclass import dataclass, load_dataclass
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event, JobEvent
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import Reason
 from ascendrun.core.logs.redaction import redact_text
-from ascendrun.text import Text, fill, language, to_json
+from ascendrun.text import Text, fill, language
 from ascendrun.text.format import fold_hosts
 
 SCHEMA_VERSION = 2
@@ -70,13 +69,6 @@ class Notice:
     created_at_s: float | None = None
     started_at_s: float | None = None
     ended_at_s: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(to_json(self))
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Notice:
-        return load_dataclass(cls, values)
 
 
 @dataclass(frozen=True)

@@ -68,52 +68,40 @@ def render_text(rendered: Mapping[str, Any]) -> str:
     """Return the result of `render_plan` as commands to paste on each node. MASTER_PORT is the first candidate; a plan
     has no secrets."""
     port = str(rendered["master_ports"][0])
-    lines = [
-        _comment(
-            Text(
-                "plan.job",
-                "{job}, attempt {attempt}: {ranks:plural rank ranks} on {nodes:plural node nodes}, "
-                "rendezvous at {address}",
-                job=rendered["job"],
-                attempt=rendered["attempt"],
-                ranks=rendered["world_size"],
-                nodes=len(rendered["nodes"]),
-                address=rendered["master_address"],
-            )
+    heads = [
+        Text(
+            "plan.job",
+            "{job}, attempt {attempt}: {ranks:plural rank ranks} on {nodes:plural node nodes}, rendezvous at {address}",
+            job=rendered["job"],
+            attempt=rendered["attempt"],
+            ranks=rendered["world_size"],
+            nodes=len(rendered["nodes"]),
+            address=rendered["master_address"],
         ),
-        _comment(
-            Text(
-                "plan.port",
-                "MASTER_PORT: the first free port of {count} from {port}",
-                count=len(rendered["master_ports"]),
-                port=port,
-            )
+        Text(
+            "plan.port",
+            "MASTER_PORT: the first free port of {count} from {port}",
+            count=len(rendered["master_ports"]),
+            port=port,
         ),
     ]
-    lines += [
-        _comment(
-            Text(
-                "plan.staged",
-                "staged {name}: {files:plural file files}, {size:bytes}, {sha256}",
-                name=tree["name"],
-                files=tree["files"],
-                size=tree["size_bytes"],
-                sha256=tree["sha256"][:16],
-            )
+    heads += [
+        Text(
+            "plan.staged",
+            "staged {name}: {files:plural file files}, {size:bytes}, {sha256}",
+            **{**tree, "size": tree["size_bytes"], "sha256": tree["sha256"][:16]},
         )
         for tree in rendered["trees"]
     ]
-    bases = rendered["hccl_bases"]
-    if bases:
-        lines.append(
-            _comment(
-                Text(
-                    "plan.hccl-base",
-                    "HCCL_IF_BASE_PORT: the first of {bases:ranks} whose 32 ports are free on all nodes",
-                    bases=bases,
-                )
+    if rendered["hccl_bases"]:
+        heads.append(
+            Text(
+                "plan.hccl-base",
+                "HCCL_IF_BASE_PORT: the first of {bases:ranks} whose 32 ports are free on all nodes",
+                bases=rendered["hccl_bases"],
             )
         )
+    lines = [f"# {head}" for head in heads]
     for node in rendered["nodes"]:
         lines += ["", *_node_lines(node, port)]
     return "\n".join(lines) + "\n"
@@ -125,33 +113,25 @@ def _node_lines(node: Mapping[str, Any], port: str) -> list[str]:
     ranks = [{"argv": node["command"], "env": launcher["env"]}] if launcher else prepare["ranks"]
     first = ranks[0]["env"]
     shared = {name: value for name, value in first.items() if all(rank["env"].get(name) == value for rank in ranks)}
-    lines = [
-        _comment(
-            Text(
-                "plan.node",
-                "{host}: node {number}, {count:plural process processes}",
-                host=host,
-                number=prepare["node_rank"],
-                count=len(ranks),
-            )
-        ),
-        f"cd -- {shlex.quote(prepare['cwd'])}",
-    ]
+    head = Text(
+        "plan.node",
+        "{host}: node {number}, {count:plural process processes}",
+        host=host,
+        number=prepare["node_rank"],
+        count=len(ranks),
+    )
+    lines = [f"# {head}", f"cd -- {shlex.quote(prepare['cwd'])}"]
     lines += [f"export {name}={_quoted(value)}" for name, value in shared.items()]
     lines.append(f"export MASTER_PORT={port}")
     if prepare.get("hccl"):
         lines.append(f"export HCCL_IF_BASE_PORT={prepare['hccl'][0]}")
     if prepare["setup"]:
-        lines += [_comment(Text("plan.setup", "setup, run by bash before each process")), prepare["setup"]]
+        lines += [f"# {Text('plan.setup', 'setup, run by bash before each process')}", prepare["setup"]]
     for rank in ranks:
         own = [f"{name}={value}" for name, value in rank["env"].items() if name not in shared]
         words = [word.replace(PORT_TOKEN, port) for word in rank["argv"]]
         lines.append(shlex.join(["env", *own, *words] if own else words) + (" &" if len(ranks) > 1 else ""))
     return lines
-
-
-def _comment(text: Text) -> str:
-    return f"# {text}"
 
 
 def _quoted(value: str) -> str:

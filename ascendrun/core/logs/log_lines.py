@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, repeat
@@ -14,6 +15,7 @@ SHOWN_LINE_BYTES = 64 * 1024
 """A longer line is truncated on screen; `logs --raw` has every byte."""
 
 RANKS_LIMIT = 1_000_000
+_BROKEN_END = re.compile(rb"(?:[\xc0-\xff]|[\xe0-\xff][\x80-\xbf]|[\xf0-\xff][\x80-\xbf]{2})\Z")
 
 
 class LogLine(NamedTuple):
@@ -120,8 +122,8 @@ class LineSplitter:
 
     def _take(self) -> str:
         kept = bytes(self._kept)
-        if self._dropped:
-            kept = _without_broken_end(kept)
+        if self._dropped:  # perhaps within a character of UTF-8
+            kept = _BROKEN_END.sub(b"", kept)
         text = decode_line(kept)
         if self._dropped:
             text += f"... (+{format_bytes(self._dropped)})"
@@ -140,18 +142,6 @@ def decode_line(raw: bytes) -> str:
     except UnicodeDecodeError:
         return raw.decode("utf-8", "backslashreplace")
     return text if len(raw) - len(text) > 1 else raw.decode("utf-8", "backslashreplace")  # 1: truncated UTF-8
-
-
-def _without_broken_end(data: bytes) -> bytes:
-    """Remove an incomplete UTF-8 character at the end."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte < 0x80:
-            return data
-        if byte >= 0xC0:
-            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return data if back >= needed else data[:-back]
-    return data
 
 
 # ---------------------------------------------------------------- merge

@@ -262,20 +262,12 @@ def _redact_named(name: str, entry: object, redactor: Redactor) -> object:
 
 
 def _apply_rules(text: str, hide: Hide) -> str:
-    low = _lower(text)
+    low = text.lower()  # positions stay the same: Latin-1
     for rule in _RULES:
         changed = rule.apply(text, low, hide)
         if changed is not text:
-            text, low = changed, _lower(changed)
+            text, low = changed, changed.lower()
     return _DENSE.sub(lambda found: hide(found.group(), "dense") if _is_dense(found.group()) else found.group(), text)
-
-
-def _lower(text: str) -> str:
-    """Convert ASCII only, so that positions stay the same."""
-    return text.translate(_SMALL)
-
-
-_SMALL = {number: number + 32 for number in range(65, 91)}
 
 
 def _places(text: str, needle: str) -> Iterator[int]:

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable
 
+from ascendrun.core.dataclass import load_dataclass
 from ascendrun.core.errors import AscendrunError
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.store_file import LostLeaseError
 from ascendrun.node.failpoint import failpoint
-from ascendrun.text import Text
+from ascendrun.text import Text, to_json
 
 if TYPE_CHECKING:
     from ascendrun.core.events import JobEvent
@@ -109,7 +110,7 @@ class Notifier:
         for item in events:
             notice = notice_of(job, item, head_id=self._head_id, head=self._head)
             if notice is not None:
-                body = json.dumps(notice.to_json(), default=str)
+                body = json.dumps(to_json(notice), default=str)
                 rows += [(notice.id, target.name, body) for target in settings.targets if target.selects(notice)]
         self._fresh = self._fresh or bool(rows)
         return rows
@@ -246,7 +247,7 @@ class Notifier:
 
         queue.begin(waiting, now_s=time.time())
         failpoint("notices.before_send")
-        result = self._deliver(Notice.from_json(waiting.body), target)
+        result = self._deliver(load_dataclass(Notice, waiting.body), target)
         failpoint("notices.after_send")
         now_s = time.time()
         if result.outcome != "retry":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ascendrun.ascend.faults import fault_of
+from ascendrun.ascend.devices import fault_of
 from ascendrun.ascend.npu_smi import NpuChip, NpuProcess
 from ascendrun.ascend.npu_smi_views import EccCounts
 from ascendrun.ascend.reading import ToolError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ascendrun.ascend.chips import device_faults
+from ascendrun.ascend.devices import device_faults
 from ascendrun.ascend.variables import effective_ids
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.survey.check_context import CheckContext, check, finding, npu_check, npu_nodes, planned_devices

@@ -4,9 +4,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ascendrun.ascend import faults, variables
-from ascendrun.ascend.chips import device_faults
-from ascendrun.ascend.faults import fault_classes, fault_of
+from ascendrun.ascend import variables
+from ascendrun.ascend.devices import device_faults, fault_classes, fault_of
 from ascendrun.ascend.tables import load_table
 from ascendrun.ascend.variables import check_environment, check_variable, effective_ids, known_variables
 from ascendrun.facts.chips import CHIPS, chip_of
@@ -61,15 +60,15 @@ def test_a_row_that_is_not_verified_says_what_is_in_doubt():
 
 
 def test_the_eight_classes_go_from_no_effect_to_beyond_repair():
-    names = [one.name for one in faults.fault_classes()]
+    names = [one.name for one in fault_classes()]
     assert len(names) == 8 and (names[0], names[-1]) == ("NotHandle", "Separate")
 
 
 def test_a_code_is_known_with_and_without_0x_and_an_unknown_one_is_not_called_harmless():
-    assert faults.fault_of("0x80e18402").fault_class.name == faults.fault_of("80E18402").fault_class.name == "Separate"
-    unknown = faults.fault_of("80E1FFFF")
+    assert fault_of("0x80e18402").fault_class.name == fault_of("80E18402").fault_class.name == "Separate"
+    unknown = fault_of("80E1FFFF")
     assert (unknown.fault_class, unknown.message) == (None, None)
-    assert faults.fault_of("80E1840") is None and faults.fault_of("OK") is None
+    assert fault_of("80E1840") is None and fault_of("OK") is None
 
 
 A, B, A3 = chip_of("910A"), chip_of("910B3"), chip_of("Ascend910")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ascendrun.core.dataclass import load_dataclass
 from ascendrun.core.events import Event, JobEvent
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import because
@@ -26,7 +27,7 @@ from ascendrun.core.notices import (
     retry_after_s,
     with_name,
 )
-from ascendrun.text import LANGUAGES
+from ascendrun.text import LANGUAGES, to_json
 
 
 def make_job(**changes: Any) -> Job:
@@ -151,7 +152,7 @@ def test_credentials_in_a_reason_stay_at_home_and_its_lines_become_one() -> None
 def test_a_notice_survives_the_trip_through_the_store() -> None:
     import json
 
-    assert Notice.from_json(json.loads(json.dumps(make().to_json()))) == make()
+    assert load_dataclass(Notice, json.loads(json.dumps(to_json(make())))) == make()
 
 
 def test_the_credentials_of_a_target_never_show_in_a_traceback() -> None:
