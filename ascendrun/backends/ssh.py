@@ -19,7 +19,7 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError, AuthenticationError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.settings import Settings
-from ascendrun.head.ssh.config import SshConfig, SshTarget, parse_jump
+from ascendrun.head.ssh.config import SshConfig, SshTarget, needs_openssh, parse_jump
 from ascendrun.head.ssh.host_keys import (
     OWN_FILE,
     HostKey,
@@ -30,7 +30,7 @@ from ascendrun.head.ssh.host_keys import (
     record_host_keys,
     verify_key,
 )
-from ascendrun.head.ssh.transport import CLOSED_HERE, Connection, Deadlines
+from ascendrun.head.ssh.transport import CLOSED_HERE, Connection, Deadlines, NoKeyError
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -65,29 +65,44 @@ class SshBackend:
 
     def connect(self, host: Host) -> Connection:
         target = self.resolve(host)
-        self._raise_recent_refusal(target)
+        login = target.address, target.port, target.user
+        with self._lock:
+            until, refusal = self._refused.get(login, (0.0, None))
+        left_s = until - time.monotonic()
+        if refusal is not None and left_s > 0:
+            what = refusal.message
+            raise AuthenticationError(
+                Text("ssh.not-retried", "{error}; next attempt in {wait_s:.0f} s", error=what, wait_s=left_s),
+                hint=refusal.hint,
+            )
         try:
-            reason = self.why_openssh(host)
-            if reason is not None:
+            if self.why_openssh(host) is not None:
                 return self._connect_openssh(host)
             return self._connect_paramiko(host, target)
         except UnreachableError as error:
-            self._forget_config(host)
+            with self._lock:  # the config may be fixed meanwhile
+                self._config = SshConfig(self._options.config)
+                self._targets.pop(host, None)
+                self._reasons.pop(host.name, None)
+                self._jumps = {text: jump for text, jump in self._jumps.items() if jump.is_up}
             if isinstance(error, AuthenticationError):
-                self._note_refusal(target, error)
+                self._key_ring().forget_failures()
+                if not isinstance(error, NoKeyError):
+                    with self._lock:
+                        self._refused[login] = (time.monotonic() + AUTH_PAUSE_S, error)
             raise
 
     def why_openssh(self, host: Host) -> Text | None:
         """Return why this host is reached through the OpenSSH binary; None: it is reached through paramiko."""
-        if self._options.transport != "auto":
-            return (
-                Text("ssh.openssh-set", "transport: openssh is set") if self._options.transport == "openssh" else None
-            )
+        if self._options.transport == "openssh":
+            return Text("ssh.openssh-set", "transport: openssh is set")
+        if self._options.transport == "paramiko":
+            return None
         with self._lock:
             if host.name in self._reasons:
                 return self._reasons[host.name]
         target = self.resolve(host)
-        reason = target.why_openssh or self._key_reason(target) or self._jump_reason(target)
+        reason = target.why_openssh or needs_openssh(target) or self._jump_reason(target)
         recorded = self.recorded(target)
         if reason is None and recorded.authorities and not recorded.keys:
             place = f"{recorded.authorities[0].file}:{recorded.authorities[0].line}"
@@ -202,8 +217,7 @@ class SshBackend:
         if target.jump is None:
             from ascendrun.head.ssh.paramiko_login import dial
 
-            tcp_s = self._options.deadlines.tcp_s
-            return lambda: dial(target.address, target.port, label=target.label, family=target.family, tcp_s=tcp_s)
+            return lambda: dial(target, self._options.deadlines.tcp_s)
         jump = self._jump(target.jump)
         return lambda: (jump.dial(target), None)
 
@@ -219,12 +233,7 @@ class SshBackend:
         if jump.jump is not None:
             where = f"{target.jump} -> {jump.jump}"
             return Text("ssh.several-jumps", "several jumps in a row ({where})", where=where)
-        return jump.why_openssh or self._key_reason(jump)
-
-    def _key_reason(self, target: SshTarget) -> Text | None:
-        from ascendrun.head.ssh.keys import needs_openssh
-
-        return needs_openssh(target)
+        return jump.why_openssh or needs_openssh(jump)
 
     def _key_ring(self) -> KeyRing:
         with self._lock:
@@ -233,32 +242,6 @@ class SshBackend:
 
                 self._keys = KeyRing(self._options.prompt)
             return self._keys
-
-    def _forget_config(self, host: Host) -> None:
-        """Drop what was read for `host`, after a failure: the config may be fixed meanwhile."""
-        with self._lock:
-            self._config = SshConfig(self._options.config)
-            self._targets.pop(host, None)
-            self._reasons.pop(host.name, None)
-            self._jumps = {text: jump for text, jump in self._jumps.items() if jump.is_up}
-
-    def _note_refusal(self, target: SshTarget, error: AuthenticationError) -> None:
-        from ascendrun.head.ssh.paramiko_login import NoKeyError
-
-        self._key_ring().forget_failures()
-        if not isinstance(error, NoKeyError):
-            with self._lock:
-                self._refused[_login(target)] = (time.monotonic() + AUTH_PAUSE_S, error)
-
-    def _raise_recent_refusal(self, target: SshTarget) -> None:
-        with self._lock:
-            until, error = self._refused.get(_login(target), (0.0, None))
-        left_s = until - time.monotonic()
-        if error is not None and left_s > 0:
-            raise AuthenticationError(
-                Text("ssh.not-retried", "{error}; next attempt in {wait_s:.0f} s", error=error.message, wait_s=left_s),
-                hint=error.hint,
-            )
 
 
 class _Jump:
@@ -357,10 +340,6 @@ def algorithms_of(recorded: Recorded) -> Sequence[str]:
     for entry in recorded.keys:
         found += ["rsa-sha2-512", "rsa-sha2-256"] if entry.key.type == "ssh-rsa" else [entry.key.type]
     return found
-
-
-def _login(target: SshTarget) -> tuple[str, int, str]:
-    return target.address, target.port, target.user
 
 
 @dataclass(frozen=True)

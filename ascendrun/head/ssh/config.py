@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import fnmatch
 import getpass
 import glob
@@ -21,6 +23,7 @@ from ascendrun.text import Text
 
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 MAX_INCLUDE_DEPTH = 16
+DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 _PROXIES = ("proxyjump", "proxycommand")
 _TAKES_REST_OF_LINE = {"proxycommand", "localcommand", "remotecommand", "knownhostscommand"}
 
@@ -401,3 +404,28 @@ def _expand(text: str, tokens: Mapping[str, str]) -> str:
     text = re.sub(r"%(.)", lambda found: tokens.get(found.group(1), found.group(0)), text)
     text = re.sub(r"\$\{(\w+)\}", lambda found: os.environ.get(found.group(1), found.group(0)), text)
     return os.path.expanduser(text)
+
+
+def default_key_files() -> tuple[str, ...]:
+    """Return the files that ssh tries if the config names no key."""
+    return tuple(os.path.join(os.path.expanduser("~"), ".ssh", name) for name in DEFAULT_KEYS)
+
+
+def public_blob(path: str) -> bytes | None:
+    """Return the public half of a key file, from the .pub next to it; None if it cannot be read."""
+    try:
+        fields = Path(path + ".pub").read_text(encoding="utf-8", errors="replace").split()
+        return base64.b64decode(fields[1])
+    except (OSError, IndexError, binascii.Error):
+        return None
+
+
+def needs_openssh(target: SshTarget) -> Text | None:
+    """Return why these keys need the OpenSSH binary (certificates, security keys); None if paramiko supports them."""
+    for path in target.identity_files or default_key_files():
+        if os.path.exists(path + "-cert.pub"):
+            return Text("ssh.key-certificate", "a certificate is next to {path}", path=path)
+        public = public_blob(path)
+        if target.identity_files and public and public[4:7] == b"sk-":
+            return Text("ssh.security-key", "a security key ({path})", path=path)
+    return None

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.head.ssh.config import SshTarget
+from ascendrun.head.ssh.config import SshTarget, default_key_files, public_blob
 from ascendrun.head.ssh.paramiko_import import paramiko
 from ascendrun.text import Text
 
 PassphrasePrompt = Callable[[str], Optional[str]]
 """Prompts for a passphrase; returns None if there is none. Must not block if no prompt is possible."""
 
-DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 AGENT_S = 15.0
 """Seconds that the key agent may take for one reply (it may require its owner to touch a key)."""
 
@@ -136,11 +135,6 @@ class KeyRing:
         return None if is_missing and not is_expected else found
 
 
-def default_key_files() -> tuple[str, ...]:
-    """Return the files that ssh tries if the config names no key."""
-    return tuple(os.path.join(os.path.expanduser("~"), ".ssh", name) for name in DEFAULT_KEYS)
-
-
 def load_key(path: str, prompt: PassphrasePrompt | None) -> Identity | Unusable:
     """Return an Identity, or an Unusable with the reason. Prompts for a passphrase once, never without `prompt`."""
     try:
@@ -187,23 +181,3 @@ def _is_encrypted(path: str) -> bool:
         return b"bcrypt" in base64.b64decode(body)[:64]
     except binascii.Error:
         return False
-
-
-def public_blob(path: str) -> bytes | None:
-    """Return the public half of a key file, from the .pub next to it; None if it cannot be read."""
-    try:
-        fields = Path(path + ".pub").read_text(encoding="utf-8", errors="replace").split()
-        return base64.b64decode(fields[1])
-    except (OSError, IndexError, binascii.Error):
-        return None
-
-
-def needs_openssh(target: SshTarget) -> Text | None:
-    """Return why these keys need the OpenSSH binary (certificates, security keys); None if paramiko supports them."""
-    for path in target.identity_files or default_key_files():
-        if os.path.exists(path + "-cert.pub"):
-            return Text("ssh.key-certificate", "a certificate is next to {path}", path=path)
-        public = public_blob(path)
-        if target.identity_files and public and public[4:7] == b"sk-":
-            return Text("ssh.security-key", "a security key ({path})", path=path)
-    return None

@@ -19,7 +19,7 @@ from ascendrun.head.ssh.host_keys import HostKey
 from ascendrun.head.ssh.keys import Identity, Unusable
 from ascendrun.head.ssh.paramiko_import import PartialAuthentication, paramiko
 from ascendrun.head.ssh.paramiko_transport import IDLE_POLL_S, ParamikoConnection, SshTransport
-from ascendrun.head.ssh.transport import CLOSED_HERE, Deadlines
+from ascendrun.head.ssh.transport import CLOSED_HERE, Deadlines, NoKeyError
 from ascendrun.text import Text
 
 RESOLVE_S = 5.0
@@ -78,10 +78,6 @@ _KEY_TYPES = (
 
 class NoCommonAlgorithmError(UnreachableError):
     """The host and paramiko share no algorithm of some kind; the OpenSSH binary may support older ones."""
-
-
-class NoKeyError(AuthenticationError):
-    """There was no key for the login, so nothing was tried."""
 
 
 class _DroppedError(Exception):
@@ -346,12 +342,12 @@ class QuickAckSocket:
         return self._sock.getpeername()
 
 
-def dial(host: str, port: int, *, label: str, family: int, tcp_s: float) -> tuple[QuickAckSocket, str]:
+def dial(target: SshTarget, tcp_s: float) -> tuple[QuickAckSocket, str]:
     """Return a connected socket and the numeric address it reached, after trying every address within `tcp_s` in total.
 
     Raises UnreachableError: no such name, or the error of each address.
     """
-    addresses = resolve(host, port, label=label, family=family)
+    addresses = resolve(target)
     until = time.monotonic() + tcp_s
     failures: list[Text] = []
     for position, address in enumerate(addresses):
@@ -366,62 +362,53 @@ def dial(host: str, port: int, *, label: str, family: int, tcp_s: float) -> tupl
     raise UnreachableError.of(
         "ssh.no-connection",
         "{host}: no TCP connection to port {port} ({errors})",
-        "check the host, sshd and firewalls: ssh -p {port} {name}",
-        host=label,
-        name=host,
-        port=port,
+        "check the host, sshd and firewalls: ssh -p {port} {address}",
+        **target.names,
         errors=failures,
     )
 
 
-def resolve(host: str, port: int, *, label: str, family: int) -> list[Address]:
-    """Return every TCP address of `host`, in the resolver's order. Raises UnreachableError after at most RESOLVE_S."""
+def resolve(target: SshTarget) -> list[Address]:
+    """Return every TCP address of a host, in the resolver's order. Raises UnreachableError after at most RESOLVE_S."""
+
+    def look_up(flags: int) -> list[Address]:
+        found = socket.getaddrinfo(target.address, target.port, target.family, socket.SOCK_STREAM, 0, flags)
+        return [(entry[0], entry[4]) for entry in found]
+
     try:
-        return _lookup(host, port, family, socket.AI_NUMERICHOST)
+        return look_up(socket.AI_NUMERICHOST)
     except socket.gaierror:
         pass  # a name, not a number: it may take long, so a helper thread resolves it
     result: list[Any] = []
 
-    def look_up() -> None:
+    def look_up_name() -> None:
         try:
-            result.append(_lookup(host, port, family, 0))
+            result.append(look_up(0))
         except (OSError, UnicodeError) as error:
             result.append(error)
 
-    helper = threading.Thread(target=look_up, daemon=True)
+    helper = threading.Thread(target=look_up_name, daemon=True)
     helper.start()
     helper.join(RESOLVE_S)
     found = result[0] if result else None
+    names: dict[str, Any] = target.names
     if isinstance(found, list):
         return found
     if found is None:
-        what = Text(
+        error = Text(
             "ssh.resolve-timeout",
-            "{host}: name {name} was not resolved within {limit_s:.0f} s",
-            host=label,
-            name=host,
+            "{host}: name {address} was not resolved within {limit_s:.0f} s",
+            **names,
             limit_s=RESOLVE_S,
         )
     elif isinstance(found, OSError):
-        error = found.strerror
-        what = Text(
-            "ssh.no-address", "{host}: name {name} has no address ({error})", host=label, name=host, error=error
-        )
+        error = Text("ssh.no-address", "{host}: name {address} has no address ({error})", **names, error=found.strerror)
     else:
-        what = Text("ssh.invalid-name", "{host}: invalid host name {name:quote}", host=label, name=host)
-    raise UnreachableError(
-        what,
-        hint=Text(
-            "ssh.no-address.hint",
-            "check /etc/hosts and DNS: getent hosts {name}; or set addr= in the hostfile",
-            name=host,
-        ),
-    ) from found
-
-
-def _lookup(host: str, port: int, family: int, flags: int) -> list[Address]:
-    found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, flags)
-    return [(entry[0], entry[4]) for entry in found]
+        error = Text("ssh.invalid-name", "{host}: invalid host name {address:quote}", **names)
+    hint = Text(
+        "ssh.no-address.hint", "check /etc/hosts and DNS: getent hosts {address}; or set addr= in the hostfile", **names
+    )
+    raise UnreachableError(error, hint=hint) from found
 
 
 def _connect_to(address: Address, timeout_s: float) -> socket.socket:

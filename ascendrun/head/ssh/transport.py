@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Callable, Protocol, Union
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.errors import DeadlineExceededError
+from ascendrun.core.errors import AuthenticationError, DeadlineExceededError
 from ascendrun.core.hosts import Host
 from ascendrun.text import Text
 
@@ -44,6 +44,10 @@ class Receiver:
 
 CLOSED_HERE = Text("ssh.closed-here", "closed by this side")
 COMMAND_ENDED = Text("ssh.command-ended", "the command ended")
+
+
+class NoKeyError(AuthenticationError):
+    """There was no key for the login, so nothing was tried."""
 
 
 class StreamClosedError(ConnectionError):
