@@ -86,9 +86,6 @@ class Connections:
     def __iter__(self) -> Iterator[AgentConnection]:
         return iter(tuple(self._links.values()))
 
-    def same(self, one: Host, other: Host) -> bool:
-        return dialled(one) == dialled(other)
-
     def tick(self) -> None:
         for link in tuple(self._links.values()):
             link.tick()

@@ -15,7 +15,7 @@ from ascendrun.core.jobs.job import Job
 from ascendrun.core.jobs.restart import set_aside
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
-from ascendrun.head.agents.connections import Connections
+from ascendrun.head.agents.connections import Connections, dialled
 from ascendrun.head.protocol.agent_bootstrap import is_permanent
 from ascendrun.head.protocol.agent_events import make_report
 from ascendrun.head.protocol.agent_messages import Checkpoints, CheckpointsReply, Probe, ProbeReply
@@ -80,7 +80,7 @@ class NodeQuery:
     def on_down(self, link: AgentConnection, error: AscendrunError) -> None:
         is_final = is_permanent(error) or link.failures >= CONNECT_TRIES
         for host in self._hosts:
-            if is_final and self._links.same(host, link.host) and host.name not in self._finished:
+            if is_final and dialled(host) == dialled(link.host) and host.name not in self._finished:
                 self._finished.add(host.name)
                 self._refused(host.name, Failure.of(error))
                 self.on_up()  # the other hosts need not wait for it

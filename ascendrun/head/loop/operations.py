@@ -12,7 +12,7 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError, ConflictError, PreflightError, Problem, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
-from ascendrun.head.agents.connections import Connections
+from ascendrun.head.agents.connections import Connections, dialled
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.agent_bootstrap import is_permanent
@@ -233,7 +233,7 @@ class HostOperation:
     def on_down(self, link: AgentConnection, error: AscendrunError) -> None:
         is_final = is_permanent(error) or link.failures >= self.CONNECT_TRIES
         for host in self._hosts:
-            if is_final and self._links.same(host, link.host):
+            if is_final and dialled(host) == dialled(link.host):
                 self._take(host.name, Reply(None, error=Failure.of(error)), time.time())
 
     def _done_of(self, host: Host) -> Callable[[Reply[Any]], None]:

@@ -84,7 +84,8 @@ class ControlServer:
                 peer, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            if _peer_uid(peer) != os.getuid():
+            credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+            if _UCRED.unpack(credentials)[1] != os.getuid():
                 peer.close()
                 continue
             threading.Thread(target=self._serve, args=(peer,), name="control-peer", daemon=True).start()
@@ -160,11 +161,6 @@ def _answerer(outgoing: _Outgoing, request_id: Any) -> Answer:
         outgoing.send(wire.pack({"re": request_id, "last": is_last, "protocol": PROTOCOL, **header}, body))
 
     return answer
-
-
-def _peer_uid(peer: socket.socket) -> int:
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    return int(_UCRED.unpack(credentials)[1])
 
 
 def other_version(controller: object, command: object) -> ConflictError:

@@ -55,26 +55,25 @@ class _Span:
     nodes: tuple[float, ...]
     offsets: tuple[float, ...]
 
-    def offset_at(self, node_s: float) -> float:
+    def line_at(self, right: int) -> tuple[float, float, float]:
+        """Return (time, offset then, change for each second) before knot `right`; constant outside the knots."""
         nodes, offsets = self.nodes, self.offsets
-        right = bisect_left(nodes, node_s)
-        if right == 0 or right == len(nodes):
-            return offsets[max(0, right - 1)]
-        share = (node_s - nodes[right - 1]) / (nodes[right] - nodes[right - 1])
-        return offsets[right - 1] + share * (offsets[right] - offsets[right - 1])
+        left = max(0, right - 1)
+        if right in (0, len(nodes)):
+            return nodes[left], offsets[left], 0.0
+        return nodes[left], offsets[left], (offsets[right] - offsets[left]) / (nodes[right] - nodes[left])
+
+    def offset_at(self, node_s: float) -> float:
+        start_s, offset_s, slope = self.line_at(bisect_left(self.nodes, node_s))
+        return offset_s + (node_s - start_s) * slope
 
     def all_to_head_s(self, nodes_s: Sequence[float]) -> list[float] | None:
         """Convert times; None if they are not all between the same two knots."""
-        nodes, offsets = self.nodes, self.offsets
-        right = bisect_left(nodes, min(nodes_s))
-        if right != bisect_left(nodes, max(nodes_s)):
+        right = bisect_left(self.nodes, min(nodes_s))
+        if right != bisect_left(self.nodes, max(nodes_s)):
             return None
-        if right == 0 or right == len(nodes):
-            offset_s = offsets[max(0, right - 1)]
-            return [node_s - offset_s for node_s in nodes_s]
-        start_s, offset_s = nodes[right - 1], offsets[right - 1]
-        length_s, rise_s = nodes[right] - start_s, offsets[right] - offset_s
-        return [node_s - (offset_s + (node_s - start_s) / length_s * rise_s) for node_s in nodes_s]
+        start_s, offset_s, slope = self.line_at(right)
+        return [node_s - (offset_s + (node_s - start_s) * slope) for node_s in nodes_s]
 
 
 class HostClock:

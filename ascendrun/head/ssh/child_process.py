@@ -54,9 +54,8 @@ class ChildStream:
         )
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._input_fd: int | None = self._process.stdin.fileno()
-        os.set_blocking(self._process.stdin.fileno(), False)
-        os.set_blocking(self._process.stdout.fileno(), False)
-        os.set_blocking(self._process.stderr.fileno(), False)
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            os.set_blocking(pipe.fileno(), False)
         self._wake_lock = threading.Lock()
         self._wakes: tuple[int, int] | None = os.pipe()
 
@@ -97,7 +96,9 @@ class ChildStream:
                         limit_s=deadline_s,
                     )
                 if not sent and self._input_fd is not None:
-                    _wait_writable(self._input_fd, min(left_s, _POLL_S))
+                    poller = select.poll()
+                    poller.register(self._input_fd, select.POLLOUT | select.POLLERR | select.POLLHUP)
+                    poller.poll(min(left_s, _POLL_S) * 1000)
 
     def _write(self, piece: memoryview) -> int:
         """Return how many bytes the pipe accepted, 0 if it is full. Raises StreamClosedError."""
@@ -198,12 +199,6 @@ def _move(fd: int, sink: Callable[[bytes], None]) -> bool:
     if data:
         sink(data)
     return bool(data)
-
-
-def _wait_writable(fd: int, timeout_s: float) -> None:
-    poller = select.poll()
-    poller.register(fd, select.POLLOUT | select.POLLERR | select.POLLHUP)
-    poller.poll(timeout_s * 1000)
 
 
 def _open_pidfd(pid: int) -> int | None:

@@ -8,6 +8,7 @@ import random
 import socket
 import threading
 import time
+from contextlib import suppress
 from typing import Any, Callable
 
 from ascendrun.core.errors import DeadlineExceededError, UnreachableError
@@ -31,6 +32,7 @@ CLOSE_S = 2.0
 """Seconds that a closed stream waits for the other side's confirmation before it counts as closed anyway."""
 
 _EXTENDED_STDERR = 1
+_GONE = (EOFError, OSError, paramiko.SSHException)
 
 
 class Packetizer(paramiko.packet.Packetizer):
@@ -283,18 +285,14 @@ class ParamikoStream:
                 view = view[size:]
 
     def close_input(self) -> None:
-        try:
+        with suppress(*_GONE):  # `on_closed` reports it
             self._channel.shutdown_write()
-        except (OSError, EOFError, paramiko.SSHException):
-            pass  # gone already: `on_closed` reports it
 
     def close(self) -> None:
         if self._closing_until is None:
             self._closing_until = time.monotonic() + CLOSE_S
-        try:
+        with suppress(*_GONE):  # `on_closed` reports it
             self._channel.close()
-        except (OSError, EOFError, paramiko.SSHException):
-            pass  # gone already: `on_closed` reports it
 
     def _claim_room(self, wanted: int, until: float, deadline_s: float) -> int:
         """Wait until some of `wanted` bytes may be sent, and reserve that many. Raises StreamClosedError,
@@ -405,7 +403,7 @@ class ParamikoConnection:
                         error=error.text,
                     ) from error
                 time.sleep(pause_s)
-            except (paramiko.SSHException, EOFError, OSError) as error:
+            except _GONE as error:
                 raise self._no_reply(deadline_s, error) from error
 
     def _start(self, channel: Any, command: str, until: float, deadline_s: float) -> None:
@@ -443,7 +441,7 @@ class ParamikoConnection:
 def _send(transport: SshTransport, message: Any) -> None:
     try:
         transport._send_user_message(message)
-    except (EOFError, OSError, paramiko.SSHException) as error:
+    except _GONE as error:
         transport.drop(transport.why_ended())
         raise StreamClosedError(transport.why_ended()) from error
     if not transport.active:

@@ -29,7 +29,7 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
-    from ascendrun.core.jobs.plan import LaunchPlan
+    from ascendrun.core.jobs.plan import LaunchPlan, NodePlan
     from ascendrun.health.survey.pair_tests import ConnectionTestPlan
     from ascendrun.health.survey.probes import SurveyRequest
 
@@ -86,7 +86,14 @@ class Examination:
         self._secrets = read_secrets(spec)
         for host in self._hosts:
             wanted = make_survey_request(host, self._reports[host.name], self._request, spec, self._plan)
-            shell = {**make_shell(host.name, spec, self._plan), "secret_env": self._secrets}
+            # the job's shell: set-up, variables and directory, as for its first rank there
+            node = node_of(host.name, self._plan)
+            shell = {
+                "setup": spec.setup if spec is not None else None,
+                "env": dict(spec.env) if spec is not None and self._plan is None else rank_env(host.name, self._plan),
+                "cwd": node.cwd if node is not None else "",
+                "secret_env": self._secrets,
+            }
             self._query(host, agent.Survey(survey_items(wanted), timeout_s, shell), self._take_survey)
         if not self._hosts:
             self._finish()
@@ -258,13 +265,6 @@ def make_survey_request(
     )
 
 
-def make_shell(host: str, spec: JobSpec | None, plan: LaunchPlan | None) -> Mapping[str, Any]:
-    """Make the job's shell on one host: set-up, variables and directory, as for its first rank there."""
-    cwd = next((node.cwd for node in plan.nodes if node.host == host), "") if plan is not None else ""
-    env = rank_env(host, plan) if plan is not None else dict(spec.env) if spec is not None else {}
-    return {"setup": spec.setup if spec is not None else None, "env": env, "cwd": cwd}
-
-
 def read_secrets(spec: JobSpec | None) -> Mapping[str, str]:
     """Return the variables of env_file: a setup may use them. {} if a file cannot be read: the start reports that."""
     if spec is None or not spec.env_file:
@@ -291,10 +291,14 @@ def scrub(value: Any, secret_env: Mapping[str, str]) -> Any:
     return [scrub(one, secret_env) for one in value] if isinstance(value, list) else value
 
 
+def node_of(host: str, plan: LaunchPlan | None) -> NodePlan | None:
+    return next((node for node in plan.nodes if node.host == host), None) if plan is not None else None
+
+
 def rank_env(host: str, plan: LaunchPlan | None) -> dict[str, str]:
     """Return the planned variables of the host's first rank; {} without a plan."""
-    ranks = next((node.ranks for node in plan.nodes if node.host == host), ()) if plan is not None else ()
-    return dict(ranks[0].env) if ranks else {}
+    node = node_of(host, plan)
+    return dict(node.ranks[0].env) if node is not None and node.ranks else {}
 
 
 def master_candidates(plan: LaunchPlan | None) -> tuple[int, ...]:
