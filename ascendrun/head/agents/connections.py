@@ -5,6 +5,7 @@ A host without an agent can run one command that the login itself starts; its ar
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import deque
@@ -130,13 +131,11 @@ def encode_argv(argv: Sequence[str]) -> bytes:
         data = argument.encode("utf-8", "surrogateescape")
         if b"\0" in data:
             raise ValueError("an argument cannot hold a NUL")
-        is_plain = all(32 <= byte < 127 for byte in data)
-        lines.append(b"=" + data if is_plain else b"%" + b"".join(_encode_byte(byte) for byte in data))
+        if all(32 <= byte < 127 for byte in data):
+            lines.append(b"=" + data)
+        else:
+            lines.append(b"%" + re.sub(rb"[^A-Za-z0-9]", lambda odd: b"\\0%03o" % odd.group()[0], data))
     return b"".join(line + b"\n" for line in lines)
-
-
-def _encode_byte(byte: int) -> bytes:
-    return bytes([byte]) if byte < 128 and chr(byte).isalnum() else b"\\0%03o" % byte
 
 
 class OneShotCommand:

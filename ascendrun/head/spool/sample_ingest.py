@@ -237,14 +237,11 @@ class SampleIngest:
         for line in whole.split(b"\n") if separator else ():
             values = _values(line)
             self._read_line(self._reader(piece.source), values, piece.ahead_s, batch)
-            world = values.get("own_world")
-            if isinstance(world, int) and 0 < world < 10**7:  # the job can write the file
-                self._note_separate(piece.source, world)
-
-    def _note_separate(self, source: Source, world: int) -> None:
-        if self._separate is not None and source.tag not in self._separated:
-            self._separated.add(source.tag)
-            self._separate(source, world)
+            world, tag = values.get("own_world"), piece.source.tag
+            is_world = isinstance(world, int) and 0 < world < 10**7  # the job can write the file
+            if world is not None and is_world and self._separate is not None and tag not in self._separated:
+                self._separated.add(tag)
+                self._separate(piece.source, world)
 
     def _read_line(self, reader: LineReader, line: Mapping[str, Any], ahead_s: float, batch: _Batch) -> None:
         """Read a line. If the reader fails on it, only this line is lost; it is kept raw and logged."""

@@ -259,13 +259,14 @@ def _send_one(ask: Ask, path: Path, request: PutFile, arrived: Callable[[int], N
 def send_file(path: Path, request: Put, arrived: Callable[[int], None]) -> Steps:
     """Send a file of this machine from the byte on that the node lacks. `request`: its size, its time and its place
     there. The file of a tree is named after its content."""
+    size = request.size_bytes
     for _ in range(TRIES):
         have, is_done = yield from _put(request)
         if is_done:
             return
         with open(path, "rb", buffering=0) as file:
             digest = hash_start(file.fileno(), have)
-            while have < request.size_bytes:
+            while have < size:
                 block = os.pread(file.fileno(), BLOCK_BYTES, have)
                 if not block:
                     break
@@ -275,20 +276,16 @@ def send_file(path: Path, request: Put, arrived: Callable[[int], None]) -> Steps
                 if have != before + len(block):  # the part is not what it was: a full disk, or another transfer
                     break
                 arrived(have)
-            if isinstance(request, PutFile) and _has_changed(file.fileno(), request):
+            facts = os.fstat(file.fileno())
+            if isinstance(request, PutFile) and (facts.st_size, facts.st_mtime_ns) != (size, request.mtime_ns):
                 break
-        if not is_done and have == request.size_bytes:
-            seconds = BLOCK_S + request.size_bytes / HASH_BYTES_PER_S
+        if not is_done and have == size:
+            seconds = BLOCK_S + size / HASH_BYTES_PER_S
             _, is_done = yield from _put(replace(request, sha256=digest.hexdigest()), seconds=seconds)
         if is_done:
             return
     what = Text("outputs.sent-changing", "{path} changes while it is sent", path=path)
     raise TransferError(Failure("output-changed", what, Text("outputs.sent-again", "repeat the command")))
-
-
-def _has_changed(fd: int, request: PutFile) -> bool:
-    facts = os.fstat(fd)
-    return (facts.st_size, facts.st_mtime_ns) != (request.size_bytes, request.mtime_ns)
 
 
 def _put(

@@ -32,6 +32,8 @@ CLOSE_S = 2.0
 """Seconds that a closed stream waits for the other side's confirmation before it counts as closed anyway."""
 
 _EXTENDED_STDERR = 1
+_REMAINDER = "_Packetizer__remainder"
+"""What paramiko read beyond the banner line."""
 _GONE = (EOFError, OSError, paramiko.SSHException)
 
 
@@ -75,7 +77,8 @@ class Packetizer(paramiko.packet.Packetizer):
         return self._read_more(n, check_rekey=check_rekey)
 
     def _read_more(self, n: int, *, check_rekey: bool) -> bytes:
-        parts = [self._buffer[self._position :], self._take_remainder()]
+        parts = [self._buffer[self._position :], vars(self)[_REMAINDER]]
+        vars(self)[_REMAINDER] = b""
         have = sum(map(len, parts))
         self._buffer, self._position = b"", 0
         while have < n:
@@ -109,13 +112,6 @@ class Packetizer(paramiko.packet.Packetizer):
         if not piece:
             raise EOFError()
         return piece
-
-    def _take_remainder(self) -> bytes:
-        """Return the bytes that paramiko read beyond the banner line."""
-        name = "_Packetizer__remainder"
-        remainder: bytes = getattr(self, name)
-        setattr(self, name, b"")
-        return remainder
 
     def write_all(self, out: Any) -> None:
         view = memoryview(out)

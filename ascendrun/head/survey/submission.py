@@ -194,18 +194,16 @@ def claims_of(spec: JobSpec, hosts: Sequence[Host]) -> dict[str, Claim]:
 
     Unnamed NPUs and GPUs are not counted yet: without leases on the node two jobs could select the same ones.
     """
-    return {host.name: _claim_of(spec, host) for host in hosts}
-
-
-def _claim_of(spec: JobSpec, host: Host) -> Claim:
     from ascendrun.core.jobs.schedule import Claim  # not for those who only submit: it defines many types
 
     devices = spec.devices
     ids = tuple(devices.ids) if devices.ids is not None else None
-    count = devices.per_node or (len(ids) if ids else None) or host.slots or 1
-    if ids is not None:
-        return Claim(host.name, count, ids=ids)
-    return Claim(host.name, count, capacity=host.slots if devices.type == "cpu" else None)
+    is_counted = devices.type == "cpu" and ids is None
+    claims = {}
+    for host in hosts:
+        count = devices.per_node or len(ids or ()) or host.slots or 1
+        claims[host.name] = Claim(host.name, count, capacity=host.slots if is_counted else None, ids=ids)
+    return claims
 
 
 def build_plan(
