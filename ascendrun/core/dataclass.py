@@ -20,7 +20,12 @@ from ascendrun.text import Rendered, from_json
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
+
+    from typing_extensions import dataclass_transform as dataclass_transform
 else:
+
+    def dataclass_transform(**options: Any) -> Any:
+        return lambda kind: kind
 
     def dataclass(kind: type | None = None, /, **options: Any) -> Any:
         if kind is None:
@@ -32,7 +37,15 @@ else:
 T = TypeVar("T")
 FIELDS = "__dataclass_fields__"
 """What the functions of the standard library's module read first of a dataclass."""
+_HEIR = "__heir__"
+"""Mark of the class from which another one gets its `__init__`."""
 _making = threading.RLock()
+
+
+def make_frozen(kind: type) -> None:
+    """Make a class of a family a frozen dataclass; called from the family's `__init_subclass__`."""
+    if _HEIR not in vars(kind):
+        dataclass(kind, frozen=True)
 
 
 class _Unmade:
@@ -60,7 +73,7 @@ class _Unmade:
             if vars(kind)[FIELDS] is self:  # else another thread was first
                 kind.__doc__ = kind.__doc__ or kind.__name__  # the default takes longer than the methods
                 make(init=False, **options)(kind)
-                heir = type(kind.__name__, (kind,), {"__doc__": kind.__doc__})
+                heir = type(kind.__name__, (kind,), {"__doc__": kind.__doc__, _HEIR: True})
                 make(repr=False, eq=False, frozen=options.get("frozen", False))(heir)
                 kind.__init__ = heir.__init__  # type: ignore[misc]
 

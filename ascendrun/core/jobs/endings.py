@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, field, replace
 from typing import Any
 
-from ascendrun.core.dataclass import dataclass
 from ascendrun.core.jobs.draft import Draft
 from ascendrun.core.jobs.inputs import JobInput, OfNode
 from ascendrun.core.jobs.job import Cause, Exit, ForkedRank, Job, Leftover, NodeProgress, Phase, State
@@ -16,7 +15,6 @@ from ascendrun.core.jobs.restart import Failure, Kind
 from ascendrun.text import Text
 
 
-@dataclass(frozen=True)
 class RankExited(OfNode):
     rank: int
     exit: Exit
@@ -36,7 +34,6 @@ class RankExited(OfNode):
             draft.stop(Cause.FAILURE, failure.reason)
 
 
-@dataclass(frozen=True)
 class ForkedRankStarted(OfNode):
     """A rank that the process of its node started itself, known by RANK in its environment."""
 
@@ -49,7 +46,6 @@ class ForkedRankStarted(OfNode):
             draft.set_node(self.host, forked={**forked, self.rank: ForkedRank(self.pid)})
 
 
-@dataclass(frozen=True)
 class ForkedRankExited(OfNode):
     """`exit`: its code and signal are None where the node did not see them."""
 
@@ -63,7 +59,6 @@ class ForkedRankExited(OfNode):
             draft.set_node(self.host, forked={**forked, self.rank: replace(rank, exit=self.exit)})
 
 
-@dataclass(frozen=True)
 class RankHungAtExit(OfNode):
     """A rank did not exit after its work. `cause`: finished (its metrics have "done") or idle (another rank exited with
     0 and this rank is inactive); `after_s`: the exceeded limit, None: not recorded."""
@@ -80,7 +75,6 @@ class RankHungAtExit(OfNode):
             draft.record("rank-hung-at-exit", [self.host], [self.rank], values)
 
 
-@dataclass(frozen=True)
 class StartFailed(OfNode):
     rank: int | None
     why: Text | str
@@ -93,7 +87,6 @@ class StartFailed(OfNode):
         draft.stop(Cause.FAILURE, reason)
 
 
-@dataclass(frozen=True)
 class NodeEnded(OfNode):
     """No process of the attempt is left on the host, except `leftovers`. `exits`: of all ranks as the supervisor saw
     them, more reliable than RankExited, which a rank could write itself; {}: not reported."""
@@ -124,7 +117,6 @@ class NodeEnded(OfNode):
             draft.stop(Cause.FAILURE, failure.reason if failure else because("ranks-ended-early", [self.host]))
 
 
-@dataclass(frozen=True)
 class LeftoversGone(OfNode):
     """The processes that SIGKILL did not end are gone, by the node or by a person who released the host."""
 
@@ -134,7 +126,6 @@ class LeftoversGone(OfNode):
             draft.record("leftovers-gone", [self.host])
 
 
-@dataclass(frozen=True)
 class NodeLost(OfNode):
     """The processes of the attempt on the host are gone. `why`: rebooted (another boot id), directory-gone (its records
     and all its processes are gone, with the same boot id) or by-user (a person released the host)."""
@@ -155,14 +146,12 @@ class NodeLost(OfNode):
             draft.stop(Cause.NODE_LOST, reason)
 
 
-@dataclass(frozen=True)
 class SupervisorLost(OfNode):
     def apply(self, draft: Draft) -> None:
         if draft.job.node(self.host).may_run_processes:
             draft.stop(Cause.NODE_LOST, because("supervisor-lost", [self.host]))
 
 
-@dataclass(frozen=True)
 class StopStarted(OfNode):
     """The supervisor of a host started to end its ranks. `by`: head, limit, failure, node (it received SIGTERM), fence
     (its lease expired) or finished; `at_s`: the host's clock; `done`: the work of all its ranks was complete."""
@@ -179,7 +168,6 @@ class StopStarted(OfNode):
             draft.stop(Cause.PREEMPTED, because("preempted", [self.host], why=self.why))
 
 
-@dataclass(frozen=True)
 class NodeTrouble(OfNode):
     """A supervisor could not do something; no rank was ended. `code`: of the event; `at_ns`: the host's clock."""
 
@@ -193,7 +181,6 @@ class NodeTrouble(OfNode):
             draft.record(self.code, [self.host], values=self.values)
 
 
-@dataclass(frozen=True)
 class Hung(JobInput):
     """The job makes no progress, and is to be stopped (health/hang.py). `hosts`, `ranks`: those that the others wait
     for, (): unknown. `is_unreachable`: these hosts do not respond. `finding`: what was observed."""
@@ -209,7 +196,6 @@ class Hung(JobInput):
             draft.stop(Cause.HUNG, because(code, self.hosts, self.ranks, self.finding))
 
 
-@dataclass(frozen=True)
 class TrainsSeparately(JobInput):
     """By the environment of its processes `world_size` ranks train on this host without the other hosts."""
 
@@ -228,7 +214,6 @@ class TrainsSeparately(JobInput):
         draft.stop(Cause.FAILURE, reason)
 
 
-@dataclass(frozen=True)
 class Diagnosed(JobInput):
     """The failure of an attempt was diagnosed. `first`: what failed first, None: there is no diagnosis, or the attempt
     did not fail by itself. `last_step`: the newest step that it reported, None: unknown."""

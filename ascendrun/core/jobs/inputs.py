@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
-from ascendrun.core.dataclass import dataclass
+from ascendrun.core.dataclass import dataclass_transform, make_frozen
 from ascendrun.core.findings import Finding
 from ascendrun.core.jobs.checkpoints import Listed, ResumePoint
 from ascendrun.core.jobs.draft import (
@@ -30,22 +30,24 @@ from ascendrun.core.jobs.restart import Failure, Kind
 # Times are passed separately (`now_s`).
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class JobInput:
-    """Something that happened, which `lifecycle.advance` takes."""
+    """Something that happened, which `lifecycle.advance` takes; each kind is a frozen dataclass."""
+
+    def __init_subclass__(cls) -> None:
+        make_frozen(cls)
 
     def apply(self, draft: Draft) -> None:
         """Change the job of `draft`; a repeated input changes nothing."""
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
 class OfNode(JobInput):
     """From one node of the present attempt."""
 
     host: str
 
 
-@dataclass(frozen=True)
 class NodesFree(JobInput):
     """The attempt gets these hosts, in the order of their node ranks, and these spares. `replaced`: the files that a
     host requires (NodeProgress.replaces)."""
@@ -67,7 +69,6 @@ class NodesFree(JobInput):
         draft.actions.append(QueryNodes())
 
 
-@dataclass(frozen=True)
 class WaitingForNodes(JobInput):
     """The job is not placed, for this reason."""
 
@@ -79,7 +80,6 @@ class WaitingForNodes(JobInput):
             draft.record("waiting", values={"reason": self.reason})
 
 
-@dataclass(frozen=True)
 class DependencyFailed(JobInput):
     """The dependency of this job ended without success."""
 
@@ -90,7 +90,6 @@ class DependencyFailed(JobInput):
             draft.stop(Cause.NEED, self.reason)
 
 
-@dataclass(frozen=True)
 class NodeReported(OfNode):
     boot_id: str
     clock_offset_s: float | None
@@ -105,7 +104,6 @@ class NodeReported(OfNode):
             draft.set_node(self.host, phase=Phase.REPORTED)
 
 
-@dataclass(frozen=True)
 class Checked(JobInput):
     """The nodes were checked before the start. `warnings`: findings that do not prevent it, each with its line."""
 
@@ -117,7 +115,6 @@ class Checked(JobInput):
             draft.record("preflight-warning", finding.hosts, values=values)
 
 
-@dataclass(frozen=True)
 class ResumeChosen(JobInput):
     """What the attempt resumes from. `incomplete`: newer checkpoints that are not complete, with their hosts."""
 
@@ -138,7 +135,6 @@ class ResumeChosen(JobInput):
             draft.record("resume-chosen", values=values)
 
 
-@dataclass(frozen=True)
 class ResumeLost(JobInput):
     """The newest checkpoint, of this step, is only on the disks of hosts that the attempt does not have."""
 
@@ -150,7 +146,6 @@ class ResumeLost(JobInput):
             draft.hold(because("only-copy", self.hosts, step=self.step), self.hosts, None)
 
 
-@dataclass(frozen=True)
 class Planned(JobInput):
     """The plan is complete: the ranks of each host."""
 
@@ -163,14 +158,12 @@ class Planned(JobInput):
         draft.job = replace(draft.job, world_size=self.world_size)
 
 
-@dataclass(frozen=True)
 class NodeStaged(OfNode):
     def apply(self, draft: Draft) -> None:
         if draft.job.node(self.host).phase is Phase.REPORTED:
             draft.set_node(self.host, phase=Phase.STAGED)
 
 
-@dataclass(frozen=True)
 class NodeReady(OfNode):
     """`master_port`: a free port of the rank-0 node; None from the others. `hccl`: the leased port blocks of HCCL by
     their first port; None: none was requested."""
@@ -189,7 +182,6 @@ class NodeReady(OfNode):
             draft.job = replace(draft.job, master_port=self.master_port)
 
 
-@dataclass(frozen=True)
 class Refused(JobInput):
     """A node or the plan prevents the start. `host` None: the plan, or several hosts (`hosts`, (): none of them).
     `is_away`: the host is not reachable, which the job cannot have caused."""
@@ -211,7 +203,6 @@ class Refused(JobInput):
             draft.stop(Cause.REFUSED, because("preflight-failed", hosts, why=why))
 
 
-@dataclass(frozen=True)
 class TrainingRefused(JobInput):
     """The training would fail. `hosts`: on these hosts only, (): on any."""
 
@@ -234,7 +225,6 @@ class TrainingRefused(JobInput):
         draft.stop(Cause.TRAINING, because("training-refused", self.hosts, why=self.why))
 
 
-@dataclass(frozen=True)
 class StageFilesMissing(JobInput):
     """The host does not see the files that it requires (NodeProgress.replaces)."""
 
@@ -248,7 +238,6 @@ class StageFilesMissing(JobInput):
             draft.stop(Cause.FILES_LOST, reason)
 
 
-@dataclass(frozen=True)
 class HoldChanged(JobInput):
     """A user holds the job in the queue; `by` None: a user ended that."""
 
@@ -262,7 +251,6 @@ class HoldChanged(JobInput):
             draft.job = replace(draft.job, held_by=self.by)
 
 
-@dataclass(frozen=True)
 class Held(JobInput):
     """Something else uses devices or ports of the job: a refusal that passes. `what`: as the node reports it; `by`: the
     run that leases them, None: unknown, or several. `hosts`: all of them, (): the one."""
@@ -278,7 +266,6 @@ class Held(JobInput):
             draft.hold(because("held", hosts, why=self.what), hosts, self.by)
 
 
-@dataclass(frozen=True)
 class RankStarted(OfNode):
     rank: int
     pid: int
@@ -293,7 +280,6 @@ class RankStarted(OfNode):
             draft.set_node(self.host, phase=Phase.STARTED)
 
 
-@dataclass(frozen=True)
 class HostGivenUp(JobInput):
     """A user reported that a host is gone for good, with its disks."""
 
@@ -311,7 +297,6 @@ class HostGivenUp(JobInput):
             draft.job = replace(draft.job, not_before_s=draft.now_s)
 
 
-@dataclass(frozen=True)
 class StopRequested(JobInput):
     now: bool
 
@@ -319,7 +304,6 @@ class StopRequested(JobInput):
         draft.stop(Cause.USER, because("stopped-by-user"), now=self.now)
 
 
-@dataclass(frozen=True)
 class RetryRequested(JobInput):
     """A user started the next attempt of a job that had ended without success."""
 
@@ -334,7 +318,6 @@ class RetryRequested(JobInput):
         draft.job = replace(draft.job, past=tuple(past), ended_at_s=None)
 
 
-@dataclass(frozen=True)
 class HeadRestarted(JobInput):
     """A new controller found the job in a start without GO from the previous controller."""
 
@@ -342,7 +325,6 @@ class HeadRestarted(JobInput):
         draft.stop(Cause.HEAD_RESTARTED, because("controller-restarted"))
 
 
-@dataclass(frozen=True)
 class Tick(JobInput):
     """Time passed. `reachable`: hosts that respond now. `fenced`: hosts whose leases have expired: they have ended the
     ranks by themselves. `quiet_s`: for how many seconds each of the others has been silent, as far as we could hear."""

@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, field, fields, is_dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Generic, TypeVar, get_args
+from typing import Any, Callable, ClassVar, Generic, TypeVar, get_args
 
-from ascendrun.core.dataclass import dataclass
+from ascendrun.core.dataclass import dataclass_transform, make_frozen
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.text import Rendered, Text, to_json
-
-if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-else:
-
-    def dataclass_transform(**options: Any) -> Any:
-        return lambda kind: kind
-
 
 M = TypeVar("M", bound="Message")
 R = TypeVar("R", bound="Message", covariant=True)
@@ -50,8 +42,7 @@ class Message:
 
     def __init_subclass__(cls, *, op: str | None = None) -> None:
         super().__init_subclass__()
-        if op is not None or "__annotations__" in vars(cls):  # else the class that `dataclass` makes for `__init__`
-            dataclass(cls, frozen=True)
+        make_frozen(cls)
         if op is not None:
             cls.OP = op
 
