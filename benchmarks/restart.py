@@ -25,8 +25,7 @@ from pathlib import Path
 import yaml
 
 from ascendrun.sim.ascend.scenario import Scenario
-from ascendrun.sim.npu.build import build
-from ascendrun.sim.npu.target import find_target
+from ascendrun.sim.npu.build import build, find_target
 from benchmarks.bed import Bed
 from benchmarks.launchers import JOB, RANKS_PER_HOST, Launcher
 from benchmarks.ours import Ours

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ascendrun.health.samples.device_samples import sampling_items
-from ascendrun.node import layout, pack, procs, reap
+from ascendrun.node import layout, loader, procs, reap
 from ascendrun.node.agent.attempt.attempts import Attempts
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.ascend.tree import environ_of, install_tree
@@ -72,7 +72,7 @@ def measure(name: str, family: str, *, every_s: float, seconds: float) -> Row:
             rss_mb = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
         finally:
             attempts.stop({"tag": TAG, "now": True, "grace_s": 0})
-            while reap.find_attempt(TAG, root=str(root)):
+            while reap.find_marked(reap.marks_of(TAG, str(root))):
                 time.sleep(0.05)
     return Row(
         name,
@@ -87,7 +87,7 @@ def make_node(temp: Path) -> tuple[Attempts, Path]:
     tree, root = temp / "tree", temp / "node"
     install_tree(tree, Scenario(cards=CARDS))
     root.mkdir(mode=0o700)
-    pyz, sha256 = pack.agent_pyz()
+    pyz, sha256 = loader.agent_pyz()
     agent = root / f"agent-{sha256[:16]}.pyz"
     agent.write_bytes(pyz)
     environ: dict[str, str] = environ_of(tree, dict(os.environ))
@@ -137,7 +137,7 @@ def sampler_of(root: str) -> int:
     """The oldest of them: the others are tools that it runs."""
     deadline = time.monotonic() + 20.0
     while time.monotonic() < deadline:
-        found = reap.find_sampler(TAG, root=root)
+        found = reap.find_marked({**reap.marks_of(TAG, root), **reap.SAMPLER})
         if found:
             return found[0][0]
         time.sleep(0.05)

@@ -11,7 +11,7 @@ import subprocess
 import time
 
 from ascendrun.head.survey.doctor import CONNECT_LIGHT_S, LIGHT_S, SPARE_S, STARTED_S
-from ascendrun.sim.ascend import control
+from ascendrun.sim.ascend import tree
 from ascendrun.sim.ascend.scenario import Scenario
 from tests.lib.vcluster.npus import install_on
 
@@ -32,8 +32,8 @@ def test_of_many_hosts_one_frozen_two_trickling_and_one_with_a_hanging_tool_each
     hosts.write_text(cluster.hostfile(slots=2))
     for number, name in enumerate((TRICKLING, HANGING, SOUND_NPU), start=1):
         install_on(cluster, name, Scenario(cards=2, number=number))
-    control.set_fault(cluster.path(TRICKLING, "/"), None, "trickle")
-    control.set_fault(cluster.path(HANGING, "/"), None, "hang", value="npu-smi")
+    tree.set_fault(cluster.path(TRICKLING, "/"), None, "trickle")
+    tree.set_fault(cluster.path(HANGING, "/"), None, "hang", value="npu-smi")
     cluster.freeze(FROZEN)
     cluster.rate(THIN, 8)  # a kilobyte a second: no agent comes through that in time
     began = time.monotonic()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ascendrun.sim.ascend import control
+from ascendrun.sim.ascend import tree
 from ascendrun.sim.ascend.scenario import Scenario
 from tests.lib.vcluster.npus import install_on
 
@@ -57,7 +57,7 @@ class Examined:
 
 
 def plant(cluster, name, card, fault, **more):
-    control.set_fault(cluster.path(name, "/"), card, fault, **more)
+    tree.set_fault(cluster.path(name, "/"), card, fault, **more)
 
 
 def test_a_sound_pair_is_fit_alone_and_for_a_job(nodes, doctor, ascendrun):

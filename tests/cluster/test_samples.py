@@ -12,7 +12,7 @@ import pytest
 
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.query.top_source import newest_samples
-from ascendrun.sim.ascend import control
+from ascendrun.sim.ascend import tree
 from tests.cluster.scenes import NpuScene, Scene, await_that
 
 HOSTS = NpuScene.hosts
@@ -87,7 +87,7 @@ def test_devices_hosts_and_ranks_are_known_and_a_hanging_tool_silences_nothing_e
     assert [host.host for host in newest.hosts] == list(HOSTS) and all(host.memory_used_bytes for host in newest.hosts)
 
     leftovers.kill(leftovers.controllers(cluster, state_dir), signal.SIGKILL)  # whoever looks next starts another
-    control.set_fault(cluster.path("node2", "/"), None, "hang", value="npu-smi")
+    tree.set_fault(cluster.path("node2", "/"), None, "hang", value="npu-smi")
     assert scene.state(job) == "RUNNING"
     since_s = time.time()
     await_that(

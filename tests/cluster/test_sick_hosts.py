@@ -12,7 +12,7 @@ import pytest
 from conftest import Ascendrun
 from scenes import Scene, await_that, run_text, venv_python
 
-from ascendrun.sim.ascend import control
+from ascendrun.sim.ascend import tree
 from ascendrun.sim.ascend.scenario import Scenario
 from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.npus import install_on
@@ -176,7 +176,7 @@ def test_a_link_that_stays_down_closes_its_host_after_two_strikes(scene: Scene) 
         install_on(scene.cluster, name, Scenario(cards=2, number=number))
     known = scene.start(scene.job("known", "print", "done"), env={"ASCENDRUN_IDLE_CHECK_S": "5"})
     scene.await_state(known, "SUCCEEDED")
-    control.set_fault(scene.cluster.path("node2", "/"), 1, "link_down")
+    tree.set_fault(scene.cluster.path("node2", "/"), 1, "link_down")
     await_that(lambda: states(scene)["node2"] == "quarantined", "two strikes, a minute apart", deadline_s=DEADLINE_S)
     assert states(scene)["node1"] == "free"
     assert codes(scene) == ["host-strike", "host-strike", "host-closed"]

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from ascendrun.ascend import hccn, install, npu_smi
-from ascendrun.sim.ascend import control
+from ascendrun.sim.ascend import tree
 from ascendrun.sim.ascend.__main__ import main
 from tests.lib.ascend_recordings import npu_ids
 from tests.lib.vcluster.__main__ import main as vcluster
@@ -59,7 +59,7 @@ def test_two_nodes_answer_over_ssh_each_for_itself_and_one_has_lost_a_card(nodes
     assert info_of(nodes, "node1").processes == ()
 
     # faults are switched from outside while the host runs
-    control.set_fault(nodes.path("node1", "/"), 0, "health_alarm")
+    tree.set_fault(nodes.path("node1", "/"), 0, "health_alarm")
     assert info_of(nodes, "node1").chips[0].health == "Alarm" and info_of(nodes, "node2").chips[0].health == "OK"
 
     assert main(["fault", str(nodes.path("node1", "/")), "0", "link_down"]) == 0

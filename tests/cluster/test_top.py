@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ascendrun.sim.ascend import control
+from ascendrun.sim.ascend import tree
 from tests.cluster.scenes import NpuScene, await_that
 
 HOSTS = NpuScene.hosts
@@ -48,8 +48,8 @@ def test_idle_hosts_are_asked_ranks_are_found_on_their_devices_and_a_fault_is_se
     )
     await_that(lambda: all(host["liveness"] == "ALIVE" for host in top()["hosts"]), "both answer")
 
-    control.set_fault(cluster.path("node2", "/"), 1, "health_alarm")
-    control.set_fault(cluster.path("node1", "/"), 0, "ghost_process", value="39999")
+    tree.set_fault(cluster.path("node2", "/"), 1, "health_alarm")
+    tree.set_fault(cluster.path("node1", "/"), 0, "ghost_process", value="39999")
     await_that(
         lambda: (
             [(row["host"], row["device"], row["health"], row["external_pids"]) for row in top("--problems")["rows"]]

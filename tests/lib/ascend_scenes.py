@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario, ShownProcess, make_faults, make_node
 from ascendrun.sim.ascend.tool import hccn as hccn_tool
 from ascendrun.sim.ascend.tool import npu_smi
-from ascendrun.sim.ascend.tool.families import FAMILIES
-from ascendrun.sim.ascend.tool.faults import Faults
-from ascendrun.sim.ascend.tool.live import readings
-from ascendrun.sim.ascend.tool.npu_smi import Scene
+from ascendrun.sim.ascend.tool.live import Scene, readings
+from ascendrun.sim.ascend.tool.model import FAMILIES, Faults
 
 DRIVERS = ("22.0.4", "23.0.rc2", "23.0.5", "24.1.rc2", "25.0.rc1.1", "25.5.1", "26.0.rc1")
 HEALTH = ("OK", "Warning", "Alarm", "Critical", "UNKNOWN")

@@ -13,13 +13,12 @@ from ascendrun.health.checks import run_checks
 from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.facts import NodeFacts, PythonFacts
 from ascendrun.health.survey.probes import CARD_VIEWS, DRIVER_NODES, PORT_ITEMS, read_npu, read_results
-from ascendrun.sim.ascend import cann
+from ascendrun.sim.ascend import tree
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario, make_faults, make_node
 from ascendrun.sim.ascend.tool import hccn as hccn_tool
 from ascendrun.sim.ascend.tool import npu_smi
-from ascendrun.sim.ascend.tool.faults import Faults
-from ascendrun.sim.ascend.tool.live import readings
-from ascendrun.sim.ascend.tool.npu_smi import Scene
+from ascendrun.sim.ascend.tool.live import Scene, readings
+from ascendrun.sim.ascend.tool.model import Faults
 
 HOME = "/usr/local/Ascend/ascend-toolkit/latest"
 MODULES = {"torch": "2.4.0", "torch-npu": "2.4.0"}
@@ -118,8 +117,8 @@ def files_text(scenario, scene):
         "_toolkit_install.info": "cann",
         "_nnae_install.info": "cann",
     }
-    told = section("hccn /etc/hccn.conf", cann.hccn_conf(scene.node))
-    for path, text in cann.version_files(scenario, seen_as="").items():
+    told = section("hccn /etc/hccn.conf", tree.hccn_conf(scene.node))
+    for path, text in tree.version_files(scenario, seen_as="").items():
         label = next((label for end, label in labels.items() if path.endswith(end)), None)
         if label is not None:
             told += section(f"{label} /{path}", text)
@@ -132,7 +131,7 @@ def shell_text(scenario):
     if scenario.cann is None:
         return ""
     told = section(f"home {HOME}", "")
-    for path, text in cann.version_files(scenario, seen_as="").items():
+    for path, text in tree.version_files(scenario, seen_as="").items():
         if path.endswith("_toolkit_install.info"):
             told += section(f"cann /{path}", text)
         elif path.endswith("version.cfg"):

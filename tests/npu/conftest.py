@@ -16,8 +16,7 @@ from typing import Any, Callable
 import pytest
 
 from ascendrun.core.errors import AscendrunError
-from ascendrun.sim.npu.build import build, environment
-from ascendrun.sim.npu.target import find_target
+from ascendrun.sim.npu.build import build, environment, find_target
 from tests.programs.conftest import REPO, Run, Server
 
 PROGRAM_TESTS = REPO / "tests" / "programs"

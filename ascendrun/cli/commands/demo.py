@@ -21,7 +21,7 @@ from ascendrun.cli.options import cli_command
 from ascendrun.cluster import Cluster
 from ascendrun.core.errors import AscendrunError, PreflightError
 from ascendrun.core.settings import LOGIN_FILE, SETTINGS, STATE_VARIABLE, Settings, local_root
-from ascendrun.sim.demo.actor import Actor, DemoInterruptedError, end_marked, remove_tree
+from ascendrun.sim.demo.nodes import Actor, DemoInterruptedError, end_marked, remove_tree
 from ascendrun.text import Text, language
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ def clean_up(directory: Path, *, keep: bool) -> None:
     finally:
         end_marked(f"{MARK}={directory}", grace_s=GRACE_S)
         if not keep:
-            remove_tree(directory)
+            remove_tree(str(directory))
 
 
 def end_jobs(cluster: Cluster) -> None:

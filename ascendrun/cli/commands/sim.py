@@ -13,13 +13,12 @@ import click
 
 from ascendrun.cli.options import cli_command
 from ascendrun.core.errors import PreflightError
-from ascendrun.sim.npu.build import build, environment
-from ascendrun.sim.npu.target import find_target
+from ascendrun.sim.npu.build import build, environment, find_target
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.sim.npu.target import Target
+    from ascendrun.sim.npu.build import Target
 
 ENVIRONMENT = ".venv-npu"
 LAUNCHERS = {

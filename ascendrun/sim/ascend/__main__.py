@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Callable
 
 from ascendrun.core.errors import AscendrunError, InvalidInputError, Problem
-from ascendrun.sim.ascend import control
+from ascendrun.sim.ascend import tree
 from ascendrun.sim.ascend.scenario import Scenario, load_scenario
-from ascendrun.sim.ascend.tool.families import FAMILIES
-from ascendrun.sim.ascend.tool.faults import KINDS
-from ascendrun.sim.ascend.tool.processes import DEVICE_VARIABLE, LOAD_VARIABLE, MEMORY_VARIABLE, ROOT_VARIABLE
+from ascendrun.sim.ascend.tool.live import DEVICE_VARIABLE, LOAD_VARIABLE, MEMORY_VARIABLE, ROOT_VARIABLE
+from ascendrun.sim.ascend.tool.model import FAMILIES, KINDS
 from ascendrun.sim.ascend.tree import install_tree
 
 Verb = Callable[[argparse.Namespace], None]
@@ -99,7 +98,7 @@ def scenario_of(arguments: argparse.Namespace) -> Scenario:
 
 
 def _fault(arguments: argparse.Namespace) -> None:
-    control.set_fault(
+    tree.set_fault(
         arguments.root, _card(arguments.card), arguments.fault, value=arguments.value, after_s=arguments.after
     )
 
@@ -107,16 +106,16 @@ def _fault(arguments: argparse.Namespace) -> None:
 def _clear(arguments: argparse.Namespace) -> None:
     root = arguments.root
     if arguments.card is None:
-        control.clear_all(root)
+        tree.clear_all(root)
         return
     card = _card(arguments.card)
-    names = [one.name for one in control.list_faults(root) if one.card == card]
+    names = [one.name for one in tree.list_faults(root) if one.card == card]
     for name in [arguments.fault] if arguments.fault else names:
-        control.clear_fault(root, card, name)
+        tree.clear_fault(root, card, name)
 
 
 def _show(arguments: argparse.Namespace) -> None:
-    for fault in control.list_faults(arguments.root):
+    for fault in tree.list_faults(arguments.root):
         card = "node" if fault.card is None else fault.card
         begins = "" if fault.since_s <= time.time() else f"  begins in {fault.since_s - time.time():.1f} s"
         print(f"{card:>5}  {fault.name:18} {fault.value or ''}{begins}")
@@ -132,12 +131,8 @@ def _card(word: str) -> int | None:
     if word in OF_NODE:
         return None
     if not word.isdigit():
-        raise InvalidInputError([_no_card(word)])
+        raise InvalidInputError([Problem("card", None, None, f"{word} is neither an NPU id nor `node`")])
     return int(word)
-
-
-def _no_card(word: str) -> Problem:
-    return Problem("card", None, None, f"{word} is neither an NPU id nor `node`")
 
 
 if __name__ == "__main__":

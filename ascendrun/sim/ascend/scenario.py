@@ -14,9 +14,7 @@ from typing import Any, TypeVar
 
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.reader.yaml_source import MappingNode, read_yaml, to_plain
-from ascendrun.sim.ascend.tool.families import FAMILIES, Family
-from ascendrun.sim.ascend.tool.faults import KINDS, OF_CARD
-from ascendrun.sim.ascend.tool.model import Chip, Fault, Node, Row
+from ascendrun.sim.ascend.tool.model import FAMILIES, KINDS, OF_CARD, Chip, Family, Fault, Node, Row
 from ascendrun.text import Text, suggestion
 
 T = TypeVar("T")
@@ -137,6 +135,9 @@ def _chip(scenario: Scenario, npu_id: int, chip_id: int, device: int) -> Chip:
     turn = device % 8
     ddr_mb = (13553, 15567, 15567, 15567)[turn % 4] if family.name == "910A" else family.ddr_mb
     has_port = family.speed_mbit > 0
+    address: str | None = f"29.1.{1 + scenario.number % 250}.{10 + device}"
+    if scenario.addresses is not None:
+        address = scenario.addresses[device]
     bus = family.buses[device % len(family.buses)] if family.buses else None
     return Chip(
         npu_id=npu_id,
@@ -151,7 +152,7 @@ def _chip(scenario: Scenario, npu_id: int, chip_id: int, device: int) -> Chip:
         hugepages_used=0,
         idle_w=round(family.idle_w + 0.7 * turn, 1),
         idle_c=family.idle_c + turn % 4,
-        address=_address(scenario, device) if has_port else None,
+        address=address if has_port else None,
         netmask=scenario.netmask if has_port else None,
         gateway=scenario.gateway if has_port else None,
         netdetect=scenario.gateway if has_port else None,
@@ -160,12 +161,6 @@ def _chip(scenario: Scenario, npu_id: int, chip_id: int, device: int) -> Chip:
         serial=f"SIM{scenario.number:04d}{npu_id:05d}",
         fixed=dict(scenario.fixed.get(device, {})),
     )
-
-
-def _address(scenario: Scenario, device: int) -> str | None:
-    if scenario.addresses is not None:
-        return scenario.addresses[device]
-    return f"29.1.{1 + scenario.number % 250}.{10 + device}"
 
 
 def check_scenario(scenario: Scenario, *, file: str = "scenario") -> None:

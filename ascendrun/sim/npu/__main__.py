@@ -6,8 +6,7 @@ import argparse
 import sys
 
 from ascendrun.core.errors import AscendrunError
-from ascendrun.sim.npu.build import build
-from ascendrun.sim.npu.target import find_target
+from ascendrun.sim.npu.build import build, find_target
 
 
 def main() -> int:

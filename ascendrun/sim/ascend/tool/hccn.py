@@ -8,10 +8,8 @@ from __future__ import annotations
 import time
 from typing import Callable, NamedTuple, Sequence
 
-from ascendrun.sim.ascend.tool.faults import Faults, value_of
-from ascendrun.sim.ascend.tool.live import Reading
-from ascendrun.sim.ascend.tool.model import Chip, Node
-from ascendrun.sim.ascend.tool.npu_smi import Reply, Scene
+from ascendrun.sim.ascend.tool.live import Reading, Reply, Scene
+from ascendrun.sim.ascend.tool.model import Chip, Faults, Node, value_of
 
 NOT_DONE = "Command execute failed!"
 REFUSED = "Read file failed, cmd execute failed! pls check cmd run permission."
@@ -40,7 +38,10 @@ class Port(NamedTuple):
         """Its IPv4 address; None where it has none."""
         if self.chip.address is None or self.fault("ip_missing") or self.fault("ip_v6"):
             return None
-        return _moved(self.chip.address) if self.fault("hccn_conf_stale") else self.chip.address
+        if not self.fault("hccn_conf_stale"):
+            return self.chip.address
+        head, _, last = self.chip.address.rpartition(".")
+        return f"{head}.{(int(last) + 100) % 250 + 1}"
 
     @property
     def is_up(self) -> bool:
@@ -48,11 +49,6 @@ class Port(NamedTuple):
             return False
         flaps = self.faults.of("link_flaps", self.chip.npu_id)
         return flaps is None or self.faults.age_s(flaps) % float(value_of(flaps)) >= 1.0
-
-
-def _moved(address: str) -> str:
-    head, _, last = address.rpartition(".")
-    return f"{head}.{(int(last) + 100) % 250 + 1}"
 
 
 def _link_stat(port: Port) -> str:
@@ -106,16 +102,8 @@ def _net_health(port: Port) -> str:
     return f"net health status: {word}\n"
 
 
-def _gateway(port: Port) -> str:
-    return f"default gateway:{port.chip.gateway}, Iface:{interface(port.chip)}\n" if port.chip.gateway else "\n"
-
-
 def interface(chip: Chip) -> str:
     return f"eth{chip.logic_id}"
-
-
-def _speed(port: Port) -> str:
-    return f"Speed: {port.node.family.speed_mbit} Mb/s\n" if port.is_up else "Speed: Unknown!\n"
 
 
 def _vnic(port: Port) -> str:
@@ -153,23 +141,14 @@ def _ping(port: Port) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _traffic(port: Port) -> int:
-    """Packets so far of the processes that run on the chip now."""
-    return int(sum(row.age_s * row.load / 100 * _PACKETS_A_S for row in port.reading.rows))
-
-
 def _stat(port: Port) -> str:
-    packets, errors = _traffic(port), port.faults.grown("roce_errors", port.chip.npu_id)
-    moved = (
-        "mac_tx_total_pkt",
-        "mac_rx_total_pkt",
-        "roce_rx_rc_pkt",
-        "roce_rx_all_pkt",
-        "roce_tx_rc_pkt",
-        "roce_tx_all_pkt",
-    )
+    # Packets so far of the processes that run on the chip now.
+    packets = int(sum(row.age_s * row.load / 100 * _PACKETS_A_S for row in port.reading.rows))
+    errors = port.faults.grown("roce_errors", port.chip.npu_id)
+    moved = [f"mac_{way}_total_pkt" for way in ("tx", "rx")]
+    moved += [f"roce_{way}_{what}_pkt" for way in ("rx", "tx") for what in ("rc", "all")]
     failed = ("mac_rx_fcs_err_pkt", "roce_rx_err_pkt", "roce_tx_err_pkt", "roce_out_of_order", "roce_new_pkt_rty")
-    counts = {f"{name}_pkt_num": packets for name in moved}
+    counts = {f"{name}_num": packets for name in moved}
     counts.update({f"mac_{way}_total_oct_num": packets * 4096 for way in ("tx", "rx")})
     counts.update({f"{name}_num": errors for name in failed})
     return "packet statistics:\n" + "".join(f"{name}:{counts.get(name, 0)}\n" for name in STAT_NAMES)
@@ -289,9 +268,11 @@ ITEMS: dict[str, Callable[[Port], str]] = {
     "-ip": _ip,
     "-net_health": _net_health,
     "-netdetect": lambda port: f"netdetect addr: {port.chip.netdetect or '0.0.0.0'}\n",
-    "-gateway": _gateway,
+    "-gateway": lambda port: (
+        f"default gateway:{port.chip.gateway}, Iface:{interface(port.chip)}\n" if port.chip.gateway else "\n"
+    ),
     "-mtu": lambda port: "mtu:1500\n",
-    "-speed": _speed,
+    "-speed": lambda port: f"Speed: {port.node.family.speed_mbit} Mb/s\n" if port.is_up else "Speed: Unknown!\n",
     "-fec": lambda port: f"fec mode: {'no' if port.fault('fec_none') else 'rs'} FEC mode\n",
     "-vnic": _vnic,
     "-tls": _tls,

@@ -9,9 +9,8 @@ import time
 from typing import Callable, Sequence
 
 from ascendrun.sim.ascend.tool import hccn, npu_smi
-from ascendrun.sim.ascend.tool.faults import Faults, value_of
-from ascendrun.sim.ascend.tool.model import HOME
-from ascendrun.sim.ascend.tool.npu_smi import Reply, Scene
+from ascendrun.sim.ascend.tool.live import Reply, Scene, read_scene
+from ascendrun.sim.ascend.tool.model import HOME, Faults, value_of
 
 HANG_S = 3600.0  # long past every deadline, and yet an end: a hanging tool ignores every signal but KILL
 GARBAGE = b"\x00\xff\xfe\x1b[31m\x8d\x07+---\x93| npu-smi ???\r\x00" * 7
@@ -22,7 +21,7 @@ _TOOLS: dict[str, Callable[[Sequence[str], Scene], Reply]] = {"npu-smi": npu_smi
 def run(tool: str, root: str, arguments: Sequence[str]) -> int:
     """`root`: the directory that holds the node's tree, "/" on a separate node. Returns the exit code."""
     home = os.path.join(root, HOME)
-    scene = npu_smi.read_scene(home, root)
+    scene = read_scene(home, root)
     _stall(tool, scene.faults)
     reply = _TOOLS[tool](arguments, scene)
     write(reply.text, scene.faults)

@@ -2,72 +2,32 @@
 
 from __future__ import annotations
 
-import os
-import time
-from typing import Callable, NamedTuple, Sequence
+from typing import Callable, Sequence
 
-from ascendrun.sim.ascend.tool import lists
-from ascendrun.sim.ascend.tool.faults import Faults
-from ascendrun.sim.ascend.tool.live import Reading, readings
-from ascendrun.sim.ascend.tool.model import MARKER_FOLDER, Node, read_faults, read_node
-from ascendrun.sim.ascend.tool.processes import find_rows
+from ascendrun.sim.ascend.tool import views
+from ascendrun.sim.ascend.tool.live import Reading, Reply, Scene, read_scene
 from ascendrun.sim.ascend.tool.table import render_table
 from ascendrun.sim.ascend.tool.views import TYPES, VIEWS, View, render_view
 
 NO_DRIVER = "dcmi module initialize failed. ret is -8005"
 DEVICE_USED = "dcmi model initialized failed, because the device is used. ret is -8020"
 UNKNOWN = "Command or option is not found."
-NO_CARD = f"Invalid card id.\nError parameter of -i\n{lists.USAGE}"
+NO_CARD = f"Invalid card id.\nError parameter of -i\n{views.USAGE}"
 NO_CHIP = "Invalid chip id.\nError parameter of -c"
 CARD_NEEDED = "\nThis command must input card id.\n"
 _WITHOUT_CARD = ("topo", "vnpu-mode", "template-info", "key-manage")
 _FLAGS = ("-i", "-c", "-p", "-t", "-d", "-s")
 
 
-class Reply(NamedTuple):
-    """Output and exit code of the tool."""
-
-    text: str
-    code: int = 0
-
-
-class Scene(NamedTuple):
-    """The node at one moment; `is_complete`: its install record says that the driver is."""
-
-    node: Node
-    faults: Faults
-    readings: list[Reading]
-    is_complete: bool
-    is_privileged: bool
-
-
-def read_scene(home: str, root: str) -> Scene:
-    """The node whose files are in `home`, now."""
-    node = read_node(home)
-    faults = Faults(read_faults(home), time.time())
-    rows = find_rows(root, os.path.join(home, MARKER_FOLDER), len(node.chips))
-    complete = _is_complete(root) and not faults.has("driver_incomplete")
-    privileged = os.geteuid() in (0, os.stat(home).st_uid)
-    return Scene(node, faults, readings(node, faults, rows), complete, privileged)
-
-
-def _is_complete(root: str) -> bool:
-    try:
-        with open(os.path.join(root, "etc/ascend_install.info"), encoding="utf-8") as file:
-            return "Driver_Install_Status=complete" in file.read()
-    except OSError:
-        return False
-
-
 def respond(arguments: Sequence[str], scene: Scene) -> Reply:
     """What the command line `npu-smi ARGUMENTS` prints; `info watch` only its first round."""
     if list(arguments) in (["-v"], ["--version"]):
-        return Reply(lists.render_version(scene.node))
+        return Reply(f"npu-smi version: {scene.node.tool_version}\n")
     if not arguments or arguments[0] != "info":
         return Reply(f"{UNKNOWN}\n", 1)
     words = list(arguments[1:])
     if words in (["-h"], ["--help"]):
-        return Reply(lists.render_help())
+        return Reply(views.render_help())
     if scene.faults.is_driver_away():
         return Reply(f"{NO_DRIVER}\n", 1)
     if scene.faults.has("device_used"):
@@ -76,22 +36,18 @@ def respond(arguments: Sequence[str], scene: Scene) -> Reply:
     if whole:
         return Reply(whole(scene))
     if words[:1] == ["watch"]:
-        return Reply(lists.watch_head(scene.node) + lists.watch_rows(scene.node, _watched(words[1:], scene)))
+        return Reply(views.watch_head(scene.node) + views.watch_rows(scene.node, _watched(words[1:], scene)))
     options = _options(words)
     if options is None or "-t" not in options or options["-t"] not in (*TYPES, *VIEWS):
         return Reply(f"{UNKNOWN}\n", 1)
     return _typed(options, scene)
 
 
-def _table(scene: Scene) -> str:
-    return render_table(scene.node, scene.readings, is_complete=scene.is_complete)
-
-
 _WHOLE: dict[str, Callable[[Scene], str]] = {
-    "": _table,
-    "-l": lambda scene: lists.render_cards(scene.node, scene.readings),
-    "-m": lambda scene: lists.render_mapping(scene.node, scene.readings),
-    "-t topo": lambda scene: lists.render_topology(scene.node, scene.readings),
+    "": lambda scene: render_table(scene.node, scene.readings, is_complete=scene.is_complete),
+    "-l": lambda scene: views.render_cards(scene.node, scene.readings),
+    "-m": lambda scene: views.render_mapping(scene.node, scene.readings),
+    "-t topo": lambda scene: views.render_topology(scene.node, scene.readings),
 }
 
 
@@ -106,28 +62,22 @@ def _options(words: Sequence[str]) -> dict[str, str] | None:
 def _typed(options: dict[str, str], scene: Scene) -> Reply:
     kind = options["-t"]
     if kind == "topo":
-        return Reply(lists.render_topology(scene.node, scene.readings))
+        return Reply(views.render_topology(scene.node, scene.readings))
     if "-i" not in options and kind not in _WITHOUT_CARD:
         return Reply(f"{CARD_NEEDED}\n", 1)
     card = [one for one in scene.readings if str(one.chip.npu_id) == options.get("-i")]
     if not card:
         return Reply(f"{NO_CARD}\n", 1)
-    chips, chip_id = _chosen(card, options)
+    chips = [one for one in card if options.get("-c") in (None, str(one.chip.chip_id))]
     if not chips:
         return Reply(f"{NO_CHIP}\n", 1)
+    chip_id = chips[0].chip.chip_id if "-c" in options else None
     compatible = scene.node.is_compatible and not scene.faults.has("firmware_mismatch")
     view = View(scene.node, chips, chip_id, scene.is_privileged, compatible)
     try:
         return Reply(render_view(kind, view))
     except KeyError:
         return Reply(f"This device does not support querying {kind}.\n", 1)
-
-
-def _chosen(card: list[Reading], options: dict[str, str]) -> tuple[list[Reading], int | None]:
-    if "-c" not in options:
-        return card, None
-    chips = [one for one in card if str(one.chip.chip_id) == options["-c"]]
-    return chips, chips[0].chip.chip_id if chips else None
 
 
 def _watched(words: Sequence[str], scene: Scene) -> list[Reading]:
@@ -147,4 +97,4 @@ def watch_delay_s(arguments: Sequence[str]) -> float | None:
 def next_round(arguments: Sequence[str], home: str, root: str) -> str:
     """The rows of one more round of `info watch`."""
     scene = read_scene(home, root)
-    return lists.watch_rows(scene.node, _watched(arguments[2:], scene))
+    return views.watch_rows(scene.node, _watched(arguments[2:], scene))

@@ -13,7 +13,7 @@ from ascendrun.health.checks.npu import unowned_memory
 from ascendrun.health.comparison import finding_line
 from ascendrun.health.survey.facts import DeviceNode
 from ascendrun.sim.ascend.scenario import Scenario
-from ascendrun.sim.ascend.tool.families import FAMILIES
+from ascendrun.sim.ascend.tool.model import FAMILIES
 from ascendrun.text import LANGUAGES
 from tests.lib.npu_worlds import RESERVED, codes, findings, node, ran, section, the, world
 

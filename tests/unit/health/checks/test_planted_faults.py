@@ -18,7 +18,7 @@ from ascendrun.head.protocol.control_messages import SurveyReply
 from ascendrun.head.survey.survey_reader import read_world
 from ascendrun.health.checks import CHECKS, run_checks
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario
-from ascendrun.sim.ascend.tool.families import FAMILIES
+from ascendrun.sim.ascend.tool.model import FAMILIES
 from tests.lib.npu_worlds import ran, raw_answers, section
 from tests.lib.recorded_reports import GIB, ROOT, recorded_answer
 

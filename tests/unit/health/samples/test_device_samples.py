@@ -12,9 +12,8 @@ import pytest
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.health.samples.device_samples import DeviceReader, ToolOutput, sampling_items
 from ascendrun.health.samples.sample_lines import LineReader
-from ascendrun.sim.ascend.control import set_fault
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario, ShownProcess
-from ascendrun.sim.ascend.tree import environ_of, install_tree
+from ascendrun.sim.ascend.tree import environ_of, install_tree, set_fault
 
 RECORDINGS = Path(__file__).resolve().parents[3] / "recordings" / "ascend"
 T = 1_700_000_000.0

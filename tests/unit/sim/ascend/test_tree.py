@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from ascendrun.ascend import install
 from ascendrun.core.errors import InvalidInputError
-from ascendrun.sim.ascend import cann
+from ascendrun.sim.ascend import tree
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario, ShownProcess, make_node, read_scenario
 from ascendrun.sim.ascend.tool.model import dump_node, load_node
 from tests.lib.ascend_scenes import scenarios
@@ -108,7 +108,7 @@ def test_set_env_sets_what_torch_npu_looks_for_also_under_set_u_and_twice(sim_no
 
 
 def test_a_tree_that_is_seen_as_the_root_names_the_usual_folders():
-    files = cann.version_files(Scenario(nnae="8.0.RC3"), seen_as="")
+    files = tree.version_files(Scenario(nnae="8.0.RC3"), seen_as="")
     assert f"path={ROOT}/ascend-toolkit/8.0.RC3/aarch64-linux\n" in "".join(files.values())
     assert f"Driver_Install_Path_Param={ROOT}\n" in files["etc/ascend_install.info"]
 

@@ -15,11 +15,11 @@ import pytest
 
 from ascendrun.ascend import hccn, npu_smi, npu_smi_views
 from ascendrun.core.errors import InvalidInputError, NotFoundError
-from ascendrun.sim.ascend import control
+from ascendrun.sim.ascend import tree
 from ascendrun.sim.ascend.__main__ import main
 from ascendrun.sim.ascend.scenario import Scenario
-from ascendrun.sim.ascend.tool.faults import KINDS
-from ascendrun.sim.ascend.tool.processes import device_of
+from ascendrun.sim.ascend.tool.live import device_of
+from ascendrun.sim.ascend.tool.model import KINDS
 from tests.lib.ascend_recordings import npu_ids
 from tests.lib.ascend_scenes import hccn as ask_port
 from tests.lib.ascend_scenes import scene_of, smi
@@ -108,7 +108,7 @@ def test_watch_goes_on_until_it_is_told_to_stop(sim_node):
 
 
 def test_installing_again_leaves_nothing_of_the_node_before(sim_node):
-    control.set_fault(sim_node.root, 1, "dropped")
+    tree.set_fault(sim_node.root, 1, "dropped")
     sim_node.install(Scenario(chip="910A", cann="8.5.0"))
     info = info_of(sim_node)
     assert len(info.chips) == 8 and info.chips[0].name == "910A"
@@ -196,21 +196,21 @@ def test_a_loaded_card_warms_up(sim_node):
 
 
 def test_a_card_drops_at_a_moment_and_comes_back_when_the_fault_is_undone(sim_node):
-    control.set_fault(sim_node.root, 3, "dropped", after_s=1000)
+    tree.set_fault(sim_node.root, 3, "dropped", after_s=1000)
     assert len(info_of(sim_node).chips) == 8
-    control.set_fault(sim_node.root, 3, "dropped", after_s=0.3)
+    tree.set_fault(sim_node.root, 3, "dropped", after_s=0.3)
     left = awaited(lambda: npu_ids(info_of(sim_node)), lambda ids: len(ids) == 7)
     assert left == (0, 1, 2, 4, 5, 6, 7)
-    control.clear_fault(sim_node.root, 3, "dropped")
+    tree.clear_fault(sim_node.root, 3, "dropped")
     assert len(info_of(sim_node).chips) == 8
 
 
 def test_a_driver_reset_answers_nothing_for_a_while_and_leaves_seven_devices(sim_node):
     with Rank(sim_node, {"ASCENDRUN_SIM_NPU": "2"}) as rank:
-        control.set_fault(sim_node.root, 6, "driver_reset", value="3600")
+        tree.set_fault(sim_node.root, 6, "driver_reset", value="3600")
         away = sim_node.run("npu-smi", "info")
         assert away.returncode and npu_smi.parse_info(away.stdout).errors[0].code == -8005
-        control.set_fault(sim_node.root, 6, "driver_reset", value="0.1")
+        tree.set_fault(sim_node.root, 6, "driver_reset", value="0.1")
         done = awaited(lambda: sim_node.run("npu-smi", "info"), lambda done: done.returncode == 0)
         info = npu_smi.parse_info(done.stdout)
         assert npu_ids(info) == (0, 1, 2, 3, 4, 5, 7)
@@ -221,7 +221,7 @@ def test_a_driver_reset_answers_nothing_for_a_while_and_leaves_seven_devices(sim
     (None, ("npu-smi", "hccn_tool"), ()), ("npu-smi", ("npu-smi",), ("hccn_tool",)),
 ])  # fmt: skip
 def test_a_hanging_tool_ends_on_no_signal_but_kill(sim_node, value, hangs, answers):
-    control.set_fault(sim_node.root, None, "hang", value=value)
+    tree.set_fault(sim_node.root, None, "hang", value=value)
     arguments = {"npu-smi": ("info",), "hccn_tool": ("-i", "0", "-link", "-g")}
     for tool in answers:
         assert sim_node.run(tool, *arguments[tool]).returncode == 0
@@ -245,13 +245,13 @@ def ignores(pid, number):
 
 
 def test_a_slow_tool_answers_all_the_same(sim_node):
-    control.set_fault(sim_node.root, None, "slow", value="0.4")
+    tree.set_fault(sim_node.root, None, "slow", value="0.4")
     began_s = time.monotonic()
     assert len(info_of(sim_node).chips) == 8 and time.monotonic() - began_s >= 0.4
 
 
 def test_a_trickling_tool_gives_its_bytes_one_by_one(sim_node):
-    control.set_fault(sim_node.root, None, "trickle", value="0.05")
+    tree.set_fault(sim_node.root, None, "trickle", value="0.05")
     end, start = os.pipe2(os.O_DIRECT)  # a packet for each write, however late it is read
     process = sim_node.popen("npu-smi", "-v", stdout=start)
     os.close(start)
@@ -263,12 +263,12 @@ def test_a_trickling_tool_gives_its_bytes_one_by_one(sim_node):
 
 def test_garbage_and_half_an_answer_are_read_without_a_wrong_card(sim_node):
     whole = info_of(sim_node)
-    control.set_fault(sim_node.root, None, "truncated")
+    tree.set_fault(sim_node.root, None, "truncated")
     half = npu_smi.parse_info(sim_node.run("npu-smi", "info").stdout)
     assert set(half.chips) <= set(whole.chips)
     assert half != whole
-    control.clear_all(sim_node.root)
-    control.set_fault(sim_node.root, None, "garbage")
+    tree.clear_all(sim_node.root)
+    tree.set_fault(sim_node.root, None, "garbage")
     done = sim_node.run("npu-smi", "info", encoding="utf-8", errors="replace")
     assert npu_smi.parse_info(done.stdout).chips == () and npu_smi.parse_info(done.stdout).unparsed
 
@@ -292,7 +292,7 @@ def test_another_user_gets_no_compatibility_and_no_ports():
 
 def test_faults_set_at_the_same_time_are_all_kept(sim_node):
     threads = [
-        threading.Thread(target=control.set_fault, args=(sim_node.root, card, name))
+        threading.Thread(target=tree.set_fault, args=(sim_node.root, card, name))
         for card in range(8)
         for name in ("link_down", "fec_none", "tls_on")
     ]
@@ -300,20 +300,20 @@ def test_faults_set_at_the_same_time_are_all_kept(sim_node):
         thread.start()
     for thread in threads:
         thread.join(DEADLINE_S)
-    assert len(control.list_faults(sim_node.root)) == 24
+    assert len(tree.list_faults(sim_node.root)) == 24
 
 
 def test_a_fault_set_again_begins_anew_and_undoing_one_leaves_the_others(sim_node):
-    control.set_fault(sim_node.root, 0, "ecc_single", value="1000")
-    first = control.list_faults(sim_node.root)[0]
-    control.set_fault(sim_node.root, 0, "ecc_single", value="7")
-    control.set_fault(sim_node.root, 1, "ecc_single")
-    control.set_fault(sim_node.root, None, "slow")
-    again = [one for one in control.list_faults(sim_node.root) if (one.name, one.card) == ("ecc_single", 0)]
+    tree.set_fault(sim_node.root, 0, "ecc_single", value="1000")
+    first = tree.list_faults(sim_node.root)[0]
+    tree.set_fault(sim_node.root, 0, "ecc_single", value="7")
+    tree.set_fault(sim_node.root, 1, "ecc_single")
+    tree.set_fault(sim_node.root, None, "slow")
+    again = [one for one in tree.list_faults(sim_node.root) if (one.name, one.card) == ("ecc_single", 0)]
     assert len(again) == 1 and again[0].value == "7" and again[0].since_s >= first.since_s
-    control.clear_fault(sim_node.root, 0, "ecc_single")
-    control.clear_fault(sim_node.root, 0, "ecc_single")
-    assert [(one.name, one.card) for one in control.list_faults(sim_node.root)] == [("ecc_single", 1), ("slow", None)]
+    tree.clear_fault(sim_node.root, 0, "ecc_single")
+    tree.clear_fault(sim_node.root, 0, "ecc_single")
+    assert [(one.name, one.card) for one in tree.list_faults(sim_node.root)] == [("ecc_single", 1), ("slow", None)]
 
 
 @pytest.mark.parametrize(
@@ -331,9 +331,9 @@ def test_a_fault_set_again_begins_anew_and_undoing_one_leaves_the_others(sim_nod
 )
 def test_a_fault_that_cannot_be_is_refused_and_nothing_changes(sim_node, card, name, value, says):
     with pytest.raises(InvalidInputError) as refused:
-        control.set_fault(sim_node.root, card, name, value=value)
+        tree.set_fault(sim_node.root, card, name, value=value)
     assert says in refused.value.problems[0].message
-    assert control.list_faults(sim_node.root) == []
+    assert tree.list_faults(sim_node.root) == []
 
 
 # -- the command line
@@ -354,8 +354,8 @@ def test_the_command_line_installs_breaks_and_mends_a_node(tmp_path, capsys):
     done = subprocess.run([tool, "info"], capture_output=True, text=True, timeout=60)
     assert npu_ids(npu_smi.parse_info(done.stdout)) == (0, 1, 3)
     assert main(["clear", root, "2", "dropped"]) == 0 and main(["clear", root, "node"]) == 0
-    assert [(one.name, one.card) for one in control.list_faults(Path(root))] == [("link_down", 1)]
-    assert main(["clear", root]) == 0 and control.list_faults(Path(root)) == []
+    assert [(one.name, one.card) for one in tree.list_faults(Path(root))] == [("link_down", 1)]
+    assert main(["clear", root]) == 0 and tree.list_faults(Path(root)) == []
 
 
 def test_the_command_line_says_what_is_wrong_and_knows_every_fault(tmp_path, capsys):

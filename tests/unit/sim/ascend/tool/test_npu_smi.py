@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from ascendrun.ascend import npu_smi
-from ascendrun.sim.ascend.cann import version_files
 from ascendrun.sim.ascend.scenario import Scenario, make_node
 from ascendrun.sim.ascend.tool.model import Row
 from ascendrun.sim.ascend.tool.npu_smi import respond
+from ascendrun.sim.ascend.tree import version_files
 from tests.lib.ascend_scenes import fault, hccn, scene_of, scene_of_node, smi
 
 FOLDER = os.environ.get("ASCENDRUN_ASCEND_SAMPLES")
@@ -246,7 +246,7 @@ def test_the_version_file_of_the_newer_disk_layout_names_the_recorded_path():
 
 
 def test_hccn_conf_and_version_cfg_have_the_recorded_keys_in_order():
-    from ascendrun.sim.ascend.cann import hccn_conf
+    from ascendrun.sim.ascend.tree import hccn_conf
 
     assert names_of(hccn_conf(scene_of(Scenario()).node)) == names_of(sample("hccn.conf.REAL_910B_8nic.txt"))
     cfg = version_files(Scenario(), seen_as="")["usr/local/Ascend/ascend-toolkit/8.0.RC3/version.cfg"]

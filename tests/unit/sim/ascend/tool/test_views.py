@@ -12,11 +12,9 @@ from ascendrun.ascend import npu_smi, npu_smi_views
 from ascendrun.sim.ascend.scenario import Scenario, ShownProcess, make_faults, make_node
 from ascendrun.sim.ascend.tool import hccn as hccn_tool
 from ascendrun.sim.ascend.tool import npu_smi as npu_smi_tool
-from ascendrun.sim.ascend.tool.families import FAMILIES
-from ascendrun.sim.ascend.tool.faults import KINDS, Faults
 from ascendrun.sim.ascend.tool.hccn import ITEMS, Port
-from ascendrun.sim.ascend.tool.live import readings
-from ascendrun.sim.ascend.tool.npu_smi import Scene
+from ascendrun.sim.ascend.tool.live import Scene, readings
+from ascendrun.sim.ascend.tool.model import FAMILIES, KINDS, Faults
 from ascendrun.sim.ascend.tool.views import VIEWS
 from tests.lib.ascend_recordings import npu_ids
 from tests.lib.ascend_scenes import fault, hccn, scenarios, scene_of, smi
