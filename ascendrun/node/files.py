@@ -70,11 +70,16 @@ def hash_start(fd: int, end: int | None = None) -> Any:
 
 
 def write_json(path: str, value: Any, *, durable: bool = True) -> None:
+    """Replace the file atomically, as `replace_file`."""
+    replace_file(path, json.dumps(value).encode("utf-8"), durable=durable)
+
+
+def replace_file(path: str, data: bytes, *, durable: bool = True) -> None:
     """Replace the file atomically: temp file (0600), fsync, rename. Raises OSError; then the old file is unchanged.
 
     `durable` False: without fsync, for data that a power failure makes useless.
     """
-    temp = _write_temp(path, value, durable=durable)
+    temp = _write_temp(path, data, durable=durable)
     try:
         os.replace(temp, path)
     except OSError:
@@ -86,7 +91,8 @@ def write_json(path: str, value: Any, *, durable: bool = True) -> None:
 
 def claim_json(path: str, value: Any) -> bool:
     """Create the complete file unless it exists. True for the one caller, of all processes, that created it."""
-    temp = _write_temp(path, value)
+    data = json.dumps(value).encode("utf-8")
+    temp = _write_temp(path, data)
     try:
         os.link(temp, path)
     except FileExistsError:
@@ -95,7 +101,7 @@ def claim_json(path: str, value: Any) -> bool:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
             raise
-        return _claim_without_links(path, value)
+        return _claim_without_links(path, data)
     finally:
         os.unlink(temp)
     sync_dir(os.path.dirname(path))
@@ -172,11 +178,11 @@ def remove_tree(path: str) -> None:
     shutil.rmtree(path)
 
 
-def _write_temp(path: str, value: Any, *, durable: bool = True) -> str:
+def _write_temp(path: str, data: bytes, *, durable: bool = True) -> str:
     temp = "%s.tmp-%d-%s" % (path, os.getpid(), os.urandom(4).hex())
     fd = os.open(temp, _NEW, 0o600)
     try:
-        write_all(fd, json.dumps(value).encode("utf-8"))
+        write_all(fd, data)
         if durable:
             os.fsync(fd)
     except OSError:
@@ -187,7 +193,7 @@ def _write_temp(path: str, value: Any, *, durable: bool = True) -> str:
     return temp
 
 
-def _claim_without_links(path: str, value: Any) -> bool:
+def _claim_without_links(path: str, data: bytes) -> bool:
     # Some network and FUSE file systems have no hard links; a crash between open and write leaves an empty claim, which
     # still excludes all other processes.
     try:
@@ -195,7 +201,7 @@ def _claim_without_links(path: str, value: Any) -> bool:
     except FileExistsError:
         return False
     try:
-        write_all(fd, json.dumps(value).encode("utf-8"))
+        write_all(fd, data)
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -224,7 +224,7 @@ def rank_in(environ: bytes) -> tuple[int | None, int | None]:
 
     What it only inherits from a process that starts the ranks is not its own.
     """
-    values = dict(pair.partition(b"=")[::2] for pair in environ.split(b"\0"))
+    values = procs.variables_of(environ)
     inherited = values.get(FORKS_VARIABLE.encode("ascii"))
     own = (values.get(name, b"") for name in (b"RANK", b"WORLD_SIZE", b"LOCAL_WORLD_SIZE"))
     if inherited is not None and inherited == b" ".join(own):

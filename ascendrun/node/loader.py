@@ -1,4 +1,4 @@
-"""Start of the agent through a login shell: one fixed line for the node, and the head's side of the dialogue.
+"""The agent's archive, and its start through a login shell: a fixed line for the node, the head's side of the dialogue.
 
 The line runs in sh, bash, dash, zsh, fish and csh. It finds a Python of 3.7 or newer and searches for the agent with
 the given hash; if it is missing or altered, it prints NEED and only then reads: "<length> <sha256>\\n" and the bytes.
@@ -9,29 +9,27 @@ output of the login's start-up files, with or without a newline, does not matter
 from __future__ import annotations
 
 import base64
+import functools
+import io
+import os
 import re
 import zlib
+from typing import Mapping, NamedTuple
 
 from ascendrun.node import wire
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NamedTuple
 
-    class Step(NamedTuple):
-        """State reached by the node: a kind of below, and its detail as text."""
+class Step(NamedTuple):
+    """State reached by the node: a kind of below, and its detail as text."""
 
-        kind: str
-        detail: str
-else:
-    from collections import namedtuple
+    kind: str
+    detail: str
 
-    Step = namedtuple("Step", "kind detail")
 
 NEED_AGENT = "need-agent"
 """Send `upload(...)` now."""
 READY = "ready"
-"""The agent runs: feed `Boot.leftover` and all that follows to a FrameReader without expect_magic."""
+"""The agent runs: feed `Boot.leftover` and all that follows to a FrameReader."""
 NO_PYTHON = "no-python"
 """The login's PATH has no Python of 3.7 or newer; the command exits with 97."""
 FAILED = "failed"
@@ -39,19 +37,8 @@ FAILED = "failed"
 
 EXIT_FAILED, EXIT_NO_PYTHON = 96, 97
 
-PYTHONS = (
-    "python3",
-    "/usr/bin/python3",
-    "/usr/local/bin/python3",
-    "python3.13",
-    "python3.12",
-    "python3.11",
-    "python3.10",
-    "python3.9",
-    "python3.8",
-    "python3.7",
-    "python",
-)
+_NUMBERED = (f"python3.{minor}" for minor in range(13, 6, -1))
+PYTHONS = ("python3", "/usr/bin/python3", "/usr/local/bin/python3", *_NUMBERED, "python")
 
 NOISE_BYTES = 65536
 MAX_UPLOADS = 3
@@ -116,7 +103,7 @@ except Exception as e:
 """
 
 # First the fast path: the agent is unaltered, and its last interpreter on this host is kept; hosts may share a home.
-# The record is emptied before use and rewritten by the started agent (agent/bytecode.py), so that an interpreter which
+# The record is emptied before use and rewritten by the started agent (agent/serve.py), so that an interpreter which
 # has broken since costs one login.
 # Otherwise the slow path, which starts one more Python (15 ms). The text must not contain a newline, backslash,
 # exclamation mark or single quote: csh and fish interpret those within single quotes too. The script writes the
@@ -223,3 +210,82 @@ class Boot:
 
 
 assert wire.MAGIC == b"\nASCENDRUN-AGENT 1\n"
+
+
+# --- the archive: this package's own files as one .pyz, the same bytes for the same sources ---
+
+PARTS = ("node", "facts")
+LEFT_OUT = ("node/loader.py", "facts/chips.py", "facts/columns.py")
+"""Files for the head and the ranks only."""
+MAIN = b"""import gc
+import os
+import sys
+
+gc.set_threshold(20000)  # imports make many objects that stay: a search for unused ones is in vain
+# Modules that node/agent/serve.py compiled for this very interpreter, if it has.
+compiled = "%s.%s-%x.zip" % (sys.argv[0][:-4], sys.implementation.cache_tag, sys.hexversion)
+if os.path.exists(compiled):
+    sys.path.insert(0, compiled)
+
+if sys.argv[1:2] == ["serve"]:
+    from ascendrun.node.agent.serve import main
+    sys.exit(main())
+elif sys.argv[1:2] == ["supervise"] and len(sys.argv) == 3:
+    from ascendrun.node.supervisor.supervise import main
+    sys.exit(main(sys.argv[2]))
+elif sys.argv[1:2] == ["sample"] and len(sys.argv) == 3:
+    from ascendrun.node.sampler.sample import main
+    sys.exit(main(sys.argv[2]))
+elif sys.argv[1:2] == ["shell"] and len(sys.argv) in (4, 5):
+    from ascendrun.node.stacks import main
+    sys.exit(main(sys.argv[2:]))
+elif sys.argv[1:2] == ["join"] and len(sys.argv) > 2:
+    from ascendrun.node.join import main
+    sys.exit(main(sys.argv[2:]))
+elif sys.argv[1:] == ["grep"]:
+    from ascendrun.node.agent.grep import main
+    sys.exit(main())
+else:
+    sys.exit("usage: python agent.pyz serve | supervise FOLDER | sample FOLDER | shell PID START | join COMMAND | grep")
+"""
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+@functools.lru_cache(maxsize=1)
+def agent_pyz() -> tuple[bytes, str]:
+    """Return (the archive, its SHA-256 in hex) of the files on disk."""
+    return pack_agent(read_sources())
+
+
+def pack_agent(files: Mapping[str, bytes]) -> tuple[bytes, str]:
+    """Return (the archive, its SHA-256 in hex) of `files`, as read_sources returns them."""
+    import hashlib  # here: 6 ms of the start of a controller that needs no agent
+    import zipfile
+
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name in sorted(files):
+            member = zipfile.ZipInfo(name, _EPOCH)
+            member.compress_type = zipfile.ZIP_DEFLATED
+            member.create_system = 3
+            member.external_attr = 0o100644 << 16
+            archive.writestr(member, files[name])
+    return out.getvalue(), hashlib.sha256(out.getvalue()).hexdigest()
+
+
+def read_sources() -> dict[str, bytes]:
+    """Return the files of the agent by name in its archive."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    files = {"__main__.py": MAIN}
+    with open(os.path.join(package, "__init__.py"), "rb") as file:
+        files["ascendrun/__init__.py"] = file.read()
+    for part in PARTS:
+        for parent, _, names in os.walk(os.path.join(package, part)):
+            for name in names:
+                path = os.path.join(parent, name)
+                inside = os.path.relpath(path, package)
+                if name.endswith(".py") and inside not in LEFT_OUT:
+                    with open(path, "rb") as file:
+                        files["ascendrun/" + inside] = file.read()
+    return files

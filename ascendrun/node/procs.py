@@ -5,13 +5,14 @@ A process is known by pid and start time (clock ticks since boot) within one boo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Iterable
+    from typing import Any, Iterable, Iterator
 
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
 """System call numbers, equal on every architecture; Python has them from 3.9 on only."""
@@ -22,17 +23,20 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Stat:
-    """One line of /proc/PID/stat; `cpu_ticks` is user and system time of the process itself."""
+    """One line of /proc/PID/stat. `cpu_ticks`: user and system time of the process itself; `ended_ticks`: of its
+    children whose end it has seen; `start`: ticks since boot."""
 
-    __slots__ = ("pid", "state", "ppid", "session", "cpu_ticks", "start")
+    __slots__ = ("pid", "state", "ppid", "session", "cpu_ticks", "ended_ticks", "threads", "start")
 
-    def __init__(self, pid: int, state: str, ppid: int, session: int, cpu_ticks: int, start: int) -> None:
-        self.pid = pid
-        self.state = state
-        self.ppid = ppid
-        self.session = session
-        self.cpu_ticks = cpu_ticks
-        self.start = start
+    def __init__(self, text: bytes) -> None:
+        """Parse a line: the name in the second field may contain brackets and spaces, so count from its last bracket.
+        Raises ValueError."""
+        fields = text[text.rindex(b")") + 2 :].split()
+        self.pid = int(text[: text.index(b" ")])
+        self.state = fields[0].decode("ascii")
+        self.ppid, self.session = int(fields[1]), int(fields[3])
+        self.cpu_ticks, self.ended_ticks = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
+        self.threads, self.start = int(fields[17]), int(fields[19])
 
     @property
     def is_dead(self) -> bool:
@@ -40,25 +44,12 @@ class Stat:
         return self.state in "ZXx"
 
 
-def parse_stat(text: bytes) -> Stat:
-    """Parse a line: the name in the second field may contain brackets and spaces, so count from its last bracket."""
-    fields = text[text.rindex(b")") + 2 :].split()
-    return Stat(
-        int(text[: text.index(b" ")]),
-        fields[0].decode("ascii"),
-        int(fields[1]),
-        int(fields[3]),
-        int(fields[11]) + int(fields[12]),
-        int(fields[19]),
-    )
-
-
 def read_stat(pid: int) -> Stat | None:
     """Return the process's status; None: no such process."""
     try:
         with open("/proc/%d/stat" % pid, "rb") as file:
-            return parse_stat(file.read())
-    except (OSError, ValueError):
+            return Stat(file.read())
+    except (OSError, ValueError, IndexError):
         return None
 
 
@@ -71,13 +62,12 @@ def describe(pid: int, start: int) -> dict[str, Any] | None:
     stat = read_stat(pid)
     if stat is None or stat.start != start or stat.is_dead:
         return None
-    channel = read_line("/proc/%d/wchan" % pid)
     return {
         "pid": pid,
         "start": start,
         "comm": read_line("/proc/%d/comm" % pid),
         "state": stat.state,
-        "wait_channel": "" if channel == "0" else channel,
+        "wait_channel": wait_channel("/proc/%d" % pid),
         "killed": _is_killed(pid),
     }
 
@@ -105,21 +95,50 @@ def describe_all(found: Iterable[tuple[int, int]], **more: Any) -> list[dict[str
 
 def snapshot() -> dict[int, Stat]:
     """Return every process that this user may see, by pid."""
-    found = {}
-    for name in os.listdir("/proc"):
-        stat = read_stat(int(name)) if name.isdigit() else None
-        if stat is not None:
-            found[stat.pid] = stat
-    return found
+    found = map(read_stat, pids())
+    return {stat.pid: stat for stat in found if stat is not None}
+
+
+def pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def wait_channel(place: str) -> str:
+    """Return the kernel function in which a process or thread waits, by its directory in /proc; "": none, or hidden."""
+    channel = read_line(place + "/wchan")
+    return "" if channel == "0" else channel
 
 
 def read_environ(pid: int) -> bytes:
     """Return the initial environment of the process, NUL-separated; b"" when it is not readable or gone."""
+    return _read(pid, "environ")
+
+
+def read_cmdline(pid: int) -> bytes:
+    """Return the command line of the process, each word with a NUL behind it; b"" when it is not readable or gone."""
+    return _read(pid, "cmdline")
+
+
+def _read(pid: int, name: str) -> bytes:
     try:
-        with open("/proc/%d/environ" % pid, "rb") as file:
+        with open("/proc/%d/%s" % (pid, name), "rb") as file:
             return file.read()
     except OSError:
         return b""
+
+
+def variables_of(environ: bytes) -> dict[bytes, bytes]:
+    """Return the variables of an environment as /proc has it."""
+    return dict(pair.partition(b"=")[::2] for pair in environ.split(b"\0") if b"=" in pair)
+
+
+def open_files(pid: int) -> Iterator[str]:
+    """Yield the target of every open file of the process; none if this user may not see them."""
+    folder = "/proc/%d/fd" % pid
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                yield os.readlink(os.path.join(folder, name))
 
 
 def boot_id() -> str:
@@ -129,9 +148,16 @@ def boot_id() -> str:
 
 def read_line(path: str) -> str:
     """Return the first line of a small file, stripped; "" when it cannot be read."""
+    return read_text(path, 4096).partition("\n")[0].strip()
+
+
+def read_text(path: str, limit: int = 1 << 20, *, offset: int = 0) -> str:
+    """Return the text of a file, of at most `limit` bytes; "" when it cannot be read."""
     try:
         with open(path, "rb") as file:
-            return file.readline().decode("utf-8", "replace").strip()
+            if offset:
+                file.seek(offset)
+            return file.read(limit).decode("utf-8", "replace")
     except OSError:
         return ""
 

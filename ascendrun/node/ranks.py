@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -20,7 +21,7 @@ PORT_TOKEN = "\0MASTER_PORT\0"
 PATH_TOKEN = b"\0PATH\0"
 """Equal to core/rank_env.PATH_TOKEN; a test compares them."""
 
-PIPE_BYTES = 1 << 20
+PIPE_BYTES, _SET_PIPE_SIZE = 1 << 20, 1031
 OOM_POINTS = 100
 """When memory runs out, a rank is killed before its supervisor, which records that."""
 
@@ -40,6 +41,11 @@ printf o >&"$__ascendrun_fd"
 eval "exec $__ascendrun_fd>&-"
 exec -- "${__ascendrun_argv[@]}"
 """
+
+
+def with_setup(setup: str, status_fd: int, argv: list[bytes]) -> list[bytes]:
+    """Return the command that runs the set-up, reports on the descriptor, and becomes `argv`."""
+    return [b"bash", b"-c", to_bytes(SETUP_SCRIPT), b"ascendrun-setup", b"%d" % status_fd, to_bytes(setup), *argv]
 
 
 def to_bytes(text: str) -> bytes:
@@ -84,18 +90,6 @@ def put_port(text: str, master_port: int | None) -> str:
     return text if master_port is None else text.replace(PORT_TOKEN, str(master_port))
 
 
-class Started:
-    """A running rank: its process and the read ends of its pipes. `status_fd`: report of a set-up, None: no set-up."""
-
-    def __init__(self, process: subprocess.Popen[bytes], status_fd: int | None) -> None:
-        assert process.stdout is not None and process.stderr is not None
-        self.process = process
-        self.pid = process.pid
-        self.out_fd = process.stdout.fileno()
-        self.err_fd = process.stderr.fileno()
-        self.status_fd = status_fd
-
-
 def start_rank(
     argv: list[str],
     env: dict[bytes, bytes],
@@ -105,19 +99,20 @@ def start_rank(
     umask: int,
     enter: Callable[[], None],
     keep: Iterable[int] = (),
-) -> Started:
+) -> tuple[subprocess.Popen[bytes], int | None]:
     """Start the command, through bash when there is a set-up. `enter` runs in the child before the command. `keep`:
-    descriptors that it inherits.
+    descriptors that it inherits. Return its process, whose outputs are pipes, and the descriptor for the report of a
+    set-up, None: no set-up.
 
     Raises OperationError("cannot-start") with the error of the system: no such command, not executable, too long.
     """
     inner = [to_bytes(part) for part in argv]
     if setup is None:
-        return Started(_popen(inner, env, cwd=cwd, umask=umask, enter=enter, keep=tuple(keep)), None)
+        return _popen(inner, env, cwd=cwd, umask=umask, enter=enter, keep=tuple(keep)), None
     ours, theirs = os.pipe()
     try:
-        outer = [b"bash", b"-c", to_bytes(SETUP_SCRIPT), b"ascendrun-setup", b"%d" % theirs, to_bytes(setup)]
-        return Started(_popen(outer + inner, env, cwd=cwd, umask=umask, enter=enter, keep=(theirs, *keep)), ours)
+        outer = with_setup(setup, theirs, inner)
+        return _popen(outer, env, cwd=cwd, umask=umask, enter=enter, keep=(theirs, *keep)), ours
     except OperationError:
         os.close(ours)
         raise
@@ -137,10 +132,13 @@ def _popen(
         os.umask(umask)
 
     process = spawn(argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, preexec_fn=prepare, pass_fds=keep)
+    import fcntl
+
     for pipe in (process.stdout, process.stderr):
         assert pipe is not None
         os.set_blocking(pipe.fileno(), False)
-        _widen(pipe.fileno())
+        with contextlib.suppress(OSError):  # a burst of output should not block the rank; the kernel may reject it
+            fcntl.fcntl(pipe.fileno(), _SET_PIPE_SIZE, PIPE_BYTES)
     return process
 
 
@@ -173,13 +171,3 @@ def explain_start_failure(error: Exception, command: str, cwd: str) -> Operation
     if number in keys:
         return OperationError("cannot-start", keys[number], path=command)
     return OperationError("cannot-start", "cannot-start", path=command, error=str(error))
-
-
-def _widen(fd: int) -> None:
-    """Enlarge a pipe, so that a burst of output does not block the rank; the kernel may reject it."""
-    import fcntl
-
-    try:
-        fcntl.fcntl(fd, 1031, PIPE_BYTES)
-    except OSError:
-        pass

@@ -19,61 +19,12 @@ if TYPE_CHECKING:
 
     Who = Tuple[int, int]
 
-
-def find_attempt(
-    tag: str,
-    *,
-    root: str = "",
-    supervisor: int = 0,
-    ranks: Mapping[int, int] = {},
-    extra: Iterable[int] = (),
-    seen: Mapping[int, int] = {},
-    has_sampler: bool = False,
-) -> list[Who]:
-    """Return (pid, start time) of every living process of the attempt, oldest first, without the supervisor itself.
-
-    `root`: only those of the node with this root, since one machine may be several nodes; "": of all of them.
-    `supervisor`: its pid while it lives, 0: none. `ranks`: {pid: start time} of the ranks, each a session's leader.
-    `extra`: pids known from elsewhere (a cgroup). `seen`: {pid: start time} of processes that its supervisor saw: they
-    count as long as they are the same. `has_sampler`: the supervisor's own sampler and its tools also run
-    and are skipped.
-    """
-    return find_marked(
-        _marks(tag, root),
-        supervisor=supervisor,
-        ranks=ranks,
-        extra=extra,
-        seen=seen,
-        aside=_SAMPLER if has_sampler else None,
-    )
+SAMPLER = {layout.SAMPLER_VARIABLE: "1"}
 
 
-def find_sampler(tag: str, *, root: str) -> list[Who]:
-    """Return the sampler of an attempt and its tools."""
-    return find_marked(dict(_marks(tag, root), **_SAMPLER))
-
-
-def find_supervisor(folder: str) -> dict[str, Any] | None:
-    """Return the identity of this user's supervisor of an attempt by its command line; None: there is none.
-
-    For an attempt's folder that cannot be read.
-    """
-    command = [b"supervise", os.fsencode(folder), b""]
-    for stat in procs.snapshot().values():
-        try:
-            with open("/proc/%d/cmdline" % stat.pid, "rb") as file:
-                words = file.read().split(b"\0")
-            if words[-3:] == command and os.stat("/proc/%d" % stat.pid).st_uid == os.geteuid():
-                return {"pid": stat.pid, "start": stat.start, "boot_id": procs.boot_id()}
-        except OSError:
-            continue
-    return None
-
-
-_SAMPLER = {layout.SAMPLER_VARIABLE: "1"}
-
-
-def _marks(tag: str, root: str) -> dict[str, str]:
+def marks_of(tag: str, root: str = "") -> dict[str, str]:
+    """Return the marks of an attempt's processes, for find_marked. `root`: only those of the node with this root, since
+    one machine may be several nodes; "": of all of them. Its sampler, and the tools of that, also have SAMPLER."""
     return {layout.TAG_VARIABLE: tag, layout.ROOT_VARIABLE: root} if root else {layout.TAG_VARIABLE: tag}
 
 
@@ -86,8 +37,13 @@ def find_marked(
     seen: Mapping[int, int] = {},
     aside: Mapping[str, str] | None = None,
 ) -> list[Who]:
-    """Return processes with these variables in the environment, all of which must be there. `aside`: more variables;
-    processes that also have them are skipped."""
+    """Return (pid, start time) of every living process with these variables in its environment, and of what else
+    belongs to it, oldest first, without the supervisor itself.
+
+    `supervisor`: its pid while it lives, 0: none. `ranks`: {pid: start time} of the ranks, each a session's leader.
+    `extra`: pids known from elsewhere (a control group). `seen`: {pid: start time} of processes that its supervisor
+    saw: they count as long as they are the same. `aside`: more variables; processes that also have them are skipped.
+    """
     table = procs.snapshot()
     wanted = _pairs(marks)
     unwanted = _pairs(aside) if aside else None
@@ -105,6 +61,20 @@ def find_marked(
     return [
         (pid, table[pid].start) for pid in sorted(members, key=lambda pid: table[pid].start) if not table[pid].is_dead
     ]
+
+
+def find_supervisor(folder: str) -> dict[str, Any] | None:
+    """Return the identity of this user's supervisor of an attempt by its command line; None: there is none.
+
+    For an attempt's folder that cannot be read.
+    """
+    command = [b"supervise", os.fsencode(folder), b""]
+    for stat in procs.snapshot().values():
+        with contextlib.suppress(OSError):
+            is_supervisor = procs.read_cmdline(stat.pid).split(b"\0")[-3:] == command
+            if is_supervisor and os.stat("/proc/%d" % stat.pid).st_uid == os.geteuid():
+                return {"pid": stat.pid, "start": stat.start, "boot_id": procs.boot_id()}
+    return None
 
 
 def _pairs(marks: Mapping[str, str]) -> set[bytes]:

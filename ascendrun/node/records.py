@@ -220,11 +220,6 @@ def free_reserve(folder: str) -> bool:
     return True
 
 
-def remove_mark(folder: str) -> None:
-    with contextlib.suppress(OSError):  # it stays in the list of live attempts, and its end is found when it is checked
-        os.unlink(layout.live_mark(folder))
-
-
 def write_end(
     folder: str,
     records: Records,
@@ -246,7 +241,8 @@ def write_end(
             if records.error is not None and not records.flush():
                 raise records.error
             write_json(os.path.join(folder, layout.ENDED), end)
-            remove_mark(folder)
+            with contextlib.suppress(OSError):  # it stays in the list of live attempts until its end is found there
+                os.unlink(layout.live_mark(folder))
             return
         except OSError as error:
             if wait_s is None:

@@ -1,4 +1,4 @@
-"""Stacks of an attempt's ranks: what each waits for, without harm to a healthy rank, and the last words of a hung one.
+"""A look at running ranks: what each waits for, without harm to a healthy one; last words of a hung one; a shell.
 
 `take`: by py-spy if the rank has it on its PATH and may be traced, else by the rank's own handler of signal SIGNAL.
 That signal is sent only to a process that announced the handler in its metrics and that handles it by /proc.
@@ -7,10 +7,12 @@ That signal is sent only to a process that announced the handler in its metrics 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 from ascendrun.node import layout, procs
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any, Iterable, Mapping
 
     from ascendrun.node.reap import Who
+
 
 SIGNAL = 40
 """A real-time signal, which no program uses by accident. Equal to programs/trainer/runtime.STACK_SIGNAL."""
@@ -58,10 +61,8 @@ def abort(found: Iterable[Who]) -> None:
 def _forbid_core(pid: int) -> None:
     import resource
 
-    try:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
-    except (OSError, ValueError, AttributeError):
-        pass
 
 
 def take(found: Iterable[Who], leaders: dict[int, int], streams: str, *, login: dict[bytes, bytes]) -> dict[str, Any]:
@@ -125,11 +126,11 @@ def _describe(rank: int, members: list[Who]) -> dict[str, Any]:
         "pid": pid,
         "start": start,
         "state": stat.state if stat is not None else "",
-        "wait_channel": _wait_channel("/proc/%d" % pid),
+        "wait_channel": procs.wait_channel("/proc/%d" % pid),
         "system_call": procs.read_line("/proc/%d/syscall" % pid).partition(" ")[0],
         "below": sorted({procs.read_line("/proc/%d/comm" % other) for other, _ in members[1:]}),
         "threads": _threads(pid),
-        "kernel": _read("/proc/%d/stack" % pid, 0),
+        "kernel": procs.read_text("/proc/%d/stack" % pid, TEXT_BYTES),
         "source": "proc",
         "text": "",
     }
@@ -144,14 +145,9 @@ def _threads(pid: int) -> list[dict[str, Any]]:
     for name in names:
         place = "/proc/%d/task/%s" % (pid, name)
         state = procs.read_line(place + "/stat").rpartition(")")[2].split()[:1]
-        row = {"name": procs.read_line(place + "/comm"), "wait_channel": _wait_channel(place)}
+        row = {"name": procs.read_line(place + "/comm"), "wait_channel": procs.wait_channel(place)}
         found.append(dict(row, state=state[0] if state else ""))
     return found
-
-
-def _wait_channel(place: str) -> str:
-    channel = procs.read_line(place + "/wchan")
-    return "" if channel == "0" else channel
 
 
 # py-spy
@@ -161,7 +157,7 @@ def _ask_tracer(rows: list[dict[str, Any]], login: dict[bytes, bytes]) -> None:
     """Fill the rows that py-spy can read; it neither stops a process nor injects anything."""
     started = []
     for row in rows:
-        environ = dict(pair.partition(b"=")[::2] for pair in procs.read_environ(row["pid"]).split(b"\0"))
+        environ = procs.variables_of(procs.read_environ(row["pid"]))
         tracer = _which(b"py-spy", environ.get(b"PATH", b""))
         if tracer is None:
             continue
@@ -215,7 +211,7 @@ def _ask_ranks(rows: list[dict[str, Any]], streams: str) -> None:
             if now != before:
                 asked[place] = path, begin, now, time.monotonic()
             elif now > begin and time.monotonic() - since >= SETTLED_S:
-                rows[place].update(source="signal", text=_read(path, begin))
+                rows[place].update(source="signal", text=procs.read_text(path, TEXT_BYTES, offset=begin))
                 del asked[place]
 
 
@@ -225,7 +221,7 @@ def _announced(streams: str) -> set[int]:
     for name in os.listdir(streams):
         if not name.endswith(".metrics.0"):
             continue
-        for line in _read(os.path.join(streams, name), 0, ANNOUNCED_BYTES).split("\n"):
+        for line in procs.read_text(os.path.join(streams, name), ANNOUNCED_BYTES).split("\n"):
             if "stack_signal" not in line:
                 continue
             try:
@@ -244,11 +240,62 @@ def _size(path: str) -> int | None:
         return None
 
 
-def _read(path: str, offset: int, limit: int = TEXT_BYTES) -> str:
+# --- a shell, or one command, in the environment and the working directory of a running rank ---
+#
+# It does not belong to the attempt: it lacks the variables by which processes of an attempt are found and stopped, and
+# those that name files of the rank.
+
+NOT_SHARED = (*layout.OURS, "ASCENDRUN_METRICS_FILE", "TORCHELASTIC_ERROR_FILE")
+"""Variables of a rank that a shell next to it does not get: it would write into the rank's files."""
+OF_TERMINAL = ("TERM", "COLORTERM", "SSH_TTY", "LINES", "COLUMNS")
+"""Variables of the login that describe the terminal."""
+EXIT_GONE = 75
+
+
+def find_rank(rank: int, found: Iterable[Who], leaders: Mapping[int, int], agent: list[str]) -> dict[str, Any] | None:
+    """Return {"argv"}, the command that opens the shell; None: no process of the rank lives here.
+
+    `found`, `leaders`: as for `take`.
+    """
+    members = members_of_ranks(found, leaders).get(rank)
+    if not members:
+        return None
+    pid, start = members[0]
+    return {"argv": [*agent, "shell", str(pid), str(start)]}
+
+
+def main(arguments: list[str]) -> int:
+    """Become the shell. `arguments`: pid and start time of the rank, and a command as JSON in hexadecimal digits."""
+    pid, start = int(arguments[0]), int(arguments[1])
+    command = json.loads(bytes.fromhex(arguments[2]).decode("utf-8")) if len(arguments) > 2 else None
+    stat = procs.read_stat(pid)
+    environ = make_environ(procs.read_environ(pid), os.environb)
     try:
-        with open(path, "rb") as file:
-            if offset:
-                file.seek(offset)
-            return file.read(limit).decode("utf-8", "replace")
-    except OSError:
-        return ""
+        if stat is None or stat.start != start or not environ:
+            raise FileNotFoundError
+        os.chdir("/proc/%d/cwd" % pid)
+    except OSError as error:
+        sys.stderr.write("ascendrun: process %d of the rank: %s\n" % (pid, error.strerror or "ended"))
+        return EXIT_GONE
+    environ[b"PWD"] = os.fsencode(os.getcwd())
+    shell = environ.get(b"SHELL") or os.environb.get(b"SHELL") or b"/bin/bash"
+    shell = shell if os.access(shell, os.X_OK) else b"/bin/sh"
+    argv = [text.encode("utf-8", "surrogateescape") for text in command] if command else [shell, b"-i"]
+    try:
+        os.execvpe(argv[0], argv, environ)
+    except OSError as error:
+        sys.stderr.write("ascendrun: %s: %s\n" % (os.fsdecode(argv[0]), error.strerror))
+        return 127
+
+
+def make_environ(of_rank: bytes, of_login: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """Return the environment of the shell. `of_rank`: as /proc has it; b"" gives {}."""
+    environ = {
+        name: value for name, value in procs.variables_of(of_rank).items() if os.fsdecode(name) not in NOT_SHARED
+    }
+    if environ:
+        for name in map(os.fsencode, OF_TERMINAL):
+            environ.pop(name, None)
+            if name in of_login:
+                environ[name] = of_login[name]
+    return environ

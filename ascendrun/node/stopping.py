@@ -6,24 +6,16 @@ processes of the attempt. ABRT, at which Python prints all stacks, goes to the p
 
 from __future__ import annotations
 
+import collections
 import os
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NamedTuple, Sequence
+    from typing import Sequence
 
-    class Step(NamedTuple):
-        """At `at_s` (monotonic) send `signal` to everything, or to the ranks' own processes only."""
-
-        at_s: float
-        signal: str
-        everything: bool
-else:
-    from collections import namedtuple
-
-    Step = namedtuple("Step", "at_s signal everything")
-
+Step = collections.namedtuple("Step", "at_s signal everything")
+"""At `at_s` (monotonic) send `signal` to everything, or to the ranks' own processes only."""
 
 FAILURE_GRACE_S = 5.0
 """Seconds. The other ranks hang in a collective with the failed rank: a longer wait is useless."""
@@ -44,10 +36,6 @@ def steps_for(by: str, *, now_s: float, signal: str, grace_s: float) -> list[Ste
         Step(now_s + grace_s, "TERM", True),
         Step(now_s + grace_s + TERM_GRACE_S, "KILL", True),
     ]
-
-
-def kill_now(now_s: float) -> list[Step]:
-    return [Step(now_s, "KILL", True)]
 
 
 class Ladder:

@@ -13,28 +13,27 @@ import fnmatch
 import hashlib
 import os
 import stat
+from typing import NamedTuple
 
 from ascendrun.node.files import hash_start
 from ascendrun.node.op_errors import message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import IO, Any, Iterator, Mapping, NamedTuple, Sequence
+    from typing import IO, Any, Iterator, Mapping, Sequence
 
     from ascendrun.node.op_errors import Message
 
-    class Entry(NamedTuple):
-        """`kind`: "d", "f", "x" (a file with the exec bit) or "l". `digest`: the content's SHA-256 in hex, or the
-        link's target; empty for directories. `size`: bytes of a file, else 0; not part of the hash."""
 
-        path: bytes
-        kind: str
-        digest: bytes
-        size: int
-else:
-    from collections import namedtuple
+class Entry(NamedTuple):
+    """`kind`: "d", "f", "x" (a file with the exec bit) or "l". `digest`: the content's SHA-256 in hex, or the link's
+    target; empty for directories. `size`: bytes of a file, else 0; not part of the hash."""
 
-    Entry = namedtuple("Entry", "path kind digest size")
+    path: bytes
+    kind: str
+    digest: bytes
+    size: int
+
 
 NAME_BYTES = 255
 PATH_BYTES = 4000
@@ -123,17 +122,12 @@ def first_difference(wanted: Sequence[Entry], found: Sequence[Entry]) -> Message
         if path not in theirs:
             return message("entry-missing", path=show(path))
         if path not in mine:
-            if is_python_cache(path):
+            if b"__pycache__" in path.split(b"/"):  # as root, Python writes it even into read-only directories
                 continue
             return message("entry-unexpected", path=show(path))
         if (mine[path].kind, mine[path].digest) != (theirs[path].kind, theirs[path].digest):
             return message("entry-changed", path=show(path))
     return None
-
-
-def is_python_cache(path: bytes) -> bool:
-    """Return whether it is a Python cache: as root, Python writes __pycache__ even into read-only directories."""
-    return b"__pycache__" in path.split(b"/")
 
 
 def show(path: bytes) -> str:
@@ -223,16 +217,6 @@ def is_excluded(path: bytes, patterns: Sequence[str], *, is_dir: bool) -> bool:
 # --- reading ---
 
 
-def hash_file(path: bytes, dir_fd: int | None = None) -> tuple[bytes, int]:
-    """Return (SHA-256 in hex, size)."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
-    try:
-        size = os.fstat(fd).st_size  # before: of a file that grows meanwhile `write_tar` sees another
-        return hash_start(fd).hexdigest().encode("ascii"), size
-    finally:
-        os.close(fd)
-
-
 def _walk(root: bytes, below: bytes, exclude: Sequence[str]) -> Iterator[tuple[bytes, os.stat_result]]:
     with os.scandir(os.path.join(root, below) if below else root) as found:
         names = sorted(entry.name for entry in found)
@@ -254,6 +238,11 @@ def _entry(root: bytes, path: bytes, facts: os.stat_result) -> Entry:
     if stat.S_ISLNK(facts.st_mode):
         return Entry(path, "l", os.readlink(full), 0)
     if stat.S_ISREG(facts.st_mode):
-        digest, size = hash_file(full)
+        fd = os.open(full, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            size = os.fstat(fd).st_size  # before: of a file that grows meanwhile `write_tar` sees another
+            digest = hash_start(fd).hexdigest().encode("ascii")
+        finally:
+            os.close(fd)
         return Entry(path, "x" if facts.st_mode & 0o100 else "f", digest, size)
     raise InvalidTreeError("entry-unsupported", path=show(path))

@@ -47,21 +47,14 @@ def pack(header: dict[str, Any], body: Bytes = b"") -> bytes:
 
 
 class FrameReader:
-    """Converts a byte stream, in chunks of any size, into (header, body) pairs.
+    """Converts a byte stream, in chunks of any size, into (header, body) pairs."""
 
-    With `expect_magic`, everything before MAGIC is skipped and its first 64 KiB kept in `noise`.
-    """
-
-    def __init__(self, expect_magic: bool = False) -> None:
+    def __init__(self) -> None:
         self._buffer = bytearray()
-        self._waiting_for_magic = expect_magic
-        self.noise = b""
 
     def feed(self, data: Bytes) -> list[tuple[dict[str, Any], bytes]]:
         """Return the frames completed by `data`, as a list of (dict, bytes). Raises FrameError on invalid data."""
         self._buffer += data
-        if self._waiting_for_magic and not self._skip_noise():
-            return []
         frames = []
         start = 0
         while len(self._buffer) - start >= _LENGTHS.size:
@@ -85,15 +78,3 @@ class FrameReader:
         if not isinstance(header, dict):
             raise FrameError("frame header is not an object")
         return header
-
-    def _skip_noise(self) -> bool:
-        at = self._buffer.find(MAGIC)
-        if at < 0:
-            keep = len(MAGIC) - 1
-            self.noise = (self.noise + bytes(self._buffer[:-keep]))[:65536] if len(self._buffer) > keep else self.noise
-            del self._buffer[: max(0, len(self._buffer) - keep)]
-            return False
-        self.noise = (self.noise + bytes(self._buffer[:at]))[:65536]
-        del self._buffer[: at + len(MAGIC)]
-        self._waiting_for_magic = False
-        return True

@@ -17,7 +17,7 @@ from typing import Any, Callable
 
 import pytest
 
-from ascendrun.node import layout, pack, procs, reap, tree_hash, wire
+from ascendrun.node import layout, loader, procs, reap, tree_hash, wire
 
 DEADLINE_S = 120.0
 _Key = tuple[str, str, int]
@@ -61,7 +61,7 @@ class Client:
         )
         assert self.process.stdin and self.process.stdout and self.process.stderr
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
-        self.reader = wire.FrameReader(expect_magic=True)
+        self.boot, self.reader = loader.Boot(), wire.FrameReader()
         self.number = 0
         self.replies: dict[int, tuple[dict[str, Any], bytes]] = {}
         self.events: list[dict[str, Any]] = []
@@ -75,6 +75,9 @@ class Client:
         data = os.read(self.stdout.fileno(), 1 << 20)
         if not data:
             raise EOFError(f"the agent is gone: {self.last_words()}")
+        if not self.boot.is_over:
+            self.boot.feed(data)
+            data = self.boot.leftover
         for header, body in self.reader.feed(data):
             self._take(header, body)
 
@@ -211,7 +214,7 @@ class Node:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        pyz, sha256 = pack.agent_pyz()
+        pyz, sha256 = loader.agent_pyz()
         root.mkdir(mode=0o700)
         self.agent = root / (f"agent-{sha256[:16]}.pyz")
         self.agent.write_bytes(pyz)
@@ -259,7 +262,7 @@ class Node:
 
     def alive(self, tag: str) -> list[int]:
         """The attempt's processes as the kernel knows them, without the supervisor."""
-        return [pid for pid, _ in reap.find_attempt(tag, root=str(self.root))]
+        return [pid for pid, _ in reap.find_marked(reap.marks_of(tag, str(self.root)))]
 
     def clean(self) -> list[str]:
         """Ends everything; returns what should have ended by itself."""
@@ -273,7 +276,7 @@ class Node:
             until = time.monotonic() + DEADLINE_S
             while (self.alive(tag) or procs.is_alive(identity)) and time.monotonic() < until:
                 time.sleep(0.01)
-            for pid, start in reap.find_attempt(tag, root=str(self.root)):
+            for pid, start in reap.find_marked(reap.marks_of(tag, str(self.root))):
                 left.append("{}: {}".format(tag, Path("/proc/%d/cmdline" % pid).read_bytes()))
                 procs.send_signal(pid, start, 9)
             if procs.is_alive(identity):

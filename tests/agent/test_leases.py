@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.node import procs
-from ascendrun.node.agent import connection_test, leases
+from ascendrun.node.agent import leases, network
 from ascendrun.node.op_errors import message
 from tests.agent.conftest import Node
 from tests.ports import free_port
@@ -295,11 +295,11 @@ def test_two_preflights_that_want_one_port_and_block_test_one_after_the_other():
 
     def listen(nonce):
         item = {"ports": [port, base], "as": "here", "nonce": nonce, "expect": ["peer"], "block": base, "tag": nonce}
-        found[nonce] = connection_test.listen(item, deadline)
+        found[nonce] = network.listen(item, deadline)
 
     def connect(nonce):
         targets = [{"peer": "here", "address": "127.0.0.1", "port": number} for number in (port, base)]
-        found["to " + nonce] = connection_test.connect_all({"targets": targets, "as": "peer", "nonce": nonce}, deadline)
+        found["to " + nonce] = network.connect_all({"targets": targets, "as": "peer", "nonce": nonce}, deadline)
 
     threads = [
         threading.Thread(target=call, args=(nonce,)) for nonce in ("one.1", "two.1") for call in (listen, connect)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.node import loader, pack, wire
+from ascendrun.node import loader, wire
 
 SHELLS = [shell for shell in ("sh", "dash", "bash", "zsh", "fish", "csh", "tcsh") if shutil.which(shell)]
-PYZ, SHA256 = pack.agent_pyz()
+PYZ, SHA256 = loader.agent_pyz()
 
 
 class Login:

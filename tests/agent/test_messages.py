@@ -28,7 +28,7 @@ from ascendrun.head.protocol.file_messages import (
     ReadOutput,
 )
 from ascendrun.head.protocol.messages import Message, R, Request
-from ascendrun.node import layout, pack, tree_hash, wire
+from ascendrun.node import layout, loader, tree_hash, wire
 from ascendrun.node.agent import serve
 from ascendrun.node.agent.follow import Follow
 from ascendrun.node.agent.serve import Agent
@@ -56,7 +56,7 @@ class Node:
     def __init__(self, root: Path) -> None:
         root.mkdir(mode=0o700)
         pyz = root / "agent.pyz"
-        pyz.write_bytes(pack.agent_pyz()[0])
+        pyz.write_bytes(loader.agent_pyz()[0])
         self.root, self.read_fd = root, -1
         self.read_fd, self._write_fd = os.pipe()
         self.agent = Agent(
@@ -210,11 +210,11 @@ def test_the_events_of_files_that_cannot_be_followed_and_the_first_event_of_an_a
     folder = Path(layout.attempt_dir(str(tmp_path), "head-job.1"))
     folder.mkdir(parents=True)
     (folder / "rank-0.out.0").write_text("a")
-    (folder / "rank-1.out.0").write_text("a")
+    (folder / "rank-1.out.0").mkdir()
     follow = Follow(str(tmp_path), TAG, {"rank-0.out": {"0": 5}}, send, {})
-    follow._report_unreadable(("rank-1.out", 0), OSError(5, "broken disk"))
+    assert follow._send_file(("rank-1.out", 0), 1)
     follow.poll(1e9)
-    assert sent[0] == FileUnreadable(TAG, "rank-1.out", 0, "[Errno 5] broken disk")
+    assert sent[0] == FileUnreadable(TAG, "rank-1.out", 0, "[Errno 21] Is a directory")
     assert sent[1] == FileTruncated(TAG, "rank-0.out", 0, 1)
     agent_path = tmp_path / "agent.pyz"
     agent_path.write_bytes(b"x")

@@ -115,7 +115,7 @@ from ascendrun import callback, log
 log(step=3, loss=0.5)
 callback()
 try:
-    from ascendrun.node import pack
+    from ascendrun.node import loader
     from ascendrun.core import hosts
     print("all of it")
 except ImportError:

@@ -35,7 +35,7 @@ from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.pulse_file import clock_now
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.store_file import LostLeaseError
-from ascendrun.node.pack import read_sources
+from ascendrun.node.loader import read_sources
 
 TICK_S = 0.25
 PRELOAD_AFTER_S = 10.0

@@ -20,7 +20,7 @@ from ascendrun.core.errors import (
 )
 from ascendrun.head.protocol.messages import OTHER_VERSION_HINT
 from ascendrun.node import loader, wire
-from ascendrun.node.pack import pack_agent
+from ascendrun.node.loader import pack_agent
 from ascendrun.text import Text
 
 NOISE_BYTES = 2048

@@ -291,7 +291,7 @@ class RankProcessReply(Message):
 
 
 class RankProcess(Request[RankProcessReply], op="rank_process"):
-    """Find the process of a running rank, for a shell next to it; see node/shell.py."""
+    """Find the process of a running rank, for a shell next to it; see node/stacks.py."""
 
     tag: str
     rank: int

@@ -25,8 +25,10 @@ import re
 import stat
 import threading
 import time
+from functools import partial
 
 from ascendrun.node import layout
+from ascendrun.node.agent.execute import work_off
 from ascendrun.node.files import read_json
 from ascendrun.node.op_errors import OperationError, message
 from ascendrun.node.ranks import to_bytes
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     Item = Dict[str, Any]
     Send = Callable[[Dict[str, Any], bytes], None]
 
-
 AT_ONCE = 4
 COLLECT_S = 60.0
 ITEM_S = 30.0
@@ -54,6 +55,9 @@ SLACK_NS = 5 * 10**9
 OURS_SLACK_NS = 300 * 10**9
 """A home may be on a server whose clock differs; a file with a rank's pid in its name is very likely the rank's."""
 MARGIN_S = 0.5
+
+Found = collections.namedtuple("Found", "path name size mtime_ns is_ours")
+"""A file that was found. `name`: its path below the base, as at the head."""
 
 
 class AttemptFacts:
@@ -83,8 +87,7 @@ class ArtifactCollection:
         self._send_event = send
         self._facts = AttemptFacts(layout.attempt_dir(root, self._tag), login)
         self._end = time.monotonic() + float(request.get("timeout_s") or COLLECT_S)
-        self._items = collections.deque(request["items"])
-        self._unanswered = collections.Counter(str(item["name"]) for item in request["items"])
+        self._items: list[Item] = list(request["items"])
         self._room = min(int(request.get("max_bytes") or MAX_BYTES), MAX_BYTES)
         self._lock = threading.Lock()
         self._files: list[dict[str, Any]] = []
@@ -92,41 +95,28 @@ class ArtifactCollection:
         self._is_over = False
 
     def run(self) -> dict[str, Any]:
-        done = threading.Semaphore(0)
-        count = len(self._items)
-        for _ in range(min(AT_ONCE, count)):
-            threading.Thread(target=self._work, args=(done,), daemon=True, name="gather").start()
-        for _ in range(count):
-            if not done.acquire(timeout=max(0.0, self._end + MARGIN_S - time.monotonic())):
-                break
+        jobs = [partial(self._collect, item) for item in self._items]
+        found = work_off(jobs, at_once=AT_ONCE, end=self._end + MARGIN_S)
+        late = dict.fromkeys(str(item["name"]) for item, is_done in zip(self._items, found) if not is_done)
         with self._lock:
             self._is_over = True
-            late = [{"name": name, "message": message("timed-out")} for name in +self._unanswered]
             return {
                 "files": list(self._files),
-                "problems": self._problems + late,
+                "problems": self._problems + [{"name": name, "message": message("timed-out")} for name in late],
                 "start_ns": self._facts.start_ns,
                 "boot_ns": boot_ns(),
                 "at_ns": time.time_ns(),
             }
 
-    def _work(self, done: threading.Semaphore) -> None:
-        while True:
-            with self._lock:
-                if not self._items:
-                    return
-                item = self._items.popleft()
-            deadline = min(self._end, time.monotonic() + float(item.get("timeout_s") or ITEM_S))
-            try:
-                {"glob": self._glob, "list": self._list, "argv": self._argv}[item["kind"]](item, deadline)
-            except Exception as error:  # an unavailable item must not affect the others; the head keeps the error
-                if isinstance(error, OperationError):
-                    self._note(item, error.message)
-                else:
-                    self._note(item, message("error", error=f"{type(error).__name__}: {error}"))
-            with self._lock:
-                self._unanswered[str(item["name"])] -= 1
-            done.release()
+    def _collect(self, item: Item) -> bool:
+        deadline = min(self._end, time.monotonic() + float(item.get("timeout_s") or ITEM_S))
+        try:
+            {"glob": self._glob, "list": self._list, "argv": self._argv}[item["kind"]](item, deadline)
+        except OperationError as refusal:
+            self._note(item, refusal.message)
+        except Exception as error:  # an unavailable item must not affect the others; the head keeps the error
+            self._note(item, message("error", error=f"{type(error).__name__}: {error}"))
+        return True
 
     def _note(self, item: Item, what: Message) -> None:
         with self._lock:
@@ -153,7 +143,10 @@ class ArtifactCollection:
                 self._note(item, message("file-error", path=one.path, error=error.strerror))
 
     def _list(self, item: Item, deadline: float) -> None:
-        lines = ["%12d  %s  %s" % (one.size, _stamp(one.mtime_ns), one.path) for one in self._find(item, deadline)]
+        lines = [
+            time.strftime(f"{one.size:12d}  %Y-%m-%dT%H:%M:%SZ  ", time.gmtime(one.mtime_ns // 10**9)) + one.path
+            for one in self._find(item, deadline)
+        ]
         if lines:
             self._send_text(
                 item,
@@ -169,16 +162,12 @@ class ArtifactCollection:
         for number, base in enumerate(bases):
             prefix = "" if number == 0 else "base-%d/" % (number + 1)
             for path, facts in walk(base, item["patterns"], deadline):
-                is_ours = self._is_ours(item, path)
+                pid = re.search(item["pid_regex"], os.path.basename(path)) if item.get("pid_regex") else None
+                is_ours = int(pid.group(1)) in self._facts.pids if pid else None
                 if facts.st_mtime_ns >= start_ns - (OURS_SLACK_NS if is_ours else SLACK_NS):
                     name = prefix + os.path.relpath(path, os.path.realpath(base))
-                    found[path] = Found(path, name, facts, is_ours)
+                    found[path] = Found(path, name, facts.st_size, facts.st_mtime_ns, is_ours)
         return sorted(found.values(), key=lambda one: (one.is_ours is not True, -one.mtime_ns, one.path))
-
-    def _is_ours(self, item: Item, path: str) -> bool | None:
-        """Return whether the pid in the file's name is a rank's; None: no pid in the name."""
-        match = re.search(item["pid_regex"], os.path.basename(path)) if item.get("pid_regex") else None
-        return int(match.group(1)) in self._facts.pids if match else None
 
     def _send_file(self, item: Item, one: Found, room: int) -> int:
         """Send a file and return the number of bytes sent. Raises OSError."""
@@ -193,7 +182,13 @@ class ArtifactCollection:
             for start, count in parts:
                 if start > sent:
                     cut_at = sent
-                sent += self._send_part(item, one, fd, start, count, sent)
+                at = sent
+                while sent - at < count:
+                    chunk = os.pread(fd, min(CHUNK_BYTES, count - sent + at), start + sent - at)
+                    if not chunk:
+                        break  # truncated meanwhile
+                    self._send(item, one.name, sent, chunk)
+                    sent += len(chunk)
         finally:
             os.close(fd)
         self._add_file(
@@ -207,16 +202,6 @@ class ArtifactCollection:
             is_ours=one.is_ours,
         )
         return sent
-
-    def _send_part(self, item: Item, one: Found, fd: int, start: int, count: int, offset: int) -> int:
-        done = 0
-        while done < count:
-            chunk = os.pread(fd, min(CHUNK_BYTES, count - done), start + done)
-            if not chunk:
-                break  # truncated meanwhile
-            self._send(item, one.name, offset + done, chunk)
-            done += len(chunk)
-        return done
 
     # --- commands ---
 
@@ -241,19 +226,15 @@ class ArtifactCollection:
                 output = done.err.decode("utf-8", "replace").strip().split("\n")[-1]
                 problems.append(message("command-failed", command=argv[0], status=done.code, output=output or None))
             if done.code == 0 or (done.out and argv is item["commands"][-1]):
-                self._send_text(
-                    item, self._pick(item, done.out), source=" ".join(map(str, argv[:2])), is_cut=done.truncated
-                )
+                text = done.out
+                if item.get("kernel_time"):
+                    text = since_kernel_time(text, (self._facts.start_ns - SLACK_NS - boot_ns()) / 1e9)
+                if item.get("keep"):
+                    text = excerpt(text, item["keep"], around=int(item.get("around") or 0))
+                self._send_text(item, text, source=" ".join(map(str, argv[:2])), is_cut=done.truncated)
                 if done.code == 0:
                     return
         self._note(item, problems[0] if len(problems) == 1 else message("several", problems=problems))
-
-    def _pick(self, item: Item, text: bytes) -> bytes:
-        if item.get("kernel_time"):
-            text = since_kernel_time(text, (self._facts.start_ns - SLACK_NS - boot_ns()) / 1e9)
-        if item.get("keep"):
-            text = excerpt(text, item["keep"], around=int(item.get("around") or 0))
-        return text
 
     # --- output ---
 
@@ -286,24 +267,9 @@ class ArtifactCollection:
             self._files.append(dict(facts, name=item["name"], file=file, bytes=sent))
 
 
-class Found:
-    """A file that was found. `name`: its path below the base, as at the head."""
-
-    def __init__(self, path: str, name: str, facts: os.stat_result, is_ours: bool | None) -> None:
-        self.path = path
-        self.name = name
-        self.size = facts.st_size
-        self.mtime_ns = facts.st_mtime_ns
-        self.is_ours = is_ours
-
-
 def boot_ns() -> int:
     """Return the wall clock time of 0 on the kernel's own clock."""
     return time.time_ns() - int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e9)
-
-
-def _stamp(mtime_ns: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(mtime_ns // 10**9))
 
 
 HEAD_BYTES = 256 << 10

@@ -10,7 +10,7 @@ from ascendrun.node.ranks import to_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Mapping
+    from typing import Mapping
 
 NETWORK = """nfs nfs4 cifs smb3 smbfs ceph lustre gpfs beegfs glusterfs 9p afs gfs2 ocfs2 orangefs panfs wekafs dpc
 yrfs""".split()
@@ -107,10 +107,3 @@ def check_cwd(path: str) -> None:
         raise OperationError("bad-directory", "workdir-missing", path=path)
     if not os.access(to_bytes(path), os.X_OK):
         raise OperationError("bad-directory", "workdir-not-accessible", path=path)
-
-
-def checkpoint_directories(ranks: Any) -> dict[str, None]:
-    """Return the checkpoint directories of the ranks, each once, in order."""
-    return {
-        rank["env"]["ASCENDRUN_CHECKPOINT_DIR"]: None for rank in ranks if rank["env"].get("ASCENDRUN_CHECKPOINT_DIR")
-    }

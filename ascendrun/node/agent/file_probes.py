@@ -24,18 +24,21 @@ if TYPE_CHECKING:
 FILE_BYTES = 1 << 16
 MAX_FILES = 20000
 LIMITS = ("NOFILE", "NPROC", "MEMLOCK", "STACK", "CORE", "AS")
+_NO_OWNER: Raw = {"uid": None, "pid": None, "command": None, "tag": None}
 _KINDS = ((stat.S_ISDIR, "folder"), (stat.S_ISREG, "file"), (stat.S_ISCHR, "device"))
 
 
 def probe(item: Item, deadline: float) -> Raw:
     """Return the raw result of one item. Raises OSError, ValueError or KeyError when the entire item fails."""
     kinds: dict[str, Callable[[Item, float], Raw]] = {
-        "file": _file,
+        "file": lambda item, deadline: _one(item["path"], lambda path: {"text": _read(path, _limit(item))}),
         "files": _files,
-        "listdir": _listdir,
-        "glob": _glob,
+        "listdir": lambda item, deadline: _one(item["path"], lambda path: {"names": sorted(os.listdir(path))}),
+        "glob": lambda item, deadline: {"paths": sorted(path for each in item["patterns"] for path in glob.glob(each))},
         "stat": _stat,
-        "size": _size,
+        "size": lambda item, deadline: {
+            "sizes": _each(item["paths"], deadline, lambda path: _measure(path, item.get("max_files"), deadline))
+        },
         "disk": _disk,
         "write_probe": _write_probe,
         "limits": _limits,
@@ -55,56 +58,33 @@ def _read(path: str, limit: int) -> str:
         return file.read(limit).decode("utf-8", "replace")
 
 
-def _file(item: Item, deadline: float) -> Raw:
+def _limit(item: Item) -> int:
+    return int(item.get("max_bytes") or FILE_BYTES)
+
+
+def _one(path: str, call: Callable[[str], Raw]) -> Raw:
     try:
-        return {"text": _read(item["path"], int(item.get("max_bytes") or FILE_BYTES))}
+        return call(path)
     except OSError as error:
-        return _why(error)
+        raw: Raw = {"error": error.strerror or str(error), "late": False}
+        return dict(raw, missing=True) if error.errno in (errno.ENOENT, errno.ENOTDIR) else raw
 
 
 def _files(item: Item, deadline: float) -> Raw:
     """Return the readable files; for patterns, those that match."""
     texts = {}
-    limit = int(item.get("max_bytes") or FILE_BYTES)
     for pattern in item["paths"]:
         for path in sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]:
             try:
-                texts[path] = _read(path, limit)
+                texts[path] = _read(path, _limit(item))
             except OSError:
                 continue
     return {"texts": texts}
 
 
-def _listdir(item: Item, deadline: float) -> Raw:
-    try:
-        return {"names": sorted(os.listdir(item["path"]))}
-    except OSError as error:
-        return _why(error)
-
-
-def _glob(item: Item, deadline: float) -> Raw:
-    return {"paths": sorted(path for pattern in item["patterns"] for path in glob.glob(pattern))}
-
-
 def _each(paths: list[str], deadline: float, call: Callable[[str], Raw]) -> dict[str, Raw]:
-    answers = {}
-    for path in paths:
-        try:
-            answers[path] = (
-                call(path)
-                if time.monotonic() < deadline
-                else {"error": message("no-time-left-for-check"), "late": True}
-            )
-        except OSError as error:
-            answers[path] = _why(error)
-    return answers
-
-
-def _why(error: OSError) -> Raw:
-    raw: Raw = {"error": error.strerror or str(error), "late": False}
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        raw["missing"] = True
-    return raw
+    late: Raw = {"error": message("no-time-left-for-check"), "late": True}
+    return {path: _one(path, call) if time.monotonic() < deadline else late for path in paths}
 
 
 def _kind(mode: int) -> str:
@@ -131,19 +111,14 @@ def _stat(item: Item, deadline: float) -> Raw:
     return {"stats": _each(item["paths"], deadline, one)}
 
 
-def _size(item: Item, deadline: float) -> Raw:
-    limit = int(item.get("max_files") or MAX_FILES)
-    return {"sizes": _each(item["paths"], deadline, lambda path: _measure(path, limit, deadline))}
-
-
-def _measure(path: str, limit: int, deadline: float) -> Raw:
+def _measure(path: str, limit: int | None, deadline: float) -> Raw:
     found = os.stat(to_bytes(path))
     if not stat.S_ISDIR(found.st_mode):
         return {"kind": _kind(found.st_mode), "bytes": found.st_size, "files": 1, "truncated": False}
     total = files = 0
     for folder, _, names in os.walk(to_bytes(path)):
         for name in names:
-            if files >= limit or time.monotonic() > deadline - 0.2:
+            if files >= (limit or MAX_FILES) or time.monotonic() > deadline - 0.2:
                 return {"kind": "folder", "bytes": total, "files": files, "truncated": True}
             try:
                 total += os.stat(os.path.join(folder, name)).st_size
@@ -217,20 +192,9 @@ def _limits(item: Item, deadline: float) -> Raw:
 
 
 def _bind(item: Item, deadline: float) -> Raw:
-    taken = []
-    for number in item["ports"]:
-        reserved = leases.hold_port(int(number), after_others=True)
-        if reserved is None:
-            taken.append(int(number))
-        else:
-            reserved.release()
+    taken = [int(number) for number in item["ports"] if not leases.are_free([int(number)], after_others=True)]
     owners = _owners(taken) if taken else {}
-    return {
-        "taken": {
-            str(number): owners.get(number, {"uid": None, "pid": None, "command": None, "tag": None})
-            for number in taken
-        }
-    }
+    return {"taken": {str(number): owners.get(number, dict(_NO_OWNER)) for number in taken}}
 
 
 def _owners(wanted: list[int]) -> dict[int, Raw]:
@@ -246,10 +210,11 @@ def _owners(wanted: list[int]) -> dict[int, Raw]:
             number, uid, inode = parse_socket_line(line)
             if number in wanted:
                 inodes[inode] = number
-                found.setdefault(number, {"uid": uid, "pid": None, "command": None, "tag": None})
-    for pid, _, target in _open_files():
-        if target.startswith("socket:[") and target[8:-1] in inodes:
-            found[inodes[target[8:-1]]].update(pid=pid, command=_command(pid), tag=_tag(pid))
+                found.setdefault(number, dict(_NO_OWNER, uid=uid))
+    for pid in procs.pids():
+        for target in procs.open_files(pid):
+            if target.startswith("socket:[") and target[8:-1] in inodes:
+                found[inodes[target[8:-1]]].update(pid=pid, command=_command(pid), tag=_tag(pid))
     return found
 
 
@@ -262,28 +227,11 @@ def parse_socket_line(line: str) -> tuple[int, int, str]:
         return 0, 0, ""
 
 
-def _open_files() -> Any:
-    """Yield (pid, descriptor, target) of every open file that this user may see."""
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        folder = f"/proc/{name}/fd"
-        try:
-            descriptors = os.listdir(folder)
-        except OSError:
-            continue
-        for descriptor in descriptors:
-            try:
-                yield int(name), descriptor, os.readlink(f"{folder}/{descriptor}")
-            except OSError:
-                continue
-
-
 def _openers(item: Item, deadline: float) -> Raw:
     """Return processes with open files of the patterns. `hidden`: number of processes that this user may not read."""
     wanted = {path for pattern in item["patterns"] for path in glob.glob(pattern)}
-    found = {(pid, target) for pid, _, target in _open_files() if target in wanted}
-    hidden = sum(1 for name in os.listdir("/proc") if name.isdigit() and not os.access(f"/proc/{name}/fd", os.R_OK))
+    found = {(pid, target) for pid in procs.pids() for target in procs.open_files(pid) if target in wanted}
+    hidden = sum(not os.access("/proc/%d/fd" % pid, os.R_OK) for pid in procs.pids())
     return {"openers": [_describe(pid, path) for pid, path in sorted(found)], "hidden": hidden}
 
 
@@ -304,15 +252,10 @@ def _describe(pid: int, path: str) -> Raw:
 
 def _tag(pid: int) -> str | None:
     """Return the attempt of the process; None: not of ascendrun, or not visible."""
-    mark = to_bytes(layout.TAG_VARIABLE) + b"="
-    tags = [one[len(mark) :] for one in procs.read_environ(pid).split(b"\0") if one.startswith(mark)]
-    return tags[0].decode("utf-8", "replace") if tags else None
+    tag = procs.variables_of(procs.read_environ(pid)).get(to_bytes(layout.TAG_VARIABLE))
+    return None if tag is None else tag.decode("utf-8", "replace")
 
 
 def _command(pid: int) -> str | None:
-    try:
-        with open("/proc/%d/cmdline" % pid, "rb") as file:
-            words = file.read(2048).replace(b"\0", b" ").strip()
-    except OSError:
-        return None
+    words = procs.read_cmdline(pid)[:2048].replace(b"\0", b" ").strip()
     return words.decode("utf-8", "replace") or procs.read_line("/proc/%d/comm" % pid) or None

@@ -34,16 +34,24 @@ RETRY_S = 0.5
 def file_sizes(root: str, tag: str) -> dict[str, dict[str, int]]:
     """Return {file: {generation: bytes}} of every pulled file of the attempt; empty when there is no such attempt."""
     sizes: dict[str, dict[str, int]] = {}
+    for (file, generation), facts in stream_files(layout.streams_dir(layout.attempt_dir(root, tag))).items():
+        sizes.setdefault(file, {})[str(generation)] = facts.st_size
+    return sizes
+
+
+def stream_files(folder: str) -> dict[tuple[str, int], os.stat_result]:
+    """Return the facts of every pulled file by (file, generation); {}: there is no such directory. Raises OSError."""
+    found = {}
     try:
-        with os.scandir(layout.streams_dir(layout.attempt_dir(root, tag))) as entries:
+        with os.scandir(folder) as entries:
             for entry in entries:
                 match = layout.PULLED_FILE.match(entry.name)
                 if match and entry.is_file(follow_symlinks=False):
-                    size = entry.stat(follow_symlinks=False).st_size
-                    sizes.setdefault(match.group(1), {})[match.group(2)] = size
+                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                        found[match.group(1), int(match.group(2))] = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
         return {}
-    return sizes
+    return found
 
 
 class Follow:
@@ -102,7 +110,7 @@ class Follow:
             self._retry_s = now_s + RETRY_S
             if not self._is_held:
                 self._is_held = True
-                self._report_held((EVENTS, max(self._events)), error)
+                self._tell("follow_held", (EVENTS, max(self._events)), error=str(error))
             return False
         self._is_held = False
         waiting_bytes = sum(size - self._sent.get(key, 0) for key, size in found)
@@ -141,62 +149,25 @@ class Follow:
     def _grown(self) -> list[tuple[tuple[str, int], int]]:
         """Return the other files that have new data, by name and generation. Raises OSError."""
         found = []
-        try:
-            with os.scandir(self._folder) as entries:
-                for entry in entries:
-                    match = layout.PULLED_FILE.match(entry.name)
-                    if not match:
-                        continue
-                    key = (match.group(1), int(match.group(2)))
-                    if key[0] == EVENTS:
-                        self._events.add(key[1])  # a new generation is read in the next round
-                    elif entry.is_file(follow_symlinks=False):
-                        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                            found += self._compare(key, entry.stat(follow_symlinks=False).st_size)
-        except FileNotFoundError:
-            return []
+        for key, facts in stream_files(self._folder).items():
+            if key[0] == EVENTS:
+                self._events.add(key[1])  # a new generation is read in the next round
+            else:
+                found += self._compare(key, facts.st_size)
         return sorted(found)
 
     def _compare(self, key: tuple[str, int], size: int) -> list[tuple[tuple[str, int], int]]:
-        """Return the file if it has new data; report it if it was truncated."""
-        if size < self._sent.get(key, 0):
-            self._report_truncated(key, size)
+        """Return the file if it has new data; report it if it was truncated, and, once, if only its start is sent."""
+        if size < self._sent.get(key, 0):  # sent bytes are no longer there: continue from its new end
+            self._tell("truncated", key, size=size, sent=self._sent[key])
+            self._sent[key] = size
         limit = self._limits.get(key[0].rpartition(".")[2])
         if limit is not None and size > limit:
-            self._report_limited(key, size, limit)
+            if limit and key not in self._limited:  # a limit of 0 is the head's own pause
+                self._limited.add(key)
+                self._tell("follow_limited", key, size=size, limit=limit)
             size = limit
         return [(key, size)] if size > self._sent.get(key, 0) else []
-
-    def _report_limited(self, key: tuple[str, int], size: int, limit: int) -> None:
-        """Report, once, a file of which only the start is sent. A limit of 0 is the head's own pause."""
-        if limit and key not in self._limited:
-            self._limited.add(key)
-            self._send(
-                {
-                    "event": "follow_limited",
-                    "tag": self._tag,
-                    "file": key[0],
-                    "generation": key[1],
-                    "size": size,
-                    "limit": limit,
-                },
-                b"",
-            )
-
-    def _report_truncated(self, key: tuple[str, int], size: int) -> None:
-        """Report a truncated file: sent bytes are no longer there; continue from its new end."""
-        self._send(
-            {
-                "event": "truncated",
-                "tag": self._tag,
-                "file": key[0],
-                "generation": key[1],
-                "size": size,
-                "sent": self._sent[key],
-            },
-            b"",
-        )
-        self._sent[key] = size
 
     def _send_file(self, key: tuple[str, int], size: int) -> bool:
         """Send a part of the file; True when there is more of it to send."""
@@ -209,15 +180,15 @@ class Follow:
                 chunk = os.pread(fd, min(CHUNK_BYTES, size - offset), offset)
                 if not chunk:
                     return False
-                self._send(
-                    {"event": "data", "tag": self._tag, "file": key[0], "generation": key[1], "offset": offset}, chunk
-                )
+                self._tell("data", key, chunk, offset=offset)
                 self._sent[key] = offset + len(chunk)
                 failpoint("run.after_data")
         except FileNotFoundError:
             return False  # released, or the attempt was forgotten
         except OSError as error:
-            self._report_unreadable(key, error)
+            if key not in self._unreadable:  # its bytes, and those behind them, are sent when it can be read
+                self._unreadable.add(key)
+                self._tell("follow_held", key, error=str(error))
             return True
         finally:
             if fd >= 0:
@@ -226,16 +197,8 @@ class Follow:
         self._unreadable.discard(key)
         return self._sent[key] < size
 
-    def _report_unreadable(self, key: tuple[str, int], error: OSError) -> None:
-        """Report, once, a file that cannot be read now: its bytes, and those behind them, are sent when it can."""
-        if key not in self._unreadable:
-            self._unreadable.add(key)
-            self._report_held(key, error)
-
-    def _report_held(self, key: tuple[str, int], error: OSError) -> None:
-        self._send(
-            {"event": "follow_held", "tag": self._tag, "file": key[0], "generation": key[1], "error": str(error)}, b""
-        )
+    def _tell(self, event: str, key: tuple[str, int], body: bytes = b"", **fields: Any) -> None:
+        self._send({"event": event, "tag": self._tag, "file": key[0], "generation": key[1], **fields}, body)
 
 
 class Follower:

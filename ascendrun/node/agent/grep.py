@@ -9,6 +9,7 @@ max_hits}; each file is read from its offset on, to its end now. Standard output
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from ascendrun.node.op_errors import OperationError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Iterator, Mapping
+    from typing import Any, Iterator, Mapping
 
     from ascendrun.node.agent.execute import Commands
 
@@ -66,15 +67,16 @@ def main() -> int:
     """Run the process of `grep`."""
     with os.fdopen(0, "rb", closefd=False) as stdin:
         request = json.loads(stdin.read().decode("utf-8"))
-    passes = make_test(
-        request["patterns"], ignore_case=bool(request.get("ignore_case")), invert=bool(request.get("invert"))
-    )
-    since_ns, until_ns = request.get("since_ns"), request.get("until_ns")
+    flags, invert = re.IGNORECASE if request.get("ignore_case") else 0, bool(request.get("invert"))
+    searches = [re.compile(pattern, flags).search for pattern in request["patterns"]]
+    since_ns = request.get("since_ns") or 0
+    until_ns = float("inf") if request.get("until_ns") is None else request["until_ns"]
     hits = sent = 0
     most = int(request.get("max_hits") or MAX_HITS)
     for name, (generation, offset) in sorted(request["files"].items()):
         for line in read_lines(request["folder"], name, generation, offset):
-            if not (passes(line.text) and line.is_within(since_ns, until_ns)):
+            is_found = any(search(line.text) is not None for search in searches)
+            if is_found is invert or (line.at_ns is not None and not since_ns <= line.at_ns <= until_ns):
                 continue
             if hits >= most or sent > MAX_BYTES:
                 write_all(1, wire.pack({"end": True, "truncated": True}))
@@ -92,28 +94,8 @@ def main() -> int:
     return 0
 
 
-def make_test(patterns: list[str], *, ignore_case: bool, invert: bool) -> Callable[[str], bool]:
-    """Return a test whether a line is selected: one of the patterns is found in it, or, inverted, none."""
-    searches = [re.compile(pattern, re.IGNORECASE if ignore_case else 0).search for pattern in patterns]
-    return lambda text: any(search(text) is not None for search in searches) is not invert
-
-
-class Line:
-    """One line as displayed. `at_ns`: its arrival, None: not known."""
-
-    __slots__ = ("at_ns", "generation", "offset", "text")
-
-    def __init__(self, generation: int, offset: int, text: str, at_ns: int | None) -> None:
-        self.generation = generation
-        self.offset = offset
-        self.text = text
-        self.at_ns = at_ns
-
-    def is_within(self, since_ns: int | None, until_ns: int | None) -> bool:
-        """Return whether the line is within the times. A line whose time is unknown is within."""
-        return self.at_ns is None or (
-            (since_ns is None or self.at_ns >= since_ns) and (until_ns is None or self.at_ns <= until_ns)
-        )
+Line = collections.namedtuple("Line", "generation offset text at_ns")
+"""One line as displayed. `at_ns`: its arrival, None: not known."""
 
 
 def read_lines(folder: str, name: str, generation: int, offset: int) -> Iterator[Line]:

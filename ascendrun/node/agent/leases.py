@@ -31,7 +31,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Iterable
 
-
 PREFIX = "ascendrun/1/"
 NAME_BYTES = 107
 BLOCK = 32
@@ -92,7 +91,9 @@ class Leases:
         Raises OperationError "held" or "port-taken"; then nothing is held. Repeatable.
         """
         run = layout.split_tag(tag)[0]
-        for other in [other for other in self._tags() if other != tag and layout.split_tag(other)[0] == run]:
+        with self._lock:
+            others = [other for other in self._held if other != tag and layout.split_tag(other)[0] == run]
+        for other in others:
             self.release(other)
         try:
             self._take_devices(tag, request.get("devices"))
@@ -137,10 +138,6 @@ class Leases:
         return any(
             (row.get("tag"), row.get("node")) == owner and name not in ours for name, row in read_leases().items()
         )
-
-    def _tags(self) -> list[str]:
-        with self._lock:
-            return list(self._held)
 
     def _of(self, tag: str) -> dict[str, Lease]:
         with self._lock:
@@ -199,7 +196,9 @@ class Leases:
                 continue
             reserved = hold_port(number, after_others=len(numbers) == 1)
             if reserved is not None:
-                lease.sockets += reserved.share()
+                for bound in reserved.sockets:
+                    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                lease.sockets += reserved.sockets
                 return number
             self._of(tag).pop(lease.name).release()
         if numbers:
@@ -233,24 +232,16 @@ def device_names(
         return ["%s/%s.%d" % (kind, node_hash(simulated), number) for number in ids]
     try:
         if kind == "npu":
-            known = [_minor(os.path.join(dev, name)) for name in _device_files(dev)]
+            files = [name for name in os.listdir(dev) if re.match(r"davinci\d+$", name)]
+            for name in sorted(files, key=lambda name: int(name[len("davinci") :])):  # those of this node or container
+                found = os.stat(os.path.join(dev, name))
+                known.append(os.minor(found.st_rdev) if stat.S_ISCHR(found.st_mode) else None)
         elif kind == "cuda":
             known = sorted(os.listdir(proc))
     except OSError:
         pass
     keys = {number: key for number, key in enumerate(known) if key is not None}
     return ["%s/%s" % (kind, keys.get(number, number)) for number in ids]
-
-
-def _device_files(dev: str) -> list[str]:
-    """Return davinci0, davinci1, …: those that this node or container has, in their order."""
-    names = [name for name in os.listdir(dev) if re.match(r"davinci\d+$", name)]
-    return sorted(names, key=lambda name: int(name[len("davinci") :]))
-
-
-def _minor(path: str) -> int | None:
-    found = os.stat(path)
-    return os.minor(found.st_rdev) if stat.S_ISCHR(found.st_mode) else None
 
 
 def _held_device(kind: str, number: int, name: str) -> OperationError:
@@ -307,18 +298,18 @@ def listing() -> list[dict[str, Any]]:
         for kind in ("npu", "cuda")
         for number, name in reversed(list(enumerate(device_names(kind, range(64)))))
     }
+
+    def order(item: tuple[str, Any]) -> tuple[str, int, str]:
+        kind, _, key = item[0].partition("/")
+        number = _NUMBER.search(key)
+        return kind, int(number.group(1)) if number and kind != "cuda" else 0, key
+
     rows = []
-    for name, row in sorted(read_leases().items(), key=lambda item: _order(item[0])):
+    for name, row in sorted(read_leases().items(), key=order):
         kind, _, key = name.partition("/")
         fields = {field: row.get(field) for field in ("uid", "user", "since_s", "tag")}
         rows.append(dict(fields, type=kind, key=key, device=numbers.get(name)))
     return rows
-
-
-def _order(name: str) -> tuple[str, int, str]:
-    kind, _, key = name.partition("/")
-    number = _NUMBER.search(key)
-    return kind, int(number.group(1)) if number and kind != "cuda" else 0, key
 
 
 def end_older_agent(name: str, tag: str, node: str) -> bool:
@@ -331,8 +322,10 @@ def end_older_agent(name: str, tag: str, node: str) -> bool:
     if (row.get("uid"), row.get("node")) != (os.geteuid(), node) or not row["tag"].startswith(run + "."):
         return False
     target = "socket:[%d]" % row["inode"]
-    holders = [one for one in procs.snapshot().values() if one.pid != os.getpid() and target in _open(one.pid)]
-    agents = [one for one in holders if _is_agent(one.pid)]
+    holders = [
+        one for one in procs.snapshot().values() if one.pid != os.getpid() and target in procs.open_files(one.pid)
+    ]
+    agents = [one for one in holders if procs.read_cmdline(one.pid).endswith(b"\0serve\0")]
     return len(agents) == len(holders) and any(procs.send_signal(one.pid, one.start, signal.SIGKILL) for one in agents)
 
 
@@ -341,46 +334,9 @@ def node_hash(root: str) -> str:
     return str(layout.sha256(os.fsencode(root)).hexdigest()[:8])
 
 
-def _is_agent(pid: int) -> bool:
-    try:
-        with open("/proc/%d/cmdline" % pid, "rb") as file:
-            return file.read().split(b"\0")[-2:] == [b"serve", b""]
-    except OSError:
-        return False
-
-
-def _open(pid: int) -> set[str]:
-    folder = "/proc/%d/fd" % pid
-    found = set()
-    try:
-        for name in os.listdir(folder):
-            found.add(os.readlink(os.path.join(folder, name)))
-    except OSError:
-        pass
-    return found
-
-
-class ReservedPort:
-    """A port bound on every address and not listened on: no other process can bind it until `release`."""
-
-    def __init__(self, number: int, sockets: list[socket.socket]) -> None:
-        self.number = number
-        self._sockets = sockets
-
-    def share(self) -> list[socket.socket]:
-        """Return the sockets; a server that sets SO_REUSEADDR can bind the port too from now on."""
-        for bound in self._sockets:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return self._sockets
-
-    def release(self) -> None:
-        for bound in self._sockets:
-            bound.close()
-        self._sockets = []
-
-
-def hold_port(number: int, *, after_others: bool = False) -> ReservedPort | None:
-    """Reserve the port. None: in use, on any address of IPv4 or IPv6, or not permitted for this user.
+def hold_port(number: int, *, after_others: bool = False) -> Lease | None:
+    """Bind the port on every address, without listening on it. None: in use, on any address of IPv4 or IPv6, or not
+    permitted for this user.
 
     `after_others`: ignore ended connections that the kernel remembers for a minute, as a server that sets SO_REUSEADDR
     does.
@@ -403,4 +359,4 @@ def hold_port(number: int, *, after_others: bool = False) -> ReservedPort | None
             for other in sockets:
                 other.close()
             return None
-    return ReservedPort(number, sockets)
+    return Lease("port/%d" % number, sockets)

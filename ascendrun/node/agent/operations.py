@@ -15,22 +15,16 @@ from ascendrun.node.op_errors import OperationError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, NamedTuple
+    from typing import Any, Callable
 
     from ascendrun.node.agent.attempt.attempts import Attempts
     from ascendrun.node.agent.execute import Commands
     from ascendrun.node.agent.trees import Trees
 
-    class Operation(NamedTuple):
-        """`run(request, body)` returns (fields, body). `queue`: "" runs in the loop itself, immediately; "tag"
-        keeps order per attempt; "own" runs in parallel to everything. `deadline_s`: when the head gets
-        a reply even if the work is not done; None: the request's own time-out decides."""
-
-        run: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
-        queue: str
-        deadline_s: float | None
-else:
-    Operation = collections.namedtuple("Operation", "run queue deadline_s")
+Operation = collections.namedtuple("Operation", "run queue deadline_s")
+"""`run(request, body)` returns (fields, body). `queue`: "" runs in the loop itself, immediately; "tag" keeps order per
+attempt; "own" runs in parallel to everything. `deadline_s`: when the head gets a reply even if the work is not done;
+None: the request's own time-out decides."""
 
 
 class Operations:
@@ -129,7 +123,7 @@ class Operations:
         }
 
     def _probe(self, request: dict[str, Any]) -> dict[str, Any]:
-        from ascendrun.node.agent.routes import probe
+        from ascendrun.node.agent.network import probe
 
         return probe(self._root, request.get("peers") or {})
 
@@ -156,8 +150,8 @@ class Operations:
         return take(*_state().rank_processes(self._root, str(request["tag"])), login=self._login)
 
     def _rank_process(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the command of a shell next to a rank: see node/shell.py."""
-        from ascendrun.node.shell import find_rank
+        """Return the command of a shell next to a rank: see node/stacks.py."""
+        from ascendrun.node.stacks import find_rank
 
         rank = int(request["rank"])
         found, leaders, _ = _state().rank_processes(self._root, str(request["tag"]))

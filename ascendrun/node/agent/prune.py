@@ -12,15 +12,15 @@ import re
 import time
 
 from ascendrun.node import layout
+from ascendrun.node.agent.follow import stream_files
 from ascendrun.node.files import read_claim, remove_tree
 from ascendrun.node.layout import PREPARED
 from ascendrun.node.op_errors import OperationError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any, Callable, Mapping
-
+    from collections.abc import Iterable, Iterator
+    from typing import Any, Callable
 
 ENCODED = "data/"
 """Begins the name of a directory of encoded texts, where staged directories have their hash."""
@@ -56,14 +56,8 @@ def usage(root: str, head_id: str | None) -> dict[str, Any]:
 def total_bytes(root: str) -> int:
     """Return the bytes of everything of ascendrun on this machine, of all heads, and of what machines of one home
     share."""
-    total, nodes = _bytes(layout.local_root(root)), os.path.join(root, "nodes")
-    for base, folders, names in os.walk(root):
-        if base == nodes:
-            folders[:] = [name for name in folders if os.path.join(base, name) == layout.node_dir(root)]
-        for name in names + folders:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(base, name)).st_blocks * 512
-    return total
+    keys = set(_names(os.path.join(root, "nodes"))) - {layout.machine_key()}
+    return _bytes(root, apart={layout.node_dir(root, key) for key in keys}) + _bytes(layout.local_root(root))
 
 
 def prune(root: str, request: dict[str, Any], forget: Callable[[str], Any]) -> dict[str, Any]:
@@ -190,20 +184,20 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _bytes(folder: str) -> int:
-    """Return the bytes that an attempt or a tree occupies, with its growing files elsewhere."""
+def _bytes(folder: str, *, apart: Iterable[str] = ()) -> int:
+    """Return the bytes that an attempt or a tree occupies, with its growing files elsewhere. `apart`: directories that
+    do not count."""
     total = 0
     for top in {folder, layout.streams_dir(folder)} if os.path.basename(folder).startswith("attempt-") else {folder}:
         for base, folders, names in os.walk(top):
+            folders[:] = [name for name in folders if os.path.join(base, name) not in apart]
             for name in names + folders:
-                try:
+                with contextlib.suppress(OSError):
                     total += os.lstat(os.path.join(base, name)).st_blocks * 512
-                except OSError:
-                    continue
     return total
 
 
-_LOG = re.compile(r"^((?:rank|node)-\d+\.(?:out|err))(\.times)?\.(\d+)$")
+_LOG = re.compile(r"^((?:rank|node)-\d+\.(?:out|err))(\.times)?$")
 
 
 def release(root: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -214,57 +208,23 @@ def release(root: str, request: dict[str, Any]) -> dict[str, Any]:
     """
     folder = layout.streams_dir(layout.attempt_dir(root, str(request["tag"])))
     have = request["have"]
-    found = _logs(folder)
-    total = sum(one.size for one in found)
-    newest: dict[str, int] = {}
-    for one in found:
-        newest[one.name] = max(newest.get(one.name, 0), one.generation)
+    logs: dict[tuple[str, int], dict[str, os.stat_result]] = {}  # a log itself ("") and its times (".times")
+    for (file, generation), facts in stream_files(folder).items():
+        match = _LOG.match(file)
+        if match:
+            logs.setdefault((match.group(1), generation), {})[match.group(2) or ""] = facts
+    total = sum(facts.st_size for parts in logs.values() for facts in parts.values())
+    newest = {name: max(generation for other, generation in logs if other == name) for name, _ in logs}
     freed = 0
-    for one in sorted(found, key=lambda one: (one.mtime_ns, one.name, one.generation)):
+    for (name, generation), parts in sorted(
+        logs.items(), key=lambda item: (max(facts.st_mtime_ns for facts in item[1].values()), item[0])
+    ):
         if total - freed <= int(request["keep_bytes"]):
             break
-        if one.generation < newest[one.name] and one.is_held(have):
-            for part in one.parts:
-                try:
-                    os.unlink(os.path.join(folder, "%s%s.%d" % (one.name, part, one.generation)))
-                except FileNotFoundError:
-                    continue
-            freed += one.size
+        held = {part: int(have.get(name + part, {}).get(str(generation), 0)) for part in parts}
+        if generation < newest[name] and all(held[part] >= facts.st_size for part, facts in parts.items()):
+            for part in parts:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(folder, "%s%s.%d" % (name, part, generation)))
+            freed += sum(facts.st_size for facts in parts.values())
     return {"freed_bytes": freed, "kept_bytes": total - freed}
-
-
-class _Log:
-    """One generation of a rank's output. `parts`: bytes of the log itself ("") and of its times (".times")."""
-
-    def __init__(self, name: str, generation: int) -> None:
-        self.name = name
-        self.generation = generation
-        self.parts: dict[str, int] = {}
-        self.mtime_ns = 0
-
-    @property
-    def size(self) -> int:
-        return sum(self.parts.values())
-
-    def is_held(self, have: Mapping[str, Mapping[str, int]]) -> bool:
-        return all(
-            int(have.get(self.name + part, {}).get(str(self.generation), 0)) >= size
-            for part, size in self.parts.items()
-        )
-
-
-def _logs(folder: str) -> list[_Log]:
-    found: dict[tuple[str, int], _Log] = {}
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                match = _LOG.match(entry.name)
-                if match and entry.is_file(follow_symlinks=False):
-                    facts = entry.stat(follow_symlinks=False)
-                    key = match.group(1), int(match.group(3))
-                    log = found.setdefault(key, _Log(*key))
-                    log.parts[match.group(2) or ""] = facts.st_size
-                    log.mtime_ns = max(log.mtime_ns, facts.st_mtime_ns)
-    except FileNotFoundError:
-        return []
-    return list(found.values())

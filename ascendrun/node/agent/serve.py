@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import select
 import sys
@@ -10,9 +11,8 @@ import threading
 import time
 
 from ascendrun.node import layout, procs, wire
-from ascendrun.node.agent import bytecode
 from ascendrun.node.agent.operations import Operations, node_state
-from ascendrun.node.files import make_private_dir, write_all
+from ascendrun.node.files import make_private_dir, replace_file, write_all
 from ascendrun.node.layout import sha256
 from ascendrun.node.op_errors import OperationError
 
@@ -76,18 +76,14 @@ class Pending:
         self.number = number
         self.op = op
         self.deadline = deadline
-        self._answered = False
+        self.is_answered = False
         self._lock = threading.Lock()
 
     def take(self) -> bool:
         """Return True for the first caller only, which sends the reply."""
         with self._lock:
-            first, self._answered = not self._answered, True
+            first, self.is_answered = not self.is_answered, True
             return first
-
-    @property
-    def is_answered(self) -> bool:
-        return self._answered
 
 
 class Agent:
@@ -119,8 +115,8 @@ class Agent:
         from ascendrun.node.agent.serve import hello
 
         self.outbox.send(hello(self._root, self._agent[-1]))
-        self._queues.add("keep", lambda: bytecode.keep_interpreter(self._agent[-1]))
-        self._queues.add("keep", lambda: bytecode.keep_compiled(self._agent[-1]))
+        self._queues.add("keep", lambda: keep_interpreter(self._agent[-1]))
+        self._queues.add("keep", lambda: keep_compiled(self._agent[-1]))
         self._queues.add("keep", self._can.commands)  # imports modules in advance for the first command
         reader = wire.FrameReader()
         while True:
@@ -234,12 +230,6 @@ def explain(error: Exception, op: str) -> OperationError:
     return OperationError("internal", "internal", op=op, error=f"{type(error).__name__}: {error}")
 
 
-def agent_command() -> list[str]:
-    """Return the command that starts this agent in another role."""
-    executable = sys.executable or os.readlink("/proc/self/exe")
-    return [executable, "-I", "-S", os.path.abspath(sys.argv[0])]
-
-
 def main() -> int:
     """Run `serve`, the command that the loader starts."""
     umask = os.umask(0o077)
@@ -252,7 +242,8 @@ def main() -> int:
     null = os.open(os.devnull, os.O_RDONLY)
     in_fd, out_fd = private_copy(0, null), private_copy(1, 2)
     os.write(out_fd, wire.MAGIC)
-    agent = Agent(root, agent=agent_command(), umask=umask, in_fd=in_fd, out_fd=out_fd)
+    command = [sys.executable or os.readlink("/proc/self/exe"), "-I", "-S", os.path.abspath(sys.argv[0])]
+    agent = Agent(root, agent=command, umask=umask, in_fd=in_fd, out_fd=out_fd)
     agent.close(agent.run())
     return 0
 
@@ -362,3 +353,48 @@ def inode(path: str) -> int | None:
         return os.stat(path).st_ino
     except OSError:
         return None
+
+
+# --- files that a running agent stores next to its archive to speed up the next start; hosts may share them ---
+#
+# agent-<hash>.<interpreter>.zip: compiled modules, made once per interpreter; Python compiles what it imports from an
+# archive again at every start (60 ms). agent-<hash>.<host name>.python: the path of the interpreter, for the login line
+# of node/loader.py, which empties it at each start.
+
+
+def keep_compiled(agent_path: str) -> None:
+    """Store the compiled modules unless they are there. Never raises: without them a start is only slower."""
+    tag = sys.implementation.cache_tag
+    path = "{}.{}-{:x}.zip".format(agent_path[: -len(".pyz")], tag, sys.hexversion)
+    try:
+        if tag is None or not agent_path.endswith(".pyz") or os.path.exists(path):
+            return
+        temp = "%s.tmp-%s" % (path, os.urandom(8).hex())
+        try:
+            _compile_archive(agent_path, temp)
+            os.link(temp, path)  # never replaced: Python keeps the offsets of an archive that it reads
+        finally:
+            os.unlink(temp)
+    except (OSError, ValueError, SyntaxError, ImportError):
+        return
+
+
+def keep_interpreter(agent_path: str) -> None:
+    """Record the interpreter of this agent. Never raises: without it the next login searches for a Python again."""
+    if agent_path.endswith(".pyz") and sys.executable:
+        path = "%s.%s.python" % (agent_path[: -len(".pyz")], os.uname().nodename)
+        with contextlib.suppress(OSError):
+            replace_file(path, os.fsencode(sys.executable) + b"\n", durable=False)
+
+
+def _compile_archive(agent_path: str, target: str) -> None:
+    import marshal
+    import zipfile
+    from importlib.util import MAGIC_NUMBER
+
+    fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w+b") as file, zipfile.ZipFile(file, "w") as out, zipfile.ZipFile(agent_path) as source:
+        for name in source.namelist():
+            if name.startswith("ascendrun/"):
+                code = compile(source.read(name), os.path.join(agent_path, name), "exec", dont_inherit=True)
+                out.writestr(name + "c", MAGIC_NUMBER + b"\0" * 12 + marshal.dumps(code))

@@ -20,21 +20,21 @@ may have its own `timeout_s`. The result of one that failed is {"error": message
     openers     {patterns}            -> {openers: [{path, pid, uid, user, command, tag}], hidden}
     leases      {}                    -> {leases: [{type, key, device, uid, user, since_s, tag}]}; see leases.listing
     training    {paths}               -> {paths: {path: …}}, see node/agent/training_files.py
-    listen, tcp                       see node/agent/connection_test.py
+    listen, tcp                       see node/agent/network.py
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import time
+from functools import partial
 
 from ascendrun.node import layout
-from ascendrun.node.agent import connection_test, file_probes
-from ascendrun.node.agent.execute import Commands
+from ascendrun.node.agent import file_probes, network
+from ascendrun.node.agent.execute import Commands, work_off
 from ascendrun.node.files import make_private_dir
 from ascendrun.node.op_errors import OperationError, message
-from ascendrun.node.ranks import SETUP_SCRIPT, rank_environ, to_bytes
+from ascendrun.node.ranks import rank_environ, to_bytes, with_setup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,51 +64,26 @@ class Surveys:
         shell = request.get("shell")
         items = list(request["items"])
         end = time.monotonic() + float(request.get("timeout_s") or SURVEY_S)
-        results: dict[str, Raw] = {}
-        lock = threading.Lock()
-        todo = list(reversed(items))
-        done = threading.Semaphore(0)
-
-        def work() -> None:
-            while True:
-                with lock:
-                    if not todo:
-                        return
-                    item = todo.pop()
-                raw = self._examine(item, shell, end)
-                with lock:
-                    results.setdefault(item["name"], raw)
-                done.release()
-
         # Items that wait for peers get their own threads, so that they do not block the others.
         waiting = sum(1 for item in items if item["kind"] in ("listen", "tcp"))
-        for _ in range(min(AT_ONCE, len(items)) + waiting):
-            threading.Thread(target=work, daemon=True, name="survey").start()
-        for _ in items:
-            if not done.acquire(timeout=max(0.0, end + MARGIN_S - time.monotonic())):
-                break
+        jobs = [partial(_guarded, partial(self._examine, item, shell, end)) for item in items]
+        found = work_off(jobs, at_once=AT_ONCE + waiting, end=end + MARGIN_S)
         late = {"error": message("timed-out"), "late": True}
-        with lock:
-            todo.clear()
-            return {"results": {item["name"]: results.setdefault(item["name"], late) for item in items}}
+        return {"results": {item["name"]: raw or late for item, raw in zip(items, found)}}
 
     def _examine(self, item: Item, shell: dict[str, Any] | None, end: float) -> Raw:
         now = time.monotonic()
         deadline = min(end, now + float(item.get("timeout_s") or ITEM_S))
         if deadline <= now:
             return {"error": message("no-time-left-for-check"), "late": True}
-        kinds: dict[str, Callable[[], Raw]] = {
-            "argv": lambda: self._run(item, None, deadline),
-            "shell_argv": lambda: self._run(item, shell or {}, deadline),
-            "listen": lambda: connection_test.listen(item, deadline),
-            "tcp": lambda: connection_test.connect_all(item, deadline),
-        }
-        try:
-            if item["kind"] in kinds:
-                return kinds[item["kind"]]()
-            return _with_deadline(lambda: file_probes.probe(item, deadline), deadline)
-        except Exception as error:  # one failing query must not affect the other results; the head shows it
-            return {"error": f"{type(error).__name__}: {error}", "late": False}
+        if item["kind"] in ("argv", "shell_argv"):
+            return self._run(item, None if item["kind"] == "argv" else shell or {}, deadline)
+        if item["kind"] in ("listen", "tcp"):
+            test = network.listen if item["kind"] == "listen" else network.connect_all
+            return test(item, deadline)
+        # A call into a dead network file system may hang indefinitely.
+        (raw,) = work_off([partial(_guarded, partial(file_probes.probe, item, deadline))], at_once=1, end=deadline)
+        return raw or {"error": message("file-system-hangs"), "late": True}
 
     def _run(self, item: Item, shell: dict[str, Any] | None, deadline: float) -> Raw:
         argv = [to_bytes(part) for part in item["argv"]]
@@ -129,17 +104,14 @@ class Surveys:
             return self._run_argv(argv, env, item, cwd=cwd, deadline=deadline)
         ours, theirs = os.pipe()
         try:
-            outer = [
-                b"bash",
-                b"-c",
-                to_bytes(SETUP_SCRIPT),
-                b"ascendrun-setup",
-                b"%d" % theirs,
-                to_bytes(shell["setup"]),
-            ]
-            raw = self._run_argv(outer + argv, env, item, cwd=cwd, keep=(theirs,), deadline=deadline)
+            outer = with_setup(shell["setup"], theirs, argv)
+            raw = self._run_argv(outer, env, item, cwd=cwd, keep=(theirs,), deadline=deadline)
             os.set_blocking(ours, False)
-            raw["setup"] = _setup_result(ours)
+            try:
+                report = os.read(ours, 1)
+            except BlockingIOError:  # the set-up ended the shell, or never ended
+                report = b""
+            raw["setup"] = {b"o": "fine", b"m": "no-command"}.get(report, "failed")
             return raw
         finally:
             os.close(ours)
@@ -168,16 +140,7 @@ class Surveys:
         except OperationError as refusal:
             is_missing = isinstance(refusal.__cause__, FileNotFoundError)
             return {"error": refusal.message, "late": False, "missing": is_missing}
-        return {
-            "code": done.code,
-            "signal": done.signal,
-            "timed_out": done.timed_out,
-            "truncated": done.truncated,
-            "wall_s": done.wall_s,
-            "out": _text(done.out),
-            "err": _text(done.err),
-            "setup": None,
-        }
+        return dict(done._asdict(), out=_text(done.out), err=_text(done.err), setup=None)
 
     def _scratch(self) -> str:
         """Return the working directory while the run has none: it is empty, so that nothing is imported from it."""
@@ -189,34 +152,14 @@ class Surveys:
         return path
 
 
-def _setup_result(status_fd: int) -> str:
-    """Return the report of node/ranks.SETUP_SCRIPT; none: the setup ended the shell, or never ended."""
-    try:
-        result = os.read(status_fd, 1)
-    except BlockingIOError:
-        result = b""
-    return {b"o": "fine", b"m": "no-command"}.get(result, "failed")
-
-
 def _text(data: bytes) -> str:
     """Decode UTF-8; other bytes become \\xNN."""
     return data.decode("utf-8", "backslashreplace")
 
 
-def _with_deadline(call: Callable[[], Raw], deadline: float) -> Raw:
-    """Return the call's result, or "late": a call into a dead network file system may hang indefinitely."""
-    box: list[Raw] = []
-    failed: list[Exception] = []
-
-    def work() -> None:
-        try:
-            box.append(call())
-        except Exception as error:  # reported to the waiting thread, below
-            failed.append(error)
-
-    thread = threading.Thread(target=work, daemon=True, name="survey-look")
-    thread.start()
-    thread.join(max(0.0, deadline - time.monotonic()))
-    if failed:
-        raise failed[0]
-    return box[0] if box else {"error": message("file-system-hangs"), "late": True}
+def _guarded(call: Callable[[], Raw]) -> Raw:
+    """One failing query must not affect the other results; the head shows it."""
+    try:
+        return call()
+    except Exception as error:  # the head shows it
+        return {"error": f"{type(error).__name__}: {error}", "late": False}

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
     Raw = Dict[str, Any]
 
-
 WHOLE_BYTES, START_BYTES = 32 << 20, 1 << 20
 MOST_FILES, MOST_NAMES, ROWS_SHOWN, VALUES = 20, 200, 5, 300
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")

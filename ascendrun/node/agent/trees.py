@@ -75,7 +75,10 @@ class Trees:
                     os.unlink(part)  # another agent was faster
                 return {"have": total, "done": True}
             if not os.path.exists(part):
-                self._make_room(total)
+                make_private_dir(self._folder)
+                self._sweep_temps()
+                if free_bytes(self._folder) < total * 2:  # a tar and its content
+                    raise OSError(errno.ENOSPC, "no space", self._folder)
             return transfer.take_block(part, request, body, lambda fd: self._unpack(sha256, part, fd))
         except OSError as error:
             raise os_failure(error, "store-tree", path=self._folder) from error
@@ -99,13 +102,6 @@ class Trees:
             raise OperationError("tree-differs", "tree-changed", path=path, difference=difference)
 
     # --- receiving ---
-
-    def _make_room(self, total: int) -> None:
-        """Make the directory, and look for space for a tar of `total` bytes and its content. Raises OSError."""
-        make_private_dir(self._folder)
-        self._sweep_temps()
-        if free_bytes(self._folder) < total * 2:
-            raise OSError(errno.ENOSPC, "no space", self._folder)
 
     def _unpack(self, sha256: str, part: str, fd: int) -> bool:
         temp = self._temp_path("tree")

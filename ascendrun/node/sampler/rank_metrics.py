@@ -6,29 +6,15 @@ the more this search costs, the rarer it is. In between only the known processes
 
 from __future__ import annotations
 
+import collections
 import os
 import time
 
 from ascendrun.node import layout, procs, reap
-from ascendrun.node.sampler.host_metrics import read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NamedTuple, Sequence
-
-    class Process(NamedTuple):
-        """`cpu_ticks`: its own and that of children whose end it has seen. `start`: ticks since boot."""
-
-        pid: int
-        state: str
-        ppid: int
-        cpu_ticks: int
-        threads: int
-        start: int
-else:
-    from collections import namedtuple
-
-    Process = namedtuple("Process", "pid state ppid cpu_ticks threads start")
+    from typing import Any, Sequence
 
 SCAN_SHARE = 200.0
 """Scanning all processes may cost one part in this many of a core."""
@@ -36,28 +22,10 @@ SETTLED_S = 10.0
 """Seconds; an older process has its final environment: a fork has had its exec."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
-
-class Leader:
-    """A process that the supervisor started. `rank`, `local_rank` None: a launcher, whose children are the ranks.
-    `may_launch`: it is alone on its node, one of several, and may be a launcher too. `forks`: it may start the ranks
-    of its node: if a process below it is a rank, it is none itself."""
-
-    def __init__(
-        self,
-        pid: int,
-        start: int,
-        rank: int | None,
-        local_rank: int | None,
-        *,
-        may_launch: bool = False,
-        forks: bool = False,
-    ) -> None:
-        self.pid = pid
-        self.start = start
-        self.rank = rank
-        self.local_rank = local_rank
-        self.may_launch = may_launch
-        self.forks = forks
+Leader = collections.namedtuple("Leader", "pid start rank local_rank may_launch forks", defaults=(False, False))
+"""A process that the supervisor started. `rank`, `local_rank` None: a launcher, whose children are the ranks.
+`may_launch`: it is alone on its node, one of several, and may be a launcher too. `forks`: it may start the ranks of its
+node: if a process below it is a rank, it is none itself."""
 
 
 class RankFigures:
@@ -86,10 +54,10 @@ class RankFigures:
             took_s = time.thread_time() - started_s
             self._next_scan_s = now_s + took_s * SCAN_SHARE
         boot_ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * procs.TICKS_PER_S
-        ranks: dict[int, list[tuple[Process, int | None]]] = {}
+        ranks: dict[int, list[tuple[procs.Stat, int | None]]] = {}
         for pid, (start, rank, local_rank) in list(self._members.items()):
-            process = read_process(pid)
-            if process is None or process.start != start or process.state in "ZXx":
+            process = procs.read_stat(pid)
+            if process is None or process.start != start or process.is_dead:
                 del self._members[pid]
             else:
                 ranks.setdefault(rank, []).append((process, local_rank))
@@ -99,7 +67,7 @@ class RankFigures:
     def _figures(
         self,
         rank: int,
-        members: list[tuple[Process, int | None]],
+        members: list[tuple[procs.Stat, int | None]],
         before: _Totals | None,
         now_s: float,
         boot_ticks: float,
@@ -132,8 +100,9 @@ class RankFigures:
     # Assignment of processes to ranks
 
     def _scan(self) -> None:
-        table = self._table()
-        children: dict[int, list[Process]] = {}
+        processes = map(procs.read_stat, reap.group_pids(self._group) or procs.pids())
+        table = {process.pid: process for process in processes if process is not None}
+        children: dict[int, list[procs.Stat]] = {}
         for process in table.values():
             children.setdefault(process.ppid, []).append(process)
         self._members, self._roots, self.forked = {}, {}, {}
@@ -144,15 +113,10 @@ class RankFigures:
         self._reported = {pid: reported for pid, reported in self._reported.items() if pid in table}
         self._joined &= set(table)
 
-    def _table(self) -> dict[int, Process]:
-        pids = reap.group_pids(self._group) or [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        found = (read_process(pid) for pid in pids)
-        return {process.pid: process for process in found if process is not None}
-
-    def _walk(self, top: Process, leader: Leader, children: dict[int, list[Process]]) -> None:
+    def _walk(self, top: procs.Stat, leader: Leader, children: dict[int, list[procs.Stat]]) -> None:
         todo = [(top, leader.rank, leader.local_rank, False)]
         seen: set[int] = set()
-        found: list[tuple[Process, int, int | None, bool]] = []
+        found: list[tuple[procs.Stat, int, int | None, bool]] = []
         while todo:
             process, rank, local_rank, is_own = todo.pop()
             if process.pid in seen:
@@ -165,7 +129,9 @@ class RankFigures:
             if rank is not None:
                 found.append((process, rank, local_rank, is_own))
             if leader.may_launch and self.own_world is None and process.pid not in self._joined:
-                self._check_world(process)
+                self.own_world = own_world(procs.read_environ(process.pid))
+                if self._age_s(process) > SETTLED_S:
+                    self._joined.add(process.pid)
             todo.extend((child, rank, local_rank, is_own) for child in children.get(process.pid, ()))
         has_ranks = any(is_own for *_, is_own in found)
         for process, rank, local_rank, is_own in found:
@@ -175,16 +141,11 @@ class RankFigures:
                 if is_own and leader.forks:
                     self.forked.setdefault(rank, (process.pid, process.start))
 
-    def _check_world(self, process: Process) -> None:
-        self.own_world = own_world(procs.read_environ(process.pid))
-        if self._age_s(process) > SETTLED_S:
-            self._joined.add(process.pid)
-
     @staticmethod
-    def _age_s(process: Process) -> float:
+    def _age_s(process: procs.Stat) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME) - process.start / procs.TICKS_PER_S
 
-    def _environment(self, process: Process) -> tuple[int | None, int | None]:
+    def _environment(self, process: procs.Stat) -> tuple[int | None, int | None]:
         """Return the variables that a launcher set for its child: (rank, local rank)."""
         if process.pid in self._reported:
             return self._reported[process.pid]
@@ -204,8 +165,9 @@ class _Totals:
         self.by_pid: dict[int, tuple[int, int | None, int | None]] = {}
         self.starts: dict[int, int] = {}
 
-    def add(self, process: Process, io: tuple[int, int] | None) -> None:
-        self.by_pid[process.pid] = process.cpu_ticks, io[0] if io else None, io[1] if io else None
+    def add(self, process: procs.Stat, io: tuple[int, int] | None) -> None:
+        ticks = process.cpu_ticks + process.ended_ticks
+        self.by_pid[process.pid] = ticks, io[0] if io else None, io[1] if io else None
         self.starts[process.pid] = process.start
 
     def since(self, before: _Totals | None) -> tuple[float | None, float | None, float | None]:
@@ -237,37 +199,16 @@ def own_world(environ: bytes) -> int | None:
 
     torchrun gives the ranks of a node in LOCAL_WORLD_SIZE, deepspeed in LOCAL_SIZE.
     """
-    variables = _variables(environ)
+    variables = procs.variables_of(environ)
     world = _number(variables.get(b"WORLD_SIZE"))
     local = _number(variables.get(b"LOCAL_SIZE") or variables.get(b"LOCAL_WORLD_SIZE"))
     return world if world is not None and local is not None and world <= local else None
 
 
-def parse_process(text: bytes) -> Process:
-    """Parse a line of /proc/PID/stat; the name in it may contain any characters."""
-    fields = text[text.rindex(b")") + 2 :].split()
-    return Process(
-        int(text[: text.index(b" ")]),
-        fields[0].decode("ascii"),
-        int(fields[1]),
-        sum(int(field) for field in fields[11:15]),
-        int(fields[17]),
-        int(fields[19]),
-    )
-
-
-def read_process(pid: int) -> Process | None:
-    try:
-        with open("/proc/%d/stat" % pid, "rb", buffering=0) as file:
-            return parse_process(file.read(4096) or b"")
-    except (OSError, ValueError):
-        return None
-
-
 def read_io(pid: int) -> tuple[int, int] | None:
     """Return (read, written) bytes of real input and output, not of the cache; None: not readable."""
     found = {}
-    for line in read("/proc/%d/io" % pid, 4096).split("\n"):
+    for line in procs.read_text("/proc/%d/io" % pid, 4096).split("\n"):
         name, _, value = line.partition(":")
         if name in ("read_bytes", "write_bytes"):
             found[name] = int(value)
@@ -276,12 +217,8 @@ def read_io(pid: int) -> tuple[int, int] | None:
 
 def read_memory(pid: int) -> tuple[int, int] | None:
     """Return (resident, of that shared) bytes."""
-    words = read("/proc/%d/statm" % pid, 4096).split()
+    words = procs.read_text("/proc/%d/statm" % pid, 4096).split()
     return (int(words[1]) * PAGE_BYTES, int(words[2]) * PAGE_BYTES) if len(words) > 2 else None
-
-
-def _variables(environ: bytes) -> dict[bytes, bytes]:
-    return dict(pair.partition(b"=")[::2] for pair in environ.split(b"\0"))
 
 
 def _number(word: bytes | None) -> int | None:

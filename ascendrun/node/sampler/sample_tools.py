@@ -6,6 +6,7 @@ it has ended. A failing tool is run at increasing intervals.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -14,7 +15,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Mapping, Sequence
+    from typing import IO, Any, Callable, Mapping, Sequence
 
 MAX_BYTES = 1 << 20
 RAREST_S = 300.0
@@ -35,6 +36,7 @@ class Tool:
         self.due_s = now_s
         self.failures = 0
         self.child: subprocess.Popen[bytes] | None = None
+        self.pipe: IO[bytes] | None = None  # its output, until that has ended
         self.out = bytearray()
         self.is_cut = False
         self.started_s = 0.0
@@ -46,6 +48,11 @@ class Tool:
     def runs(self) -> bool:
         """Whether it was started and its result is pending."""
         return self.child is not None and not self.is_killed
+
+    def close(self) -> None:
+        if self.pipe is not None:
+            self.pipe.close()
+            self.pipe = None
 
 
 class Tools:
@@ -65,11 +72,7 @@ class Tools:
 
     def fds(self) -> list[int]:
         """Return the descriptors to wait for."""
-        return [
-            tool.child.stdout.fileno()
-            for tool in self._tools
-            if tool.runs and tool.child is not None and tool.child.stdout is not None and not tool.child.stdout.closed
-        ]
+        return [tool.pipe.fileno() for tool in self._tools if tool.runs and tool.pipe is not None]
 
     def wait_s(self, now_s: float) -> float:
         """Return the seconds until `turn` has work at the latest."""
@@ -80,7 +83,7 @@ class Tools:
         for tool in self._tools:
             if tool.runs:
                 until = min(
-                    until, now_s + 0.02 if tool.ended_s or self._hangs(tool) else tool.started_s + tool.timeout_s
+                    until, now_s + 0.02 if tool.ended_s or tool.pipe is None else tool.started_s + tool.timeout_s
                 )
         return max(0.0, until - now_s)
 
@@ -122,42 +125,40 @@ class Tools:
         except OSError as error:
             self._report(tool, now_s, code=None, text=str(error).encode("utf-8"))
             return
-        assert tool.child.stdout is not None
-        os.set_blocking(tool.child.stdout.fileno(), False)
+        tool.pipe = tool.child.stdout
+        assert tool.pipe is not None
+        os.set_blocking(tool.pipe.fileno(), False)
 
     def _poll(self, tool: Tool, child: subprocess.Popen[bytes], now_s: float) -> None:
         if tool.is_killed:
             if child.poll() is not None:
                 tool.child = None
             return
-        self._read(tool, child)
+        self._read(tool)
         code = child.poll()
         is_late = now_s - tool.started_s >= tool.timeout_s
         if code is None and (is_late or tool.is_cut):
             _kill(child)
             tool.is_killed = True
-            _close(child)
+            tool.close()
             self._report(tool, now_s, code=None, timed_out=is_late)
         elif code is not None:
             tool.ended_s = tool.ended_s or now_s
-            if self._hangs(tool) or now_s - tool.ended_s >= ENDING_S:
-                _close(child)
+            if tool.pipe is None or now_s - tool.ended_s >= ENDING_S:
+                tool.close()
                 tool.child = None
                 self._report(tool, now_s, code=code)
 
-    def _hangs(self, tool: Tool) -> bool:
-        return tool.child is None or tool.child.stdout is None or tool.child.stdout.closed
-
-    def _read(self, tool: Tool, child: subprocess.Popen[bytes]) -> None:
-        while not self._hangs(tool) and child.stdout is not None:
+    def _read(self, tool: Tool) -> None:
+        while tool.pipe is not None:
             try:
-                chunk = os.read(child.stdout.fileno(), 1 << 16)
+                chunk = os.read(tool.pipe.fileno(), 1 << 16)
             except BlockingIOError:
                 return
             except OSError:
                 chunk = b""
             if not chunk:
-                child.stdout.close()
+                tool.close()
                 return
             room = MAX_BYTES - len(tool.out)
             tool.out += chunk[:room]
@@ -190,12 +191,5 @@ def wait(fds: Sequence[int], timeout_s: float) -> list[int]:
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    try:
+    with contextlib.suppress(OSError):
         os.killpg(child.pid, signal.SIGKILL)
-    except OSError:
-        pass
-
-
-def _close(child: subprocess.Popen[bytes]) -> None:
-    if child.stdout is not None:
-        child.stdout.close()

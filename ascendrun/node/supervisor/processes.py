@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 
-from ascendrun.node import layout, procs, reap
+from ascendrun.node import layout, procs, reap, stacks, stopping
+from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import read_some
 from ascendrun.node.layout import forks_ranks, process_name, process_number
+from ascendrun.node.op_errors import message
 from ascendrun.node.supervisor.sampler_process import SamplerProcess
 from ascendrun.node.supervisor.spool import ROTATE_BYTES, Spool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import subprocess
     from typing import Any
 
-    from ascendrun.node.ranks import Started
-    from ascendrun.node.supervisor.folder import Folder
+    from ascendrun.node.op_errors import Message
+    from ascendrun.node.records import Records
 
 
 DRAIN_BYTES = 8 << 20
@@ -83,7 +87,8 @@ class Rank:
         }
         self.watch = watch
         self.metrics = MetricsTail(metrics)
-        self.started: Started | None = None
+        self.started: subprocess.Popen[bytes] | None = None
+        self.status_fd: int | None = None
         self.start_ticks = -1
         self.setup_result = b""
         self.has_ended = False
@@ -128,7 +133,7 @@ class Rank:
 
     def setup_failed(self) -> bool:
         """Return whether the setup (or the search for the command after it) ended the rank, not the command itself."""
-        return self.started is not None and self.started.status_fd is not None and self.setup_result != b"o"
+        return self.status_fd is not None and self.setup_result != b"o"
 
     def end(self, status: int) -> None:
         """Record the wait status. A rank killed since it had finished counts as exited with 0."""
@@ -138,7 +143,7 @@ class Rank:
             self.signal = os.WTERMSIG(status)
         else:
             self.code = os.WEXITSTATUS(status)
-        self.started.process.returncode = self.result
+        self.started.returncode = self.result
         if self.killed_as_finished:
             self.code, self.signal = 0, None
 
@@ -193,8 +198,7 @@ class ExitWatch:
     """Exit state of one rank. `exit_s`, `linger_s`: the limits, in seconds."""
 
     def __init__(self, *, exit_s: float = EXIT_S, linger_s: float = LINGER_S) -> None:
-        self._exit_s = exit_s
-        self._linger_s = linger_s
+        self.limits_s = {FINISHED: exit_s, IDLE: linger_s}
         self._done_s: float | None = None
         self._idle_s: float | None = None
         self._idle_cpu_s = 0.0
@@ -207,20 +211,16 @@ class ExitWatch:
 
     def check(self, now_s: float, *, cpu_s: float, written_bytes: int, other_exited_s: float | None) -> str | None:
         """Return FINISHED or IDLE, each once; None: nothing to report. `other_exited_s`: first exit 0 of another."""
-        if self._done_s is not None and now_s - self._done_s >= self._exit_s:
+        if self._done_s is not None and now_s - self._done_s >= self.limits_s[FINISHED]:
             return self._report(FINISHED)
         if other_exited_s is None:
             return None
         moved = cpu_s - self._idle_cpu_s >= IDLE_CPU_S or written_bytes != self._idle_bytes
         if self._idle_s is None or moved:
             self._idle_s, self._idle_cpu_s, self._idle_bytes = now_s, cpu_s, written_bytes
-        if now_s - self._idle_s >= self._linger_s and self._last_report is None:
+        if now_s - self._idle_s >= self.limits_s[IDLE] and self._last_report is None:
             return self._report(IDLE)
         return None
-
-    def limit_s(self, why: str) -> float:
-        """The seconds after which `check` returns `why`."""
-        return self._exit_s if why == FINISHED else self._linger_s
 
     def _report(self, why: str) -> str | None:
         if self._last_report == why:
@@ -232,14 +232,14 @@ class ExitWatch:
 class Processes:
     """`ranks`: those of this node; `launcher`: the process that starts them, with a number below 0, None: none does.
 
-    `group`: their cgroup, None: they have none.
+    `path`, `streams`: see Folder. `group`: their cgroup, None: they have none.
     """
 
-    def __init__(self, prepared: dict[str, Any], folder: Folder, group: str | None) -> None:
-        self._prepared, self._streams, self.group = prepared, folder.streams, group
+    def __init__(self, prepared: dict[str, Any], path: str, streams: str, group: str | None) -> None:
+        self._prepared, self._streams, self.group = prepared, streams, group
         self.tag = str(prepared["tag"])
-        self.root = layout.root_of(folder.path)
-        self.sampler = SamplerProcess(self.tag, folder.path)
+        self.root = layout.root_of(path)
+        self.sampler = SamplerProcess(self.tag, path)
         limits = {name: float(prepared[name]) for name in ("exit_s", "linger_s") if name in prepared}
         self.ranks = [
             self._make(plan, {**self.own_files(int(plan["rank"])), **plan["env"]}[METRICS_VARIABLE], **limits)
@@ -258,13 +258,12 @@ class Processes:
     def find(self) -> list[reap.Who]:
         """Return (pid, start time) of every living process of the attempt but supervisor and sampler."""
         leaders = {one.started.pid: one.start_ticks for one in self.all if one.started is not None}
-        return reap.find_attempt(
-            self.tag,
-            root=self.root,
+        return reap.find_marked(
+            reap.marks_of(self.tag, self.root),
             supervisor=os.getpid(),
             ranks=leaders,
             extra=reap.group_pids(self.group),
-            has_sampler=self.sampler.is_on,
+            aside=reap.SAMPLER if self.sampler.is_on else None,
         )
 
     def own_files(self, number: int) -> dict[str, str]:
@@ -276,3 +275,101 @@ class Processes:
         limit = int(self._prepared.get("rotate_bytes", ROTATE_BYTES))
         watch = ExitWatch(exit_s=exit_s, linger_s=linger_s)
         return Rank(plan, self._streams, limit=limit, watch=watch, metrics=metrics)
+
+
+SWEEP_S = 0.02
+PATIENT_SWEEP_S = 0.2
+CLEAN_CHECKS = 2
+
+
+class Ending:
+    """`stopping_by`: who or what ends the attempt, None: it runs. `is_over`: no process is left but `leftovers`.
+
+    `plan`: {signal, grace_s} of the job.
+    """
+
+    def __init__(self, plan: dict[str, Any], processes: Processes, records: Records) -> None:
+        self._plan, self._processes, self._records = plan, processes, records
+        self._ladder = stopping.Ladder()
+        self._killed_s: float | None = None
+        self._clean_checks = 0
+        self.stopping_by: str | None = None
+        self.leftovers: list[dict[str, Any]] = []
+        self.is_over = False
+
+    def stop(self, by: str, reason: Message, *, now: bool = False, grace_s: float | None = None) -> None:
+        """Set the steps to the end; steps slower than the current ones change nothing."""
+        plan = self._plan
+        at = time.monotonic()
+        grace_s = 0.0 if now else float(plan["grace_s"] if grace_s is None else grace_s)
+        steps = stopping.steps_for(by, now_s=at, signal=plan["signal"], grace_s=grace_s)
+        if now:
+            steps = [stopping.Step(at, "KILL", True)]
+        if not self._ladder.set(steps):
+            return
+        self.stopping_by = self.stopping_by or by
+        fields = {"done": True} if all(rank.check_done() for rank in self._processes.ranks) else {}
+        self._records.add("stopping", reason=reason, by=by, signal=steps[0].signal, grace_s=grace_s, **fields)
+        failpoint("stop.after_mark")
+        self.climb(at)
+
+    def climb(self, now: float) -> None:
+        """Send the signals that are due."""
+        for step in self._ladder.due(now):
+            number = getattr(signal, "SIG" + step.signal)
+            if step.signal == "KILL":
+                failpoint("stop.before_kill")
+                self._killed_s = self._killed_s or now
+            if step.signal == "ABRT":
+                stacks.abort(self._processes.find())
+                continue
+            if not step.everything:
+                running = [rank for rank in self._processes.ranks if rank.runs]
+                for process in running or self._processes.all:  # a launcher would kill ranks that save for long
+                    process.send(number)
+                continue
+            for pid, start in self._processes.find():
+                procs.send_signal(pid, start, number)
+            failpoint("stop.after_kill_before_confirm" if step.signal == "KILL" else "stop.after_term")
+
+    def is_sweeping(self) -> bool:
+        return self._killed_s is not None or not self._processes.has_running()
+
+    def wait_s(self, now: float, until: float) -> float:
+        """Return the seconds until the next step or sweep, or `until`, whichever comes first."""
+        if self.is_sweeping():
+            is_patient = self._killed_s is not None and now - self._killed_s > 1.0
+            return PATIENT_SWEEP_S if is_patient else SWEEP_S
+        step = self._ladder.next_s()
+        return max(0.0, (until if step is None else min(until, step)) - now)
+
+    def sweep(self, now: float) -> None:
+        """Check, twice, that no process is left after the ranks' end and KILL: a process may fork during a check."""
+        found = self._processes.find()
+        if not found and not self._processes.has_running():
+            self._clean_checks += 1
+            self.is_over = self._clean_checks >= CLEAN_CHECKS
+            return
+        self._clean_checks = 0
+        if self._killed_s is None:
+            self._end_remaining(len(found), now)
+            return
+        for pid, start in found:
+            procs.send_signal(pid, start, signal.SIGKILL)
+        if now - self._killed_s >= stopping.UNKILLABLE_S:
+            self.leftovers = procs.describe_all(found, since_ns=time.time_ns() - int((now - self._killed_s) * 1e9))
+            self.is_over = True
+
+    def _end_remaining(self, count: int, now: float) -> None:
+        if not self._ladder.set(stopping.steps_for("finished", now_s=now, signal="TERM", grace_s=0.0)):
+            return
+        if self.stopping_by is None:
+            self.stopping_by = "finished"
+            self._records.add(
+                "stopping",
+                reason=message("processes-remain", count=count),
+                by="finished",
+                signal="TERM",
+                grace_s=stopping.REMAINING_GRACE_S,
+            )
+        self.climb(now)

@@ -12,10 +12,10 @@ import time
 from ascendrun.node import layout, procs, reap
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import read_some
+from ascendrun.node.join import Joined, JoinServer
 from ascendrun.node.op_errors import OperationError, message
 from ascendrun.node.ranks import put_port, rank_environ, start_rank, to_bytes
 from ascendrun.node.supervisor import processes
-from ascendrun.node.supervisor.joins import Joined, JoinServer
 from ascendrun.node.supervisor.processes import drain
 from ascendrun.node.supervisor.sampler_process import ForkedRanks
 
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ascendrun.node.records import IoErrors, Records
-    from ascendrun.node.supervisor.ending import Ending
-    from ascendrun.node.supervisor.processes import Processes, Rank
-
+    from ascendrun.node.supervisor.processes import Ending, Processes, Rank
 
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 REFUSED = 1 << 8
@@ -60,17 +58,15 @@ class RankSet:
         if self._launched is not None:
             self._launched.start()
         else:
-            self._start_ranks()
+            setup = self.prepared.get("setup")
+            for rank in self.processes.ranks:
+                own = dict(self.processes.own_files(rank.number), **rank.plan["env"])
+                if not self.start(rank, rank.plan["argv"], self.environ(own), self.prepared["cwd"], setup=setup):
+                    break
         sampler = self.processes.sampler
         io_errors.guard("start-sampler", sampler.start, self.prepared)
         if sampler.fd is not None:
             self.poll.register(sampler.fd, select.POLLIN)
-
-    def _start_ranks(self) -> None:
-        for rank in self.processes.ranks:
-            argv, own = rank.plan["argv"], dict(self.processes.own_files(rank.number), **rank.plan["env"])
-            if not self.start(rank, argv, self.environ(own), self.prepared["cwd"], setup=self.prepared.get("setup")):
-                return
 
     def environ(self, own: dict[str, str]) -> dict[bytes, bytes]:
         """Return the environment of a process. `own`: variables of the plan."""
@@ -100,7 +96,7 @@ class RankSet:
         return True
 
     def _start(self, rank: Rank, argv: list[str], env: dict[bytes, bytes], cwd: str, setup: str | None) -> None:
-        started = start_rank(
+        started, status_fd = start_rank(
             [put_port(part, self._master_port) for part in argv],
             env,
             cwd=cwd,
@@ -111,10 +107,12 @@ class RankSet:
         )
         failpoint("agent.after_fork_before_record")
         stat = procs.read_stat(started.pid)
-        rank.started, rank.start_ticks = started, stat.start if stat else -1
+        rank.started, rank.status_fd, rank.start_ticks = started, status_fd, stat.start if stat else -1
         self._by_pid[started.pid] = rank
-        self._watch(started.out_fd, rank, "out")
-        self._watch(started.err_fd, rank, "err")
+        for stream, pipe in (("out", started.stdout), ("err", started.stderr)):
+            assert pipe is not None
+            self._streams[pipe.fileno()] = rank, stream
+            self.poll.register(pipe.fileno(), select.POLLIN)
         self._records.add(
             "rank_started",
             rank=rank.number,
@@ -123,10 +121,6 @@ class RankSet:
             start=rank.start_ticks,
         )
         failpoint("agent.after_record")
-
-    def _watch(self, fd: int, rank: Rank, stream: str) -> None:
-        self._streams[fd] = (rank, stream)
-        self.poll.register(fd, select.POLLIN)
 
     # --- output ---
 
@@ -166,7 +160,7 @@ class RankSet:
         rank, stream = self._streams.pop(fd)
         self.poll.unregister(fd)
         assert rank.started is not None
-        pipe = rank.started.process.stdout if stream == "out" else rank.started.process.stderr
+        pipe = rank.started.stdout if stream == "out" else rank.started.stderr
         assert pipe is not None
         pipe.close()
 
@@ -202,11 +196,10 @@ class RankSet:
             self.ending.stop("failure", message(key, rank=bad.number, code=bad.code, signal=bad.signal))
 
     def _read_last(self, rank: Rank) -> None:
-        assert rank.started is not None
-        if rank.started.status_fd is not None:
-            os.set_blocking(rank.started.status_fd, False)
-            rank.setup_result = read_some(rank.started.status_fd, 1) or b""
-            os.close(rank.started.status_fd)
+        if rank.status_fd is not None:
+            os.set_blocking(rank.status_fd, False)
+            rank.setup_result = read_some(rank.status_fd, 1) or b""
+            os.close(rank.status_fd)
         for fd, (owner, stream) in list(self._streams.items()):
             if owner is rank and drain(fd, rank.spools[stream]):
                 self._unwatch(fd)
@@ -255,7 +248,7 @@ class RankSet:
         )
         if why is None:
             return
-        self._records.add("rank_lingers", rank=rank.number, why=why, after_s=rank.watch.limit_s(why))
+        self._records.add("rank_lingers", rank=rank.number, why=why, after_s=rank.watch.limits_s[why])
         if why == processes.FINISHED:
             rank.killed_as_finished = True
             rank.send(signal.SIGKILL)

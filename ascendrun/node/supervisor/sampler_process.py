@@ -6,6 +6,7 @@ counts as a remaining process of a rank.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -19,7 +20,6 @@ from ascendrun.node.files import read_some
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
-
 
 PRIORITY = 10
 """nice value: the ranks have priority."""
@@ -102,7 +102,7 @@ class SamplerProcess:
             found = self._find()
 
     def _find(self) -> Any:
-        return reap.find_sampler(self._tag, root=layout.root_of(self._folder))
+        return reap.find_marked({**reap.marks_of(self._tag, layout.root_of(self._folder)), **reap.SAMPLER})
 
 
 MOST_RANKS = 1024
@@ -135,8 +135,8 @@ class ForkedRanks:
             return
         self._processes[rank] = pid, start
         self._emit("forked_rank_started", {"rank": rank, "pid": pid})
-        fd = _open_pidfd(pid)
-        if fd is not None:
+        with contextlib.suppress(AttributeError, OSError):
+            fd = int(os.pidfd_open(pid))  # type: ignore[attr-defined, unused-ignore]
             self._fds[fd] = rank
             self._poll.register(fd, select.POLLIN)
 
@@ -165,13 +165,6 @@ class ForkedRanks:
         code = None if status is None or killed else os.WEXITSTATUS(status)
         number = os.WTERMSIG(status) if status is not None and killed else None
         self._emit("forked_rank_exited", {"rank": rank, "code": code, "signal": number})
-
-
-def _open_pidfd(pid: int) -> int | None:
-    try:
-        return int(os.pidfd_open(pid))  # type: ignore[attr-defined, unused-ignore]
-    except (AttributeError, OSError):
-        return None
 
 
 def _state(pid: int, start: int) -> tuple[bool, int | None]:

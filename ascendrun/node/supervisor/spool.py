@@ -18,10 +18,6 @@ import time
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import write_all
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
 ROTATE_BYTES = 256 << 20
 SLACK_BYTES = 1 << 20
 """Bytes that a generation may exceed the limit by while it waits for the end of a line."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.node import loader, pack, wire
+from ascendrun.node import loader, wire
 
 NEED = b"\nASCENDRUN-NEED 0123456789abcdef\n"
 
@@ -63,8 +63,8 @@ def test_endless_noise_is_kept_in_bounds_and_shown():
 
 def test_the_archive_depends_on_names_and_contents_only():
     files = {"b.py": b"2", "a.py": b"1"}
-    assert pack.pack_files(files) == pack.pack_files(dict(sorted(files.items())))
-    data, sha256 = pack.agent_pyz()
+    assert loader.pack_agent(files) == loader.pack_agent(dict(sorted(files.items())))
+    data, sha256 = loader.agent_pyz()
     assert hashlib.sha256(data).hexdigest() == sha256
     names = zipfile.ZipFile(io.BytesIO(data)).namelist()
     assert names == sorted(names) and {"__main__.py", "ascendrun/__init__.py", "ascendrun/node/agent/serve.py"} <= set(

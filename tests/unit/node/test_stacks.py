@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ascendrun.node import procs, stacks
-from ascendrun.node.shell import make_environ
+from ascendrun.node.stacks import make_environ
 
 HANDLER = "import faulthandler; faulthandler.register(40, open({path!r}, 'ab')); "
 STANDS = "import time\ndef read_shard():\n  print('ready', flush=True)\n  while True: time.sleep(1000)\nread_shard()\n"

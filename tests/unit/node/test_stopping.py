@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ascendrun.core import rank_env
 from ascendrun.core.jobfile import launchers
 from ascendrun.core.jobs import plan
-from ascendrun.node import failpoint, join, layout, procs, ranks, reap, stopping, wire
-from ascendrun.node.agent import routes
+from ascendrun.node import failpoint, join, layout, loader, ranks, reap, stopping, wire
+from ascendrun.node.agent import network
 from ascendrun.node.procs import Stat
 from ascendrun.node.supervisor import processes, spool
 
@@ -53,9 +53,9 @@ def test_hung_ranks_print_their_stacks_before_they_are_killed():
 def test_a_slower_way_never_replaces_a_quicker_one():
     steps = ladder("failure", 300.0)
     assert not steps.set(stopping.steps_for("head", now_s=101.0, signal="USR1", grace_s=300.0))
-    assert steps.set(stopping.kill_now(101.0))
+    assert steps.set([stopping.Step(101.0, "KILL", True)])
     assert taken(steps, 101.0) == [("KILL", True)]
-    assert not steps.set(stopping.kill_now(102.0))
+    assert not steps.set([stopping.Step(102.0, "KILL", True)])
 
 
 def test_steps_that_were_slept_through_are_all_taken_in_order():
@@ -124,7 +124,7 @@ def test_a_generation_ends_with_a_whole_line_where_one_ends():
 
 
 def process(pid, ppid, session, *, state="S", start=1):
-    return Stat(pid, state, ppid, session, 0, start)
+    return Stat(b"%d (x) %s %d 0 %d" % (pid, state.encode(), ppid, session) + b" 0" * 15 + b" %d" % start)
 
 
 def test_kin_are_found_through_all_generations_and_strangers_are_not():
@@ -145,7 +145,7 @@ def test_a_session_counts_only_while_its_recorded_leader_leads_it():
 @pytest.mark.parametrize("name", [b"python", b"a) R 1 (b", b"", b"x y\nz", b")))"])
 def test_a_process_name_may_hold_anything(name):
     fields = [b"S", b"7", b"8", b"9"] + [b"0"] * 7 + [b"30", b"12"] + [b"0"] * 6 + [b"4711"] + [b"0"] * 30
-    stat = procs.parse_stat(b"42 (" + name + b") " + b" ".join(fields) + b"\n")
+    stat = Stat(b"42 (" + name + b") " + b" ".join(fields) + b"\n")
     assert (stat.pid, stat.state, stat.ppid, stat.session, stat.cpu_ticks, stat.start) == (42, "S", 7, 9, 42, 4711)
 
 
@@ -171,8 +171,8 @@ def test_a_route_answer_is_read_and_no_route_is_none():
         + attribute(7, bytes([10, 0, 0, 2]))
     )
     message = struct.pack("=IHHII", 16 + len(body), 24, 0, 1, 0) + body
-    assert routes.parse_answer(message) == (3, bytes([10, 0, 0, 2]))
-    assert routes.parse_answer(struct.pack("=IHHIIi", 36, 2, 0, 1, 0, -101) + b"\0" * 16) == (None, None)
+    assert network.parse_answer(message) == (3, bytes([10, 0, 0, 2]))
+    assert network.parse_answer(struct.pack("=IHHIIi", 36, 2, 0, 1, 0, -101) + b"\0" * 16) == (None, None)
 
 
 @pytest.mark.parametrize("text", ["name", "name=explode", "=kill", "a=kill,b"])
@@ -225,7 +225,10 @@ frames = st.lists(
 @given(frames, st.integers(1, 7), st.binary(max_size=40).filter(lambda noise: b"\nASC" not in noise))
 def test_frames_survive_any_cutting_behind_any_noise(frames, piece, noise):
     data = noise + wire.MAGIC + b"".join(wire.pack(header, body) for header, body in frames)
-    reader = wire.FrameReader(expect_magic=True)
-    found = [frame for at in range(0, len(data), piece) for frame in reader.feed(data[at : at + piece])]
+    boot, reader = loader.Boot(), wire.FrameReader()
+    for at in range(0, len(data), piece):
+        boot.feed(data[at : at + piece])
+    rest = boot.leftover
+    found = [frame for at in range(0, len(rest), piece) for frame in reader.feed(rest[at : at + piece])]
     assert found == [(json.loads(json.dumps(header)), body) for header, body in frames]
-    assert reader.noise == noise
+    assert boot.noise == noise

@@ -13,14 +13,14 @@ import time
 
 from ascendrun.node import layout, stopping
 from ascendrun.node.agent import checks
-from ascendrun.node.agent.attempt.state import ended_in_events, locked, phase, wait_gone
-from ascendrun.node.agent.attempt.stop import stop
+from ascendrun.node.agent.attempt.state import ended_in_events, locked, phase, stop, wait_gone
 from ascendrun.node.agent.leases import Leases
 from ascendrun.node.agent.trees import link_tree
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import claim_json, exists, make_private_dir, read_claim, read_json, remove_tree, write_json
 from ascendrun.node.layout import ENDED, IDENTITY, JOB, PREPARED, RENEWED, WHERE
 from ascendrun.node.op_errors import OperationError, os_failure
+from ascendrun.node.procs import read_text
 from ascendrun.node.ranks import PATH_TOKEN
 
 TYPE_CHECKING = False
@@ -30,28 +30,8 @@ if TYPE_CHECKING:
 START_S = 20.0
 """Seconds that a supervisor may take to report its start."""
 
-PREPARED_KEYS = (
-    "tag",
-    "node_rank",
-    "ranks",
-    "launcher",
-    "cwd",
-    "setup",
-    "trees",
-    "link_tree",
-    "library",
-    "ports",
-    "devices",
-    "hccl",
-    "stop",
-    "start_s",
-    "max_s",
-    "fence_s",
-    "exit_s",
-    "linger_s",
-    "rotate_bytes",
-    "sampling",
-)
+PREPARED_KEYS = """tag node_rank ranks launcher cwd setup trees link_tree library ports devices hccl stop start_s max_s
+fence_s exit_s linger_s rotate_bytes sampling""".split()
 
 
 class Attempts:
@@ -92,10 +72,17 @@ class Attempts:
             checks.check_directory(folder, make=False)
             streams = place_streams(folder)
             port, bases = self._leases.prepare(tag, request)
-            pointer = self._set_back_pointer(request.get("pointer"))
+            pointer = None
+            if request.get("pointer"):
+                from ascendrun.node.agent.attempt.checkpoints import set_back_pointer
+
+                pointer = set_back_pointer(request["pointer"])
             failpoint("prepare.before_record")
             record = {key: request[key] for key in PREPARED_KEYS if key in request}
-            record["ranks"] = [move_files(rank, folder, streams) for rank in request["ranks"]]
+            for rank in request["ranks"]:  # their files are where the attempt's growing files are
+                for name, value in rank["env"].items():
+                    if value.startswith(folder + os.sep):
+                        rank["env"][name] = streams + value[len(folder) :]
             if request.get("job"):
                 write_json(os.path.join(folder, JOB), request["job"])
             if request.get("fence_s") is not None:
@@ -105,13 +92,6 @@ class Attempts:
         except OSError as error:
             raise os_failure(error, "prepare-attempt", attempt=tag, path=self._root) from error
         return {"ready": True, "master_port": port, "hccl": bases, "kept": kept, "pointer": pointer}
-
-    def _set_back_pointer(self, chosen: dict[str, Any] | None) -> dict[str, Any] | None:
-        if chosen is None:
-            return None
-        from ascendrun.node.agent.attempt.checkpoints import set_back_pointer
-
-        return set_back_pointer(chosen)
 
     def renew(self, request: dict[str, Any]) -> dict[str, Any]:
         """Renew the lease of an attempt from `at_ns`, which this returned before, and return the time now."""
@@ -140,13 +120,15 @@ class Attempts:
         work, checkpoints = layout.work_dir(self._root, home), layout.checkpoints_dir(self._root, run)
         work_of, may_lack = request.get("work_of"), bool(request.get("may_lack_work"))
         if work_of:
-            self._link_work(layout.work_dir(self._root, home, work_of), work, may_lack=may_lack)
+            link_work(layout.work_dir(self._root, home, work_of), work, may_lack=may_lack)
         for folder in (work, checkpoints):
             make_private_dir(folder)
         checks.check_room(work)
         checks.check_directory(work, make=False)
-        for folder in checks.checkpoint_directories([*request["ranks"], request.get("launcher") or {"env": {}}]):
-            checks.check_directory(folder, make=True)
+        plans = [*request["ranks"], request.get("launcher") or {"env": {}}]
+        for folder in dict.fromkeys(plan["env"].get("ASCENDRUN_CHECKPOINT_DIR") for plan in plans):
+            if folder:
+                checks.check_directory(folder, make=True)
         for sha256 in request.get("trees") or []:
             self._verify_tree(sha256)
         if request.get("link_tree"):
@@ -164,15 +146,6 @@ class Attempts:
         elif checks.find_command("bash", os.environ.get("PATH", os.defpath)) is None:
             raise OperationError("python-missing", "no-bash")
         return kept
-
-    def _link_work(self, earlier: str, work: str, *, may_lack: bool) -> None:
-        """Use the working directory of the machine that ran the earlier stage, `earlier`, as `work`."""
-        if os.path.isdir(earlier) and not os.path.lexists(work):
-            make_private_dir(os.path.dirname(work))
-            os.symlink(earlier, work)
-        is_there = os.path.isdir(earlier) and os.path.samefile(earlier, work)
-        if not (is_there or may_lack):
-            raise OperationError("stage-files-missing", "stage-files-missing", path=earlier)
 
     def abort(self, tag: str) -> dict[str, Any]:
         """Remove an attempt without GO. Raises OperationError("attempt-running") if it got GO."""
@@ -260,16 +233,15 @@ class Attempts:
         except (subprocess.TimeoutExpired, ValueError, OSError) as error:
             child.kill()
             child.communicate()
-            raise OperationError(
-                "start-failed", "supervisor-failed", error=last_line(log.name) or str(error), log=log.name
-            ) from error
+            lines = read_text(log.name).strip().splitlines() or [str(error)]
+            raise OperationError("start-failed", "supervisor-failed", error=lines[-1], log=log.name) from error
         assert isinstance(reply, dict)
         return reply
 
     # --- stop ---
 
     def stop(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Request the end: see attempt_stop.stop."""
+        """Request the end: see stop.stop."""
         self._leases.release(str(request["tag"]))
         return stop(self._root, request)
 
@@ -286,6 +258,16 @@ class Attempts:
             remove_attempt(folder)
             remove_tree(layout.live_mark(folder))
         return {}
+
+
+def link_work(earlier: str, work: str, *, may_lack: bool) -> None:
+    """Use the working directory of the machine that ran the earlier stage, `earlier`, as `work`."""
+    if os.path.isdir(earlier) and not os.path.lexists(work):
+        make_private_dir(os.path.dirname(work))
+        os.symlink(earlier, work)
+    is_there = os.path.isdir(earlier) and os.path.samefile(earlier, work)
+    if not (is_there or may_lack):
+        raise OperationError("stage-files-missing", "stage-files-missing", path=earlier)
 
 
 def place_streams(folder: str) -> str:
@@ -310,27 +292,9 @@ def place_streams(folder: str) -> str:
     return streams
 
 
-def move_files(rank: dict[str, Any], folder: str, streams: str) -> dict[str, Any]:
-    """Return the rank with its variables that name files of the attempt pointing to their place."""
-    env = {
-        name: streams + value[len(folder) :] if value.startswith(folder + os.sep) else value
-        for name, value in rank["env"].items()
-    }
-    return dict(rank, env=env)
-
-
 def remove_attempt(folder: str) -> None:
     streams = layout.streams_dir(folder)
     if streams != folder:
         remove_tree(streams)
     if os.path.isdir(folder):
         remove_tree(folder)
-
-
-def last_line(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            lines = file.read()[-4000:].decode("utf-8", "replace").strip().splitlines()
-    except OSError:
-        return ""
-    return lines[-1] if lines else ""

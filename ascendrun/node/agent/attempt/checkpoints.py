@@ -17,6 +17,7 @@ import time
 import zipfile
 
 from ascendrun.facts import headers
+from ascendrun.node.files import replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -252,12 +253,7 @@ def set_back_pointer(chosen: dict[str, Any]) -> dict[str, Any] | None:
         return None
     after = name if chosen["format"] == "deepspeed" else str(chosen["step"])
     for target, text in ((path + ".old", before), (path, after)):
-        part = f"{target}.{os.uname().nodename}-{os.getpid()}"
-        with open(part, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, target)
+        replace_file(target, text.encode())
     return {"path": path, "before": before, "step": chosen["step"]}
 
 

@@ -13,22 +13,22 @@ import pytest
 
 from ascendrun.node import layout, procs
 from ascendrun.node.layout import PULLED_FILE
-from ascendrun.node.sampler import host_metrics, rank_metrics
-from ascendrun.node.sampler.rank_metrics import Leader, Process, RankFigures
+from ascendrun.node.sampler import rank_metrics, sample
+from ascendrun.node.sampler.rank_metrics import Leader, RankFigures
 from ascendrun.node.sampler.sample import SPACE_CHECK_S, SampleFile
 from ascendrun.node.supervisor.sampler_process import ForkedRanks
 
 
 def test_cpu_is_what_is_neither_idle_nor_waiting() -> None:
     text = "cpu  10 1 5 100 20 1 2 3 4 5\ncpu0 1 2 3\n"
-    assert host_metrics.parse_cpu(text) == (22, 142)
-    assert host_metrics.parse_cpu("") is None and host_metrics.parse_cpu("intr 5") is None
+    assert sample.parse_cpu(text) == (22, 142)
+    assert sample.parse_cpu("") is None and sample.parse_cpu("intr 5") is None
 
 
 def test_memory_that_could_be_had_is_not_used() -> None:
-    assert host_metrics.parse_memory("MemTotal: 100 kB\nMemFree: 1 kB\nMemAvailable: 60 kB\n") == (40960, 102400)
-    assert host_metrics.parse_memory("MemTotal: 100 kB\n") == (None, 102400)
-    assert host_metrics.parse_memory("") == (None, None)
+    assert sample.parse_memory("MemTotal: 100 kB\nMemFree: 1 kB\nMemAvailable: 60 kB\n") == (40960, 102400)
+    assert sample.parse_memory("MemTotal: 100 kB\n") == (None, 102400)
+    assert sample.parse_memory("") == (None, None)
 
 
 def test_only_whole_disks_count() -> None:
@@ -36,8 +36,8 @@ def test_only_whole_disks_count() -> None:
         "   8  0 sda 10 0 100 5 20 0 300 5 0 5 5\n   8  1 sda1 10 0 100 5 20 0 300 5 0 5 5\n"
         " 253  0 dm-0 1 0 7 5 1 0 9 5 0 5 5\n"
     )
-    assert host_metrics.parse_disks(text, frozenset({"sda"})) == (51200, 153600)
-    assert host_metrics.parse_disks(text, None) == (-1, -1)
+    assert sample.parse_disks(text, frozenset({"sda"})) == (51200, 153600)
+    assert sample.parse_disks(text, None) == (-1, -1)
 
 
 def test_the_loopback_is_no_network() -> None:
@@ -45,11 +45,11 @@ def test_the_loopback_is_no_network() -> None:
         "Inter-|   Receive\n face |bytes\n    lo: 500 1 0 0 0 0 0 0 500 1 0 0 0 0 0 0\n"
         "  no-such-if0: 70 1 0 0 0 0 0 0 30 1 0 0 0 0 0 0\nno-such-if1:5 1 0 0 0 0 0 0 6 1 0 0 0 0 0 0\n"
     )
-    assert host_metrics.parse_net(text) == (75, 36)
+    assert sample.parse_net(text) == (75, 36)
 
 
 def test_the_first_look_has_no_rates_and_the_second_has(tmp_path: Path) -> None:
-    figures = host_metrics.HostFigures(str(tmp_path))
+    figures = sample.HostFigures(str(tmp_path))
     assert figures.take(10.0)["net_rx_bytes_s"] is None
     second = figures.take(11.0)
     assert second["net_rx_bytes_s"] is not None and second["load1"] is not None
@@ -57,7 +57,7 @@ def test_the_first_look_has_no_rates_and_the_second_has(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_looked_at_has_no_free_bytes() -> None:
-    assert host_metrics.HostFigures("/no/such/folder").take(1.0)["disk_free_bytes"] is None
+    assert sample.HostFigures("/no/such/folder").take(1.0)["disk_free_bytes"] is None
 
 
 def test_a_process_is_read_whatever_its_name_is() -> None:
@@ -65,7 +65,9 @@ def test_a_process_is_read_whatever_its_name_is() -> None:
         b"42 (a) b (c) R 7 42 42 0 -1 4194560 100 200 0 0 11 22 33 44 20 0 5 0 987654 1000 250 1844674407 "
         b"0 0 0 0 0 0 0 0 0 0 17 1 0 0\n"
     )
-    assert rank_metrics.parse_process(line) == Process(42, "R", 7, 110, 5, 987654)
+    stat = procs.Stat(line)
+    assert (stat.pid, stat.state, stat.ppid, stat.cpu_ticks + stat.ended_ticks) == (42, "R", 7, 110)
+    assert (stat.threads, stat.start) == (5, 987654)
 
 
 def totals(at_s: float, **ticks: int) -> rank_metrics._Totals:
@@ -73,7 +75,9 @@ def totals(at_s: float, **ticks: int) -> rank_metrics._Totals:
     made = rank_metrics._Totals(at_s, boot_ticks=1000.0 * at_s)
     for name, value in ticks.items():
         start = 0 if name[0] == "p" else int(1000 * at_s) - 1
-        made.add(Process(int(name[1:]), "R", 1, value, 1, start), None)
+        made.add(
+            procs.Stat(b"%d (x) R" % int(name[1:]) + b" 0" * 10 + b" %d" % value + b" 0" * 7 + b" %d" % start), None
+        )
     return made
 
 
@@ -96,8 +100,8 @@ def test_a_ranks_cpu_is_that_of_its_family_without_counting_twice(before, now, c
 
 def test_what_may_not_be_read_is_not_known() -> None:
     assert rank_metrics.read_io(0) is None and rank_metrics.read_memory(0) is None
-    assert rank_metrics.read_process(0) is None
-    assert rank_metrics.read_process(os.getpid()) is not None
+    assert procs.read_stat(0) is None
+    assert procs.read_stat(os.getpid()) is not None
 
 
 @pytest.mark.parametrize(
@@ -125,7 +129,7 @@ def test_the_ranks_of_a_launcher_below_a_rank_show_their_world(
     try:
         while not procs.read_environ(process.pid):  # empty for a moment after `exec`, as in the kernel
             time.sleep(0.001)
-        found = rank_metrics.read_process(process.pid)
+        found = procs.read_stat(process.pid)
         assert found is not None
         figures = RankFigures([Leader(process.pid, found.start, 0, 0, may_launch=may_launch)], group=None, devices=None)
         figures.take(time.monotonic())
@@ -158,7 +162,7 @@ def test_the_process_that_forks_ranks_is_a_rank_only_without_them(child_world: s
         process.stdin.write(b"x")
         process.stdin.flush()
         assert os.read(process.stdout.fileno(), 1) == b"x"  # cat has its environment
-        found = rank_metrics.read_process(process.pid)
+        found = procs.read_stat(process.pid)
         assert found is not None
         leader = Leader(process.pid, found.start, 1, 0, forks=True)
         rows = RankFigures([leader], group=None, devices=None).take(time.monotonic())

@@ -1,4 +1,6 @@
-"""Test of connections between nodes on a port: one side listens and sends its name, the others connect and read it.
+"""Network between nodes: the route to each peer as the kernel has it, and a test of connections on a port.
+
+Of a test, one side listens and sends its name, the others connect and read it:
 
     listen  {ports, as, nonce, expect: [names], block, tag} -> {ports: {port: {heard: [names]} | {error}}}
     tcp     {targets: [{peer, address, port}], as, nonce}   -> {tests: [{peer, address, port, wall_s} | {..., error}]}
@@ -12,18 +14,20 @@ retries.
 from __future__ import annotations
 
 import errno
+import functools
 import select
 import socket
 import struct
-import threading
 import time
 
 from ascendrun.node.agent import leases
+from ascendrun.node.agent.execute import work_off
+from ascendrun.node.files import free_bytes
 from ascendrun.node.op_errors import message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Iterator
+    from typing import Any, Callable, Dict, Iterator, Sequence
 
     Item = Dict[str, Any]
     Raw = Dict[str, Any]
@@ -120,24 +124,13 @@ def _send_greeting(listener: socket.socket, item: Item, answer: Raw, deadline: f
 def connect_all(item: Item, deadline: float) -> Raw:
     """Connect to all targets in parallel. Every target has a result, at the deadline that of its last try."""
     tests: list[Raw] = [dict(target, error=message("no-time-for-test"), code="failed") for target in item["targets"]]
-    todo = list(range(len(tests)))
-    lock = threading.Lock()
 
-    def work() -> None:
-        while True:
-            with lock:
-                if not todo:
-                    return
-                number = todo.pop()
-            target = item["targets"][number]
-            for result in _connect(target, item, deadline):
-                tests[number] = dict(target, **result)
+    def test(number: int) -> bool:
+        for result in _connect(item["targets"][number], item, deadline):
+            tests[number] = dict(item["targets"][number], **result)
+        return True
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(todo)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, deadline + 0.2 - time.monotonic()))
+    work_off([functools.partial(test, number) for number in range(len(tests))], at_once=AT_ONCE, end=deadline + 0.2)
     return {"tests": list(tests)}
 
 
@@ -178,3 +171,82 @@ def _line(peer: socket.socket) -> str:
             break
         data += more
     return data.partition(b"\n")[0].decode("utf-8", "replace")
+
+
+RESOLVE_S = 8.0
+"""Seconds. All peers are resolved in parallel; a peer without a result by then is unknown."""
+NO_ROUTE: dict[str, str | None] = {"interface": None, "source": None}
+_RTM_GETROUTE, _NLM_F_REQUEST, _NLMSG_ERROR = 26, 1, 2
+_RTA_DST, _RTA_OIF, _RTA_PREFSRC = 1, 4, 7
+_HEADER = struct.Struct("=IHHII")
+_ROUTE = struct.Struct("=BBBBBBBBI")
+_ATTRIBUTE = struct.Struct("=HH")
+
+
+def pack_question(family: int, address: bytes) -> bytes:
+    """Return the netlink request for the route to one address."""
+    attribute = _ATTRIBUTE.pack(4 + len(address), _RTA_DST) + address
+    body = _ROUTE.pack(family, len(address) * 8, 0, 0, 0, 0, 0, 0, 0) + attribute
+    return _HEADER.pack(_HEADER.size + len(body), _RTM_GETROUTE, _NLM_F_REQUEST, 1, 0) + body
+
+
+def parse_answer(data: bytes) -> tuple[int | None, bytes | None]:
+    """Return (interface index, own address) from the kernel's reply; None where missing (no route)."""
+    length, kind = _HEADER.unpack_from(data)[:2]
+    if kind == _NLMSG_ERROR:
+        return None, None
+    index, source = None, None
+    at = _HEADER.size + _ROUTE.size
+    while at + 4 <= min(length, len(data)):
+        size, name = _ATTRIBUTE.unpack_from(data, at)
+        value = data[at + 4 : at + size]
+        if name == _RTA_OIF:
+            index = struct.unpack("=I", value)[0]
+        elif name == _RTA_PREFSRC:
+            source = value
+        at += max(4, (size + 3) & ~3)
+    return index, source
+
+
+def route_to(address: str) -> tuple[str | None, str | None]:
+    """Return (interface, own address) for a numeric address; (None, None): no route. Raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    packed = socket.inet_pton(family, address.split("%")[0])
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as kernel:
+        kernel.settimeout(2.0)
+        kernel.sendto(pack_question(family, packed), (0, 0))
+        index, source = parse_answer(kernel.recv(65536))
+    interface = socket.if_indextoname(index) if index else None
+    return interface, socket.inet_ntop(family, source) if source else None
+
+
+def resolve(name: str) -> list[str]:
+    """Return numeric addresses of a name, IPv4 first, each once. Raises OSError; waits long if DNS does not reply."""
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    found.sort(key=lambda answer: answer[0] != socket.AF_INET)
+    return list(dict.fromkeys(str(answer[4][0]) for answer in found))
+
+
+def find_route(names: Sequence[str]) -> dict[str, str | None]:
+    """Return {interface, source} by the first of `names` that resolves and has a route; None: none has."""
+    for name in names:
+        try:
+            addresses = resolve(name)
+        except (OSError, UnicodeError):
+            continue
+        for address in addresses:
+            try:
+                interface, source = route_to(address)
+            except OSError:
+                continue
+            if interface is not None:
+                return {"interface": interface, "source": source}
+    return NO_ROUTE
+
+
+def probe(root: str, peers: dict[str, list[str]]) -> dict[str, Any]:
+    """Return {at_ns, free_bytes, routes}: each peer's route is {interface, source}, None: unknown."""
+    end = time.monotonic() + RESOLVE_S
+    found = work_off([functools.partial(find_route, names) for names in peers.values()], at_once=AT_ONCE, end=end)
+    routes = {name: route or NO_ROUTE for name, route in zip(peers, found)}
+    return {"at_ns": time.time_ns(), "free_bytes": free_bytes(root), "routes": routes}
