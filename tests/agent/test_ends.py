@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from ascendrun.node import layout, procs, stopping
 from ascendrun.node.op_errors import message
@@ -15,6 +18,14 @@ from ascendrun.node.op_errors import message
 PY = sys.executable
 HOLD = ["sh", "-c", "exec sleep 600"]
 TAG = "head-job.1"
+HELD = """
+import ctypes, os, sys, time
+pid, libc = int(sys.argv[1]), ctypes.CDLL(None, use_errno=True)
+assert libc.ptrace(16, pid, 0, 0) == 0  # as a debugger: it stops, and SIGCONT does not make it continue
+os.waitpid(pid, 0x40000000)
+print("held", flush=True)
+time.sleep(600)
+"""
 
 
 def python(code):
@@ -182,6 +193,42 @@ def test_a_shutdown_of_the_node_ends_the_ranks_gently(node, agent):
     procs.send_signal(identity["pid"], identity["start"], signal.SIGTERM)
     agent.wait_ended(TAG)
     assert agent.told(TAG, "stopping")[0]["by"] == "node"
+
+
+def test_a_stopped_supervisor_continues_for_a_stop_and_its_ranks_may_save(node, agent):
+    save = python(
+        "import signal,sys,time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        "print('ready', flush=True)\ntime.sleep(600)"
+    )
+    agent.start(node.job(TAG, save, stop={"signal": "USR1", "grace_s": 60}))
+    agent.wait(lambda: agent.output(TAG) == b"ready\n")
+    identity = node.identity(TAG)
+    procs.send_signal(identity["pid"], identity["start"], signal.SIGSTOP)
+    agent.do("stop", tag=TAG, now=False, grace_s=60)
+    assert agent.wait_ended(TAG)["codes"] == {"0": 0}
+    agent.wait(lambda: agent.output(TAG) == b"ready\nsaved\n")
+
+
+def test_a_supervisor_that_ignores_a_stop_is_replaced_at_the_second_request(node, agent):
+    agent.start(node.job(TAG, HOLD))
+    agent.wait_told(TAG, "rank_started", rank=0)
+    identity = node.identity(TAG)
+    held = subprocess.Popen([PY, "-c", HELD, str(identity["pid"])], stdout=subprocess.PIPE)
+    try:
+        if held.stdout is None or held.stdout.readline() != b"held\n":
+            pytest.skip("this user may not trace processes")
+        agent.do("stop", tag=TAG, now=False, grace_s=0)
+        asked = node.folder(TAG) / layout.STOP
+        order = json.loads(asked.read_text())
+        asked.write_text(json.dumps({**order, "first_ns": order["first_ns"] - 10**11}))
+        assert node.alive(TAG) and not agent.told(TAG, "stopping")
+        agent.do("stop", tag=TAG, now=False, grace_s=0)
+        assert agent.wait_ended(TAG)["codes"] == {"0": None}
+        assert node.alive(TAG) == []
+    finally:
+        held.kill()
+        held.communicate()
 
 
 def start_renewed(node, agent, lease_s, is_enough):

@@ -12,14 +12,13 @@ import os
 import signal
 import time
 
-from ascendrun.node import layout, procs, reap
+from ascendrun.node import layout, procs, reap, stopping
 from ascendrun.node.agent.follow import file_sizes
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import claim_json, exists, make_private_dir, read_claim, read_json, remove_tree, write_json
 from ascendrun.node.layout import ENDED, IDENTITY, JOB, LOST, PREPARED, ROLL, STOP
 from ascendrun.node.op_errors import OperationError, os_failure
 from ascendrun.node.records import EVENTS, Records, free_reserve, read_events, write_end
-from ascendrun.node.stopping import UNKILLABLE_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -193,8 +192,8 @@ def locked(root: str, tag: str) -> Iterator[tuple[Fence, int]]:
 
 
 OBEY_S = 5.0
-"""Seconds that a supervisor may take to read a request to stop immediately, before the agent kills it and takes over
-its work."""
+"""Seconds that a supervisor may take to read a request to stop immediately, or one that it did not read for its grace
+period, before the agent kills it and takes over its work."""
 
 
 def stop(root: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -202,12 +201,13 @@ def stop(root: str, request: dict[str, Any]) -> dict[str, Any]:
     after this."""
     tag = str(request["tag"])
     folder = layout.attempt_dir(root, tag)
-    order = {
+    order: dict[str, Any] = {
         "now": bool(request.get("now")),
         "hung": bool(request.get("hung")),
         "grace_s": request.get("grace_s"),
         "reason": request.get("reason"),
         "at_ns": time.time_ns(),
+        "first_ns": stopping.since_boot_ns(),
     }
     try:
         try:
@@ -221,19 +221,25 @@ def stop(root: str, request: dict[str, Any]) -> dict[str, Any]:
             raise os_failure(error, "stop-attempt", attempt=tag, path=root) from error
         return {}
     try:
-        _see_to_stop(root, tag, folder, request)
+        _see_to_stop(root, tag, folder, request, first_ns=order["first_ns"])
     except OSError as error:
         raise os_failure(error, "stop-attempt", attempt=tag, path=root) from error
     return {}
 
 
-def _see_to_stop(root: str, tag: str, folder: str, request: dict[str, Any]) -> None:
-    """Point the supervisor to the recorded request, or do its work if it is gone or does not obey."""
+def _see_to_stop(root: str, tag: str, folder: str, request: dict[str, Any], *, first_ns: int) -> None:
+    """Point the supervisor to the recorded request, or do its work if it is gone or does not obey.
+
+    `first_ns`: clock since boot at the first of the requests that it has not read.
+    """
     known = request.get("events") or {}
+    waited_s = (stopping.since_boot_ns() - first_ns) / 1e9
+    must_obey = request.get("now") or waited_s > float(request.get("grace_s") or 0) + OBEY_S
     identity = read_claim(os.path.join(folder, IDENTITY)) or {}
     if "pid" in identity and procs.is_alive(identity):
-        procs.send_signal(identity["pid"], identity["start"], signal.SIGUSR1)
-        if request.get("now") and not _is_obeyed(root, tag, folder):
+        for number in (signal.SIGUSR1, signal.SIGCONT):  # it may have been stopped
+            procs.send_signal(identity["pid"], identity["start"], number)
+        if must_obey and not _is_obeyed(root, tag, folder):
             procs.send_signal(identity["pid"], identity["start"], signal.SIGKILL)
             wait_gone(identity)
             _end_without_supervisor(root, tag, folder, identity, known)
@@ -261,6 +267,8 @@ def _record_stop(root: str, tag: str, folder: str, order: dict[str, Any]) -> Non
     with locked(root, tag) as (fence, attempt):
         fence.raise_to(attempt, stopped=True)
         make_private_dir(folder)
+        unread = read_claim(os.path.join(folder, STOP)) or {}
+        order["first_ns"] = min(int(unread.get("first_ns", order["first_ns"])), order["first_ns"])
         write_json(os.path.join(folder, STOP), order)
         failpoint("stop.after_wish")
         claim_json(os.path.join(folder, IDENTITY), {"stopped": True})
@@ -299,7 +307,7 @@ def _end_without_supervisor(root: str, tag: str, folder: str, identity: dict[str
 
 def end_everything(find: Callable[[], list[Any]]) -> list[dict[str, Any]]:
     """Send KILL until two checks find nothing; return the processes that survive it (blocked in the kernel)."""
-    deadline = time.monotonic() + UNKILLABLE_S
+    deadline = time.monotonic() + stopping.UNKILLABLE_S
     clean = 0
     found = find()
     while clean < 2 and time.monotonic() < deadline:
