@@ -215,40 +215,8 @@ assert wire.MAGIC == b"\nASCENDRUN-AGENT 1\n"
 # --- the archive: this package's own files as one .pyz, the same bytes for the same sources ---
 
 PARTS = ("node", "facts")
-LEFT_OUT = ("node/loader.py", "facts/chips.py", "facts/columns.py")
+LEFT_OUT = ("node/loader.py", "node/start.py", "facts/chips.py", "facts/columns.py")
 """Files for the head and the ranks only."""
-MAIN = b"""import gc
-import os
-import sys
-
-gc.set_threshold(20000)  # imports make many objects that stay: a search for unused ones is in vain
-# Modules that node/agent/serve.py compiled for this very interpreter, if it has.
-compiled = "%s.%s-%x.zip" % (sys.argv[0][:-4], sys.implementation.cache_tag, sys.hexversion)
-if os.path.exists(compiled):
-    sys.path.insert(0, compiled)
-
-if sys.argv[1:2] == ["serve"]:
-    from ascendrun.node.agent.serve import main
-    sys.exit(main())
-elif sys.argv[1:2] == ["supervise"] and len(sys.argv) == 3:
-    from ascendrun.node.supervisor.supervise import main
-    sys.exit(main(sys.argv[2]))
-elif sys.argv[1:2] == ["sample"] and len(sys.argv) == 3:
-    from ascendrun.node.sampler.sample import main
-    sys.exit(main(sys.argv[2]))
-elif sys.argv[1:2] == ["shell"] and len(sys.argv) in (4, 5):
-    from ascendrun.node.stacks import main
-    sys.exit(main(sys.argv[2:]))
-elif sys.argv[1:2] == ["join"] and len(sys.argv) > 2:
-    from ascendrun.node.join import main
-    sys.exit(main(sys.argv[2:]))
-elif sys.argv[1:] == ["grep"]:
-    from ascendrun.node.agent.grep import main
-    sys.exit(main())
-else:
-    sys.exit("usage: python agent.pyz serve | supervise FOLDER | sample FOLDER | shell PID START | join COMMAND | grep")
-"""
-
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -277,9 +245,10 @@ def pack_agent(files: Mapping[str, bytes]) -> tuple[bytes, str]:
 def read_sources() -> dict[str, bytes]:
     """Return the files of the agent by name in its archive."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    files = {"__main__.py": MAIN}
-    with open(os.path.join(package, "__init__.py"), "rb") as file:
-        files["ascendrun/__init__.py"] = file.read()
+    files = {}
+    for name, inside in (("__main__.py", "node/start.py"), ("ascendrun/__init__.py", "__init__.py")):
+        with open(os.path.join(package, inside), "rb") as file:
+            files[name] = file.read()
     for part in PARTS:
         for parent, _, names in os.walk(os.path.join(package, part)):
             for name in names:

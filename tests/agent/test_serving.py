@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import select
 import sys
@@ -41,6 +42,26 @@ def test_a_whole_job_runs_on_every_python_at_hand(node, python, tmp_path):
     agent.do("stop", tag=second, now=True, grace_s=None)
     assert agent.wait_ended(second)["leftovers"] == []
     assert agent.close() == 0
+
+
+def test_a_node_compiles_only_what_it_runs_and_keeps_it(node, python):
+    def kept():
+        """The file has a check and the compiled modules by name, in a format that every Python here reads."""
+        return {name for file in node.root.glob("*.code") for name in marshal.loads(file.read_bytes()[4:])}
+
+    agent = node.connect(python=python)
+    agent.ask("exec", argv=["true"])
+    agent.wait(lambda: "ascendrun.node.agent.execute" in kept())
+    assert not {name for name in kept() if "supervisor" in name or "lease" in name or "survey" in name}
+    agent.start(node.job(TAG, ["true"]))
+    agent.wait_ended(TAG)
+    assert "ascendrun.node.supervisor.supervise" in kept()
+    assert agent.close() == 0 and "ascendrun.node.agent.leases" in kept()
+    (file,) = node.root.glob("*.code")
+    file.write_bytes(file.read_bytes()[:1000])  # cut by a power failure
+    again = node.connect(python=python)
+    again.do("attempts")
+    assert again.close() == 0 and "ascendrun.node.agent.serve" in kept()
 
 
 def test_unknown_and_malformed_requests_are_refused_and_the_agent_lives_on(agent):

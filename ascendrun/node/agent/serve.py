@@ -87,14 +87,27 @@ class Pending:
 
 
 class Agent:
-    """The main loop. Fast operations run in it, the others in threads, so that a heartbeat is never late."""
+    """The main loop. Fast operations run in it, the others in threads, so that a heartbeat is never late.
 
-    def __init__(self, root: str, *, agent: list[str], umask: int, in_fd: int, out_fd: int) -> None:
+    `keep()` stores modules that were compiled.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        agent: list[str],
+        umask: int,
+        in_fd: int,
+        out_fd: int,
+        keep: Callable[[], None] = lambda: None,
+    ) -> None:
         login = dict(os.environb)
         clean = {name: value for name, value in login.items() if name.decode("utf-8", "replace") not in layout.OURS}
         self._root = root
         self._agent = agent
         self._in_fd = in_fd
+        self._keep = keep
         self._queues = WorkQueues()
         self._can = Operations(
             root,
@@ -116,8 +129,8 @@ class Agent:
 
         self.outbox.send(hello(self._root, self._agent[-1]))
         self._queues.add("keep", lambda: keep_interpreter(self._agent[-1]))
-        self._queues.add("keep", lambda: keep_compiled(self._agent[-1]))
         self._queues.add("keep", self._can.commands)  # imports modules in advance for the first command
+        self._queues.add("keep", self._keep)
         reader = wire.FrameReader()
         while True:
             readable, _, _ = select.select([self._in_fd], [], [], self._wait_s())
@@ -141,6 +154,7 @@ class Agent:
         """End commands, let accepted requests finish, and exit even if threads still hang."""
         self._can.end_commands()
         self._queues.wait_idle(LAST_WORK_S)
+        self._keep()
         self.outbox.flush(1.0)
         os._exit(status)
 
@@ -230,7 +244,7 @@ def explain(error: Exception, op: str) -> OperationError:
     return OperationError("internal", "internal", op=op, error=f"{type(error).__name__}: {error}")
 
 
-def main() -> int:
+def main(*, keep: Callable[[], None]) -> int:
     """Run `serve`, the command that the loader starts."""
     umask = os.umask(0o077)
     root = layout.node_root(os.environ)
@@ -243,7 +257,7 @@ def main() -> int:
     in_fd, out_fd = private_copy(0, null), private_copy(1, 2)
     os.write(out_fd, wire.MAGIC)
     command = [sys.executable or os.readlink("/proc/self/exe"), "-I", "-S", os.path.abspath(sys.argv[0])]
-    agent = Agent(root, agent=command, umask=umask, in_fd=in_fd, out_fd=out_fd)
+    agent = Agent(root, agent=command, umask=umask, in_fd=in_fd, out_fd=out_fd, keep=keep)
     agent.close(agent.run())
     return 0
 
@@ -355,46 +369,11 @@ def inode(path: str) -> int | None:
         return None
 
 
-# --- files that a running agent stores next to its archive to speed up the next start; hosts may share them ---
-#
-# agent-<hash>.<interpreter>.zip: compiled modules, made once per interpreter; Python compiles what it imports from an
-# archive again at every start (60 ms). agent-<hash>.<host name>.python: the path of the interpreter, for the login line
-# of node/loader.py, which empties it at each start.
-
-
-def keep_compiled(agent_path: str) -> None:
-    """Store the compiled modules unless they are there. Never raises: without them a start is only slower."""
-    tag = sys.implementation.cache_tag
-    path = "{}.{}-{:x}.zip".format(agent_path[: -len(".pyz")], tag, sys.hexversion)
-    try:
-        if tag is None or not agent_path.endswith(".pyz") or os.path.exists(path):
-            return
-        temp = "%s.tmp-%s" % (path, os.urandom(8).hex())
-        try:
-            _compile_archive(agent_path, temp)
-            os.link(temp, path)  # never replaced: Python keeps the offsets of an archive that it reads
-        finally:
-            os.unlink(temp)
-    except (OSError, ValueError, SyntaxError, ImportError):
-        return
-
-
 def keep_interpreter(agent_path: str) -> None:
-    """Record the interpreter of this agent. Never raises: without it the next login searches for a Python again."""
+    """Store the path of this agent's interpreter in agent-<hash>.<host name>.python, for the login line of
+    node/loader.py, which empties it at each start. Never raises: without it the next login searches for a Python again.
+    """
     if agent_path.endswith(".pyz") and sys.executable:
         path = "%s.%s.python" % (agent_path[: -len(".pyz")], os.uname().nodename)
         with contextlib.suppress(OSError):
             replace_file(path, os.fsencode(sys.executable) + b"\n", durable=False)
-
-
-def _compile_archive(agent_path: str, target: str) -> None:
-    import marshal
-    import zipfile
-    from importlib.util import MAGIC_NUMBER
-
-    fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w+b") as file, zipfile.ZipFile(file, "w") as out, zipfile.ZipFile(agent_path) as source:
-        for name in source.namelist():
-            if name.startswith("ascendrun/"):
-                code = compile(source.read(name), os.path.join(agent_path, name), "exec", dont_inherit=True)
-                out.writestr(name + "c", MAGIC_NUMBER + b"\0" * 12 + marshal.dumps(code))
