@@ -20,8 +20,7 @@ from ascendrun.head.loop.daemon import mark_stopped, running_pid, wait_until_fre
 from ascendrun.head.loop.guard import guard
 from ascendrun.head.protocol.control_messages import CheckStore, Shutdown, Status
 from ascendrun.head.protocol.control_socket import ControlClient, no_reply
-from ascendrun.head.state.pulse_file import clock_now, read_pulse
-from ascendrun.head.state.state_dir import REBUILT_FILE
+from ascendrun.head.state.state_dir import REBUILT_FILE, clock_now, read_pulse
 from ascendrun.node.files import read_json
 from ascendrun.text import Text
 

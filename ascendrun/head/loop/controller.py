@@ -17,10 +17,9 @@ from ascendrun.head.agents.connections import Connections
 from ascendrun.head.loop.context import Context
 from ascendrun.head.loop.guard import guard_pid
 from ascendrun.head.loop.live_jobs import LiveJobs
-from ascendrun.head.loop.monitors import Monitors
+from ascendrun.head.loop.monitors import Monitors, PulseWriter
 from ascendrun.head.loop.operations import Operations
-from ascendrun.head.loop.pulse_writer import PulseWriter
-from ascendrun.head.loop.requests import Handlers, Requests, handle_request
+from ascendrun.head.loop.requests import Requests
 from ascendrun.head.loop.steps import Guard
 from ascendrun.head.notify.notifier import Notifier, NotifierMaker
 from ascendrun.head.protocol import control_messages as messages
@@ -32,7 +31,7 @@ from ascendrun.head.protocol.release import import_everything, own_release, rele
 from ascendrun.head.protocol.remote import AgentConnection, ConnectionListener
 from ascendrun.head.ssh.transport import Backend
 from ascendrun.head.state.job_table import StoredJob
-from ascendrun.head.state.pulse_file import clock_now
+from ascendrun.head.state.state_dir import clock_now
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.store_file import LostLeaseError
 from ascendrun.node.loader import read_sources
@@ -83,13 +82,10 @@ class Controller:
         self._jobs = LiveJobs(self._context)
         self._operations = Operations(self._links, self.post)
         self._monitors = Monitors(self._context, self._jobs, self._operations, idle_check_s)
-        self._requests = Requests(self._context, self._jobs, self._operations)
-        self._handlers: Handlers = {
-            **self._requests.handlers(),
-            messages.Status: self._status,
-            messages.Shutdown: self._shutdown,
-            messages.CheckStore: self._check_store,
-        }
+        self._requests = Requests(self._context, self._jobs, self._operations, heal=self._heal)
+        self._requests.handlers.update(
+            {messages.Status: self._status, messages.Shutdown: self._shutdown, messages.CheckStore: self._check_store}
+        )
         self._pulse = PulseWriter(state_dir, release)
         self._ticked = (time.monotonic(), time.time())
         self._busy_mono = time.monotonic()
@@ -189,7 +185,9 @@ class Controller:
         self._links.tick()
         self._pulse.tick(self._jobs)
         if self._jobs:
-            self._preload()
+            if not self._has_preloaded:
+                self._has_preloaded = True
+                threading.Thread(target=import_everything, args=(PRELOAD_AFTER_S, self._has_ended)).start()
             self._jobs.tick(was_away=was_away)
         self._monitors.tick()
         self._notifier.beat([(runner.job.name, runner.job.id) for runner in self._jobs if not runner.job.is_terminal])
@@ -215,11 +213,6 @@ class Controller:
         """Return whether nothing is in progress that an immediate restart would repeat or refuse."""
         is_starting = any(runner.job.state.value in ("CHECKING", "STAGING", "STARTING") for runner in self._jobs)
         return not (self._open_requests or self._operations.is_busy or is_starting)
-
-    def _preload(self) -> None:
-        if not self._has_preloaded:
-            self._has_preloaded = True
-            threading.Thread(target=import_everything, args=(PRELOAD_AFTER_S, self._has_ended)).start()
 
     def _on_up(self, link: AgentConnection) -> None:
         self._jobs.on_up(link)
@@ -252,8 +245,7 @@ class Controller:
             return
         self._busy_mono = time.monotonic()
         self._open_requests += 1
-        log = self._state_dir / "controller.log"
-        handle_request(self._handlers, op, header, answer, heal=self._heal, log=log)
+        self._requests.serve(op, header, answer)
 
     def _close_request(self) -> None:
         self._open_requests -= 1

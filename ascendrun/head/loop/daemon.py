@@ -27,6 +27,7 @@ from ascendrun.head.loop.guard import (
 )
 from ascendrun.head.ssh.transport import Backend
 from ascendrun.head.state.state_dir import make_state_dir
+from ascendrun.node.files import write_json
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -145,8 +146,8 @@ def run_controller(
                     idle_check_s=idle_check_s,
                 )
             except AscendrunError as error:  # for the command that started this process
-                with suppress(OSError), open(state_dir / REFUSAL_NAME, "w", opener=_private) as refusal:
-                    json.dump(error.to_json(), refusal)
+                with suppress(OSError):
+                    write_json(str(state_dir / REFUSAL_NAME), error.to_json(), durable=False)
                 raise
             controller.run()
             if controller.restarts:
@@ -168,10 +169,6 @@ def _replace_process(lock_fd: int) -> None:
     os.set_inheritable(lock_fd, True)
     guard = {GUARDED_VARIABLE: str(guard_pid() or "none"), KEPT_LOCK_VARIABLE: str(lock_fd)}
     os.execve(sys.executable, ARGV, {**os.environ, **guard})
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def start_controller(state_dir: Path, *, deadline_s: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
@@ -28,60 +27,19 @@ if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job, NodeProgress
 
 Handler = Callable[[Any, Answer], None]
-Handlers = Mapping["type[Request[Any]]", Handler]
-"""Handler for each kind of request."""
 LOOK_S = 3600.0
 FIRST_S = 300.0
 """Seconds after the start until old data is looked for; later every LOOK_S."""
 
 
-def handle_request(
-    handlers: Handlers, op: str, header: Mapping[str, Any], answer: Answer, *, heal: Callable[[], None], log: Path
-) -> None:
-    """Call the handler of a request, and reply with its error if it fails; the controller keeps running.
-
-    Raises LostLeaseError only. A handler that finds that the store is damaged is called again after `heal`: it has not
-    replied, and nothing was stored. `log`: the file with the traceback of an internal error.
-    """
-    kind = next((kind for kind in handlers if kind.OP == op), None)
-    if kind is None:
-        error = ConflictError(
-            Text("control.unknown-request", "the controller does not support {op}", op=op),
-            hint=Text("control.unknown-request.hint", "run `ascendrun controller stop`"),
-        )
-        answer(error, b"", True)
-        return
-    try:
-        request = kind.from_header(header)
-        try:
-            handlers[kind](request, answer)
-        except StoreDamagedError:
-            heal()
-            handlers[kind](request, answer)
-    except LostLeaseError:
-        raise
-    except AscendrunError as error:
-        answer(error, b"", True)
-    except Exception as error:  # a bug: the log has the traceback, the caller gets the error
-        traceback.print_exc()
-        what = f"{type(error).__name__}: {error}"
-        failure = AscendrunError(
-            Text("control.internal", "internal error of the controller: {error}", error=what),
-            hint=Text("control.internal.hint", "report this with the traceback in {log}", log=str(log)),
-        )
-        answer(failure, b"", True)
-
-
 class Requests:
-    """Requests about jobs and machines. Use from the controller's thread."""
+    """Requests of commands; those about the controller itself are added to `handlers`. Use from the controller's
+    thread. `heal`: checks the store, and replaces it if it is damaged."""
 
-    def __init__(self, context: Context, jobs: LiveJobs, operations: Operations) -> None:
+    def __init__(self, context: Context, jobs: LiveJobs, operations: Operations, *, heal: Callable[[], None]) -> None:
         self._context, self._store, self._jobs, self._operations = context, context.store, jobs, operations
-        self._prune_due_mono = time.monotonic() + FIRST_S
-
-    def handlers(self) -> Handlers:
-        operations, context = self._operations, self._context
-        return {
+        self._heal, self._prune_due_mono = heal, time.monotonic() + FIRST_S
+        self.handlers: dict[type[Request[Any]], Handler] = {
             messages.Submit: self._submit,
             messages.Stop: self._stop,
             messages.Retry: self._retry,
@@ -102,6 +60,42 @@ class Requests:
             messages.Prune: self._prune,
             messages.Remove: self._remove,
         }
+
+    def serve(self, op: str, header: Mapping[str, Any], answer: Answer) -> None:
+        """Call the handler of a request, and reply with its error if it fails; the controller keeps running.
+
+        Raises LostLeaseError only. A handler that finds that the store is damaged is called again after `heal`: it
+        has not replied, and nothing was stored.
+        """
+        kind = next((kind for kind in self.handlers if kind.OP == op), None)
+        if kind is None:
+            error = ConflictError.of(
+                "control.unknown-request",
+                "the controller does not support {op}",
+                "run `ascendrun controller stop`",
+                op=op,
+            )
+            answer(error, b"", True)
+            return
+        try:
+            request = kind.from_header(header)
+            try:
+                self.handlers[kind](request, answer)
+            except StoreDamagedError:
+                self._heal()
+                self.handlers[kind](request, answer)
+        except LostLeaseError:
+            raise
+        except AscendrunError as error:
+            answer(error, b"", True)
+        except Exception as error:  # a bug: the log has the traceback, the caller gets the error
+            traceback.print_exc()
+            what, log = f"{type(error).__name__}: {error}", str(self._context.state_dir / "controller.log")
+            failure = AscendrunError(
+                Text("control.internal", "internal error of the controller: {error}", error=what),
+                hint=Text("control.internal.hint", "report this with the traceback in {log}", log=log),
+            )
+            answer(failure, b"", True)
 
     def _submit(self, request: messages.Submit, answer: Answer) -> None:
         from ascendrun.head.survey.submission import add_jobs

@@ -166,9 +166,8 @@ class JobTable:
                 hint=Text("job.submit-first", "run `ascendrun submit jobs/quickstart.yaml`"),
             )
         if not begins or not ref:
-            raise NotFoundError(
-                Text("job.not-found", "job {job:quote} not found", job=ref),
-                hint=Text("job.list-all", "list all jobs: ascendrun ps -a"),
+            raise NotFoundError.of(
+                "job.not-found", "job {job:quote} not found", "list all jobs: ascendrun ps -a", job=ref
             )
         return self._select("WHERE id = ?", begins)[0]
 

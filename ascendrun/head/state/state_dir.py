@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from ascendrun.core.errors import AscendrunError
+from ascendrun.core.pulse import Clock, Pulse
 from ascendrun.text import Text
 
 _NETWORK_FILESYSTEMS = frozenset(
-    {
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "ceph",
-        "glusterfs",
-        "fuse.sshfs",
-        "fuse.glusterfs",
-        "fuse.juicefs",
-        "9p",
-        "afs",
-    }
+    "nfs nfs4 cifs smb3 lustre gpfs beegfs ceph glusterfs fuse.sshfs fuse.glusterfs fuse.juicefs 9p afs".split()
 )
 
 
@@ -168,6 +157,25 @@ def make_spool_dir(folder: Path) -> None:
         level.mkdir(mode=0o700, exist_ok=True)
 
 
+def clock_now() -> Clock:
+    """Return the present moment."""
+    return Clock(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME), _boot_id())
+
+
+@cache
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def read_pulse(state_dir: Path) -> Pulse | None:
+    """Return the newest pulse; None: none was written, or it cannot be read."""
+    try:
+        return Pulse.from_json(json.loads((state_dir / PULSE_NAME).read_bytes()))
+    except (OSError, AttributeError, TypeError, ValueError):
+        return None
+
+
+PULSE_NAME = "pulse.json"
 SPOOL_RUN = "run"
 """File in an attempt's spool directory: the tag of the attempt."""
 SPOOL_HOSTS = "hosts"

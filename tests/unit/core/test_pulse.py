@@ -19,8 +19,8 @@ from ascendrun.core.jobs.job import Exit, Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.reasons import Reason, because
 from ascendrun.core.pulse import FRESH_S, Clock, HostPulse, JobPulse, Pulse, Sight
 from ascendrun.core.settings import Settings
-from ascendrun.head.loop.pulse_writer import PulseWriter
-from ascendrun.head.state.pulse_file import PULSE_NAME, clock_now, read_pulse
+from ascendrun.head.loop.monitors import PulseWriter
+from ascendrun.head.state.state_dir import PULSE_NAME, clock_now, read_pulse
 from ascendrun.query.views import state_now
 from tests.lib.top_world import controller_lock, make_world, write_pulse
 

@@ -24,8 +24,7 @@ from ascendrun.core.machines import (
     machine_id,
 )
 from ascendrun.head.agents.connections import Connections
-from ascendrun.head.loop.machine.reconcile import DEADLINE_S, Reconciler
-from ascendrun.head.loop.machine.records import MachineRecords
+from ascendrun.head.loop.machine.reconcile import DEADLINE_S, MachineRecords, Reconciler
 from ascendrun.head.loop.steps import JobSteps
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import ChangeMachines
@@ -176,8 +175,9 @@ class Machines:
         for host in request.hosts:
             if is_lost:
                 self._believe_lost(host, request.by)
-            if request.now:
-                self._move_jobs(host, drain)
+            for runner, name in tuple(self._runners_at(host)) if request.now else ():
+                if runner.job.policy.max_restarts > 0:  # it restarts elsewhere, with time to save
+                    self._jobs.feed(runner.job.id, endings.StopStarted(name, "node", drain.message(), drain.since_s))
         self.records.save()
 
     def _drain(self, hosts: Sequence[Host], drain: Closure) -> None:
@@ -228,8 +228,7 @@ class Machines:
         """Close a machine that failed, until its time is over or `undrain`."""
         for record in self.records.at(host):
             if not record.closures(time.time()):
-                self.records.keep(record.quarantined(reason, time.time()))
-                self._note_quarantine(host, record)
+                self._keep_closed(host, record, record.quarantined(reason, time.time()))
 
     def strike(self, host: Host, reason: Text) -> None:
         """Count a failure that blames a machine alone; the second one puts it into quarantine."""
@@ -238,14 +237,12 @@ class Machines:
             if struck != record:
                 values = {"reason": reason, "count": len(struck.strikes) or len(record.strikes) + 1}
                 self.records.announce(Event("host-strike", values, (host.name,), at_s=time.time()))
-                self.records.keep(struck)
-                self._note_quarantine(host, record)
+                self._keep_closed(host, record, struck)
 
-    def _note_quarantine(self, host: Host, before: MachineRecord) -> None:
-        record = self.records.get(before.key)
-        closure = None if record is None else record.quarantine
-        if closure is not None and closure != before.quarantine:
-            self._record_closed(host, closure)
+    def _keep_closed(self, host: Host, before: MachineRecord, record: MachineRecord) -> None:
+        self.records.keep(record)
+        if record.quarantine is not None and record.quarantine != before.quarantine:
+            self._record_closed(host, record.quarantine)
 
     def take_examination(self, host: Host, finding: Text | None, *, is_strike: bool) -> None:
         """Note what a light examination found, None: the machine is ready. `is_strike`: it blames this machine."""
@@ -275,12 +272,6 @@ class Machines:
         for machine in self.held():
             if machine.is_at(host, None):
                 self.end(machine, by)
-
-    def _move_jobs(self, host: Host, drain: Closure) -> None:
-        """Stop the jobs of a machine that restart elsewhere, with time to save."""
-        for runner, name in tuple(self._runners_at(host)):
-            if runner.job.policy.max_restarts > 0:
-                self._jobs.feed(runner.job.id, endings.StopStarted(name, "node", drain.message(), drain.since_s))
 
     # Memory that is in use on the devices of idle machines
 
