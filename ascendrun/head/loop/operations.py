@@ -159,22 +159,18 @@ class Operations:
                 return
             self.sweep_later()
             if problems:
-                reply({})
+                names = [problem.file for problem in problems]
+                what = Text(
+                    "preflight.failed", "preflight failed on {hosts:hosts}; no process was started", hosts=names
+                )
+                answer(PreflightError(what, problems=problems), b"", True)
                 return
             query_checkpoints(submission.spec, job, hosts, reports, links=self._links, post=self._post, done=reply)
 
         def reply(listings: Listings) -> None:
             chosen = choose(job, [host.name for host in hosts], listings)
+            resumed = replace(job, resume=chosen if isinstance(chosen, ResumePoint) else None)
             try:
-                if problems:
-                    names = [problem.file for problem in problems]
-                    raise PreflightError(
-                        Text(
-                            "preflight.failed", "preflight failed on {hosts:hosts}; no process was started", hosts=names
-                        ),
-                        problems=problems,
-                    )
-                resumed = replace(job, resume=chosen if isinstance(chosen, ResumePoint) else None)
                 plan = build_plan(submission.spec, hosts, reports, resumed, submission.trees)
             except AscendrunError as error:
                 answer(error, b"", True)

@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable
 
@@ -84,7 +85,7 @@ class Notifier:
 
     def start(self) -> None:
         """Resume the deliveries of the last controller. Raises LostLeaseError, StoreUnusableError."""
-        if self.settings() is None and not self._store.notices.has_waiting():
+        if self.settings() is None and not self._store.notices.targets():
             return
         with self._store.reopened() as store:
             store.notices.recover(now_s=time.time())
@@ -261,19 +262,21 @@ class Notifier:
     def _deliver(self, notice: Notice, target: Target) -> DeliveryResult:
         from ascendrun.head.notify.delivery import deliver
 
-        cancellation = self._new_cancellation()
-        try:
+        with self._cancellation() as cancellation:
             return deliver(notice, target, timeout_s=self._timeout_s, cancellation=cancellation, stop=self._stop)
-        finally:
-            self._cancellations.discard(cancellation)
 
-    def _new_cancellation(self) -> Cancellation:
+    @contextmanager
+    def _cancellation(self) -> Iterator[Cancellation]:
+        """Yield what `close` cancels."""
         from ascendrun.head.notify.http_client import Cancellation
 
         cancellation = Cancellation()
         with self._lock:
             self._cancellations.add(cancellation)
-        return cancellation
+        try:
+            yield cancellation
+        finally:
+            self._cancellations.discard(cancellation)
 
     def _ping(self) -> None:
         """Ping the dead man's switch while the controller's loop runs and a job that it watches is live."""
@@ -288,15 +291,14 @@ class Notifier:
             if not is_live or now_mono - self._beat_mono > SICK_S:
                 continue
             due_mono = now_mono + target.interval_s
-            cancellation = self._new_cancellation()
+            timeout_s = min(self._timeout_s, target.interval_s)
             try:
-                problem = ping(target, timeout_s=min(self._timeout_s, target.interval_s), cancellation=cancellation)
+                with self._cancellation() as cancellation:
+                    problem = ping(target, timeout_s=timeout_s, cancellation=cancellation)
                 if problem:
                     self._log_once(f"notices: cannot request the URL of the dead man's switch: {problem}")
             except Exception:  # a bug must not look like a dead controller; the log has it, credentials masked
                 self._log_exception()
-            finally:
-                self._cancellations.discard(cancellation)
 
     def _log_exception(self) -> None:
         self._log_once(_redacted_traceback())

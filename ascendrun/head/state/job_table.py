@@ -364,17 +364,14 @@ def add_events(db: sqlite3.Connection, job_id: str, events: Sequence[Event]) -> 
     """Append events of a job, within a transaction of the caller."""
     added = []
     for event in events:
+        record = event.to_json()
+        columns = (json.dumps(record[name], ensure_ascii=False, default=str) for name in ("values", "hosts", "ranks"))
         cursor = db.execute(
-            f"INSERT INTO events (job, {_EVENT}) VALUES (?, ?, ?, ?, ?, ?, ?)", (job_id, *_dump_event(event))
+            f"INSERT INTO events (job, {_EVENT}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (job_id, event.code, *columns, event.attempt, event.at_s),
         )
         added.append(JobEvent(int(cursor.lastrowid or 0), job_id, event))
     return tuple(added)
-
-
-def _dump_event(event: Event) -> tuple[Any, ...]:
-    record = event.to_json()
-    columns = (json.dumps(record[name], ensure_ascii=False, default=str) for name in ("values", "hosts", "ranks"))
-    return (event.code, *columns, event.attempt, event.at_s)
 
 
 def _load_event(row: Sequence[Any]) -> Event:

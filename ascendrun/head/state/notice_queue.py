@@ -64,11 +64,8 @@ class NoticeQueue:
         """Return the newest notifications with id, target, job, state, tries, due_at_s, tried_at_s, answer."""
         names = ("id", "target", "job", "state", "tries", "due_at_s", "tried_at_s", "answer")
         rows = self._file.query(f"SELECT {', '.join(names)} FROM notices ORDER BY number DESC LIMIT ?", (limit,))
-        return tuple({**dict(zip(names, row)), "answer": _load_reply(row[-1])} for row in rows)
-
-    def has_waiting(self) -> bool:
-        """Return whether any notification is not delivered yet."""
-        return bool(self._file.query("SELECT 1 FROM notices WHERE state IN ('waiting', 'sending') LIMIT 1"))
+        found = [dict(zip(names, row)) for row in rows]
+        return tuple({**one, "answer": from_json(json.loads(one["answer"] or "null"))} for one in found)
 
     def targets(self) -> tuple[str, ...]:
         """Return the names of targets with waiting notifications."""
@@ -151,7 +148,3 @@ def _forget_old(db: sqlite3.Connection, now_s: float) -> None:
 def _dump_reply(reply: Text | str) -> str:
     """Return the reply to a notification for its column."""
     return json.dumps(to_json(reply), ensure_ascii=False)
-
-
-def _load_reply(column: str | None) -> Text | str | None:
-    return None if column is None else from_json(json.loads(column))

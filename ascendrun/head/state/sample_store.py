@@ -173,7 +173,14 @@ class SampleStore(Database):
             db.executemany(
                 "INSERT INTO details VALUES (?, ?, ?) ON CONFLICT (thing) DO UPDATE SET at_s = excluded.at_s,"
                 " text = excluded.text WHERE excluded.at_s >= at_s",
-                [(self._id_of("device", detail), detail.at_s, _dump_detail(detail)) for detail in details],
+                [
+                    (
+                        self._id_of("device", one),
+                        one.at_s,
+                        json.dumps({"bus": one.bus_id, "processes": one.processes, "values": one.values}),
+                    )
+                    for one in details
+                ],
             )
 
     def all_progress(self) -> Mapping[str, Mapping[int, int]]:
@@ -297,7 +304,12 @@ class SampleStore(Database):
                 " WHERE details.at_s >= ? ORDER BY host, device",
                 (since_s,),
             ).fetchall()
-        return tuple(_load_detail(*row) for row in rows)
+        details = []
+        for at_s, host, device, device_type, text in rows:
+            saved = json.loads(text)
+            processes = tuple((int(pid), memory_mb) for pid, memory_mb in saved["processes"])
+            details.append(DeviceDetail(at_s, host, device, device_type, saved["bus"], saved["values"], processes))
+        return tuple(details)
 
     def raw(self, *, hosts: Collection[str] | None = None, tool: str | None = None) -> tuple[RawText, ...]:
         """Return the unparsed texts, oldest first. Raises StoreUnusableError."""
@@ -435,13 +447,3 @@ def _figures_from(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
 
 def floor(at_s: float, step_s: int) -> float:
     return at_s // step_s * step_s
-
-
-def _dump_detail(detail: DeviceDetail) -> str:
-    return json.dumps({"bus": detail.bus_id, "processes": detail.processes, "values": detail.values})
-
-
-def _load_detail(at_s: float, host: str, device: int, device_type: str, text: str) -> DeviceDetail:
-    saved = json.loads(text)
-    processes = tuple((int(pid), memory_mb) for pid, memory_mb in saved["processes"])
-    return DeviceDetail(at_s, host, device, device_type, saved["bus"], saved["values"], processes)
