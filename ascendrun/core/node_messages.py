@@ -164,11 +164,13 @@ HINTS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason why a node, or the connection to it, gave no result. `code`: of a node's error or an AscendrunError."""
+    """Reason why a node, or the connection to it, gave no result. `code`: of a node's error or an AscendrunError.
+    `owner`: the run that holds what was requested, None: unknown, or nothing is held."""
 
     code: str
     message: Text | str
     hint: Text | str | None = None
+    owner: str | None = None
 
     @classmethod
     def of(cls, error: AscendrunError) -> Failure:
@@ -177,7 +179,9 @@ class Failure:
     @classmethod
     def of_node(cls, row: Mapping[str, Any]) -> Failure:
         """Create it from an agent's error: {"code", "message": {"key", "values"}}."""
-        return cls(str(row.get("code", "internal")), node_text(row.get("message")), node_hint(row.get("message")))
+        code, data = str(row.get("code", "internal")), row.get("message")
+        owner = _values(data).get("tag") if code == "held" and isinstance(data, Mapping) else None
+        return cls(code, node_text(data), node_hint(data), None if owner is None else str(owner))
 
     def to_json(self) -> dict[str, Any]:
         return {"code": self.code, "message": to_json(self.message), "hint": to_json(self.hint)}

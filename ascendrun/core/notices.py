@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event, JobEvent
 from ascendrun.core.jobs.job import Job, State
-from ascendrun.core.jobs.reasons import Reason
+from ascendrun.core.jobs.reasons import CONFIDENCE, Reason
 from ascendrun.core.logs.redaction import redact_text
 from ascendrun.text import Text, fill, language
 from ascendrun.text.format import fold_hosts
@@ -168,6 +168,20 @@ def notice_of(job: Job, item: JobEvent, *, head_id: str, head: str) -> Notice | 
     )
 
 
+def with_diagnosis(notice: Notice, job: Job, *, is_late: bool) -> Notice | None:
+    """Return the notice of a failure with what failed first as it is known now, and how certain that is; other notices
+    as they are. None: the diagnosis is awaited, unless it `is_late`."""
+    from ascendrun.core.jobs.draft import judge_actions
+
+    if notice.kind != "failed" or notice.event is None or (job.state, job.attempt) != (State.FAILED, notice.attempt):
+        return notice
+    if judge_actions(job) and not is_late:
+        return None
+    confidence = None if job.first_failure is None else job.first_failure.confidence
+    event = replace(notice.event, values={**notice.event.values, "reason": job.reason, "confidence": confidence})
+    return replace(notice, reason=job.reason, event=event)
+
+
 def make_test_notice(*, head: str, at_s: float) -> Notice:
     """Return the notice of `notify --test`."""
     reason = Text("notice.test", "test notification; later ones look like this")
@@ -230,8 +244,9 @@ def describe(notice: Notice, lang: str) -> Words:
         attempt = f" ({label('attempt')} {notice.attempt})" if (notice.attempt or 1) > 1 else ""
         facts.append((label("job"), f"{notice.job}{attempt}"))
     reason = " ".join(redact_text(notice.reason.render(lang)[:TEXT_LIMIT]).split())
+    sure = None if notice.event is None else CONFIDENCE.get(str(notice.event.values.get("confidence")))
     if reason:
-        facts.append((label("reason"), reason))
+        facts.append((label("reason"), reason if sure is None else f"{reason} [{sure.render(lang)}]"))
     if notice.hosts:
         facts.append((label("hosts"), fold_hosts(notice.hosts)))
     if notice.ranks:

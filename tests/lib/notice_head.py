@@ -51,15 +51,13 @@ class Head:
         self.jobs.append(job)
         return job
 
-    def move(self, job: Job, state: str, why: str = "because") -> None:
-        event = Event(
-            "state-changed",
-            {"state": state, "reason": because("rejected", why=why)},
-            attempt=job.attempt,
-            at_s=time.time(),
-        )
-        self.store.jobs.save(replace(job, state=State(state)), [event], now_s=time.time())
+    def move(self, job: Job, state: str, why: str = "because", **changes: Any) -> Job:
+        reason = because("rejected", why=why)
+        event = Event("state-changed", {"state": state, "reason": reason}, attempt=job.attempt, at_s=time.time())
+        job = replace(job, state=State(state), reason=reason, **changes)
+        self.store.jobs.save(job, [event], now_s=time.time())
         self.beat()
+        return job
 
     def beat(self) -> None:
         self.notifier.beat([(job.name, job.id) for job in self.jobs])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.dataclass import load_dataclass
-from ascendrun.core.errors import AscendrunError
+from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.store_file import LostLeaseError
@@ -45,6 +45,8 @@ PATIENCE_S = 0.3
 """Seconds that the caller of a check waits for it: files on a working disk are read by then."""
 FIRST_PATIENCE_S = 10.0
 """The same for the first check: no target is known before it."""
+DIAGNOSIS_S = 60.0
+"""Seconds for which the notification of a failure waits for its diagnosis; then it has what is known."""
 KEEP_UP_S = 3600.0
 """Seconds for which undeliverable notifications keep an otherwise idle controller running."""
 
@@ -188,7 +190,7 @@ class Notifier:
             while not self._stop.is_set():
                 round_ = self._round
                 try:
-                    rest_s, block_s = self._step(store.notices, name, blocked_mono)
+                    rest_s, block_s = self._step(store, name, blocked_mono)
                     blocked_mono = max(blocked_mono, time.monotonic() + block_s)
                 except LostLeaseError:
                     return
@@ -212,11 +214,11 @@ class Notifier:
                 self._stop.wait(REST_S)
         return None
 
-    def _step(self, queue: NoticeQueue, name: str, blocked_mono: float) -> tuple[float, float]:
+    def _step(self, store: Store, name: str, blocked_mono: float) -> tuple[float, float]:
         """Deliver what is due first. Return the pause, and how long to send nothing to the target."""
         from ascendrun.core.notices import GIVE_UP_S, LIMITS, LONGEST_WAIT_S, free_at_s
 
-        now_s = time.time()
+        queue, now_s = store.notices, time.time()
         queue.give_up_beyond(name, now_s=now_s)
         waiting = queue.next(name)
         if waiting is None:
@@ -240,15 +242,35 @@ class Notifier:
         wait_s = max(wait_s, free_at_s(sent_s, limits, now_s=now_s) - now_s, blocked_mono - time.monotonic())
         if wait_s > 0:
             return wait_s, 0.0
-        return 0.0, self._send(queue, waiting, target)
+        notice = self._diagnosed(store, waiting)
+        if notice is None:
+            awaited = Text("notice.awaits-diagnosis", "the diagnosis of the failure is awaited")
+            queue.again(waiting, due_at_s=now_s + LOOK_S, reply=awaited)
+            return 0.0, 0.0
+        return 0.0, self._send(queue, waiting, notice, target)
 
-    def _send(self, queue: NoticeQueue, waiting: Waiting, target: Target) -> float:
+    @staticmethod
+    def _diagnosed(store: Store, waiting: Waiting) -> Notice | None:
+        """Return the notification with what failed first; None: the diagnosis is awaited. A repeated one is the same
+        each time."""
+        from ascendrun.core.notices import Notice, with_diagnosis
+
+        notice = load_dataclass(Notice, waiting.body)
+        if notice.job is None or waiting.tries:
+            return notice
+        try:
+            job = store.jobs.find(notice.job).job
+        except (NotFoundError, ConflictError):  # removed meanwhile
+            return notice
+        return with_diagnosis(notice, job, is_late=time.time() - waiting.made_at_s >= DIAGNOSIS_S)
+
+    def _send(self, queue: NoticeQueue, waiting: Waiting, notice: Notice, target: Target) -> float:
         """Try once; return how long to send nothing to the target."""
-        from ascendrun.core.notices import Notice, retry_after_s
+        from ascendrun.core.notices import retry_after_s
 
-        queue.begin(waiting, now_s=time.time())
+        queue.begin(waiting, json.dumps(to_json(notice), default=str), now_s=time.time())
         failpoint("notices.before_send")
-        result = self._deliver(load_dataclass(Notice, waiting.body), target)
+        result = self._deliver(notice, target)
         failpoint("notices.after_send")
         now_s = time.time()
         if result.outcome != "retry":

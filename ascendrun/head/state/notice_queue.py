@@ -89,12 +89,12 @@ class NoticeQueue:
         )
         return [row[0] for row in rows]
 
-    def begin(self, waiting: Waiting, *, now_s: float) -> None:
-        """Record that it will be sent now."""
+    def begin(self, waiting: Waiting, body: str, *, now_s: float) -> None:
+        """Record that it will be sent now, with this body."""
         with self._file.writing() as db:
             db.execute(
-                "UPDATE notices SET state = 'sending', tries = tries + 1, tried_at_s = ? WHERE number = ?",
-                (now_s, waiting.number),
+                "UPDATE notices SET state = 'sending', body = ?, tries = tries + 1, tried_at_s = ? WHERE number = ?",
+                (body, now_s, waiting.number),
             )
 
     def again(self, waiting: Waiting, *, due_at_s: float, reply: Text | str) -> None:

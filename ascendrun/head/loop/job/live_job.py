@@ -93,8 +93,7 @@ class LiveJob:
     def refuse(self, host: str | None, failure: Failure, *, is_away: bool = False) -> None:
         """Report that the attempt cannot start, or cannot start now. `host` None: no host is the reason."""
         if host is not None and (failure.code in PASSING or (failure.code == "disk-full" and self._awaits_space())):
-            owner = failure.message.values.get("tag") if isinstance(failure.message, Text) else None
-            self.feed(inputs.Held(host, failure.message, owner))
+            self.feed(inputs.Held(host, failure.message, failure.owner))
         else:
             self.feed(inputs.Refused(host, failure.line(), is_away=is_away))
 

@@ -163,3 +163,14 @@ def test_a_restart_after_a_storage_failure_waits_for_space(live: Live, kind: Kin
     if not passed_over:
         assert (runner.job.state, runner.job.cause, runner.job.reason.code) == (State.BACKOFF, Cause.HELD, "held")
         assert runner.job.past == past, "a wait is no attempt"
+
+
+def test_a_node_that_refuses_says_which_run_has_the_device(live: Live) -> None:
+    runner = live.add("waits")
+    runner.job = replace(runner.job, state=State.STARTING, hosts=("n1",), nodes=(NodeProgress("n1", 0),))
+    values = {"type": "npu", "device": 0, "user": "li", "tag": "aa-j-0007.1", "since_s": 1.0}
+    refused = node_messages.Failure.of_node({"code": "held", "message": {"key": "device-leased", "values": values}})
+    runner.refuse("n1", replace(refused, message="in other words"))
+    live.jobs.steps.work_off()
+    [event] = [one for one in live.jobs.steps.events_of(runner.job.id) if one.code == "held"]
+    assert event.values["by"] == "aa-j-0007.1"

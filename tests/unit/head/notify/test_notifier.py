@@ -6,12 +6,16 @@ import contextlib
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ascendrun.core.errors import InvalidInputError
+from ascendrun.core.jobs.job import Cause
+from ascendrun.core.jobs.reasons import FirstFailure, because
+from ascendrun.core.jobs.restart import Failure, Kind
 from ascendrun.core.notices import Target, make_test_notice
 from ascendrun.head.notify import notifier
 from ascendrun.head.notify.delivery import deliver
@@ -52,6 +56,35 @@ def test_a_url_that_apprise_does_not_know_is_refused(capfd: pytest.CaptureFixtur
     target = Target("mail", "apprise", url="dingtalk://top_secret-token/")
     assert deliver(make_test_notice(head="h", at_s=1.0), target, timeout_s=10).outcome == "refused"
     assert "top_secret" not in "".join(capfd.readouterr())
+
+
+def test_a_failure_is_told_once_with_its_diagnosis(heads: Any, serve: Any) -> None:
+    service, other = serve(), serve()
+    head = heads(settings_text([target(service, events=["ended"]), target(other, name="other", events=["started"])]))
+    job = head.submit()
+    first = FirstFailure(because("rank-exited", ["a"], [3], code=1))
+    failed = head.move(job, "FAILED", cause=Cause.FAILURE, go_sent_at_s=1.0, first_failure=first)
+    head.move(head.submit("next"), "RUNNING")  # what needs no diagnosis waits for none
+    other.await_asked(1)
+    await_that(lambda: head.rows()["generic"]["answer"])
+    assert head.rows()["generic"]["answer"].key == "notice.awaits-diagnosis" and not service.asked
+    reason = because("rank-killed", ["b"], [0], signal=9)
+    found = replace(failed, failure=Failure(Kind.OOM, "oom"), first_failure=FirstFailure(reason, "likely"))
+    head.store.jobs.save(replace(found, reason=reason), [], now_s=time.time())
+    [told] = service.await_asked(1)
+    assert told.json["event"]["values"]["confidence"] == "likely" and "[likely]" in told.json["text"]
+    assert told.json["event"]["values"]["reason"]["code"] == "rank-killed"
+    head.await_state("generic", "delivered")
+
+
+def test_a_failure_without_a_diagnosis_is_told_in_time(heads: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifier, "DIAGNOSIS_S", 0.0)
+    service = serve()
+    head = heads(settings_text([target(service)]))
+    first = FirstFailure(because("rank-exited", ["a"], [3], code=1))
+    head.move(head.submit(), "FAILED", cause=Cause.FAILURE, go_sent_at_s=1.0, first_failure=first)
+    [told] = service.await_asked(1)
+    assert told.json["event"]["values"]["confidence"] == "preliminary"
 
 
 def test_deciding_the_same_twice_sends_once(heads: Any, serve: Any) -> None:
