@@ -13,7 +13,7 @@ from ascendrun.core.events import Event, JobEvent
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import CONFIDENCE, Reason
 from ascendrun.core.logs.redaction import redact_text
-from ascendrun.text import Text, fill, language
+from ascendrun.text import Text, language, listed
 from ascendrun.text.format import fold_hosts
 
 SCHEMA_VERSION = 2
@@ -190,26 +190,6 @@ def make_test_notice(*, head: str, at_s: float) -> Notice:
 
 # ---------------------------------------------------------------- text
 
-_TITLES: Mapping[str, str] = {
-    "started": "{name} is running",
-    "succeeded": "{name} succeeded",
-    "stopped": "{name} was stopped",
-    "failed": "{name} FAILED",
-    "retrying": "{name} is being retried",
-    "gave-up": "{name} is not restarted any more",
-    "restart-waits": "{name} waits for nodes before its restart",
-    "straggler": "{name}: slow rank",
-    "hang": "{name} hangs",
-    "unreachable": "{name}: hosts unreachable",
-    "reachable": "{name}: hosts reachable again",
-    "test": "test notification",
-}
-_LABELS: Mapping[str, str] = {
-    **{name: name for name in ("job", "reason", "hosts", "ranks", "duration", "attempt")},
-    "at": "time",
-    "head": "head node",
-    "next": "next command",
-}
 _ADVICE: Mapping[str, str] = {
     "failed": "ascendrun explain {job}",
     "gave-up": "ascendrun explain {job}",
@@ -236,9 +216,9 @@ def describe(notice: Notice, lang: str) -> Words:
     """Return the notice as text. Every title starts with "ascendrun", for robots that require a keyword."""
 
     def label(name: str) -> str:
-        return fill(f"notice.label.{name}", _LABELS[name], {}, lang=lang)
+        return listed(f"notice.label.{name}").render(lang)
 
-    title = fill(f"notice.title.{notice.kind}", _TITLES[notice.kind], {"name": notice.name}, lang=lang)
+    title = listed(f"notice.title.{notice.kind}", name=notice.name).render(lang)
     facts = []
     if notice.job is not None:
         attempt = f" ({label('attempt')} {notice.attempt})" if (notice.attempt or 1) > 1 else ""

@@ -86,14 +86,11 @@ def tables() -> Iterator[Message]:
     from ascendrun.ascend.tables import load_table
     from ascendrun.core.events import EVENTS
     from ascendrun.core.jobfile.spec import load_programs
-    from ascendrun.core.jobs.reasons import REASONS
     from ascendrun.head.ssh.openssh import OUTPUTS
     from ascendrun.text import translations
 
     for code, kind in EVENTS.items():
         yield Message(f"event.{code}", kind.english, None, "core/events.py")
-    for code, english in REASONS.items():
-        yield Message(f"reason.{code}", english, None, "core/jobs/reasons.py")
     for key, english in translations("en").items():
         if not key.endswith(".fix"):  # a shell command
             yield Message(key, english, None, "text/en.json")

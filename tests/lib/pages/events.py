@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ascendrun.core.event_types.jobs import EventType
 from ascendrun.core.events import EVENTS
-from ascendrun.core.jobs.reasons import REASONS
+from ascendrun.text import translations
 
 HEAD = """# Events
 
@@ -51,7 +51,8 @@ def render_page() -> str:
         "| Code | Message |",
         "|---|---|",
     ]
-    lines += sorted(f"| `{code}` | {_template(english)} |" for code, english in REASONS.items())
+    reasons = ((key[7:], english) for key, english in translations("en").items() if key.startswith("reason."))
+    lines += sorted(f"| `{code}` | {_template(english)} |" for code, english in reasons)
     return "\n".join(lines) + "\n"
 
 

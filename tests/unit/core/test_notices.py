@@ -14,7 +14,6 @@ from ascendrun.core.events import Event, JobEvent
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.core.notices import (
-    _TITLES,
     LAST_RETRY_S,
     LIMITS,
     LONGEST_WAIT_S,
@@ -27,7 +26,9 @@ from ascendrun.core.notices import (
     retry_after_s,
     with_name,
 )
-from ascendrun.text import LANGUAGES, to_json
+from ascendrun.text import LANGUAGES, to_json, translations
+
+KINDS = sorted(key[13:] for key in translations("en") if key.startswith("notice.title."))
 
 
 def make_job(**changes: Any) -> Job:
@@ -111,7 +112,7 @@ def test_each_time_that_hosts_become_unreachable_is_a_matter_of_its_own() -> Non
 )
 def test_a_target_gets_what_it_asked_for(on: tuple[str, ...], kinds: set[str]) -> None:
     target = Target(name="t", type="slack", events=on)
-    everything = [replace(make(), kind=kind) for kind in _TITLES if kind != "test"]
+    everything = [replace(make(), kind=kind) for kind in KINDS if kind != "test"]
     assert {notice.kind for notice in everything if target.selects(notice)} == kinds
     assert target.selects(make_test_notice(head="h", at_s=1.0))
 
@@ -136,7 +137,7 @@ def test_a_dead_mans_switch_is_pressed_for_the_kinds_it_has_paths_for() -> None:
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
-@pytest.mark.parametrize("kind", sorted(_TITLES))
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_has_words_in_every_language_and_the_keyword_in_front(lang: str, kind: str) -> None:
     words = describe(replace(make(), kind=kind), lang)
     assert words.title.startswith("ascendrun: ") and "{" not in words.as_text()
