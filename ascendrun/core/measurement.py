@@ -47,13 +47,25 @@ class Column(NamedTuple):
     sorts: bool = False
 
 
+class Sign(NamedTuple):
+    """What a metric shows of a slow rank. `cause`: a StragglerCause. `is_odd`: whether its median here is odd, compared
+    with that elsewhere (None: unknown). `text`: with {here} and {others}, in units of `size`; `alone`: without others.
+    """
+
+    cause: str
+    is_odd: Callable[[float, float | None], bool]
+    text: Text
+    alone: Text | None = None
+    size: float = 1.0
+
+
 class Metric(NamedTuple):
     """A metric. `meaning`: for the docs and Prometheus. `unit`: of the stored value, "" for a number without.
 
     `prometheus`: names of its series; those that begin with npu_ are npu-exporter's, for NPUs only, in its units.
     `beside`: the metric that is shown after it, used/total. `detail`: its name on the detail page of `top`, None: it is
     not there. `scale`: lowest and highest value of its history there, None: of the values, or of `beside`. `chart`: its
-    title in a report.
+    title in a report. `sign`: of a slow rank, None: it is not compared.
     """
 
     meaning: str
@@ -66,6 +78,7 @@ class Metric(NamedTuple):
     detail: Text | str | None = None
     scale: tuple[float | None, float | None] = (0.0, None)
     chart: Text | None = None
+    sign: Sign | None = None
 
 
 def metric(meaning: str, unit: str = "", **options: Any) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import field
 from typing import ClassVar, Union
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.measurement import Column, HostColumn, Rollup, metric
+from ascendrun.core.measurement import Column, HostColumn, Rollup, Sign, metric
 from ascendrun.text import Text
 
 
@@ -70,6 +70,12 @@ class DeviceSample:
         detail=Text("top.metric-temp", "temperature"),
         scale=(None, None),
         chart=Text("report.chart-temperature-c", "Device temperature, °C"),
+        sign=Sign(
+            "temperature",
+            lambda here, others: here >= (95.0 if others is None else min(95.0, max(75.0, others + 10.0))),
+            Text("straggler.heat", "at {here:.0f} °C (others {others:.0f} °C)", here=0, others=0),
+            Text("straggler.heat-alone", "at {here:.0f} °C", here=0),
+        ),
     )
     frequency_mhz: float | None = metric(
         "clock (of the AI cores of an NPU)",
@@ -79,6 +85,11 @@ class DeviceSample:
         detail=Text("top.metric-freq", "clock MHz"),
         scale=(None, None),
         chart=Text("report.chart-frequency-mhz", "Device clock, MHz"),
+        sign=Sign(  # a lower fraction of the others' clock is not rounding
+            "frequency",
+            lambda here, others: others is not None and here < 0.92 * others,
+            Text("straggler.clock", "at {here:.0f} MHz (others {others:.0f} MHz)", here=0, others=0),
+        ),
     )
     health: str | None = metric(
         "status text of the tool: OK, Warning, Alarm, Critical; as a series 1: OK, 0: not OK",
@@ -106,6 +117,12 @@ class DeviceSample:
         column=Column("traffic", Text("top.column-traffic", "TX/RX MB/s"), 0),
         beside="link_rx_bytes_s",
         detail=Text("top.metric-traffic", "tx/rx MB/s"),
+        sign=Sign(
+            "link",
+            lambda here, others: others is not None and others > 1e6 and here < 0.5 * others,
+            Text("straggler.traffic", "{here:.0f} MB/s (others {others:.0f} MB/s)", here=0, others=0),
+            size=1e6,
+        ),
     )
     link_rx_bytes_s: float | None = metric(
         "received over that port", "bytes/s", prometheus=("npu_chip_info_bandwidth_rx",)
@@ -148,6 +165,12 @@ class HostSample:
         detail="CPU",
         scale=(0.0, 100.0),
         chart=Text("report.chart-host-cpu", "Host CPU, %"),
+        sign=Sign(
+            "cpu",
+            lambda here, others: here >= 92.0 and (others is None or here >= others + 20.0),
+            Text("straggler.host-cpu", "host CPU {here:.0f}% (other hosts {others:.0f}%)", here=0, others=0),
+            Text("straggler.host-cpu-alone", "host CPU {here:.0f}%", here=0),
+        ),
     )
     load1: float | None = metric(
         "load over a minute",
@@ -207,6 +230,11 @@ class RankSample:
         prometheus=("ascendrun_rank_cpu_percent",),
         column=Column("cpu", "CPU", 35),
         detail="CPU",
+        sign=Sign(
+            "cpu",
+            lambda here, others: others is not None and others >= 50.0 and here < others / 2,
+            Text("straggler.rank-cpu", "{here:.0f}% of a core (others {others:.0f}%)", here=0, others=0),
+        ),
     )
     rss_bytes: int | None = metric(
         "host memory of its processes",

@@ -92,7 +92,7 @@ def update_known(known: Known, found: Iterable[Straggler], *, now_s: float = 0.0
 
     A rank that becomes part of a slow node is reported once more, as the node; it has not become faster.
     """
-    from ascendrun.health.stragglers.text import describe_cause, describe_slowness
+    from ascendrun.health.stragglers.detect import describe_cause, describe_slowness
 
     seen: dict[Key, Straggler] = {(straggler.host, straggler.rank): straggler for straggler in found}
     events: list[Event] = []

@@ -6,20 +6,17 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from statistics import median
+from typing import Any, NamedTuple
 
 from ascendrun.core.dataclass import dataclass
+from ascendrun.core.measurement import Sign, metrics_of
 from ascendrun.core.samples import DeviceSample, HostSample, Newest, RankSample
+from ascendrun.text import Text
 
-FREQUENCY = 0.92
-"""Fraction of the others' clock, or of its earlier clock: a lower value is not rounding."""
-HOTTER_C = 10.0
-HOT_C = 75.0
-TOO_HOT_C = 95.0
 BUSY = 30.0
 """Percent. An idle device lowers its clock, which is normal."""
-LINK = 0.5
-STARVED_CPU = 92.0
-APART = 20.0
+DROPPED = 0.92
+"""Fraction of its earlier clock: a lower value is not rounding."""
 FULL_MEMORY = 0.97
 ENOUGH = 3
 """Required samples of a device without other evidence."""
@@ -52,16 +49,11 @@ ORDER = (
 """The most likely first: a hot device with a low clock is slow because of its temperature."""
 
 
-@dataclass(frozen=True)
-class Mark:
-    """One metric that differs. `metric`: the name of a field of a sample or of StepTimes; `here` and `others`: its
-    value here and its usual value elsewhere (None: not compared; for "frequency_drop" and "link_downs" the earlier
-    value)."""
+class Mark(NamedTuple):
+    """One metric that differs, with its value here and elsewhere."""
 
     cause: StragglerCause
-    metric: str
-    here: float
-    others: float | None
+    text: Text
 
 
 @dataclass(frozen=True)
@@ -105,24 +97,29 @@ def find_marks(
     host: str, ranks: Sequence[int], samples: Newest, places: Places, *, lame: Collection[int], since_s: float
 ) -> tuple[Mark, ...]:
     """Return every outlying metric of these ranks of one host, compared with ranks that are not `lame`."""
-    recent = [one for one in samples.devices if one.at_s >= since_s]
-    mine = [one for one in recent if one.host == host and places.rank_of.get((host, one.device)) in ranks]
+    devices = [one for one in samples.devices if one.at_s >= since_s]
+    mine = [one for one in devices if one.host == host and places.rank_of.get((host, one.device)) in ranks]
     slow = {-1, *lame}
-    fine = [one for one in recent if places.rank_of.get((one.host, one.device), -1) not in slow]
+    fine = [one for one in devices if places.rank_of.get((one.host, one.device), -1) not in slow]
     hosts = [one for one in samples.hosts if one.at_s >= since_s]
-    marks = [
+    here = [one for one in hosts if one.host == host]
+    of_ranks = [one for one in samples.ranks if one.at_s >= since_s]
+    own = [one for one in of_ranks if one.rank in ranks]
+    states = [one.state for one in own if one.state][-ENOUGH:]
+    if states and all(state.upper().startswith("T") for state in states):
+        of_processes = [Mark(StragglerCause.CPU, Text("straggler.stopped", "process stopped (state T)"))]
+    else:
+        of_processes = _compared(RankSample, own, [one for one in of_ranks if one.rank not in lame])
+    return (
         *_clock(mine, fine),
-        *_heat(mine, fine),
+        *_compared(DeviceSample, mine, fine, "temperature_c"),
         *_others_pids(mine, fine, samples.ranks),
-        *_link(mine, fine),
+        *(_link_down(mine, fine) or _link_flaps(mine) or _compared(DeviceSample, mine, fine, "link_tx_bytes_s")),
         *_complaints(mine),
-        *_host(
-            [one for one in hosts if one.host == host],
-            [one for one in hosts if one.host != host and one.host in places.hosts],
-        ),
-        *_share(ranks, [one for one in samples.ranks if one.at_s >= since_s], lame),
-    ]
-    return tuple(marks)
+        *_compared(HostSample, here, [one for one in hosts if one.host != host and one.host in places.hosts]),
+        *_memory(here),
+        *of_processes,
+    )
 
 
 def slow_by_metrics(
@@ -132,20 +129,38 @@ def slow_by_metrics(
 
     A link that is down while other hosts' links are up slows all ranks equally, so step times cannot show it.
     """
-    recent = [one for one in samples.devices if one.at_s >= since_s]
     by_rank: dict[tuple[str, int], list[DeviceSample]] = defaultdict(list)
-    for one in recent:
+    for one in samples.devices:
         rank = places.rank_of.get((one.host, one.device))
-        if rank is not None and rank not in without:
+        if one.at_s >= since_s and rank is not None and rank not in without:
             by_rank[one.host, rank].append(one)
     found: list[tuple[str, int, Mark]] = []
     for (host, rank), mine in by_rank.items():
         others = [one for (_, other), several in by_rank.items() if other != rank for one in several]
-        marks = [mark for mark in _link(mine, others) if mark.metric == "link_up"] if len(places.hosts) > 1 else []
+        marks = _link_down(mine, others) if len(places.hosts) > 1 else []
         if rank not in compared and len(mine) >= ENOUGH:
-            marks += [mark for mark in _clock(mine, others) if mark.others is not None]
+            marks += _clock(mine, others)
         found += [(host, rank, mark) for mark in marks[:1]]
     return found
+
+
+def _compared(kind: type[Any], mine: Sequence[Any], others: Sequence[Any], *names: str) -> list[Mark]:
+    """Return the marks of the metrics of a sample (of `names`, if any) by the table of metrics."""
+    marks = []
+    for name, row in metrics_of(kind).items():
+        here = _middle(getattr(one, name) for one in mine) if row.sign and (not names or name in names) else None
+        if row.sign is None or here is None:
+            continue
+        sign, elsewhere = row.sign, _middle(getattr(one, name) for one in others)
+        if sign.is_odd(here, elsewhere):
+            marks.append(_mark(StragglerCause(sign.cause), sign, here, elsewhere))
+    return marks
+
+
+def _mark(cause: StragglerCause, sign: Sign, here: float, others: float | None) -> Mark:
+    if others is None and sign.alone is not None:
+        return Mark(cause, Text(sign.alone.key, sign.alone.english, here=here / sign.size))
+    return Mark(cause, Text(sign.text.key, sign.text.english, here=here / sign.size, others=(others or 0) / sign.size))
 
 
 def _middle(values: Iterable[float | None]) -> float | None:
@@ -154,88 +169,75 @@ def _middle(values: Iterable[float | None]) -> float | None:
 
 
 def _clock(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> list[Mark]:
-    busy = [one for one in mine if one.frequency_mhz and (one.utilisation is None or one.utilisation >= BUSY)]
-    here = _middle(one.frequency_mhz for one in busy)
-    others = _middle(one.frequency_mhz for one in fine if one.utilisation is None or one.utilisation >= BUSY)
-    if here is None:
-        return []
-    if others is not None and here < FREQUENCY * others:
-        return [Mark(StragglerCause.FREQUENCY, "frequency_mhz", here, others)]
+    """Return a clock below that of the others while busy, else below its own earlier clock."""
+    busy, others = ([one for one in some if _is_busy(one) and one.frequency_mhz] for some in (mine, fine))
+    marks = _compared(DeviceSample, busy, others, "frequency_mhz")
     third = len(busy) // 3
-    if third >= ENOUGH:
+    if not marks and third >= ENOUGH:
         before, now = (_middle(one.frequency_mhz for one in part) for part in (busy[:third], busy[-third:]))
-        if before is not None and now is not None and now < FREQUENCY * before:
-            return [Mark(StragglerCause.FREQUENCY, "frequency_drop", now, before)]
-    return []
+        if before is not None and now is not None and now < DROPPED * before:
+            fell = Text("straggler.clock-drop", "fell from {others:.0f} to {here:.0f} MHz", here=now, others=before)
+            marks.append(Mark(StragglerCause.FREQUENCY, fell))
+    return marks
 
 
-def _heat(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> list[Mark]:
-    here, others = _middle(one.temperature_c for one in mine), _middle(one.temperature_c for one in fine)
-    if here is None:
-        return []
-    is_hotter = others is not None and here >= others + HOTTER_C and here >= HOT_C
-    return [Mark(StragglerCause.TEMPERATURE, "temperature_c", here, others)] if is_hotter or here >= TOO_HOT_C else []
+def _is_busy(sample: DeviceSample) -> bool:
+    return sample.utilisation is None or sample.utilisation >= BUSY
 
 
-def _link(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> list[Mark]:
+def _link_down(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> list[Mark]:
     newest = [one.link_up for one in mine[-ENOUGH:] if one.link_up is not None]
     elsewhere = [one.link_up for one in fine if one.link_up is not None]
     if newest and not any(newest) and elsewhere and sum(elsewhere) > 0.9 * len(elsewhere):
-        return [Mark(StragglerCause.LINK, "link_up", 0.0, 1.0)]
-    marks: list[Mark] = []
+        return [Mark(StragglerCause.LINK, Text("straggler.link-down", "link down, up on the other hosts"))]
+    return []
+
+
+def _link_flaps(mine: Sequence[DeviceSample]) -> list[Mark]:
     for device in sorted({one.device for one in mine}):
         downs = [one.link_downs for one in mine if one.device == device and one.link_downs is not None]
         if downs and downs[-1] > downs[0]:
-            marks.append(Mark(StragglerCause.LINK, "link_downs", downs[-1], downs[0]))
-    here = _middle(one.link_tx_bytes_s for one in mine)
-    others = _middle(one.link_tx_bytes_s for one in fine)
-    if here is not None and others is not None and others > 1e6 and here < LINK * others:
-        marks.append(Mark(StragglerCause.LINK, "link_tx_bytes_s", here, others))
-    return marks[:1]
+            count = downs[-1] - downs[0]
+            return [
+                Mark(
+                    StragglerCause.LINK,
+                    Text("straggler.link-flaps", "link down {count:.0f} times meanwhile", count=count),
+                )
+            ]
+    return []
+
+
+_PIDS = Sign(
+    "shared",
+    lambda here, others: here > (others or 1.0),
+    Text("straggler.processes", "{here:.0f} processes (others {others:.0f})", here=0, others=0),
+    Text("straggler.processes-alone", "{here:.0f} processes", here=0),
+)
 
 
 def _others_pids(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample], ranks: Sequence[RankSample]) -> list[Mark]:
     """Return a mark if the device has more processes than others, at least one from outside the job."""
     ours = {(one.host, one.pid) for one in ranks}
-    newest = [one for one in mine if one.pids is not None][-1:]
     usual = _middle(float(len(one.pids)) for one in fine if one.pids is not None)
-    for one in newest:
-        strangers = [pid for pid in one.pids or () if (one.host, pid) not in ours]
-        if strangers and len(one.pids or ()) > (usual or 1.0):
-            return [Mark(StragglerCause.SHARED, "pids", float(len(one.pids or ())), usual)]
+    for one in [one for one in mine if one.pids is not None][-1:]:
+        pids = one.pids or ()
+        if any((one.host, pid) not in ours for pid in pids) and _PIDS.is_odd(len(pids), usual):
+            return [_mark(StragglerCause.SHARED, _PIDS, len(pids), usual)]
     return []
 
 
 def _complaints(mine: Sequence[DeviceSample]) -> list[Mark]:
     words = {one.device: one.health for one in mine if one.health is not None}
-    sick = [word for word in words.values() if word.upper() != "OK"]
-    return [Mark(StragglerCause.HEALTH, "health", float(len(sick)), 0.0)] if sick else []
+    sick = sum(word.upper() != "OK" for word in words.values())
+    text = Text("straggler.devices", "{here:.0f} of its devices not OK", here=sick)
+    return [Mark(StragglerCause.HEALTH, text)] if sick else []
 
 
-def _host(mine: Sequence[HostSample], others: Sequence[HostSample]) -> list[Mark]:
-    marks: list[Mark] = []
-    here, elsewhere = _middle(one.cpu for one in mine), _middle(one.cpu for one in others)
-    if here is not None and here >= STARVED_CPU and (elsewhere is None or here >= elsewhere + APART):
-        marks.append(Mark(StragglerCause.CPU, "cpu", here, elsewhere))
-    full = _middle(_fullness(one) for one in mine)
-    if full is not None and full >= FULL_MEMORY:
-        marks.append(Mark(StragglerCause.CPU, "memory", full, _middle(_fullness(one) for one in others)))
-    return marks
-
-
-def _fullness(sample: HostSample) -> float | None:
-    if sample.memory_used_bytes is None or not sample.memory_total_bytes:
-        return None
-    return sample.memory_used_bytes / sample.memory_total_bytes
-
-
-def _share(ranks: Sequence[int], samples: Sequence[RankSample], lame: Collection[int]) -> list[Mark]:
-    """Return marks of ranks with less than half of the others' CPU time, or stopped (state T)."""
-    here = _middle(one.cpu for one in samples if one.rank in ranks)
-    others = _middle(one.cpu for one in samples if one.rank not in lame)
-    states = [one.state for one in samples if one.rank in ranks and one.state][-ENOUGH:]
-    if states and all(state.upper().startswith("T") for state in states):
-        return [Mark(StragglerCause.CPU, "stopped", 1.0, 0.0)]
-    if here is not None and others is not None and others >= 50.0 and here < others / 2:
-        return [Mark(StragglerCause.CPU, "rank_cpu", here, others)]
-    return []
+def _memory(samples: Sequence[HostSample]) -> list[Mark]:
+    full = _middle(
+        one.memory_used_bytes / one.memory_total_bytes
+        for one in samples
+        if one.memory_used_bytes is not None and one.memory_total_bytes
+    )
+    text = Text("straggler.host-memory", "host memory {here:percent} full", here=full)
+    return [Mark(StragglerCause.CPU, text)] if full is not None and full >= FULL_MEMORY else []

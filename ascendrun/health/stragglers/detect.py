@@ -18,6 +18,7 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.samples import Newest
 from ascendrun.health.samples.step_times import StepTimes
 from ascendrun.health.stragglers.causes import Mark, Places, StragglerCause, find_marks, likely_cause, slow_by_metrics
+from ascendrun.text import Text
 
 WINDOW = 8
 """Reported steps per window; a rank needs half of them. Pauses do not change a median:
@@ -290,4 +291,43 @@ def _waits_for_data(ranks: Sequence[int], steps: Steps, excess_s: float) -> Mark
     others = [wait for rank, wait in waits.items() if rank not in ranks]
     if not here or not others or median(here) - _others(others) < excess_s / 2:
         return None
-    return Mark(StragglerCause.DATA, "data_s", round(median(here), 4), round(_others(others), 4))
+    seconds, usual_s = round(median(here), 4), round(_others(others), 4)
+    text = Text("straggler.data-wait", "{here:.3g} s per step (others {others:.3g} s)", here=seconds, others=usual_s)
+    return Mark(StragglerCause.DATA, text)
+
+
+# ---------------------------------------------------------------- messages
+
+_CAUSES: Mapping[StragglerCause, Text] = {
+    StragglerCause.FREQUENCY: Text("straggler.frequency", "low device clock"),
+    StragglerCause.TEMPERATURE: Text("straggler.temperature", "high device temperature"),
+    StragglerCause.LINK: Text("straggler.link", "network link"),
+    StragglerCause.DATA: Text("straggler.data", "waiting for data"),
+    StragglerCause.CPU: Text("straggler.cpu", "not enough CPU or memory on the host"),
+    StragglerCause.SHARED: Text("straggler.shared", "another process uses the device"),
+    StragglerCause.HEALTH: Text("straggler.health", "device health"),
+}
+
+
+def describe_slowness(straggler: Straggler) -> Text:
+    """Return how much slower it is; it follows the name of the ranks or hosts."""
+    if straggler.slower_by is None:
+        return Text("straggler.metrics-only", "with unusual device metrics")
+    slower = straggler.slower_by - 1
+    if straggler.step_fraction is None:
+        return Text("straggler.slower", "slower than the median by {slower_by:percent}", slower_by=slower)
+    return Text(
+        "straggler.slower-costs",
+        "slower than the median by {slower_by:percent}, which costs {step_fraction:percent} of each step",
+        slower_by=slower,
+        step_fraction=straggler.step_fraction,
+    )
+
+
+def describe_cause(straggler: Straggler) -> Text:
+    """Return the likely cause with the metrics that show it."""
+    if straggler.cause is None:
+        return Text("straggler.unknown", "unknown: no measured metric explains it")
+    marks = tuple(mark.text for mark in straggler.evidence if mark.cause is straggler.cause)
+    cause = _CAUSES[straggler.cause]
+    return Text("straggler.cause-and-metrics", "{cause} ({metrics})", cause=cause, metrics=marks) if marks else cause

@@ -17,6 +17,7 @@ from ascendrun.core.jobs.job import Job, NodeProgress, State
 from ascendrun.head.loop.stragglers import APPEARED, GONE, Known, StragglerMonitor, known_from_events, update_known
 from ascendrun.health.stragglers.causes import StragglerCause
 from ascendrun.health.stragglers.detect import Straggler
+from ascendrun.text import Text
 
 
 def slow(rank: int | None, host: str = "a") -> Straggler:
@@ -171,7 +172,7 @@ def test_the_sign_of_a_straggler_stands_in_its_line(tmp_path: Path) -> None:
     one = replace(
         slow(5),
         cause=StragglerCause.FREQUENCY,
-        evidence=(Mark(StragglerCause.FREQUENCY, "frequency_mhz", 900.0, 1800.0),),
+        evidence=(Mark(StragglerCause.FREQUENCY, Text("straggler.clock", "", here=900.0, others=1800.0)),),
     )
     [found] = update_known(Known(1), [one])[1]
     assert found.values["cause"] == "frequency"

@@ -10,8 +10,7 @@ from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import Newest
 from ascendrun.health.samples.step_times import StepTimes, make_step_times
 from ascendrun.health.stragglers.causes import StragglerCause
-from ascendrun.health.stragglers.detect import Straggler, find_stragglers
-from ascendrun.health.stragglers.text import describe_cause, describe_slowness
+from ascendrun.health.stragglers.detect import Straggler, describe_cause, describe_slowness, find_stragglers
 from tests.lib.training_world import World
 
 OWN = ("step_s", "data_s", "comm_s", "at_s")
