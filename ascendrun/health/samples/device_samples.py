@@ -130,10 +130,7 @@ class DeviceReader:
         readers: Mapping[str, Callable[[ToolOutput], tuple[tuple[DeviceSample, ...], str | None]]] = {
             TABLE: self._read_table,
             GPUS: self._read_gpus,
-            CARDS: self._read_cards,
-            ECC: self._read_cards,
-            PORTS: self._read_ports,
-            HISTORY: self._read_ports,
+            **dict.fromkeys((CARDS, ECC, PORTS, HISTORY), self._read_sections),
         }
         if output.item not in readers or output.code == 127:  # the tool is not installed
             return (), ()
@@ -169,73 +166,45 @@ class DeviceReader:
         for place, chip in enumerate(info.chips):
             device = place if chip.logic_id is None else chip.logic_id
             self._devices[(chip.npu_id, chip.chip_id)] = device
-            samples.append(
-                DeviceSample(
-                    output.at_s,
-                    self._host,
-                    device,
-                    "npu",
-                    source="npu-smi",
-                    **_table_figures(info, chip),
-                    **self._slow_figures(device, output.at_s),
-                )
-            )
-            self._keep_detail(
-                DeviceDetail(
-                    output.at_s,
-                    self._host,
-                    device,
-                    "npu",
-                    bus_id=chip.bus_id,
-                    processes=_processes(info, chip),
-                    values=self._more(chip, device, output.at_s),
-                )
-            )
+            at_s, host = output.at_s, self._host
+            readings = list(self._lately(device, at_s))
+            slow = {name: value for reading in readings for name, value in reading.figures.items()}
+            figures = {**_table_figures(info, chip), **slow}
+            samples.append(DeviceSample(at_s, host, device, "npu", source="npu-smi", **figures))
+            ddr = {"ddr_used_mb": chip.ddr_used_mb, "ddr_total_mb": chip.ddr_total_mb} if chip.ddr_total_mb else {}
+            values = {**_known(ddr), **{name: count for one in readings for name, count in one.more.items()}}
+            processes = _processes(info, chip)
+            self._keep_detail(DeviceDetail(at_s, host, device, "npu", chip.bus_id, values, processes))
         return tuple(samples), _complaint(info.errors, info.unparsed, is_empty=not info.chips)
 
-    def _read_cards(self, output: ToolOutput) -> tuple[tuple[DeviceSample, ...], str | None]:
+    def _read_sections(self, output: ToolOutput) -> tuple[tuple[DeviceSample, ...], str | None]:
+        """Keep the values of single cards or ports for the samples of the table."""
         complaints: list[str | None] = []
         for section in read_sections(output.text):
-            npu_id = _number(section)
-            if npu_id is None or section.hung:
-                complaints.append("a call did not come back")
-                continue
-            view: Any = (
-                npu_smi_views.parse_common(section.text)
-                if section.labels[0] == "common"
-                else npu_smi_views.parse_ecc(section.text)
-            )
-            for chip in view.chips:
-                device = self._devices.get((npu_id, chip.chip_id))
-                if device is not None:
-                    figures, more = _common_figures(chip) if section.labels[0] == "common" else _ecc_figures(chip)
-                    self._readings[(section.labels[0], device)] = _Reading(output.at_s, output.item, figures, more)
-            complaints.append(_complaint(view.errors, view.unparsed, is_empty=not view.chips))
-        return (), next((one for one in complaints if one), None)
-
-    def _read_ports(self, output: ToolOutput) -> tuple[tuple[DeviceSample, ...], str | None]:
-        complaints: list[str | None] = []
-        for section in read_sections(output.text):
-            device, item = _number(section), section.labels[0]
-            if device is None or section.hung:
+            number, item = _number(section), section.labels[0]
+            if number is None or section.hung:
                 complaints.append("a call did not come back")
                 continue
             parsed: Any
-            more: Mapping[str, int] = {}
-            if item == "link":
+            found: list[tuple[int | None, dict[str, Any], Mapping[str, int]]]
+            if output.item in (CARDS, ECC):
+                parse, figures_of = _VIEWS.get(item, _VIEWS["ecc"])
+                parsed = parse(section.text)
+                found = [(self._devices.get((number, chip.chip_id)), *figures_of(chip)) for chip in parsed.chips]
+            elif item == "link":
                 parsed = parse_link(section.text)
-                figures: dict[str, Any] = {"link_up": parsed.is_up}
+                found = [(number, {"link_up": parsed.is_up}, {})]
             elif item == "link_stat":
                 parsed = parse_link_history(section.text)
-                figures, more = {"link_downs": _downs(parsed)}, _known({"link_ups": parsed.up_count})
+                found = [(number, {"link_downs": _downs(parsed)}, _known({"link_ups": parsed.up_count}))]
             else:
                 parsed = parse_stat(section.text)
-                figures, more = (
-                    self._rates(device, output.at_s, parsed.values),
-                    {name: parsed.values[name] for name in PORT_COUNTERS if name in parsed.values},
-                )
-            self._readings[(item, device)] = _Reading(output.at_s, output.item, figures, more)
-            complaints.append(_complaint(parsed.errors, parsed.unparsed, is_empty=False))
+                counters = {name: parsed.values[name] for name in PORT_COUNTERS if name in parsed.values}
+                found = [(number, self._rates(number, output.at_s, parsed.values), counters)]
+            for device, figures, more in found:
+                if device is not None:
+                    self._readings[(item, device)] = _Reading(output.at_s, output.item, figures, more)
+            complaints.append(_complaint(parsed.errors, parsed.unparsed, is_empty=not found))
         return (), next((one for one in complaints if one), None)
 
     def _rates(self, device: int, at_s: float, counters: Mapping[str, int]) -> dict[str, Any]:
@@ -250,15 +219,6 @@ class DeviceReader:
             for new, old in zip(now[1:], before[1:])
         ]
         return {"link_tx_bytes_s": rates[0], "link_rx_bytes_s": rates[1]}
-
-    def _slow_figures(self, device: int, at_s: float) -> dict[str, Any]:
-        return {name: value for reading in self._lately(device, at_s) for name, value in reading.figures.items()}
-
-    def _more(self, chip: NpuChip, device: int, at_s: float) -> Mapping[str, int]:
-        more = _known({"ddr_used_mb": chip.ddr_used_mb, "ddr_total_mb": chip.ddr_total_mb}) if chip.ddr_total_mb else {}
-        for reading in self._lately(device, at_s):
-            more.update(reading.more)
-        return more
 
     def _lately(self, device: int, at_s: float) -> Iterator[_Reading]:
         for (_, of), reading in self._readings.items():
@@ -297,15 +257,7 @@ class DeviceReader:
 
 def _table_figures(info: NpuSmiInfo, chip: NpuChip) -> dict[str, Any]:
     has_hbm = bool(chip.hbm_total_mb)
-    pids = (
-        None
-        if info.processes is None
-        else tuple(
-            one.pid
-            for one in info.processes
-            if one.npu_id == chip.npu_id and (one.chip_id is None or one.chip_id == chip.chip_id)
-        )
-    )
+    pids = None if info.processes is None else tuple(pid for pid, _ in _processes(info, chip))
     return {
         "name": chip.name,
         "health": chip.health,
@@ -324,7 +276,14 @@ def _common_figures(chip: ChipCommon) -> tuple[dict[str, Any], Mapping[str, int]
 
 def _ecc_figures(chip: ChipEcc) -> tuple[dict[str, Any], Mapping[str, int]]:
     more = _known({f"hbm_{name}": count for name, count in vars(chip.hbm).items()})
-    return {"ecc_errors": _sum(chip.hbm.double_bit, chip.ddr.double_bit)}, more
+    known = [count for count in (chip.hbm.double_bit, chip.ddr.double_bit) if count is not None]
+    return {"ecc_errors": sum(known) if known else None}, more
+
+
+_VIEWS: Mapping[str, tuple[Callable[[str], Any], Callable[[Any], tuple[dict[str, Any], Mapping[str, int]]]]] = {
+    "common": (npu_smi_views.parse_common, _common_figures),
+    "ecc": (npu_smi_views.parse_ecc, _ecc_figures),
+}
 
 
 def _processes(info: NpuSmiInfo, chip: NpuChip) -> tuple[tuple[int, int | None], ...]:
@@ -353,12 +312,6 @@ def _downs(history: LinkHistory) -> int | None:
     if history.down_count is not None or not history.up_count or not history.changes:
         return history.down_count
     return history.up_count - (1 if history.changes[0].is_up else 0)
-
-
-def _sum(*counts: int | None) -> int | None:
-    """Return the sum of known counts."""
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
 
 
 def _number(section: Section) -> int | None:
