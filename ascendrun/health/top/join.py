@@ -13,6 +13,7 @@ from typing import Any
 from ascendrun.core.measurement import metrics_of
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
+from ascendrun.health.samples.step_times import make_step_times
 from ascendrun.health.top.view import HostRow, JobRow, Progress, RankPlace, TopJob, TopRow, TopView, Totals
 from ascendrun.text import Text
 
@@ -64,26 +65,15 @@ def make_view(
     own = _OwnProcesses(jobs, ended, ranks)
     rows: list[TopRow] = []
     for key in {**samples, **on_device}:
-        here = on_device.get(key, [])
-        known = _device_fields(key, samples.get(key), own, now_s)
-        for job, place in here:
-            fields = _rank_fields(job, place, of_rank, relative[job.id], now_s)
-            rows.append(_with_problems(TopRow(**{**known, **fields}), unreachable))
-        if not here:
-            rows.append(_with_problems(TopRow(**known), unreachable))
-    for job, place in loose:
-        rows.append(
-            _with_problems(
-                TopRow(host=place.host, **_rank_fields(job, place, of_rank, relative[job.id], now_s)), unreachable
-            )
-        )
+        known: dict[str, Any] = {"host": key[0], "device": key[1], "sample": samples.get(key)}
+        if key in samples:
+            known.update(external_pids=own.external(samples[key]), age_s=_age(samples[key].at_s, now_s))
+        here = [_rank_fields(*one, of_rank, relative, now_s) for one in on_device.get(key, ())]
+        rows += [TopRow(**known, **fields) for fields in here or [{}]]
+    rows += [TopRow(host=place.host, **_rank_fields(job, place, of_rank, relative, now_s)) for job, place in loose]
     seen = {row.host for row in rows}
-    rows.extend(
-        _with_problems(TopRow(host=one.host, age_s=_age(one.at_s, now_s)), unreachable)
-        for one in hosts
-        if one.host not in seen
-    )
-    rows.sort(key=place_key)
+    rows += [TopRow(host=one.host, age_s=_age(one.at_s, now_s)) for one in hosts if one.host not in seen]
+    rows = sorted((_with_problems(row, unreachable) for row in rows), key=place_key)
     host_rows = _host_rows(rows, hosts, jobs, names, refused, was_queried, now_s)
     return TopView(
         now_s, _totals(rows, host_rows), tuple(_job_row(job, relative[job.id]) for job in jobs), host_rows, tuple(rows)
@@ -125,7 +115,9 @@ _NUMBERS = re.compile(r"([0-9]+)")
 def progress_of(lines: Sequence[MetricsLine]) -> Progress:
     """Return the latest value of each metric in the last lines of one rank."""
     steps = [line for line in lines if line.step is not None and line.event is None]
-    times, own = _step_times(steps[-NEWEST_STEPS - 1 :])
+    newest = make_step_times(steps[-NEWEST_STEPS - 1 :])
+    times = [one.step_s for one in newest if one.step_s is not None]
+    own = [one.own_s for one in newest if one.own_s is not None]
     return Progress(
         at_s=_newest(lines, "at_s"),
         **{name: _newest(lines if name == "total_steps" else steps, name) for name in REPORTED},
@@ -150,21 +142,6 @@ def _phase(lines: Sequence[MetricsLine]) -> str | None:
 
 def _newest(lines: Sequence[MetricsLine], name: str) -> Any:
     return next((getattr(line, name) for line in reversed(lines) if getattr(line, name) is not None), None)
-
-
-def _step_times(lines: Sequence[MetricsLine]) -> tuple[list[float], list[float]]:
-    """Return seconds of each step, and without waiting for others: as reported, else the time between lines."""
-    reported = [line for line in lines if line.step_s is not None]
-    if reported:
-        own = [max(0.0, (line.step_s or 0.0) - line.comm_s) for line in reported if line.comm_s is not None]
-        return [line.step_s for line in reported if line.step_s is not None], own
-    times = []
-    for before, after in zip(lines, lines[1:]):
-        if before.at_s is None or after.at_s is None or before.step is None or after.step is None:
-            continue
-        if after.step > before.step and after.at_s >= before.at_s:
-            times.append((after.at_s - before.at_s) / (after.step - before.step))
-    return times, []
 
 
 def _relative_times(job: TopJob) -> Mapping[int, float]:
@@ -226,26 +203,17 @@ class _OwnProcesses:
         return None if self._used.get((sample.host, sample.device), -math.inf) >= measured_s else sample.pids
 
 
-def _device_fields(
-    key: tuple[str, int], sample: DeviceSample | None, own: _OwnProcesses, now_s: float
-) -> dict[str, Any]:
-    known: dict[str, Any] = {"host": key[0], "device": key[1], "sample": sample}
-    if sample is None:
-        return known
-    return {**known, "external_pids": own.external(sample), "age_s": _age(sample.at_s, now_s)}
-
-
 def _rank_fields(
     job: TopJob,
     place: RankPlace,
     of_rank: Mapping[tuple[str, int, int], RankSample],
-    relative: Mapping[int, float],
+    relative: Mapping[str, Mapping[int, float]],
     now_s: float,
 ) -> dict[str, Any]:
     sample = of_rank.get((job.id, job.attempt, place.rank))
     progress = job.progress.get(place.rank, Progress())
     slow = job.slow.get(place.rank)
-    slower_by = slow.slower_by if slow is not None and slow.slower_by is not None else relative.get(place.rank)
+    slower_by = slow.slower_by if slow is not None and slow.slower_by is not None else relative[job.id].get(place.rank)
     return {
         "job": job.id,
         "job_name": job.name,
