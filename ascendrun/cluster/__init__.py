@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ascendrun.head.protocol.control_messages import FetchReply as FetchReply
     from ascendrun.head.protocol.control_messages import PruneReply as PruneReply
     from ascendrun.head.state.user_files import load_settings as load_settings
-    from ascendrun.health.report.usage import JobUse as JobUse
+    from ascendrun.health.report.cost import JobUse as JobUse
     from ascendrun.planner.plan import TrainingPlan as TrainingPlan
     from ascendrun.query.bundle.job import Bundle as Bundle
     from ascendrun.query.deep_check import DeepCheck as DeepCheck

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ascendrun.core.pulse import Sight
     from ascendrun.head.protocol.control_messages import PruneReply
     from ascendrun.head.state.job_table import StoredJob
-    from ascendrun.health.report.usage import JobUse
+    from ascendrun.health.report.cost import JobUse
     from ascendrun.query.views import JobDetail, JobView
 
 PRUNE_S = 900.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from statistics import median_high
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.jobs.job import State
@@ -85,7 +86,7 @@ def make_forecast(
         raise ValueError(f"no forecast for {nodes} nodes that save in {save_s:g} s")
     rate_per_node_day = own_rate_per_node_day(history, assumed)
     if restart_s is None:
-        restart_s = _middle(history.restarts_s) or ASSUMED_RESTART_S
+        restart_s = (median_high(history.restarts_s) if history.restarts_s else 0.0) or ASSUMED_RESTART_S
     between_s = SECONDS_A_DAY / (nodes * rate_per_node_day)
     every_s = best_interval_s(between_s, save_s)
     return Forecast(
@@ -137,11 +138,6 @@ def effective_share(interval_s: float, between_failures_s: float, *, save_s: flo
     if (interval_s + save_s + restart_s) / mean_s > 700:
         return 0.0  # below any float: the job never reaches its next checkpoint
     return interval_s / (mean_s * math.exp(restart_s / mean_s) * math.expm1((interval_s + save_s) / mean_s))
-
-
-def _middle(values: tuple[float, ...]) -> float | None:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2] if ordered else None
 
 
 @dataclass(frozen=True)

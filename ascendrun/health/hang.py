@@ -7,9 +7,9 @@ respond, or whose samples are old, give no sign. Whatever moves at any time begi
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from statistics import median
 
 from ascendrun.core.dataclass import dataclass
@@ -32,15 +32,8 @@ USUAL_NETWORK_BYTES_S, IDLE_NETWORK = 1e6, 0.01
 """The network is judged only if the training uses this much; idle is this fraction of it."""
 INTERVALS = 64
 
-NO_STEP, NO_OUTPUT, DIFFERS, DEVICES, NETWORK, STACKS, UNREACHABLE = (
-    "no-step",
-    "no-output",
-    "rank-differs",
-    "devices-idle",
-    "network-idle",
-    "stacks",
-    "host-unreachable",
-)
+NO_STEP, NO_OUTPUT, DIFFERS = "no-step", "no-output", "rank-differs"
+DEVICES, NETWORK, STACKS, UNREACHABLE = "devices-idle", "network-idle", "stacks", "host-unreachable"
 
 
 @dataclass(frozen=True)
@@ -335,7 +328,7 @@ class HangWatch:
         compiles = newest is not None and newest.compiles
         knows = newest is not None
         if quiet_s < quiet_limit_s or not knows or stand is False or compiles:
-            return _with(verdict, wants_stacks=wants)
+            return replace(verdict, wants_stacks=wants)
         signs += [STACKS] if stand else []
         limit_s = windows.unreachable_s if UNREACHABLE in signs else act_limit_s
         limit_s = max(limit_s, ACT_STEPS * (look.interval_s or 0.0))
@@ -383,16 +376,15 @@ class HangWatch:
             return False
         known = [stack for stack in last.ranks.values() if stack.frames or stack.is_stopped]
         idle = {rank for rank, one in living.items() if _class_of(one) == "idle"}
-        together = max(_sizes(stack.group for stack in known).values())
+        sizes = Counter(stack.group for stack in known)
         moving = [
             stack
             for stack in known
-            if not stack.waits_for_peers
-            and not (stack.rank in idle and 2 * _sizes(each.group for each in known)[stack.group] > len(known))
+            if not stack.waits_for_peers and not (stack.rank in idle and 2 * sizes[stack.group] > len(known))
         ]
         if len(known) == 1:
             return bool(idle) or known[0].is_stopped or known[0].waits_for_peers
-        return 2 * len(moving) <= len(known) and together > 0
+        return 2 * len(moving) <= len(known)
 
     def _outlier(
         self, living: Mapping[int, RankLook], look: Look, odd: tuple[int, ...] | None, what: str, gone: Iterable[str]
@@ -422,14 +414,3 @@ def _class_of(rank: RankLook) -> str:
     if rank.state == "D":
         return "blocked"
     return "idle" if rank.cpu < IDLE_CPU else "busy" if rank.cpu >= BUSY_CPU else "between"
-
-
-def _sizes(groups: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], int]:
-    found: dict[tuple[str, ...], int] = {}
-    for group in groups:
-        found[group] = found.get(group, 0) + 1
-    return found
-
-
-def _with(verdict: Verdict, *, wants_stacks: bool) -> Verdict:
-    return Verdict(verdict.quiet_s, verdict.signs, verdict.step, wants_stacks=wants_stacks)

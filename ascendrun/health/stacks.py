@@ -24,23 +24,7 @@ PEER_CALLS = re.compile(
 )
 """Calls that wait for other ranks, or for the device, which may wait for other ranks."""
 COMPILER_FILES = ("torch/_inductor/", "torch/_dynamo/", "/triton/", "/te_fusion/", "/tbe/", "/tvm/")
-COMPILERS = frozenset(
-    (
-        "ccec",
-        "bisheng",
-        "te_fusion",
-        "ninja",
-        "nvcc",
-        "cicc",
-        "ptxas",
-        "cc1",
-        "cc1plus",
-        "clang",
-        "clang++",
-        "g++",
-        "ld",
-    )
-)
+COMPILERS = frozenset("ccec bisheng te_fusion ninja nvcc cicc ptxas cc1 cc1plus clang clang++ g++ ld".split())
 """Names of processes below a rank that compile."""
 
 

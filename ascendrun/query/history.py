@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ascendrun.core.jobs.job import Cause
 from ascendrun.core.jobs.lifecycle import state_changes
 from ascendrun.health.forecast import History, JobTimeline, sum_up
+from ascendrun.health.report.cost import JobUse, measure_job
 from ascendrun.health.report.time_use import find_stays
-from ascendrun.health.report.usage import JobUse, measure_job
 
 if TYPE_CHECKING:
     from ascendrun.core.events import Event

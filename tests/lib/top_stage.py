@@ -14,7 +14,7 @@ from ascendrun.cli.top.app import TopApp
 from ascendrun.cli.top.screens import RowsTable
 from ascendrun.cluster import Cluster
 from ascendrun.core.settings import Settings
-from ascendrun.health.top.rows import Choice, Order
+from ascendrun.health.top.view import Choice, Order
 from ascendrun.text import use_language
 from tests.lib.top_world import TopWorld
 

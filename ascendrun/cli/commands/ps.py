@@ -27,7 +27,7 @@ from ascendrun.cli.output import (
 )
 from ascendrun.cluster import JobView
 from ascendrun.core.errors import NotFoundError
-from ascendrun.health.report.usage import JobUse, UserUse, sum_users
+from ascendrun.health.report.cost import JobUse, UserUse, sum_users
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 

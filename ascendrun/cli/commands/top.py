@@ -16,8 +16,7 @@ from ascendrun.cli.top.text import run_plain, top_lines
 from ascendrun.core.measurement import metrics_of
 from ascendrun.core.records import as_record
 from ascendrun.core.samples import RankSample
-from ascendrun.health.top.rows import SORTS, Choice, Order, arrange, matches_host
-from ascendrun.health.top.view import JobRow, TopRow, TopView
+from ascendrun.health.top.view import SORTS, Choice, JobRow, Order, TopRow, TopView, arrange, matches_host
 from ascendrun.text import Text
 
 if TYPE_CHECKING:

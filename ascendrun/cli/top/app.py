@@ -19,8 +19,18 @@ from ascendrun.cli.top.columns import HOST_COLUMNS, JOB_COLUMNS, ROW_COLUMNS, la
 from ascendrun.cli.top.detail import DetailScreen
 from ascendrun.cli.top.screens import EventScreen, LogScreen, RowsTable, TextScreen, plain
 from ascendrun.cli.top.text import NO_ROWS, clock, failure_of, host_style, row_style, totals_line, why_no_data
-from ascendrun.health.top.rows import SORTS, Choice, HostLine, IdleHosts, Order, arrange, fold_idle, rows_by_host
-from ascendrun.health.top.view import TopRow, TopView
+from ascendrun.health.top.view import (
+    SORTS,
+    Choice,
+    HostLine,
+    IdleHosts,
+    Order,
+    TopRow,
+    TopView,
+    arrange,
+    fold_idle,
+    rows_by_host,
+)
 from ascendrun.text import Text
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from ascendrun.cli.output import describe_seconds, sanitise_line, width_of
 from ascendrun.cli.top.cells import LINK_DOWN, describe, describe_pair, number, relative
 from ascendrun.core.measurement import Metric, metrics_of
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
-from ascendrun.health.top.rows import HostLine, IdleHosts
-from ascendrun.health.top.view import JobRow, Progress, TopRow
+from ascendrun.health.top.view import HostLine, IdleHosts, JobRow, Progress, TopRow
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts, fold_numbers
 

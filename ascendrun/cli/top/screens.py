@@ -24,7 +24,7 @@ from ascendrun.cli.output import cut, describe_time, sanitise, sanitise_line
 from ascendrun.cli.top.columns import TableLayout
 from ascendrun.cli.top.text import failure_of
 from ascendrun.cluster import LogView
-from ascendrun.health.top.rows import HostLine, IdleHosts
+from ascendrun.health.top.view import HostLine, IdleHosts
 from ascendrun.text import Text
 
 if TYPE_CHECKING:

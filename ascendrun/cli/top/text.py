@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Any
 from ascendrun.cli.output import cut, describe_memory
 from ascendrun.cli.top.columns import HOST_COLUMNS, JOB_COLUMNS, ROW_COLUMNS, Line, TopColumn, clean, lay_out
 from ascendrun.core.errors import AscendrunError
-from ascendrun.health.top.rows import Choice, HostLine, IdleHosts, Order, arrange, fold_idle, rows_by_host
-from ascendrun.health.top.view import HostRow, TopView, Totals
+from ascendrun.health.top.view import (
+    Choice,
+    HostLine,
+    HostRow,
+    IdleHosts,
+    Order,
+    TopView,
+    Totals,
+    arrange,
+    fold_idle,
+    rows_by_host,
+)
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 

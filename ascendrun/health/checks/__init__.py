@@ -7,18 +7,7 @@ from dataclasses import replace
 from types import ModuleType
 
 from ascendrun.core.findings import Finding, Severity, fold_findings, paused_collector
-from ascendrun.health.checks import (
-    cann,
-    device_network,
-    environment,
-    host,
-    network,
-    npu,
-    npu_job,
-    reach,
-    software,
-    storage,
-)
+from ascendrun.health.checks import cann, device_network, environment, host, network, npu, npu_job, software, storage
 from ascendrun.health.survey.check_context import Check, CheckContext
 
 
@@ -28,7 +17,7 @@ def _checks_in(*modules: ModuleType) -> tuple[Check, ...]:
 
 
 NPU_CHECKS = _checks_in(npu, cann, device_network, npu_job)
-CHECKS = (*_checks_in(reach, host, storage, network, software, environment), *NPU_CHECKS)
+CHECKS = (*_checks_in(host, storage, network, software, environment), *NPU_CHECKS)
 """In the order of a manual search for causes: faults that make other results unknown come first."""
 
 WARNED = frozenset(("device-lease",))

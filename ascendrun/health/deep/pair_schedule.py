@@ -8,6 +8,7 @@ than a quarter of the hosts are faulty.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_high
 
@@ -81,12 +82,14 @@ def pair_of(one: str, other: str) -> Pair:
 def evaluate_pairs(hosts: Sequence[str], results: Sequence[Exchange], *, shares: Mapping[str, float]) -> PairEvaluation:
     """Evaluate results. `shares`: by rate, the fraction of typical below which a pair is slow; others are ignored."""
     best = best_of_pairs(results)
-    typical = _typical(best, shares)
+    of_hosts = best_of_hosts(results).values()  # a pair's own rate would lower both hosts' values
+    rates_of = {name: [rates[name] for rates in of_hosts if name in rates] for name in shares}
+    typical = {name: median_high(values) for name, values in rates_of.items() if values}
     slow = frozenset(pair for pair, rates in best.items() if is_slow(rates, typical, shares))
     sound = frozenset(host for pair in best if pair not in slow for host in pair)
     partners = partners_of(results)
     bad_hosts = tuple(host for host in hosts if _is_bad(host, partners.get(host, set()), slow, sound))
-    counts = _counts(results)
+    counts = Counter(result.pair for result in results)
     bad_links = tuple(pair for pair in sorted(slow) if sound.issuperset(pair) and counts[pair] >= PROOFS)
     known = set(bad_hosts)
     unclear = tuple(pair for pair in sorted(slow) if pair not in bad_links and not known.intersection(pair))
@@ -105,7 +108,7 @@ def next_round(
     met = partners_of(results)
     draft = _Round(hosts, met, set(evaluation.bad_hosts))
     draft.pair_suspects(evaluation.sound)
-    counts = _counts(results)
+    counts = Counter(result.pair for result in results)
     for pair in evaluation.unclear:
         if evaluation.sound.issuperset(pair) and counts[pair] < PROOFS:
             draft.add(*pair)
@@ -158,17 +161,6 @@ def is_slow(rates: Mapping[str, float] | None, typical: Mapping[str, float], sha
     )
 
 
-def _typical(best: Mapping[Pair, Mapping[str, float] | None], shares: Mapping[str, float]) -> dict[str, float]:
-    """Return the median over each host's best, since a slow pair would lower both hosts' values."""
-    of_hosts: dict[str, dict[str, float]] = {}
-    for pair, rates in best.items():
-        for host in pair:
-            for name, value in (rates or {}).items():
-                mine = of_hosts.setdefault(name, {})
-                mine[host] = max(value, mine.get(host, 0.0))
-    return {name: median_high(of_hosts[name].values()) for name in shares if name in of_hosts}
-
-
 def _is_bad(host: str, partners: set[str], slow: frozenset[Pair], sound: frozenset[str]) -> bool:
     """Return whether a host is not sound, and slow with PROOFS sound partners (or all sound hosts)."""
     if host in sound:
@@ -213,13 +205,6 @@ def _group_by(hosts: Sequence[str], pairs: Sequence[Pair]) -> dict[str, int]:
     return {host: root(number) for host, number in place.items()}
 
 
-def _counts(results: Sequence[Exchange]) -> dict[Pair, int]:
-    counts: dict[Pair, int] = {}
-    for result in results:
-        counts[result.pair] = counts.get(result.pair, 0) + 1
-    return counts
-
-
 class _Round:
     """A round under construction: the free hosts, and their possible partners."""
 
@@ -238,36 +223,31 @@ class _Round:
 
     def pair_suspects(self, sound: frozenset[str]) -> None:
         """Pair each measured host that is not sound with a sound host that is a new partner."""
-        helpers = [host for host in self._hosts if host in sound]
         for host in self._hosts:
             met = self._met.get(host)
             if met and host not in sound:
-                helper = next((one for one in helpers if one not in met and one not in self._busy), None)
-                if helper is not None:
-                    self.add(host, helper)
+                self._pair(
+                    host, (one for one in self._hosts if one in sound and one not in met and one not in self._busy)
+                )
 
     def pair_the_rest(self, partners: int) -> None:
         """Pair free hosts that had too few partners with each other, else with any new partner."""
         wanting = [host for host in self._hosts if len(self._met.get(host, ())) < partners]
         for among in (set(wanting), set(self._hosts)):
             for host in wanting:
-                if host not in self._busy:
-                    other = next((one for one in self._candidates(host) if one in among), None)
-                    if other is not None:
-                        self.add(host, other)
+                self._pair(host, (one for one in self._candidates(host) if one in among))
 
     def bisect(self, doubtful: set[str]) -> None:
         """Pair hosts of bad links at decreasing distances, until the hosts of one switch form a group."""
-        wanting = [
-            host
-            for host in self._hosts
-            if host in doubtful and len(self._met.get(host, ())) <= len(self._hosts).bit_length()
-        ]
-        for host in wanting:
-            if host not in self._busy:
-                other = next((one for one in self._candidates(host) if one in doubtful), None)
-                if other is not None:
-                    self.add(host, other)
+        for host in [host for host in self._hosts if host in doubtful]:
+            if len(self._met.get(host, ())) <= len(self._hosts).bit_length():
+                self._pair(host, (one for one in self._candidates(host) if one in doubtful))
+
+    def _pair(self, host: str, others: Iterator[str]) -> None:
+        """Pair a free host with the first of the others."""
+        other = next(others, None) if host not in self._busy else None
+        if other is not None:
+            self.add(host, other)
 
     def _candidates(self, host: str) -> Iterator[str]:
         """Yield free new partners: first the neighbour, which often shares a switch; then the most distant."""

@@ -2,14 +2,13 @@
 
 diagnose(evidence) -> Diagnosis        render(diagnosis, "zh") -> the diagnosis with sentences
 
-evidence      the input                             result         the output
-times         offsets and errors of clocks removed  ranking        the choice, its caveats, the chain
-exits         codes, signals, out-of-memory killer  fatal          the exception that ended a rank
-candidates    possible first failures               outcomes       attempts without a failure
+evidence      the input, and times on one clock     result      observations, and the output
+exits         codes, signals, out-of-memory killer  fatal       the exception that ended a rank
+rank_timelines  one rank's end in its own output    candidates  possible first failures, kernel messages
 wait_rules, wait_reports: rules to find the culprit if all ranks waited, over wait_table
-peers         messages about other ranks            rank_timelines one rank's end in its own output
-render        the sentences, from text/en.json and signatures
-lines/        the meaning of single lines of output kinds          restart kind and retry by code
+ranking       the choice, its caveats, the chain    outcomes    attempts without a failure
+lines/        the meaning of single lines           render      the sentences, from text/en.json and signatures
+kinds         restart kind and retry by code
 """
 
 from __future__ import annotations

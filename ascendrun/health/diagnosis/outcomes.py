@@ -8,11 +8,10 @@ from dataclasses import replace
 from ascendrun.core.event_types.jobs import SEPARATE
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.reasons import Reason
-from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
+from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence, moment
 from ascendrun.health.diagnosis.kinds import retry_of
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import Confidence, Diagnosis, Proof
-from ascendrun.health.diagnosis.times import moment
 from ascendrun.text import Text
 
 NO_OUTPUT_S = 120.0

@@ -1,4 +1,4 @@
-"""One rank's end in its own output: its activity, effects of other ranks, and the end itself."""
+"""One rank's end in its own output: exceptions, known messages, effects of other ranks, and the end itself."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
+from ascendrun.ascend.signatures import Hit, scan
 from ascendrun.core.dataclass import dataclass
-from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
-from ascendrun.health.diagnosis.indicators import CAUSE, CONSEQUENCE, SYMPTOM, TEARDOWN, Indicator, same_line
-from ascendrun.health.diagnosis.lines.exits import child_indicator, exit_indicator
-from ascendrun.health.diagnosis.lines.fatal import Fatal
-from ascendrun.health.diagnosis.lines.known_lines import known_line_indicators
-from ascendrun.health.diagnosis.lines.rank_lines import RankLines
+from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, moment, with_stamps
+from ascendrun.health.diagnosis.lines.exits import child_indicator, exit_indicator, signal_of
+from ascendrun.health.diagnosis.lines.fatal import FROM_OUTSIDE, Fatal, has_inner_code
+from ascendrun.health.diagnosis.lines.line_kinds import WENT_ON, PeerLine, is_error_line, is_informational
+from ascendrun.health.diagnosis.lines.rank_lines import LAST_OUTPUT_LINES, NEAR_THE_END_S, RULED, RankLines, is_specific
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, unfold, without_colours
-from ascendrun.health.diagnosis.peers import PeerLine
-from ascendrun.health.diagnosis.times import Moment, moment, with_stamps
+from ascendrun.health.diagnosis.result import (
+    CAUSE,
+    CONSEQUENCE,
+    CREDIBLE,
+    STRENGTH,
+    SYMPTOM,
+    TEARDOWN,
+    Indicator,
+    same_line,
+)
 
 
 @dataclass(frozen=True)
@@ -134,3 +142,114 @@ def choose_own(indicators: Sequence[Indicator], *, has_failed: bool, waited: boo
     if waited and has_failed:
         return None
     return max(rest, key=lambda indicator: indicator.strength, default=None)
+
+
+EARLIER_S = 5.0
+"""A line this long before the last output did not end the rank."""
+HARD_FROM = 60
+REPORT_LINES = 3
+_HARD = frozenset({"acl", "cann", "cuda", "driver", "hccl", "memory", "torch_npu"})
+_NOT_FATAL = frozenset({"numeric", "data"})
+"""Families of signatures after which a program continues; the reason is the resulting exception, if any."""
+_KILLING = frozenset({"memory", "host", "limits", "driver", "launcher"})
+"""Families that can lead to a signal from outside."""
+_VAGUE_TYPES = frozenset({
+    "RuntimeError", "Exception", "SystemError", "CalledProcessError", "AcceleratorError", "ProcessRaisedException",
+    "ProcessExitedException", "ChildFailedError", "BaseException", "InternalError", "OSError",
+})  # fmt: skip
+
+
+def known_line_indicators(lines: RankLines, fatal: Fatal) -> list[Indicator]:
+    """Return known lines outside of exceptions. They are secondary to a later exception with its own message, and
+    explain a vague exception."""
+    chain = fatal.chain
+    has_own_cause = chain is not None and fatal.role == CAUSE and chain.root.short_type not in _VAGUE_TYPES
+    was_killed = chain is None and signal_of(lines.rank) in FROM_OUTSIDE
+    taken = set(fatal.lines_of())
+    shown = [
+        hit
+        for hit in lines.hits
+        if not (
+            hit.line in taken
+            or hit.signature.code in RULED
+            or not lines.is_terminal(hit.line)
+            or (was_killed and hit.signature.family not in _KILLING)
+            or WENT_ON.search(hit.text)
+        )
+    ]
+    closing = _closing(lines, fatal, shown)
+    indicators = []
+    for hit in shown:
+        line = lines.lines[hit.line]
+        is_last = lines.after[hit.line] <= LAST_OUTPUT_LINES and lines.rank.has_failed and not lines.has_waited
+        since_s = None if line.at_s is None or closing is None or closing.at_s is None else closing.at_s - line.at_s
+        has_order = closing is None or closing is line or since_s is not None
+        indicator = _indicator(
+            lines,
+            hit,
+            line,
+            weaker=has_own_cause or (since_s or 0.0) > EARLIER_S,
+            sure=is_last
+            and has_order
+            and _is_near_the_end(lines, line)
+            and not has_inner_code(hit, _around(hit, lines.lines)),
+        )
+        is_past = lines.outlived(hit.line)
+        indicators.append(
+            replace(indicator, strength=min(indicator.strength, STRENGTH["outlived"]), sure=False)
+            if is_past
+            else indicator
+        )
+    for hit in scan((index, line.text) for index, line in enumerate(lines.plog)):
+        if hit.signature.code not in RULED and is_specific(hit) and is_error_line(hit.text):
+            sure = not lines.has_waited and not has_inner_code(hit, _around(hit, lines.plog))
+            indicators.append(_indicator(lines, hit, lines.plog[hit.line], weaker=has_own_cause, sure=sure))
+    return indicators
+
+
+def _around(hit: Hit, lines: Sequence[Line]) -> Sequence[str]:
+    """Return the lines of one report: that of the hit and its neighbours."""
+    return [line.text for line in lines[max(0, hit.line - REPORT_LINES) : hit.line + REPORT_LINES + 1]]
+
+
+def _closing(lines: RankLines, fatal: Fatal, shown: Sequence[Hit]) -> Line | None:
+    """Return the line that reports the reason of the end: an uncaught exception, or the last known line."""
+    chain = fatal.chain
+    if chain is not None and chain.kind == "main" and fatal.role == CAUSE and fatal.is_last_output(chain):
+        return lines.lines[chain.first]
+    decisive = [
+        lines.lines[hit.line]
+        for hit in shown
+        if hit.signature.role == CAUSE and hit.signature.strength >= CREDIBLE and hit.signature.family not in _NOT_FATAL
+    ]
+    return max(decisive, key=lambda line: line.at_s or 0.0, default=None)
+
+
+def _is_near_the_end(lines: RankLines, line: Line) -> bool:
+    """Return whether it is near the end, without stderr output more than EARLIER_S later."""
+    at_s, end_s = line.at_s, lines.rank.exited_at_s
+    later = (other for other in lines.lines[-LAST_OUTPUT_LINES:] if other.stream == "err" and other.text.strip())
+    return at_s is None or (
+        (end_s is None or end_s - at_s <= NEAR_THE_END_S)
+        and not any(
+            other.at_s is not None and other.at_s - at_s > EARLIER_S and not is_informational(other.text)
+            for other in later
+        )
+    )
+
+
+def _indicator(lines: RankLines, hit: Hit, line: Line, *, weaker: bool, sure: bool) -> Indicator:
+    role = TEARDOWN if lines.is_late(line) else hit.signature.role
+    if hit.signature.family == "signal" and lines.has_waited:
+        role = CONSEQUENCE  # the end of a rank whose wait timed out
+    indicator = lines.indicator(hit, role, lines.moment_of(line), (lines.proof(line),), {}, sure=sure)
+    went_on = lines.has_waited or lines.rank.stopped  # the reason of the end came later
+    is_aside = hit.signature.family in _NOT_FATAL or (went_on and not _is_hard(hit))
+    if weaker or is_aside:
+        weak_role = SYMPTOM if is_aside and role == CAUSE else role
+        return replace(indicator, role=weak_role, strength=min(indicator.strength, CREDIBLE - 1), sure=False)
+    return indicator
+
+
+def _is_hard(hit: Hit) -> bool:
+    return hit.signature.family in _HARD and hit.signature.strength >= HARD_FROM

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ascendrun.health.diagnosis.candidates import Candidate, candidates_of, make_candidate
-from ascendrun.health.diagnosis.evidence import Evidence
-from ascendrun.health.diagnosis.indicators import CAUSE, CREDIBLE, SIGN_FROM, SYMPTOM, TEARDOWN
-from ascendrun.health.diagnosis.kernel_messages import candidates_of_kernels
+from ascendrun.health.diagnosis.candidates import Candidate, candidates_of, candidates_of_kernels, make_candidate
+from ascendrun.health.diagnosis.evidence import Evidence, Moment, earliest
 from ascendrun.health.diagnosis.kinds import retry_of
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat
-from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Role
-from ascendrun.health.diagnosis.times import Moment, earliest
+from ascendrun.health.diagnosis.result import (
+    CAUSE,
+    CREDIBLE,
+    SIGN_FROM,
+    SYMPTOM,
+    TEARDOWN,
+    ChainLink,
+    Confidence,
+    Diagnosis,
+    Role,
+)
 from ascendrun.health.diagnosis.wait_rules import blame_waiting
 from ascendrun.text import Text
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ascendrun.health.diagnosis.candidates import Candidate
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
-from ascendrun.health.diagnosis.peers import is_loopback
+from ascendrun.health.diagnosis.lines.line_kinds import is_loopback
 from ascendrun.health.diagnosis.wait_table import Report, Table, has_finished, minority
 from ascendrun.text.format import fold_hosts
 

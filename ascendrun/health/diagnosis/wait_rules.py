@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Callable
 
+from ascendrun.ascend.peer_messages import CONNECT
 from ascendrun.health.diagnosis import wait_reports
 from ascendrun.health.diagnosis.candidates import Candidate
 from ascendrun.health.diagnosis.evidence import Evidence
-from ascendrun.health.diagnosis.peers import CONNECT
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.wait_table import Table, has_finished, minority, most_common
 

@@ -6,15 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ascendrun.ascend.peer_messages import CONNECT, EXEC, LOST
 from ascendrun.ascend.signatures import scan
 from ascendrun.health.diagnosis.candidates import Candidate
-from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
-from ascendrun.health.diagnosis.indicators import proof_of
+from ascendrun.health.diagnosis.evidence import Evidence, Moment, RankEvidence, earliest
 from ascendrun.health.diagnosis.kinds import RULE_RETRIES
-from ascendrun.health.diagnosis.peers import CONNECT, EXEC, LOST, PeerLine
+from ascendrun.health.diagnosis.lines.line_kinds import PeerLine
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
-from ascendrun.health.diagnosis.result import Proof
-from ascendrun.health.diagnosis.times import Moment, earliest
+from ascendrun.health.diagnosis.result import Proof, proof_of
 from ascendrun.text import Rendered
 
 

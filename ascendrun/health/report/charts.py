@@ -80,24 +80,15 @@ def thin(points: Sequence[Point], *, most: int = POINTS) -> list[Point]:
     kept: list[Point] = []
     for start in range(0, len(points), size):
         stretch = points[start : start + size]
-        numbers = [index for index, (_, y) in enumerate(stretch) if y is not None]
+        numbers = {index: y for index, (_, y) in enumerate(stretch) if y is not None}
         gaps = [index for index, (_, y) in enumerate(stretch) if y is None][:1]
         chosen = {0, *gaps}
         if numbers:
-            chosen |= {
-                min(numbers, key=lambda index: _y(stretch, index)),
-                max(numbers, key=lambda index: _y(stretch, index)),
-            }
+            chosen |= {min(numbers, key=numbers.__getitem__), max(numbers, key=numbers.__getitem__)}
         kept += [stretch[index] for index in sorted(chosen)]
     if kept[-1] != points[-1]:
         kept.append(points[-1])
     return kept
-
-
-def _y(stretch: Sequence[Point], index: int) -> float:
-    value = stretch[index][1]
-    assert value is not None
-    return value
 
 
 def make_chart(name: str, x: str, unit: str, points: Iterable[Point]) -> Chart | None:

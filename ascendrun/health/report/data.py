@@ -17,9 +17,8 @@ from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample
 from ascendrun.health.diagnosis.result import Diagnosis
 from ascendrun.health.report.charts import DURATIONS, Chart, is_step, make_charts
-from ascendrun.health.report.cost import Cost, count_cost
+from ascendrun.health.report.cost import Cost, count_cost, count_devices
 from ascendrun.health.report.time_use import Accounting, AttemptSteps, Stay, account, find_stays
-from ascendrun.health.report.usage import count_devices
 from ascendrun.text import Text
 
 MOST_SPANS = 600
@@ -200,6 +199,7 @@ def make_report(material: Material, *, now_s: float) -> Report:
     }
     attempts = {number: _attempt_steps(found) for number, found in lines.items() if found}
     time = account(stays, attempts)
+    span = (stays[0].start_ms / 1000, max(stay.end_ms for stay in stays) / 1000) if stays else None
     family = str(material.spec.get("devices", {}).get("type") or "auto")
     family = material.devices[0].device_type if material.devices else "cpu" if family == "auto" else family
     cost = count_cost(
@@ -228,7 +228,7 @@ def make_report(material: Material, *, now_s: float) -> Report:
         attempts=_attempt_rows(material, stays, attempts, time),
         devices=_device_rows(material.devices),
         events=tuple(material.events),
-        charts=make_charts(lines, material.devices, material.hosts, _span(stays)),
+        charts=make_charts(lines, material.devices, material.hosts, span),
         caveats=tuple(_caveats(material, time, cost, lines)),
     )
 
@@ -407,11 +407,6 @@ def _device_rows(samples: Sequence[DeviceSample]) -> tuple[DeviceRow, ...]:
         )
         for (host, device), found in sorted(by_device.items())
     )
-
-
-def _span(stays: Sequence[Stay]) -> tuple[float, float] | None:
-    """Return the first and the last time of the job; None: it has none."""
-    return (stays[0].start_ms / 1000, max(stay.end_ms for stay in stays) / 1000) if stays else None
 
 
 def _timeline(time: Accounting) -> tuple[UseSpan, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,18 @@ from ascendrun.core.measurement import metrics_of
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.health.samples.step_times import make_step_times
-from ascendrun.health.top.view import HostRow, JobRow, Progress, RankPlace, TopJob, TopRow, TopView, Totals
+from ascendrun.health.top.view import (
+    HostRow,
+    JobRow,
+    Progress,
+    RankPlace,
+    TopJob,
+    TopRow,
+    TopView,
+    Totals,
+    natural_key,
+    place_key,
+)
 from ascendrun.text import Text
 
 STALE_S = 60.0
@@ -97,19 +107,6 @@ def _place_ranks(
             else:
                 on_device.setdefault((place.host, device), []).append((job, place))
     return on_device, loose
-
-
-def place_key(row: TopRow) -> tuple[object, ...]:
-    """Return a sort key: host in natural order (npu2 before npu10), device, rank."""
-    return natural_key(row.host), row.device is None, row.device or 0, row.rank is None, row.rank or 0
-
-
-def natural_key(name: str) -> tuple[object, ...]:
-    """Return a sort key: npu2 before npu10. Strings and numbers alternate, so keys are always comparable."""
-    return tuple(int(piece) if piece.isdigit() else piece for piece in _NUMBERS.split(name))
-
-
-_NUMBERS = re.compile(r"([0-9]+)")
 
 
 def progress_of(lines: Sequence[MetricsLine]) -> Progress:

@@ -13,8 +13,7 @@ from ascendrun.cli.top.detail import DetailPage
 from ascendrun.core.measurement import Column, HostColumn, metric, metrics_of
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.head.state.sample_store import SampleStore
-from ascendrun.health.top.rows import HostLine
-from ascendrun.health.top.view import HostRow, Progress, TopRow
+from ascendrun.health.top.view import HostLine, HostRow, Progress, TopRow
 from ascendrun.query.prometheus import table_rows
 from tests.lib.pages.measurements import render_rows
 

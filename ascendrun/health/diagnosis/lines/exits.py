@@ -7,11 +7,9 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line, RankEvidence
-from ascendrun.health.diagnosis.indicators import CAUSE, STRENGTH, TEARDOWN, Indicator, proof_of
+from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line, RankEvidence, moment
 from ascendrun.health.diagnosis.lines.line_kinds import is_warning
-from ascendrun.health.diagnosis.result import Proof
-from ascendrun.health.diagnosis.times import moment
+from ascendrun.health.diagnosis.result import CAUSE, STRENGTH, TEARDOWN, Indicator, Proof, proof_of
 from ascendrun.text import Text
 
 CRASHES = frozenset(

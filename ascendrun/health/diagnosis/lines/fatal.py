@@ -6,19 +6,22 @@ import re
 import signal
 from collections.abc import Iterable, Mapping
 
+from ascendrun.ascend.peer_messages import EXEC, LOST
 from ascendrun.ascend.signatures import Hit
 from ascendrun.health.diagnosis.evidence import Line
-from ascendrun.health.diagnosis.indicators import (
-    CAUSE,
-    CONSEQUENCE,
-    STRENGTH,
-    SYMPTOM,
-    TEARDOWN,
-    Indicator,
-    without_quotes,
-)
 from ascendrun.health.diagnosis.lines.exits import is_full, signal_of
-from ascendrun.health.diagnosis.lines.line_kinds import HANDLED, WENT_ON, points_elsewhere
+from ascendrun.health.diagnosis.lines.line_kinds import (
+    HANDLED,
+    WENT_ON,
+    PeerLine,
+    accuses,
+    failed_itself,
+    find_peer_lines,
+    has_bare_service,
+    points_elsewhere,
+    services_in,
+    suffered_wait,
+)
 from ascendrun.health.diagnosis.lines.rank_lines import (
     LAST_OUTPUT_LINES,
     LAST_OUTPUT_S,
@@ -30,17 +33,7 @@ from ascendrun.health.diagnosis.lines.rank_lines import (
     RankLines,
 )
 from ascendrun.health.diagnosis.lines.tracebacks import TRACEBACK_HEAD, Chain, Raised, same_exception
-from ascendrun.health.diagnosis.peers import (
-    EXEC,
-    LOST,
-    PeerLine,
-    accuses,
-    failed_itself,
-    find_peer_lines,
-    has_bare_service,
-    services_in,
-    suffered_wait,
-)
+from ascendrun.health.diagnosis.result import CAUSE, CONSEQUENCE, STRENGTH, SYMPTOM, TEARDOWN, Indicator, without_quotes
 
 MESSAGE_CHARACTERS = 1000
 MESSAGE_LINES = 15

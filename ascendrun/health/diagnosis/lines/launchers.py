@@ -11,8 +11,8 @@ from typing import Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
-from ascendrun.health.diagnosis.indicators import normalised
 from ascendrun.health.diagnosis.lines.tracebacks import find_chains, rank_of_prefix, split_prefix
+from ascendrun.health.diagnosis.result import normalised
 
 LAUNCHERS = frozenset({"torchrun", "deepspeed", "none"})
 """Launchers of which the evidence has the process of each node, not its ranks."""

@@ -11,21 +11,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ascendrun.ascend.signatures import Hit, scan
-from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
-from ascendrun.health.diagnosis.indicators import CAUSE, STRENGTH, Indicator, normalised, proof_of, same_line
+from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, is_after_stop, moment
 from ascendrun.health.diagnosis.lines.exits import CRASHES, signal_of
 from ascendrun.health.diagnosis.lines.line_kinds import (
     QUIET,
+    PeerLine,
+    find_peer_lines,
     is_informational,
     is_list_of_causes,
+    is_loopback,
     is_try,
     is_warning,
     points_elsewhere,
+    suffered_wait,
 )
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, find_chains, same_exception
-from ascendrun.health.diagnosis.peers import PeerLine, find_peer_lines, is_loopback, suffered_wait
-from ascendrun.health.diagnosis.result import Proof
-from ascendrun.health.diagnosis.times import Moment, is_after_stop, moment
+from ascendrun.health.diagnosis.result import CAUSE, STRENGTH, Indicator, Proof, normalised, proof_of, same_line
 
 AFTERWARDS_LINES, AFTERWARDS_LIMIT = 12, 200
 """Maximum number of ordinary lines after the fatal error: final output, warnings, rest of progress bars."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Line
-from ascendrun.health.diagnosis.indicators import normalised
+from ascendrun.health.diagnosis.result import normalised
 
 PREFIX = re.compile(r"^(?:\[(?:[A-Za-z_]+)?(\d+)\]:[ ]?)+")
 _RANK = re.compile(r"\[rank(\d+)\]:")

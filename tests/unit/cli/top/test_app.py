@@ -19,7 +19,7 @@ from ascendrun.cluster import Cluster
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.settings import Settings
 from ascendrun.head.state.state_dir import spool_dir
-from ascendrun.health.top.rows import Choice, Order
+from ascendrun.health.top.view import Choice, Order
 from ascendrun.query.top_source import TopSource
 from tests.lib.top_stage import DEADLINE_S, Stage, play
 from tests.lib.top_world import TopWorld, controller_lock, make_usual_world

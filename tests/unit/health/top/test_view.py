@@ -10,9 +10,21 @@ import pytest
 
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
-from ascendrun.health.top.join import make_view, natural_key, progress_of
-from ascendrun.health.top.rows import Choice, IdleHosts, choose_rows, choose_view, fold_idle, sort_rows
-from ascendrun.health.top.view import Progress, RankPlace, Slow, TopJob, TopRow
+from ascendrun.health.top.join import make_view, progress_of
+from ascendrun.health.top.view import (
+    Choice,
+    IdleHosts,
+    Progress,
+    RankPlace,
+    Slow,
+    TopJob,
+    TopRow,
+    choose_rows,
+    choose_view,
+    fold_idle,
+    natural_key,
+    sort_rows,
+)
 
 NOW_S = 1000.0
 

@@ -6,10 +6,9 @@ import pytest
 
 from ascendrun.ascend.signatures import signatures
 from ascendrun.health.diagnosis import Evidence, FixedClock, HostEvidence, Line, RankEvidence, diagnose, render
-from ascendrun.health.diagnosis.lines.line_kinds import is_try, is_warning
+from ascendrun.health.diagnosis.evidence import Moment, moment, stamp_of, with_stamps
+from ascendrun.health.diagnosis.lines.line_kinds import find_peer_lines, is_try, is_warning, suffered_wait
 from ascendrun.health.diagnosis.lines.rank_lines import RULED
-from ascendrun.health.diagnosis.peers import find_peer_lines, suffered_wait
-from ascendrun.health.diagnosis.times import Moment, moment, stamp_of, with_stamps
 
 
 def test_events_nearer_than_their_clocks_errors_have_no_order() -> None:
