@@ -8,7 +8,7 @@ from dataclasses import replace
 from ascendrun.core.event_types.jobs import SEPARATE
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.reasons import Reason
-from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence, moment
+from ascendrun.health.diagnosis.evidence import Evidence, moment
 from ascendrun.health.diagnosis.kinds import retry_of
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import Confidence, Diagnosis, Proof
@@ -44,8 +44,9 @@ def explain_ending(evidence: Evidence) -> Diagnosis | None:
     code = _BY_CAUSE.get(evidence.cause or "")
     if code is None or (failed and code not in _STOPS):
         return None
-    if code in _STOPS and _failed_before(evidence, failed):
-        return None
+    stops_s = [(rank, evidence.host(rank.host).stopped_at_s) for rank in failed if code in _STOPS]
+    if any(at_s is None or (rank.exited_at_s or at_s) < at_s for rank, at_s in stops_s):
+        return None  # ranks of a host failed by themselves before that host was stopped
     if code == "hang":
         return _hung(evidence)
     hosts = evidence.reason.hosts if evidence.reason is not None and code in _NAMES_HOSTS else ()
@@ -70,15 +71,6 @@ def hang_now(events: Sequence[Event]) -> Event | None:
         if event.code in ("hang", "hang-resolved"):
             found = event if event.code == "hang" else None
     return found
-
-
-def _failed_before(evidence: Evidence, failed: Sequence[RankEvidence]) -> bool:
-    """Return whether ranks of a host failed by themselves before that host was stopped."""
-    for rank in failed:
-        stopped_s = evidence.host(rank.host).stopped_at_s
-        if stopped_s is None or (rank.exited_at_s is not None and rank.exited_at_s < stopped_s):
-            return True
-    return False
 
 
 def _diagnosis(
@@ -106,23 +98,20 @@ def _diagnosis(
 
 def _live(evidence: Evidence) -> Diagnosis:
     code = "running" if evidence.state == "RUNNING" else "in-progress"
-    anomalies = _anomalies(evidence)
     values = {"state": evidence.state, "reason": evidence.reason or "", "job": evidence.job}
+    found = Diagnosis(code, Confidence.CERTAIN, values=values, anomalies=_anomalies(evidence), missing=evidence.missing)
     hang = hang_now(evidence.events) if evidence.state == "RUNNING" else None
-    if hang is not None:
-        return Diagnosis(
-            code="hangs",
-            confidence=Confidence.LIKELY,
-            ranks=hang.ranks,
-            hosts=hang.hosts,
-            at_s=hang.values.get("since_s"),
-            values={**values, "finding": hang.values.get("finding") or ""},
-            evidence=(Proof(text=hang.message(), at_s=hang.at_s),),
-            anomalies=anomalies,
-            missing=evidence.missing,
-        )
-    return Diagnosis(
-        code=code, confidence=Confidence.CERTAIN, anomalies=anomalies, missing=evidence.missing, values=values
+    if hang is None:
+        return found
+    return replace(
+        found,
+        code="hangs",
+        confidence=Confidence.LIKELY,
+        ranks=hang.ranks,
+        hosts=hang.hosts,
+        at_s=hang.values.get("since_s"),
+        values={**values, "finding": hang.values.get("finding") or ""},
+        evidence=(Proof(text=hang.message(), at_s=hang.at_s),),
     )
 
 

@@ -58,16 +58,18 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
     if winner is None:
         return _unknown(evidence, timelines)
     caveats = caveats_of(winner, candidates, evidence, timelines)
+    is_weak = "only-symptom" in caveats and winner.strength < 30
     chain = make_chain(winner, timelines)
+    lags_s = [link.lag_s for link in chain if link.role is Role.CONSEQUENCE and link.lag_s is not None]
     return Diagnosis(
         code=winner.code,
-        confidence=_confidence(winner, caveats),
+        confidence=Confidence.UNKNOWN if is_weak else Confidence.LIKELY if caveats else Confidence.CERTAIN,
         ranks=winner.ranks,
         hosts=winner.hosts,
         values=winner.values,
         at_s=winner.at.at_s if winner.at else None,
         time_error_s=winner.at.error_s if winner.at else None,
-        lag_s=_lag(chain),
+        lag_s=min(lags_s, default=None),
         evidence=winner.proofs,
         chain=chain,
         caveats=tuple(map(caveat, caveats)),
@@ -94,13 +96,14 @@ def choose(candidates: Sequence[Candidate]) -> Candidate | None:
         and all(_surely_before(one, other, by_s=MUTE_S) for other in credible)
     ]
     if mute:
-        return min(mute, key=lambda one: one.at.at_s if one.at else float("inf"))
-    first = [
-        one
-        for one in credible
-        if not any(_surely_before(other, one) for other in credible if other is not one and _may_exclude(other))
-    ]
-    return max(first or credible, key=lambda one: (one.strength, -(one.at.at_s if one.at else float("inf"))))
+        return min(mute, key=_at_s)
+    certain = [one for one in credible if one.sure or one.is_vague]  # others may have been caught, or be ambiguous
+    first = [one for one in credible if not any(_surely_before(other, one) for other in certain if other is not one)]
+    return max(first or credible, key=lambda one: (one.strength, -_at_s(one)))
+
+
+def _at_s(one: Candidate) -> float:
+    return one.at.at_s if one.at else float("inf")
 
 
 def _outlier(candidates: Sequence[Candidate], timelines: Sequence[RankTimeline]) -> Candidate | None:
@@ -132,11 +135,6 @@ def _joined(kernel: Candidate, waiting: Candidate, timelines: Sequence[RankTimel
 
 def _surely_before(one: Candidate, other: Candidate, *, by_s: float = 0.0) -> bool:
     return one.at is not None and other.at is not None and one.at.is_before(other.at, by_s=by_s)
-
-
-def _may_exclude(one: Candidate) -> bool:
-    """Return whether coming first is evidence: not if it may have been caught or may be ambiguous."""
-    return one.sure or one.is_vague
 
 
 def _symptom(timelines: Sequence[RankTimeline]) -> Candidate | None:
@@ -202,23 +200,15 @@ def _alternatives(winner: Candidate, candidates: Sequence[Candidate]) -> tuple[C
 
 def _unseen(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTimeline]) -> bool:
     """Return whether ranks other than the winner's have neither an end nor output."""
-    known = {
-        timeline.rank.rank
-        for timeline in timelines
-        if timeline.rank.has_ended or timeline.rank.start_failed is not None
-    }
-    expected = set(range(evidence.world_size)) if not any(timeline.rank.inner for timeline in timelines) else set()
-    hosts = {host.host for host in evidence.hosts if host.reachable is False and not host.has_ended}
-    no_output = {
-        timeline.rank.rank for timeline in timelines if timeline.rank.host in hosts and not timeline.rank.has_ended
-    }
+    ranks = [timeline.rank for timeline in timelines]
+    lost = {host.host for host in evidence.hosts if host.reachable is False and not host.has_ended}
     over = {host.host for host in evidence.hosts if host.has_ended}
-    alive_anyway = {
-        timeline.rank.rank
-        for timeline in timelines
-        if timeline.rank.lines and not timeline.rank.has_ended and timeline.rank.host not in {*hosts, *over}
-    }
-    return bool((expected | no_output) - known - alive_anyway - set(winner.ranks))
+    known = {rank.rank for rank in ranks if rank.has_ended or rank.start_failed is not None}
+    known |= {rank.rank for rank in ranks if rank.lines and rank.host not in {*lost, *over}}
+    expected = {rank.rank for rank in ranks if rank.host in lost and not rank.has_ended}
+    if not any(rank.inner for rank in ranks):
+        expected |= set(range(evidence.world_size))
+    return bool(expected - known - set(winner.ranks))
 
 
 def _unexplained(winner: Candidate, timelines: Sequence[RankTimeline]) -> bool:
@@ -231,14 +221,6 @@ def _unexplained(winner: Candidate, timelines: Sequence[RankTimeline]) -> bool:
         if winner.at is None or timeline.end is None or not winner.at.is_before(timeline.end, by_s=CLEARLY_S):
             return True
     return False
-
-
-def _confidence(winner: Candidate, caveats: Sequence[str]) -> Confidence:
-    if not caveats:
-        return Confidence.CERTAIN
-    if "only-symptom" in caveats and winner.strength < 30:
-        return Confidence.UNKNOWN
-    return Confidence.LIKELY
 
 
 # ---------------------------------------------------------------- consequences
@@ -309,24 +291,18 @@ def _lag_between(first: Moment | None, then: Moment | None, role: Role) -> float
     return lag_s if lag_s >= 0 and error_s <= max(1.0, 0.5 * lag_s) else None
 
 
-def _lag(chain: Sequence[ChainLink]) -> float | None:
-    return min((link.lag_s for link in chain if link.role is Role.CONSEQUENCE and link.lag_s is not None), default=None)
-
-
 def _unknown(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
-    no_candidate = Candidate("unknown", 0)
     suffered = [timeline for timeline in timelines if timeline.waited is not None]
-    code = "peer-lost" if suffered else "unknown"
-    first = earliest(_when(timeline) for timeline in suffered) if suffered else None
+    first = earliest(_when(timeline) for timeline in suffered)
     proofs = tuple(
         proof for timeline in suffered[:2] for indicator in timeline.indicators[:1] for proof in indicator.proofs[:1]
     )
     return Diagnosis(
-        code=code,
-        confidence=Confidence.UNKNOWN,
+        "peer-lost" if suffered else "unknown",
+        Confidence.UNKNOWN,
         at_s=first.at_s if first else None,
         evidence=proofs,
-        chain=make_chain(no_candidate, timelines),
+        chain=make_chain(Candidate("unknown", 0), timelines),
         missing=_missing(evidence),
         values={"reason": evidence.reason or ""},
     )

@@ -55,13 +55,13 @@ def who(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> Text:
         if hosts:
             return Text("diagnosis.who-hosts", "{hosts:hosts}", **values)
         return Text("diagnosis.who-unknown", "an unknown rank")
-    if len(ranks) == 1:
-        if hosts:
-            return Text("diagnosis.who-rank-on", "rank {ranks:ranks} on {hosts:hosts}", **values)
-        return Text("diagnosis.who-rank", "rank {ranks:ranks}", **values)
     if hosts:
-        return Text("diagnosis.who-ranks-on", "ranks {ranks:ranks} on {hosts:hosts}", **values)
-    return Text("diagnosis.who-ranks", "ranks {ranks:ranks}", **values)
+        one = Text("diagnosis.who-rank-on", "rank {ranks:ranks} on {hosts:hosts}", **values)
+        return (
+            one if len(ranks) == 1 else Text("diagnosis.who-ranks-on", "ranks {ranks:ranks} on {hosts:hosts}", **values)
+        )
+    one = Text("diagnosis.who-rank", "rank {ranks:ranks}", **values)
+    return one if len(ranks) == 1 else Text("diagnosis.who-ranks", "ranks {ranks:ranks}", **values)
 
 
 def _string(value: str | Rendered, lang: str) -> str:

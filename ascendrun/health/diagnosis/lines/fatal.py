@@ -273,7 +273,8 @@ class Fatal:
         role = TEARDOWN if lines.is_late(last) else self.role
         first = lines.lines[chain.first]
         when = lines.moment_of(first if first.at_s is not None else last)
-        proofs = tuple(lines.proof(lines.lines[one.last]) for one in _distinct((chain.root, chain.final)))
+        ends = [chain.root] if chain.root is chain.final else [chain.root, chain.final]
+        proofs = tuple(lines.proof(lines.lines[one.last]) for one in ends)
         was_handled = self._was_handled(chain)
         shown = self._most_specific(chain, role)
         values = _values_of(chain, shown=shown)
@@ -406,7 +407,3 @@ def _values_of(chain: Chain, *, shown: Raised) -> Mapping[str, str]:
     if shown is not root:
         values["root"] = root.text[:300]
     return values
-
-
-def _distinct(raised: Iterable[Raised]) -> list[Raised]:
-    return list({id(one): one for one in raised}.values())

@@ -258,7 +258,10 @@ class _Parser:
                 if found is not None:
                     self._unended = frames
                     raised = self._raised(start, at, self._with_next(at, found), frames)
-                    return _placed(raised, frames, names, statement), at + 1
+                    if frames:
+                        caught, thrown = (frames[0][0], names[0]), (frames[-1][0], names[-1])
+                        raised = replace(raised, caught_in=caught, raised_in=thrown, statement=statement)
+                    return raised, at + 1
                 noise += 1
             at += 1
         return None, max(start + 1, at if noise <= NOISE_LIMIT else start + 1)
@@ -276,22 +279,8 @@ class _Parser:
         where = None if last is None else f"{last[0].rpartition('/')[2]}:{last[1]}"
         deeper = frames[own[-1] + 1 :] if own else frames  # decorators above the program's line made no call
         collective = any(_COLLECTIVE.search(frame[0]) for frame in deeper[-2:]) or _OF_TRANSPORT.search(found[1])
-        return Raised(
-            found[0],
-            found[1].strip(),
-            where,
-            bool(collective),
-            self._group[start][0],
-            self._group[end][0],
-            last or ("", 0),
-        )
-
-
-def _placed(raised: Raised, frames: Sequence[tuple[str, int]], names: Sequence[str], statement: str) -> Raised:
-    if not frames:
-        return raised
-    caught, thrown = (frames[0][0], names[0]), (frames[-1][0], names[-1])
-    return replace(raised, caught_in=caught, raised_in=thrown, statement=statement)
+        lines = (self._group[start][0], self._group[end][0])
+        return Raised(found[0], found[1].strip(), where, bool(collective), *lines, last or ("", 0))
 
 
 def _prefix_of(body: str) -> int:
@@ -352,8 +341,6 @@ def _plain(text: str) -> str:
     is_json = '\\"' in text or 'File "' not in text
     end = (_JSON_END if is_json else _REPR_END).search(text)
     whole = text if end is None else text[: end.end() - 1 if is_json else end.start()]
-    return _ESCAPE.sub(lambda found: _unescaped(found.group()), whole)
-
-
-def _unescaped(escape: str) -> str:
-    return chr(int(escape[2:], 16)) if escape[1] == "u" and len(escape) == 6 else _ESCAPES.get(escape, escape)
+    return _ESCAPE.sub(
+        lambda found: chr(int(found[0][2:], 16)) if len(found[0]) == 6 else _ESCAPES.get(found[0], found[0]), whole
+    )
