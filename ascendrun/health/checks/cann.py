@@ -64,7 +64,7 @@ def _version_finding(code: str, severity: Severity, host: str, fact: VersionFact
 
 def _boards(host: str, facts: NodeFacts) -> Iterator[Finding]:
     """Report the driver's compatibility check, which only root can read."""
-    boards = facts.npu.cards.boards if facts.npu.cards is not None else {}
+    boards = facts.npu.views.boards
     bad = sorted(npu_id for npu_id, board in boards.items() if board.compatibility == "NOK")
     if bad:
         board = boards[bad[0]]

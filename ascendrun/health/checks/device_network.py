@@ -19,7 +19,7 @@ from ascendrun.health.survey.check_context import (
     npu_nodes,
     severity_at,
 )
-from ascendrun.health.survey.facts import NodeFacts, Port, PortPing, chip_of_node
+from ascendrun.health.survey.facts import NodeFacts, Port, PortPing
 from ascendrun.text import Text
 
 NET_HEALTH_BAD = (
@@ -35,7 +35,7 @@ WITHOUT_PORTS = ("310", "310P")
 def port_nodes(context: CheckContext) -> Iterator[tuple[str, Mapping[int, Port]]]:
     """Yield the nodes whose devices have network ports, with the ports."""
     for host, facts in npu_nodes(context):
-        chip = chip_of_node(facts.npu)
+        chip = facts.npu.chip
         if facts.npu.ports is not None and (chip is None or chip.family not in WITHOUT_PORTS):
             yield host, facts.npu.ports.ports
 

@@ -11,7 +11,7 @@ from ascendrun.ascend.variables import check_environment
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.env_view import AGENT_DIRECTORY, NOT_SET, is_secret
 from ascendrun.health.survey.check_context import CheckContext, check, compare, finding, node_check
-from ascendrun.health.survey.facts import NodeFacts, chip_of_node
+from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.text import Text
 
 _SEVERITIES = {"error": Severity.FAIL, "warning": Severity.WARN, "note": Severity.NOTE}
@@ -50,7 +50,7 @@ def check_ascend_variables(context: CheckContext) -> Iterator[Finding]:
     if context.device_type != "npu":
         return
     for host, facts in context.facts.items():
-        for one in check_environment(rank_variables(context, host), chip_of_node(facts.npu)):
+        for one in check_environment(rank_variables(context, host), facts.npu.chip):
             code = "variable-conflict" if one.code == "conflict" else "variable-wrong"
             severity = _SEVERITIES[one.severity]
             yield finding(code, severity, host, name=one.name, value=one.value[:80], problem=one.message, hint=one.hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ascendrun.ascend.devices import fault_of
+from ascendrun.ascend.devices import FaultClass, fault_of
 from ascendrun.ascend.npu_smi import NpuChip, NpuProcess
 from ascendrun.ascend.npu_smi_views import EccCounts
 from ascendrun.ascend.reading import ToolError
@@ -23,7 +23,7 @@ from ascendrun.health.survey.check_context import (
     planned_devices,
     severity_at,
 )
-from ascendrun.health.survey.facts import NodeFacts, NpuFacts, Owner, chips_by_device
+from ascendrun.health.survey.facts import NodeFacts, NpuFacts, Owner
 from ascendrun.health.survey.probes import DRIVER_NODES
 from ascendrun.text import Text
 
@@ -62,7 +62,7 @@ _HEALTH = {
 )
 def check_driver(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     """Check that npu-smi works; report the reason if not."""
-    table = facts.npu.table
+    table, files = facts.npu.table, facts.npu.files
     if context.device_type == "npu" and facts.npu.has_any is False:
         yield finding("npu-none", Severity.FAIL, host)
     if table is None or facts.npu.has_any is False or context.device_type not in (None, "npu"):
@@ -77,11 +77,7 @@ def check_driver(context: CheckContext, host: str, facts: NodeFacts) -> Iterator
         yield finding("npu-smi-unreadable", Severity.FAIL, host, evidence=_some(table.info.unparsed))
     if table.info is not None and table.info.driver_incomplete:
         yield finding("driver-incomplete", Severity.WARN, host)
-    elif (
-        facts.npu.files is not None
-        and facts.npu.files.install is not None
-        and facts.npu.files.install.is_complete is False
-    ):
+    elif files is not None and files.install is not None and files.install.is_complete is False:
         yield finding("driver-incomplete", Severity.WARN, host, evidence=("/etc/ascend_install.info",))
 
 
@@ -142,7 +138,8 @@ def check_count(context: CheckContext) -> Iterator[Finding]:
                     "npu-too-few", Severity.FAIL, host, evidence=(_listed(facts),), found=count, ids=tuple(short)
                 )
             continue
-        evidence = (_listed(facts), *_files_line(facts))
+        files = Text("doctor.npu-files", "/dev has davinci{devices:ranks}", devices=facts.davinci)
+        evidence = (_listed(facts), *([files] if facts.davinci else []))
         severity = severity_at(context, host, range(count, most))
         yield finding("npu-missing", severity, host, evidence, found=count, expected=most)
     for value, hosts in same.others if same is not None else ():
@@ -154,12 +151,6 @@ def check_count(context: CheckContext) -> Iterator[Finding]:
 def _listed(facts: NpuFacts) -> Text:
     npus = tuple(chip.npu_id for chip in (facts.info.chips if facts.info is not None else ()))
     return Text("doctor.npus-listed", "npu-smi info lists NPU {npus:ranks}", npus=npus)
-
-
-def _files_line(facts: NpuFacts) -> tuple[Text, ...]:
-    if not facts.davinci:
-        return ()
-    return (Text("doctor.npu-files", "/dev has davinci{devices:ranks}", devices=facts.davinci),)
 
 
 @check("chips-consistency", "all nodes have the same chip", "chip-differs")
@@ -176,15 +167,18 @@ def _chip_names(facts: NpuFacts) -> str | None:
 @npu_check("npu-health", "every NPU reports health OK", *(code for code, _ in _HEALTH.values()), "npu-fault-code")
 def check_health(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     groups: dict[str, dict[int, NpuChip]] = {}
-    for device, chip in chips_by_device(facts.npu).items():
+    for device, chip in facts.npu.chips.items():
         if chip.health in _HEALTH:
             groups.setdefault(chip.health, {})[device] = chip
     for word, chips in groups.items():
         code, worst = _HEALTH[word]
         ids = {chip.npu_id for chip in chips.values()}
         severity = severity_at(context, host, chips) if worst is Severity.FAIL else worst
-        evidence = [*map(_chip_line, chips.values()), *_code_lines(facts.npu, ids)]
-        yield finding(code, severity, host, evidence, **_named(ids))
+        lines = [
+            f"NPU {chip.npu_id} {chip.name or '?'} ({chip.bus_id or 'no bus id'}): health {chip.health}"
+            for chip in chips.values()
+        ]
+        yield finding(code, severity, host, (*lines, *_code_lines(facts.npu, ids)), **_named(ids))
     yield from _fault_codes(context, host, facts.npu)
 
 
@@ -193,56 +187,43 @@ def _named(ids: Iterable[int]) -> dict[str, Any]:
     return {"npus": npus, "first": npus[0]}
 
 
-def _chip_line(chip: NpuChip) -> str:
-    return f"NPU {chip.npu_id} {chip.name or '?'} ({chip.bus_id or 'no bus id'}): health {chip.health}"
+def _faults_of(facts: NpuFacts, npu_id: int) -> list[tuple[str, Text | None, FaultClass | None]]:
+    """Return the codes of an NPU, each with its meaning and its class; None: unknown."""
+    codes = dict.fromkeys(code for chip in facts.views.health.get(npu_id, ()) for code in chip.error_codes or ())
+    faults = [(code, fault_of(code)) for code in codes]
+    return [(code, fault.message if fault else None, fault.fault_class if fault else None) for code, fault in faults]
 
 
-def _codes_of(facts: NpuFacts, npu_id: int) -> tuple[str, ...]:
-    found = facts.cards.health.get(npu_id, ()) if facts.cards is not None else ()
-    return tuple(dict.fromkeys(code for chip in found for code in chip.error_codes or ()))
-
-
-def _code_lines(facts: NpuFacts, npu_ids: Iterable[int]) -> Iterator[str | Text]:
-    for npu_id in sorted(npu_ids):
-        for code in _codes_of(facts, npu_id):
-            fault = fault_of(code)
-            of_class = fault.fault_class if fault is not None else None
-            yield Text(
-                "doctor.npu-code",
-                "NPU {npu} error code {code}: {problem} ({class_name})",
-                npu=npu_id,
-                code=code,
-                problem=fault.message if fault is not None else None,
-                class_name=of_class.name if of_class is not None else None,
-            )
+def _code_lines(facts: NpuFacts, npu_ids: Iterable[int]) -> list[Text]:
+    return [
+        Text(
+            "doctor.npu-code",
+            "NPU {npu} error code {code}: {problem} ({class_name})",
+            npu=npu_id,
+            code=code,
+            problem=problem,
+            class_name=of_class.name if of_class is not None else None,
+        )
+        for npu_id in sorted(npu_ids)
+        for code, problem, of_class in _faults_of(facts, npu_id)
+    ]
 
 
 def _fault_codes(context: CheckContext, host: str, facts: NpuFacts) -> Iterator[Finding]:
     """Yield codes of devices with health OK; other devices have them as evidence of their finding."""
-    for device, chip in chips_by_device(facts).items():
+    for device, chip in facts.chips.items():
         if chip.health in _HEALTH or chip.chip_id not in (None, 0):
             continue
-        for code in _codes_of(facts, chip.npu_id):
-            fault = fault_of(code)
-            of_class = fault.fault_class if fault is not None else None
-            severity = (
-                severity_at(context, host, (device,))
-                if of_class is not None and of_class.rank >= GRAVE_RANK
-                else Severity.WARN
-                if of_class is None or of_class.rank > 0
-                else Severity.NOTE
-            )
-            yield finding(
-                "npu-fault-code",
-                severity,
-                host,
-                npu=chip.npu_id,
-                code=code,
-                problem=(fault.message if fault is not None else None) or Text("fault.unknown", "unknown code"),
-                hint=of_class.hint
-                if of_class is not None
-                else Text("fault.unknown.hint", "see Huawei's list of fault codes"),
-            )
+        for code, problem, of_class in _faults_of(facts, chip.npu_id):
+            severity = Severity.WARN if of_class is None or of_class.rank > 0 else Severity.NOTE
+            if of_class is not None and of_class.rank >= GRAVE_RANK:
+                severity = severity_at(context, host, (device,))
+            unknown = Text("fault.unknown.hint", "see Huawei's list of fault codes")
+            values: dict[str, Any] = {
+                "problem": problem or Text("fault.unknown", "unknown code"),
+                "hint": unknown if of_class is None else of_class.hint,
+            }
+            yield finding("npu-fault-code", severity, host, npu=chip.npu_id, code=code, **values)
 
 
 @npu_check(
@@ -250,7 +231,7 @@ def _fault_codes(context: CheckContext, host: str, facts: NpuFacts) -> Iterator[
 )
 def check_ecc(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     groups: dict[tuple[str, Severity], list[tuple[int, Text]]] = {}
-    for npu_id, chips in (facts.npu.cards.ecc if facts.npu.cards is not None else {}).items():
+    for npu_id, chips in facts.npu.views.ecc.items():
         for chip in chips:
             for memory, counts in (("HBM", chip.hbm), ("DDR", chip.ddr)):
                 found = _ecc_fault(counts)
@@ -259,7 +240,7 @@ def check_ecc(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Fi
     for (code, severity), lines in groups.items():
         ids = [npu_id for npu_id, _ in lines]
         if severity is Severity.FAIL:
-            severity = severity_at(context, host, _devices_of(facts.npu, ids))
+            severity = severity_at(context, host, [one for one, chip in facts.npu.chips.items() if chip.npu_id in ids])
         yield finding(code, severity, host, evidence=tuple(line for _, line in lines), **_named(ids))
 
 
@@ -288,15 +269,10 @@ def _ecc_line(npu_id: int, memory: str, counts: EccCounts) -> Text:
     )
 
 
-def _devices_of(facts: NpuFacts, npu_ids: Iterable[int]) -> set[int]:
-    planned = set(npu_ids)
-    return {device for device, chip in chips_by_device(facts).items() if chip.npu_id in planned}
-
-
 @npu_check("hbm-size", "the NPUs' memory has its rated size", "hbm-short")
 def check_memory_size(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     short: dict[int, Text] = {}
-    chips = chips_by_device(facts.npu)
+    chips = facts.npu.chips
     largest = max((chip.hbm_total_mb or 0 for chip in chips.values()), default=0)
     for device, chip in chips.items():
         known = chip_of(chip.name) if chip.name else None
@@ -320,7 +296,7 @@ def check_memory_size(context: CheckContext, host: str, facts: NodeFacts) -> Ite
 @npu_check("hbm-owner", "all NPU memory in use belongs to listed processes", "hbm-owner-unknown hbm-not-released")
 def check_memory_held(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     """Find memory of no listed process: used by a container, or not freed after a crash."""
-    chips, idle = chips_by_device(facts.npu), context.idle_memory.get(host, {})
+    chips, idle = facts.npu.chips, context.idle_memory.get(host, {})
     held: dict[int, Text] = {}
     taken: dict[int, Text] = {}
     for device, unowned_mb in unowned_memory(facts.npu).items():
@@ -356,7 +332,7 @@ def unowned_memory(npu: NpuFacts, *, is_idle: bool = False) -> dict[int, int]:
         return {}
     return {
         device: chip.hbm_used_mb - sum(one.memory_mb or 0 for one in npu.info.processes if _is_on(one, chip))
-        for device, chip in chips_by_device(npu).items()
+        for device, chip in npu.chips.items()
         if chip.hbm_total_mb and chip.hbm_used_mb is not None
         if not (is_idle and any(_is_on(one, chip) for one in npu.info.processes))
     }
@@ -376,9 +352,7 @@ def check_processes(context: CheckContext, host: str, facts: NodeFacts) -> Itera
     for process in info.processes:
         by_pid.setdefault(process.pid, []).append(process)
     for pid, rows in by_pid.items():
-        devices = {
-            device for device, chip in chips_by_device(facts.npu).items() if any(_is_on(row, chip) for row in rows)
-        }
+        devices = {device for device, chip in facts.npu.chips.items() if any(_is_on(row, chip) for row in rows)}
         yield _holder(context, host, pid, rows, table.owners.get(pid), devices)
 
 
@@ -388,7 +362,7 @@ def foreign_processes(npu: NpuFacts) -> Iterator[tuple[int, int, Owner | None, s
     info = npu.info
     for process in (info.processes or ()) if info is not None else ():
         owner = npu.table.owners.get(process.pid) if npu.table is not None else None
-        for device, chip in chips_by_device(npu).items():
+        for device, chip in npu.chips.items():
             if _is_on(process, chip) and (owner is None or owner.tag is None):
                 yield process.pid, device, owner, process.name
 

@@ -8,7 +8,7 @@ from ascendrun.ascend.devices import device_faults
 from ascendrun.ascend.variables import effective_ids
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.survey.check_context import CheckContext, check, finding, npu_check, npu_nodes, planned_devices
-from ascendrun.health.survey.facts import NodeFacts, chip_of_node
+from ascendrun.health.survey.facts import NodeFacts
 
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 
@@ -33,7 +33,7 @@ def check_visible_devices(context: CheckContext, host: str, facts: NodeFacts) ->
 @npu_check("device-set", "the chip supports the devices of the job together", "device-set")
 def check_device_set(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     """Check the devices that HCCL supports together, by the chip's links. Only the 910A rejects others."""
-    chip, planned = chip_of_node(facts.npu), planned_devices(context, host)
+    chip, planned = facts.npu.chip, planned_devices(context, host)
     for fault in device_faults(chip, planned) if chip is not None and planned else ():
         severity = Severity.FAIL if chip is not None and chip.family == "A1" else Severity.WARN
         yield finding("device-set", severity, host, problem=fault)
@@ -43,7 +43,7 @@ def check_device_set(context: CheckContext, host: str, facts: NodeFacts) -> Iter
 def check_bf16(context: CheckContext) -> Iterator[Finding]:
     argument = bf16_argument(context)
     for host, facts in npu_nodes(context) if argument is not None else ():
-        chip = chip_of_node(facts.npu)
+        chip = facts.npu.chip
         if chip is not None and not chip.has_bf16:
             yield finding("bf16-unsupported", Severity.FAIL, host, chip=chip.name, argument=argument)
 

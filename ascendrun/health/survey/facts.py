@@ -312,6 +312,23 @@ class NpuFacts:
         return self.table.info.driver_version if self.table is not None and self.table.info is not None else None
 
     @property
+    def chips(self) -> Mapping[int, NpuChip]:
+        """Return the chips by logic id: from the tool, otherwise in the order of its table."""
+        chips = self.info.chips if self.info is not None else ()
+        return {place if chip.logic_id is None else chip.logic_id: chip for place, chip in enumerate(chips)}
+
+    @property
+    def chip(self) -> Chip | None:
+        """Return the chip model of the node; None: none, unknown, or several."""
+        names = {chip.name for chip in self.chips.values()}
+        name = names.pop() if len(names) == 1 else None
+        return None if name is None else chip_of(name)
+
+    @property
+    def views(self) -> CardViews:
+        return self.cards or CardViews()
+
+    @property
     def firmware_version(self) -> str | None:
         return self.files.firmware.version if self.files is not None and self.files.firmware is not None else None
 
@@ -326,19 +343,6 @@ class NpuFacts:
             return self.shell_cann.version
         known = {one.version: one for one in (self.files.canns if self.files is not None else ())}
         return next(iter(known.values())) if len(known) == 1 else None
-
-
-def chips_by_device(facts: NpuFacts) -> Mapping[int, NpuChip]:
-    """Return the chips by logic id: from the tool, otherwise in the order of its table."""
-    chips = facts.info.chips if facts.info is not None else ()
-    return {place if chip.logic_id is None else chip.logic_id: chip for place, chip in enumerate(chips)}
-
-
-def chip_of_node(facts: NpuFacts) -> Chip | None:
-    """Return the chip model of the node; None: none, unknown, or several."""
-    names = {chip.name for chip in (facts.info.chips if facts.info is not None else ())}
-    name = names.pop() if len(names) == 1 else None
-    return None if name is None else chip_of(name)
 
 
 @dataclass(frozen=True)

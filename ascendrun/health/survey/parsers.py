@@ -235,9 +235,11 @@ ITEMS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 }
 """By hccn_tool's item: the field of Port, and its parser."""
 
-_ecc = _once(npu_smi_views.parse_ecc)
-_health = _once(npu_smi_views.parse_health)
-_board = _once(npu_smi_views.parse_board)
+_VIEWS: Mapping[str, Callable[[str], Any]] = {
+    "ecc": _once(lambda text: npu_smi_views.parse_ecc(text).chips),
+    "health": _once(lambda text: npu_smi_views.parse_health(text).chips),
+    "board": _once(npu_smi_views.parse_board),
+}
 _driver = _once(install.parse_driver)
 _firmware = _once(install.parse_firmware)
 _install = _once(install.parse_install)
@@ -292,20 +294,12 @@ def read_devices(raw: Raw) -> dict[str, DeviceNode]:
 
 
 def read_cards(raw: Raw) -> CardViews:
-    ecc: dict[int, tuple[npu_smi_views.ChipEcc, ...]] = {}
-    health: dict[int, tuple[npu_smi_views.ChipHealth, ...]] = {}
-    boards: dict[int, npu_smi_views.Board] = {}
+    found: dict[str, dict[int, Any]] = {label: {} for label in _VIEWS}
     for section in read_sections(raw.get("out", "")):
-        npu_id = _number(section)
-        if npu_id is None or section.code is None:
-            continue
-        if section.labels[0] == "ecc":
-            ecc[npu_id] = _ecc(section.text).chips
-        elif section.labels[0] == "health":
-            health[npu_id] = _health(section.text).chips
-        elif section.labels[0] == "board":
-            boards[npu_id] = _board(section.text)
-    return CardViews(ecc, health, boards)
+        npu_id, label = _number(section), section.labels[0]
+        if npu_id is not None and section.code is not None and label in _VIEWS:
+            found[label][npu_id] = _VIEWS[label](section.text)
+    return CardViews(found["ecc"], found["health"], found["board"])
 
 
 def read_ports(raw: Raw) -> Ports | None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ascendrun.health.checks import NPU_CHECKS, run_checks
 from ascendrun.health.comparison import fact_rows, finding_line
 from ascendrun.health.survey.check_context import CheckContext
-from ascendrun.health.survey.facts import NodeFacts, NpuFacts, chip_of_node
+from ascendrun.health.survey.facts import NodeFacts, NpuFacts
 from ascendrun.health.survey.probes import NPU_PROBES, SurveyRequest, read_npu, read_results, survey_items
 from ascendrun.health.survey.scripts import read_sections
 from ascendrun.sim.ascend.scenario import Scenario
@@ -81,7 +81,7 @@ SOUND = node("n1", Scenario(cards=2))
 def test_nothing_known_finds_nothing():
     for family in ("npu", None, "cpu"):
         assert run_checks(CheckContext(facts={"n1": NodeFacts("n1")}, device_type=family)) == ()
-    assert chip_of_node(NpuFacts()) is None
+    assert NpuFacts().chip is None
 
 
 def test_the_files_of_the_node_are_read_whatever_layout_cann_has():
