@@ -216,10 +216,8 @@ class HangWatch:
         if not self._steps and look.age_s < windows.start_s:
             return None
         usual_s = look.interval_s or 0.0
-        quiet_limit_s, act_limit_s = (
-            max(windows.quiet_s, QUIET_STEPS * usual_s),
-            max(windows.act_s, ACT_STEPS * usual_s),
-        )
+        quiet_limit_s = max(windows.quiet_s, QUIET_STEPS * usual_s)
+        act_limit_s = max(windows.act_s, ACT_STEPS * usual_s)
         if is_in_phase:
             quiet_limit_s = act_limit_s = PHASE_FACTOR * windows.act_s
             quiet_s = look.at_s - max(self._moved_s, self._wrote_s)
@@ -325,9 +323,7 @@ class HangWatch:
         wants = any(taken_s < due <= quiet_s for due in due_s)
         if stand is False and newest is not None and look.at_s - newest.at_s >= windows.stacks_apart_s:
             wants = True
-        compiles = newest is not None and newest.compiles
-        knows = newest is not None
-        if quiet_s < quiet_limit_s or not knows or stand is False or compiles:
+        if quiet_s < quiet_limit_s or newest is None or stand is False or newest.compiles:
             return replace(verdict, wants_stacks=wants)
         signs += [STACKS] if stand else []
         limit_s = windows.unreachable_s if UNREACHABLE in signs else act_limit_s
@@ -335,7 +331,7 @@ class HangWatch:
         all_busy = all(_class_of(one) == "busy" for one in living.values())
         may_act = not (stand is None and all_busy) and (has_steps or (DEVICES in signs and stand is True))
         outlier, kind = self._outlier(living, look, odd, what, gone if UNREACHABLE in signs else [])
-        stack = newest.ranks.get(outlier[0]) if newest is not None and outlier else None
+        stack = newest.ranks.get(outlier[0]) if outlier else None
         return Verdict(
             since_progress_s,
             tuple(signs),
@@ -346,7 +342,7 @@ class HangWatch:
             ranks=outlier,
             hosts=tuple(sorted({look.ranks[rank].host for rank in outlier})),
             where=stack.where if stack is not None else None,
-            others=most_common_wait(newest, without=outlier) if newest is not None else None,
+            others=most_common_wait(newest, without=outlier),
             what=kind,
         )
 

@@ -149,21 +149,15 @@ def measure_job(spec: Mapping[str, Any], job: Job, stays: Sequence[Stay]) -> Job
     held = [(stay.attempt, (stay.end_ms - stay.start_ms) / 1000) for stay in stays if stay.state in ACTIVE_STATES]
     counts = [(count_devices(spec, job, attempt), seconds) for attempt, seconds in held if seconds]
     known = [count * seconds for count, seconds in counts if count is not None]
+    same = ("id", "name", "user", "created_at_s", "started_at_s", "ended_at_s", "pipeline", "stage")
     return JobUse(
-        id=job.id,
-        name=job.name,
-        user=job.user,
+        **{name: getattr(job, name) for name in same},
         state=job.state.value,
         device_type=str((spec.get("devices") or {}).get("type") or "auto"),
         devices=count_devices(spec, job, job.attempt),
         attempts=max(0, job.attempt - job.unstarted),
         held_s=sum(seconds for _, seconds in held),
         device_hours=sum(known) / 3600 if len(known) == len(counts) else None,
-        created_at_s=job.created_at_s,
-        started_at_s=job.started_at_s,
-        ended_at_s=job.ended_at_s,
-        pipeline=job.pipeline,
-        stage=job.stage,
     )
 
 

@@ -205,18 +205,12 @@ def make_report(material: Material, *, now_s: float) -> Report:
     cost = count_cost(
         stays, devices=count_devices(material.spec, job, job.attempt), device_type=family, samples=material.devices
     )
+    same = ("id", "name", "reason", "is_terminal", "hosts", "world_size", "created_at_s", "ended_at_s")
     return Report(
+        **{name: getattr(job, name) for name in same},
         made_at_s=now_s,
-        id=job.id,
-        name=job.name,
         state=job.state.value,
-        reason=job.reason,
-        is_terminal=job.is_terminal,
         file=material.file,
-        hosts=job.hosts,
-        world_size=job.world_size,
-        created_at_s=job.created_at_s,
-        ended_at_s=job.ended_at_s,
         wall_s=time.wall_ms / 1000,
         effective_ratio=time.effective,
         time=tuple(
@@ -237,17 +231,13 @@ def stage_row(stage: str, report: Report) -> StageRow:
     metrics = report.metrics
     finals = {name: value for name, value in metrics.evals.items() if name.startswith("final_")}
     scores = {name.partition("_")[2]: value for name, value in (finals or metrics.evals).items()}
-    ran_s = sum(row.ran_s for row in report.attempts)
     return StageRow(
         stage=stage,
         job=report.id,
         state=report.state,
-        ran_s=ran_s,
+        ran_s=sum(row.ran_s for row in report.attempts),
         device_hours=report.cost.device_hours,
-        steps=metrics.steps,
-        tokens_per_s=metrics.tokens_per_s,
-        mfu=metrics.mfu,
-        loss=metrics.loss,
+        **{name: getattr(metrics, name) for name in ("steps", "tokens_per_s", "mfu", "loss")},
         scores=scores,
     )
 
@@ -367,19 +357,14 @@ def _job_metrics(lines: Sequence[MetricsLine]) -> JobMetrics:
     for line in lines:
         evals.update({name: value for name, value in line.evals.items() if not name.endswith(DURATIONS)})
 
-    def middle(name: str) -> float | None:
-        values = [value for value in (getattr(line, name) for line in steps) if value is not None]
-        return median(values) if values else None
-
+    names = ("step_s", "tokens_per_s", "samples_per_s", "mfu")
+    known = {name: [value for value in (getattr(line, name) for line in steps) if value is not None] for name in names}
     return JobMetrics(
         max((line.step for line in steps if line.step is not None), default=None),
         totals[-1] if totals else None,
         losses[-1] if losses else None,
-        middle("step_s"),
-        middle("tokens_per_s"),
-        middle("samples_per_s"),
-        middle("mfu"),
-        evals,
+        evals=evals,
+        **{name: median(values) if values else None for name, values in known.items()},
     )
 
 
@@ -387,26 +372,17 @@ def _device_rows(samples: Sequence[DeviceSample]) -> tuple[DeviceRow, ...]:
     by_device: dict[tuple[str, int], list[DeviceSample]] = {}
     for one in samples:
         by_device.setdefault((one.host, one.device), []).append(one)
-
-    def values(found: Sequence[DeviceSample], name: str) -> list[float]:
-        return [value for value in (getattr(one, name) for one in found) if value is not None]
-
-    def mean(found: Sequence[DeviceSample], name: str) -> float | None:
-        numbers = values(found, name)
-        return round(sum(numbers) / len(numbers), 1) if numbers else None
-
-    return tuple(
-        DeviceRow(
-            host,
-            device,
-            found[-1].name,
-            mean(found, "utilisation"),
-            mean(found, "power_w"),
-            max(values(found, "temperature_c"), default=None),
-            max(values(found, "memory_used_bytes"), default=None),
-        )
-        for (host, device), found in sorted(by_device.items())
-    )
+    rows = []
+    for (host, device), found in sorted(by_device.items()):
+        values = {
+            name: [value for value in (getattr(one, name) for one in found) if value is not None]
+            for name in ("utilisation", "power_w", "temperature_c", "memory_used_bytes")
+        }
+        means = {name: round(sum(known) / len(known), 1) if known else None for name, known in values.items()}
+        most = {name: max(known, default=None) for name, known in values.items()}
+        row = (found[-1].name, means["utilisation"], means["power_w"], most["temperature_c"], most["memory_used_bytes"])
+        rows.append(DeviceRow(host, device, *row))
+    return tuple(rows)
 
 
 def _timeline(time: Accounting) -> tuple[UseSpan, ...]:

@@ -289,17 +289,15 @@ class IdleHosts:
 
 
 def choose_rows(rows: Sequence[TopRow], choice: Choice) -> tuple[TopRow, ...]:
-    return tuple(row for row in rows if _is_chosen(row, choice))
-
-
-def _is_chosen(row: TopRow, choice: Choice) -> bool:
-    if choice.job is not None and choice.job not in (row.job, row.job_name):
-        return False
-    if choice.only_problems and not row.problems:
-        return False
-    if choice.only_busy and row.job is None:
-        return False
-    return matches_host(row.host, choice.hosts) and (not choice.text or matches_text(row, choice.text))
+    return tuple(
+        row
+        for row in rows
+        if (choice.job is None or choice.job in (row.job, row.job_name))
+        and (not choice.only_problems or row.problems)
+        and (not choice.only_busy or row.job is not None)
+        and matches_host(row.host, choice.hosts)
+        and (not choice.text or matches_text(row, choice.text))
+    )
 
 
 def matches_host(host: str, requested: Collection[str]) -> bool:
@@ -355,20 +353,11 @@ def fold_idle(rows: Sequence[TopRow]) -> tuple[TopRow | IdleHosts, ...]:
     for line in rows_by_host(rows):
         if all(_is_idle(row) for row in line.rows):
             first, metrics = line.rows[0], line.rows[0].metrics
-            key = (
-                first.device_type,
-                metrics.name,
-                metrics.memory_total_bytes,
-                metrics.link_up,
-                first.problems,
-                tuple(row.device for row in line.rows),
-            )
-            alike.setdefault(key, []).append(line)
-    folded = {line.host: key for key, group in alike.items() if len(group) >= FOLD_FROM for line in group}
-    kept: list[TopRow | IdleHosts] = [row for row in rows if row.host not in folded]
-    for key in dict.fromkeys(folded.values()):
-        kept.append(_fold(alike[key]))
-    return tuple(kept)
+            kind = (first.device_type, metrics.name, metrics.memory_total_bytes, metrics.link_up, first.problems)
+            alike.setdefault((kind, tuple(row.device for row in line.rows)), []).append(line)
+    groups = [group for group in alike.values() if len(group) >= FOLD_FROM]
+    folded = {line.host for group in groups for line in group}
+    return (*(row for row in rows if row.host not in folded), *map(_fold, groups))
 
 
 def _is_idle(row: TopRow) -> bool:
