@@ -53,13 +53,12 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
     host = evidence.host(rank.host)
     rank = replace(rank, lines=unfold(without_colours(rank.lines)), error=without_colours(rank.error))
     plog = with_stamps(rank.plog or (), until_s=rank.exited_at_s or host.stopped_at_s)
-    lines = RankLines(evidence, rank, (*rank.error, *rank.lines), plog)
-    fatal = Fatal(lines)
-    indicators = [*fatal.indicators(), *known_line_indicators(lines, fatal)]
+    fatal = Fatal(evidence, rank, (*rank.error, *rank.lines), plog)
+    indicators = [*fatal.indicators(), *known_line_indicators(fatal)]
     missed = fatal.missed_a_child()
     child = None if missed is None else child_indicator(evidence, rank, points=missed)
     indicators += [indicator for indicator in (child, exit_indicator(evidence, rank)) if indicator is not None]
-    messages = (*lines.messages, *fatal.suffered_lines())
+    messages = (*fatal.messages, *fatal.suffered_lines())
     waits = [message for message in messages if message.wait is not None]
     own = choose_own(indicators, has_failed=rank.has_failed, waited=bool(waits))
     suffered = waits[0] if waits else None
@@ -73,7 +72,7 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
         waited=suffered.wait if suffered else None,
         waited_at=None if suffered is None else moment(evidence, rank.host, suffered.line.at_s),
         has_no_trace=not rank.has_ended and not rank.lines,
-        survived=lines.survived(),
+        survived=fatal.survived(),
     )
 
 
@@ -99,15 +98,11 @@ def _without(timeline: RankTimeline, common: Mapping[str, bool]) -> RankTimeline
     """Remove `common` lines: those of most other ranks; True: certainly survived."""
     kept = []
     for indicator in timeline.indicators:
-        line = (
-            f"exception|{indicator.key}"
-            if indicator.code == "exception"
-            else (
-                ""
-                if "type" in indicator.values or not indicator.proofs
-                else same_line(indicator.code, indicator.proofs[0].line)
-            )
-        )
+        line = ""
+        if indicator.code == "exception":
+            line = f"exception|{indicator.key}"
+        elif "type" not in indicator.values and indicator.proofs:
+            line = same_line(indicator.code, indicator.proofs[0].line)
         if not common.get(line):
             kept.append(replace(indicator, sure=False) if line in common else indicator)
     waited = timeline.waited is not None
@@ -159,13 +154,13 @@ _VAGUE_TYPES = frozenset({
 })  # fmt: skip
 
 
-def known_line_indicators(lines: RankLines, fatal: Fatal) -> list[Indicator]:
+def known_line_indicators(lines: Fatal) -> list[Indicator]:
     """Return known lines outside of exceptions. They are secondary to a later exception with its own message, and
     explain a vague exception."""
-    chain = fatal.chain
-    has_own_cause = chain is not None and fatal.role == CAUSE and chain.root.short_type not in _VAGUE_TYPES
+    chain = lines.chain
+    has_own_cause = chain is not None and lines.role == CAUSE and chain.root.short_type not in _VAGUE_TYPES
     was_killed = chain is None and signal_of(lines.rank) in FROM_OUTSIDE
-    taken = set(fatal.lines_of())
+    taken = set(lines.lines_of())
     shown = [
         hit
         for hit in lines.hits
@@ -177,7 +172,7 @@ def known_line_indicators(lines: RankLines, fatal: Fatal) -> list[Indicator]:
             or WENT_ON.search(hit.text)
         )
     ]
-    closing = _closing(lines, fatal, shown)
+    closing = _closing(lines, shown)
     indicators = []
     for hit in shown:
         line = lines.lines[hit.line]
@@ -194,12 +189,9 @@ def known_line_indicators(lines: RankLines, fatal: Fatal) -> list[Indicator]:
             and _is_near_the_end(lines, line)
             and not has_inner_code(hit, _around(hit, lines.lines)),
         )
-        is_past = lines.outlived(hit.line)
-        indicators.append(
-            replace(indicator, strength=min(indicator.strength, STRENGTH["outlived"]), sure=False)
-            if is_past
-            else indicator
-        )
+        if lines.outlived(hit.line):
+            indicator = replace(indicator, strength=min(indicator.strength, STRENGTH["outlived"]), sure=False)
+        indicators.append(indicator)
     for hit in scan((index, line.text) for index, line in enumerate(lines.plog)):
         if hit.signature.code not in RULED and is_specific(hit) and is_error_line(hit.text):
             sure = not lines.has_waited and not has_inner_code(hit, _around(hit, lines.plog))
@@ -212,10 +204,10 @@ def _around(hit: Hit, lines: Sequence[Line]) -> Sequence[str]:
     return [line.text for line in lines[max(0, hit.line - REPORT_LINES) : hit.line + REPORT_LINES + 1]]
 
 
-def _closing(lines: RankLines, fatal: Fatal, shown: Sequence[Hit]) -> Line | None:
+def _closing(lines: Fatal, shown: Sequence[Hit]) -> Line | None:
     """Return the line that reports the reason of the end: an uncaught exception, or the last known line."""
-    chain = fatal.chain
-    if chain is not None and chain.kind == "main" and fatal.role == CAUSE and fatal.is_last_output(chain):
+    chain = lines.chain
+    if chain is not None and chain.kind == "main" and lines.role == CAUSE and lines.is_last_output(chain):
         return lines.lines[chain.first]
     decisive = [
         lines.lines[hit.line]
@@ -244,12 +236,9 @@ def _indicator(lines: RankLines, hit: Hit, line: Line, *, weaker: bool, sure: bo
         role = CONSEQUENCE  # the end of a rank whose wait timed out
     indicator = lines.indicator(hit, role, lines.moment_of(line), (lines.proof(line),), {}, sure=sure)
     went_on = lines.has_waited or lines.rank.stopped  # the reason of the end came later
-    is_aside = hit.signature.family in _NOT_FATAL or (went_on and not _is_hard(hit))
+    is_hard = hit.signature.family in _HARD and hit.signature.strength >= HARD_FROM
+    is_aside = hit.signature.family in _NOT_FATAL or (went_on and not is_hard)
     if weaker or is_aside:
         weak_role = SYMPTOM if is_aside and role == CAUSE else role
         return replace(indicator, role=weak_role, strength=min(indicator.strength, CREDIBLE - 1), sure=False)
     return indicator
-
-
-def _is_hard(hit: Hit) -> bool:
-    return hit.signature.family in _HARD and hit.signature.strength >= HARD_FROM

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ascendrun.ascend.peer_messages import EXEC, LOST
 from ascendrun.ascend.signatures import Hit
-from ascendrun.health.diagnosis.evidence import Line
+from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines.exits import is_full, signal_of
 from ascendrun.health.diagnosis.lines.line_kinds import (
     HANDLED,
@@ -70,11 +70,11 @@ def has_inner_code(hit: Hit, texts: Iterable[str]) -> bool:
     return any(found["code"] not in (outer, "0", "0x0") for text in texts for found in _RETURN_CODE.finditer(text))
 
 
-class Fatal:
-    """The fatal exception. `chain`: exceptions that led to the rank's end, None: none found."""
+class Fatal(RankLines):
+    """A rank's lines with the fatal exception. `chain`: exceptions that led to the rank's end, None: none found."""
 
-    def __init__(self, lines: RankLines) -> None:
-        self._lines, self._rank = lines, lines.rank
+    def __init__(self, evidence: Evidence, rank: RankEvidence, lines: Sequence[Line], plog: Sequence[Line]) -> None:
+        super().__init__(evidence, rank, lines, plog)
         self.chain = self._find()
         self.role = None if self.chain is None else self.role_of(self.chain)
 
@@ -83,17 +83,17 @@ class Fatal:
         Prepend an earlier chain that led to it, such as that of a failed helper thread."""
         terminal = [
             chain
-            for chain in self._lines.chains
+            for chain in self.chains
             if chain.kind != "ignored"
-            and self._lines.is_terminal(chain.last)
-            and (chain.kind == "main" or not self._lines.outlived(chain.last))
+            and self.is_terminal(chain.last)
+            and (chain.kind == "main" or not self.outlived(chain.last))
         ]
         ordered = sorted(terminal, key=lambda chain: (chain.kind == "main", chain.last))
         own = [chain for chain in ordered if self.role_of(chain) == CAUSE and not self._was_handled(chain)]
         if not own:
             return ordered[-1] if ordered else None
         before = [chain for chain in own if self._came_soon(chain, own[-1]) and self._led_to(chain, own[-1])] or [
-            chain for chain in self._lines.chains if self._broke_what_it_missed(chain, own[-1])
+            chain for chain in self.chains if self._broke_what_it_missed(chain, own[-1])
         ]
         if not before:
             return own[-1]
@@ -110,7 +110,7 @@ class Fatal:
 
     def _came_soon(self, earlier: Chain, chain: Chain) -> bool:
         """Return whether `chain` is uncaught and follows `earlier` without work in between."""
-        lines, after = self._lines.lines, self._lines.after
+        lines, after = self.lines, self.after
         if chain.kind != "main" or earlier.last >= chain.first:
             return False
         if after[earlier.last] - after[chain.first] >= WORK_LINES:
@@ -126,7 +126,7 @@ class Fatal:
         hit = self._best_in(earlier.root)
         if hit is None or hit.signature.role != CAUSE or hit.signature.family not in OF_THE_SYSTEM:
             return False
-        still_full = hit.signature.code == "disk-full" and is_full(self._lines.host)
+        still_full = hit.signature.code == "disk-full" and is_full(self.host)
         return (still_full or _WORK_OF_THREADS.search(chain.root.text) is not None) and self._led_to(earlier, chain)
 
     # --- the culprit
@@ -136,23 +136,19 @@ class Fatal:
         if root.short_type in _TEARDOWN_TYPES or _STOP_REQUESTED.search(root.message):
             return TEARDOWN
         message = self._message(root)
-        messages = (
-            ()
-            if root.last in self._lines.stated
-            else tuple(find_peer_lines(self._lines.lines[index] for index in message))
-        )
+        messages = () if root.last in self.stated else tuple(find_peer_lines(self.lines[index] for index in message))
         if any(peer_message.wait is not None for peer_message in messages):
             return CONSEQUENCE
         if any(peer_message.kind in OF_SEVERAL for peer_message in messages):
             return SYMPTOM
-        hit = _best(hit for hit in self._lines.hits if hit.line in message and not _is_neutral(hit))
+        hit = _best(hit for hit in self.hits if hit.line in message and not _is_neutral(hit))
         if points_elsewhere(root.text) and self._later_hit(chain) is not None:
             return CAUSE
         if hit is not None and not (root.collective and hit.signature.family in _CARRIED):
             of_service = hit.signature.blames in ("peer", "network") and self._names_a_service(root)
             return CAUSE if of_service else hit.signature.role
         if (
-            self._lines.evidence.world_size > 1
+            self.evidence.world_size > 1
             and not self._names_a_service(root)
             and (self._suffered_wait(root) is not None or root.collective or self._accused(root))
         ):
@@ -161,53 +157,51 @@ class Fatal:
 
     def suffered_lines(self) -> tuple[PeerLine, ...]:
         """Return an exception or known message that indicates a wait, as a message that usually names no rank."""
-        if self._lines.messages:
+        if self.messages:
             return ()
         if self.chain is None or self.role == CONSEQUENCE:
             return self._known_waits()
         root = self.chain.root
-        if self.role != SYMPTOM or self._lines.is_late(self._lines.lines[self.chain.last]):
+        if self.role != SYMPTOM or self.is_late(self.lines[self.chain.last]):
             return ()
         others = self._accused(root)
         wait = self._suffered_wait(root) or (
             EXEC if others or (root.collective and not failed_itself(root.text)) else None
         )
-        return () if wait is None else (PeerLine("suffered", wait, others, line=self._lines.lines[root.last]),)
+        return () if wait is None else (PeerLine("suffered", wait, others, line=self.lines[root.last]),)
 
     def _known_waits(self) -> tuple[PeerLine, ...]:
         lines = [
-            self._lines.lines[hit.line]
-            for hit in self._lines.hits
-            if hit.signature.role == CONSEQUENCE
-            and hit.signature.blames == "peer"
-            and self._lines.is_terminal(hit.line)
+            self.lines[hit.line]
+            for hit in self.hits
+            if hit.signature.role == CONSEQUENCE and hit.signature.blames == "peer" and self.is_terminal(hit.line)
         ]
-        return tuple(PeerLine("suffered", EXEC, line=line) for line in lines[:1] if not self._lines.is_late(line))
+        return tuple(PeerLine("suffered", EXEC, line=line) for line in lines[:1] if not self.is_late(line))
 
     def _suffered_wait(self, raised: Raised) -> str | None:
         """Return the kind of wait; quoted parts of a message about the program's data are not evidence."""
-        return suffered_wait(without_quotes(raised.text) if raised.last in self._lines.stated else raised.text)
+        return suffered_wait(without_quotes(raised.text) if raised.last in self.stated else raised.text)
 
     def _accused(self, raised: Raised) -> tuple[int, ...]:
-        return accuses(raised.text, rank=self._rank.rank, world_size=self._lines.evidence.world_size)
+        return accuses(raised.text, rank=self.rank.rank, world_size=self.evidence.world_size)
 
     def _names_a_service(self, raised: Raised) -> bool:
         """Return whether it names only services outside the job: then no other rank caused it."""
         named = services_in(raised.text)
-        return bool(named) and not raised.collective and not any(map(self._lines.evidence.host_at, named))
+        return bool(named) and not raised.collective and not any(map(self.evidence.host_at, named))
 
     # --- certainty that it ended the rank
 
     def is_last_output(self, chain: Chain) -> bool:
         """Return whether it ended the rank: no work after it, no later exception, no signal from outside."""
-        later = [other for other in self._lines.chains if other.last > chain.last and other.kind in ("main", "torn")]
-        was_ended = self._rank.stopped or signal_of(self._rank) in FROM_OUTSIDE
+        later = [other for other in self.chains if other.last > chain.last and other.kind in ("main", "torn")]
+        was_ended = self.rank.stopped or signal_of(self.rank) in FROM_OUTSIDE
         if was_ended or self._has_torn_head(chain) or any(self.role_of(other) != TEARDOWN for other in later):
             return False
         if self._left_the_program(chain):
             return True
-        line, after = self._lines.lines[chain.last], self._lines.after[chain.last]
-        end_s = self._rank.exited_at_s
+        line, after = self.lines[chain.last], self.after[chain.last]
+        end_s = self.rank.exited_at_s
         lived_s = None if end_s is None or line.at_s is None else end_s - line.at_s
         if line.stream == "error" or after <= LAST_OUTPUT_LINES:
             return lived_s is None or lived_s <= NEAR_THE_END_S
@@ -216,18 +210,18 @@ class Fatal:
     def _left_the_program(self, chain: Chain) -> bool:
         """Return whether it passed the outermost line of the main program, without output after it: shutdown was slow,
         or its own watchdog ended it."""
-        lines = self._lines.lines
+        lines = self.lines
         at_s = lines[chain.last].at_s
         if chain.kind != "main" or not chain.final.was_uncaught or at_s is None:
             return False
-        ended_so = self._rank.code == 1 or signal_of(self._rank) == signal.SIGABRT
+        ended_so = self.rank.code == 1 or signal_of(self.rank) == signal.SIGABRT
         return ended_so and all(
             line.stream != "out" or (line.at_s is not None and line.at_s <= at_s + LAST_OUTPUT_S) for line in lines
         )
 
     def _was_handled(self, chain: Chain) -> bool:
         """Return whether the next output of the program shows that it continued."""
-        lines = self._lines.lines
+        lines = self.lines
         after = (
             line.text
             for line in lines[chain.last + 1 : chain.last + 4]
@@ -246,17 +240,15 @@ class Fatal:
             and hit.signature.strength >= SPECIFIC_FROM
             and hit.signature.code not in RULED
             and not WENT_ON.search(hit.text)
-            and not self._lines.is_late(self._lines.lines[hit.line])
-            and self._lines.lines[hit.line].stream == self._lines.lines[chain.last].stream
-            for hit in self._lines.hits
+            and not self.is_late(self.lines[hit.line])
+            and self.lines[hit.line].stream == self.lines[chain.last].stream
+            for hit in self.hits
         )
 
     def _has_torn_head(self, chain: Chain) -> bool:
         """Return whether a later traceback without its exception may have ended the rank."""
-        lines = self._lines.lines
-        known = {
-            index for other in self._lines.chains for one in other.raised for index in range(one.first, one.last + 1)
-        }
+        lines = self.lines
+        known = {index for other in self.chains for one in other.raised for index in range(one.first, one.last + 1)}
         return any(
             TRACEBACK_HEAD in line.text and index not in known and line.stream == lines[chain.last].stream
             for index, line in enumerate(lines[chain.last + 1 :], chain.last + 1)
@@ -265,20 +257,20 @@ class Fatal:
     # --- as a reason
 
     def indicators(self) -> list[Indicator]:
-        chain, lines = self.chain, self._lines
+        chain, lines = self.chain, self.lines
         if chain is None or self.role is None:
             return []
         hit = self._hit_of(chain, self.role)
-        last = lines.lines[chain.last]
-        role = TEARDOWN if lines.is_late(last) else self.role
-        first = lines.lines[chain.first]
-        when = lines.moment_of(first if first.at_s is not None else last)
+        last = lines[chain.last]
+        role = TEARDOWN if self.is_late(last) else self.role
+        first = lines[chain.first]
+        when = self.moment_of(first if first.at_s is not None else last)
         ends = [chain.root] if chain.root is chain.final else [chain.root, chain.final]
-        proofs = tuple(lines.proof(lines.lines[one.last]) for one in ends)
+        proofs = tuple(self.proof(lines[one.last]) for one in ends)
         was_handled = self._was_handled(chain)
         shown = self._most_specific(chain, role)
         values = _values_of(chain, shown=shown)
-        threads = [one for one in lines.chains if one.kind == "thread" and self.role_of(one) == CAUSE]
+        threads = [one for one in self.chains if one.kind == "thread" and self.role_of(one) == CAUSE]
         is_aside = (  # another failure, such as that of a thread just before, may have ended the rank
             chain.kind == "thread"
             or any(self._came_soon(one, chain) for one in threads)
@@ -289,24 +281,24 @@ class Fatal:
             not self.is_last_output(chain) or was_handled or is_aside or chain.is_argued or points_elsewhere(shown.text)
         )
         if hit is not None:
-            unsure = unsure or has_inner_code(hit, (lines.lines[index].text for index in self._message(chain.root)))
+            unsure = unsure or has_inner_code(hit, (lines[index].text for index in self._message(chain.root)))
             unsure = unsure or (hit.signature.blames in ("peer", "network") and has_bare_service(chain.root.text))
-            return [lines.indicator(hit, role, when, proofs, values, sure=not unsure)]
+            return [self.indicator(hit, role, when, proofs, values, sure=not unsure)]
         unsure = (
             unsure
             or bool(self._known_waits())
-            or any(peer_message.wait is not None or peer_message.kind in OF_SEVERAL for peer_message in lines.messages)
+            or any(peer_message.wait is not None or peer_message.kind in OF_SEVERAL for peer_message in self.messages)
         )
         # the output of a stopped rank may be its program's data, such as text
-        was_printed = (last.stream == "out" and self._rank.stopped) or was_handled
+        was_printed = (last.stream == "out" and self.rank.stopped) or was_handled
         strength = STRENGTH["printed" if was_printed else "suffered" if unsure else "exception"]
         return [
             Indicator(
                 "exception",
                 role,
                 strength,
-                self._rank.rank,
-                self._rank.host,
+                self.rank.rank,
+                self.rank.host,
                 when,
                 proofs,
                 values,
@@ -319,7 +311,7 @@ class Fatal:
         """Return the most specific exception: the last, unless it only reports other ranks' ends or refers to an
         earlier one."""
         final = next((one for one in reversed(chain.leading) if not points_elsewhere(one.text)), chain.final)
-        echo = find_peer_lines(self._lines.lines[index] for index in self._message(final))
+        echo = find_peer_lines(self.lines[index] for index in self._message(final))
         is_echo = role == CAUSE and (
             any(peer_message.wait is not None for peer_message in echo) or self._suffered_wait(final)
         )
@@ -337,7 +329,7 @@ class Fatal:
         later = _best(
             hit
             for message in map(self._message, chain.leading[1:])
-            for hit in self._lines.hits
+            for hit in self.hits
             if hit.line in message and hit.signature.role == CAUSE
         )
         return later if later is not None and later.signature.strength >= SPECIFIC_FROM else None
@@ -355,13 +347,13 @@ class Fatal:
     def lines_of(self) -> Iterable[int]:
         """Return all lines of the chain, with those of exceptions handled before it."""
         raised = set(() if self.chain is None else self.chain.raised)
-        whole = (chain for chain in self._lines.chains if raised & set(chain.raised))
+        whole = (chain for chain in self.chains if raised & set(chain.raised))
         return (index for chain in whole for one in chain.raised for index in self._range(one))
 
     def _range(self, raised: Raised) -> range:
         """Return the lines of one exception: from its traceback to the end of its message."""
-        lines = self._lines.lines
-        begins = [one.first for other in self._lines.chains for one in other.raised if one.first > raised.last]
+        lines = self.lines
+        begins = [one.first for other in self.chains for one in other.raised if one.first > raised.last]
         end = min([raised.last + MESSAGE_LINES, len(lines), *begins])
         while end > raised.last + 1 and lines[end - 1].stream != lines[raised.last].stream:
             end -= 1
@@ -373,11 +365,11 @@ class Fatal:
     def _best_in(self, raised: Raised) -> Hit | None:
         """Return the best known message in an exception's own."""
         message = self._message(raised)
-        return _best(hit for hit in self._lines.hits if hit.line in message)
+        return _best(hit for hit in self.hits if hit.line in message)
 
     def _message(self, raised: Raised) -> range:
         """Return the lines of an exception's message, without its frames, which may contain any code."""
-        return range(raised.last, raised.last + 1 if raised.last in self._lines.stated else self._range(raised).stop)
+        return range(raised.last, raised.last + 1 if raised.last in self.stated else self._range(raised).stop)
 
 
 def _best(hits: Iterable[Hit]) -> Hit | None:
