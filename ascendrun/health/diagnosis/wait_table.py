@@ -154,8 +154,7 @@ def has_finished(rank: RankEvidence) -> bool:
 
 
 def most_common(values: Iterable[str]) -> str | None:
-    counted = Counter(values).most_common(1)
-    return counted[0][0] if counted else None
+    return next((value for value, _ in Counter(values).most_common(1)), None)
 
 
 def minority(values: Mapping[int, str]) -> tuple[int, ...]:

@@ -21,14 +21,15 @@ _DEVICE_ADDRESS = re.compile(
 def facts_from_table(text: str, file: str | None = None) -> tuple[DeviceFact, ...]:
     """Return unhealthy chips from `npu-smi info`."""
     section = next((one.text for one in read_sections(text) if one.labels[0] == "info"), text)
-    found = []
-    for place, chip in enumerate(parse_info(section).chips):
-        if chip.health in BAD_HEALTH:
-            device = chip.logic_id if chip.logic_id is not None else place
-            found.append(
-                DeviceFact(device, Text("device.health", "health {health} (npu-smi info)", health=chip.health), file)
-            )
-    return tuple(found)
+    bad = {
+        place if chip.logic_id is None else chip.logic_id: chip.health
+        for place, chip in enumerate(parse_info(section).chips)
+        if chip.health in BAD_HEALTH
+    }
+    return tuple(
+        DeviceFact(device, Text("device.health", "health {health} (npu-smi info)", health=health), file)
+        for device, health in bad.items()
+    )
 
 
 def facts_from_cards(text: str, file: str | None = None) -> tuple[DeviceFact, ...]:
@@ -36,32 +37,18 @@ def facts_from_cards(text: str, file: str | None = None) -> tuple[DeviceFact, ..
     are counted like devices in npu-smi: two per NPU."""
     cards = read_cards({"out": text})
     chips_each = max((len(chips) for chips in (*cards.ecc.values(), *cards.health.values())), default=1)
-    found: list[DeviceFact] = []
-    for npu_id, healths in cards.health.items():
-        for chip in healths:
-            codes = ", ".join(chip.error_codes or ())
-            if chip.health in BAD_HEALTH:
-                device = npu_id * chips_each + (chip.chip_id or 0)
-                details = "; ".join(chip.error_texts or ())
-                problem = Text(
-                    "device.alarm",
-                    "health {health} {codes} {details}",
-                    health=chip.health,
-                    codes=codes,
-                    details=details,
-                )
-                found.append(DeviceFact(device, problem, file))
-    for npu_id, eccs in cards.ecc.items():
-        for one in eccs:
-            count = sum(counts.double_bit or 0 for counts in (one.hbm, one.ddr))
-            if count:
-                device = npu_id * chips_each + (one.chip_id or 0)
-                found.append(
-                    DeviceFact(
-                        device, Text("device.ecc", "{count} uncorrectable memory errors (ECC)", count=count), file
-                    )
-                )
-    return tuple(found)
+    found: list[tuple[int, int | None, Text]] = []
+    for npu_id, chip in [(npu_id, chip) for npu_id, chips in cards.health.items() for chip in chips]:
+        if chip.health in BAD_HEALTH:
+            words = {"codes": ", ".join(chip.error_codes or ()), "details": "; ".join(chip.error_texts or ())}
+            problem = Text("device.alarm", "health {health} {codes} {details}", health=chip.health, **words)
+            found.append((npu_id, chip.chip_id, problem))
+    for npu_id, ecc in [(npu_id, ecc) for npu_id, eccs in cards.ecc.items() for ecc in eccs]:
+        count = sum(counts.double_bit or 0 for counts in (ecc.hbm, ecc.ddr))
+        if count:
+            problem = Text("device.ecc", "{count} uncorrectable memory errors (ECC)", count=count)
+            found.append((npu_id, ecc.chip_id, problem))
+    return tuple(DeviceFact(npu_id * chips_each + (chip_id or 0), problem, file) for npu_id, chip_id, problem in found)
 
 
 def facts_from_ports(text: str, file: str | None = None) -> tuple[DeviceFact, ...]:
