@@ -8,11 +8,12 @@ from typing import Any, Callable, Optional, Union
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.findings import SEVERITIES, Finding, Severity
+from ascendrun.core.node_messages import Failure
 from ascendrun.health.deep.results import DeepReport
 from ascendrun.health.deep.view import summary_rows
 from ascendrun.health.forecast import Forecast
 from ascendrun.health.survey.check_context import CheckContext, Group, group_hosts
-from ascendrun.health.survey.facts import NodeFacts, Unreached
+from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
@@ -49,7 +50,7 @@ class DoctorReport:
 
     is_ready: bool
     hosts: tuple[str, ...]
-    unreached: Mapping[str, Unreached]
+    unreached: Mapping[str, Failure]
     device_type: str | None
     job: str | None
     facts: tuple[FactRow, ...]

@@ -10,8 +10,9 @@ from typing import Any, Callable
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.logs.redaction import SECRET_NAME
+from ascendrun.core.node_messages import Failure
 from ascendrun.health.survey.check_context import CheckContext, Group, group_hosts
-from ascendrun.health.survey.facts import NodeFacts, Unreached
+from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.text import Text
 
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")
@@ -44,7 +45,7 @@ class EnvRow:
 @dataclass(frozen=True)
 class EnvReport:
     hosts: tuple[str, ...]
-    unreached: Mapping[str, Unreached]
+    unreached: Mapping[str, Failure]
     rows: tuple[EnvRow, ...]
 
 

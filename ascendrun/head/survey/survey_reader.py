@@ -54,11 +54,11 @@ def make_context(
 ) -> CheckContext:
     """Make the context of an examination. A host without results was not reached. `device_type`: without a job."""
     from ascendrun.health.survey.check_context import CheckContext
-    from ascendrun.health.survey.facts import NodeFacts, Unreached
+    from ascendrun.health.survey.facts import NodeFacts
     from ascendrun.health.survey.probes import read_facts
 
     facts: dict[str, NodeFacts] = {}
-    unreached: dict[str, Unreached] = {}
+    unreached: dict[str, Failure] = {}
     by_host = {reply.host: reply for reply in replies}
     with paused_collector():
         for host in dict.fromkeys((*reports, *by_host)):
@@ -67,7 +67,7 @@ def make_context(
             if reply is not None and why is None:
                 facts[host] = read_facts(reports[host], reply.results)
             elif why is not None:
-                unreached[host] = Unreached(why.code, why.message, why.hint)
+                unreached[host] = why
     return CheckContext(
         facts=facts,
         unreached=unreached,

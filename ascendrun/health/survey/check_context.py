@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar
 from ascendrun.ascend.variables import effective_ids
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.survey.facts import NodeFacts, Unreached
+from ascendrun.core.node_messages import Failure
+from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class CheckContext:
     """
 
     facts: Mapping[str, NodeFacts]
-    unreached: Mapping[str, Unreached] = field(default_factory=dict)
+    unreached: Mapping[str, Failure] = field(default_factory=dict)
     job: JobSpec | None = None
     plan: LaunchPlan | None = None
     device_type: str | None = None

@@ -21,15 +21,6 @@ NOT_INSTALLED = Text("doctor.not-installed", "not installed")
 
 
 @dataclass(frozen=True)
-class Unreached:
-    """A host that could not be surveyed: a code of core/errors, the message, the hint."""
-
-    code: str
-    message: str | Text
-    hint: str | Text | None = None
-
-
-@dataclass(frozen=True)
 class Disk:
     """A file system, queried by a path; `at`: the nearest existing directory. `kind`: its type, as in mount(8).
 

@@ -18,6 +18,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.spec import parse_stages
 from ascendrun.core.jobs.plan import Folders, make_plan
 from ascendrun.core.network import candidate_bases
+from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.health.checks import CHECKS, NPU_CHECKS, choose_checks, run_checks
 from ascendrun.health.comparison import finding_line
@@ -36,7 +37,6 @@ from ascendrun.health.survey.facts import (
     PythonFacts,
     SshdFacts,
     TorchFacts,
-    Unreached,
     WriteResult,
 )
 from ascendrun.query.host_views import make_device_uses
@@ -343,7 +343,7 @@ def test_every_way_of_not_being_reached_has_its_own_code():
         "deadline": "unreachable",
     }
     for error, code in reasons.items():
-        findings = run_checks(CheckContext(facts={}, unreached={"n7": Unreached(error, "n7: it said no", "do this")}))
+        findings = run_checks(CheckContext(facts={}, unreached={"n7": Failure(error, "n7: it said no", "do this")}))
         assert [(one.code, one.severity, one.hosts) for one in findings] == [(code, Severity.FAIL, ("n7",))]
         assert str(findings[0].message).endswith(": it said no") and str(findings[0].hint) == "do this"
 

@@ -9,16 +9,17 @@ import pytest
 
 from ascendrun.cli.commands.doctor import exit_code, print_report, print_script
 from ascendrun.core.findings import Finding, Severity
+from ascendrun.core.node_messages import Failure
 from ascendrun.health.comparison import DoctorReport, make_report
 from ascendrun.health.survey.check_context import CheckContext
-from ascendrun.health.survey.facts import NodeFacts, Unreached
+from ascendrun.health.survey.facts import NodeFacts
 
 FAIL, WARN, NOTE = Severity.FAIL, Severity.WARN, Severity.NOTE
-GONE = Unreached("unreachable", "n9: no route to host", "check the cable")
+GONE = Failure("unreachable", "n9: no route to host", "check the cable")
 
 
 def report_of(
-    *findings: Finding, hosts: int = 3, unreached: dict[str, Unreached] | None = None, **facts: Any
+    *findings: Finding, hosts: int = 3, unreached: dict[str, Failure] | None = None, **facts: Any
 ) -> DoctorReport:
     world = CheckContext(
         facts={f"n{number}": NodeFacts(f"n{number}", **facts) for number in range(1, hosts + 1)},
