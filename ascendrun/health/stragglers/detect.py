@@ -82,9 +82,6 @@ class _Window:
     def excess_s(self, rank: int) -> float:
         return self.values[rank] - self.others_s
 
-    def begin_s(self, rank: int) -> float | None:
-        return self.begins.get(rank)
-
 
 Value = Callable[[StepTimes], Optional[float]]
 Steps = Mapping[int, Sequence[StepTimes]]
@@ -97,21 +94,24 @@ def find_stragglers(
 
     `steps`: of each rank, oldest first. `samples`: of the job's hosts, any number per device, in order of time.
     """
-    slow: dict[int, _Slow] = {}
     known = {rank: found for rank, found in steps.items() if rank in hosts_of_ranks and found}
     compared, by_time = _slow_by_time(known)
-    slow.update(by_time)
-    for rank, found in _slow_ranks(known, lambda one: one.data_s, of_step=True)[1].items():
-        slow.setdefault(rank, found)
+    slow = {**_slow_ranks(known, lambda one: one.data_s, of_step=True)[1], **by_time}
     places = Places.of(samples, hosts_of_ranks)
-    stragglers = [
-        _describe(host, rank, ranks, slow, known, samples, places, now_s)
-        for host, rank, ranks in _by_host(slow, hosts_of_ranks)
-    ]
-    for host, rank, mark in slow_by_metrics(
-        samples, places, without=set(slow), compared=compared, since_s=now_s - STARTED_S
-    ):
-        stragglers.append(Straggler(rank, host, (rank,), None, None, None, mark.cause, (mark,)))
+    stragglers = []
+    for host, rank, ranks in _by_host(slow, hosts_of_ranks):
+        mine = [slow[one] for one in ranks]
+        begins = [one.since_s for one in mine if one.since_s is not None]
+        excess_s, step_s = median(one.excess_s for one in mine), median(one.step_s for one in mine)
+        figures_s = min([now_s - STARTED_S, *begins])
+        marks = find_marks(host, ranks, samples, places, lame=set(slow), since_s=figures_s)
+        waits = _waits_for_data(ranks, known, excess_s)
+        marks = marks if waits is None else (waits, *marks)
+        slower_by, fraction = round(median(one.slower_by for one in mine), 4), round(min(1.0, excess_s / step_s), 4)
+        since_s, cause = min(begins, default=None), likely_cause(marks)
+        stragglers.append(Straggler(rank, host, ranks, since_s, slower_by, fraction, cause, marks))
+    more = slow_by_metrics(samples, places, without=set(slow), compared=compared, since_s=now_s - STARTED_S)
+    stragglers += [Straggler(rank, host, (rank,), None, None, None, mark.cause, (mark,)) for host, rank, mark in more]
     return tuple(sorted(stragglers, key=lambda one: (-(one.slower_by or 0.0), one.host, one.ranks)))
 
 
@@ -173,7 +173,7 @@ def _slow_over(windows: Sequence[_Window], *, of_step: bool) -> tuple[set[int], 
             excess_s = median(window.excess_s(rank) for window in last)
             step_s = median(window.step_s for window in last)
             base_s = step_s if of_step else median(window.others_s for window in last)
-            slow[rank] = _Slow(windows[-streak].begin_s(rank), excess_s, step_s, 1.0 + excess_s / base_s)
+            slow[rank] = _Slow(windows[-streak].begins.get(rank), excess_s, step_s, 1.0 + excess_s / base_s)
     return compared, slow
 
 
@@ -248,36 +248,6 @@ def _by_host(
         else:
             found += [(host, rank, (rank,)) for rank in lame]
     return found
-
-
-def _describe(
-    host: str,
-    rank: int | None,
-    ranks: tuple[int, ...],
-    slow: Mapping[int, _Slow],
-    steps: Steps,
-    samples: Newest,
-    places: Places,
-    now_s: float,
-) -> Straggler:
-    mine = [slow[one] for one in ranks]
-    begins = [one.since_s for one in mine if one.since_s is not None]
-    since_s = min(begins) if begins else None
-    excess_s, step_s = median(one.excess_s for one in mine), median(one.step_s for one in mine)
-    figures_s = min(now_s - STARTED_S, since_s if since_s is not None else now_s)
-    marks = find_marks(host, ranks, samples, places, lame=set(slow), since_s=figures_s)
-    waits = _waits_for_data(ranks, steps, excess_s)
-    marks = marks if waits is None else (waits, *marks)
-    return Straggler(
-        rank,
-        host,
-        ranks,
-        since_s,
-        round(median(one.slower_by for one in mine), 4),
-        round(min(1.0, excess_s / step_s), 4),
-        likely_cause(marks),
-        marks,
-    )
 
 
 def _waits_for_data(ranks: Sequence[int], steps: Steps, excess_s: float) -> Mark | None:
