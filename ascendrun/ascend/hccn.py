@@ -62,26 +62,22 @@ _ASCTIME = re.compile(r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) {1,2}([0-9]{1,2}) ([0-9]{2
 _DEVICE = re.compile(r"\s*\[(?:devid|device) ([0-9]{1,5})\]\s?(.*)", re.DOTALL)
 
 
-@dataclass(frozen=True)
 class Link(Answer):
     is_up: bool | None = printed("link status", read=switch("UP", "DOWN"))
 
 
-@dataclass(frozen=True)
 class NetHealth(Answer):
     """One of NET_HEALTH_STATES; `Init` is normal while no address to detect is configured."""
 
     status: str | None = printed("net health status", read=choice(*NET_HEALTH_STATES))
 
 
-@dataclass(frozen=True)
 class Fec(Answer):
     """One of FEC_MODES; `no FEC mode` is a fault on a training port."""
 
     mode: str | None = printed("fec mode", read=choice(*FEC_MODES))
 
 
-@dataclass(frozen=True)
 class Address(Answer):
     """Output of `-ip`: `is_set` is False if the output is empty, None after an error or an unreadable line."""
 
@@ -90,7 +86,6 @@ class Address(Answer):
     netmask: str | None = printed("netmask", read=read_ip)
 
 
-@dataclass(frozen=True)
 class Tls(Answer):
     """All ranks of a job must have the same `is_enabled`."""
 
@@ -99,7 +94,6 @@ class Tls(Answer):
     alarm_days: int | None = None
 
 
-@dataclass(frozen=True)
 class Ping(Answer):
     device_id: int | None = None
     address: str | None = None
@@ -107,7 +101,6 @@ class Ping(Answer):
     received: int | None = None
 
 
-@dataclass(frozen=True)
 class Counters(Answer):
     """Counters by the tool's names. Duplicate names, or names without a number, are omitted and reported."""
 
@@ -119,7 +112,6 @@ def _milliwatts(text: str) -> float | None:
     return read_float(found[1], 0, 1000) if found else None
 
 
-@dataclass(frozen=True)
 class Optical(Answer):
     """The optical module. `flags` by name: 0 is healthy, None is printed as NA; received power by lane."""
 
@@ -137,7 +129,6 @@ class LinkChange:
     is_up: bool
 
 
-@dataclass(frozen=True)
 class LinkHistory(Answer):
     """Output of `-link_stat`: `changes` newest first; () if the tool prints NA, None if it prints nothing.
 

@@ -54,7 +54,6 @@ def _intervals(text: str) -> tuple[Interval, ...] | None:
     return tuple(Interval(found[1].strip(), found[2].strip()) for found in _INTERVAL.finditer(text))
 
 
-@dataclass(frozen=True)
 class DriverVersion(Answer):
     """driver/version.info. `firmware_intervals`: firmware supported by this driver; () if the file lists none."""
 
@@ -62,7 +61,6 @@ class DriverVersion(Answer):
     firmware_intervals: tuple[Interval, ...] = printed("compatible_version_fw", read=_intervals, default=())
 
 
-@dataclass(frozen=True)
 class FirmwareVersion(Answer):
     """firmware/version.info. `driver_intervals`: drivers supported by this firmware."""
 
@@ -70,7 +68,6 @@ class FirmwareVersion(Answer):
     driver_intervals: tuple[Interval, ...] = printed("compatible_version_drv", read=_intervals, default=())
 
 
-@dataclass(frozen=True)
 class CannVersion(Answer):
     """ascend_toolkit_install.info, ascend_nnae_install.info. `kind`: toolkit, nnae, or the package's own name."""
 
@@ -80,7 +77,6 @@ class CannVersion(Answer):
     path: str | None = printed("path")
 
 
-@dataclass(frozen=True)
 class DriverInstall(Answer):
     """/etc/ascend_install.info. `is_complete` None: not in the file; npu-smi warns unless it is complete."""
 
@@ -98,7 +94,6 @@ class Component:
     cann_version: str
 
 
-@dataclass(frozen=True)
 class Components(Answer):
     """version.cfg: the CANN that each part comes from; more than one version is a mixed install."""
 
@@ -121,7 +116,6 @@ class HccnPort:
     address_inet6: str | None = None
 
 
-@dataclass(frozen=True)
 class HccnConf(Answer):
     """The ports by the number in their keys. `unparsed`: unknown keys, invalid values, duplicate lines."""
 

@@ -94,7 +94,6 @@ class NpuProcess:
     memory_mb: int | None
 
 
-@dataclass(frozen=True)
 class NpuSmiInfo(Answer):
     """The output of one `npu-smi info`. `processes` None: the process table is missing.
 

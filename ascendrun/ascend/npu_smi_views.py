@@ -44,7 +44,6 @@ _BOARD_NOT_KEPT = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
 class Board(Answer):
     """Output of `-t board`; with `-c` the chip's board. `compatibility` (driver with firmware) needs root."""
 

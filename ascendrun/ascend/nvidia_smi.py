@@ -67,7 +67,6 @@ class Gpu:
     ecc_errors: int | None = printed("ecc.errors.uncorrected.volatile.total", read=_amount(2**62))
 
 
-@dataclass(frozen=True)
 class Gpus(Answer):
     """All GPUs. `gpus` None: the output is not such a table; `unparsed` has its lines."""
 
@@ -83,7 +82,6 @@ class GpuApp:
     memory_mb: int | None = printed("used_memory", read=_amount(_MOST_MIB))
 
 
-@dataclass(frozen=True)
 class GpuApps(Answer):
     """All processes. `apps` None: the output is not such a table; (): no process."""
 

@@ -14,7 +14,7 @@ from re import Pattern
 from typing import Any, Callable, TypeVar
 
 from ascendrun.ascend.tables import load_table
-from ascendrun.core.dataclass import dataclass
+from ascendrun.core.dataclass import dataclass, dataclass_transform, make_frozen
 from ascendrun.text import Text
 
 # A last line without its line break may be truncated: no number or free text may end at this mark.
@@ -190,9 +190,16 @@ def split_errors(lines: Iterable[str]) -> tuple[tuple[ToolError, ...], list[str]
 # ---------------------------------------------------------------- dataclasses of printed values
 
 
+def printed(*names: str, read: Read = read_text, default: Any = None) -> Any:
+    """Return the default of a field that holds the value printed under one of `names`."""
+    return field(default=default, metadata={"names": names, "read": read})
+
+
 @dataclass(frozen=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Answer:
-    """What a parser returns: the tool's errors, the lines that were not understood, and more in each kind of answer.
+    """What a parser returns: the tool's errors, the lines that were not understood, and more in each kind of answer,
+    which is a frozen dataclass.
 
     A field with `printed` has the value of the first of its names in the output; None: missing or unreadable.
     """
@@ -200,13 +207,11 @@ class Answer:
     errors: tuple[ToolError, ...] = ()
     unparsed: tuple[str, ...] = ()
 
+    def __init_subclass__(cls) -> None:
+        make_frozen(cls)
+
 
 Read = Callable[[str], Any]
-
-
-def printed(*names: str, read: Read = read_text, default: Any = None) -> Any:
-    """Return the default of a field that holds the value printed under one of `names`."""
-    return field(default=default, metadata={"names": names, "read": read})
 
 
 def whole(high: int, low: int = 0) -> Read:
