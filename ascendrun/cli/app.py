@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import click
 
 from ascendrun import __version__
-from ascendrun.cli.command import HELP_WIDTH, RENAMED_COMMANDS, CliCommand, UsageError, lang_option, translated_help
+from ascendrun.cli.options import HELP_WIDTH, RENAMED_COMMANDS, CliCommand, UsageError, lang_option, translated_help
 from ascendrun.text import Text, closest
 
 if TYPE_CHECKING:
@@ -38,12 +38,14 @@ COMMANDS = (
     CommandEntry("show", "show", "Show one job: nodes, ranks, events."),
     CommandEntry("top", "top", "Show every NPU live: load, health, rank, stragglers."),
     CommandEntry("logs", "logs", "Print or follow the output of a job's ranks."),
-    CommandEntry("events", "events", "Print or follow the events of jobs."),
+    CommandEntry("events", "logs", "Print or follow the events of jobs.", attribute="events_command"),
     CommandEntry("report", "report", "Write an HTML report of a job: training, time, cost."),
     CommandEntry("explain", "explain", "Find the first failing rank, the cause, the confidence and a fix."),
     CommandEntry("stacks", "explain", "Show what each rank of a running job does.", attribute="stacks_command"),
     CommandEntry("shell", "exec", "Open a shell next to a running rank.", attribute="shell_command"),
-    CommandEntry("bundle", "bundle", "Pack the records and logs of a job without credentials."),
+    CommandEntry(
+        "bundle", "fetch", "Pack the records and logs of a job without credentials.", attribute="bundle_command"
+    ),
     CommandEntry("fetch", "fetch", "Fetch files that a job left on its nodes."),
     CommandEntry("cp", "fetch", "Copy files from hosts, or to hosts.", attribute="cp_command"),
     CommandEntry("stop", "stop", "Stop jobs after they have saved a checkpoint."),
@@ -55,9 +57,9 @@ COMMANDS = (
     CommandEntry("schema", "job_files", "Print the JSON Schema of job files, or one key of it.", attribute="schema"),
     CommandEntry("init", "job_files", "Write a job file or hostfile from a template.", attribute="init"),
     CommandEntry("demo", "demo", "Show the main features on two simulated nodes."),
-    CommandEntry("sim", "sim", "Run a command on simulated NPUs with the real torch_npu."),
+    CommandEntry("sim", "demo", "Run a command on simulated NPUs with the real torch_npu.", attribute="sim_command"),
     CommandEntry("doctor", "doctor", "Check hosts: find differences, faults and fixes."),
-    CommandEntry("env", "env", "Show the environment of a rank on each host."),
+    CommandEntry("env", "doctor", "Show the environment of a rank on each host.", attribute="env_command"),
     CommandEntry("nodes", "nodes", "Show whether hosts are reachable, and their resources."),
     CommandEntry("leases", "nodes", "List what uses devices and ports on hosts.", attribute="leases_command"),
     CommandEntry("release", "nodes", "State that no process of a job is left on hosts.", attribute="release_command"),
@@ -67,9 +69,9 @@ COMMANDS = (
     CommandEntry("exec", "exec", "Run a command on hosts; identical output is printed once."),
     CommandEntry("rm", "config", "Remove ended jobs with all their files.", attribute="rm_command"),
     CommandEntry("prune", "config", "Remove old logs of ended jobs.", attribute="prune_command"),
-    CommandEntry("trust", "trust", "Show and record the SSH host keys of hosts."),
+    CommandEntry("trust", "nodes", "Show and record the SSH host keys of hosts.", attribute="trust_command"),
     CommandEntry("notify", "config", "Show the targets of notifications and test them.", attribute="notify_command"),
-    CommandEntry("metrics", "metrics", "Export the data of top to Prometheus."),
+    CommandEntry("metrics", "top", "Export the data of top to Prometheus.", attribute="metrics_command"),
     CommandEntry("config", "config", "Show settings and their origin."),
     CommandEntry("completion", "completion", "Print shell completion for bash, zsh or fish."),
     CommandEntry("man", "completion", "Write the man pages to a directory.", attribute="man_command"),

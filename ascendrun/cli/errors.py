@@ -10,11 +10,10 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ascendrun.cli.command import UsageError
 from ascendrun.cli.output import sanitise, sanitise_line, width_of, wrap
 from ascendrun.core.errors import AscendrunError, InvalidInputError
 from ascendrun.text import Text, language
@@ -24,6 +23,24 @@ if TYPE_CHECKING:
 
 EXCERPT_CHARACTERS = 100
 SOURCE_LIMIT_BYTES = 4 * 1024 * 1024
+
+
+class UsageError(click.UsageError):
+    """An invalid command line: exit code 2. `hint`: None: the command that prints the help."""
+
+    def __init__(self, message: Text, *, hint: Text | str | None = None, ctx: click.Context | None = None) -> None:
+        super().__init__(str(message), ctx)
+        self.text, self.hint = message, hint
+
+    @classmethod
+    def of(cls, key: str, english: str, hint: str | None = None, /, **values: Any) -> UsageError:
+        """Make an error as `AscendrunError.of`."""
+        return cls(Text(key, english, **values), hint=None if hint is None else Text(f"{key}.hint", hint, **values))
+
+
+def exclusive(one: str, other: str) -> Text:
+    """Return the message that two flags exclude each other."""
+    return Text("cli.exclusive", "{one} cannot be combined with {other}", one=one, other=other)
 
 
 def print_error(error: Exception, state_dir: Callable[[], Path]) -> int:

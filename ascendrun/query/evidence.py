@@ -41,7 +41,7 @@ from ascendrun.health.diagnosis.lines.devices import (
 )
 from ascendrun.health.diagnosis.lines.launchers import error_lines
 from ascendrun.node.records import event_generations, read_events
-from ascendrun.query.stream_tail import Budget, budget_for, last_arrival_s, read_tail, read_text_lines
+from ascendrun.query.log_reader import Budget, budget_for, last_arrival_s, read_tail, read_text_lines
 from ascendrun.text import Text
 
 if TYPE_CHECKING:

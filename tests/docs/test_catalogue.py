@@ -122,7 +122,7 @@ def test_every_row_of_a_table_is_in_chinese_with_the_same_placeholders() -> None
 
 def test_every_command_has_help_in_chinese() -> None:
     from ascendrun.cli.app import summary_of
-    from ascendrun.cli.command import option_help, translated_help
+    from ascendrun.cli.options import option_help, translated_help
 
     english = []
     try:

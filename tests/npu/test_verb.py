@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from ascendrun.cli.commands.sim import NOTE
+from ascendrun.cli.commands.demo import NOTE
 from tests.programs.conftest import REPO
 
 DEADLINE_S = 800.0

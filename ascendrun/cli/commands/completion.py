@@ -12,8 +12,7 @@ from click.shell_completion import get_completion_class
 from ascendrun import __version__
 from ascendrun.cli import COMPLETE_VARIABLE, PROGRAM
 from ascendrun.cli.app import COMMANDS, CommandEntry, cli, summary_of
-from ascendrun.cli.command import CliCommand, option_help, translated_help
-from ascendrun.cli.options import cli_command
+from ascendrun.cli.options import CliCommand, cli_command, option_help, translated_help
 from ascendrun.text import Text
 
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.command import UsageError
-from ascendrun.cli.options import Duration, cli_command, output_option
+from ascendrun.cli.options import Duration, UsageError, cli_command, output_option
 from ascendrun.cli.output import PEOPLE, Column, describe_memory, describe_time, print_rows, sanitise_line
 from ascendrun.cluster import PruneReply, SettingView
 from ascendrun.text import Text, suggestion

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ascendrun.cli.command import UsageError
-from ascendrun.cli.options import cli_command
+from ascendrun.cli.options import UsageError, cli_command
 from ascendrun.cli.output import Column, format_table, labelled
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.text import Text

@@ -1,16 +1,25 @@
-"""nodes: show whether hosts are reachable, and their state. drain, undrain, lost, release: change their state."""
+"""nodes: whether hosts are reachable, and their state. drain, undrain, lost, release: change it. trust: host keys."""
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING
 
 import click
 
 from ascendrun.cli.errors import describe_error
-from ascendrun.cli.options import Duration, cli_command, hostfile_option, hosts_of, output_option, parse_host_names
+from ascendrun.cli.options import (
+    Duration,
+    UsageError,
+    cli_command,
+    hostfile_option,
+    hosts_of,
+    output_option,
+    parse_host_names,
+)
 from ascendrun.cli.outcome import print_held
-from ascendrun.cli.output import PEOPLE, Column, describe_memory, describe_time, labelled, print_rows
+from ascendrun.cli.output import PEOPLE, Column, describe_memory, describe_time, format_table, labelled, print_rows
 from ascendrun.cluster import DeviceUse, HostStatus, MachineView
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.findings import Severity
@@ -21,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ascendrun.cli.context import CliContext
+    from ascendrun.cluster import HostKeyScan
+    from ascendrun.core.hosts import Host
 
 TIMEOUT_S = 90.0
 
@@ -292,3 +303,102 @@ NODE_COLUMNS = (
     Column("HELD", _describe_held),
     Column("ERROR", lambda status: str(status.error or "")),
 )
+
+
+@cli_command(
+    "trust",
+    examples="""
+    ascendrun trust --hostfile hostfiles/cluster.hosts
+    ascendrun trust 'npu[01-16]' --yes            # in a script, where the network is trusted
+    ascendrun trust --replace npu07               # after it was reinstalled
+""",
+)
+@click.argument("hosts", nargs=-1, metavar="[HOSTS]...")
+@hostfile_option
+@click.option("--yes", "-y", is_flag=True, help="Record the keys without confirmation.")
+@click.option("--replace", is_flag=True, help="Replace a recorded key that differs.")
+@click.option("--print", "prints", is_flag=True, help="Print the keys as known_hosts lines; record nothing.")
+@click.pass_obj
+def trust_command(
+    ctx: CliContext, hosts: tuple[str, ...], hostfile: str | None, yes: bool, replace: bool, prints: bool
+) -> int:
+    """Show the SSH host keys (SHA256 fingerprints) of hosts and record them after confirmation.
+
+    Compare with `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` on the console of the host.
+    """
+    chosen = [host for host in _choose(ctx, hosts, hostfile) if not host.is_local]
+    scans = _scan(ctx, chosen)
+    _show(scans, prints=prints)
+    if not prints:
+        _record(ctx, scans, yes=yes, replaces=replace)
+    return _print_unscanned(ctx, scans, replaces=replace or prints)
+
+
+def _choose(ctx: CliContext, names: tuple[str, ...], hostfile: str | None) -> tuple[Host, ...]:
+    if hostfile is None:
+        return parse_host_names(list(names)) if names else hosts_of(ctx, hostfile=None)
+    return ctx.cluster.hosts.select(",".join(names) or None, hostfile=hostfile)
+
+
+def _scan(ctx: CliContext, hosts: Sequence[Host]) -> list[HostKeyScan]:
+    """Return one scan for each host, in their order."""
+
+    def progress(found: Sequence[HostKeyScan]) -> Text:
+        return Text("trust.progress", "{done}/{count} hosts responded", done=len(found), count=len(hosts))
+
+    scans = {scan.host.name: scan for scan in ctx.gather(ctx.cluster.hosts.scan_keys(hosts), progress)}
+    return [scans[host.name] for host in hosts]
+
+
+def _show(scans: Sequence[HostKeyScan], *, prints: bool) -> None:
+    if prints:
+        for scan in scans:
+            if scan.key is not None:
+                print(f"{scan.known_name} {scan.key.type} {scan.key.base64}")
+        return
+    sys.stdout.write(
+        format_table(
+            scans,
+            [
+                Column("HOST", lambda scan: scan.host.name),
+                Column("TYPE", lambda scan: "-" if scan.key is None else scan.key.short_type),
+                Column("FINGERPRINT", lambda scan: "-" if scan.key is None else scan.key.fingerprint),
+                Column("STATE", lambda scan: scan.state),
+            ],
+        )
+    )
+    sys.stdout.flush()
+
+
+def _record(ctx: CliContext, scans: Sequence[HostKeyScan], *, yes: bool, replaces: bool) -> None:
+    """Record new keys, and with `replaces` changed ones. Raises UsageError where stdin is not a terminal."""
+    chosen = [scan for scan in scans if scan.state == "new" or (replaces and scan.state == "CHANGED")]
+    if not chosen:
+        return
+    if not yes:
+        if not sys.stdin.isatty():
+            message = Text("trust.confirm-needed", "{count:plural key keys} not recorded", count=len(chosen))
+            raise UsageError(message, hint=Text("trust.add-yes", "compare the fingerprints, then add --yes"))
+        question = Text("trust.confirm", "Record {count:plural key keys}?", count=len(chosen))
+        if not click.confirm(str(question), err=True):
+            ctx.say("trust.nothing", "no key was recorded")
+            return
+    ctx.cluster.hosts.record_keys(chosen, replaces=replaces)
+    ctx.say("trust.recorded", "recorded {count:plural key keys}", count=len(chosen))
+
+
+def _print_unscanned(ctx: CliContext, scans: Sequence[HostKeyScan], *, replaces: bool) -> int:
+    """Return 0; 5 when no host was reached or a key has changed; 6 when some hosts were not reached."""
+    missed = [scan for scan in scans if scan.error is not None]
+    for scan in missed:
+        assert scan.error is not None
+        ctx.error(scan.error.message, scan.error.hint)
+    changed = [scan.host.name for scan in scans if scan.state == "CHANGED"]
+    if changed and not replaces:
+        message = Text("trust.changed", "{hosts:hosts}: the host key differs from the recorded one", hosts=changed)
+        command = f"ascendrun trust --replace {' '.join(changed)}"
+        ctx.error(message, Text("trust.replace", "if the host was reinstalled: {command}", command=command))
+        return 5
+    if not missed:
+        return 0
+    return 5 if len(missed) == len(scans) else 6

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.command import UsageError, exclusive
-from ascendrun.cli.options import cli_command, list_output_option, parse_since
+from ascendrun.cli.options import UsageError, cli_command, exclusive, list_output_option, parse_since
 from ascendrun.cli.outcome import print_held
 from ascendrun.cli.output import (
     PEOPLE,

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ascendrun.cli.command import UsageError, exclusive
-from ascendrun.cli.options import cli_command, hostfile_option, output_option
+from ascendrun.cli.options import UsageError, cli_command, exclusive, hostfile_option, output_option
 from ascendrun.cli.outcome import follow_job, print_outcome, print_outputs
 from ascendrun.cli.output import PEOPLE, describe_seconds, print_record, sanitise
 from ascendrun.core.jobs.plan_text import render_text

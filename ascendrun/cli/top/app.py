@@ -16,8 +16,7 @@ from textual.worker import get_current_worker
 
 from ascendrun.cli.output import cut
 from ascendrun.cli.top.columns import HOST_COLUMNS, JOB_COLUMNS, ROW_COLUMNS, lay_out
-from ascendrun.cli.top.detail import DetailScreen
-from ascendrun.cli.top.screens import EventScreen, LogScreen, RowsTable, TextScreen, plain
+from ascendrun.cli.top.screens import DetailScreen, EventScreen, LogScreen, RowsTable, TextScreen, plain
 from ascendrun.cli.top.text import NO_ROWS, clock, failure_of, host_style, row_style, totals_line, why_no_data
 from ascendrun.health.top.view import (
     SORTS,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import click
 
 from ascendrun.cli.app import ALIASES, cli
-from ascendrun.cli.command import CliCommand
 from ascendrun.cli.commands.completion import description_of, options_of, usage_of, visible_commands
+from ascendrun.cli.options import CliCommand
 
 HEAD = """# Command-line reference
 

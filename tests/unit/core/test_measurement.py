@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ascendrun.cli.top.columns import host_columns, metric_columns
-from ascendrun.cli.top.detail import DetailPage
+from ascendrun.cli.top.screens import DetailPage
 from ascendrun.core.measurement import Column, HostColumn, metric, metrics_of
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.head.state.sample_store import SampleStore

@@ -13,8 +13,7 @@ pytest.importorskip("textual")
 
 from textual.widgets import Input
 
-from ascendrun.cli.top.detail import DetailScreen
-from ascendrun.cli.top.screens import EventScreen, LogScreen, TextScreen
+from ascendrun.cli.top.screens import DetailScreen, EventScreen, LogScreen, TextScreen
 from ascendrun.cluster import Cluster
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.settings import Settings

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ascendrun.cli.commands.sim import choose_target, command_of, python_of
+from ascendrun.cli.commands.demo import choose_target, command_of, python_of
 from ascendrun.core.errors import PreflightError
 
 
