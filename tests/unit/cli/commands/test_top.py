@@ -23,7 +23,6 @@ from tests.lib.story_cluster import Run
 from tests.lib.terminal import PseudoTerminal
 from tests.lib.top_world import TopWorld, controller_lock, make_usual_world
 
-pytestmark = pytest.mark.slow
 WITH = "import sys; from ascendrun.cli import main; sys.exit(main(sys.argv[1:]))"
 WITHOUT = "import sys; sys.modules['textual'] = None; " + WITH[len("import sys; ") :]
 
@@ -57,6 +56,7 @@ class Terminal(PseudoTerminal):
         return self.text
 
 
+@pytest.mark.slow
 def test_on_a_terminal_it_has_keys_and_q_ends_it(world: TopWorld) -> None:
     with Terminal(world, WITH, "top") as terminal:
         terminal.wait_for("npu01", "qwen32b-lora", "Filter")
@@ -66,6 +66,7 @@ def test_on_a_terminal_it_has_keys_and_q_ends_it(world: TopWorld) -> None:
         assert terminal.end() == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_too(world: TopWorld) -> None:
     with Terminal(world, WITHOUT, "top") as terminal:
         terminal.wait_for("npu01")
@@ -74,6 +75,7 @@ def test_ctrl_c_ends_it_too(world: TopWorld) -> None:
         assert terminal.raw.rstrip().endswith(b"\x1b[?1049l")  # the screen that was there before is back
 
 
+@pytest.mark.slow
 def test_without_textual_a_plain_view_says_what_to_install_and_looks_again(world: TopWorld) -> None:
     with Terminal(world, WITHOUT, "top", "--interval", "0.1s") as terminal:
         seen = terminal.wait_for("npu01", "1040/5000", "pip install 'ascendrun[tui]'")
@@ -83,6 +85,7 @@ def test_without_textual_a_plain_view_says_what_to_install_and_looks_again(world
 
 
 @pytest.mark.parametrize("code", [WITH, WITHOUT])
+@pytest.mark.slow
 def test_without_colour_there_is_none(world: TopWorld, code: str) -> None:
     with Terminal(world, code, "top", "npu0*", NO_COLOR="1") as terminal:
         terminal.wait_for("npu01", "RUNNING")
@@ -96,6 +99,7 @@ def test_without_colour_there_is_none(world: TopWorld, code: str) -> None:
                 assert not any(part in (b"31", b"32", b"33", b"34", b"35", b"36") for part in parts)
 
 
+@pytest.mark.slow
 def test_a_dumb_terminal_gets_the_print(world: TopWorld) -> None:
     with Terminal(world, WITH, "top", TERM="dumb") as terminal:
         assert terminal.end() == 0
