@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.segment import Segment
@@ -299,40 +300,40 @@ class DetailScreen(LiveScreen):
         if view is None:
             return self._row, None
         for row in view.rows:
-            if place_of(row) == place_of(self._row):
+            if key_of(row) == key_of(self._row):
                 self._row = row
                 break
         return self._row, next((host for host in view.hosts if host.host == self._row.host), None)
 
 
-def place_of(row: TopRow) -> tuple[object, ...]:
-    return row.host, row.device, row.job, row.rank
-
-
+@dataclass(frozen=True)
 class DetailPage:
     """The text of the page; `bars`: characters of each sparkline."""
 
-    def __init__(
-        self, row: TopRow, host: HostRow | None, *, span: str, since_s: float, until_s: float, bars: int
-    ) -> None:
-        self._row, self._host, self._span = row, host, span
-        self._since_s, self._until_s, self._bars = since_s, until_s, bars
+    row: TopRow
+    host: HostRow | None
+    span: str
+    since_s: float
+    until_s: float
+    bars: int
 
     def lines(
         self, devices: tuple[DeviceSample, ...], hosts: tuple[HostSample, ...], ranks: tuple[RankSample, ...]
     ) -> list[str]:
-        row, host = self._row, self._host
+        row, host = self.row, self.host
         lines = [*self._who(), ""]
         if row.device is not None:
             lines += [self._head(DEVICE), *self.metric_lines(DeviceSample, row.metrics, devices), ""]
         if row.rank is not None:
-            lines += [self._head("rank"), *self._of_rank(ranks), ""]
+            lines += [self._head("rank"), *self.metric_lines(RankSample, row.rank_metrics, ranks)]
+            lines += self.metric_lines(Progress, row.progress)
+            lines += [self._plain(RELATIVE, relative(row.slower_by)), ""]
         if host is not None:
             lines += [self._head(Text("top.host", "host")), *self.metric_lines(HostSample, host.metrics, hosts)]
         return lines
 
     def _who(self) -> list[str]:
-        row, now = self._row, self._row.metrics
+        row, now = self.row, self.row.metrics
         parts = [part for part in (now.name, now.health) if part]
         if now.link_up is not None:
             link = LINK_UP if now.link_up else LINK_DOWN
@@ -352,11 +353,6 @@ class DetailPage:
         problems = note(row)
         return [*lines, f"! {problems}"] if problems else lines
 
-    def _of_rank(self, series: tuple[RankSample, ...]) -> list[str]:
-        row = self._row
-        lines = self.metric_lines(RankSample, row.rank_metrics, series)
-        return [*lines, *self.metric_lines(Progress, row.progress), self._plain(RELATIVE, relative(row.slower_by))]
-
     def metric_lines(self, kind: type[Any], now: Any, series: tuple[Any, ...] = ()) -> list[str]:
         """Return a line for each metric of the page, with its history if there is a series."""
         lines = []
@@ -366,18 +362,14 @@ class DetailPage:
                 low, high = row.scale
                 if high is None and row.beside is not None and row.unit == "bytes":
                     high = getattr(now, row.beside)
-                lines.append(f"{line}  {self._history(series, name, low, high)}".rstrip())
+                points = [(sample.at_s, getattr(sample, name)) for sample in series]
+                buckets = in_buckets(points, since_s=self.since_s, until_s=self.until_s, count=self.bars)
+                lines.append(f"{line}  {sparkline(buckets, low=low, high=high)}".rstrip())
         return lines
 
     def _head(self, name: Text | str) -> str:
         space = " " * max(1, NAME_WIDTH + VALUE_WIDTH - width_of(str(name)) + 2)
-        return f"{name}{space}{Text('top.last-span', 'last {span}', span=self._span)}"
+        return f"{name}{space}{Text('top.last-span', 'last {span}', span=self.span)}"
 
     def _plain(self, name: Text | str, value: str) -> str:
         return f"{lay(str(name), NAME_WIDTH, is_right=False)}{lay(value, VALUE_WIDTH, is_right=True)}"
-
-    def _history(self, series: tuple[Any, ...], name: str, low: float | None, high: float | None) -> str:
-        """Return a sparkline; `low`, `high`: of its scale, None: of the values themselves."""
-        points = [(sample.at_s, getattr(sample, name)) for sample in series]
-        buckets = in_buckets(points, since_s=self._since_s, until_s=self._until_s, count=self._bars)
-        return sparkline(buckets, low=low, high=high)
