@@ -8,11 +8,10 @@ from dataclasses import field, replace
 from typing import Any
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
-from ascendrun.core.event_types.data import DATA_EVENTS
-from ascendrun.core.event_types.jobs import JOB_EVENTS, EventType, Severity
-from ascendrun.text import Text, from_json, to_json
+from ascendrun.core.event_types import EVENT_TYPES, EventType, Severity
+from ascendrun.text import Text, from_json, to_json, translations
 
-EVENTS: Mapping[str, EventType] = {row.code: row for row in (*JOB_EVENTS, *DATA_EVENTS)}
+EVENTS: Mapping[str, EventType] = {row.code: row for row in EVENT_TYPES}
 FOLD_S = 1.0
 """Seconds: events of one job this close that differ only in host, rank and measurement are merged into one line."""
 
@@ -37,11 +36,10 @@ class Event:
 
     def message(self) -> Text:
         """Return the event as a message. A code of a later release is returned as it is."""
-        kind = EVENTS.get(self.code)
         who = name_ranks(self.hosts, () if self.values.get("is_node") else self.ranks)
         own = {"hosts": self.hosts, "ranks": self.ranks, "attempt": self.attempt, "who": who}
-        english = kind.english if kind is not None else "{code}"
-        return Text(f"event.{self.code}", english, **{"code": self.code, **self.values, **own})
+        key = f"event.{self.code}"
+        return Text(key, translations("en").get(key, "{code}"), **{"code": self.code, **self.values, **own})
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; `from_json` reads them back, texts included."""

@@ -6,9 +6,9 @@ A `Text` is transmitted and stored as data. `str()` renders it for output, in th
 (`use_language`). The English template is the source. zh.json has the Chinese templates by key; a key that is
 missing there is rendered in English. tests/docs checks that no key is missing.
 
-Findings, diagnoses, reasons of jobs and messages of nodes are known by a code: en.json has their English by key, and
-`listed` makes their texts. Tables with more than words (event codes, signatures) keep their English in the row and
-render through `fill`. Standard library only: programs on nodes use this package too.
+Findings, diagnoses, events, reasons of jobs and messages of nodes are known by a code: en.json has their English by
+key, and `listed` makes their texts. Tables of other files (signatures) keep their English in the row.
+Standard library only: programs on nodes use this package too.
 """
 
 from __future__ import annotations

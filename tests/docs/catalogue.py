@@ -84,13 +84,10 @@ def tables() -> Iterator[Message]:
     """The rows of tables that keep English next to their codes."""
     from ascendrun.ascend.signatures import signatures
     from ascendrun.ascend.tables import load_table
-    from ascendrun.core.events import EVENTS
     from ascendrun.core.jobfile.spec import load_programs
     from ascendrun.head.ssh.openssh import OUTPUTS
     from ascendrun.text import translations
 
-    for code, kind in EVENTS.items():
-        yield Message(f"event.{code}", kind.english, None, "core/events.py")
     for key, english in translations("en").items():
         if not key.endswith(".fix"):  # a shell command
             yield Message(key, english, None, "text/en.json")

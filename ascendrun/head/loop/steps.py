@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.errors import ConflictError, NotFoundError
-from ascendrun.core.event_types.jobs import SEPARATE
+from ascendrun.core.event_types import SEPARATE
 from ascendrun.core.events import Event
 from ascendrun.head.state.state_dir import StoreDamagedError, StoreUnusableError
 from ascendrun.head.state.store import Store

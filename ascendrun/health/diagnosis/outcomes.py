@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ascendrun.core.event_types.jobs import SEPARATE
+from ascendrun.core.event_types import SEPARATE
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.reasons import Reason
 from ascendrun.health.diagnosis.evidence import Evidence, moment

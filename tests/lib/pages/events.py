@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ascendrun.core.event_types.jobs import EventType
+from ascendrun.core.event_types import EventType
 from ascendrun.core.events import EVENTS
 from ascendrun.text import translations
 
@@ -36,10 +36,9 @@ cause or null.
 
 def render_page() -> str:
     lines = [HEAD.rstrip(), "", "## Codes", "", "| Code | Severity | Meaning | Message |", "|---|---|---|---|"]
-    lines += [
-        f"| `{kind.code}` | {kind.severity.value} | {kind.meaning} | {_template(kind.english)} |"
-        for kind in EVENTS.values()
-    ]
+    for code, kind in EVENTS.items():
+        template = _template(translations("en")[f"event.{code}"])
+        lines.append(f"| `{code}` | {kind.severity.value} | {kind.meaning} | {template} |")
     lines += ["", "## Values", "", "| Code | Value | Meaning |", "|---|---|---|"]
     lines += [row for kind in EVENTS.values() for row in _values(kind)]
     lines += [

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.core.event_types.jobs import Severity
+from ascendrun.core.event_types import Severity
 from ascendrun.core.events import EVENTS, Event, JobEvent, fold_events
 from ascendrun.core.jobs.reasons import because
 from ascendrun.core.records import as_record

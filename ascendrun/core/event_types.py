@@ -1,4 +1,4 @@
-"""Type of an event, and those of jobs and hosts: code, severity, English template, meaning, values."""
+"""Types of events: code, severity, meaning, values."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ class Severity(str, Enum):
 
 
 class EventType(NamedTuple):
-    """One code: its English template, when it is written, and its values.
+    """One code: when it is written, and its values. text/en.json has its template, by `event.CODE`.
 
-    Templates may also use `{hosts}`, `{ranks}`, `{attempt}` and `{who}` ("ranks 0-3 on npu[01-02]", or the hosts).
+    A template may also use `{hosts}`, `{ranks}`, `{attempt}` and `{who}` ("ranks 0-3 on npu[01-02]", or the hosts).
     `folds`: the events of hosts and ranks at the same time are one line; `folded` values may then differ.
     """
 
     code: str
     severity: Severity
-    english: str
     meaning: str
     values: Mapping[str, str] = MappingProxyType({})
     folded: frozenset[str] | None = None
@@ -45,18 +44,11 @@ _JUDGED = {
     "stalled": "restarts since the last progress",
     "last_step": "newest step of the attempt; null: unknown",
 }
-JOB_EVENTS = (
-    EventType(
-        "submitted",
-        Severity.INFO,
-        "{name} submitted for {hosts:hosts}",
-        "A job was added to the queue.",
-        {"name": "name of the job"},
-    ),
+EVENT_TYPES = (
+    EventType("submitted", Severity.INFO, "A job was added to the queue.", {"name": "name of the job"}),
     EventType(
         "store-rebuilt",
         Severity.WARNING,
-        "job list was damaged or missing; {count:plural job jobs} rebuilt",
         "The controller replaced `state.db`. The event belongs to no job.",
         {
             "count": "number of rebuilt jobs",
@@ -67,14 +59,12 @@ JOB_EVENTS = (
     EventType(
         "job-rebuilt",
         Severity.WARNING,
-        "rebuilt from {source} after damage to the job list",
         "The job was missing from the job list, or its entry was damaged or outdated. Earlier events may be missing.",
         {"source": "where its state was found: record.json, job.json, records of the nodes, state.db or memory"},
     ),
     EventType(
         "state-changed",
         Severity.INFO,
-        "{state}: {reason}",
         "The job changed its state. With state FAILED the severity is error.",
         {
             "state": "new state",
@@ -89,7 +79,6 @@ JOB_EVENTS = (
     EventType(
         "diagnosed",
         Severity.INFO,
-        "{reason} [{confidence}]",
         "An attempt that failed was diagnosed. This is what failed first, from here on in every output.",
         {
             "reason": REASON,
@@ -97,20 +86,16 @@ JOB_EVENTS = (
             "confidence": "certain, likely or unknown",
         },
     ),
-    EventType(
-        "waiting", Severity.INFO, "{reason}", "What a queued job is waiting for has changed.", {"reason": REASON}
-    ),
+    EventType("waiting", Severity.INFO, "What a queued job is waiting for has changed.", {"reason": REASON}),
     EventType(
         "held",
         Severity.WARNING,
-        "{reason}",
         "Devices or ports of the job are in use by something else. Nothing was started; the job tries again.",
         {"reason": REASON, "by": "run id of the job that leases them; null: unknown, or no job"},
     ),
     EventType(
         "restarting",
         Severity.WARNING,
-        "attempt {attempt} failed ({kind}: {finding}); the next one starts after {pause_s:duration}",
         "The restart policy starts the job again. Hosts and ranks are the first to fail.",
         {
             **_JUDGED,
@@ -122,14 +107,12 @@ JOB_EVENTS = (
     EventType(
         "gave-up",
         Severity.ERROR,
-        "attempt {attempt} failed ({kind}: {finding}); not restarted by rule {rule}",
         "The restart policy does not start the job again. Hosts and ranks are the first to fail.",
         _JUDGED,
     ),
     EventType(
         "host-fenced",
         Severity.WARNING,
-        "{hosts:hosts} unreachable; the job restarts on other hosts, and the old attempt cannot change its checkpoints",
         "The next attempt starts although a host of the last one does not respond.",
         {"by": "epoch (docs/epochs.md), or lease: the host has ended its ranks by itself (restart.fence_after_s)"},
         frozenset(),
@@ -137,7 +120,6 @@ JOB_EVENTS = (
     EventType(
         "host-given-up",
         Severity.WARNING,
-        "{hosts:hosts} reported as lost by {by}; checkpoints that only it has are given up",
         "A user ran `ascendrun lost` for a host that an attempt of the job has used.",
         {"by": "name of the user"},
         frozenset(),
@@ -145,7 +127,6 @@ JOB_EVENTS = (
     EventType(
         "restart-waits",
         Severity.WARNING,
-        "{reason}",
         "The next attempt waits until no process of the last one can be left on a host. `ascendrun lost HOST` states"
         " that the machine is gone.",
         {"reason": REASON},
@@ -153,35 +134,25 @@ JOB_EVENTS = (
     EventType(
         "stop-requested",
         Severity.INFO,
-        "stop requested with a grace period of {grace_s:duration}",
         "A user stopped the job.",
         {"grace_s": "seconds between SIGTERM and SIGKILL; 0 with --now"},
     ),
     EventType(
         "host-passed-over",
         Severity.WARNING,
-        "{hosts:hosts} passed over until {until_s:clock}: {why}",
         "A host was not ready for the job, so the job is placed on other hosts of its hostfile.",
         {"why": "what the host lacks, or why it is unreachable", "until_s": "until when the job does not use it"},
     ),
     EventType(
         "hold-started",
         Severity.INFO,
-        "held by {by}",
         "A user holds the job in the queue: it is not placed.",
         {"by": "name of the user"},
     ),
-    EventType(
-        "hold-ended",
-        Severity.INFO,
-        "hold by {by} ended",
-        "The job may be placed again.",
-        {"by": "name of the user who held it"},
-    ),
+    EventType("hold-ended", Severity.INFO, "The job may be placed again.", {"by": "name of the user who held it"}),
     EventType(
         "preflight-warning",
         Severity.WARNING,
-        "preflight warning: {warning}",
         "A check before the start found something that does not prevent it.",
         {
             "finding": "code of docs/checks.md; null: recorded by an earlier release",
@@ -192,7 +163,6 @@ JOB_EVENTS = (
     EventType(
         "rank-hung-at-exit",
         Severity.WARNING,
-        "{who} did not exit: {why}",
         "A rank finished its work, or another rank exited 0, but its process still runs.",
         {
             "cause": 'finished (its metrics have "done": true) or idle; null: unknown',
@@ -203,7 +173,6 @@ JOB_EVENTS = (
     EventType(
         "rank-killed-at-exit",
         Severity.WARNING,
-        "{who} finished but did not exit and was killed",
         "A rank that hung at its exit was killed after all others had ended.",
         {},
         frozenset(),
@@ -211,13 +180,11 @@ JOB_EVENTS = (
     EventType(
         "adopted",
         Severity.WARNING,
-        "attempt {attempt} found on {hosts:hosts} and adopted",
         "An attempt ran that the job list did not have; the job was rebuilt from a copy on a node.",
     ),
     EventType(
         "node-lost",
         Severity.ERROR,
-        "{hosts:hosts} lost: {why}",
         "The job's processes on a host are gone, and no end was recorded.",
         {
             "why": "rebooted (another boot id), directory-gone (same boot id, but neither records nor processes) or "
@@ -228,8 +195,6 @@ JOB_EVENTS = (
     EventType(
         "processes-remain",
         Severity.ERROR,
-        "{hosts:hosts}: {count:plural process processes} ({pids}) did not exit after SIGKILL (blocked in a driver or"
-        " NFS); no job starts on the host until they are gone",
         "Processes of the job cannot be killed. The host is held until they exit or it is rebooted.",
         {
             "pids": "process ids",
@@ -241,7 +206,6 @@ JOB_EVENTS = (
     EventType(
         "leftovers-gone",
         Severity.INFO,
-        "{hosts:hosts}: the processes that did not exit after SIGKILL are gone",
         "The processes of event processes-remain are gone; the host is free.",
         {},
         frozenset(),
@@ -249,7 +213,6 @@ JOB_EVENTS = (
     EventType(
         "processes-gone",
         Severity.INFO,
-        "{hosts:hosts} reachable again; no process of the job remains",
         "A host of which this was unknown confirmed that all processes of the job have exited.",
         {},
         frozenset(),
@@ -257,7 +220,6 @@ JOB_EVENTS = (
     EventType(
         "host-released",
         Severity.WARNING,
-        "{hosts:hosts} released by {by}",
         "A user stated with `ascendrun release` that no process of the job is left on the host.",
         {"by": "name of the user", "state": "unconfirmed or leftovers"},
         frozenset(),
@@ -265,7 +227,6 @@ JOB_EVENTS = (
     EventType(
         "spares-missing",
         Severity.WARNING,
-        "{found} of {count} spare hosts",
         "Too few hosts were free for the spares of the job when it was placed. Any free host can still replace one.",
         {"found": "spares that the attempt has", "count": "`spare_nodes` of the job file"},
         frozenset(),
@@ -273,7 +234,6 @@ JOB_EVENTS = (
     EventType(
         "spare-ready",
         Severity.INFO,
-        "{hosts:hosts} ready as a spare: examined, and the code of the job is there",
         "A spare of a running job passed the light checks. It is examined every 5 minutes.",
         {},
         frozenset(),
@@ -281,14 +241,12 @@ JOB_EVENTS = (
     EventType(
         "spare-not-ready",
         Severity.WARNING,
-        "{hosts:hosts} not ready as a spare: {finding}",
         "A spare of a running job could not replace another host now.",
         {"finding": "text: what the checks found, or why the host does not respond"},
     ),
     EventType(
         "host-strike",
         Severity.WARNING,
-        "{hosts:hosts}: strike {count}: {reason}",
         "A failure or a check in the background blames one host. Two strikes within 7 days put it into quarantine. The"
         " event belongs to no job.",
         {"reason": REASON, "count": "strikes within 7 days"},
@@ -296,7 +254,6 @@ JOB_EVENTS = (
     EventType(
         "host-closed",
         Severity.WARNING,
-        "{hosts:hosts}: {state} by {by}: {reason}",
         "No job is placed on the host. The event belongs to no job.",
         {
             "state": "quarantined or drained",
@@ -309,7 +266,6 @@ JOB_EVENTS = (
     EventType(
         "host-opened",
         Severity.INFO,
-        "{hosts:hosts} open to jobs again, by {by}",
         "A user, or a passed `doctor --deep`, ended what closed the host. The event belongs to no job.",
         {"by": "name of the user", "how": "undrain or deep"},
         frozenset(),
@@ -317,27 +273,16 @@ JOB_EVENTS = (
     EventType(
         "end-unconfirmed",
         Severity.WARNING,
-        "cannot confirm that all processes exited on {hosts:hosts}: unreachable; they are stopped when the host is"
-        " reachable again",
         "The job ended while hosts were unreachable. The hosts stay reserved until they confirm.",
     ),
     EventType(
-        "end-failed",
-        Severity.WARNING,
-        "{hosts:hosts} reachable, but cannot end the job's processes (full or failed disk?); the request is repeated",
-        "The job ended, but the agents on these hosts could not end its processes.",
+        "end-failed", Severity.WARNING, "The job ended, but the agents on these hosts could not end its processes."
     ),
-    EventType(
-        "unreachable",
-        Severity.WARNING,
-        "{hosts:hosts} unreachable; its ranks may still be running",
-        "The connection to hosts of a running job was lost.",
-    ),
-    EventType("reachable", Severity.INFO, "{hosts:hosts} reachable again", "The connection to hosts is back."),
+    EventType("unreachable", Severity.WARNING, "The connection to hosts of a running job was lost."),
+    EventType("reachable", Severity.INFO, "The connection to hosts is back."),
     EventType(
         "straggler",
         Severity.WARNING,
-        "straggler: {who}, {finding} (likely cause: {likely_cause})",
         "Ranks, or all ranks of a host, are slower than the others.",
         {
             "finding": "text: how much slower",
@@ -352,7 +297,6 @@ JOB_EVENTS = (
     EventType(
         "straggler-resolved",
         Severity.INFO,
-        "{who} no longer slow",
         "A straggler is as fast as the others again.",
         {"is_node": "true: the host was reported as a whole"},
         frozenset(),
@@ -360,7 +304,6 @@ JOB_EVENTS = (
     EventType(
         "hang",
         Severity.ERROR,
-        "hang: {finding}",
         "The job makes no progress, by at least two independent signs: docs/hangs.md. Its hosts and ranks are those"
         " that the others wait for; none: unknown.",
         {
@@ -376,19 +319,130 @@ JOB_EVENTS = (
     EventType(
         "hang-resolved",
         Severity.INFO,
-        "the job makes progress again after {quiet_s:duration}",
         "A job that was reported as hung completed a step, or its output continues.",
         {"quiet_s": "seconds without progress"},
     ),
     EventType(
         "separate-trainings",
         Severity.ERROR,
-        "{hosts:hosts}: the processes train without the other ranks (world size {world_size}); pass NNODES, NODE_RANK,"
-        " NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT to the launcher in the command, or form one process group",
         "Ranks of the job train separately. By the environment of their processes all ranks of a training are on this"
         " host, though the job has one process on each of several hosts. Or LLaMA-Factory, an example of transformers,"
         " Accelerate or Lightning prints a smaller world size than that of the job. The job fails, without a restart,"
         " unless `checks.skip` has `separate-trainings`.",
         {"world_size": "ranks of that training, as its processes have it in WORLD_SIZE or print it"},
+    ),
+    # What a job writes and what is copied of it: logs, outputs, checkpoints, records, notifications.
+    EventType(
+        "notification-failed",
+        Severity.WARNING,
+        "A notification could not be delivered.",
+        {
+            "target": "name of the target",
+            "kind": "kind of the notification; null: several",
+            "count": "how many notifications",
+            "reply": "text: response of the service, or why no attempt is made any more",
+        },
+    ),
+    EventType(
+        "file-truncated",
+        Severity.WARNING,
+        "A log file became shorter on the node.",
+        {"file": "name", "generation": "number of the rotated file", "size": "bytes"},
+    ),
+    EventType(
+        "file-unreadable",
+        Severity.WARNING,
+        "A log file cannot be read on the node.",
+        {"file": "name", "generation": "number of the rotated file", "error": "message of the node"},
+    ),
+    EventType(
+        "file-limited",
+        Severity.WARNING,
+        "A file of a rank is larger than the limit of its kind.",
+        {"file": "name", "generation": "number of the rotated file", "size": "bytes", "limit": "bytes"},
+    ),
+    EventType(
+        "outputs-fetched",
+        Severity.INFO,
+        "The declared outputs of a host are on the head node. The job has ended.",
+        {"files": "number", "size": "bytes", "directory": "path on the head node"},
+    ),
+    EventType(
+        "outputs-missing",
+        Severity.WARNING,
+        "The job has ended, and declared outputs do not exist on a host.",
+        {"patterns": "list of paths and patterns"},
+    ),
+    EventType(
+        "outputs-waiting", Severity.WARNING, "The job has ended, and a host with declared outputs does not respond."
+    ),
+    EventType(
+        "outputs-failed",
+        Severity.WARNING,
+        "Declared outputs could not be fetched. `ascendrun fetch` tries again.",
+        {"reason": REASON},
+    ),
+    EventType(
+        "pull-paused",
+        Severity.WARNING,
+        "The head node no longer copies logs, metrics and samples of the job. The ranks are not affected.",
+        {
+            "cause": "job-limit (the job occupies pull_job_bytes on the head node) or disk-space (less than "
+            "min_free_bytes are free there; copying continues when twice that is free)"
+        },
+    ),
+    EventType(
+        "resume-chosen",
+        Severity.INFO,
+        "The newest checkpoint that is complete on all hosts. The ranks get it in `ASCENDRUN_RESUME_STEP`, "
+        "`ASCENDRUN_RESUME_PATH` and `ASCENDRUN_RESUME_FORMAT`.",
+        {
+            "step": "its step",
+            "format": "ascendrun (bundled programs), transformers, deepspeed, torch-dcp or megatron",
+            "path": "its directory on the first host",
+        },
+    ),
+    EventType(
+        "checkpoint-incomplete",
+        Severity.WARNING,
+        "A checkpoint newer than the chosen one cannot be used.",
+        {
+            "path": "its directory",
+            "why": "missing (a file), wrong-size or invalid (of a file), unnamed (a pointer file names an older step), "
+            "replaced (saved by an attempt that had been replaced) or unreadable",
+            "file": "file in the checkpoint, empty if the cause concerns no file",
+        },
+    ),
+    EventType(
+        "checkpoint-set-aside",
+        Severity.WARNING,
+        "Attempts that resumed from there failed twice in a row without progress. The next older checkpoint is used.",
+        {"steps": "their steps, also in `ASCENDRUN_RESUME_SKIP`"},
+    ),
+    EventType(
+        "checkpoint-pointer-repaired",
+        Severity.WARNING,
+        "The job has `checkpoint: {pointer: repair}`, and the file named a checkpoint newer than the one that the job "
+        "resumes from. Its old text is next to it, in NAME.old.",
+        {"path": "the file", "before": "its old text", "step": "step of the checkpoint that it names now"},
+    ),
+    EventType("pull-resumed", Severity.INFO, "The head node has free space again.", {}),
+    EventType(
+        "io-error",
+        Severity.WARNING,
+        "A system call of the supervisor failed. The ranks are not affected: docs/node-io.md.",
+        {
+            "step": "part: records, logs, stop-file, read-output, signals, exits, checks, roll, stop, processes …",
+            "errno": "name of the error",
+            "count": "how often, 1 when it is first seen; the total follows at the end of the attempt",
+        },
+        frozenset({"count"}),
+    ),
+    EventType(
+        "records-lost",
+        Severity.WARNING,
+        "Notes about logs were dropped while they could not be written. Starts and exits are never dropped.",
+        {"count": "how many"},
+        frozenset({"count"}),
     ),
 )
