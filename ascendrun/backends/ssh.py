@@ -284,21 +284,14 @@ class _Jump:
                 "direct-tcpip", (target.address, target.port), ("127.0.0.1", 0), timeout=self._deadlines.tcp_s
             )
         except (paramiko.SSHException, EOFError, OSError) as error:
-            raise UnreachableError(
-                Text(
-                    "ssh.jump-failed",
-                    "{host}: not reachable through jump host {jump} ({error})",
-                    host=target.label,
-                    jump=self._target.label,
-                    error=str(error),
-                ),
-                hint=Text(
-                    "ssh.jump-failed.hint",
-                    "ssh -J {jump} -p {port} {address}",
-                    jump=f"{self._target.address}:{self._target.port}",
-                    port=target.port,
-                    address=target.address,
-                ),
+            raise UnreachableError.of(
+                "ssh.jump-failed",
+                "{host}: not reachable through jump host {jump} ({error})",
+                "ssh -J {via} -p {port} {address}",
+                **target.names,
+                jump=self._target.label,
+                via=f"{self._target.address}:{self._target.port}",
+                error=str(error),
             ) from error
 
     def _alive(self) -> ParamikoConnection:

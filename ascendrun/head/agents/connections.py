@@ -99,6 +99,13 @@ class Connections:
         self._sending.shutdown(wait=False, cancel_futures=True)
 
 
+def post_later(post: Callable[[Callable[[], None]], None], seconds: float, call: Callable[[], None]) -> None:
+    """Post a call to the controller's thread after some seconds."""
+    timer = threading.Timer(seconds, partial(post, call))
+    timer.daemon = True
+    timer.start()
+
+
 @lru_cache(maxsize=8192)
 def dialled(host: Host) -> Host:
     """Return the part of a host that is equal for hosts that share a connection."""

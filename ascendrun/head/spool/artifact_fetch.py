@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
@@ -21,7 +20,7 @@ from ascendrun.core.errors import NotFoundError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.draft import Transition
 from ascendrun.core.jobs.job import Cause, Job, State
-from ascendrun.head.agents.connections import Connections, dialled
+from ascendrun.head.agents.connections import Connections, dialled, post_later
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Gather, GatherReply
 from ascendrun.head.protocol.control_socket import Answer
@@ -225,9 +224,7 @@ class ArtifactFetcher:
         for host in hosts:
             self._add(subject, attempt, host, done=partial(reply, host.name))
         for seconds, is_last in ((CONNECT_S, False), (GATHER_S + 2 * CONNECT_S, True)):
-            timer = threading.Timer(seconds, partial(self._post, partial(give_up, connected_too=is_last)))
-            timer.daemon = True
-            timer.start()
+            post_later(self._post, seconds, partial(give_up, connected_too=is_last))
 
     def on_up(self, link: AgentConnection) -> None:
         for pending in tuple(self._pending.values()):

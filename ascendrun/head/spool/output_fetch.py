@@ -22,7 +22,7 @@ from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.retention import Retention
-from ascendrun.head.agents.connections import Connections, dialled
+from ascendrun.head.agents.connections import Connections, dialled, post_later
 from ascendrun.head.protocol.control_messages import Fetch, FetchReply, Put
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.messages import R, Request
@@ -153,9 +153,7 @@ class OutputFetcher:
 
     def serve(self, request: Fetch, answer: Answer) -> None:
         """Fetch for a command that waits. A host that is not connected in time gets a problem as its last reply."""
-        outputs = JobOutputs("", "", None, 0, (), (), False) if request.job is None else self._find(request.job)
-        if request.job is not None:
-            self._check_started(outputs)
+        outputs = self._started(request.job)
         if request.hosts:
             outputs = replace(outputs, hosts=request.hosts, separate=len(request.hosts) > 1)
         patterns = request.patterns or outputs.patterns
@@ -169,18 +167,20 @@ class OutputFetcher:
 
     def serve_put(self, request: Put, answer: Answer) -> None:
         """Send files to hosts for a command that waits."""
-        target = JobOutputs("", "", None, 0, (), request.hosts, False)
-        if request.job is not None:
-            outputs = self._find(request.job)
-            self._check_started(outputs)
-            target = replace(target, job_id=outputs.job_id, run=outputs.run)
+        of_job = self._started(request.job)
+        target = JobOutputs(of_job.job_id, "", of_job.run, 0, (), request.hosts, separate=False)
         listen = _listener(request.hosts, answer)
         for host in request.hosts:
             self._add(target, host, request.files, Path(request.folder), listen, sends=True)
 
-    def _check_started(self, outputs: JobOutputs) -> None:
+    def _started(self, job_id: str | None) -> JobOutputs:
+        """Return the outputs of a job that was started on a host; None: those of hosts."""
+        if job_id is None:
+            return JobOutputs("", "", None, 0, (), (), separate=False)
+        outputs = self._find(job_id)
         if not outputs.hosts:
             raise ConflictError(Text("outputs.not-started", "{job} was not started on a host", job=outputs.job_id))
+        return outputs
 
     def jobs_now(self) -> set[str]:
         """Return the jobs with files on their way."""
@@ -226,13 +226,13 @@ class OutputFetcher:
         one = self._transfers.setdefault(new.key, new)
         if listen is not None:
             one.listeners.append(listen)
-        if self._links.get(host).is_up:
-            self._start(one)
-        else:
-            self._await_host(one)
+        self._start(one)
 
     def _start(self, one: _Transfer) -> None:
-        if not one.is_running:
+        """Start a transfer; one of a host that is not connected waits for it, and the host is named after a while."""
+        if not self._links.get(one.host).is_up:
+            post_later(self._post, self._connect_s, partial(self._name_host, one))
+        elif not one.is_running:
             one.is_running = True
             lock = self._one_each[dialled(one.host)]
             threading.Thread(target=self._run, args=(one, lock), daemon=True, name="outputs").start()
@@ -291,12 +291,8 @@ class OutputFetcher:
             return
         if error is not None and error.is_lost:
             one.tries += 1
-            is_up = self._links.get(one.host).is_up
-            if one.tries < TRIES or not is_up:
-                if is_up:
-                    self._start(one)
-                else:
-                    self._await_host(one)
+            if one.tries < TRIES or not self._links.get(one.host).is_up:
+                self._start(one)
                 return
         self._end(one, None if error is None else error.failure)
 
@@ -330,11 +326,6 @@ class OutputFetcher:
         event = Event(code, values, (one.host.name,), attempt=one.outputs.attempt, at_s=time.time())
         self._record(one.outputs.job_id, [event])
 
-    # Hosts that are not connected
-
-    def _await_host(self, one: _Transfer) -> None:
-        self._later(self._connect_s, partial(self._name_host, one))
-
     def _name_host(self, one: _Transfer) -> None:
         """Name a host that is still not connected: to the commands that wait, and in the events of the job."""
         if one.is_running or self._transfers.get(one.key) is not one:
@@ -350,11 +341,6 @@ class OutputFetcher:
         listeners, one.listeners = one.listeners, []
         for listen in listeners:
             listen(one.reply(ended=True, problem=Failure("unreachable", what)))
-
-    def _later(self, seconds: float, call: Callable[[], None]) -> None:
-        timer = threading.Timer(seconds, partial(self._post, call))
-        timer.daemon = True
-        timer.start()
 
     def _write_waiting(self, job_id: str, hosts: Mapping[str, Failure | None]) -> None:
         path = waiting_file(self._state_dir, job_id)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import secrets
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from ascendrun.core.jobfile.launchers import LAUNCHERS
 from ascendrun.core.network import HCCL_PORTS, candidate_bases, candidate_ports
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport, report_values
-from ascendrun.head.agents.connections import Connections
+from ascendrun.head.agents.connections import Connections, post_later
 from ascendrun.head.agents.node_query import NodeQuery
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Survey, SurveyReply
@@ -198,9 +197,7 @@ class SurveyOperation:
         self.on_up, self.on_down = self.query.on_up, self.query.on_down
 
     def start(self) -> None:
-        late = threading.Timer(STARTED_S, lambda: self._post(self._give_up))
-        late.daemon = True
-        late.start()
+        post_later(self._post, STARTED_S, self._give_up)
         self.query.start()
 
     def _give_up(self) -> None:
