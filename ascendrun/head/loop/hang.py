@@ -15,7 +15,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.endings import Hung
@@ -50,19 +49,6 @@ LOG = re.compile(r"^((?:rank|node)-\d+)\.(?:out|err)\.\d+$")
 REPORTED, RESOLVED = "hang", "hang-resolved"
 
 
-@dataclass(frozen=True)
-class Question:
-    """What a look needs of the controller's thread. `is_blind`: the job's files are not copied now."""
-
-    job: Job
-    age_s: float
-    device_type: str
-    fresh_s: float
-    unreachable: frozenset[str]
-    has_phases: bool
-    is_blind: bool
-
-
 class JobReader:
     """What the metrics, logs and samples of one attempt say. Use from one thread at a time."""
 
@@ -81,19 +67,19 @@ class JobReader:
         self.world: tuple[str, int] | None = None
         """Host of the first rank, and the world size that it prints; None: it prints none."""
 
-    def look(self, question: Question, *, now_s: float) -> Look:
-        """Return the look at the job. `now_s`: UTC; samples that cannot be read count as none."""
+    def look(self, job: Job, base: Look, *, fresh_s: float, now_s: float) -> Look:
+        """Return the look at the job, whose `base` has what the controller knows. `fresh_s`: age of a recent sample;
+        `now_s`: UTC; samples that cannot be read count as none."""
         from ascendrun.head.spool.output_progress import read_world_size
-        from ascendrun.health.hang import DeviceLook, Look, RankLook
+        from ascendrun.health.hang import DeviceLook, RankLook
 
-        if self.world is None and question.age_s <= WORLD_S and question.job.rank_count > 1:
+        if self.world is None and base.age_s <= WORLD_S and job.rank_count > 1:
             self.world = read_world_size(self._dir)
         for rank, lines in self._tail.new_lines().items():
             self._reported[rank] = self._reported.get(rank, 0) + len(lines)
             for line in lines:
                 self._note(rank, line)
-        job = question.job
-        samples, devices, network = self._read_samples(question, now_s=now_s)
+        samples, devices, network = self._read_samples(job, base.device_type, fresh_s, now_s=now_s)
         output = self._output_bytes() if not self._reported else {}
         ranks: dict[int, RankLook] = {}
         for node in job.nodes:
@@ -110,17 +96,16 @@ class JobReader:
                     state=None if sample is None else sample.state,
                     writes_bytes_s=None if sample is None else sample.write_bytes_s,
                 )
-        return Look(
-            time.monotonic(),
-            question.age_s,
-            ranks,
-            question.device_type,
-            question.unreachable,
-            median(self._gaps_s) if self._gaps_s else None,
-            self._has_phases or question.has_phases,
-            {key: DeviceLook(one.utilisation, one.memory_used_bytes, one.power_w) for key, one in devices.items()},
-            network,
-            question.is_blind,
+        return replace(
+            base,
+            at_s=time.monotonic(),
+            ranks=ranks,
+            interval_s=median(self._gaps_s) if self._gaps_s else None,
+            tells_phases=self._has_phases or base.tells_phases,
+            devices={
+                key: DeviceLook(one.utilisation, one.memory_used_bytes, one.power_w) for key, one in devices.items()
+            },
+            network_bytes_s=network,
         )
 
     def _note(self, rank: int, line: MetricsLine) -> None:
@@ -138,20 +123,16 @@ class JobReader:
                 self._written_s[rank] = line.at_s
 
     def _read_samples(
-        self, question: Question, *, now_s: float
+        self, job: Job, device_type: str, fresh_s: float, *, now_s: float
     ) -> tuple[dict[int, RankSample], dict[tuple[str, int], DeviceSample], float | None]:
         from ascendrun.head.state.sample_store import SampleStore
 
-        hosts = frozenset(question.job.hosts)
-        window = {"since_s": now_s - question.fresh_s, "until_s": now_s + 1.0}
+        hosts = frozenset(job.hosts)
+        window = {"since_s": now_s - fresh_s, "until_s": now_s + 1.0}
         try:
             with SampleStore.open_for_reading(self._state_dir) as store:
-                ranks = [
-                    one
-                    for one in store.rank_series(job=question.job.id, **window)
-                    if one.attempt == question.job.attempt
-                ]
-                devices = store.device_series(**window) if question.device_type != "cpu" else ()
+                ranks = [one for one in store.rank_series(job=job.id, **window) if one.attempt == job.attempt]
+                devices = store.device_series(**window) if device_type != "cpu" else ()
                 machines = store.host_series(**window)
         except AscendrunError:
             return {}, {}, None
@@ -221,38 +202,42 @@ class HangMonitor:
         self._watched = {job_id: one for job_id, one in self._watched.items() if job_id in self._runners}
         if not self._runners:
             return
-        questions = [self._question(runner) for runner in self._runners.values()]
+        questions = [
+            (runner.job, self._base(runner), runner.spec.sampling.interval_s) for runner in self._runners.values()
+        ]
         self._is_looking = True
         threading.Thread(target=self._look, args=(questions,), name="hangs", daemon=True).start()
 
-    def _question(self, runner: JobRunner) -> Question:
+    def _base(self, runner: JobRunner) -> Look:
+        """Return what a look needs of the controller's thread."""
+        from ascendrun.health.hang import Look, Windows
+
         job, spec = runner.job, runner.spec
         watched = self._watched.get(job.id)
         if watched is None or watched.attempt != job.attempt:
-            from ascendrun.health.hang import Windows
-
             windows = Windows(spec.timeouts.hang_s, spec.timeouts.first_step_s, self._divisor)
             codes = [event.code for event in self._steps.events_of(job.id) if event.attempt == job.attempt]
             told = [code for code in codes if code in (REPORTED, RESOLVED)][-1:] == [REPORTED]
             self._watched[job.id] = _Watched(self._state_dir, job, windows, is_reported=told)
         links = [(node.host, runner.link(node.host)) for node in job.nodes if node.may_run_processes]
-        return Question(
-            job,
+        return Look(
+            0.0,
             time.time() - (job.started_at_s or time.time()),
+            {},
             spec.devices.type,
-            max(FRESH_S, FRESH_SAMPLES * spec.sampling.interval_s),
             frozenset(host for host, link in links if link.liveness() == "UNREACHABLE"),
-            spec.program is not None,
-            runner.copies.limits.pause is not None,
+            tells_phases=spec.program is not None,
+            is_blind=runner.copies.limits.pause is not None,
         )
 
-    def _look(self, questions: Sequence[Question]) -> None:
+    def _look(self, questions: Sequence[tuple[Job, Look, float]]) -> None:
         looks: list[tuple[str, Look]] = []
         try:
-            for question in questions:
-                watched = self._watched.get(question.job.id)
+            for job, base, interval_s in questions:
+                watched = self._watched.get(job.id)
                 if watched is not None:
-                    looks.append((question.job.id, watched.reader.look(question, now_s=time.time())))
+                    fresh_s = max(FRESH_S, FRESH_SAMPLES * interval_s)
+                    looks.append((job.id, watched.reader.look(job, base, fresh_s=fresh_s, now_s=time.time())))
         finally:
             took_s = time.thread_time()
             self._post(partial(self._take, looks, took_s))

@@ -133,14 +133,6 @@ class Operations:
                 return
         self.run(_Sampling(request, self.context(answer), ingest))
 
-    def stacks(self, hosts: Sequence[Host], tag: str, answer: Answer) -> None:
-        """Send the stacks of an attempt's ranks on every host; one reply for each."""
-        self.run(_Stacks(hosts, self.context(answer), agent.Stacks(tag), STACKS_S))
-
-    def rank_process(self, host: Host, tag: str, rank: int, answer: Answer) -> None:
-        """Send the command of a shell next to a running rank."""
-        self.run(_RankProcess((host,), self.context(answer), agent.RankProcess(tag, rank), PROCESS_S))
-
     def plan(self, request: messages.Plan, answer: Answer, place: Callable[[Submission], tuple[Host, ...]]) -> None:
         """Send the plan that a submission would get, as `render_plan` shows it. `place` chooses its hosts."""
         from ascendrun.core.jobs.checkpoints import ResumePoint
@@ -272,7 +264,7 @@ class _Exec(HostOperation):
         self._reply(message, reply.body)
 
 
-class _Stacks(HostOperation):
+class Stacks(HostOperation):
     """The stacks of an attempt's ranks."""
 
     def _take(self, host: str, reply: Reply[agent.StacksReply], received_s: float) -> None:
@@ -280,7 +272,7 @@ class _Stacks(HostOperation):
         self._reply(messages.StacksReply(host, ranks, reply.error))
 
 
-class _RankProcess(HostOperation):
+class RankProcess(HostOperation):
     """The process of a running rank on its host."""
 
     def _take(self, host: str, reply: Reply[agent.RankProcessReply], received_s: float) -> None:

@@ -12,7 +12,8 @@ from ascendrun.core.events import Event
 from ascendrun.core.retention import DAY_S
 from ascendrun.head.loop.context import Context
 from ascendrun.head.loop.live_jobs import LiveJobs
-from ascendrun.head.loop.operations import Operations
+from ascendrun.head.loop.operations import PROCESS_S, STACKS_S, Operations, RankProcess, Stacks
+from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.messages import Done, Request
@@ -181,7 +182,8 @@ class Requests:
 
     def _stacks(self, request: messages.Stacks, answer: Answer) -> None:
         job = self._store.jobs.find(request.job).job
-        self._operations.stacks(self._running_hosts(job, job.nodes), job.run_id, answer)
+        hosts, context = self._running_hosts(job, job.nodes), self._operations.context(answer)
+        self._operations.run(Stacks(hosts, context, agent.Stacks(job.run_id), STACKS_S))
 
     def _rank_process(self, request: messages.RankProcess, answer: Answer) -> None:
         job = self._store.jobs.find(request.job).job
@@ -189,8 +191,8 @@ class Requests:
         if any(request.rank in node.exits for node in nodes):
             what = Text("shell.rank-ended", "rank {rank} of {job} has ended", rank=request.rank, job=job.id)
             raise ConflictError(what, hint=f"ascendrun show {job.id}")
-        (host,) = self._running_hosts(job, nodes)
-        self._operations.rank_process(host, job.run_id, request.rank, answer)
+        hosts, asked = self._running_hosts(job, nodes), agent.RankProcess(job.run_id, request.rank)
+        self._operations.run(RankProcess(hosts, self._operations.context(answer), asked, PROCESS_S))
 
     def _grep(self, request: messages.Grep, answer: Answer) -> None:
         from ascendrun.head.spool.grep import relay

@@ -25,7 +25,6 @@ from ascendrun.text import Text, to_json
 if TYPE_CHECKING:
     from ascendrun.core.events import JobEvent
     from ascendrun.core.jobs.job import Job
-    from ascendrun.core.notice_formats import DeliveryResult
     from ascendrun.core.notices import Notice, NoticeSettings, Target
     from ascendrun.head.notify.http_client import Cancellation
     from ascendrun.head.state.notice_queue import NoticeQueue, Waiting
@@ -267,10 +266,13 @@ class Notifier:
     def _send(self, queue: NoticeQueue, waiting: Waiting, notice: Notice, target: Target) -> float:
         """Try once; return how long to send nothing to the target."""
         from ascendrun.core.notices import retry_after_s
+        from ascendrun.head.notify.delivery import deliver
 
         queue.begin(waiting, json.dumps(to_json(notice), default=str), now_s=time.time())
         failpoint("notices.before_send")
-        result = self._deliver(notice, target)
+        with self._cancellation() as cancellation:
+            timeout_s = self._timeout_s
+            result = deliver(notice, target, timeout_s=timeout_s, cancellation=cancellation, stop=self._stop)
         failpoint("notices.after_send")
         now_s = time.time()
         if result.outcome != "retry":
@@ -280,12 +282,6 @@ class Notifier:
         wait_s = retry_after_s(waiting.tries + 1, notice_id=waiting.id, requested_s=result.wait_s)
         queue.again(waiting, due_at_s=now_s + wait_s, reply=result.reply)
         return wait_s if result.wait_s is not None else min(wait_s, BLOCK_S)
-
-    def _deliver(self, notice: Notice, target: Target) -> DeliveryResult:
-        from ascendrun.head.notify.delivery import deliver
-
-        with self._cancellation() as cancellation:
-            return deliver(notice, target, timeout_s=self._timeout_s, cancellation=cancellation, stop=self._stop)
 
     @contextmanager
     def _cancellation(self) -> Iterator[Cancellation]:

@@ -12,7 +12,7 @@ import pytest
 
 from ascendrun.core.jobs.job import Job, NodeProgress, Phase, State
 from ascendrun.core.samples import RankSample
-from ascendrun.head.loop.hang import HangMonitor, JobReader, Question, _Watched
+from ascendrun.head.loop.hang import HangMonitor, JobReader, _Watched
 from ascendrun.head.protocol.agent_messages import StacksReply
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.state.sample_store import SampleStore
@@ -65,8 +65,7 @@ class Attempt:
         store.close()
 
     def look(self) -> Look:
-        question = Question(self.job, 3600.0, "cpu", 30.0, frozenset(), False, False)
-        return self.reader.look(question, now_s=self.now_s)
+        return self.reader.look(self.job, Look(0.0, 3600.0, {}), fresh_s=30.0, now_s=self.now_s)
 
 
 @pytest.fixture
