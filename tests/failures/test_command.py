@@ -21,6 +21,7 @@ from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.head.state.store import Store
+from tests.lib.demo_jobs import add_job
 
 Say = Callable[..., tuple[int, str, str]]
 
@@ -116,15 +117,7 @@ def refuse(state_dir: Path, why: str) -> str:
 
     store = Store.open(state_dir)
     try:
-        job = store.jobs.add(
-            key="demo",
-            make_job=make,
-            spec={},
-            hosts=[{"name": "n1"}, {"name": "n2"}],
-            trees=[],
-            file=None,
-            now_s=time.time(),
-        )
+        job = add_job(store, "demo", make, hosts=[{"name": "n1"}, {"name": "n2"}], now_s=time.time())
         job = replace(
             job,
             state=State.FAILED,

@@ -14,6 +14,7 @@ from ascendrun.core.notice_settings import read_notices
 from ascendrun.head.notify.notifier import Notifier
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.user_files import load_settings
+from tests.lib.demo_jobs import add_job, demo_job
 from tests.lib.web_service import Say, Service, await_that
 
 OK = Say(200, b'{"errcode":0,"code":0}')
@@ -35,19 +36,9 @@ class Head:
 
     def submit(self, name: str = "qwen") -> Job:
         def make(job_id: str, head_id: str) -> Job:
-            return Job(
-                id=job_id,
-                name=name,
-                run=f"{head_id}-{job_id}",
-                hosts=("a", "b"),
-                grace_s=1,
-                start_s=1,
-                created_at_s=1.0,
-            )
+            return demo_job(id=job_id, name=name, run=f"{head_id}-{job_id}")
 
-        job = self.store.jobs.add(
-            key=f"k{len(self.jobs)}", make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=time.time()
-        )
+        job = add_job(self.store, f"k{len(self.jobs)}", make, now_s=time.time())
         self.jobs.append(job)
         return job
 

@@ -12,8 +12,8 @@ import pytest
 from click.shell_completion import BashComplete
 
 from ascendrun.cli.app import cli
-from ascendrun.core.jobs.job import Job
 from ascendrun.head.state.store import Store
+from tests.lib.demo_jobs import demo_job
 
 
 def complete(*words: str) -> list[str]:
@@ -36,9 +36,7 @@ def jobs(folder: Path) -> None:
     for number, name in enumerate(("train", "train", "eval")):
         store.jobs.add(
             key=str(number),
-            make_job=lambda job_id, head_id, name=name: Job(
-                id=job_id, name=name, run=job_id, hosts=("a",), grace_s=1, start_s=1, created_at_s=1.0
-            ),
+            make_job=lambda job_id, head_id, name=name: demo_job(id=job_id, name=name, run=job_id, hosts=("a",)),
             spec={},
             hosts=[],
             trees=[],

@@ -27,20 +27,14 @@ from ascendrun.core.notices import (
     with_name,
 )
 from ascendrun.text import LANGUAGES, to_json, translations
+from tests.lib.demo_jobs import demo_job
 
 KINDS = sorted(key[13:] for key in translations("en") if key.startswith("notice.title."))
 
 
 def make_job(**changes: Any) -> Job:
-    job = Job(
-        id="j-0007",
-        name="qwen32b",
-        run="h-j-0007",
-        hosts=("npu1", "npu2"),
-        grace_s=1,
-        start_s=1,
-        created_at_s=10.0,
-        world_size=16,
+    job = demo_job(
+        id="j-0007", name="qwen32b", run="h-j-0007", hosts=("npu1", "npu2"), created_at_s=10.0, world_size=16
     )
     return replace(job, **changes)
 

@@ -19,6 +19,7 @@ from ascendrun.head.state.job_table import StoredJob
 from ascendrun.health.diagnosis import diagnose, render
 from ascendrun.query.evidence import attempt_to_explain, events_of_attempt, read_evidence
 from ascendrun.text import Text
+from tests.lib.demo_jobs import demo_job
 
 
 def changed(seq: int, state: str, attempt: int, reason: Text, cause: str | None = None) -> Event:
@@ -39,18 +40,7 @@ EVENTS = [
 
 
 def make_job(**changes: Any) -> Job:
-    job = Job(
-        id="j-0001",
-        name="demo",
-        run="h-j-0001",
-        hosts=("n1",),
-        grace_s=1,
-        start_s=1,
-        created_at_s=1.0,
-        state=State.FAILED,
-        attempt=2,
-        world_size=2,
-    )
+    job = demo_job(run="h-j-0001", hosts=("n1",), state=State.FAILED, attempt=2, world_size=2)
     return replace(job, **changes)
 
 

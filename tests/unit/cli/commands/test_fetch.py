@@ -9,6 +9,7 @@ import pytest
 
 from ascendrun.core.jobs.job import Job
 from ascendrun.head.state.store import Store
+from tests.lib.demo_jobs import add_job
 from tests.lib.story_cluster import Desk
 
 
@@ -19,15 +20,7 @@ def job(desk: Desk) -> Job:
     def make(job_id: str, head_id: str) -> Job:
         return Job(id=job_id, name="demo", run="r", hosts=("n1",), grace_s=1, start_s=1, created_at_s=1.0)
 
-    job = store.jobs.add(
-        key="k",
-        make_job=make,
-        spec={"env": {"API_KEY": "q1w2e3r4t5"}},
-        hosts=[{"name": "n1"}],
-        trees=[],
-        file=None,
-        now_s=time.time(),
-    )
+    job = add_job(store, "k", make, spec={"env": {"API_KEY": "q1w2e3r4t5"}}, hosts=[{"name": "n1"}], now_s=time.time())
     store.close()
     return job
 

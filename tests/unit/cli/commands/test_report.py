@@ -17,6 +17,7 @@ from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.head.state.store import Store
 from ascendrun.health.report.data import make_report
+from tests.lib.demo_jobs import add_job, demo_job
 from tests.lib.report_stories import hostile, month, short
 from tests.lib.story_cluster import Run
 
@@ -34,22 +35,11 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.Ca
     store = Store.open(tmp_path / "state")
 
     def make(job_id: str, head_id: str) -> Job:
-        return Job(
-            id=job_id,
-            name=NAME,
-            run="r",
-            hosts=("a", "b"),
-            grace_s=1,
-            start_s=1,
-            created_at_s=1000.0,
-            state=State.SUCCEEDED,
-            ended_at_s=1020.0,
-            world_size=2,
+        return demo_job(
+            id=job_id, name=NAME, created_at_s=1000.0, state=State.SUCCEEDED, ended_at_s=1020.0, world_size=2
         )
 
-    job = store.jobs.add(
-        key="k", make_job=make, spec={"devices": {"type": "cpu"}}, hosts=[], trees=[], file=None, now_s=1000.0
-    )
+    job = add_job(store, "k", make, spec={"devices": {"type": "cpu"}}, now_s=1000.0)
     store.jobs.save(
         job, [changed(state, 1005.0) for state in ("CHECKING", "STAGING", "STARTING", "RUNNING")], now_s=1005.0
     )

@@ -27,6 +27,7 @@ from ascendrun.head.protocol.file_messages import FileTruncated, FileUnreadable
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission, make_job
+from tests.lib.demo_jobs import add_job
 from tests.lib.small_world import Alone
 from tests.unit.head.agents.test_connections import Deaf, Nowhere
 
@@ -58,15 +59,7 @@ class Live:
     def add(self, key: str) -> Any:
         """The runner of a new job on the host n1."""
         submission = Submission(key, JobSpec(name=key, command=("true",)), (Host("n1"),), (), None)
-        job = self.store.jobs.add(
-            key=key,
-            make_job=lambda i, h: make_job(submission, i, h, 1.0),
-            spec={},
-            hosts=[],
-            trees=[],
-            file=None,
-            now_s=1.0,
-        )
+        job = add_job(self.store, key, lambda i, h: make_job(submission, i, h, 1.0))
         return self.jobs.add(job, submission)
 
     def close(self) -> None:

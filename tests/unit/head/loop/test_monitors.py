@@ -9,18 +9,9 @@ from typing import Any
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.head.loop.monitors import LOOK_S, ReachabilityMonitor
+from tests.lib.demo_jobs import demo_job
 
-JOB = Job(
-    id="j-0001",
-    name="demo",
-    run="r",
-    hosts=("n1", "n2"),
-    grace_s=1,
-    start_s=1,
-    created_at_s=1.0,
-    state=State.RUNNING,
-    go_sent_at_s=2.0,
-)
+JOB = demo_job(hosts=("n1", "n2"), state=State.RUNNING, go_sent_at_s=2.0)
 TURN_S = 0.25
 
 

@@ -18,6 +18,7 @@ from ascendrun.head.loop.stragglers import APPEARED, GONE, Known, StragglerMonit
 from ascendrun.health.stragglers.causes import StragglerCause
 from ascendrun.health.stragglers.detect import Straggler
 from ascendrun.text import Text
+from tests.lib.demo_jobs import demo_job
 
 
 def slow(rank: int | None, host: str = "a") -> Straggler:
@@ -96,18 +97,7 @@ class Desk:
 
 def make_job(state: State = State.RUNNING) -> Job:
     nodes = (NodeProgress(host="a", node_rank=0, ranks=(0, 1)), NodeProgress(host="b", node_rank=1, ranks=(2, 3)))
-    return Job(
-        id="j-0001",
-        name="n",
-        run="h-j-0001",
-        hosts=("a", "b"),
-        grace_s=1,
-        start_s=1,
-        created_at_s=0.0,
-        state=state,
-        world_size=4,
-        nodes=nodes,
-    )
+    return demo_job(name="n", run="h-j-0001", created_at_s=0.0, state=state, world_size=4, nodes=nodes)
 
 
 def write_steps(state_dir: Path, *, slow_rank: int | None, first: int) -> None:

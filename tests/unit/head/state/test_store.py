@@ -22,6 +22,7 @@ from ascendrun.head.loop.rescue import restore_rows
 from ascendrun.head.state.state_dir import StoreUnusableError, filesystem_of
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.store_file import HeadFile, LostLeaseError
+from tests.lib.demo_jobs import add_job
 
 
 def make_job(job_id: str, head_id: str, name: str = "demo") -> Job:
@@ -43,9 +44,7 @@ def make_job(job_id: str, head_id: str, name: str = "demo") -> Job:
 
 
 def add(store: Store, key: str, name: str = "demo") -> Job:
-    return store.jobs.add(
-        key=key, make_job=lambda i, h: make_job(i, h, name), spec={"a": 1}, hosts=[], trees=[], file=None, now_s=1.0
-    )
+    return add_job(store, key, lambda i, h: make_job(i, h, name), spec={"a": 1})
 
 
 def test_a_controller_that_lost_its_lease_can_write_nothing(tmp_path: Path) -> None:

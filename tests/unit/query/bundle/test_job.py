@@ -22,6 +22,7 @@ from ascendrun.core.samples import DeviceSample
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.store import Store
 from ascendrun.query.bundle.job import Bundle, CannotWriteError, as_commands, bundle_job
+from tests.lib.demo_jobs import add_job
 
 PLANTED = {
     "env-from": "Pl4nted-env-from-value",
@@ -48,15 +49,7 @@ class World:
             "command": ["x", "--token", PLANTED["spec"]],
         }
         store = Store.open(self.state_dir)
-        self.job = store.jobs.add(
-            key="k",
-            make_job=self._job,
-            spec=self.spec,
-            hosts=[{"name": "a"}, {"name": "b"}],
-            trees=[],
-            file=None,
-            now_s=1000.0,
-        )
+        self.job = add_job(store, "k", self._job, spec=self.spec, hosts=[{"name": "a"}, {"name": "b"}], now_s=1000.0)
         said = Event("preflight-warning", {"warning": f"said {PLANTED['env-from']}"}, at_s=2000.0)
         failed = Event(
             "state-changed", {"state": "FAILED", "reason": because("rejected", why="rank 1 on b")}, at_s=2000.0
