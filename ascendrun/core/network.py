@@ -55,7 +55,7 @@ def choose_network(hosts: Sequence[Host], reports: Mapping[str, NodeReport], fau
             peers=[host.name for host in away],
         )
         return Network("", {host.name: "" for host in hosts})
-    majority = _majority(routes)
+    majority = Counter(routes).most_common(1)[0][0]
     interfaces: dict[str, str] = {host.name: majority.interface for host in hosts}
     for host in away:
         route = _route(reports, host, first)
@@ -91,10 +91,6 @@ def candidate_bases(run_id: str, env: Mapping[str, str]) -> tuple[int, ...]:
         return (int(wanted),)
     start = zlib.crc32(run_id.encode("utf-8"))
     return tuple(HCCL_FIRST + HCCL_PORTS * ((start + step) % HCCL_BLOCKS) for step in range(_HCCL_CANDIDATES))
-
-
-def _majority(routes: Sequence[Route]) -> Route:
-    return Counter(routes).most_common(1)[0][0]
 
 
 def _route(reports: Mapping[str, NodeReport], host: Host, peer: Host) -> Route | None:

@@ -232,17 +232,13 @@ def describe(notice: Notice, lang: str) -> Words:
     if notice.ranks:
         facts.append((label("ranks"), str(notice.ranks)))
     if notice.started_at_s is not None and notice.ended_at_s is not None:
-        facts.append((label("duration"), _duration(notice.ended_at_s - notice.started_at_s)))
+        seconds = max(0, int(notice.ended_at_s - notice.started_at_s))
+        facts.append((label("duration"), f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"))
     facts.append((label("at"), datetime.fromtimestamp(notice.at_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")))
     facts.append((label("head"), notice.head))
     if notice.kind in _ADVICE:
         facts.append((label("next"), _ADVICE[notice.kind].format(job=notice.job)))
     return Words(f"ascendrun: {title}", tuple(facts), notice.kind in BAD_KINDS)
-
-
-def _duration(seconds: float) -> str:
-    hours, rest = divmod(max(0, int(seconds)), 3600)
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
 
 
 # ---------------------------------------------------------------- times

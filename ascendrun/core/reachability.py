@@ -26,18 +26,16 @@ class ReachabilityWatch:
     def update(self, liveness: Mapping[str, str], *, now_s: float) -> tuple[Change, ...]:
         """Return the changes. `liveness` by host: ALIVE, UNREACHABLE or another state; `now_s`: monotonic."""
         for host, word in liveness.items():
-            _note(self._lost_s, host, word == "UNREACHABLE" and host not in self._unreachable, now_s)
-            _note(self._back_s, host, word == "ALIVE" and host in self._unreachable, now_s)
-        changes: list[Change] = []
-        lost = _ripe(self._lost_s, now_s)
-        if lost:
-            self._unreachable.update(lost)
-            changes.append(("unreachable", lost))
-        back = _ripe(self._back_s, now_s)
-        if back:
-            self._unreachable.difference_update(back)
-            changes.append(("reachable", back))
-        return tuple(changes)
+            is_known = host in self._unreachable
+            lost, back = word == "UNREACHABLE" and not is_known, word == "ALIVE" and is_known
+            for since_s, is_so in ((self._lost_s, lost), (self._back_s, back)):
+                if is_so:
+                    since_s.setdefault(host, now_s)
+                else:
+                    since_s.pop(host, None)
+        changes = ("unreachable", _ripe(self._lost_s, now_s)), ("reachable", _ripe(self._back_s, now_s))
+        self._unreachable = self._unreachable.union(changes[0][1]).difference(changes[1][1])
+        return tuple(change for change in changes if change[1])
 
 
 def unreachable_hosts(events: Iterable[Event]) -> set[str]:
@@ -49,13 +47,6 @@ def unreachable_hosts(events: Iterable[Event]) -> set[str]:
         elif event.code == "reachable":
             hosts.difference_update(event.hosts)
     return hosts
-
-
-def _note(since_s: dict[str, float], host: str, is_so: bool, now_s: float) -> None:
-    if is_so:
-        since_s.setdefault(host, now_s)
-    else:
-        since_s.pop(host, None)
 
 
 def _ripe(since_s: dict[str, float], now_s: float) -> tuple[str, ...]:

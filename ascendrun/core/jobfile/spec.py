@@ -131,7 +131,7 @@ def resolve_paths(spec: JobSpec, folder: str, programs: Mapping[str, ProgramOpti
     known = programs.get(spec.program or "")
     if known is not None:
         changes["args"] = {
-            name: _absolute(str(value), folder) if _is_path(known, name, value) else value
+            name: _absolute(str(value), folder) if (option := known.find(name)) and option.is_path(value) else value
             for name, value in spec.args.items()
         }
     return spec.model_copy(update=changes)
@@ -144,11 +144,6 @@ def require_hostfile(spec: JobSpec, file: str) -> str:
         hint = Text("jobfile.hostfile-hint", "write hostfile: cluster.hosts, or give -H FILE")
         raise InvalidInputError([Problem(file, 1, 1, text, hint)])
     return spec.hostfile
-
-
-def _is_path(known: ProgramOptions, name: str, value: object) -> bool:
-    option = known.find(name)
-    return option is not None and option.is_path(value)
 
 
 def _absolute(path: str, folder: str) -> str:

@@ -57,7 +57,8 @@ def schedule(
     """Return for every QUEUED job where it starts, or why it waits. `find` returns a job by its id, None: not found."""
     taken = _Taken()
     for one in contenders:
-        if _uses_hosts(one.job, now_s):
+        pauses = one.job.state is State.BACKOFF and now_s - one.job.since_s < RESERVE_S
+        if pauses or one.job.state in ACTIVE_STATES:
             taken.add(one, (*one.job.hosts, *one.job.spares))
     queued = [one for one in contenders if one.job.state is State.QUEUED]
     queued.sort(key=lambda one: (-one.job.priority, one.job.created_at_s, one.job.id))
@@ -103,10 +104,6 @@ class _Taken:
             return tuple(job for job, _ in held)
         used = sum(other.count for _, other in held)
         return tuple(job for job, _ in held) if used + claim.count > claim.capacity else ()
-
-
-def _uses_hosts(job: Job, now_s: float) -> bool:
-    return job.state in ACTIVE_STATES or (job.state is State.BACKOFF and now_s - job.since_s < RESERVE_S)
 
 
 def _decide(one: Contender, taken: _Taken, find: Callable[[str], Job | None], now_s: float) -> Decision:

@@ -81,12 +81,8 @@ class Templates:
     def __init__(self) -> None:
         self._shapes: dict[bytes, Shape] = {}
 
-    def find(self, text: str, rank: int) -> tuple[Template, Shape]:
-        """Return the line without its variable parts (equal for lines that may be folded), and their positions."""
-        return self.find_all([text], [rank])[0]
-
     def find_all(self, texts: Sequence[str], ranks: Sequence[int]) -> list[tuple[Template, Shape]]:
-        """As `find`, for many lines, at a fraction of the cost per line."""
+        """Return each line without its variable parts (equal for lines that may be folded), and their positions."""
         found: list[tuple[Template, Shape]] = []
         has_rank = False
         known = self._shapes.get

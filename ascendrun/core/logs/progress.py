@@ -412,9 +412,8 @@ class ProgressReader:
         return [row]
 
     def _with_total(self, row: Row) -> Row:
-        for name in ("total_steps",):
-            if name in row:
-                row[name] = int(row[name])
+        if "total_steps" in row:
+            row["total_steps"] = int(row["total_steps"])
         return row if self._total is None or "total_steps" in row else {"total_steps": self._total, **row}
 
     _PARSERS: tuple[Callable[[ProgressReader, str], list[Row] | None], ...] = (

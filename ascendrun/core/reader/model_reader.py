@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from ascendrun.core.errors import Problem
 from ascendrun.core.reader.strict import NAME_HINT, model_below, sections_of
-from ascendrun.core.reader.yaml_source import ListNode, MappingNode, Node, Place, Source, find, key_place, place_of
+from ascendrun.core.reader.yaml_source import ListNode, MappingNode, Node, Source, find, key_place, place_of
 from ascendrun.text import Text, closest, did_you_mean, suggestion, write
 from ascendrun.text.format import quote
 
@@ -73,7 +73,9 @@ def _translate(error: Mapping[str, Any], path: Path, root: MappingNode, model: t
     name = _name(path)
     if error["type"] == "missing":
         text = Text("jobfile.required", "{key} is required", key=name)
-        return _around(root, path).problem(text, _example(model, path))
+        # the key of its section; at the top, the start of the file
+        place = key_place(root, path[:-1]) if len(path) > 1 else root.place
+        return place.problem(text, _example(model, path))
     if error["type"] == "extra_forbidden":
         text = Text("jobfile.unknown-key", "unknown key {key:quote}", key=str(path[-1]))
         return key_place(root, path).problem(text, _key_hint(model, path))
@@ -82,11 +84,6 @@ def _translate(error: Mapping[str, Any], path: Path, root: MappingNode, model: t
     message, hint = _explain(error["type"], error.get("ctx") or {}, value)
     text = Text("jobfile.value", "{key}: {fault}", key=name, fault=message)
     return place_of(root, path).problem(text, hint or _example(model, path))
-
-
-def _around(root: MappingNode, path: Path) -> Place:
-    """Return the place for a missing key: the key of its section; at the top, the start of the file."""
-    return key_place(root, path[:-1]) if len(path) > 1 else root.place
 
 
 def _name(path: Path) -> str:

@@ -17,6 +17,10 @@ from ascendrun.core.logs.line_patterns import Shape, Templates
 from ascendrun.core.logs.log_lines import LogLine, merge
 
 
+def find(text, rank):
+    return Templates().find_all([text], [rank])[0]
+
+
 def line(rank: int, text: str, at_s: float | None = 0.0, *, stream: str = "out", attempt: int = 1) -> LogLine:
     return LogLine(at_s=at_s, host=f"n{rank}", rank=rank, stream=stream, text=text, attempt=attempt)
 
@@ -57,7 +61,6 @@ def test_unfolding_gives_every_line_back_in_its_ranks_order(lines: list[LogLine]
 def test_a_folded_line_holds_each_rank_once_and_one_template(lines: list[LogLine], window_s: float) -> None:
     for one in fold(lines, window_s=window_s):
         assert len(set(one.ranks)) == len(one.lines)
-        find = Templates().find
         said = {(find(member.text, member.rank)[0], member.stream, member.attempt) for member in one.lines}
         assert len(said) == 1
 
@@ -263,7 +266,7 @@ def test_odd_are_those_that_are_more_than_six_usual_distances_and_a_twentieth_of
 @given(TEXT_LISTS, st.integers(0, 9))
 def test_many_lines_have_the_same_templates_as_each_alone(texts: list[str], rank: int) -> None:
     ranks = [rank + at % 2 for at in range(len(texts))]
-    assert Templates().find_all(texts, ranks) == [Templates().find(*said) for said in zip(texts, ranks)]
+    assert Templates().find_all(texts, ranks) == [find(*said) for said in zip(texts, ranks)]
 
 
 @given(
@@ -286,10 +289,10 @@ def turned(text: str, at: int) -> str:
 
 @given(TEXTS)
 def test_every_digit_of_a_line_is_either_part_of_what_may_differ_or_of_its_template(text: str) -> None:
-    template, shape = Templates().find(text, 12345)
+    template, shape = find(text, 12345)
     variable = {at for field in shape.fields for at in range(field.start, field.end)}
     for at in (at for at, character in enumerate(text) if character in "0123456789"):
-        other, other_shape = Templates().find(turned(text, at), 12345)
+        other, other_shape = find(turned(text, at), 12345)
         if "rank" not in text.lower():
             assert (other == template) == (at in variable)
             assert other_shape == shape or not shape.fields
@@ -298,7 +301,7 @@ def test_every_digit_of_a_line_is_either_part_of_what_may_differ_or_of_its_templ
 @given(TEXTS, TEXTS)
 def test_texts_of_one_template_have_the_same_words_and_as_many_variable_parts(one: str, other: str) -> None:
     templates = Templates()
-    (first, shape), (second, other_shape) = templates.find(one, 3), templates.find(other, 3)
+    (first, shape), (second, other_shape) = templates.find_all([one, other], [3, 3])
     if first == second:
         assert [field.kind for field in shape.fields] == [field.kind for field in other_shape.fields]
         assert fixed_parts(one, shape) == fixed_parts(other, other_shape)
