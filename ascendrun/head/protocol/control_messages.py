@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import load_dataclass
@@ -22,20 +23,14 @@ if TYPE_CHECKING:
     from ascendrun.core.samples import DeviceSample, HostSample
 
 
-def _load_devices(rows: Any) -> tuple[DeviceSample, ...]:
-    from ascendrun.core.samples import DeviceSample
+def _load_samples(kind: str, rows: Any) -> tuple[Any, ...]:
+    from ascendrun.core import samples  # defines many types
 
-    return tuple(load_dataclass(DeviceSample, row) for row in rows)
+    return tuple(load_dataclass(getattr(samples, kind), row) for row in rows)
 
 
 def _load_removals(rows: Any) -> tuple[Removal, ...]:
     return tuple(load_dataclass(Removal, row) for row in rows)
-
-
-def _load_host_samples(rows: Any) -> tuple[HostSample, ...]:
-    from ascendrun.core.samples import HostSample
-
-    return tuple(load_dataclass(HostSample, row) for row in rows)
 
 
 class Submitted(Message):
@@ -216,8 +211,8 @@ class SampleReply(Message):
     """The new samples of one host, or the reason of their absence."""
 
     host: str
-    devices: tuple[DeviceSample, ...] = converted(_load_devices, default=())
-    hosts: tuple[HostSample, ...] = converted(_load_host_samples, default=())
+    devices: tuple[DeviceSample, ...] = converted(partial(_load_samples, "DeviceSample"), default=())
+    hosts: tuple[HostSample, ...] = converted(partial(_load_samples, "HostSample"), default=())
     refused: Failure | None = converted(Failure.from_json, default=None)
 
 

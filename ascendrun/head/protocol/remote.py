@@ -198,7 +198,8 @@ class AgentConnection:
             epoch = self._epoch
         for call in expired:
             late_reply = Text("agent.reply-timeout", "{host} did not reply in time", host=self.host.name)
-            call.done(_failed("deadline", late_reply, self.last_error))
+            hint = self.last_error.hint if self.last_error else None
+            call.done(Reply(None, error=Failure("deadline", late_reply, hint)))
         if error is not None:
             self.fail(epoch, error)
         if should_connect:
@@ -223,7 +224,7 @@ class AgentConnection:
         with self._lock:
             rest, self._outbox = list(self._outbox.values()), {}
         for call in rest:
-            call.done(_failed("connection-lost", closed(self.host.name), None))
+            call.done(Reply(None, error=Failure("connection-lost", closed(self.host.name))))
 
     # Connecting
 
@@ -374,7 +375,7 @@ class AgentConnection:
             except wire.FrameError as error:
                 with self._lock:
                     self._pending.pop(request_id, None)
-                call.done(_failed("too-large", on_host(self.host.name, str(error)), None))
+                call.done(Reply(None, error=Failure("too-large", on_host(self.host.name, str(error)))))
 
 
 def boot_s() -> float:
@@ -385,23 +386,15 @@ def boot_s() -> float:
 def read_reply(request: Request[R], header: Mapping[str, Any], body: bytes) -> Reply[R]:
     """Return the reply to `request` in a frame; an unreadable reply is an error."""
     try:
-        if not header.get("ok"):
-            return Reply(None, error=Failure.of_node(header.get("error") or {}))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        return _invalid_reply(repr(error))
-    try:
-        return Reply(request.REPLY.from_header(header), body)
+        if header.get("ok"):
+            return Reply(request.REPLY.from_header(header), body)
+        return Reply(None, error=Failure.of_node(header.get("error") or {}))
     except InvalidInputError as error:
-        return _invalid_reply(error.problems[0].message)
-
-
-def _invalid_reply(reason: Text | str) -> Reply[Any]:
+        reason: Text | str = error.problems[0].message
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        reason = repr(error)
     message = Text("agent.invalid-reply", "invalid reply of the agent: {reason}", reason=reason)
     return Reply(None, error=Failure("invalid-reply", message))
-
-
-def _failed(code: str, message: Text, cause: AscendrunError | None) -> Reply[Any]:
-    return Reply(None, error=Failure(code, message, cause.hint if cause else None))
 
 
 def _retry_after_s(failures: int, error: AscendrunError) -> float:

@@ -27,6 +27,7 @@ from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.file_messages import ArtifactData
 from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.head.spool.artifact_store import FOLDER, INDEX, hosts_collected, read_request, requests_dir
+from ascendrun.head.spool.spool_files import names_in
 from ascendrun.head.spool.transfer import LOST, TRIES, make_folder
 from ascendrun.head.state.state_dir import make_spool_dir, spool_dir
 from ascendrun.health.survey import scripts
@@ -179,7 +180,7 @@ class ArtifactFetcher:
     def resume(self) -> None:
         """Continue the requests that an earlier controller left."""
         folder = requests_dir(self._state_dir)
-        for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
+        for name in names_in(folder):
             pending = read_request(folder / name)
             try:
                 if pending is None or time.time() - pending[3] > GIVE_UP_S:
@@ -343,13 +344,7 @@ class _Receiving:
             for file in reply.files
             if _NAME.match(str(file["name"]))
         ]
-        index = {
-            "start_ns": reply.start_ns,
-            "boot_ns": reply.boot_ns,
-            "at_ns": reply.at_ns,
-            "files": files,
-            "problems": list(reply.problems),
-        }
+        index = {**vars(reply), "files": files}
         place, old = self._host_dir / FOLDER, self._host_dir / f"{self._part.name}.old"
         try:
             make_spool_dir(self._host_dir)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 import socket
 import threading
-from pathlib import Path
 from typing import Any, Callable, Optional
 
 from ascendrun.core.dataclass import dataclass
@@ -146,10 +143,8 @@ def load_key(path: str, prompt: PassphrasePrompt | None) -> Identity | Unusable:
             )
         try:
             return Identity(paramiko.PKey.from_path(path), path)
-        # cryptography raises TypeError, and ValueError for some formats; paramiko has its own exception
-        except (paramiko.PasswordRequiredException, TypeError, ValueError) as error:
-            if not _is_encrypted(path):
-                return Unusable(_invalid(path, error), f"ssh-keygen -yf {path}")
+        except (paramiko.PasswordRequiredException, TypeError):
+            pass  # encrypted: cryptography raises TypeError, paramiko its own exception
         phrase = prompt(f"Passphrase for {path}: ") if prompt else None
         if not phrase:
             return Unusable(
@@ -163,21 +158,7 @@ def load_key(path: str, prompt: PassphrasePrompt | None) -> Identity | Unusable:
             Text("ssh.key-missing.hint", "check IdentityFile in ~/.ssh/config"),
         )
     except Exception as error:  # paramiko and cryptography raise a dozen kinds: other formats, wrong passphrases
-        return Unusable(_invalid(path, error), f"ssh-keygen -yf {path}")
-
-
-def _invalid(path: str, error: Exception) -> Text:
-    return Text("ssh.key-invalid", "{path}: not usable ({error})", path=path, error=str(error) or type(error).__name__)
-
-
-def _is_encrypted(path: str) -> bool:
-    text = Path(path).read_bytes()
-    if b"ENCRYPTED" in text:
-        return True
-    if b"BEGIN OPENSSH PRIVATE KEY" not in text:
-        return False
-    body = b"".join(line for line in text.splitlines() if line and not line.startswith(b"-----"))
-    try:
-        return b"bcrypt" in base64.b64decode(body)[:64]
-    except binascii.Error:
-        return False
+        why = str(error) or type(error).__name__
+        return Unusable(
+            Text("ssh.key-invalid", "{path}: not usable ({error})", path=path, error=why), f"ssh-keygen -yf {path}"
+        )
