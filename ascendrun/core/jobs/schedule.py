@@ -120,7 +120,7 @@ def _decide(one: Contender, taken: _Taken, find: Callable[[str], Job | None], no
         barred = {**one.away, **one.unusable}
         barred = {host: barred[host] for host in missing or barred if host in barred}
         count = len(usable) if not missing else len(bound) - len(missing)
-        why = next(iter(barred.values()), because("host-unknown"))
+        why = _each(barred)
         return WaitingForNodes(because("too-few-hosts", barred, why=why, needed=job.request.nodes, usable=count))
     blockers = {host: taken.blockers(one, host) for host in usable}
     free = [host for host in usable if not blockers[host]]
@@ -133,6 +133,24 @@ def _decide(one: Contender, taken: _Taken, find: Callable[[str], Job | None], no
         order = sorted(usable, key=lambda host: (host not in bound, host not in free))
         taken.add(one, order[: job.request.nodes])
     return WaitingForNodes(_reason({host: blockers[host] for host in bound or usable if blockers[host]}))
+
+
+def _each(barred: Mapping[str, Detail]) -> Detail:
+    """Return why hosts cannot be used: their common reason, else that of each."""
+    groups: list[tuple[Detail, list[str]]] = []
+    for host, why in barred.items():
+        same = next((hosts for own, hosts in groups if own == why), None)
+        if same is None:
+            groups.append((why, [host]))
+        else:
+            same.append(host)
+    if len(groups) < 2:
+        return groups[0][0] if groups else because("host-unknown")
+    why, hosts = groups.pop()
+    found = because("host-why", hosts, why=why)
+    for why, hosts in reversed(groups):
+        found = because("host-and-others", hosts, why=why, others=found)
+    return found
 
 
 def _usable(one: Contender, bound: Sequence[str]) -> tuple[str, ...]:

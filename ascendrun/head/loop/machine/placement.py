@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ascendrun.core.hosts import Host
+from ascendrun.core.jobs.draft import PASSED_OVER_S
 from ascendrun.core.jobs.inputs import NodesFree
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import Detail, because
@@ -19,6 +20,9 @@ from ascendrun.head.loop.steps import JobSteps
 from ascendrun.head.protocol.remote import AgentConnection
 from ascendrun.head.survey.submission import Submission, claims_of, make_job
 from ascendrun.text import Text
+
+SCARCE_S = 30.0
+"""Seconds for which a host that was not ready for a job is not used by it, if there are too few others."""
 
 
 class Placement:
@@ -83,9 +87,8 @@ class Placement:
         unusable: dict[str, Detail] = {host.name: why for host in hosts if (why := barred.why(host)) is not None}
         excluded = excluded_hosts(job.policy, job.past)
         unusable.update((name, because("host-excluded")) for name in excluded)
-        for name, until_s in job.passed_over.items():
-            if until_s > now_s:
-                unusable.setdefault(name, because("host-passed-over", until_s=until_s))
+        passed = {name: at_s for name, at_s in job.passed_over.items() if at_s > now_s and name not in unusable}
+        avoided = avoided_hosts(job.past, now_s)
         away: dict[str, Detail] = {}
         unknown: list[Host] = []
         for host in hosts if links or is_any_held else ():
@@ -96,12 +99,20 @@ class Placement:
                 away[host.name] = because("host-away", why=link.last_error.message if link.last_error else None)
             elif is_any_held and not barred.is_known(host):
                 unknown.append(host)
+        is_scarce = len({host.name for host in hosts} - {*unusable, *away, *passed}) < job.request.nodes
+        for name, until_s in passed.items():
+            again_s = until_s - PASSED_OVER_S + SCARCE_S if is_scarce else until_s
+            if again_s > now_s:
+                unusable[name] = because("host-passed-over", until_s=again_s)
+                away.pop(name, None)
+            else:
+                avoided |= {name}
         if len(hosts) - len(unusable) - len(away) - len(unknown) < job.request.nodes:
             for host in unknown:
                 self._links.get(host)  # it connects
         unusable.update((host.name, because("host-unidentified")) for host in unknown)
         lost = frozenset(host.name for host in hosts if barred.is_lost(host))
-        return Contender(job, claims, unusable, away, avoided_hosts(job.past, now_s), places, lost)
+        return Contender(job, claims, unusable, away, avoided, places, lost)
 
 
 class _Barred:

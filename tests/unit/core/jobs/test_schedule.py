@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ascendrun.core.jobs.inputs import DependencyFailed, NodesFree, WaitingForNodes
 from ascendrun.core.jobs.job import ACTIVE_STATES, Job, NodeProgress, Request, StageFiles, State
-from ascendrun.core.jobs.reasons import because, needed
+from ascendrun.core.jobs.reasons import Reason, because, needed
 from ascendrun.core.jobs.restart import PastAttempt
 from ascendrun.core.jobs.schedule import RESERVE_S, Claim, Contender, Decision, schedule
 from ascendrun.text import Text
@@ -118,6 +118,16 @@ def test_a_host_that_cannot_be_used_stops_only_the_job_that_needs_it_and_reserve
     assert (reason.code, reason.hosts) == ("too-few-hosts", ("a",))
     assert (reason.values["needed"], reason.values["usable"], reason.why) == (2, 1, WHY)
     assert hosts_of(decisions["j-0002"]) == ("b",)
+
+
+def test_each_host_that_cannot_be_used_has_its_own_reason() -> None:
+    excluded, unidentified = because("host-excluded"), because("host-unidentified")
+    barred = {"a": excluded, "b": unidentified, "c": excluded}
+    reason = why(decide(whole(job(1, "a", "b", "c"), unusable=barred))["j-0001"])
+    assert isinstance(reason, Reason) and reason.hosts == ("a", "b", "c")
+    assert reason.why == because(
+        "host-and-others", ["a", "c"], why=excluded, others=because("host-why", ["b"], why=unidentified)
+    )
 
 
 def test_a_host_that_does_not_respond_is_used_only_at_the_first_start_and_without_others() -> None:

@@ -12,9 +12,12 @@ import pytest
 from ascendrun.core.errors import AscendrunError, ConflictError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs import endings, inputs
+from ascendrun.core.jobs.draft import PASSED_OVER_S
 from ascendrun.core.jobs.job import Job, Phase, Request, State
+from ascendrun.core.jobs.reasons import Reason
 from ascendrun.core.machines import MachineState
 from ascendrun.head.agents.connections import dialled
+from ascendrun.head.loop.machine.placement import SCARCE_S
 from ascendrun.head.loop.machine.reconcile import LOOK_S
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import ChangeMachines
@@ -482,3 +485,16 @@ def test_the_second_strike_of_a_host_is_a_quarantine_and_each_one_is_longer(worl
     assert again.until_s - again.since_s == pytest.approx(2 * (first.until_s - first.since_s))
     world.turn()
     assert world.now(job).hosts == ("n2",)
+
+
+@pytest.mark.parametrize(("pool", "since_s", "hosts"), [((N1,), 60, ("n1",)), ((N1,), 5, ()), ((N1, N2), 60, ("n2",))])
+def test_a_host_that_was_passed_over_is_used_again_soon_where_there_is_no_other(
+    world: World, pool: tuple[Host, ...], since_s: float, hosts: tuple[str, ...]
+) -> None:
+    until_s = time.time() + PASSED_OVER_S - since_s
+    job = world.job(*pool, request=Request(1), passed_over={"n1": until_s})
+    world.up(*pool)
+    assert world.now(job).hosts == hosts
+    if not hosts:
+        why = world.now(job).reason.why
+        assert isinstance(why, Reason) and why.values["until_s"] < time.time() + SCARCE_S
