@@ -100,8 +100,12 @@ def _readers(kind: type[Any]) -> Mapping[str, Read | None]:
     """Return how the value of each field is made of its JSON value: by `read` of its metadata, else by its type."""
     from dataclasses import fields
 
+    names: dict[str, Any] = {}
+    for owner in reversed(kind.__mro__):
+        names.update(vars(sys.modules[owner.__module__]))
+    names["Union"] = Union
     return {
-        one.name: one.metadata["read"] if "read" in one.metadata else reader_of(_resolved(kind, one.name))
+        one.name: one.metadata["read"] if "read" in one.metadata else reader_of(_resolved(str(one.type), names))
         for one in fields(kind)
         if one.init
     }
@@ -114,12 +118,10 @@ class _Unions(ast.NodeTransformer):
         return ast.Subscript(ast.Name("Union", ast.Load()), either, ast.Load())
 
 
-def _resolved(kind: type[Any], name: str) -> Any:
-    """Return the type of a field, which its module writes as text."""
-    owner = next(each for each in kind.__mro__ if name in vars(each).get("__annotations__", ()))
-    tree = _Unions().visit(ast.parse(owner.__annotations__[name], mode="eval"))
-    code = compile(ast.fix_missing_locations(tree), owner.__module__, "eval")
-    return eval(code, {**vars(sys.modules[owner.__module__]), "Union": Union})
+def _resolved(annotation: str, names: dict[str, Any]) -> Any:
+    """Return the type that a module writes as text. `names`: of the modules of its class."""
+    tree = _Unions().visit(ast.parse(annotation, mode="eval"))
+    return eval(compile(ast.fix_missing_locations(tree), "<annotation>", "eval"), names)
 
 
 def reader_of(kind: Any) -> Read | None:

@@ -1,15 +1,19 @@
-"""Dataclasses whose methods are made at the first use behave as those of the standard library."""
+"""Dataclasses behave as those of the standard library, and are read from JSON by the types of their fields."""
 
 from __future__ import annotations
 
 import copy
+import json
 import threading
+from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, field, fields, is_dataclass, replace
-from typing import Generic, TypeVar
+from enum import Enum
+from typing import Any, Generic, TypeVar
 
 import pytest
 
-from ascendrun.core.dataclass import dataclass
+from ascendrun.core.dataclass import dataclass, load_dataclass
+from ascendrun.text import Text, to_json
 
 T = TypeVar("T")
 
@@ -100,3 +104,36 @@ def test_threads_that_use_a_class_first_at_one_time_get_complete_instances() -> 
         for thread in threads:
             thread.join()
     assert not faults
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass(frozen=True)
+class Part:
+    size: float
+    colour: Colour | None = None
+
+
+@dataclass(frozen=True)
+class Whole:
+    parts: tuple[Part, ...]
+    by_rank: Mapping[int, Part]
+    pair: tuple[int, str] = (0, "")
+    why: Text | str | None = None
+    names: frozenset[str] = frozenset()
+    raw: Any = field(default=None, metadata={"read": None})
+
+
+def test_json_becomes_what_the_types_of_the_fields_say() -> None:
+    whole = Whole((Part(1.5, Colour.RED),), {3: Part(2)}, (4, "x"), Text("t.why", "why"), frozenset({"n"}), {"a": [1]})
+    row = json.loads(json.dumps({**to_json(whole), "parts": [{"size": 1.5, "colour": "red", "new": 1}]}))
+    assert load_dataclass(Whole, row) == whole
+    assert load_dataclass(Whole, {"parts": [], "by_rank": {}, "why": None}) == Whole((), {})
+
+
+@pytest.mark.parametrize("row", [{}, {"parts": 1, "by_rank": {}}, {"parts": [{"size": "1"}], "by_rank": {}}])
+def test_what_is_no_such_json_is_refused(row: dict[str, Any]) -> None:
+    with pytest.raises((AttributeError, TypeError, ValueError)):
+        load_dataclass(Whole, row)

@@ -111,34 +111,10 @@ def test_slack_gets_blocks_and_a_text_for_notifications() -> None:
 def test_the_generic_format_has_its_documented_fields_and_a_signature_over_time_and_body() -> None:
     request = ask("generic", secret="k")
     values = json.loads(request.body)
-    assert set(values) == {
-        "schema_version",
-        "id",
-        "kind",
-        "at",
-        "head",
-        "lang",
-        "title",
-        "text",
-        "reason",
-        "is_bad",
-        "event",
-        "job",
-    }
+    assert set(values) == set("schema_version id kind at head lang title text reason is_bad event job".split())
     assert (values["schema_version"], values["id"], values["kind"]) == (2, NOTICE.id, "failed")
     assert values["at"] == "2020-09-06T02:47:53.000Z" and values["job"]["hosts"] == ["npu1", "npu2"]
-    assert set(values["job"]) == {
-        "id",
-        "name",
-        "state",
-        "attempt",
-        "hosts",
-        "nodes",
-        "ranks",
-        "created_at",
-        "started_at",
-        "ended_at",
-    }
+    assert set(values["job"]) == set("id name state attempt hosts nodes ranks created_at started_at ended_at".split())
     assert request.headers["Idempotency-Key"] == NOTICE.id
     signed = request.headers["X-Ascendrun-Timestamp"].encode() + b"\n" + request.body
     digest = hmac.new(b"k", signed, hashlib.sha256).hexdigest()

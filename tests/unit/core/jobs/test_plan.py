@@ -495,20 +495,7 @@ def test_the_request_to_an_agent_holds_what_was_planned():
         trees=trees,
     )
     first, second = (prepare_request(node, planned) for node in planned.nodes)
-    assert set(first) == {
-        "tag",
-        "node_rank",
-        "ranks",
-        "cwd",
-        "setup",
-        "trees",
-        "link_tree",
-        "library",
-        "ports",
-        "stop",
-        "start_s",
-        "max_s",
-    }
+    assert set(first) == set("tag node_rank ranks cwd setup trees link_tree library ports stop start_s max_s".split())
     assert set(first) <= {each.name for each in fields(Prepare)}, "the message to the agent drops other names"
     assert first["ports"] == list(planned.master_ports) and second["ports"] == []
     assert (first["link_tree"], first["library"], first["trees"]) == ("c" * 64, "d" * 64, ["c" * 64, "d" * 64])
