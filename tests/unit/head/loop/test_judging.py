@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +20,6 @@ class NothingToFetch:
 
     def is_waiting(self, *_: Any) -> bool:
         return False
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Any:
-    made = World(tmp_path)
-    yield made
-    made.store.close()
 
 
 @pytest.mark.slow

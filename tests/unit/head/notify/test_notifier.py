@@ -20,7 +20,12 @@ from ascendrun.core.notices import Target, make_test_notice
 from ascendrun.head.notify import notifier
 from ascendrun.head.notify.delivery import deliver
 from tests.lib.notice_head import Head, target
-from tests.lib.web_service import DROP, HANG, Answer, Say, await_that, settings_text
+from tests.lib.web_service import DROP, HANG, Answer, Say, Service, await_that, settings_text
+
+
+def telling(service: Service, heads: Any, kind: str = "generic", **more: Any) -> tuple[Service, Any]:
+    """The service, and a head that tells it about jobs."""
+    return service, heads(settings_text([target(service, kind, **more)]))
 
 
 def test_the_end_of_a_job_is_told_once_to_everyone_who_asked(heads: Any, serve: Any) -> None:
@@ -79,8 +84,7 @@ def test_a_failure_is_told_once_with_its_diagnosis(heads: Any, serve: Any) -> No
 
 def test_a_failure_without_a_diagnosis_is_told_in_time(heads: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifier, "DIAGNOSIS_S", 0.0)
-    service = serve()
-    head = heads(settings_text([target(service)]))
+    service, head = telling(serve(), heads)
     first = FirstFailure(because("rank-exited", ["a"], [3], code=1))
     head.move(head.submit(), "FAILED", cause=Cause.FAILURE, go_sent_at_s=1.0, first_failure=first)
     [told] = service.await_asked(1)
@@ -88,8 +92,7 @@ def test_a_failure_without_a_diagnosis_is_told_in_time(heads: Any, serve: Any, m
 
 
 def test_deciding_the_same_twice_sends_once(heads: Any, serve: Any) -> None:
-    service = serve()
-    head = heads(settings_text([target(service)]))
+    service, head = telling(serve(), heads)
     job = head.submit()
     for _ in range(3):
         head.move(job, "FAILED")
@@ -99,8 +102,7 @@ def test_deciding_the_same_twice_sends_once(heads: Any, serve: Any) -> None:
 
 @pytest.mark.parametrize("answer", [Say(500, b"oops"), DROP])
 def test_what_failed_is_tried_again_with_the_same_id(heads: Any, serve: Any, answer: Answer) -> None:
-    service = serve(answer)
-    head = heads(settings_text([target(service, "dingtalk")]))
+    service, head = telling(serve(answer), heads, "dingtalk")
     head.move(head.submit(), "SUCCEEDED")
     service.await_asked(1)
     await_that(lambda: head.rows()["dingtalk"]["answer"])
@@ -110,8 +112,7 @@ def test_what_failed_is_tried_again_with_the_same_id(heads: Any, serve: Any, ans
 
 
 def test_a_service_that_asks_for_time_gets_it(heads: Any, serve: Any) -> None:
-    service = serve(Say(429, b"slow down", (("Retry-After", "1800"),)))
-    head = heads(settings_text([target(service, "slack")]))
+    service, head = telling(serve(Say(429, b"slow down", (("Retry-After", "1800"),))), heads, "slack")
     before_s = time.time()
     head.move(head.submit(), "SUCCEEDED")
     await_that(lambda: (head.rows()["slack"]["answer"] or "").startswith("429"))
@@ -128,8 +129,7 @@ def test_a_service_that_asks_for_time_gets_it(heads: Any, serve: Any) -> None:
     ],
 )
 def test_a_refusal_stands_in_the_story_and_is_not_repeated(heads: Any, serve: Any, kind: str, answer: Say) -> None:
-    service = serve(answer)
-    head = heads(settings_text([target(service, kind)]))
+    service, head = telling(serve(answer), heads, kind)
     job = head.submit()
     head.move(job, "FAILED")
     head.await_state(kind, "refused")
@@ -165,8 +165,7 @@ def test_a_dead_service_delays_neither_another_nor_the_end_of_the_controller(hea
 
 
 def test_a_burst_beyond_the_limit_of_the_service_is_spread(heads: Any, serve: Any) -> None:
-    service = serve()
-    head = heads(settings_text([target(service, "dingtalk")]))
+    service, head = telling(serve(), heads, "dingtalk")
     for _ in range(25):
         head.move(head.submit(), "FAILED")
     service.await_asked(20)

@@ -22,25 +22,14 @@ from ascendrun.head.loop.rescue import restore_rows
 from ascendrun.head.state.state_dir import StoreUnusableError, filesystem_of
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.store_file import HeadFile, LostLeaseError
-from tests.lib.demo_jobs import add_job
+from tests.lib.demo_jobs import add_job, demo_job
 
 
 def make_job(job_id: str, head_id: str, name: str = "demo") -> Job:
     exits = {1: Exit(3, None, 12, False, True)}
     node = NodeProgress("a", 0, Phase.STARTED, (0, 1), "boot", 0.5, {0: 11}, exits, (0,))
-    return Job(
-        id=job_id,
-        name=name,
-        run=f"{head_id}-{job_id}",
-        hosts=(),
-        pool=("a",),
-        request=Request(1),
-        grace_s=1,
-        start_s=1,
-        created_at_s=1.0,
-        nodes=(node,),
-        cause=Cause.FAILURE,
-    )
+    job = demo_job(id=job_id, name=name, run=f"{head_id}-{job_id}", hosts=(), pool=("a",))
+    return replace(job, request=Request(1), nodes=(node,), cause=Cause.FAILURE)
 
 
 def add(store: Store, key: str, name: str = "demo") -> Job:
