@@ -14,7 +14,7 @@ DRAW = """
 import sys
 from pathlib import Path
 from ascendrun.programs.trajectory.scores import measure
-from ascendrun.programs.trajectory.stages.evaluate_stage import draw
+from ascendrun.programs.trajectory.stages.trained import draw
 from ascendrun.programs.trajectory.scores import score
 import numpy as np
 print(draw(Path(sys.argv[1]), score([0, 1], [0, 1], ["Cargo", "Tug"]), measure(np.eye(2), [0, 1])))

@@ -25,7 +25,7 @@ from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_model
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.scores import Adjustment
-from ascendrun.programs.trajectory.stages.serve import MOST_TRACKS, answer_lines, answer_questions, service_of
+from ascendrun.programs.trajectory.stages.trained import MOST_TRACKS, answer_lines, answer_questions, service_of
 from ascendrun.programs.trajectory.store import Trained, put_together, save_trained, save_vote
 from ascendrun.programs.trajectory.tokens import SPECIAL
 from tests.programs.conftest import REPO, TINY, Run, Server, until

@@ -24,7 +24,7 @@ from ascendrun.programs.trajectory.model import make_guesser, make_model
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.stages import common, training
 from ascendrun.programs.trajectory.stages.common import plan_stage
-from ascendrun.programs.trajectory.stages.evaluate_stage import adjusted
+from ascendrun.programs.trajectory.stages.trained import adjusted
 from ascendrun.programs.trajectory.store import Trained, Vote, predict
 from ascendrun.programs.trajectory.tokens import UNKNOWN, encode, make_vocabulary
 from ascendrun.programs.trajectory.train import (

@@ -101,14 +101,22 @@ def check_sizes(training: Training) -> Iterator[PlanProblem]:
         yield PlanProblem("codon-heads", message, hint, "hidden_size")
     longest, positions = lengths(training)[1], int(options["max_position_embeddings"])
     if is_known(training) and longest > positions:
-        message = Text(
-            "plan.codon-positions",
-            "args.max_position_embeddings: a sequence has {longest} tokens, the model {positions} positions",
-            longest=longest,
-            positions=positions,
-        )
-        hint = Text("plan.codon-more-positions", "set max_position_embeddings: {longest} or more", longest=longest)
-        yield PlanProblem("codon-positions", message, hint, "max_position_embeddings")
+        yield too_long(longest, positions)
+
+
+def too_long(longest: int, positions: int) -> PlanProblem:
+    message = Text(
+        "plan.codon-positions",
+        "args.max_position_embeddings: a sequence has {longest} tokens, the model {positions} positions",
+        longest=longest,
+        positions=positions,
+    )
+    hint = Text(
+        "plan.codon-more-positions",
+        "set max_position_embeddings: {longest} or more for a new model, or remove longer sequences",
+        longest=longest,
+    )
+    return PlanProblem("codon-positions", message, hint, "max_position_embeddings")
 
 
 def facts(training: Training) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from ascendrun.programs.codon import vocabulary as v
 from ascendrun.programs.codon.files import Stored, load_stored, save_model
 from ascendrun.programs.codon.genes import MASKS, REASONS, Array, Genes, facts_of, read_genes, save
 from ascendrun.programs.codon.model import CodonModel, Config, batch_of, hidden, make_model, masked
-from ascendrun.programs.codon.rules import attended, flops_per_token, shape_of_config, work_of
+from ascendrun.programs.codon.rules import attended, flops_per_token, shape_of_config, too_long, work_of
 from ascendrun.programs.codon.vocabulary import ORGANISMS, Organisms
 from ascendrun.programs.devices import accelerator
 from ascendrun.programs.devices.accelerator import Precision
@@ -436,10 +436,4 @@ def check_lengths(genes: Genes, positions: int) -> None:
     """Raise InvalidDataError for a sequence that is longer than the positions of a model."""
     longest = int(genes.lengths.max())
     if longest > positions:
-        raise InvalidDataError(
-            "program.codon-positions",
-            "a sequence has {longest} tokens, the model {positions} positions\n"
-            "hint: raise --max_position_embeddings of a new model, or remove longer sequences",
-            longest=longest,
-            positions=positions,
-        )
+        raise InvalidDataError(too_long(longest, positions).text)

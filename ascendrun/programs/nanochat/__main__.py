@@ -16,7 +16,7 @@ STAGES = {
     "sft": ("sft", "sft_stage"),
     "rl": ("sft", "rl_stage"),
     "evaluate": ("evaluation", "evaluate_stage"),
-    "report": ("report", "report_stage"),
+    "report": ("evaluation", "report_stage"),
     "export": ("export", "export_stage"),
     "infer_bench": ("inference", "infer_bench"),
     "chat": ("inference", "chat"),

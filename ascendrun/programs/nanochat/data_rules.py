@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ascendrun.facts.rows import FILE_KINDS
 from ascendrun.planner import rules
@@ -49,14 +49,17 @@ def text_problem(path: str, raw: Raw) -> tuple[str, Text, Text | None] | None:
     *others, last = known
     if (sum(others) and last) if others else last > 1:
         return None
-    message = Text(
+    return "few-documents", few_documents(path, sum(known)), None
+
+
+def few_documents(path: str, count: int) -> Text:
+    return Text(
         "plan.few-documents",
         "args.data_path: {path}: {count:plural document documents}; expected some to train on and some to validate "
         "with",
         path=path,
-        count=sum(known),
+        count=count,
     )
-    return "few-documents", message, None
 
 
 def file_problem(file: Raw, at: dict[str, str]) -> tuple[str, Text, Text | None] | None:
@@ -128,11 +131,15 @@ def tokenizer_problem(raw: Raw, at: dict[str, str]) -> tuple[str, Text] | None:
         )
     if wanted is None or tokenizer.get("tokens") in (None, wanted):
         return None
-    return "foreign-tokenizer", Text(
+    return "foreign-tokenizer", foreign_tokenizer(at, tokenizer["tokens"], wanted)
+
+
+def foreign_tokenizer(at: Mapping[str, str], tokens: int, vocabulary: int) -> Text:
+    return Text(
         "plan.foreign-tokenizer",
         "args.{option}: {path}: the tokenizer has {tokens:,} tokens, the model {vocabulary:,}",
-        tokens=tokenizer["tokens"],
-        vocabulary=wanted,
+        tokens=tokens,
+        vocabulary=vocabulary,
         **at,
     )
 

@@ -26,9 +26,10 @@ from ascendrun.programs.generation.engine import Completion, Generator, generate
 from ascendrun.programs.generation.sampling import Sampling
 from ascendrun.programs.nanochat import conversations
 from ascendrun.programs.nanochat import texts as words
-from ascendrun.programs.nanochat.calculator import Tools
-from ascendrun.programs.nanochat.conversations import decoded, stops_of
+from ascendrun.programs.nanochat.conversations import Tools, decoded, stops_of
+from ascendrun.programs.nanochat.data_rules import foreign_tokenizer
 from ascendrun.programs.nanochat.model import NanoChat, empty_model
+from ascendrun.programs.nanochat.rules import too_long
 from ascendrun.programs.nanochat.sizes import Sizes, settled
 from ascendrun.programs.trainer.checkpoint import replace_json
 from ascendrun.programs.trainer.optim import OptimizerPlan
@@ -97,14 +98,9 @@ def read_model(path: str, *, recomputes: bool) -> tuple[dict[str, Any], NanoChat
 def read_tokenizer(path: str, model: NanoChat) -> Tokenizer:
     """Return the tokenizer of a model's directory. Raises InvalidDataError."""
     tokenizer = words.load(Path(path))
-    if tokenizer.get_vocab_size() != model.sizes.vocabulary:
-        raise InvalidDataError(
-            "program.foreign-tokenizer",
-            "{directory}: the tokenizer has {tokens} tokens, the model {vocabulary}; it belongs to another model",
-            directory=path,
-            tokens=tokenizer.get_vocab_size(),
-            vocabulary=model.sizes.vocabulary,
-        )
+    tokens, vocabulary = tokenizer.get_vocab_size(), model.sizes.vocabulary
+    if tokens != vocabulary:
+        raise InvalidDataError(foreign_tokenizer({"option": "model_dir", "path": path}, tokens, vocabulary))
     return tokenizer
 
 
@@ -183,14 +179,7 @@ def lengths(options: Options, context: int) -> tuple[int, int]:
     """Return the tokens of a prompt and of a reply, which fit into the context. Raises InvalidDataError."""
     prompt = options["prompt_tokens"] or context // 2
     if prompt > context - 2:
-        raise InvalidDataError(
-            "program.long-prompt",
-            "--prompt_tokens={prompt}: the model has a context of {context} tokens\nhint: set --prompt_tokens to "
-            "{most} or less",
-            prompt=prompt,
-            context=context,
-            most=context - 2,
-        )
+        raise InvalidDataError(too_long("prompt_tokens", prompt, context, most=context - 2).text)
     room = context - prompt - 1
     return prompt, min(options["max_new_tokens"] or room, room)
 

@@ -94,23 +94,22 @@ def check_model(training: Training) -> Iterator[PlanProblem]:
     options, context = settled(training.options, model), Sizes.of_config(model).context
     length = int(options["max_seq_len"]) if training.mode in ON_CHATS else 0
     if training.mode == "infer_bench" and int(options["prompt_tokens"]) > context - 2:
-        message = Text(
-            "plan.long-prompt",
-            "args.prompt_tokens: {length} tokens, but the model is trained with {context}",
-            length=options["prompt_tokens"],
-            context=context,
-        )
-        shorter = Text("plan.shorter-prompt", "set prompt_tokens to {most} or less", most=context - 2)
-        yield PlanProblem("long-context", message, shorter, "prompt_tokens")
+        yield too_long("prompt_tokens", int(options["prompt_tokens"]), context, most=context - 2)
     if length > context:
-        message = Text(
-            "plan.long-context",
-            "args.max_seq_len: {length} tokens, but the model is trained with {context}",
-            length=length,
-            context=context,
-        )
-        shorter = Text("plan.shorter-context", "set max_seq_len to {context} or less", context=context)
-        yield PlanProblem("long-context", message, shorter, "max_seq_len")
+        yield too_long("max_seq_len", length, context, most=context)
+
+
+def too_long(option: str, length: int, context: int, *, most: int) -> PlanProblem:
+    """Return the problem of sequences that are longer than those that a model was trained with."""
+    message = Text(
+        "plan.long-context",
+        "args.{option}: {length} tokens, but the model is trained with {context}",
+        option=option,
+        length=length,
+        context=context,
+    )
+    hint = Text("plan.shorter-context", "set {option} to {most} or less", option=option, most=most)
+    return PlanProblem("long-context", message, hint, option)
 
 
 def is_checkpoint(raw: Mapping[str, Any] | None) -> bool:

@@ -33,6 +33,7 @@ from ascendrun.programs.nanochat.base import Course, Options, next_token, refuse
 from ascendrun.programs.nanochat.conversations import ConversationEncoder, decoded
 from ascendrun.programs.nanochat.evaluation import Pupil, completions, passes, refuse_tasks, replies
 from ascendrun.programs.nanochat.model import NanoChat
+from ascendrun.programs.nanochat.rules import too_long
 from ascendrun.programs.nanochat.sizes import chat_horizon, settled
 from ascendrun.programs.nanochat.tasks import Example, Joined, read_task
 from ascendrun.programs.nanochat.texts import first_val_of, mark_of_file
@@ -89,14 +90,9 @@ def open_start(options: Options) -> Start:
     """Open the model and the tokenizer of `model_dir`. Raises InvalidDataError."""
     config, model = inference.read_model(options["model_dir"], recomputes=options["gradient_checkpointing"])
     options, tokenizer = settled(options, config), inference.read_tokenizer(options["model_dir"], model)
-    if options["max_seq_len"] > model.sizes.context:
-        raise InvalidDataError(
-            "program.long-context",
-            "--max_seq_len={length}: the model was trained with sequences of {context} tokens\n"
-            "hint: set --max_seq_len to {context} or less",
-            length=options["max_seq_len"],
-            context=model.sizes.context,
-        )
+    length, context = options["max_seq_len"], model.sizes.context
+    if length > context:
+        raise InvalidDataError(too_long("max_seq_len", length, context, most=context).text)
     return Start(options, model, tokenizer, config.get("training") or {})
 
 

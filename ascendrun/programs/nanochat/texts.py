@@ -21,7 +21,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from ascendrun.options import GENERATED
 from ascendrun.programs import errors
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.nanochat.data_rules import FORMS
+from ascendrun.programs.nanochat.data_rules import FORMS, few_documents
 from ascendrun.programs.nanochat.sizes import SPECIAL
 from ascendrun.programs.trainer.checkpoint import replace_json, replace_text
 from ascendrun.programs.trainer.runtime import Runtime
@@ -114,12 +114,7 @@ def read_corpus(options: Mapping[str, Any]) -> Corpus:
     last = sum(chunk.documents for chunk in chunks[-1])
     first_val = len(documents) - last if len(files) > 1 else first_val_of(len(documents), options)
     if not 0 < first_val < len(documents):
-        raise InvalidDataError(
-            "program.few-documents",
-            "{path}: {count:plural document documents}; expected some to train on and some to validate with",
-            path=options["data_path"],
-            count=len(documents),
-        )
+        raise InvalidDataError(few_documents(options["data_path"], len(documents)))
     marks = [f"{file.name} {mark_of_file(file)}" for file in files]
     return Corpus(
         documents, first_val, hashlib.sha256("\0".join([*marks, str(options["document_chars"])]).encode()).hexdigest()

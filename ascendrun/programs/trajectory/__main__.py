@@ -15,9 +15,9 @@ STAGES = {
     "prepare": ("stages.training", "prepare_stage"),
     "pretrain": ("stages.training", "pretrain_stage"),
     "finetune": ("stages.training", "train"),
-    "evaluate": ("stages.evaluate_stage", "evaluate_stage"),
-    "predict": ("stages.serve", "classify"),
-    "serve": ("stages.serve", "serve_stage"),
+    "evaluate": ("stages.trained", "evaluate_stage"),
+    "predict": ("stages.trained", "classify"),
+    "serve": ("stages.trained", "serve_stage"),
     "plan": ("stages.common", "plan_stage"),
 }
 """Module and function of (options, runtime) for each --mode."""

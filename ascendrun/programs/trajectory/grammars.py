@@ -127,18 +127,16 @@ def fit_edges(tracks: Sequence[Track]) -> dict[str, list[float]]:
     by_ship: dict[str, list[Track]] = {}
     for track in tracks:
         by_ship.setdefault(track.ship, []).append(track)
-    chosen = [each for pieces in by_ship.values() for each in evenly(pieces)]
+    chosen: list[Track] = []
+    for pieces in by_ship.values():
+        places = np.linspace(0, len(pieces) - 1, min(len(pieces), PIECES_PER_SHIP)).astype(int)
+        chosen += [pieces[i] for i in places]
     points = [quantities(track) for track in chosen]
     totals = [summary(track) for track in chosen]
     return {
         **{name: quantiles(np.concatenate([each[name] for each in points]), n) for name, n in POINT_BINS.items()},
         **{name: quantiles(np.array([each[name] for each in totals]), SUMMARY_BINS) for name in FEATURES},
     }
-
-
-def evenly(pieces: Sequence[Track]) -> list[Track]:
-    places = np.linspace(0, len(pieces) - 1, min(len(pieces), PIECES_PER_SHIP)).astype(int)
-    return [pieces[i] for i in places]
 
 
 def quantiles(values: Floats, bins: int) -> list[float]:

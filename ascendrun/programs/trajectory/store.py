@@ -166,36 +166,24 @@ def load(file: Path) -> dict[str, Any]:
         ) from error
 
 
-def save_vote(members: Sequence[Path], *, temperature: float, prior_shift: float, folder: Path) -> Path:
+def save_vote(members: Sequence[Path], *, temperature: float, prior_shift: float, folder: Path) -> None:
     """Save a vote. Members are named relative to the file, so that the complete output may be moved."""
-    path = folder / VOTE_FILE
     named = [os.path.relpath(member.absolute(), folder.absolute()) for member in members]
     saved = {"members": named, "temperature": temperature, "prior_shift": prior_shift}
-    replace_json(path, saved)
-    return path
+    replace_json(folder / VOTE_FILE, saved)
 
 
 def load_vote(paths: Sequence[Path], accelerator: Accelerator, precision: Precision) -> Vote:
     """Load the output of an evaluation, or one or more trained models, on a device. Raises InvalidDataError."""
-    vote = read_vote(paths)
+    adjustment = {}
+    if len(paths) == 1 and (paths[0] / VOTE_FILE).is_file():
+        adjustment = json.loads((paths[0] / VOTE_FILE).read_text(encoding="utf-8"))
+        paths = [paths[0] / member for member in adjustment.pop("members")]
+    vote = agreeing(Vote(tuple(load_trained(path) for path in paths), **adjustment))
     for member in vote.members:
         fuse(member.model, accelerator, precision.compute)
         member.model.to(accelerator.device).eval()
     return vote
-
-
-def read_vote(paths: Sequence[Path]) -> Vote:
-    if not paths:
-        raise InvalidDataError(
-            "program.no-model-path",
-            "--model_path is required\n"
-            "hint: set it to the directory `best` of a training's output, or several separated by commas",
-        )
-    if len(paths) == 1 and (paths[0] / VOTE_FILE).is_file():
-        saved = json.loads((paths[0] / VOTE_FILE).read_text(encoding="utf-8"))
-        members = tuple(load_trained(paths[0] / member) for member in saved["members"])
-        return agreeing(Vote(members, saved["temperature"], saved["prior_shift"]))
-    return agreeing(Vote(tuple(load_trained(path) for path in paths)))
 
 
 def agreeing(vote: Vote) -> Vote:

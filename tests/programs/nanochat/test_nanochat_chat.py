@@ -17,8 +17,7 @@ from ascendrun.programs.generation.sampling import Sampling
 from ascendrun.programs.generation.terminal import talk
 from ascendrun.programs.nanochat import conversations
 from ascendrun.programs.nanochat.base import save_model
-from ascendrun.programs.nanochat.calculator import TOOL, Tools
-from ascendrun.programs.nanochat.conversations import decoded, stops_of
+from ascendrun.programs.nanochat.conversations import TOOL, Tools, decoded, stops_of
 from ascendrun.programs.nanochat.inference import open_model, open_talker
 from ascendrun.programs.nanochat.model import make_model
 from ascendrun.programs.nanochat.texts import of_characters
@@ -130,7 +129,7 @@ def test_what_is_not_a_model_is_one_error(saved, tmp_path):
     assert key_of(lambda: load_model(with_problem)) == "program.no-model"
     shutil.copytree(folder, with_problem, dirs_exist_ok=True)
     of_characters(["abc"]).save(str(with_problem / "tokenizer.json"))
-    assert key_of(lambda: load_model(with_problem)) == "program.foreign-tokenizer"
+    assert key_of(lambda: load_model(with_problem)) == "plan.foreign-tokenizer"
     (with_problem / "model.safetensors").write_bytes(b"damaged")
     assert key_of(lambda: load_model(with_problem)) == "program.no-model"
 

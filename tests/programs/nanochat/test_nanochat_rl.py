@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from ascendrun.programs.generation.engine import Completion
 from ascendrun.programs.nanochat import sft
 from ascendrun.programs.nanochat.base import save_model
-from ascendrun.programs.nanochat.calculator import TOOL
+from ascendrun.programs.nanochat.conversations import TOOL
 from ascendrun.programs.nanochat.model import make_model
 from ascendrun.programs.nanochat.texts import of_characters
 from ascendrun.programs.trainer.packing import IGNORED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Callable
 
 import numpy as np
@@ -34,14 +35,6 @@ def steady(rng: Rng, points: int, *, low: float, high: float, wander: float, jit
     speed = rng.uniform(low, high) + rng.normal(0, jitter, points)
     course = rng.uniform(0, 360) + np.cumsum(rng.normal(0, wander, points))
     return speed, course
-
-
-def tanker(rng: Rng, points: int) -> Motion:
-    return steady(rng, points, low=9, high=14, wander=0.8, jitter=0.15)
-
-
-def cargo(rng: Rng, points: int) -> Motion:
-    return steady(rng, points, low=11, high=19, wander=1.2, jitter=0.3)
 
 
 def fishing(rng: Rng, points: int) -> Motion:
@@ -84,10 +77,10 @@ def other(rng: Rng, points: int) -> Motion:
 
 KINDS: dict[str, Kind] = {
     "Tug_Tow": Kind(0.34, 70, tug),
-    "Cargo": Kind(0.18, 70, cargo),
+    "Cargo": Kind(0.18, 70, partial(steady, low=11, high=19, wander=1.2, jitter=0.3)),
     "Passenger": Kind(0.13, 65, passenger),
     "Fishing": Kind(0.11, 80, fishing),
-    "Tanker": Kind(0.11, 70, tanker),
+    "Tanker": Kind(0.11, 70, partial(steady, low=9, high=14, wander=0.8, jitter=0.15)),
     "Pleasure_Sailing": Kind(0.08, 90, sailing),
     "Other": Kind(0.05, 80, other),
 }

@@ -26,7 +26,7 @@ from ascendrun.programs.trajectory.judge import Judged, judge, missing
 from ascendrun.programs.trajectory.model import Sizes, make_guesser, make_model
 from ascendrun.programs.trajectory.scores import MODEL
 from ascendrun.programs.trajectory.stages.common import check_base, introduce, start_with
-from ascendrun.programs.trajectory.stages.serve import write_predictions
+from ascendrun.programs.trajectory.stages.trained import write_predictions
 from ascendrun.programs.trajectory.store import (
     SKIPPED_FILE,
     Trained,
