@@ -34,6 +34,7 @@ NEEDED = ("time", "lat", "lon")
 _UNITS = {"kn": "knots", "kt": "knots", "kts": "knots", "knot": "knots", "knots": "knots", "kmh": "km/h", "kph": "km/h"}
 _UNITS.update({"km/h": "km/h", "m/s": "m/s", "mps": "m/s", "ms": "m/s", "deg": "", "degrees": "", "m": "", "utc": ""})
 _WITH_UNIT = re.compile(r"(?P<name>.*?)[\s_]*[(\[]?(?P<unit>%s)[)\]]?" % "|".join(map(re.escape, _UNITS)))
+_IS_NUMBER = re.compile(r"-?[0-9]+([.,][0-9]+)?").fullmatch
 LOOKED_AT = 300
 """Rows of a file from which the meaning of a column is guessed."""
 
@@ -117,17 +118,13 @@ def propose(table: Mapping[str, Sequence[Any]], found: Mapping[str, str]) -> dic
         take("sog", [name for name, (low, high) in ranges.items() if name in free and low >= 0 and high < 60])
     words = {name: {str(value).strip() for value in values} - {""} for name, values in free.items()}
     if "type_code" not in found:
-        take("class", [name for name, each in words.items() if 1 < len(each) < 30 and not any(map(_is_number, each))])
+        take("class", [name for name, each in words.items() if 1 < len(each) < 30 and not any(map(_IS_NUMBER, each))])
     return proposed
 
 
 def _share(values: Sequence[Any], pattern: str) -> float:
     form = re.compile(pattern)
     return sum(form.fullmatch(str(value).strip()) is not None for value in values) / max(1, len(values))
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"-?[0-9]+([.,][0-9]+)?", text) is not None
 
 
 def _floats(values: Sequence[Any]) -> list[float]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Callable
 
 
 class Fault(NamedTuple):
@@ -169,22 +169,15 @@ def _is_messages(row: Any) -> bool:
     return len(roles) > 1 and all(role == ("user", "assistant")[at % 2] for at, role in enumerate(roles))
 
 
-def _is_choices(row: Any) -> bool:
-    return isinstance(row, dict) and {"question", "choices"} <= set(row) and ("answer" in row or "answerKey" in row)
+def _has(row: Any, *keys: str) -> bool:
+    return isinstance(row, dict) and set(keys) <= set(row)
 
 
-def _is_gsm8k(row: Any) -> bool:
-    return isinstance(row, dict) and "question" in row and "####" in str(row.get("answer"))
-
-
-def _is_code(row: Any) -> bool:
-    return isinstance(row, dict) and {"prompt", "test", "entry_point"} <= set(row)
-
-
-def _is_text(row: Any) -> bool:
-    return isinstance(row, dict) and isinstance(row.get("text"), str)
-
-
-FILE_KINDS = {"messages": _is_messages, "choices": _is_choices, "gsm8k": _is_gsm8k, "code": _is_code}
+FILE_KINDS: dict[str, Callable[[Any], bool]] = {
+    "messages": _is_messages,
+    "choices": lambda row: _has(row, "question", "choices") and ("answer" in row or "answerKey" in row),
+    "gsm8k": lambda row: _has(row, "question") and "####" in str(row.get("answer")),
+    "code": lambda row: _has(row, "prompt", "test", "entry_point"),
+}
 """Kinds of tasks that are read from a file, and whether a row is of one."""
-ROW_KINDS = {**FILE_KINDS, "text": _is_text}
+ROW_KINDS = {**FILE_KINDS, "text": lambda row: _has(row, "text") and isinstance(row["text"], str)}

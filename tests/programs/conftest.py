@@ -252,3 +252,14 @@ def tiny(launch: Start) -> Start:
         return launch("tiny", [json.dumps(options)], name=name, ranks=ranks, rank_env=rank_env, folders=folders)
 
     return begin
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors are small: two threads on two busy cores mostly wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

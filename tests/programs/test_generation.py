@@ -15,16 +15,8 @@ from ascendrun.programs.qwen_lora import base
 from tests.programs.generating import WORDS, Plain, naive, texts_of
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("one_thread")
 LENGTHS = (3, 17, 64, 65, 1, 40, 40, 90)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Tensors are small: two threads on two busy cores mostly wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from ascendrun.programs.trajectory.scores import Adjustment
 from ascendrun.programs.trajectory.stages.trained import MOST_TRACKS, answer_lines, answer_questions, service_of
 from ascendrun.programs.trajectory.store import Trained, put_together, save_trained, save_vote
 from ascendrun.programs.trajectory.tokens import SPECIAL
+from tests.programs.asking import JSON, ask, served
 from tests.programs.conftest import REPO, TINY, Run, Server, until
 
 
@@ -219,28 +220,8 @@ def test_a_stream_that_waits_for_a_line_ends_when_it_is_asked_to(stream):
 
 @pytest.fixture(scope="module")
 def address(classifier: Classifier) -> Iterator[tuple[str, int]]:
-    server = service_of(classifier).listen("127.0.0.1", 0)
-    over = threading.Event()
-    thread = threading.Thread(
-        target=server.serve_batches, args=(over.is_set, lambda each: answer_questions(classifier, each))
-    )
-    thread.start()
-    yield server.address
-    over.set()
-    thread.join()
-
-
-JSON = {"Content-Type": "application/json"}
-
-
-def ask(address: tuple[str, int], method: str, page: str, body: Any = None, headers: Any = None) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection(*address, timeout=60)
-    raw = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
-    connection.request(method, page, raw, {**JSON, **(headers or {})})
-    reply = connection.getresponse()
-    answer = reply.status, json.loads(reply.read())
-    connection.close()
-    return answer
+    with served(service_of(classifier)) as found:
+        yield found
 
 
 def test_http_says_what_python_says(classifier, address):

@@ -103,15 +103,11 @@ class NextToken(Task):
             losses = functional.cross_entropy(
                 logits.flatten(0, 1).float(), targets.to(here.device), ignore_index=IGNORED, reduction="none"
             )
-            sums += self.sums_of(losses.cpu().double(), targets)
+            losses, seen = losses.cpu().double(), targets != IGNORED
+            sizes = torch.where(seen, self.bytes_of[targets.clamp_min(0)], 0.0)
+            sums += torch.stack([losses.sum(), seen.sum(), losses[sizes > 0].sum(), sizes.sum()])
         loss, tokens, nats, size_bytes = here.sum(sums.tolist())
         return {"loss": loss / tokens, "bits_per_byte": nats / math.log(2) / max(1.0, size_bytes)}
-
-    def sums_of(self, losses: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return (nats, tokens) of all targets, and (nats, bytes) of those that are text."""
-        seen = targets != IGNORED
-        sizes = torch.where(seen, self.bytes_of[targets.clamp_min(0)], 0.0)
-        return torch.stack([losses.sum(), seen.sum(), losses[sizes > 0].sum(), sizes.sum()])
 
 
 def batch_of(rows: Rows, units: Sequence[Unit]) -> Batch:

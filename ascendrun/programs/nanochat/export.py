@@ -77,11 +77,11 @@ def export_stage(options: Mapping[str, Any], here: Runtime) -> None:
     output = Path(options["output_dir"]).absolute()
     errors.check_writable(output)
     if here.is_first:
-        found = checkpoint_of(Path(options["model_dir"]))
-        if found is None:
-            trained, tokenizer = inference.open_model(options)
+        files = sorted(Path(options["model_dir"]).glob("model_*.pt"))
+        if files:
+            trained, tokenizer = read_upstream(files[-1]), words.load(Path(options["tokenizer_dir"]))
         else:
-            trained, tokenizer = read_upstream(*found), words.load(Path(options["tokenizer_dir"]))
+            trained, tokenizer = inference.open_model(options)
         write(trained, tokenizer, output)
     here.log("program.exported", "model for transformers: {directory}", directory=output)
     here.record(done=True)
@@ -101,32 +101,24 @@ def write(trained: NanoChat, tokenizer: Any, folder: Path) -> None:
         classes = {"AutoConfig": "NanoChatCurrentConfig", "AutoModelForCausalLM": "NanoChatCurrentForCausalLM"}
         config["auto_map"] = {name: f"{MODELLING}.{each}" for name, each in classes.items()}
         config["architectures"] = [classes["AutoModelForCausalLM"]]
-        replace_text(folder / f"{MODELLING}.py", modelling_file())
+        from ascendrun.programs.nanochat import modelling as ends  # imports transformers
+
+        constants = "\n".join(f"{name} = {value!r}" for name, value in CONSTANTS.items())
+        last = (ends.NanoChatCurrentConfig, ends.NanoChatCurrentForCausalLM)
+        sources = [inspect.getsource(each).rstrip() for each in (ends.Prefill, *CLASSES, *last)]
+        replace_text(folder / f"{MODELLING}.py", "\n\n\n".join([HEAD + constants, *sources]) + "\n")
     replace_json(folder / "config.json", config)
-
-
-def modelling_file() -> str:
-    """Return the modelling file of `current`, which imports torch and transformers alone."""
-    from ascendrun.programs.nanochat import modelling as ends  # imports transformers
-
-    constants = "\n".join(f"{name} = {value!r}" for name, value in CONSTANTS.items())
-    last = (ends.NanoChatCurrentConfig, ends.NanoChatCurrentForCausalLM)
-    classes = [inspect.getsource(each).rstrip() for each in (ends.Prefill, *CLASSES, *last)]
-    return "\n\n\n".join([HEAD + constants, *classes]) + "\n"
 
 
 # --- nanochat's checkpoints ---
 
 
-def checkpoint_of(folder: Path) -> tuple[Path, Path] | None:
-    """Return weights and facts of the newest checkpoint of nanochat, `model_STEP.pt` and `meta_STEP.json`; None: there
-    is none."""
-    files = sorted(folder.glob("model_*.pt"))
-    return (files[-1], files[-1].with_name(f"meta_{files[-1].stem[6:]}.json")) if files else None
+def read_upstream(file: Path) -> NanoChat:
+    """Return the model of a checkpoint of nanochat, `model_STEP.pt` and `meta_STEP.json`, in float32 on the CPU.
 
-
-def read_upstream(file: Path, facts: Path) -> NanoChat:
-    """Return the model of a checkpoint of nanochat, in float32 on the CPU. Raises InvalidDataError."""
+    Raises InvalidDataError.
+    """
+    facts = file.with_name(f"meta_{file.stem[6:]}.json")
     try:
         config = json.loads(facts.read_text(encoding="utf-8"))["model_config"]
         weights = {our_name(name): each.float() for name, each in torch.load(file, weights_only=True).items()}

@@ -146,7 +146,8 @@ def defaults(
 def mixture_of(script: Script, own: Mapping[str, str], data: Path) -> list[dict[str, Any]]:
     """Return the tasks whose files are there; others are printed. Raises InvalidOptionsError if none is."""
     asked = [name.casefold() for name in own.get("task_name", "").split("|") if name]
-    stems = {stem_of(task): task for task in script.tasks}
+    names = [str(task.get("file") or task["kind"]) for task in script.tasks]
+    stems = {name.partition("_")[0].partition(".")[0]: task for name, task in zip(names, script.tasks)}
     unknown = [name for name in asked if not name.startswith(tuple(stems))]
     if unknown:
         message = Text("guide.task-name", "unknown task {names}; expected {known}", names=unknown, known=list(stems))
@@ -164,10 +165,6 @@ def mixture_of(script: Script, own: Mapping[str, str], data: Path) -> list[dict[
     most = own.get("max_problems", "")
     rows = {"rows": int(most)} if most.isdigit() else {}
     return [{**task, **({} if file is None else {"file": str(file.absolute())}), **rows} for task, file in used]
-
-
-def stem_of(task: Task) -> str:
-    return str(task.get("file") or task["kind"]).partition("_")[0].partition(".")[0]
 
 
 def advices(environ: Mapping[str, str]) -> Iterator[Text]:

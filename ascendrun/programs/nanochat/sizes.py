@@ -205,14 +205,11 @@ class Sizes:
     # --- arithmetic ---
 
     @property
-    def matrix_weights(self) -> int:
-        return self.scaling_weights + (0 if self.is_classic else SMEAR_CHANNELS)
-
-    @property
     def flops_per_token(self) -> float:
         """Of forward and backward pass: 6 for each weight of a matrix, and attention to a whole window."""
         attention = sum(12 * self.hidden * min(window, self.context) for window in self.windows)
-        return float(6 * self.matrix_weights + attention)
+        matrices = self.scaling_weights + (0 if self.is_classic else SMEAR_CHANNELS)
+        return float(6 * matrices + attention)
 
     def cache_bytes(self, rows: int, length: int, *, element_bytes: int = 2) -> int:
         """Return the memory of the keys and values of texts, and of the embeddings that the next token mixes in."""
@@ -241,7 +238,9 @@ def horizon_of(sizes: Sizes, options: Mapping[str, Any]) -> Horizon:
     `target_param_data_ratio`, the tokens for each weight."""
     ratio = float(options["target_param_data_ratio"])
     tokens = int(ratio * sizes.scaling_weights)
-    reference = ratio * reference_of(sizes, options).scaling_weights
+    there = Sizes.of({**options, "depth": REFERENCE_DEPTH}, sizes.vocabulary)
+    there = there if there.kv_heads <= there.heads else replace(there, kv_heads=there.heads)
+    reference = ratio * there.scaling_weights
     batch = int(options["total_batch_size"])
     if not batch:
         batch = 1 << round(math.log2(REFERENCE_BATCH * (tokens / reference) ** BATCH_EXPONENT))
@@ -264,12 +263,6 @@ def chat_horizon(sizes: Sizes, options: Mapping[str, Any], steps: int) -> Horizo
     In rl the batch is that of the model's own training, which its rates are for."""
     batch = int(options["total_batch_size"]) or REFERENCE_BATCH
     return Horizon(steps * batch, batch, steps, math.sqrt(batch / REFERENCE_BATCH), 0.0)
-
-
-def reference_of(sizes: Sizes, options: Mapping[str, Any]) -> Sizes:
-    """Return the sizes of the reference depth with the other dials of this model."""
-    there = Sizes.of({**options, "depth": REFERENCE_DEPTH}, sizes.vocabulary)
-    return there if there.kv_heads <= there.heads else replace(there, kv_heads=there.heads)
 
 
 # --- work ---

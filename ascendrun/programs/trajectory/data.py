@@ -89,7 +89,7 @@ def load_data(options: Options) -> tuple[Sequence[Track | Record], dict[str, Any
         tracks = generate(options["synthetic_tracks"], seed=options["seed"])
         return tracks, {"generated": len(tracks)}
     path = Path(options["data_path"])
-    if is_texts(path):
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
         records, removed = read_texts(path)
         return records, {"texts": len(records), "class_words_removed": removed}
     limits = Limits(
@@ -236,10 +236,6 @@ def from_tracks(tracks: Sequence[Track], **text: Any) -> list[Record]:
 
 
 # --- existing texts: the guide's JSON lines ---
-
-
-def is_texts(path: Path) -> bool:
-    return path.name.endswith((".jsonl", ".jsonl.gz"))
 
 
 def read_texts(path: Path) -> tuple[list[Record], int]:

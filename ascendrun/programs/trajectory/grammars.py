@@ -55,16 +55,10 @@ def make_words(track: Track, *, cell_words: Callable[[str], tuple[str, ...]], re
     return Words((), points)
 
 
-def time_words(seconds: int) -> tuple[str, ...]:
+def time_words(seconds: int) -> Iterator[str]:
     at = datetime.fromtimestamp(seconds, timezone.utc)
-    return (
-        f"YEAR_{at.year}",
-        f"MONTH_{at.month}",
-        f"DAY_{at.day}",
-        f"HOUR_{at.hour}",
-        f"MINUTE_{at.minute}",
-        f"SECOND_{at.second}",
-    )
+    for name in ("year", "month", "day", "hour", "minute", "second"):
+        yield f"{name.upper()}_{getattr(at, name)}"
 
 
 def speed_word(knots: float) -> str:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +19,8 @@ from ascendrun.programs.codon.vocabulary import ORGANISMS, translate
 from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.options import parse, read_table
+from tests.programs import asking
+from tests.programs.asking import served
 from tests.programs.conftest import until
 
 ECOLI = "Escherichia coli general"
@@ -46,23 +45,12 @@ def service_of(folder: Path, *options: str) -> Service:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[tuple[str, int]]:
-    service = service_of(folder, "--avoid=GGTCTC")
-    server, over = service.on_rank().listen("127.0.0.1", 0), threading.Event()
-    thread = threading.Thread(target=server.serve_batches, args=(over.is_set, service.answer))
-    thread.start()
-    yield server.address
-    over.set()
-    thread.join()
+    with served(service_of(folder, "--avoid=GGTCTC").on_rank()) as found:
+        yield found
 
 
 def ask(address: tuple[str, int], body: Any, **headers: str) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection(*address, timeout=60)
-    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    connection.request("POST", "/optimize", raw, {"Content-Type": "application/json", **headers})
-    reply = connection.getresponse()
-    found = reply.status, json.loads(reply.read())
-    connection.close()
-    return found
+    return asking.ask(address, "POST", "/optimize", body, headers)
 
 
 def test_http_replies_what_the_function_returns(address: tuple[str, int], folder: Path) -> None:

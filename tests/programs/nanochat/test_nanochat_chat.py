@@ -27,16 +27,9 @@ from tests.programs.generating import naive
 from tests.programs.nanochat.test_nanochat_model import lively, sizes_of
 from tests.programs.test_chat import post, reply_of, said
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 ALPHABET = "0123456789+-*/(). abcdefghijklmnopqrstuvwxyz\n"
 OPTIONS = {"dtype": "float32", "temperature": 0.0, "top_k": 0, "top_p": 1.0}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

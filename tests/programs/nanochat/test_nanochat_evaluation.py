@@ -18,19 +18,12 @@ from ascendrun.programs.nanochat.texts import of_characters
 from ascendrun.programs.trainer.runtime import Runtime
 from tests.programs.nanochat.test_nanochat_model import lively, sizes_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 ALPHABET = "0123456789+-*/(). abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ#'=?\n"
 OPTIONS = {
     "dtype": "float32", "seed": 3, "max_num_seqs": 64, "num_samples": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0,
     "max_new_tokens": 6,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

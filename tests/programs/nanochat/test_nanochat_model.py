@@ -20,15 +20,8 @@ from tests.programs.generating import naive, texts_of
 from tests.programs.nanochat import threesteps
 from tests.programs.nanochat.golden.start import LENGTH, first_weight
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 GOLDEN = Path(__file__).with_name("golden")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def sizes_of(**given) -> Sizes:

@@ -172,7 +172,7 @@ class Import:
         raw = clean_rows(
             table.columns,
             found,
-            stem(source.file),
+            source.file.name.split(".", 1)[0],
             self._left_out,
             times=read_times(table.columns[found["time"]], order=order, time_format=self._reading.time_format),
             knots=KNOTS[unit],
@@ -413,7 +413,3 @@ def spelled_alike(track: Track, spelled: dict[str, str]) -> Track:
     if track.label is None or spelled.setdefault(track.label.casefold(), track.label) == track.label:
         return track
     return replace(track, label=spelled[track.label.casefold()])
-
-
-def stem(file: Path) -> str:
-    return file.name.split(".", 1)[0]
