@@ -180,4 +180,7 @@ FILE_KINDS: dict[str, Callable[[Any], bool]] = {
     "code": lambda row: _has(row, "prompt", "test", "entry_point"),
 }
 """Kinds of tasks that are read from a file, and whether a row is of one."""
-ROW_KINDS = {**FILE_KINDS, "text": lambda row: _has(row, "text") and isinstance(row["text"], str)}
+ROW_KINDS: dict[str, Callable[[Any], bool]] = {
+    **FILE_KINDS,
+    "text": lambda row: _has(row, "text") and isinstance(row["text"], str),
+}

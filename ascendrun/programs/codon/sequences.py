@@ -14,24 +14,12 @@ from typing import TextIO
 import numpy as np
 
 from ascendrun.facts import proteins as facts
-from ascendrun.facts.proteins import (
-    COLUMNS,
-    FASTA,
-    LINES,
-    PROTEIN_FILES,
-    TABLES,
-    form_of,
-    odd_letters,
-    organism_of,
-    read_fasta,
-    residues_of,
-)
 from ascendrun.programs.codon.asked import AMBIGUOUS, Ambiguity, problems_of
 from ascendrun.programs.codon.vocabulary import MAX_RESIDUES, Organisms
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.text import Text
 
-GENE_FILES = (*TABLES, *FASTA, *LINES)
+GENE_FILES = (*facts.TABLES, *facts.FASTA, *facts.LINES)
 
 
 @dataclass(frozen=True)
@@ -49,7 +37,7 @@ class Row:
 def files_of(path: Path) -> list[Path]:
     """Return the files of a path in the order of their names. Raises InvalidDataError."""
     inside = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
-    found = [each for each in inside if form_of(each.name) in GENE_FILES and not each.name.startswith(".")]
+    found = [each for each in inside if facts.form_of(each.name) in GENE_FILES and not each.name.startswith(".")]
     if not found:
         raise InvalidDataError(
             "program.no-text-files", "{path}: no file found that ends in {forms}", path=path, forms=list(GENE_FILES)
@@ -65,13 +53,13 @@ def open_text(path: Path) -> TextIO:
 
 def rows_of(path: Path, organism: str) -> Iterator[Row | Text]:
     """Yield the sequences of a file, and a Text for each problem. `organism`: of sequences that name none."""
-    form = form_of(path.name)
+    form = facts.form_of(path.name)
     with open_text(path) as file:
         yield from (
             rows_of_table(path, file, organism)
-            if form in TABLES
+            if form in facts.TABLES
             else rows_of_fasta(path, file, organism)
-            if form in FASTA
+            if form in facts.FASTA
             else rows_of_lines(path, file)
         )
 
@@ -80,7 +68,7 @@ def rows_of_table(path: Path, file: TextIO, organism: str) -> Iterator[Row | Tex
     reader = csv.reader(file)
     header = [name.strip().lower() for name in next(reader, [])]
     places = {
-        kind: next((header.index(name) for name in COLUMNS[kind] if name in header), None)
+        kind: next((header.index(name) for name in facts.COLUMNS[kind] if name in header), None)
         for kind in ("dna", "protein", "organism")
     }
     required = ["dna"] if organism else ["dna", "organism"]
@@ -112,8 +100,8 @@ def rows_of_table(path: Path, file: TextIO, organism: str) -> Iterator[Row | Tex
 
 
 def rows_of_fasta(path: Path, file: TextIO, organism: str) -> Iterator[Row | Text]:
-    for number, (title, dna) in enumerate(read_fasta(file), start=1):
-        named = organism or organism_of(title)
+    for number, (title, dna) in enumerate(facts.read_fasta(file), start=1):
+        named = organism or facts.organism_of(title)
         if named:
             yield Row(number, named, dna)
         else:
@@ -174,8 +162,8 @@ def replaced(residues: str, ambiguity: Ambiguity) -> str:
 
 def complete(text: str, ambiguity: Ambiguity, *, most: int = MAX_RESIDUES) -> tuple[str, list[Text]]:
     """Return the residues of a protein with its stop, at most so many, and all problems of it."""
-    residues = replaced(residues_of(text), ambiguity)
-    return residues, problems_of(len(residues), odd_letters(residues), ambiguity, most=most)
+    residues = replaced(facts.residues_of(text), ambiguity)
+    return residues, problems_of(len(residues), facts.odd_letters(residues), ambiguity, most=most)
 
 
 def read_proteins(
@@ -203,19 +191,19 @@ def read_proteins(
 def given_rows(given: str) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield place, name, residues, organism and DNA of each protein. Raises InvalidDataError for other files."""
     path = Path(given)
-    if form_of(path.name) not in PROTEIN_FILES:
+    if facts.form_of(path.name) not in facts.PROTEIN_FILES:
         if path.exists() or not given or "." in given or "/" in given:
             raise InvalidDataError(
                 "program.codon-input",
                 "input: {got:quote} (expected a protein, or a file that ends in {forms})",
                 got=given,
-                forms=list(PROTEIN_FILES),
+                forms=list(facts.PROTEIN_FILES),
             )
         yield "input", "1", given, "", ""
         return
     try:
         with open_text(path) as file:
-            for found in facts.read_proteins(form_of(path.name), file):
+            for found in facts.read_proteins(facts.form_of(path.name), file):
                 if found.letters is None:
                     raise InvalidDataError(
                         "program.codon-no-column",

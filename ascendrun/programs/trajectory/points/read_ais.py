@@ -11,18 +11,8 @@ import numpy as np
 
 from ascendrun.facts.columns import Columns
 from ascendrun.programs.errors import InvalidDataError
+from ascendrun.programs.trajectory.points import tables
 from ascendrun.programs.trajectory.points.clean import LeftOut, class_name, class_texts, clean_rows, texts
-from ascendrun.programs.trajectory.points.tables import (
-    KNOTS,
-    Table,
-    has_dates,
-    match_columns,
-    numbers,
-    only_value,
-    order_of_dates,
-    read_table,
-    read_times,
-)
 from ascendrun.programs.trajectory.points.tracks import (
     Agreement,
     Cleaning,
@@ -91,19 +81,19 @@ class Import:
         self._notes: list[Text] = []
         self._left_out = LeftOut()
         self._points = self._repeated = 0
-        self._waiting: list[tuple[Source, Table]] = []  # the order of day and month is decided over all files
+        self._waiting: list[tuple[Source, tables.Table]] = []  # the order of day and month is decided over all files
         self._sources: list[Source] = []
         self._unmatched: dict[tuple[str, ...], int] = {}
 
     def add(self, file: Path) -> None:
         try:
-            table = with_dates(read_table(file))
+            table = with_dates(tables.read_table(file))
             names = tuple(table.columns)
             if names in self._unmatched:
                 self._unmatched[names] += 1
                 return
             self._unmatched[names] = 0
-            source = Source(file, match_columns(table.columns, self._reading.columns, file))
+            source = Source(file, tables.match_columns(table.columns, self._reading.columns, file))
             del self._unmatched[names]
         except InvalidDataError as error:
             self._problems.append(str(error))
@@ -115,7 +105,7 @@ class Import:
             Text("program.line-of-file", "line {line} of {file}", line=table.first_torn, file=file),
         )
         self._sources.append(source)
-        if not self._reading.time_format and has_dates(table.columns[source.columns.of["time"]]):
+        if not self._reading.time_format and tables.has_dates(table.columns[source.columns.of["time"]]):
             self._waiting.append((source, table))
         else:
             self._clean(source, table, None)
@@ -127,7 +117,7 @@ class Import:
         names = [source.columns.of["time"] for source, _ in self._waiting]
         times = [(name, table.columns[name]) for name, (_, table) in zip(names, self._waiting)]
         try:
-            order = order_of_dates(times)
+            order = tables.order_of_dates(times)
         except InvalidDataError as error:
             raise InvalidDataError.of([*self._problems, str(error)]) from error
         for source, table in self._waiting:
@@ -165,7 +155,7 @@ class Import:
             why=because([*self._left_out.reasons(), *reasons]),
         )
 
-    def _clean(self, source: Source, table: Table, order: str | None) -> None:
+    def _clean(self, source: Source, table: tables.Table, order: str | None) -> None:
         columns = source.columns
         unit = columns.speed_unit or "knots" if self._reading.units == "auto" else self._reading.units
         found = self._without_fillers(source, table)
@@ -174,8 +164,8 @@ class Import:
             found,
             source.file.name.split(".", 1)[0],
             self._left_out,
-            times=read_times(table.columns[found["time"]], order=order, time_format=self._reading.time_format),
-            knots=KNOTS[unit],
+            times=tables.read_times(table.columns[found["time"]], order=order, time_format=self._reading.time_format),
+            knots=tables.KNOTS[unit],
         )
         ordered = [in_order(track) for track in raw]
         self._repeated += sum(again for _, again in ordered)
@@ -190,11 +180,11 @@ class Import:
                 Text("program.derived", "{file}: {what} derived from the positions", file=source.file, what=what)
             )
 
-    def _without_fillers(self, source: Source, table: Table) -> dict[str, str]:
+    def _without_fillers(self, source: Source, table: tables.Table) -> dict[str, str]:
         """Return the file's columns without those that are empty or have one number for all ships; these are noted."""
         found = dict(source.columns.of)
         for key in ("sog", "cog", "heading", "length", "width"):
-            value = only_value(numbers(table.columns[found[key]])) if key in found else None
+            value = tables.only_value(tables.numbers(table.columns[found[key]])) if key in found else None
             if value is None or not (np.isnan(value) or self._should_vary(key, table, found)):
                 continue
             self._notes.append(
@@ -217,7 +207,7 @@ class Import:
             )
         return found
 
-    def _note_classes(self, source: Source, table: Table, found: Mapping[str, str]) -> None:
+    def _note_classes(self, source: Source, table: tables.Table, found: Mapping[str, str]) -> None:
         """Note ships with several classes, of which the first is used."""
         count = len(table.columns[found["time"]])
         of_ship: dict[str, set[str]] = {}
@@ -236,13 +226,13 @@ class Import:
                 )
             )
 
-    def _should_vary(self, key: str, table: Table, found: Mapping[str, str]) -> bool:
+    def _should_vary(self, key: str, table: tables.Table, found: Mapping[str, str]) -> bool:
         """Return whether the same number in every row is a filler: for ships that move, or for several ships."""
         if key in ("length", "width"):
-            sizes = numbers(table.columns[found[key]])
+            sizes = tables.numbers(table.columns[found[key]])
             ships = texts(table.columns, found, "ship", len(sizes), "")
             return len({ships[i] for i in np.flatnonzero(sizes > 0)}) >= LEAST_SIZED
-        lat, lon = (numbers(table.columns[found[name]]) for name in ("lat", "lon"))
+        lat, lon = (tables.numbers(table.columns[found[name]]) for name in ("lat", "lon"))
         return bool(np.nanmax(lat, initial=-90) - np.nanmin(lat, initial=90) > 0.01) or bool(
             np.nanmax(lon, initial=-180) - np.nanmin(lon, initial=180) > 0.01
         )
@@ -319,7 +309,7 @@ class Import:
     def _judge_speed(self, source: Source, found: Agreement) -> None:
         """Report speeds that are not in knots, or note that they do not match the distances."""
         columns, file = source.columns.of, source.file
-        knots = KNOTS[source.columns.speed_unit or "knots"]
+        knots = tables.KNOTS[source.columns.speed_unit or "knots"]
         unit, factor = found.unit(knots), found.factor * knots
         if unit is not None:
             self._problems.append(
@@ -396,7 +386,7 @@ def data_files(path: Path) -> list[Path]:
     return [path]
 
 
-def with_dates(table: Table) -> Table:
+def with_dates(table: tables.Table) -> tables.Table:
     """Return the table with the dates in its time column, where `date` and `time` are two columns."""
     names = {name.strip().lower(): name for name in table.columns}
     if not {"date", "time"} <= set(names):

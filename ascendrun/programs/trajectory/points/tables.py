@@ -16,18 +16,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ascendrun.facts.columns import (
-    ALIASES,
-    DAY_FIRST,
-    LATEST_S,
-    MONTH_FIRST,
-    YEAR_LAST,
-    Columns,
-    find_columns,
-    missing_columns,
-    read_time,
-    unknown_names,
-)
+from ascendrun.facts import columns as facts
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.text import Text
 
@@ -125,23 +114,23 @@ KNOTS = {"knots": 1.0, "m/s": 1.943844, "km/h": 0.539957}
 """Knots in one unit, by the name that `--units` expects."""
 
 
-def match_columns(table: Mapping[str, Sequence[Any]], wanted: Mapping[str, str], file: object) -> Columns:
+def match_columns(table: Mapping[str, Sequence[Any]], wanted: Mapping[str, str], file: object) -> facts.Columns:
     """Return the file's columns. `wanted`: --column_map; an empty name means that the file has no such column.
 
     Raises InvalidDataError, with all missing columns and the line to add.
     """
     names = list(table)
-    unknown = unknown_names(table, wanted)
+    unknown = facts.unknown_names(table, wanted)
     if unknown:
         raise InvalidDataError(
             "program.unknown-columns",
             "--column_map: unknown names {unknown}; known names are {known}; {file} has the columns {columns}",
             unknown=unknown,
-            known=list(ALIASES),
+            known=list(facts.ALIASES),
             file=file,
             columns=names,
         )
-    found, missing, proposal = missing_columns(table, wanted)
+    found, missing, proposal = facts.missing_columns(table, wanted)
     if missing:
         raise InvalidDataError(
             "program.no-column",
@@ -151,7 +140,7 @@ def match_columns(table: Mapping[str, Sequence[Any]], wanted: Mapping[str, str],
             columns=names,
             proposal=proposal,
         )
-    return Columns(found, None if "sog" in wanted else find_columns(names).speed_unit)
+    return facts.Columns(found, None if "sog" in wanted else facts.find_columns(names).speed_unit)
 
 
 # --- numbers ---
@@ -187,7 +176,7 @@ def only_value(values: NDArray[np.float64]) -> float | None:
 
 def has_dates(values: Sequence[Any]) -> bool:
     """Return whether a value is a date whose year stands last, so that the order of day and month is open."""
-    return any(isinstance(value, str) and YEAR_LAST.fullmatch(value.strip()) for value in values)
+    return any(isinstance(value, str) and facts.YEAR_LAST.fullmatch(value.strip()) for value in values)
 
 
 def order_of_dates(columns: Iterable[tuple[str, Sequence[Any]]]) -> str | None:
@@ -200,7 +189,7 @@ def order_of_dates(columns: Iterable[tuple[str, Sequence[Any]]]) -> str | None:
     is_european = is_american = False
     for name, values in columns:
         for value in values:
-            found = YEAR_LAST.fullmatch(value.strip()) if isinstance(value, str) else None
+            found = facts.YEAR_LAST.fullmatch(value.strip()) if isinstance(value, str) else None
             if found:
                 dates.setdefault((int(found[1]), int(found[3]), int(found[4])), value)
                 is_european |= found[2] == "." or name.strip().lower() == "# timestamp"
@@ -218,12 +207,14 @@ def order_of_dates(columns: Iterable[tuple[str, Sequence[Any]]]) -> str | None:
             other=month_first,
         )
     if day_first or month_first:
-        return DAY_FIRST if day_first else MONTH_FIRST
+        return facts.DAY_FIRST if day_first else facts.MONTH_FIRST
     if is_european != is_american:
-        return DAY_FIRST if is_european else MONTH_FIRST
+        return facts.DAY_FIRST if is_european else facts.MONTH_FIRST
     spans = {}
-    for order in (DAY_FIRST, MONTH_FIRST):
-        days = [datetime(year, *((other, one) if order == DAY_FIRST else (one, other))) for one, other, year in dates]
+    for order in (facts.DAY_FIRST, facts.MONTH_FIRST):
+        days = [
+            datetime(year, *((other, one) if order == facts.DAY_FIRST else (one, other))) for one, other, year in dates
+        ]
         spans[order] = (max(days) - min(days)).days
     if 5 * min(spans.values()) < max(spans.values()):
         return min(spans, key=lambda order: spans[order])
@@ -241,9 +232,9 @@ def read_times(values: Sequence[Any], *, order: str | None, time_format: str = "
     nanoseconds. `time_format`: of strptime, for all values; its time of day may be missing."""
     if time_format:
         return np.array([_formatted(value, time_format) for value in values], dtype=np.float64)
-    found = np.array([read_time(value, order) for value in values], dtype=np.float64)
+    found = np.array([facts.read_time(value, order) for value in values], dtype=np.float64)
     usual = np.nanmedian(np.abs(found)) if np.isfinite(found).any() else 0.0
-    while LATEST_S < usual < LATEST_S * 1e9:
+    while facts.LATEST_S < usual < facts.LATEST_S * 1e9:
         found, usual = found / 1000, usual / 1000
     return found
 

@@ -27,6 +27,7 @@ from ascendrun.programs.generation.requests import Reply, RequestRefusedError, r
 from ascendrun.programs.generation.service import RankService
 from ascendrun.programs.trainer.checkpoint import replacing
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trajectory import store
 from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
 from ascendrun.programs.trajectory.data import (
     Options,
@@ -52,18 +53,6 @@ from ascendrun.programs.trajectory.scores import (
     score,
 )
 from ascendrun.programs.trajectory.stages.common import introduce
-from ascendrun.programs.trajectory.store import (
-    Vote,
-    agreeing,
-    answer,
-    check_vocabulary,
-    each_member_on,
-    is_skipped,
-    load_vote,
-    put_together,
-    save_vote,
-    vote_on,
-)
 from ascendrun.programs.trajectory.tokens import Encoded
 from ascendrun.text import Text
 from ascendrun.text.format import pad_left
@@ -76,7 +65,7 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
     """Fit the calibration on the validation ships, report on --eval_split, save the classifier."""
     precision = choose_precision(options["dtype"], here.accelerator)
     paths = [Path(name) for name in options["model_path"]]
-    vote = load_vote(paths, here.accelerator, precision)
+    vote = store.load_vote(paths, here.accelerator, precision)
     samples = make_samples(options, text=vote.members[0].text)
     here.check_same(samples.digest)
     introduce(options, samples, here)
@@ -85,13 +74,13 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
     split, losses = options["eval_split"], {}
     others = [Path(name) for name in options["compare_with"]]
     own, other = as_read_by(vote, samples), None
-    if others and not is_skipped(others[0]):
-        other = load_vote(others, here.accelerator, precision)
-        agreeing(Vote((vote.members[0], other.members[0])))
+    if others and not store.is_skipped(others[0]):
+        other = store.load_vote(others, here.accelerator, precision)
+        store.agreeing(store.Vote((vote.members[0], other.members[0])))
         theirs = as_read_by(other, samples)
         if options["pretraining"] == "auto":
             losses = {
-                name: measure(vote_on(of, read.encoded["val"], here, options), read.labels("val")).nll
+                name: measure(store.vote_on(of, read.encoded["val"], here, options), read.labels("val")).nll
                 for name, of, read in (("model_path", vote, own), ("compare_with", other, theirs))
             }
             if losses["compare_with"] < losses["model_path"]:
@@ -105,21 +94,23 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
             kept=paths,
         )
     vote, validation = adjusted(vote, options, own, here)
-    check_vocabulary(vote, own.encoded[split], here)
+    store.check_vocabulary(vote, own.encoded[split], here)
     if min(own.labels(split)) < 0:
         raise InvalidDataError(
             "program.unknown-classes",
             "split {split} has classes that the model was not trained on; it cannot be evaluated",
             split=split,
         )
-    judged = judge(lambda rows: vote_on(vote, rows, here, options), own, split, here, options, seconds=BASELINES_S)
+    judged = judge(
+        lambda rows: store.vote_on(vote, rows, here, options), own, split, here, options, seconds=BASELINES_S
+    )
     if other is not None:
-        judged.methods["other"] = vote_on(other, theirs.encoded[split], here, options)
-    each = each_member_on(vote, own.encoded[split], here, options)
+        judged.methods["other"] = store.vote_on(other, theirs.encoded[split], here, options)
+    each = store.each_member_on(vote, own.encoded[split], here, options)
     report_on(judged, vote, samples, options, here, paths=paths, each=each, validation={**validation, "nll": losses})
 
 
-def check_grammar(vote: Vote, samples: Samples) -> None:
+def check_grammar(vote: store.Vote, samples: Samples) -> None:
     """Raise InvalidDataError if the model reads another text than that of the data."""
     if samples.text != vote.members[0].text:
         raise InvalidDataError(
@@ -130,13 +121,13 @@ def check_grammar(vote: Vote, samples: Samples) -> None:
         )
 
 
-def as_read_by(vote: Vote, samples: Samples) -> Samples:
+def as_read_by(vote: store.Vote, samples: Samples) -> Samples:
     return samples.as_read_by(vote.members[0].vocabulary, vote.names)
 
 
 def report_on(
     judged: Judged,
-    vote: Vote,
+    vote: store.Vote,
     samples: Samples,
     options: Options,
     here: Runtime,
@@ -154,7 +145,7 @@ def report_on(
     )
     output = Path(options["output_dir"]).absolute()
     if here.local_rank == 0:
-        save_vote(paths, temperature=vote.temperature, prior_shift=vote.prior_shift, folder=output)
+        store.save_vote(paths, temperature=vote.temperature, prior_shift=vote.prior_shift, folder=output)
     if not here.is_first:
         return
     report = {
@@ -183,17 +174,17 @@ def report_on(
     )
 
 
-def adjusted(vote: Vote, options: Options, samples: Samples, here: Runtime) -> tuple[Vote, dict[str, Any]]:
+def adjusted(vote: store.Vote, options: Options, samples: Samples, here: Runtime) -> tuple[store.Vote, dict[str, Any]]:
     """Return the vote with its adjustment, and the scores of vote and members on the validation ships."""
-    each = each_member_on(vote, samples.encoded["val"], here, options)
+    each = store.each_member_on(vote, samples.encoded["val"], here, options)
     truth, priors = samples.labels("val"), vote.members[0].priors
     if options["calibration"] != "none":
         share = options["macro_f1_weight"] if options["calibration"] == "prior" else -1.0
-        plain = put_together(replace(vote, temperature=1.0, prior_shift=0.0), each)
+        plain = store.put_together(replace(vote, temperature=1.0, prior_shift=0.0), each)
         chosen = choose_adjustment(plain, truth, priors, vote.names, macro_share=share)
         vote = replace(vote, temperature=chosen.temperature, prior_shift=chosen.prior_shift)
     return vote, {
-        "vote": in_short(put_together(vote, each), truth, vote.names),
+        "vote": in_short(store.put_together(vote, each), truth, vote.names),
         "members": [in_short(one, truth, vote.names) for one in each],
     }
 
@@ -304,7 +295,7 @@ def service_of(classifier: Classifier) -> RankService:
 def serve_stage(options: Options, here: Runtime) -> None:
     """Serve until the stop signal. Every rank serves at --port plus its local rank, each with its own device."""
     precision = choose_precision(options["dtype"], here.accelerator)
-    vote = load_vote([Path(name) for name in options["model_path"]], here.accelerator, precision)
+    vote = store.load_vote([Path(name) for name in options["model_path"]], here.accelerator, precision)
     classifier = Classifier.of(vote, here.accelerator, precision)
     here.log(precision.reason)
     classifier.warm_up(options["inference_warmup_steps"])
@@ -314,7 +305,7 @@ def serve_stage(options: Options, here: Runtime) -> None:
 def classify(options: Options, here: Runtime) -> None:
     """Predict every track of --prepared_dir or --data_path (- : lines on standard input); score known classes."""
     precision = choose_precision(options["dtype"], here.accelerator)
-    vote = load_vote([Path(name) for name in options["model_path"]], here.accelerator, precision)
+    vote = store.load_vote([Path(name) for name in options["model_path"]], here.accelerator, precision)
     if options["data_path"] == "-":
         classify_stream(vote, precision, options, here)
         return
@@ -326,13 +317,13 @@ def classify(options: Options, here: Runtime) -> None:
     else:
         records = as_records(load_data(options)[0], vote.members[0].text)
     samples = encode_all(records, vote.members[0].vocabulary, {name: i for i, name in enumerate(vote.names)})
-    check_vocabulary(vote, samples, here)
+    store.check_vocabulary(vote, samples, here)
     warm = samples[: min(len(samples), options["global_batch_size"] * here.world_size)]
     for _ in range(options["inference_warmup_steps"]):
-        vote_on(vote, warm, here, options)
+        store.vote_on(vote, warm, here, options)
     here.accelerator.synchronize()
     started_s = time.monotonic()
-    probabilities = vote_on(vote, samples, here, options)
+    probabilities = store.vote_on(vote, samples, here, options)
     seconds = time.monotonic() - started_s
     path = Path(options["output_dir"]).absolute() / "predictions.jsonl"
     if here.is_first:
@@ -378,13 +369,13 @@ def write_predictions(
     """Write one line per track: its class_name and confidence, and the truth if known."""
     with replacing(path) as fresh, open(fresh, "w", encoding="utf-8") as file:
         for record, row in zip(records, probabilities):
-            line = {"track": record.id, "ship": record.ship, **answer(row, names, with_all=with_all)}
+            line = {"track": record.id, "ship": record.ship, **store.answer(row, names, with_all=with_all)}
             if record.label is not None:
                 line["truth"] = record.label
             file.write(json.dumps(line) + "\n")
 
 
-def classify_stream(vote: Vote, precision: Precision, options: Options, here: Runtime) -> None:
+def classify_stream(vote: store.Vote, precision: Precision, options: Options, here: Runtime) -> None:
     if here.world_size > 1:
         raise InvalidDataError(
             "program.stdin-ranks",

@@ -21,20 +21,13 @@ from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.source import Planned
 from ascendrun.programs.trainer.task import Progress
+from ascendrun.programs.trajectory import store
 from ascendrun.programs.trajectory.data import Options, Samples, make_samples, prepare, save_prepared
 from ascendrun.programs.trajectory.judge import Judged, judge, missing
 from ascendrun.programs.trajectory.model import Sizes, make_guesser, make_model
 from ascendrun.programs.trajectory.scores import MODEL
 from ascendrun.programs.trajectory.stages.common import check_base, introduce, start_with
 from ascendrun.programs.trajectory.stages.trained import write_predictions
-from ascendrun.programs.trajectory.store import (
-    SKIPPED_FILE,
-    Trained,
-    is_skipped,
-    predict,
-    save_pretrained,
-    save_trained,
-)
 from ascendrun.programs.trajectory.tokens import Groups
 from ascendrun.programs.trajectory.train import class_weights, identity_of, make_loop, train_head, unlabelled
 from ascendrun.programs.trajectory.trees import Trees, grow_trees
@@ -106,7 +99,7 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
             loop.load_best()
         weights = loop.engine.whole().module.state_dict()
         if here.local_rank == 0:
-            save_pretrained(weights, sizes, samples.vocabulary, samples.text, output / name)
+            store.save_pretrained(weights, sizes, samples.vocabulary, samples.text, output / name)
     if here.is_first:
         replace_json(
             output / "report.json", {"training": summary_of(loop.progress, here, 0.0), "options": dict(options)}
@@ -118,7 +111,7 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
 def skip(options: Options, here: Runtime) -> None:
     """Mark the output of this stage, on every node, as that of one that had nothing to do."""
     if here.local_rank == 0:
-        replace_text(Path(options["output_dir"]).absolute() / SKIPPED_FILE, "{}\n")
+        replace_text(Path(options["output_dir"]).absolute() / store.SKIPPED_FILE, "{}\n")
     here.record(done=True)
 
 
@@ -139,7 +132,7 @@ def train(options: Options, here: Runtime) -> None:
     """Train, keep the best model, report on the test ships (mode finetune: validation ships). After a stop signal, save
     and return early. With --folds, do so for each fold in a directory of its own, then report on all of them."""
     if options["mode"] == "finetune" and options["pretraining"] == "never":
-        if is_skipped(Path(options["base_model"])):
+        if store.is_skipped(Path(options["base_model"])):
             here.log(
                 "program.not-compared", "{base} was not pretrained: nothing to compare", base=options["base_model"]
             )
@@ -202,7 +195,7 @@ def train_one(options: Options, here: Runtime, folder: Path) -> bool:
         count / len(samples.encoded["train"])
         for count in np.bincount(samples.labels("train"), minlength=len(samples.names)).tolist()
     ]
-    trained = Trained(model, sizes, samples.vocabulary, samples.names, samples.text, priors)
+    trained = store.Trained(model, sizes, samples.vocabulary, samples.names, samples.text, priors)
     trees = share_trees(options, samples, sizes, here)
     for name in ("final", "best"):
         if name == "best":
@@ -211,9 +204,11 @@ def train_one(options: Options, here: Runtime, folder: Path) -> bool:
         trained = replace(trained, model=model)
         model.trees = None
         if trees is not None:
-            model.trees = trees.weighed(predict(model, samples.encoded["val"], here, options), samples.encoded["val"])
+            model.trees = trees.weighed(
+                store.predict(model, samples.encoded["val"], here, options), samples.encoded["val"]
+            )
         if here.local_rank == 0:
-            save_trained(trained, output / name)
+            store.save_trained(trained, output / name)
     seconds = time.monotonic() - started_s
     report(options, samples, trained, loop.progress, here, seconds, "test" if options["mode"] == "train" else "val")
     return True
@@ -250,11 +245,17 @@ def identity_in(file: Path) -> Any:
 
 
 def report(
-    options: Options, samples: Samples, trained: Trained, progress: Progress, here: Runtime, seconds: float, split: str
+    options: Options,
+    samples: Samples,
+    trained: store.Trained,
+    progress: Progress,
+    here: Runtime,
+    seconds: float,
+    split: str,
 ) -> None:
     """Write the split's report and predictions to `output` on rank 0's node."""
     judged = judge(
-        lambda rows: predict(trained.model, rows, here, options),
+        lambda rows: store.predict(trained.model, rows, here, options),
         samples,
         split,
         here,
@@ -281,7 +282,7 @@ def known_of_trees(model: Any, samples: Samples, split: str, options: Options, h
         return {}
     known = {"boosting": trees.ask(rows)} if "boosting" in options["baselines"] else {}
     model.trees = None
-    known["network"] = predict(model, rows, here, options)
+    known["network"] = store.predict(model, rows, here, options)
     model.trees = trees
     return {**known, MODEL: trees.vote(known["network"], rows)}
 
@@ -289,7 +290,7 @@ def known_of_trees(model: Any, samples: Samples, split: str, options: Options, h
 def report_on(
     judged: Judged,
     samples: Samples,
-    trained: Trained,
+    trained: store.Trained,
     split: str,
     options: Options,
     progress: Progress,
