@@ -33,7 +33,7 @@ class AgentInfo(Message, op="hello"):
     python_version: str
     kernel: str
     arch: str
-    cpus: int = converted(int)
+    cpus: int
     machine_id: str | None = None
     memory_bytes: int | None = None
     uid: int | None = None
@@ -47,7 +47,7 @@ class AgentInfo(Message, op="hello"):
 class Pong(Message):
     """`at_ns`: the node's clock; of Renew that since boot."""
 
-    at_ns: int = converted(int)
+    at_ns: int
 
 
 class Ping(Request[Pong], op="ping"):
@@ -57,7 +57,7 @@ class Ping(Request[Pong], op="ping"):
 class ProbeReply(Message):
     """Reply to Probe. `routes`: by peer {interface, source}, both None if unknown."""
 
-    at_ns: int = converted(int)
+    at_ns: int
     free_bytes: int | None = None
     routes: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
@@ -275,7 +275,7 @@ class StacksReply(Message):
     """Reply to Stacks. `ranks`: see node/stacks.py."""
 
     ranks: Sequence[Mapping[str, Any]]
-    at_ns: int = converted(int)
+    at_ns: int
 
 
 class Stacks(Request[StacksReply], op="stacks"):
@@ -350,7 +350,7 @@ class SampleReply(Message):
     """Reply to Sample. `lines`: as in an attempt's `samples` file, see node/sampler/sample.py."""
 
     lines: Sequence[Mapping[str, Any]]
-    at_ns: int = converted(int)
+    at_ns: int
 
 
 class Sample(Request[SampleReply], op="sample"):

@@ -156,7 +156,7 @@ class Exec(Request[ExecReply], op="exec"):
 
     hosts: tuple[Host, ...] = converted(load_hosts)
     argv: tuple[str, ...] = converted(tuple)
-    timeout_s: float = converted(float)
+    timeout_s: float
 
 
 class NodeReply(Message):
@@ -223,7 +223,7 @@ class Sample(Request[SampleReply], op="sample"):
     """
 
     hosts: tuple[Host, ...] = converted(load_hosts)
-    timeout_s: float = converted(float)
+    timeout_s: float
     device_type: str | None = None
     unless_pending: bool = False
 

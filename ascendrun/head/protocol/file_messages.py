@@ -90,8 +90,8 @@ class FileData(Message, op="data"):
 
     tag: str
     file: str
-    generation: int = converted(int)
-    offset: int = converted(int)
+    generation: int
+    offset: int
 
 
 class FileTrouble(Message):
@@ -135,7 +135,7 @@ class ArtifactData(Message, op="gathered"):
     tag: str
     name: str
     file: str
-    offset: int = converted(int)
+    offset: int
 
 
 EVENTS: Mapping[str, type[Message]] = {
