@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable, TypeVar
 
 import pytest
 
@@ -21,9 +21,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from sshd import Ear, Sshd, descendants, make_key, trust, wait_until  # its folder is no package
 
 from ascendrun.backends import Backends, SshOptions
+from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.core.settings import Settings
 from ascendrun.head.ssh.transport import Connection, Deadlines, Stream
+
+E = TypeVar("E", bound=AscendrunError)
 
 
 class Lab:
@@ -69,6 +72,12 @@ class Lab:
         made = Backends(self.settings, SshOptions(ask, transport, self.config, Deadlines(**deadlines)))
         self._made.append(made)
         return made
+
+    def refused(self, kind: type[E], host: Host, match: str | None = None, **options: Any) -> E:
+        """The error of a connection to `host`; `options`: of `backends`."""
+        with pytest.raises(kind, match=match) as caught:
+            self.backends(**options).connect(host)
+        return caught.value
 
     def close(self) -> None:
         for made in self._made:

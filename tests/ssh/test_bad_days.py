@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -23,82 +24,66 @@ SHORT = {"tcp_s": 1.0, "banner_s": 1.0}
 DEBUG = ("LogLevel DEBUG1",)
 
 
-@pytest.fixture
-def silent_port() -> Iterator[int]:
+@contextmanager
+def speaking(words: bytes, *, stays: bool = True) -> Iterator[Host]:
+    """A host of which something says these words to the first who comes, and nothing else."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen(16)
-        yield sock.getsockname()[1]
+        kept: list[socket.socket] = []
+
+        def greet() -> None:
+            kept.append(sock.accept()[0])
+            kept[0].sendall(words)
+            if not stays:
+                kept[0].close()
+
+        greeter = threading.Thread(target=greet)
+        greeter.start()
+        yield Host("odd", addr="127.0.0.1", port=sock.getsockname()[1])
+        greeter.join()
+        kept[0].close()
 
 
 @BOTH
-def test_a_host_that_accepts_and_says_nothing_is_given_up_in_time(lab: Any, transport: str, silent_port: int) -> None:
-    with pytest.raises(UnreachableError) as caught:
-        lab.backends(transport, **SHORT).connect(Host("mute", addr="127.0.0.1", port=silent_port))
-    assert "mute" in str(caught.value.message) and "banner" in str(caught.value.message)
-    assert "load of the host" in str(caught.value.hint)
+def test_a_host_that_accepts_and_says_nothing_is_given_up_in_time(lab: Any, transport: str) -> None:
+    with speaking(b"") as host:
+        caught = lab.refused(UnreachableError, host, transport=transport, **SHORT)
+    assert "odd" in str(caught.message) and "banner" in str(caught.message)
+    assert "load of the host" in str(caught.hint)
 
 
 @BOTH
 def test_a_frozen_sshd_is_given_up_in_time(lab: Any, transport: str) -> None:
     server = lab.server()
     server.process.send_signal(signal.SIGSTOP)
-    with pytest.raises(UnreachableError, match="banner"):
-        lab.backends(transport, **SHORT).connect(server.host())
+    lab.refused(UnreachableError, server.host(), "banner", transport=transport, **SHORT)
 
 
 def test_an_sshd_that_freezes_after_its_banner_is_given_up_in_time(lab: Any) -> None:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        sock.listen(1)
-        host = Host("icy", addr="127.0.0.1", port=sock.getsockname()[1])
-        kept: list[Any] = []
-        greeter = threading.Thread(target=lambda: _greet(sock, kept))
-        greeter.start()
-        with pytest.raises(UnreachableError, match="icy .*no key exchange"):
-            lab.backends("paramiko", kex_s=1.0).connect(host)
-        greeter.join()
-        kept[0].close()
-
-
-def _greet(sock: socket.socket, kept: list[Any]) -> None:
-    connection = sock.accept()[0]
-    connection.sendall(b"SSH-2.0-frozen\r\n")
-    kept.append(connection)
+    with speaking(b"SSH-2.0-frozen\r\n") as host:
+        lab.refused(UnreachableError, host, "odd .*no key exchange", transport="paramiko", kex_s=1.0)
 
 
 @pytest.mark.parametrize("lines", [1, 101])
 def test_a_server_that_speaks_something_else_is_named(lab: Any, lines: int) -> None:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        sock.listen(1)
-
-        def answer() -> None:
-            connection = sock.accept()[0]
-            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n" * lines)
-            connection.close()
-
-        web = threading.Thread(target=answer)
-        web.start()
-        host = Host("web", addr="127.0.0.1", port=sock.getsockname()[1])
-        with pytest.raises(UnreachableError, match="not an SSH server"):
-            lab.backends("paramiko").connect(host)
-        web.join()
+    with speaking(b"HTTP/1.1 400 Bad Request\r\n" * lines, stays=False) as host:
+        lab.refused(UnreachableError, host, "not an SSH server", transport="paramiko")
 
 
 @BOTH
 def test_a_closed_port_is_named_with_its_host(lab: Any, transport: str) -> None:
     server = lab.server()
     server.stop()
-    with pytest.raises(UnreachableError, match=f"(?i)node1 .*{server.port}.*refused"):
-        lab.backends(transport).connect(server.host())
+    lab.refused(UnreachableError, server.host(), f"(?i)node1 .*{server.port}.*refused", transport=transport)
 
 
 @BOTH
 def test_a_name_that_nobody_knows_is_named(lab: Any, transport: str) -> None:
-    with pytest.raises(UnreachableError, match="no-such-host.invalid") as caught:
-        lab.backends(transport).connect(Host("n1", addr="no-such-host.invalid"))
-    assert "addr=" in str(caught.value.hint)
+    caught = lab.refused(
+        UnreachableError, Host("n1", addr="no-such-host.invalid"), "no-such-host.invalid", transport=transport
+    )
+    assert "addr=" in str(caught.hint)
 
 
 def test_a_config_mended_after_a_failure_counts_for_the_next_try(lab: Any) -> None:
@@ -183,8 +168,7 @@ def test_a_login_that_hangs_is_given_up_in_time(lab: Any) -> None:
     server = lab.server(
         options=("AuthorizedKeysCommand /bin/sleep 30", "AuthorizedKeysCommandUser root", "AuthorizedKeysFile none")
     )
-    with pytest.raises(UnreachableError, match="to the login within 1 s"):
-        lab.backends("paramiko", auth_s=1.0).connect(server.host())
+    lab.refused(UnreachableError, server.host(), "to the login within 1 s", transport="paramiko", auth_s=1.0)
 
 
 def test_a_server_without_a_common_algorithm_is_reached_through_openssh(lab: Any) -> None:
@@ -192,9 +176,8 @@ def test_a_server_without_a_common_algorithm_is_reached_through_openssh(lab: Any
     backends = lab.backends("auto")
     connects(backends, server.host())
     assert backends.ssh().why_openssh(server.host()).key == "ssh.no-algorithm"
-    with pytest.raises(UnreachableError) as caught:
-        lab.backends("paramiko").connect(server.host())
-    assert "OpenSSH" in str(caught.value.hint)
+    caught = lab.refused(UnreachableError, server.host(), transport="paramiko")
+    assert "OpenSSH" in str(caught.hint)
 
 
 def test_two_servers_at_one_address_are_known_by_their_ports(lab: Any) -> None:

@@ -30,13 +30,12 @@ def test_a_changed_host_key_stops_before_any_login_attempt(lab: Any, transport: 
     server = lab.server(options=DEBUG, trusted=False)
     other = public_key(make_key(lab.folder / "other_host_key"))
     record_host_keys(lab.own_known_hosts, [(known_name("127.0.0.1", server.port), other)])
-    with pytest.raises(HostKeyChangedError) as caught:
-        lab.backends(transport).connect(server.host())
-    assert server.host_key.fingerprint in str(caught.value.message)
-    assert str(lab.own_known_hosts) in str(caught.value.message)
-    assert "ascendrun trust --replace node1" in str(caught.value.hint)
+    caught = lab.refused(HostKeyChangedError, server.host(), transport=transport)
+    assert server.host_key.fingerprint in str(caught.message)
+    assert str(lab.own_known_hosts) in str(caught.message)
+    assert "ascendrun trust --replace node1" in str(caught.hint)
     if transport == "paramiko":
-        assert other.fingerprint in str(caught.value.message)
+        assert other.fingerprint in str(caught.message)
     wait_until(lambda: connections_seen(server), what="sshd saw us")
     assert login_attempts(server) == []
 
@@ -45,17 +44,15 @@ def test_a_host_with_a_key_of_another_type_than_recorded_is_changed_not_unknown(
     server = lab.server(options=DEBUG, host_key="ecdsa", trusted=False)
     other = public_key(make_key(lab.folder / "other_host_key"))
     record_host_keys(lab.own_known_hosts, [(known_name("127.0.0.1", server.port), other)])
-    with pytest.raises(HostKeyChangedError):
-        lab.backends("paramiko").connect(server.host())
+    lab.refused(HostKeyChangedError, server.host(), transport="paramiko")
     assert login_attempts(server) == []
 
 
 @BOTH
 def test_an_unknown_host_key_stops_before_any_login_attempt(lab: Any, transport: str) -> None:
     server = lab.server(options=DEBUG, trusted=False)
-    with pytest.raises(HostKeyUnknownError) as caught:
-        lab.backends(transport).connect(server.host())
-    assert str(caught.value.hint) == "ascendrun trust node1"
+    caught = lab.refused(HostKeyUnknownError, server.host(), transport=transport)
+    assert str(caught.hint) == "ascendrun trust node1"
     assert login_attempts(server) == []
     assert not lab.own_known_hosts.exists()
 
@@ -65,8 +62,7 @@ def test_a_revoked_host_key_is_refused_although_it_is_recorded(lab: Any, transpo
     server = lab.server(options=DEBUG)
     key = server.host_key
     (lab.folder / "users_known_hosts").write_text(f"@revoked * {key.type} {key.base64}\n")
-    with pytest.raises(HostKeyChangedError, match="revoked"):
-        lab.backends(transport).connect(server.host())
+    lab.refused(HostKeyChangedError, server.host(), "revoked", transport=transport)
     assert login_attempts(server) == []
 
 
@@ -94,8 +90,7 @@ def test_a_key_replaced_in_our_own_file_is_not_taken_from_the_users_file_any_mor
     (lab.folder / "users_known_hosts").write_text(f"{name} {key.type} {key.base64}\n")
     connects(lab.backends(transport), server.host())
     record_host_keys(lab.own_known_hosts, [(name, public_key(make_key(lab.folder / "new")))], replace=True)
-    with pytest.raises(HostKeyChangedError):
-        lab.backends(transport).connect(server.host())
+    lab.refused(HostKeyChangedError, server.host(), transport=transport)
 
 
 @BOTH
@@ -115,31 +110,27 @@ def test_an_encrypted_key_without_a_passphrase_fails_at_once_and_names_the_agent
     server = lab.server()
     locked = make_key(lab.folder / "locked", passphrase="open sesame")
     lab.write_config(identity=locked)
-    with pytest.raises(AuthenticationError, match="encrypted") as caught:
-        lab.backends("paramiko").connect(server.host())
-    assert str(caught.value.hint) == f"ssh-add {locked}"
+    caught = lab.refused(AuthenticationError, server.host(), "encrypted", transport="paramiko")
+    assert str(caught.hint) == f"ssh-add {locked}"
 
 
 def test_an_encrypted_key_fails_without_a_prompt_through_openssh_too(lab: Any) -> None:
     server = lab.server()
     lab.write_config(identity=make_key(lab.folder / "locked", passphrase="open sesame"))
-    with pytest.raises(AuthenticationError):
-        lab.backends("openssh").connect(server.host())
+    lab.refused(AuthenticationError, server.host(), transport="openssh")
 
 
 def test_a_wrong_passphrase_is_told_as_such(lab: Any) -> None:
     server = lab.server()
     lab.write_config(identity=make_key(lab.folder / "locked", passphrase="open sesame"))
-    with pytest.raises(AuthenticationError, match="locked: not usable"):
-        lab.backends("paramiko", ask=lambda _: "guess").connect(server.host())
+    lab.refused(AuthenticationError, server.host(), "locked: not usable", transport="paramiko", ask=lambda _: "guess")
 
 
 def test_a_key_file_that_others_can_read_is_not_used(lab: Any) -> None:
     server = lab.server()
     lab.key.chmod(0o644)
-    with pytest.raises(AuthenticationError) as caught:
-        lab.backends("paramiko").connect(server.host())
-    assert str(caught.value.hint) == f"chmod 600 {lab.key}"
+    caught = lab.refused(AuthenticationError, server.host(), transport="paramiko")
+    assert str(caught.hint) == f"chmod 600 {lab.key}"
 
 
 def test_a_passphrase_is_asked_for_once_for_all_hosts(lab: Any) -> None:

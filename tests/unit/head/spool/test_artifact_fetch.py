@@ -90,26 +90,21 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "state")
 
 
-def test_what_a_host_gives_is_there_once_all_of_it_is(world: World) -> None:
+@pytest.fixture
+def link(world: World) -> FakeLink:
+    """A host that was asked."""
     world.gatherer.fetch("j-0001", 1)
-    link = world.come_up("n1")
+    return world.come_up("n1")
+
+
+def test_what_a_host_gives_is_there_once_all_of_it_is(world: World, link: FakeLink) -> None:
     assert link.calls[0][0] == agent.Gather("head-j-0001.1", items_for("npu"), GATHER_S)
     world.say(link, "plog", "debug/plog/plog-1_2.log", b"hello ")
     world.say(link, "plog", "debug/plog/plog-1_2.log", b"world", offset=6)
     assert read_artifacts(world.attempt_dir, "n1").at_s is None
     assert hosts_awaited(world.state_dir, "j-0001", 1) == ("n1", "n2")
-    world.end(
-        link,
-        {
-            "name": "plog",
-            "file": "debug/plog/plog-1_2.log",
-            "source": "/root/ascend/log/x",
-            "bytes": 11,
-            "of_bytes": 11,
-            "mtime_ns": 6 * 10**9,
-            "is_ours": True,
-        },
-    )
+    sizes = {"bytes": 11, "of_bytes": 11, "mtime_ns": 6 * 10**9, "is_ours": True}
+    world.end(link, {"name": "plog", "file": "debug/plog/plog-1_2.log", "source": "/root/ascend/log/x", **sizes})
     found = read_artifacts(world.attempt_dir, "n1")
     (file,) = found.of("plog")
     assert file.path.read_bytes() == b"hello world" and (file.mtime_s, file.is_ours) == (6.0, True)
@@ -121,9 +116,8 @@ def test_what_a_host_gives_is_there_once_all_of_it_is(world: World) -> None:
     assert [path for path in (gathered, *gathered.rglob("*")) if path.stat().st_mode & 0o077] == []
 
 
-def test_a_file_that_is_empty_is_there_too(world: World) -> None:
-    world.gatherer.fetch("j-0001", 1)
-    world.end(world.come_up("n1"), {"name": "dmesg", "file": "excerpt.txt", "bytes": 0, "of_bytes": 0})
+def test_a_file_that_is_empty_is_there_too(world: World, link: FakeLink) -> None:
+    world.end(link, {"name": "dmesg", "file": "excerpt.txt", "bytes": 0, "of_bytes": 0})
     (file,) = read_artifacts(world.attempt_dir, "n1").of("dmesg")
     assert file.path.read_bytes() == b""
 
@@ -160,9 +154,7 @@ def test_who_waits_is_told_though_somebody_cleared_the_wishes(world: World) -> N
     assert answers == [GatherReply("n1")]
 
 
-def test_a_connection_lost_in_the_middle_leaves_nothing_and_is_asked_again(world: World) -> None:
-    world.gatherer.fetch("j-0001", 1)
-    link = world.come_up("n1")
+def test_a_connection_lost_in_the_middle_leaves_nothing_and_is_asked_again(world: World, link: FakeLink) -> None:
     world.say(link, "plog", "half", b"half")
     link.is_up = False
     world.end(link, error=Failure("connection-lost", "gone"))
@@ -184,9 +176,7 @@ def test_a_later_look_replaces_the_earlier_one(world: World) -> None:
 
 
 @pytest.mark.parametrize("file", ["../../../etc/x", "/etc/x", "..", "a/../../b", ".hidden", "index.json", "a\0b", ""])
-def test_a_node_cannot_name_a_file_outside_its_folder(world: World, file: str) -> None:
-    world.gatherer.fetch("j-0001", 1)
-    link = world.come_up("n1")
+def test_a_node_cannot_name_a_file_outside_its_folder(world: World, link: FakeLink, file: str) -> None:
     world.say(link, "plog", file, b"x")
     world.say(link, "../plog", "x", b"x")
     world.end(link, {"name": "plog", "file": file, "bytes": 1}, {"name": "../plog", "file": "x", "bytes": 1})
@@ -195,9 +185,7 @@ def test_a_node_cannot_name_a_file_outside_its_folder(world: World, file: str) -
     assert (world.attempt_dir / "n1" / "gathered" / "plog").resolve() in one.path.resolve().parents
 
 
-def test_two_files_whose_safe_names_are_the_same_stay_two(world: World) -> None:
-    world.gatherer.fetch("j-0001", 1)
-    link = world.come_up("n1")
+def test_two_files_whose_safe_names_are_the_same_stay_two(world: World, link: FakeLink) -> None:
     world.say(link, "plog", "a b", b"1")
     world.say(link, "plog", "a_b", b"2")
     world.end(link, {"name": "plog", "file": "a b", "bytes": 1}, {"name": "plog", "file": "a_b", "bytes": 1})

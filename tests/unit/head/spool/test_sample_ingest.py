@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable
 
@@ -26,11 +27,9 @@ DEADLINE_S = 60.0
 
 
 def line(number: int) -> bytes:
+    host = {"cpu": float(number % 100)}
     return (
-        json.dumps(
-            {"at_ns": (T + number) * 10**9, "host": {"cpu": float(number % 100)}, "ranks": [{"rank": 0, "cpu": 1.0}]}
-        ).encode()
-        + b"\n"
+        json.dumps({"at_ns": (T + number) * 10**9, "host": host, "ranks": [{"rank": 0, "cpu": 1.0}]}).encode() + b"\n"
     )
 
 
@@ -241,10 +240,22 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def patient_store(monkeypatch: pytest.MonkeyPatch) -> float:
-    """How long the store now waits for a lock: longer than any stall of the machine."""
+def patient_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store waits for a lock longer than any stall of the machine."""
     monkeypatch.setattr(SampleStore, "BUSY_S", 2 * DEADLINE_S)
-    return SampleStore.BUSY_S
+
+
+@contextmanager
+def locked(state_dir: Path, *pragmas: str) -> Iterator[None]:
+    """The store, held by another process for less than it is waited for."""
+    holder = sqlite3.connect(state_dir / "samples.db", isolation_level=None)
+    for statement in (*pragmas, "BEGIN EXCLUSIVE"):
+        holder.execute(statement)
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < SampleStore.BUSY_S
+    holder.execute("ROLLBACK")
+    holder.close()
 
 
 def feed(keeper: SampleIngest, data: bytes) -> bool:
@@ -266,36 +277,25 @@ def test_a_broken_file_is_said_once_and_replaced(
     assert said.count("samples are kept again") == 1
 
 
-def test_a_locked_store_keeps_nobody_waiting(keepers: Any, tmp_path: Path, patient_store: float) -> None:
+def test_a_locked_store_keeps_nobody_waiting(keepers: Any, tmp_path: Path, patient_store: None) -> None:
     keeper = keepers()
     assert feed(keeper, lines(1))
     wait_for(lambda: seconds_in(tmp_path) == [0])
-    holder = sqlite3.connect(tmp_path / "samples.db", isolation_level=None)
-    holder.execute("BEGIN EXCLUSIVE")
-    began = time.monotonic()
-    for count in range(2, 200):
-        assert feed(keeper, lines(count))
-    assert time.monotonic() - began < patient_store
-    holder.execute("ROLLBACK")
-    holder.close()
+    with locked(tmp_path):
+        for count in range(2, 200):
+            assert feed(keeper, lines(count))
     wait_for(lambda: feed(keeper, lines(200)) and seconds_in(tmp_path) == list(range(200)))
 
 
 def test_a_store_that_is_locked_at_the_start_delays_no_controller(
-    keepers: Any, tmp_path: Path, patient_store: float
+    keepers: Any, tmp_path: Path, patient_store: None
 ) -> None:
     first = keepers()
     assert feed(first, lines(3))
     first.close()
-    holder = sqlite3.connect(tmp_path / "samples.db", isolation_level=None)
-    holder.execute("PRAGMA locking_mode = EXCLUSIVE")
-    holder.execute("BEGIN EXCLUSIVE")
-    began = time.monotonic()
-    second = keepers()
-    assert feed(second, lines(5)), "from the start, since nobody could say how far the first one was"
-    assert time.monotonic() - began < patient_store
-    holder.execute("ROLLBACK")
-    holder.close()
+    with locked(tmp_path, "PRAGMA locking_mode = EXCLUSIVE"):
+        second = keepers()
+        assert feed(second, lines(5)), "from the start, since nobody could say how far the first one was"
     wait_for(lambda: feed(second, lines(6)) and seconds_in(tmp_path) == list(range(6)))
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascendrun.core.hosts import Host
-from ascendrun.head.ssh.config import SshConfig, SshTarget, parse_config, parse_jump, patterns_match, split_arguments
+from ascendrun.head.ssh.config import SshConfig, SshTarget, parse_config, parse_jump, split_arguments
 
 
 def resolved(tmp_path: Path, text: str, host: Host | None = None, mode: int = 0o600) -> SshTarget:
@@ -152,22 +152,6 @@ def test_tokens_and_variables_are_filled_in(tmp_path: Path, monkeypatch: pytest.
 )
 def test_jump_hosts_are_read_in_every_spelling(text: str, host: Host) -> None:
     assert parse_jump(text) == host
-
-
-@pytest.mark.parametrize(
-    "patterns, name, matches",
-    [
-        (["npu*"], "npu01", True),
-        (["NPU0?"], "npu01", True),
-        (["*", "!npu01"], "npu01", False),
-        ([], "npu01", False),
-        (["npu[01]"], "npu0", False),
-        (["npu[01]"], "npu[01]", True),
-        (["!other"], "npu01", False),
-    ],
-)
-def test_patterns_match_as_in_ssh(patterns: list, name: str, matches: bool) -> None:
-    assert patterns_match(patterns, name) is matches
 
 
 @pytest.mark.parametrize(
