@@ -69,7 +69,7 @@ PREPARED, IDENTITY, STOP, ENDED, LOST = "prepared.json", "supervisor.json", "sto
 STOP_TAKEN, JOB, WHERE, ROLL, RENEWED = "stop.taken.json", "job.json", "where.json", "roll.json", "renewed"
 """Files of an attempt: preparation; owner; stop request; end; loss of its owner; copy of the job (job_copy.py);
 place of its growing files; {boot_id, seen: [[pid, start time]]} of the processes that its supervisor saw last; empty,
-its modification time is the clock since boot at which its lease began (node/stopping.py)."""
+its modification time is the clock since boot at which its lease began (node/reap.py)."""
 
 LOCAL = "/var/tmp"
 

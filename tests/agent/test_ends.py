@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.node import layout, procs, stopping
+from ascendrun.node import layout, procs, reap
 from ascendrun.node.op_errors import message
 
 PY = sys.executable
@@ -235,7 +235,7 @@ def start_renewed(node, agent, lease_s, is_enough):
     """Start a rank under such a lease and renew it until it is enough; the longest time between two renewals."""
     stop = {"signal": "TERM", "grace_s": 0}
     last_s, longest_gap_s, at_ns = time.monotonic(), 0.0, None
-    agent.do("prepare", **node.job(TAG, HOLD, fence_s=stopping.MARGIN_S + lease_s, stop=stop))
+    agent.do("prepare", **node.job(TAG, HOLD, fence_s=reap.MARGIN_S + lease_s, stop=stop))
     agent.do("follow", tag=TAG, offsets={})
     agent.post("go", tag=TAG, master_port=None, secret_env={})
     while not (agent.told(TAG, "rank_started") and is_enough()) and not agent.told(TAG, "ended"):

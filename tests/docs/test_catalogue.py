@@ -16,7 +16,7 @@ from tests.docs.catalogue import CHINESE, chinese, fields, inline, tables, templ
 SAME_IN_CHINESE = frozenset(
     """
     column.id column.pid column.python column.rank jobfile.value report.mfu report.tokens-per-s
-    sim.install-compiler options.row options.value diagnosis.stage-skipped.hint diagnosis.time-limit.cause
+    sim.no-compiler.hint options.row options.value diagnosis.stage-skipped.hint diagnosis.time-limit.cause
     notify.block-url program.device-speed node.command-not-executable.hint node.unknown-op.hint
     signature.inotify-exhausted.hint signature.memlock-too-small.hint signature.no-buffers-left.hint ssh.trust
     ssh.verbose ssh.trust-name ssh.jump-failed.hint

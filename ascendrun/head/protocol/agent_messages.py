@@ -125,7 +125,7 @@ class Prepare(Request[PrepareReply], op="prepare"):
 
 
 class Renew(Request[Pong], op="renew"):
-    """Renew the lease of an attempt with `fence_s` (node/stopping.py). `at_ns`: of the last reply, None: ask for it
+    """Renew the lease of an attempt with `fence_s` (node/reap.py). `at_ns`: of the last reply, None: ask for it
     only."""
 
     tag: str

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 
-from ascendrun.node import layout, procs, reap, stacks, stopping
+from ascendrun.node import layout, procs, reap, stacks
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import read_some
 from ascendrun.node.layout import forks_ranks, process_name, process_number
@@ -290,7 +290,7 @@ class Ending:
 
     def __init__(self, plan: dict[str, Any], processes: Processes, records: Records) -> None:
         self._plan, self._processes, self._records = plan, processes, records
-        self._ladder = stopping.Ladder()
+        self._ladder = reap.Ladder()
         self._killed_s: float | None = None
         self._clean_checks = 0
         self.stopping_by: str | None = None
@@ -302,9 +302,9 @@ class Ending:
         plan = self._plan
         at = time.monotonic()
         grace_s = 0.0 if now else float(plan["grace_s"] if grace_s is None else grace_s)
-        steps = stopping.steps_for(by, now_s=at, signal=plan["signal"], grace_s=grace_s)
+        steps = reap.steps_for(by, now_s=at, signal=plan["signal"], grace_s=grace_s)
         if now:
-            steps = [stopping.Step(at, "KILL", True)]
+            steps = [reap.Step(at, "KILL", True)]
         if not self._ladder.set(steps):
             return
         self.stopping_by = self.stopping_by or by
@@ -356,12 +356,12 @@ class Ending:
             return
         for pid, start in found:
             procs.send_signal(pid, start, signal.SIGKILL)
-        if now - self._killed_s >= stopping.UNKILLABLE_S:
+        if now - self._killed_s >= reap.UNKILLABLE_S:
             self.leftovers = procs.describe_all(found, since_ns=time.time_ns() - int((now - self._killed_s) * 1e9))
             self.is_over = True
 
     def _end_remaining(self, count: int, now: float) -> None:
-        if not self._ladder.set(stopping.steps_for("finished", now_s=now, signal="TERM", grace_s=0.0)):
+        if not self._ladder.set(reap.steps_for("finished", now_s=now, signal="TERM", grace_s=0.0)):
             return
         if self.stopping_by is None:
             self.stopping_by = "finished"
@@ -370,6 +370,6 @@ class Ending:
                 reason=message("processes-remain", count=count),
                 by="finished",
                 signal="TERM",
-                grace_s=stopping.REMAINING_GRACE_S,
+                grace_s=reap.REMAINING_GRACE_S,
             )
         self.climb(now)

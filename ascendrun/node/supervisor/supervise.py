@@ -16,7 +16,7 @@ import threading
 import time
 from functools import partial
 
-from ascendrun.node import layout, procs, reap, stopping
+from ascendrun.node import layout, procs, reap
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import claim_json, exists, make_private_dir, read_json, read_some, write_json
 from ascendrun.node.layout import IDENTITY, PREPARED, RENEWED, ROLL, STOP, STOP_TAKEN, WHERE
@@ -215,13 +215,13 @@ class Supervisor:
         return True
 
     def _check_lease(self) -> None:
-        """End the ranks when the head has not renewed the attempt's lease for too long; see node/stopping.py."""
+        """End the ranks when the head has not renewed the attempt's lease for too long; see node/reap.py."""
         fence_s = self._prepared.get("fence_s")
         if fence_s is None:
             return
         self._errors.guard("lease", self._folder.read_lease)
         grace_s = float(self._prepared["stop"]["grace_s"])
-        if stopping.is_lease_over(self._folder.lease_began_ns, fence_s=fence_s, grace_s=grace_s):
+        if reap.is_lease_over(self._folder.lease_began_ns, fence_s=fence_s, grace_s=grace_s):
             self._ending.stop("fence", message("head-unreachable", limit_s=fence_s))
 
     # --- the end ---
@@ -340,7 +340,7 @@ class Folder:
 
     def read_lease(self) -> None:
         """Set `lease_began_ns`, the newest time at which the head renewed the attempt's lease. Raises OSError."""
-        began_ns = stopping.lease_began_ns(os.path.join(self.streams, RENEWED))
+        began_ns = reap.lease_began_ns(os.path.join(self.streams, RENEWED))
         self.lease_began_ns = max(self.lease_began_ns, began_ns)
 
     def write_roll(self, now: float) -> None:

@@ -70,9 +70,11 @@ def build(target: Target) -> Path:
         if home.is_dir():
             return home
         if shutil.which(COMPILER) is None:
-            raise PreflightError(
-                Text("sim.no-compiler", "{compiler} not found; it compiles the simulated CANN", compiler=COMPILER),
-                hint=Text("sim.install-compiler", "Debian: apt install g++; openEuler: dnf install gcc-c++"),
+            raise PreflightError.of(
+                "sim.no-compiler",
+                "{compiler} not found; it compiles the simulated CANN",
+                "Debian: apt install g++; openEuler: dnf install gcc-c++",
+                compiler=COMPILER,
             )
         with tempfile.TemporaryDirectory(dir=root, prefix="building-") as folder:
             made = Path(folder) / "toolkit"
@@ -120,14 +122,12 @@ def run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-        raise PreflightError(
-            Text(
-                "sim.compile-failed",
-                "cannot compile {library} of the simulated CANN ({error})",
-                library=command[-1],
-                error=lines[0] if lines else f"exit code {done.returncode}",
-            ),
-            hint=Text("sim.newer", "this torch_npu may be newer than the simulation; see docs/simulated-npu.md"),
+        raise PreflightError.of(
+            "sim.compile-failed",
+            "cannot compile {library} of the simulated CANN ({error})",
+            "this torch_npu may be newer than the simulation; see docs/simulated-npu.md",
+            library=command[-1],
+            error=lines[0] if lines else f"exit code {done.returncode}",
         )
 
 
@@ -233,20 +233,17 @@ class Target:
 def find_target(python: str) -> Target:
     """Return the environment. Raises PreflightError with the reason why this Python cannot run torch_npu."""
     if platform.machine() != "x86_64":
-        raise PreflightError(
-            Text("sim.machine", "the simulated CANN requires x86_64, got {machine}", machine=platform.machine())
-        )
+        machine = platform.machine()
+        raise PreflightError.of("sim.machine", "the simulated CANN requires x86_64, got {machine}", machine=machine)
     try:
         text = subprocess.run([python, "-c", _QUESTION], capture_output=True, text=True, check=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        raise PreflightError(
-            Text(
-                "sim.python-fails",
-                "cannot run {python} ({error})",
-                python=python,
-                error=getattr(error, "strerror", None) or error,
-            ),
-            hint=Text("sim.other-python", "name another Python: --python PATH"),
+        raise PreflightError.of(
+            "sim.python-fails",
+            "cannot run {python} ({error})",
+            "name another Python: --python PATH",
+            python=python,
+            error=getattr(error, "strerror", None) or error,
         ) from error
     found = json.loads(text)
     lacks = [name for name in ("torch", "torch_npu") if not found[name]]

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from ascendrun.core import rank_env
 from ascendrun.core.jobfile import launchers
 from ascendrun.core.jobs import plan
-from ascendrun.node import failpoint, join, layout, loader, ranks, reap, stopping, wire
+from ascendrun.node import failpoint, join, layout, loader, ranks, reap, wire
 from ascendrun.node.agent import network
 from ascendrun.node.procs import Stat
 from ascendrun.node.supervisor import processes, spool
 
 
 def ladder(by, grace_s, signal="USR1"):
-    found = stopping.Ladder()
-    found.set(stopping.steps_for(by, now_s=100.0, signal=signal, grace_s=grace_s))
+    found = reap.Ladder()
+    found.set(reap.steps_for(by, now_s=100.0, signal=signal, grace_s=grace_s))
     return found
 
 
@@ -52,10 +52,10 @@ def test_hung_ranks_print_their_stacks_before_they_are_killed():
 
 def test_a_slower_way_never_replaces_a_quicker_one():
     steps = ladder("failure", 300.0)
-    assert not steps.set(stopping.steps_for("head", now_s=101.0, signal="USR1", grace_s=300.0))
-    assert steps.set([stopping.Step(101.0, "KILL", True)])
+    assert not steps.set(reap.steps_for("head", now_s=101.0, signal="USR1", grace_s=300.0))
+    assert steps.set([reap.Step(101.0, "KILL", True)])
     assert taken(steps, 101.0) == [("KILL", True)]
-    assert not steps.set([stopping.Step(102.0, "KILL", True)])
+    assert not steps.set([reap.Step(102.0, "KILL", True)])
 
 
 def test_steps_that_were_slept_through_are_all_taken_in_order():

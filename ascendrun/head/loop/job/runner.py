@@ -31,7 +31,7 @@ PROOF_S = 15.0
 
 
 class Leases:
-    """The leases of one attempt (node/stopping.py), by host: renewed while its nodes respond, expired when no rank is
+    """The leases of one attempt (node/reap.py), by host: renewed while its nodes respond, expired when no rank is
     left. An earlier controller may have renewed a lease until
     this object was made. `_renewed_s`: seconds since boot; `_clocks`: what the nodes reported last; `_due`: monotonic.
     """

@@ -11,7 +11,7 @@ import os
 import subprocess
 import time
 
-from ascendrun.node import layout, stopping
+from ascendrun.node import layout, reap
 from ascendrun.node.agent import checks
 from ascendrun.node.agent.attempt.state import ended_in_events, locked, phase, stop, wait_gone
 from ascendrun.node.agent.leases import Leases
@@ -86,7 +86,7 @@ class Attempts:
             if request.get("job"):
                 write_json(os.path.join(folder, JOB), request["job"])
             if request.get("fence_s") is not None:
-                stopping.begin_lease(os.path.join(streams, RENEWED), stopping.since_boot_ns())
+                reap.begin_lease(os.path.join(streams, RENEWED), reap.since_boot_ns())
             write_json(os.path.join(folder, PREPARED), record)
             failpoint("prepare.after_record")
         except OSError as error:
@@ -95,11 +95,11 @@ class Attempts:
 
     def renew(self, request: dict[str, Any]) -> dict[str, Any]:
         """Renew the lease of an attempt from `at_ns`, which this returned before, and return the time now."""
-        tag, at_ns, now_ns = str(request["tag"]), request.get("at_ns"), stopping.since_boot_ns()
+        tag, at_ns, now_ns = str(request["tag"]), request.get("at_ns"), reap.since_boot_ns()
         try:
             if at_ns is not None and at_ns <= now_ns:
                 streams = layout.streams_dir(layout.attempt_dir(self._root, tag))
-                stopping.begin_lease(os.path.join(streams, RENEWED), int(at_ns))
+                reap.begin_lease(os.path.join(streams, RENEWED), int(at_ns))
         except OSError as error:
             raise os_failure(error, "keep-records", path=self._root) from error
         return {"at_ns": now_ns}

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 
-from ascendrun.node import layout, procs, reap, stopping
+from ascendrun.node import layout, procs, reap
 from ascendrun.node.agent.follow import file_sizes
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import claim_json, exists, make_private_dir, read_claim, read_json, remove_tree, write_json
@@ -207,7 +207,7 @@ def stop(root: str, request: dict[str, Any]) -> dict[str, Any]:
         "grace_s": request.get("grace_s"),
         "reason": request.get("reason"),
         "at_ns": time.time_ns(),
-        "first_ns": stopping.since_boot_ns(),
+        "first_ns": reap.since_boot_ns(),
     }
     try:
         try:
@@ -233,7 +233,7 @@ def _see_to_stop(root: str, tag: str, folder: str, request: dict[str, Any], *, f
     `first_ns`: clock since boot at the first of the requests that it has not read.
     """
     known = request.get("events") or {}
-    waited_s = (stopping.since_boot_ns() - first_ns) / 1e9
+    waited_s = (reap.since_boot_ns() - first_ns) / 1e9
     must_obey = request.get("now") or waited_s > float(request.get("grace_s") or 0) + OBEY_S
     identity = read_claim(os.path.join(folder, IDENTITY)) or {}
     if "pid" in identity and procs.is_alive(identity):
@@ -307,7 +307,7 @@ def _end_without_supervisor(root: str, tag: str, folder: str, identity: dict[str
 
 def end_everything(find: Callable[[], list[Any]]) -> list[dict[str, Any]]:
     """Send KILL until two checks find nothing; return the processes that survive it (blocked in the kernel)."""
-    deadline = time.monotonic() + stopping.UNKILLABLE_S
+    deadline = time.monotonic() + reap.UNKILLABLE_S
     clean = 0
     found = find()
     while clean < 2 and time.monotonic() < deadline:

@@ -35,28 +35,28 @@ def line(name: str, value: object, width: int = 30) -> str:
 
 
 def render_view(kind: str, view: View) -> str:
-    """Raises KeyError for a kind that these chips do not have (`product` and others)."""
+    """The card's head, then a block a chip with its id first or last; the 950 has neither chips nor their ids. Raises
+    KeyError for a kind that these chips do not have (`product` and others)."""
     if kind == "product" and not view.node.chip.startswith("310"):
         raise KeyError(kind)
-    return "\n".join(VIEWS[kind](view)) + "\n"
+    block, first, width = VIEWS[kind], view.readings[0], 40 if kind == "ecc" else 30
+    if kind in ("board", "product") or (kind == "health" and view.chip_id is not None):
+        lines = block(view, first)
+    elif view.node.chip.startswith("Ascend950"):
+        lines = [line("NPU ID", first.chip.npu_id, width), *block(view, first)]
+    else:
+        lines = [line("NPU ID", first.chip.npu_id, width), line("Chip Count", view.node.family.dies, width)]
+        for reading in view.readings:
+            chip = [line("Chip ID", reading.chip.chip_id, width)]
+            lines += ["", *chip, *block(view, reading)] if kind == "common" else ["", *block(view, reading), *chip]
+    if kind == "common" and view.node.family.has_mcu and view.chip_id is None:
+        coolest = min(reading.temperature_c for reading in view.readings)
+        lines += ["", line("Chip Name", "mcu"), line("Temperature(C)", coolest - 8)]
+    return "\n".join(lines) + "\n"
 
 
-def _per_chip(
-    view: View, block: Callable[[Reading], list[str]], *, width: int = 30, chip_first: bool = False
-) -> list[str]:
-    """The card's head, then a block a chip with its id first or last; the 950 has neither chips nor their ids."""
-    npu_id = view.readings[0].chip.npu_id
-    if view.node.chip.startswith("Ascend950"):
-        return [line("NPU ID", npu_id, width), *block(view.readings[0])]
-    lines = [line("NPU ID", npu_id, width), line("Chip Count", view.node.family.dies, width)]
-    for reading in view.readings:
-        chip = [line("Chip ID", reading.chip.chip_id, width)]
-        lines += ["", *(chip if chip_first else []), *block(reading), *([] if chip_first else chip)]
-    return lines
-
-
-def _usage(node: Node, reading: Reading) -> list[str]:
-    chip, load = reading.chip, reading.load_percent
+def _usages(view: View, reading: Reading) -> list[str]:
+    node, chip, load = view.node, reading.chip, reading.load_percent
     has_hbm = chip.hbm_mb > 0
     ddr, ram = ("DDR ", "DDR") if has_hbm else ("", "Memory")
     lines = [
@@ -82,88 +82,68 @@ def _usage(node: Node, reading: Reading) -> list[str]:
     return lines
 
 
-def _common(view: View) -> list[str]:
-    def block(reading: Reading) -> list[str]:
-        used, total = memory_of(reading)
-        lines = [line("Memory Usage Rate(%)", percent(reading.ddr_used_mb, reading.chip.ddr_mb))]
-        if reading.chip.hbm_mb:
-            lines.append(line("HBM Usage Rate(%)", percent(used, total)))
-        lines += [
-            line("Aicore Usage Rate(%)", reading.load_percent),
-            line("Aicore Freq(MHZ)", view.node.family.mhz),
-            line("Aicore curFreq(MHZ)", reading.aicore_mhz),
-            line("Aicore Count", view.node.family.cores),
-            line("Temperature(C)", reading.temperature_c),
-        ]
-        if not view.node.chip.startswith("310P") and not (view.node.family.dies == 2 and reading.chip.chip_id):
-            lines.append(line("NPU Real-time Power(W)", f"{reading.power_w:.1f}"))
-        return lines
-
-    lines = _per_chip(view, block, chip_first=True)
-    if view.node.family.has_mcu and view.chip_id is None:
-        coolest = min(reading.temperature_c for reading in view.readings)
-        lines += ["", line("Chip Name", "mcu"), line("Temperature(C)", coolest - 8)]
+def _common(view: View, reading: Reading) -> list[str]:
+    used, total = memory_of(reading)
+    lines = [line("Memory Usage Rate(%)", percent(reading.ddr_used_mb, reading.chip.ddr_mb))]
+    if reading.chip.hbm_mb:
+        lines.append(line("HBM Usage Rate(%)", percent(used, total)))
+    lines += [
+        line("Aicore Usage Rate(%)", reading.load_percent),
+        line("Aicore Freq(MHZ)", view.node.family.mhz),
+        line("Aicore curFreq(MHZ)", reading.aicore_mhz),
+        line("Aicore Count", view.node.family.cores),
+        line("Temperature(C)", reading.temperature_c),
+    ]
+    if not view.node.chip.startswith("310P") and not (view.node.family.dies == 2 and reading.chip.chip_id):
+        lines.append(line("NPU Real-time Power(W)", f"{reading.power_w:.1f}"))
     return lines
 
 
-def _power(view: View) -> list[str]:
-    chip = view.node.chip
-    if chip.startswith("310P"):
-        return _per_chip(view, lambda reading: [line("Rated Power Dissipation(W)", "72.0")])
-    name = "Power Dissipation(W)" if chip.startswith("310") else "NPU Real-time Power(W)"
-    return _per_chip(view, lambda reading: [line(name, f"{reading.power_w:.1f}")])
+def _power(view: View, reading: Reading) -> list[str]:
+    if view.node.chip.startswith("310P"):
+        return [line("Rated Power Dissipation(W)", "72.0")]
+    name = "Power Dissipation(W)" if view.node.chip.startswith("310") else "NPU Real-time Power(W)"
+    return [line(name, f"{reading.power_w:.1f}")]
 
 
-def _temp(view: View) -> list[str]:
+def _temp(view: View, reading: Reading) -> list[str]:
     name = "NPU Temperature (C)" if view.node.chip.startswith("910") else "Temperature (C)"
-    return _per_chip(view, lambda reading: [line(name, reading.temperature_c)])
+    return [line(name, reading.temperature_c)]
 
 
-def _memory(view: View) -> list[str]:
-    def block(reading: Reading) -> list[str]:
-        chip = reading.chip
-        if not chip.hbm_mb:
-            return [line("Capacity(MB)", chip.ddr_mb), line("Clock Speed(MHz)", 2133)]
-        return [
-            line("DDR Capacity(MB)", chip.ddr_mb),
-            line("DDR Clock Speed(MHz)", 2400 if chip.ddr_mb else 0),
-            line("HBM Capacity(MB)", reading.hbm_mb),
-            line("HBM Clock Speed(MHz)", 1600),
-            line("HBM Temperature(C)", reading.temperature_c + 2),
-            line("HBM Manufacturer ID", "0x56"),
-        ]
-
-    return _per_chip(view, block)
+def _memory(view: View, reading: Reading) -> list[str]:
+    chip = reading.chip
+    if not chip.hbm_mb:
+        return [line("Capacity(MB)", chip.ddr_mb), line("Clock Speed(MHz)", 2133)]
+    return [
+        line("DDR Capacity(MB)", chip.ddr_mb),
+        line("DDR Clock Speed(MHz)", 2400 if chip.ddr_mb else 0),
+        line("HBM Capacity(MB)", reading.hbm_mb),
+        line("HBM Clock Speed(MHz)", 1600),
+        line("HBM Temperature(C)", reading.temperature_c + 2),
+        line("HBM Manufacturer ID", "0x56"),
+    ]
 
 
-def _ecc(view: View) -> list[str]:
+def _ecc(view: View, reading: Reading) -> list[str]:
     has_hbm = view.readings[0].chip.hbm_mb > 0
     has_ddr_totals = view.readings[0].chip.ddr_mb > 0
-
-    def block(reading: Reading) -> list[str]:
-        hbm = (reading.single_bit, reading.double_bit)
-        return [
-            line(f"{ram} {bits} {what}", count if ram == "HBM" or not has_hbm else 0, 40)
-            for ram in (("DDR", "HBM") if has_hbm else ("DDR",))
-            for what, counts in (
-                ("Error Count", hbm),
-                ("Aggregate Total Err Cnt", hbm),
-                ("Isolated Pages Count", (0, reading.double_bit)),
-            )
-            if ram == "HBM" or has_ddr_totals or not what.startswith("Aggregate")
-            for bits, count in zip(("Single Bit", "Double Bit"), counts)
-        ]
-
-    return _per_chip(view, block, width=40)
+    hbm = (reading.single_bit, reading.double_bit)
+    return [
+        line(f"{ram} {bits} {what}", count if ram == "HBM" or not has_hbm else 0, 40)
+        for ram in (("DDR", "HBM") if has_hbm else ("DDR",))
+        for what, counts in (
+            ("Error Count", hbm),
+            ("Aggregate Total Err Cnt", hbm),
+            ("Isolated Pages Count", (0, reading.double_bit)),
+        )
+        if ram == "HBM" or has_ddr_totals or not what.startswith("Aggregate")
+        for bits, count in zip(("Single Bit", "Double Bit"), counts)
+    ]
 
 
-def _health(view: View) -> list[str]:
-    if view.chip_id is not None:
-        return _health_lines("Health Status", view.readings[0])
-    return _per_chip(view, lambda reading: _health_lines("Health", reading))
-
-
-def _health_lines(label: str, reading: Reading) -> list[str]:
+def _health(view: View, reading: Reading) -> list[str]:
+    label = "Health" if view.chip_id is None else "Health Status"
     words = [_CODE_WORDS.get(code, f"fault event {code}") for code in reading.error_codes] or ["NA"]
     lines = [line(label, reading.health), line("Error Code", " ".join(reading.error_codes) or "NA")]
     lines.append(line("Error Information", words[0]))
@@ -172,19 +152,20 @@ def _health_lines(label: str, reading: Reading) -> list[str]:
     return lines
 
 
-def _processes(view: View) -> list[str]:
-    def block(reading: Reading) -> list[str]:
-        rows = [
-            f"\tProcess id:{row.pid:<7} Process name:{row.name[:NAME_LENGTH]:<17} Process memory(MB):{row.memory_mb}"
-            for row in reading.rows
-        ]
-        return rows or ["\tNo process in device."]
-
-    return _per_chip(view, block)
+def _processes(view: View, reading: Reading) -> list[str]:
+    rows = [
+        f"\tProcess id:{row.pid:<7} Process name:{row.name[:NAME_LENGTH]:<17} Process memory(MB):{row.memory_mb}"
+        for row in reading.rows
+    ]
+    return rows or ["\tNo process in device."]
 
 
-def _card_board(view: View) -> list[str]:
-    node, chip = view.node, view.readings[0].chip
+def _board(view: View, reading: Reading) -> list[str]:
+    return _card_board(view, reading.chip) if view.chip_id is None else _chip_board(view.node, reading.chip)
+
+
+def _card_board(view: View, chip: Chip) -> list[str]:
+    node = view.node
     is_a1 = node.chip in ("910A", "910ProB")
     maker = () if is_a1 else (
         line("Product Name", node.family.product), line("Model", "NA"), line("Manufacturer", "NA"),
@@ -212,8 +193,7 @@ def _card_board(view: View) -> list[str]:
     ]
 
 
-def _chip_board(view: View) -> list[str]:
-    node, chip = view.node, view.readings[0].chip
+def _chip_board(node: Node, chip: Chip) -> list[str]:
     return [
         line("NPU ID", chip.npu_id),
         line("Chip ID", chip.chip_id),
@@ -237,15 +217,15 @@ def _die_id(logic_id: int, seed: int) -> str:
     return " ".join(f"{word:08X}" for word in words)
 
 
-def _product(view: View) -> list[str]:
-    chip = view.readings[0].chip
+def _product(view: View, reading: Reading) -> list[str]:
+    chip = reading.chip
     return [line("NPU ID", chip.npu_id), line("Product Name", view.node.family.product),
             line("Serial Number", chip.serial)]  # fmt: skip
 
 
-VIEWS: dict[str, Callable[[View], list[str]]] = {
-    "board": lambda view: _card_board(view) if view.chip_id is None else _chip_board(view),
-    "usages": lambda view: _per_chip(view, lambda reading: _usage(view.node, reading)),
+VIEWS: dict[str, Callable[[View, Reading], list[str]]] = {
+    "board": _board,
+    "usages": _usages,
     "common": _common,
     "temp": _temp,
     "power": _power,
