@@ -171,6 +171,15 @@ class Client:
     def wait_ended(self, tag: str, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
         return self.wait(lambda: self.told(tag, "ended"), deadline_s)[0]
 
+    def run(self, job: dict[str, Any], **go: Any) -> dict[str, Any]:
+        self.start(job, **go)
+        return self.wait_ended(job["tag"])
+
+    def end(self, tag: str) -> dict[str, Any]:
+        """Stop it now, and see its end."""
+        self.do("stop", tag=tag, now=True, grace_s=None)
+        return self.wait_ended(tag)
+
     def output(self, tag: str, rank: int = 0, stream: str = "out") -> bytes:
         name = "%s.%s" % (layout.process_name(rank), stream)
         generations = sorted(key[2] for key in self.files if key[:2] == (tag, name))

@@ -54,8 +54,7 @@ def test_agent_and_supervisor_killed_together_are_made_good_by_the_next_agent(no
     second = node.connect()
     second.do("follow", tag=TAG, offsets={})
     second.wait_told(TAG, "supervisor_lost")
-    second.do("stop", tag=TAG, now=True, grace_s=None)
-    second.wait_ended(TAG)
+    second.end(TAG)
     assert node.alive(TAG) == []
 
 
@@ -70,8 +69,7 @@ def test_after_a_reboot_the_attempt_is_lost_and_no_stranger_with_an_old_number_i
     assert agent.wait_told(TAG, "supervisor_lost")["reason"] == "node-rebooted"
     path.write_text(json.dumps(true_identity))
     assert procs.read_stat(rank)
-    agent.do("stop", tag=TAG, now=True, grace_s=None)
-    agent.wait_ended(TAG)
+    agent.end(TAG)
 
 
 def test_ranks_run_on_when_the_agent_is_killed_and_a_new_one_can_stop_them(node, agent):
@@ -133,8 +131,7 @@ def test_killed_while_starting_nothing_runs_twice_and_a_stop_always_ends_it(node
     assert len(agent.pids(TAG)) <= 1
     agent.do("go", tag=TAG, master_port=None, secret_env={})
     assert len(agent.pids(TAG)) <= 1
-    agent.do("stop", tag=TAG, now=True, grace_s=None)
-    assert agent.wait_ended(TAG)["leftovers"] == []
+    assert agent.end(TAG)["leftovers"] == []
     assert node.alive(TAG) == [] and len(agent.told(TAG, "ended")) == 1
     assert len(agent.told(TAG, "supervising")) <= 1 and len(agent.told(TAG, "rank_started")) <= 1
 
@@ -167,8 +164,7 @@ def test_killed_while_stopping_the_next_stop_ends_it_once_and_leaves_nobody(node
         hurt.wait(lambda: "failpoint " + point in (node.folder(TAG) / "supervisor.log").read_text())
     agent = node.connect()
     agent.do("follow", tag=TAG, offsets={})
-    agent.do("stop", tag=TAG, now=True, grace_s=None)
-    assert agent.wait_ended(TAG)["leftovers"] == []
+    assert agent.end(TAG)["leftovers"] == []
     agent.wait_phase(TAG, "ended")
     assert node.alive(TAG) == []
     assert len(agent.told(TAG, "ended")) == 1
@@ -189,8 +185,7 @@ def test_a_paused_supervisor_does_not_stop_the_agent_from_answering(node):
 
 def test_the_next_attempt_starts_as_soon_as_the_end_of_the_last_is_told(node):
     first = node.connect(ASCENDRUN_FAILPOINT="finish.after_event=pause")
-    first.start(node.job("head-job.1", ["true"]))
-    first.wait_ended("head-job.1")
+    first.run(node.job("head-job.1", ["true"]))
     identity = node.identity("head-job.1")
     first.wait(lambda: procs.read_stat(identity["pid"]).state == "T")
     first.kill()
@@ -199,8 +194,7 @@ def test_the_next_attempt_starts_as_soon_as_the_end_of_the_last_is_told(node):
     agent.wait_told("head-job.2", "rank_started")
     procs.send_signal(identity["pid"], identity["start"], signal.SIGCONT)
     agent.wait_phase("head-job.1", "ended")
-    agent.do("stop", tag="head-job.2", now=True, grace_s=None)
-    agent.wait_ended("head-job.2")
+    agent.end("head-job.2")
 
 
 def test_a_supervisor_that_hangs_is_taken_over_by_a_stop_at_once(node):
@@ -210,6 +204,5 @@ def test_a_supervisor_that_hangs_is_taken_over_by_a_stop_at_once(node):
     agent.do("stop", tag=TAG, now=False, grace_s=500)
     identity = node.identity(TAG)
     agent.wait(lambda: procs.read_stat(identity["pid"]).state == "T")
-    agent.do("stop", tag=TAG, now=True, grace_s=None)
-    assert agent.wait_ended(TAG)["leftovers"] == []
+    assert agent.end(TAG)["leftovers"] == []
     assert not procs.is_alive(identity) and node.alive(TAG) == []

@@ -32,9 +32,19 @@ def python(code):
     return [PY, "-c", code]
 
 
+def start_saving(node, agent):
+    """A rank that saves on the signal of its job, within its grace."""
+    save = python(
+        "import signal,sys,time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        "print('ready', flush=True)\ntime.sleep(600)"
+    )
+    agent.start(node.job(TAG, save, stop={"signal": "USR1", "grace_s": 60}))
+    agent.wait(lambda: agent.output(TAG) == b"ready\n")
+
+
 def test_exit_3_of_one_rank_is_recorded_and_stops_the_others(node, agent):
-    agent.start(node.job(TAG, HOLD, ["sh", "-c", "echo last words >&2; exit 3"], HOLD))
-    ended = agent.wait_ended(TAG)
+    ended = agent.run(node.job(TAG, HOLD, ["sh", "-c", "echo last words >&2; exit 3"], HOLD))
     first = agent.told(TAG, "rank_exited")[0]
     assert (first["rank"], first["code"], first["signal"], first["stopped"]) == (1, 3, None, False)
     others = [e for e in agent.told(TAG, "rank_exited") if e["rank"] != 1]
@@ -48,26 +58,18 @@ def test_exit_3_of_one_rank_is_recorded_and_stops_the_others(node, agent):
 
 
 def test_death_by_a_signal_is_told_as_a_signal(node, agent):
-    agent.start(node.job(TAG, ["sh", "-c", "kill -SEGV $$"]))
-    assert agent.wait_ended(TAG)["codes"] == {"0": -11}
+    assert agent.run(node.job(TAG, ["sh", "-c", "kill -SEGV $$"]))["codes"] == {"0": -11}
     exited = agent.told(TAG, "rank_exited")[0]
     assert (exited["code"], exited["signal"]) == (None, signal.SIGSEGV)
 
 
 def test_all_ranks_exit_0_and_the_attempt_ends(node, agent):
-    agent.start(node.job(TAG, ["true"], ["true"]))
-    assert agent.wait_ended(TAG)["codes"] == {"0": 0, "1": 0}
+    assert agent.run(node.job(TAG, ["true"], ["true"]))["codes"] == {"0": 0, "1": 0}
     assert not agent.told(TAG, "stopping")
 
 
 def test_a_rank_that_saves_on_the_signal_and_exits_0_within_the_grace(node, agent):
-    save = python(
-        "import signal,sys,time\n"
-        "signal.signal(signal.SIGUSR1, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
-        "print('ready', flush=True)\ntime.sleep(600)"
-    )
-    agent.start(node.job(TAG, save, stop={"signal": "USR1", "grace_s": 60}))
-    agent.wait(lambda: agent.output(TAG) == b"ready\n")
+    start_saving(node, agent)
     agent.do("stop", tag=TAG, now=False, grace_s=60)
     assert agent.wait_ended(TAG)["codes"] == {"0": 0}
     exited = agent.told(TAG, "rank_exited")[0]
@@ -112,8 +114,7 @@ def test_stop_now_kills_at_once_and_may_overtake_a_gentle_stop(node, agent):
     agent.wait(lambda: agent.output(TAG))
     agent.do("stop", tag=TAG, now=False, grace_s=500)
     agent.wait_told(TAG, "stopping", by="head")
-    agent.do("stop", tag=TAG, now=True, grace_s=None)
-    assert agent.wait_ended(TAG)["codes"] == {"0": -9}
+    assert agent.end(TAG)["codes"] == {"0": -9}
     assert [e["signal"] for e in agent.told(TAG, "stopping")] == ["TERM", "KILL"]
 
 
@@ -145,21 +146,18 @@ def test_stop_leaves_nobody_however_they_hide_and_spares_the_same_command_elsewh
     assert agent.wait_ended(TAG)["leftovers"] == []
     assert agent.pids(TAG) == []
     assert set(agent.pids(other)) >= spared, "a child may have been forked meanwhile"
-    agent.do("stop", tag=other, now=True, grace_s=None)
-    agent.wait_ended(other)
+    agent.end(other)
 
 
 def test_daemons_of_ranks_that_exited_0_are_ended_and_their_open_pipes_do_not_hang_the_end(node, agent):
     leave = python("import os,time\nif os.fork()==0:\n    os.setsid(); time.sleep(600)\nprint('done',flush=True)")
-    agent.start(node.job(TAG, leave, leave))
-    assert agent.wait_ended(TAG)["codes"] == {"0": 0, "1": 0}
+    assert agent.run(node.job(TAG, leave, leave))["codes"] == {"0": 0, "1": 0}
     assert agent.told(TAG, "stopping")[0]["by"] == "finished"
     assert agent.output(TAG, 0) == b"done\n"
 
 
 def test_the_time_limit_stops_the_attempt(node, agent):
-    agent.start(node.job(TAG, HOLD, max_s=0.2))
-    agent.wait_ended(TAG)
+    agent.run(node.job(TAG, HOLD, max_s=0.2))
     assert agent.told(TAG, "stopping")[0]["by"] == "limit"
 
 
@@ -169,8 +167,7 @@ def test_a_rank_that_finished_but_does_not_exit_is_ended_and_counts_as_0(node, a
         "open(os.environ['ASCENDRUN_METRICS_FILE'],'a').write('{\"step\":1}\\n{\"done\": true}\\n')\n"
         "time.sleep(600)"
     )
-    agent.start(node.job(TAG, hang, ["true"], exit_s=0.2))
-    assert agent.wait_ended(TAG)["codes"] == {"0": 0, "1": 0}
+    assert agent.run(node.job(TAG, hang, ["true"], exit_s=0.2))["codes"] == {"0": 0, "1": 0}
     assert agent.told(TAG, "rank_lingers", rank=0)[0]["why"] == "finished"
     exited = agent.told(TAG, "rank_exited", rank=0)[0]
     assert exited["code"] == 0 and exited["note"] == "killed-at-exit"
@@ -181,8 +178,7 @@ def test_an_idle_rank_beside_one_that_ended_well_is_told_once_and_left_alone(nod
     hung = agent.wait_told(TAG, "rank_lingers", rank=0)
     assert (hung["why"], hung["after_s"]) == ("idle", 0.1)
     assert node.alive(TAG)
-    agent.do("stop", tag=TAG, now=True, grace_s=None)
-    agent.wait_ended(TAG)
+    agent.end(TAG)
     assert len(agent.told(TAG, "rank_lingers")) == 1
 
 
@@ -196,13 +192,7 @@ def test_a_shutdown_of_the_node_ends_the_ranks_gently(node, agent):
 
 
 def test_a_stopped_supervisor_continues_for_a_stop_and_its_ranks_may_save(node, agent):
-    save = python(
-        "import signal,sys,time\n"
-        "signal.signal(signal.SIGUSR1, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
-        "print('ready', flush=True)\ntime.sleep(600)"
-    )
-    agent.start(node.job(TAG, save, stop={"signal": "USR1", "grace_s": 60}))
-    agent.wait(lambda: agent.output(TAG) == b"ready\n")
+    start_saving(node, agent)
     identity = node.identity(TAG)
     procs.send_signal(identity["pid"], identity["start"], signal.SIGSTOP)
     agent.do("stop", tag=TAG, now=False, grace_s=60)
@@ -256,8 +246,7 @@ def test_ranks_run_on_while_the_head_renews_their_lease(node, agent):
     longest_gap_s = start_renewed(node, agent, lease_s, lambda: time.monotonic() > began_s + lease_s + 2)
     if longest_gap_s < lease_s / 3:  # else this machine was too busy to renew it
         assert node.alive(TAG) and not agent.told(TAG, "stopping")
-    agent.do("stop", tag=TAG, now=True, grace_s=None)
-    agent.wait_ended(TAG)
+    agent.end(TAG)
 
 
 def test_a_go_that_comes_after_the_lease_starts_nothing(node, agent):
@@ -328,8 +317,7 @@ def test_a_child_without_any_trace_is_found_on_the_roll_of_a_dead_supervisor(nod
     procs.send_signal(identity["pid"], identity["start"], signal.SIGKILL)
     agent.wait_told(TAG, "supervisor_lost")
     assert hidden[0] in agent.pids(TAG)
-    agent.do("stop", tag=TAG, now=True, grace_s=None)
-    agent.wait_ended(TAG)
+    agent.end(TAG)
     assert procs.describe(hidden[0], start) is None
 
 
@@ -339,8 +327,7 @@ def test_ranks_are_killed_before_their_supervisor_when_memory_runs_out(node, age
     pids = [node.identity(TAG)["pid"], *node.alive(TAG)]
     supervisor, rank = (int(Path("/proc/%d/oom_score_adj" % pid).read_text()) for pid in pids)
     assert rank == min(1000, supervisor + 100)
-    agent.do("stop", tag=TAG, now=True, grace_s=None)
-    agent.wait_ended(TAG)
+    agent.end(TAG)
 
 
 def test_an_end_that_a_rank_writes_is_replaced_by_the_supervisors(node, agent):
@@ -366,8 +353,7 @@ def test_an_end_that_a_rank_writes_is_replaced_by_the_supervisors(node, agent):
 
 def test_exit_records_carry_time_in_ns_and_what_was_used(node, agent):
     before = time.time_ns()
-    agent.start(node.job(TAG, ["true"]))
-    agent.wait_ended(TAG)
+    agent.run(node.job(TAG, ["true"]))
     exited = agent.told(TAG, "rank_exited")[0]
     assert before < exited["exited_ns"] <= time.time_ns() and exited["max_rss_bytes"] > 0 and exited["cpu_s"] >= 0
     assert [e["seq"] for e in agent.story(TAG)] == list(range(1, len(agent.story(TAG)) + 1))

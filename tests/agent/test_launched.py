@@ -171,5 +171,4 @@ def test_a_process_that_forks_its_ranks_itself_is_none_of_them(node: Any, agent:
     assert agent.output(TAG, 1) == b""
     assert [row["rank"] for row in agent.do("stacks", tag=TAG)["ranks"]] == [1, 3]
     assert agent.refused("rank_process", tag=TAG, rank=0)["code"] == "rank-not-running"
-    agent.do("stop", tag=TAG, now=True, grace_s=None)
-    agent.wait_ended(TAG)
+    agent.end(TAG)

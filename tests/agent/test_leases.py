@@ -85,8 +85,7 @@ def test_a_supervisor_that_is_killed_leaks_nothing(node, ids, point):
     hurt.kill()
     agent = node.connect()
     agent.do("follow", tag=TAG, offsets={})
-    agent.do("stop", tag=TAG, now=True, grace_s=None)
-    agent.wait_ended(TAG)
+    agent.end(TAG)
     wait_free(agent, ids)
 
 
@@ -131,8 +130,7 @@ def test_ranks_that_outlive_their_supervisor_keep_the_devices(node, agent, other
     error = second.refused("prepare", **other.job(OTHER, HOLD, devices=npus(ids[1:3])))
     assert error["code"] == "held" and error["message"]["values"]["device"] == ids[1]
     assert held(ids)[ids[2]] is None  # what it had already taken is free
-    agent.do("stop", tag=TAG, now=True, grace_s=None)
-    agent.wait_ended(TAG)
+    agent.end(TAG)
     assert second.do("prepare", **other.job(OTHER, HOLD, devices=npus(ids[1:3])))["ready"]
 
 
@@ -159,8 +157,7 @@ def test_go_over_another_agent_than_the_preparation_has_the_same_leases(node, id
     first.process.wait(10)
     found = leases.read_leases()
     assert {found[name]["tag"] for name in (f"npu/{ids[0]}", f"hccl/{base}", f"port/{port}")} == {TAG}
-    second.do("stop", tag=TAG, now=True, grace_s=None)
-    second.wait_ended(TAG)
+    second.end(TAG)
 
 
 def test_the_next_attempt_drops_what_an_aborted_one_prepared(node, agent, ids):
@@ -214,8 +211,7 @@ def test_jobs_on_one_machine_get_disjoint_blocks_and_the_ranks_know_theirs(node,
     second.wait_ended(OTHER)
     assert second.output(OTHER).split() == [b"%d" % free]
     assert f"hccl/{free}" not in leases.read_leases()
-    agent.do("stop", tag=TAG, now=True, grace_s=None)
-    agent.wait_ended(TAG)
+    agent.end(TAG)
 
 
 def test_a_block_with_a_port_in_use_is_skipped(node, agent):
@@ -255,8 +251,7 @@ def test_the_store_binds_next_to_the_lease_and_others_do_not(node, agent, other)
     second = other.connect()
     error = second.refused("prepare", **other.job(OTHER, HOLD, ports=[port]))
     assert error == {"code": "port-taken", "message": message("ports-in-use", ports=[port])}
-    agent.do("stop", tag=TAG, now=True, grace_s=None)
-    agent.wait_ended(TAG)
+    agent.end(TAG)
     assert second.do("prepare", **other.job(OTHER, HOLD, ports=[port]))["master_port"] == port
 
 

@@ -47,8 +47,8 @@ def test_a_flood_of_200_mb_arrives_byte_for_byte_and_the_agent_answers_meanwhile
 
 def test_binary_bytes_bare_returns_and_a_last_line_without_end_are_kept_when_the_rank_is_killed(node, agent):
     data = bytes(range(256)) * 3 + b"\r 10%\r 20%\n\xff\xfe\x00 last words without an end"
-    agent.start(node.job(TAG, python(f"import os\nos.write(1,{data!r})\nos.kill(os.getpid(),9)")))
-    assert agent.wait_ended(TAG)["codes"] == {"0": -9}
+    ended = agent.run(node.job(TAG, python(f"import os\nos.write(1,{data!r})\nos.kill(os.getpid(),9)")))
+    assert ended["codes"] == {"0": -9}
     agent.wait(lambda: agent.output(TAG) == data)
 
 
@@ -72,8 +72,7 @@ def test_every_chunk_has_its_arrival_time(node, agent, tmp_path):
 
 
 def test_a_line_longer_than_a_generation_is_cut_and_loses_nothing(node, agent):
-    agent.start(node.job(TAG, python("import sys\nsys.stdout.write('x'*3000000)"), rotate_bytes=1 << 20))
-    agent.wait_ended(TAG)
+    agent.run(node.job(TAG, python("import sys\nsys.stdout.write('x'*3000000)"), rotate_bytes=1 << 20))
     agent.wait(lambda: len(agent.output(TAG)) == 3000000)
     assert max(key[2] for key in agent.files if key[1] == "rank-0.out") == 1
 
@@ -141,8 +140,7 @@ def test_metrics_and_error_files_are_followed_too(node, agent):
         "import os\nopen(os.environ['ASCENDRUN_METRICS_FILE'],'a').write('{\"step\": 1}\\n')\n"
         "open(os.environ['TORCHELASTIC_ERROR_FILE'],'w').write('{}')"
     )
-    agent.start(node.job(TAG, python(code)))
-    agent.wait_ended(TAG)
+    agent.run(node.job(TAG, python(code)))
     agent.wait(
         lambda: (
             agent.files.get((TAG, "rank-0.metrics", 0)) == b'{"step": 1}\n'
@@ -188,8 +186,7 @@ def test_a_full_disk_costs_log_bytes_that_are_counted_but_no_record(node, tmp_pa
 def test_every_python_searches_gathers_and_gives_up_closed_logs(node, python):
     agent = node.connect(python=python)
     code = "import sys\nfor n in range(30000): print('line %d of the log' % n)\nsys.stderr.write('ValueError: no\\n')"
-    agent.start(node.job(TAG, [PY, "-c", code], rotate_bytes=200000))
-    agent.wait_ended(TAG)
+    agent.run(node.job(TAG, [PY, "-c", code], rotate_bytes=200000))
     files = {"rank-0.out": [0, 0], "rank-0.err": [0, 0]}
     reply, body = agent.ask("grep", tag=TAG, files=files, patterns=["line 2999[0-9] ", "Error"])
     frames = wire.FrameReader().feed(body)

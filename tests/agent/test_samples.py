@@ -70,8 +70,7 @@ def test_host_ranks_and_tools_are_told_while_the_ranks_run_on_every_python(node,
 
 
 def test_the_sampler_is_nothing_that_a_rank_left_behind(node, agent):
-    agent.start(node.job(TAG, ["sh", "-c", "exec sleep 0.3"], sampling=sampling(tool("hang", *HANG))))
-    ended = agent.wait_ended(TAG)
+    ended = agent.run(node.job(TAG, ["sh", "-c", "exec sleep 0.3"], sampling=sampling(tool("hang", *HANG))))
     assert ended["codes"] == {"0": 0} and ended["leftovers"] == []
     assert not agent.told(TAG, "stopping"), "all ranks exited: nobody had to be ended"
     assert node.alive(TAG) == [], "and when the end is told, sampler and tools are gone"
@@ -151,8 +150,7 @@ def test_a_sampler_that_is_killed_harms_nobody(node, agent):
 
 def test_a_rank_that_calls_itself_the_sampler_is_ended_like_any_other(node, agent):
     hide = "ASCENDRUN_SAMPLER=1 setsid sleep 600 & sleep 0.2"
-    agent.start(node.job(TAG, ["sh", "-c", hide], sampling=sampling()))
-    agent.wait_ended(TAG)
+    agent.run(node.job(TAG, ["sh", "-c", hide], sampling=sampling()))
     assert node.alive(TAG) == []
 
 
@@ -174,8 +172,7 @@ def test_ranks_below_a_launcher_are_told_as_ranks_and_the_launcher_is_none(node,
 def test_without_the_wish_nothing_is_sampled(node, agent):
     for number, wish in enumerate((None, {}), start=1):
         tag = "head-job.%d" % number
-        agent.start(node.job(tag, ["true"], sampling=wish))
-        agent.wait_ended(tag)
+        agent.run(node.job(tag, ["true"], sampling=wish))
         assert not (node.folder(tag) / "samples.0").exists()
 
 

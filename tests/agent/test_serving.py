@@ -39,8 +39,7 @@ def test_a_whole_job_runs_on_every_python_at_hand(node, python, tmp_path):
     second = "head-job.2"
     agent.start(node.job(second, ["sh", "-c", "sleep 600 & setsid sleep 600 & wait"]))
     agent.wait_told(second, "rank_started", rank=0)
-    agent.do("stop", tag=second, now=True, grace_s=None)
-    assert agent.wait_ended(second)["leftovers"] == []
+    assert agent.end(second)["leftovers"] == []
     assert agent.close() == 0
 
 
@@ -53,8 +52,7 @@ def test_a_node_compiles_only_what_it_runs_and_keeps_it(node, python):
     agent.ask("exec", argv=["true"])
     agent.wait(lambda: "ascendrun.node.agent.execute" in kept())
     assert not {name for name in kept() if "supervisor" in name or "lease" in name or "survey" in name}
-    agent.start(node.job(TAG, ["true"]))
-    agent.wait_ended(TAG)
+    agent.run(node.job(TAG, ["true"]))
     assert "ascendrun.node.supervisor.supervise" in kept()
     assert agent.close() == 0 and "ascendrun.node.agent.leases" in kept()
     (file,) = node.root.glob("*.code")
@@ -173,8 +171,7 @@ def test_an_idle_agent_that_follows_an_attempt_uses_little(node, agent):
     for pid in pids:
         rss = [line for line in Path("/proc/%d/status" % pid).read_text().splitlines() if line.startswith("VmRSS")]
         assert int(rss[0].split()[1]) < 40 << 10
-    agent.do("stop", tag=TAG, now=True, grace_s=None)
-    agent.wait_ended(TAG)
+    agent.end(TAG)
 
 
 def test_an_agent_whose_file_is_gone_ends_when_it_is_probed(node, agent):

@@ -115,8 +115,7 @@ def test_folders_that_cannot_be_used_are_refused_by_name(node, agent, tmp_path):
 
 
 def test_an_older_a_started_and_a_stopped_attempt_are_stale(node, agent):
-    agent.start(node.job("head-job.2", ["true"]))
-    agent.wait_ended("head-job.2")
+    agent.run(node.job("head-job.2", ["true"]))
     assert agent.refused("prepare", **node.job("head-job.2", HOLD))["code"] == "attempt-stale"
     assert agent.refused("prepare", **node.job("head-job.1", HOLD))["code"] == "attempt-stale"
     agent.do("forget", tag="head-job.2")
@@ -130,8 +129,7 @@ def test_an_older_a_started_and_a_stopped_attempt_are_stale(node, agent):
 def test_a_new_attempt_waits_until_the_old_one_has_no_processes(node, agent):
     agent.start(node.job("head-job.1", HOLD))
     assert agent.refused("prepare", **node.job("head-job.2", HOLD))["code"] == "attempt-running"
-    agent.do("stop", tag="head-job.1", now=True, grace_s=None)
-    agent.wait_ended("head-job.1")
+    agent.end("head-job.1")
     agent.do("prepare", **node.job("head-job.2", HOLD))
 
 
@@ -160,16 +158,14 @@ def test_an_aborted_attempt_may_be_prepared_again_and_a_started_one_not_aborted(
     assert agent.refused("go", tag=TAG, master_port=None)["code"] == "not-prepared"
     agent.start(node.job(TAG, HOLD))
     assert agent.refused("abort", tag=TAG)["code"] == "attempt-running"
-    agent.do("stop", tag=TAG, now=True, grace_s=None)
-    agent.wait_ended(TAG)
+    agent.end(TAG)
 
 
 def test_a_command_that_cannot_be_executed_ends_the_attempt_with_127_and_says_why(node, agent, tmp_path):
     broken = tmp_path / "broken"
     broken.write_bytes(b"#!/no/such/interpreter\n")
     broken.chmod(0o755)
-    agent.start(node.job(TAG, HOLD, [str(broken)]))
-    assert agent.wait_ended(TAG)["codes"] == {"0": -15, "1": 127}
+    assert agent.run(node.job(TAG, HOLD, [str(broken)]))["codes"] == {"0": -15, "1": 127}
     failed = agent.told(TAG, "start_failed")[0]
     assert failed["rank"] == 1 and str(broken) == failed["message"]["values"]["path"]
 
@@ -184,15 +180,13 @@ def test_a_command_that_cannot_be_executed_ends_the_attempt_with_127_and_says_wh
     ],
 )
 def test_a_failing_setup_is_told_with_its_own_words(node, agent, setup, word):
-    agent.start(node.job(TAG, ["true"], setup=setup))
-    assert agent.wait_ended(TAG)["codes"]["0"] != 0
+    assert agent.run(node.job(TAG, ["true"], setup=setup))["codes"]["0"] != 0
     failed = agent.told(TAG, "start_failed")[0]
     assert word in str(failed["message"])
 
 
 def test_a_command_missing_behind_the_setup_is_told_as_that(node, agent):
-    agent.start(node.job(TAG, ["no-such-command"], setup="true"))
-    assert agent.wait_ended(TAG)["codes"] == {"0": 127}
+    assert agent.run(node.job(TAG, ["no-such-command"], setup="true"))["codes"] == {"0": 127}
     assert agent.told(TAG, "start_failed")[0]["message"] == message("no-command-after-setup", path="no-such-command")
 
 
@@ -245,8 +239,7 @@ def test_ranks_get_the_users_umask_while_our_files_are_private(node):
         agent = node.connect()
     finally:
         os.umask(old)
-    agent.start(node.job(TAG, ["sh", "-c", "umask; touch made; echo x >&2"]))
-    agent.wait_ended(TAG)
+    agent.run(node.job(TAG, ["sh", "-c", "umask; touch made; echo x >&2"]))
     assert agent.output(TAG) == b"0022\n"
     for folder, _, files in os.walk(node.root):
         assert os.stat(folder).st_mode & 0o077 == 0
@@ -265,8 +258,7 @@ def test_secrets_stand_in_no_file_and_no_command_line(node, agent):
     for pid in pids[:2]:
         assert canary.encode() not in Path("/proc/%d/environ" % pid).read_bytes()
     assert any(canary.encode() in Path("/proc/%d/environ" % pid).read_bytes() for pid in pids[2:])
-    agent.do("stop", tag=TAG, now=True, grace_s=None)
-    agent.wait_ended(TAG)
+    agent.end(TAG)
     for folder, _, files in os.walk(node.root):
         for name in files:
             assert canary.encode() not in Path(folder, name).read_bytes(), name
@@ -324,8 +316,7 @@ def test_go_is_repeatable_and_starts_once(node, agent):
     assert first == {**agent.do("go", tag=TAG, master_port=None, secret_env={}), "re": first["re"]}
     agent.wait_told(TAG, "rank_started")
     assert len(agent.pids(TAG)) == 1
-    agent.do("stop", tag=TAG, now=True, grace_s=None)
-    agent.wait_ended(TAG)
+    agent.end(TAG)
     assert len(agent.told(TAG, "supervising")) == len(agent.told(TAG, "rank_started")) == 1
 
 
@@ -390,8 +381,7 @@ def test_the_agent_lives_under_a_path_with_spaces_and_quotes(tmp_path, node):
     shutil.copytree(node.root, odd)
     node.root, node.agent = odd, odd / node.agent.name
     agent = node.connect()
-    agent.start(node.job(TAG, ["pwd"], setup="true"))
-    agent.wait_ended(TAG)
+    agent.run(node.job(TAG, ["pwd"], setup="true"))
     assert agent.output(TAG).decode() == node.job(TAG)["cwd"] + "\n"
 
 
