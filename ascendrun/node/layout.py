@@ -34,6 +34,7 @@ Files that the head pulls are named "<file>.<generation>", generations counting 
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 
@@ -79,14 +80,10 @@ def node_root(environ: Mapping[str, str]) -> str:
     return os.path.abspath(environ.get(ROOT_VARIABLE) or os.path.join(os.path.expanduser("~"), ".ascendrun"))
 
 
-_own_key: list[str] = []
-
-
+@functools.lru_cache(maxsize=None)
 def machine_key() -> str:
     """Return the key of this machine: nodes that share a home are kept apart by it."""
-    if not _own_key:
-        _own_key.append(make_machine_key(procs.read_line("/etc/machine-id"), os.uname().nodename))
-    return _own_key[0]
+    return make_machine_key(procs.read_line("/etc/machine-id"), os.uname().nodename)
 
 
 def make_machine_key(machine_id: str, hostname: str) -> str:

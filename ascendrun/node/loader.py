@@ -9,7 +9,6 @@ output of the login's start-up files, with or without a newline, does not matter
 from __future__ import annotations
 
 import base64
-import functools
 import io
 import os
 import re
@@ -218,12 +217,6 @@ PARTS = ("node", "facts")
 LEFT_OUT = ("node/loader.py", "node/start.py", "facts/chips.py", "facts/columns.py")
 """Files for the head and the ranks only."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-
-
-@functools.lru_cache(maxsize=1)
-def agent_pyz() -> tuple[bytes, str]:
-    """Return (the archive, its SHA-256 in hex) of the files on disk."""
-    return pack_agent(read_sources())
 
 
 def pack_agent(files: Mapping[str, bytes]) -> tuple[bytes, str]:

@@ -87,7 +87,7 @@ def make_node(temp: Path) -> tuple[Attempts, Path]:
     tree, root = temp / "tree", temp / "node"
     install_tree(tree, Scenario(cards=CARDS))
     root.mkdir(mode=0o700)
-    pyz, sha256 = loader.agent_pyz()
+    pyz, sha256 = loader.pack_agent(loader.read_sources())
     agent = root / f"agent-{sha256[:16]}.pyz"
     agent.write_bytes(pyz)
     environ: dict[str, str] = environ_of(tree, dict(os.environ))

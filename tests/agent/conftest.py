@@ -223,7 +223,7 @@ class Node:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        pyz, sha256 = loader.agent_pyz()
+        pyz, sha256 = loader.pack_agent(loader.read_sources())
         root.mkdir(mode=0o700)
         self.agent = root / (f"agent-{sha256[:16]}.pyz")
         self.agent.write_bytes(pyz)

@@ -200,7 +200,8 @@ def test_a_stopped_supervisor_continues_for_a_stop_and_its_ranks_may_save(node, 
     agent.wait(lambda: agent.output(TAG) == b"ready\nsaved\n")
 
 
-def test_a_supervisor_that_ignores_a_stop_is_replaced_at_the_second_request(node, agent):
+@pytest.mark.parametrize("now", [False, True])
+def test_a_supervisor_that_ignores_a_stop_is_replaced_at_the_second_request_or_at_once(node, agent, now):
     agent.start(node.job(TAG, HOLD))
     agent.wait_told(TAG, "rank_started", rank=0)
     identity = node.identity(TAG)
@@ -208,12 +209,13 @@ def test_a_supervisor_that_ignores_a_stop_is_replaced_at_the_second_request(node
     try:
         if held.stdout is None or held.stdout.readline() != b"held\n":
             pytest.skip("this user may not trace processes")
-        agent.do("stop", tag=TAG, now=False, grace_s=0)
-        asked = node.folder(TAG) / layout.STOP
-        order = json.loads(asked.read_text())
-        asked.write_text(json.dumps({**order, "first_ns": order["first_ns"] - 10**11}))
-        assert node.alive(TAG) and not agent.told(TAG, "stopping")
-        agent.do("stop", tag=TAG, now=False, grace_s=0)
+        if not now:
+            agent.do("stop", tag=TAG, now=False, grace_s=0)
+            asked = node.folder(TAG) / layout.STOP
+            order = json.loads(asked.read_text())
+            asked.write_text(json.dumps({**order, "first_ns": order["first_ns"] - 10**11}))
+            assert node.alive(TAG) and not agent.told(TAG, "stopping")
+        agent.do("stop", tag=TAG, now=now, grace_s=0)
         assert agent.wait_ended(TAG)["codes"] == {"0": None}
         assert node.alive(TAG) == []
     finally:

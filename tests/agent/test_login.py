@@ -15,7 +15,7 @@ import pytest
 from ascendrun.node import loader, wire
 
 SHELLS = [shell for shell in ("sh", "dash", "bash", "zsh", "fish", "csh", "tcsh") if shutil.which(shell)]
-PYZ, SHA256 = loader.agent_pyz()
+PYZ, SHA256 = loader.pack_agent(loader.read_sources())
 
 
 class Login:

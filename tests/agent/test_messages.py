@@ -56,7 +56,7 @@ class Node:
     def __init__(self, root: Path) -> None:
         root.mkdir(mode=0o700)
         pyz = root / "agent.pyz"
-        pyz.write_bytes(loader.agent_pyz()[0])
+        pyz.write_bytes(loader.pack_agent(loader.read_sources())[0])
         self.root, self.read_fd = root, -1
         self.read_fd, self._write_fd = os.pipe()
         self.agent = Agent(

@@ -20,7 +20,8 @@ TAG = "head-job.1"
 
 def test_a_whole_job_runs_on_every_python_at_hand(node, python, tmp_path):
     agent = node.connect(python=python)
-    assert agent.hello["protocol"] == wire.PROTOCOL and agent.hello["agent_sha256"] == loader.agent_pyz()[1]
+    assert agent.hello["protocol"] == wire.PROTOCOL
+    assert agent.hello["agent_sha256"] == loader.pack_agent(loader.read_sources())[1]
     assert agent.hello["python"] and agent.hello["root"] == str(node.root) and agent.hello["cpus"] >= 1
     reply, body = agent.ask("exec", b"x" * 300000, argv=["cat"], timeout_s=20)
     assert reply["code"] == 0 and body == b"x" * 300000

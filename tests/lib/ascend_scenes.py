@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario, ShownProcess, make_faults, make_node
 from ascendrun.sim.ascend.tool import hccn as hccn_tool
-from ascendrun.sim.ascend.tool import npu_smi
+from ascendrun.sim.ascend.tool import main as npu_smi
 from ascendrun.sim.ascend.tool.live import Scene, readings
 from ascendrun.sim.ascend.tool.model import FAMILIES, Faults
 

@@ -16,7 +16,7 @@ from ascendrun.health.survey.probes import CARD_VIEWS, DRIVER_NODES, PORT_ITEMS,
 from ascendrun.sim.ascend import tree
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario, make_faults, make_node
 from ascendrun.sim.ascend.tool import hccn as hccn_tool
-from ascendrun.sim.ascend.tool import npu_smi
+from ascendrun.sim.ascend.tool import main as npu_smi
 from ascendrun.sim.ascend.tool.live import Scene, readings
 from ascendrun.sim.ascend.tool.model import Faults
 

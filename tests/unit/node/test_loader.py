@@ -64,7 +64,7 @@ def test_endless_noise_is_kept_in_bounds_and_shown():
 def test_the_archive_depends_on_names_and_contents_only():
     files = {"b.py": b"2", "a.py": b"1"}
     assert loader.pack_agent(files) == loader.pack_agent(dict(sorted(files.items())))
-    data, sha256 = loader.agent_pyz()
+    data, sha256 = loader.pack_agent(loader.read_sources())
     assert hashlib.sha256(data).hexdigest() == sha256
     names = zipfile.ZipFile(io.BytesIO(data)).namelist()
     assert names == sorted(names) and {"__main__.py", "ascendrun/__init__.py", "ascendrun/node/agent/serve.py"} <= set(

@@ -13,8 +13,8 @@ import pytest
 
 from ascendrun.ascend import npu_smi
 from ascendrun.sim.ascend.scenario import Scenario, make_node
+from ascendrun.sim.ascend.tool.main import respond
 from ascendrun.sim.ascend.tool.model import Row
-from ascendrun.sim.ascend.tool.npu_smi import respond
 from ascendrun.sim.ascend.tree import version_files
 from tests.lib.ascend_scenes import fault, hccn, scene_of, scene_of_node, smi
 

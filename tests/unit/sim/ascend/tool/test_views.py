@@ -11,7 +11,7 @@ from ascendrun.ascend import hccn as ports
 from ascendrun.ascend import npu_smi, npu_smi_views
 from ascendrun.sim.ascend.scenario import Scenario, ShownProcess, make_faults, make_node
 from ascendrun.sim.ascend.tool import hccn as hccn_tool
-from ascendrun.sim.ascend.tool import npu_smi as npu_smi_tool
+from ascendrun.sim.ascend.tool import main as npu_smi_tool
 from ascendrun.sim.ascend.tool.hccn import ITEMS, Port
 from ascendrun.sim.ascend.tool.live import Scene, readings
 from ascendrun.sim.ascend.tool.model import FAMILIES, KINDS, Faults
