@@ -268,26 +268,23 @@ class RankSet:
 
     def record_dropped(self, io_errors: IoErrors, now: float, *, last: bool = False) -> None:
         """Write the output that waits for the disk, and record what is lost; `last`: all of it."""
-        for process in self.processes.all:
-            self._record_dropped(process, io_errors, now, last=last)
-
-    def _record_dropped(self, rank: Rank, io_errors: IoErrors, now: float, *, last: bool) -> None:
-        for stream, spool in rank.spools.items():
-            if not spool.flush() and spool.error is not None:
-                io_errors.note("logs", spool.error)
-            while spool.cuts:
-                generation, had = spool.cuts.pop(0)
-                self._records.add("log_cut", rank=rank.stream_number, stream=stream, generation=generation, had=had)
-        for stream, generation, offset, count in rank.new_holes(now, last=last):
-            self._records.add(
-                "log_dropped",
-                rank=rank.stream_number,
-                stream=stream,
-                generation=generation,
-                offset=offset,
-                bytes=count,
-                reason=rank.spools[stream].drop_reason.strip(),
-            )
+        for rank in self.processes.all:
+            for stream, spool in rank.spools.items():
+                if not spool.flush() and spool.error is not None:
+                    io_errors.note("logs", spool.error)
+                for generation, had in spool.cuts:
+                    self._records.add("log_cut", rank=rank.stream_number, stream=stream, generation=generation, had=had)
+                spool.cuts.clear()
+            for stream, generation, offset, count in rank.new_holes(now, last=last):
+                self._records.add(
+                    "log_dropped",
+                    rank=rank.stream_number,
+                    stream=stream,
+                    generation=generation,
+                    offset=offset,
+                    bytes=count,
+                    reason=rank.spools[stream].drop_reason.strip(),
+                )
 
 
 class Launched:

@@ -149,18 +149,12 @@ DEFAULT_MEMORY_MB = 20000
 DEFAULT_LOAD = 92
 
 
-class _Use(NamedTuple):
-    logic_id: int
-    memory_mb: int
-    load: int
-
-
 def find_rows(root: str, marker_folder: str, count: int) -> list[Row]:
     """The processes on the `count` chips of the node at `root`, lowest pid first.
 
     What may not be looked at, or has just ended, is left out.
     """
-    uses: dict[int, list[_Use]] = {}
+    uses: dict[int, list[tuple[int, int, int]]] = {}  # by pid: logic id, memory and load
     parents: dict[int, tuple[int, float]] = {}
     has_markers = os.path.isdir(marker_folder) and bool(os.listdir(marker_folder))
     for name in os.listdir("/proc"):
@@ -174,23 +168,23 @@ def find_rows(root: str, marker_folder: str, count: int) -> list[Row]:
     rows = []
     for pid in sorted(uses):
         parent, started_s = parents[pid]
-        above = {use.logic_id for use in uses.get(parent, [])}
+        above = {logic_id for logic_id, _, _ in uses.get(parent, [])}
         name = _read(f"/proc/{pid}/comm").rstrip("\n")
         rows += [
-            Row(use.logic_id, pid, name, use.memory_mb, use.load, max(0.0, uptime_s - started_s))
-            for use in uses[pid]
-            if use.logic_id not in above and name
+            Row(logic_id, pid, name, memory_mb, load, max(0.0, uptime_s - started_s))
+            for logic_id, memory_mb, load in uses[pid]
+            if logic_id not in above and name
         ]
     return rows
 
 
-def _uses(pid: int, root: str, marker_folder: str | None, count: int) -> list[_Use]:
+def _uses(pid: int, root: str, marker_folder: str | None, count: int) -> list[tuple[int, int, int]]:
     pairs = [pair.partition("=") for pair in _read(f"/proc/{pid}/environ").split("\0")]
     environ = {name: value for name, _, value in pairs}
     device = device_of(environ, count) if root in ("/", environ.get(ROOT_VARIABLE)) else None
     memory_mb = _number(environ.get(MEMORY_VARIABLE), DEFAULT_MEMORY_MB)
     load = _number(environ.get(LOAD_VARIABLE), DEFAULT_LOAD)
-    uses = [] if device is None else [_Use(device, memory_mb, load)]
+    uses = [] if device is None else [(device, memory_mb, load)]
     if marker_folder:
         uses += _open_markers(pid, marker_folder, count)
     return uses
@@ -210,8 +204,8 @@ def device_of(environ: dict[str, str], count: int) -> int | None:
     return chosen if chosen < count else None
 
 
-def _open_markers(pid: int, folder: str, count: int) -> list[_Use]:
-    uses: dict[int, _Use] = {}
+def _open_markers(pid: int, folder: str, count: int) -> list[tuple[int, int, int]]:
+    uses: dict[int, tuple[int, int, int]] = {}
     try:
         descriptors = os.listdir(f"/proc/{pid}/fd")
     except OSError:
@@ -227,7 +221,7 @@ def _open_markers(pid: int, folder: str, count: int) -> list[_Use]:
             numbers = _read(path).split()
             memory_mb = _number(numbers[0] if numbers else None, DEFAULT_MEMORY_MB)
             load = _number(numbers[1] if len(numbers) > 1 else None, DEFAULT_LOAD)
-            uses[int(word)] = _Use(int(word), memory_mb, load)
+            uses[int(word)] = int(word), memory_mb, load
     return list(uses.values())
 
 
