@@ -10,16 +10,13 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ascendrun.cli.output import sanitise, sanitise_line, width_of, wrap
-from ascendrun.core.errors import AscendrunError, InvalidInputError
+from ascendrun.core.errors import AscendrunError, InvalidInputError, Problem
 from ascendrun.text import Text, language
-
-if TYPE_CHECKING:
-    from ascendrun.core.errors import Problem
 
 EXCERPT_CHARACTERS = 100
 SOURCE_LIMIT_BYTES = 4 * 1024 * 1024

@@ -22,13 +22,12 @@ import click
 from ascendrun import text
 from ascendrun.cli.errors import UsageError as UsageError
 from ascendrun.cli.errors import exclusive as exclusive
-from ascendrun.core.hosts import parse_hostfile
+from ascendrun.core.hosts import Host, parse_hostfile
 from ascendrun.core.names import split_list
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.core.hosts import Host
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -21,9 +21,9 @@ from ascendrun.cli.output import (
     print_rows,
     sanitise,
 )
-from ascendrun.cluster import LogFile
-from ascendrun.core.jobs.reasons import CONFIDENCE
-from ascendrun.core.logs.log_lines import label_processes, process_label
+from ascendrun.cluster import AttemptFiles, Cluster, FetchReply, JobDetail, JobView, LogFile, LogGap
+from ascendrun.core.jobs.reasons import CONFIDENCE, Reason
+from ascendrun.core.logs.log_lines import LogLine, label_processes, process_label
 from ascendrun.core.logs.log_view import LogView
 from ascendrun.core.rank_env import forks_ranks
 from ascendrun.core.records import format_rfc3339
@@ -31,10 +31,7 @@ from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts, format_bytes
 
 if TYPE_CHECKING:
-    from ascendrun.cluster import AttemptFiles, Cluster, FetchReply, JobDetail, JobView, LogGap
-    from ascendrun.core.jobs.reasons import Reason
     from ascendrun.core.logs.folding import FoldedLine
-    from ascendrun.core.logs.log_lines import LogLine
     from ascendrun.core.machines import Hold
 
 FAILED_TAIL_LINES = 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -15,8 +16,6 @@ from ascendrun.head.state.user_files import load_settings
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from ascendrun.cluster.checks import Checks
     from ascendrun.cluster.controller import Controller
     from ascendrun.cluster.diagnosis import Diagnosis

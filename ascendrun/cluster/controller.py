@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ascendrun.cluster.api import POLL_S, Part
 from ascendrun.core.errors import (
@@ -16,19 +17,14 @@ from ascendrun.core.errors import (
     UnreachableError,
 )
 from ascendrun.core.pulse import Sight
+from ascendrun.core.settings import Settings
 from ascendrun.head.loop.daemon import mark_stopped, running_pid, wait_until_free
 from ascendrun.head.loop.guard import guard
-from ascendrun.head.protocol.control_messages import CheckStore, Shutdown, Status
+from ascendrun.head.protocol.control_messages import CheckStore, ControllerStatus, Shutdown, Status
 from ascendrun.head.protocol.control_socket import ControlClient, no_reply
 from ascendrun.head.state.state_dir import REBUILT_FILE, clock_now, read_pulse
 from ascendrun.node.files import read_json
 from ascendrun.text import Text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ascendrun.core.settings import Settings
-    from ascendrun.head.protocol.control_messages import ControllerStatus
 
 PULSE_WAIT_S = 3.0
 """Seconds that a call waits for the controller to say what it knows."""

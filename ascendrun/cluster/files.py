@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import posixpath
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ascendrun.backends.ssh import terminal_argv
 from ascendrun.cluster.api import Part
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
-from ascendrun.core.hosts import load_hosts
+from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.core.logs.log_view import LogView
-from ascendrun.head.protocol.control_messages import Fetch, Put, RankProcess
+from ascendrun.head.protocol.control_messages import Fetch, FetchReply, Put, RankProcess
 from ascendrun.head.state.job_files import JOB_ID
 from ascendrun.query.log_follow import check_choice
+from ascendrun.query.views import JobDetail
 from ascendrun.text import Text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ascendrun.core.hosts import Host
-    from ascendrun.head.protocol.control_messages import FetchReply
-    from ascendrun.query.views import JobDetail
 
 FETCH_S = 3600.0
 """Seconds without progress: a node may hash a file of terabytes, or send the outputs of other jobs first."""

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.errors import AscendrunError, HostsFailedError, NotFoundError, Problem
 from ascendrun.core.logs.folding import unfold
+from ascendrun.core.logs.log_lines import LogLine
 from ascendrun.core.logs.log_view import LogView
 from ascendrun.core.metrics import as_row
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ascendrun.cluster.api import Cluster
-    from ascendrun.core.logs.log_lines import LogLine
     from ascendrun.health.report.data import Report
     from ascendrun.query.explain import Explanation
     from ascendrun.query.views import JobDetail, JobView

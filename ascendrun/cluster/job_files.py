@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 from ascendrun.cluster.api import Part
+from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.keys import explain_key
-from ascendrun.core.jobfile.spec import job_json_schema
+from ascendrun.core.jobfile.spec import JobSpec, job_json_schema
 from ascendrun.core.jobs.placement import choose_hosts
 from ascendrun.head.protocol.control_messages import Plan
 from ascendrun.head.spool.output_progress import read_log
+from ascendrun.head.survey.submission import Submission
 from ascendrun.head.survey.training_plan import PROBES, RUNS_READ, plan_stage, recorded_runs, training_stages
 from ascendrun.health.survey.check_context import CheckContext
+from ascendrun.planner.plan import TrainingPlan
 from ascendrun.query.submit import ValidStage, make_submissions, read_hosts, read_job, read_pool, read_stages
-from ascendrun.query.templates import check_new_job, copy_template, list_templates, write_new_job
+from ascendrun.query.templates import NewJob, Template, check_new_job, copy_template, list_templates, write_new_job
 from ascendrun.query.train_env import ensure_training_stack
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ascendrun.core.hosts import Host
-    from ascendrun.core.jobfile.spec import JobSpec
-    from ascendrun.head.survey.submission import Submission
-    from ascendrun.planner.plan import TrainingPlan
-    from ascendrun.query.templates import NewJob, Template
 
 
 class JobFiles(Part):

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable, Union
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Callable, Union
 
 from ascendrun.cluster.api import Part
 from ascendrun.core.errors import NotFoundError
+from ascendrun.core.logs.folding import FoldedLine
 from ascendrun.core.logs.log_view import LogView
 from ascendrun.head.spool.spool_files import find_streams, read_bytes
 from ascendrun.head.state.job_files import job_folder, pruned_at_s
 from ascendrun.head.state.state_dir import spool_dir
-from ascendrun.query.log_files import read_attempt_files, read_gaps
-from ascendrun.query.log_follow import EventStream, check_choice, follow_job, stored_lines
-from ascendrun.query.views import choose_attempt
+from ascendrun.query.log_files import AttemptFiles, LogGap, read_attempt_files, read_gaps
+from ascendrun.query.log_follow import EventStream, FollowUpdate, check_choice, follow_job, stored_lines
+from ascendrun.query.views import JobDetail, choose_attempt
 from ascendrun.text import Text
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-    from pathlib import Path
-
-    from ascendrun.core.logs.folding import FoldedLine
-    from ascendrun.query.log_files import AttemptFiles, LogGap
-    from ascendrun.query.log_follow import FollowUpdate
-    from ascendrun.query.views import JobDetail
 
 JobRef = Union[str, "JobDetail"]
 """Id, name, or start of an id; or a job that `jobs.detail` returned, which is not read again."""

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ascendrun.cluster.api import Part
-from ascendrun.core.metrics import progress_pattern
-from ascendrun.core.samples import Newest
+from ascendrun.core.hosts import Host
+from ascendrun.core.metrics import MetricsLine, progress_pattern
+from ascendrun.core.pulse import Sight
+from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, Newest, RankSample
 from ascendrun.head.protocol.control_messages import Sample
 from ascendrun.head.spool.metrics_reader import find_progress, iter_lines
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.health.top.join import STALE_S
+from ascendrun.health.top.view import TopView
 from ascendrun.query.top_source import TopSource, newest_samples
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
     from prometheus_client import CollectorRegistry
-
-    from ascendrun.core.hosts import Host
-    from ascendrun.core.metrics import MetricsLine
-    from ascendrun.core.pulse import Sight
-    from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankSample
-    from ascendrun.health.top.view import TopView
-    from ascendrun.text import Text
 
 
 class Samples(Part):

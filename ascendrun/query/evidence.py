@@ -13,7 +13,7 @@ from ascendrun.ascend.hccl_env import parse_hccl_env
 from ascendrun.core.events import Event
 from ascendrun.core.jobs import endings, inputs
 from ascendrun.core.jobs.inputs import JobInput
-from ascendrun.core.jobs.job import Cause, Exit, Phase, State
+from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.reasons import Reason
 from ascendrun.core.rank_env import forks_ranks
 from ascendrun.head.protocol.agent_events import make_event
@@ -45,7 +45,6 @@ from ascendrun.query.log_reader import Budget, budget_for, last_arrival_s, read_
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.core.jobs.job import Job, NodeProgress
     from ascendrun.head.state.job_table import StoredJob
 
 AROUND_END_S = 120.0

@@ -17,26 +17,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import load_dataclass
+from ascendrun.core.events import Event
+from ascendrun.core.jobs.restart import PastAttempt
 from ascendrun.head.spool.artifact_store import evidence_of, read_verdict, write_verdict
-from ascendrun.head.spool.spool_files import find_streams
+from ascendrun.head.spool.spool_files import StreamFiles, find_streams
 from ascendrun.head.state.state_dir import SPOOL_STACKS, spool_dir
 from ascendrun.head.state.store import Store
 from ascendrun.health.diagnosis import Diagnosis, diagnose, outcome_of, render
 from ascendrun.health.diagnosis.kinds import failure_of, first_of
 from ascendrun.health.diagnosis.outcomes import hang_now
-from ascendrun.health.stacks import Take, find_outliers, fold, read_stack
+from ascendrun.health.stacks import Frame, RankStack, Take, find_outliers, fold, read_stack
 from ascendrun.query.evidence import attempt_to_explain, events_of_attempt, read_evidence
-from ascendrun.query.views import choose_attempt
-from ascendrun.text import to_json
+from ascendrun.query.views import JobView, choose_attempt
+from ascendrun.text import Text, to_json
 
 if TYPE_CHECKING:
-    from ascendrun.core.events import Event
-    from ascendrun.core.jobs.restart import PastAttempt
     from ascendrun.head.protocol.control_messages import StacksReply
-    from ascendrun.head.spool.spool_files import StreamFiles
-    from ascendrun.health.stacks import Frame, RankStack
-    from ascendrun.query.views import JobView
-    from ascendrun.text import Text
 
 SLOW_SHOWN = 3
 ABORT_BYTES = 1 << 18

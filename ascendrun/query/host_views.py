@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.hosts import load_hosts
+from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.core.hosts import Host
     from ascendrun.core.machines import Closure, Hold, Machine, MachineRecord, MachineState
     from ascendrun.head.protocol.control_messages import ExecReply, NodeReply
     from ascendrun.head.state.job_table import StoredJob

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ascendrun.core.errors import DeadlineExceededError, NotFoundError, UnreachableError
+from ascendrun.core.events import JobEvent
 from ascendrun.core.logs.folding import FoldedLine, Folder, fold, fold_each
 from ascendrun.core.logs.log_lines import LogLine, merge, merge_batches
 from ascendrun.core.logs.log_view import FOLD_WINDOW_S, LineTest, LogView, first_of_each_rank
@@ -23,9 +23,6 @@ from ascendrun.head.state.store import Store
 from ascendrun.query.log_reader import StreamReader, batch_lines_for
 from ascendrun.query.views import JobDetail, JobView
 from ascendrun.text import Text
-
-if TYPE_CHECKING:
-    from ascendrun.core.events import JobEvent
 
 NEW_STREAMS_POLL_S = (0.05, 0.5)
 POLL_CPU_FRACTION = 0.02

@@ -7,10 +7,10 @@ from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ascendrun.core.errors import AscendrunError
-from ascendrun.core.jobs.job import State, newest_stages
+from ascendrun.core.jobs.job import Job, State, newest_stages
 from ascendrun.core.metrics import MetricsLine, progress_pattern
 from ascendrun.core.samples import DeviceSample, HostSample
 from ascendrun.head.spool.metrics_reader import read_first_rank
@@ -21,9 +21,6 @@ from ascendrun.head.state.state_dir import read_placement, spool_dir
 from ascendrun.head.state.store import Store
 from ascendrun.health.report.data import Fewer, Material, Report, StageRow, make_report, stage_row
 from ascendrun.query.explain import explain_job
-
-if TYPE_CHECKING:
-    from ascendrun.core.jobs.job import Job
 
 RUNS_READ = 40
 """Newest jobs among which a run of the same training on fewer ranks is looked for."""

@@ -8,30 +8,26 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 from ascendrun.core.errors import AscendrunError, NotFoundError
-from ascendrun.core.jobs.job import State
+from ascendrun.core.hosts import Host
+from ascendrun.core.jobs.job import Job, NodeProgress, State
 from ascendrun.core.metrics import parse_line, progress_pattern
+from ascendrun.core.pulse import Sight
 from ascendrun.core.samples import Newest
 from ascendrun.head.loop.stragglers import known_from_events, read_stragglers
 from ascendrun.head.spool.clocks import read_clocks
 from ascendrun.head.spool.metrics_reader import find_progress, iter_lines
 from ascendrun.head.spool.spool_files import read_at, size_of
+from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import StoreUnusableError, spool_dir
 from ascendrun.head.state.store import Store
 from ascendrun.health.top.join import make_view, progress_of
-from ascendrun.health.top.view import Progress, RankPlace, Slow, TopJob
+from ascendrun.health.top.view import Progress, RankPlace, Slow, TopJob, TopView
 from ascendrun.query.views import state_now
 from ascendrun.text import Text
-
-if TYPE_CHECKING:
-    from ascendrun.core.hosts import Host
-    from ascendrun.core.jobs.job import Job, NodeProgress
-    from ascendrun.core.pulse import Sight
-    from ascendrun.head.state.job_table import StoredJob
-    from ascendrun.health.top.view import TopView
 
 QUERY_EVERY_S = 10.0
 """Interval at which hosts that are not sampled otherwise are queried."""

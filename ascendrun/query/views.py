@@ -7,20 +7,18 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.errors import NotFoundError
+from ascendrun.core.events import Event
+from ascendrun.core.jobs.job import Exit, Job, NodeProgress, PipelineStatus, StageStatus
 from ascendrun.core.jobs.reasons import Reason, because
-from ascendrun.core.machines import job_holds
+from ascendrun.core.jobs.restart import PastAttempt
+from ascendrun.core.machines import Hold, Machine, job_holds
 from ascendrun.core.reachability import UNKNOWN
-from ascendrun.core.settings import local_root
+from ascendrun.core.settings import Settings, local_root
 from ascendrun.head.state.job_files import outputs_dir, read_waiting
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.core.events import Event
-    from ascendrun.core.jobs.job import Exit, Job, NodeProgress, PipelineStatus, StageStatus
-    from ascendrun.core.jobs.restart import PastAttempt
-    from ascendrun.core.machines import Hold, Machine
     from ascendrun.core.pulse import JobSight
-    from ascendrun.core.settings import Settings
     from ascendrun.head.state.job_table import StoredJob
 
 

@@ -8,12 +8,11 @@ import click
 
 from ascendrun.cli.options import cli_command
 from ascendrun.cluster.controller import revive_controller
-from ascendrun.cluster.install import install, installed, uninstall
+from ascendrun.cluster.install import Installation, install, installed, uninstall
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.cluster.install import Installation
 
 
 @cli_command(

@@ -24,12 +24,11 @@ from ascendrun.core.errors import AscendrunError, PreflightError
 from ascendrun.core.settings import LOGIN_FILE, SETTINGS, STATE_VARIABLE, Settings, local_root
 from ascendrun.sim.demo.nodes import Actor, DemoInterruptedError, end_marked, remove_tree
 from ascendrun.sim.npu import build
-from ascendrun.sim.npu.build import find_target
+from ascendrun.sim.npu.build import Target, find_target
 from ascendrun.text import Text, language
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.sim.npu.build import Target
 
 MARK = "ASCENDRUN_DEMO"
 EXTERNAL_PREFIXES = ("ASCEND_", "HCCL_", "NCCL_", "ASCENDRUN_SIM_")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,20 +13,16 @@ import click
 from ascendrun.cli.options import Target, UsageError, cli_command, output_option, target_options
 from ascendrun.cli.output import cut, print_record, sanitise_line, terminal_width, width_of, wrap
 from ascendrun.core.findings import SEVERITIES, Severity
-from ascendrun.health.comparison import add_deep
-from ascendrun.health.env_view import NOT_SET
+from ascendrun.core.hosts import Host
+from ascendrun.health.comparison import DoctorReport, FactRow, FindingView, add_deep
+from ascendrun.health.env_view import NOT_SET, EnvReport, EnvRow
 from ascendrun.health.forecast import forecast_assumptions, forecast_message
 from ascendrun.output_file import write_bytes
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from ascendrun.cli.context import CliContext
-    from ascendrun.core.hosts import Host
-    from ascendrun.health.comparison import DoctorReport, FactRow, FindingView
-    from ascendrun.health.env_view import EnvReport, EnvRow
 
 
 @cli_command(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -16,8 +17,6 @@ from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from ascendrun.cli.context import CliContext
 
 RULE = "-" * 15

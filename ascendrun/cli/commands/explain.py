@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -26,18 +27,15 @@ from ascendrun.cli.output import (
 )
 from ascendrun.core.events import name_ranks
 from ascendrun.core.jobs.reasons import CONFIDENCE
+from ascendrun.core.jobs.restart import PastAttempt
 from ascendrun.health.diagnosis.render import who
-from ascendrun.health.diagnosis.result import Role
+from ascendrun.health.diagnosis.result import ChainLink, Diagnosis, Proof, Role
 from ascendrun.text import Text, language
 from ascendrun.text.format import fold_hosts, fold_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ascendrun.cli.context import CliContext
     from ascendrun.cluster import Explanation, JobStacks, StackGroup
-    from ascendrun.core.jobs.restart import PastAttempt
-    from ascendrun.health.diagnosis.result import ChainLink, Diagnosis, Proof
 
 
 @cli_command(

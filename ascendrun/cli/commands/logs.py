@@ -6,26 +6,23 @@ import re
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ascendrun.cli.commands.submit import follow_stages, follow_to_the_end
+from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import UsageError, cli_command, exclusive, output_option, parse_since
 from ascendrun.cli.outcome import attempt_line, exit_code_of, format_line, print_files, print_gaps
 from ascendrun.cli.output import describe_time, format_records, headline, sanitise_line
+from ascendrun.cluster import JobDetail
 from ascendrun.core.errors import DeadlineExceededError, UnreachableError
-from ascendrun.core.events import EVENTS, fold_events
+from ascendrun.core.events import EVENTS, JobEvent, fold_events
 from ascendrun.core.logs.log_lines import parse_ranks
 from ascendrun.core.logs.log_view import LogView
 from ascendrun.core.names import expand_names, split_list
 from ascendrun.core.records import event_record
 from ascendrun.text import Text, closest
-
-if TYPE_CHECKING:
-    from ascendrun.cli.context import CliContext
-    from ascendrun.cluster import JobDetail
-    from ascendrun.core.events import JobEvent
 
 
 @cli_command(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import click
 
+from ascendrun.cli.context import CliContext
 from ascendrun.cli.errors import describe_error
 from ascendrun.cli.options import (
     Duration,
@@ -20,18 +21,12 @@ from ascendrun.cli.options import (
 )
 from ascendrun.cli.outcome import print_held
 from ascendrun.cli.output import PEOPLE, Column, describe_memory, describe_time, format_table, labelled, print_rows
-from ascendrun.cluster import DeviceUse, HostStatus, MachineView
+from ascendrun.cluster import DeviceUse, HostKeyScan, HostStatus, MachineView
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.findings import Severity
+from ascendrun.core.hosts import Host
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts, format_clock
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ascendrun.cli.context import CliContext
-    from ascendrun.cluster import HostKeyScan
-    from ascendrun.core.hosts import Host
 
 TIMEOUT_S = 90.0
 

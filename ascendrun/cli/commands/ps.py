@@ -6,10 +6,10 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import click
 
+from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import UsageError, cli_command, exclusive, list_output_option, parse_since
 from ascendrun.cli.outcome import print_held
 from ascendrun.cli.output import (
@@ -29,9 +29,6 @@ from ascendrun.core.errors import NotFoundError
 from ascendrun.health.report.cost import JobUse, UserUse, sum_users
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
-
-if TYPE_CHECKING:
-    from ascendrun.cli.context import CliContext
 
 WATCH_S = 1.0
 

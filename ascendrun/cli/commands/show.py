@@ -6,10 +6,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import click
 
+from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import cli_command, output_option
 from ascendrun.cli.outcome import first_failure_line
 from ascendrun.cli.output import (
@@ -24,13 +24,10 @@ from ascendrun.cli.output import (
     named,
     print_record,
 )
+from ascendrun.cluster import JobDetail, JobView, RankView
 from ascendrun.core.rank_env import forks_ranks
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts, fold_numbers
-
-if TYPE_CHECKING:
-    from ascendrun.cli.context import CliContext
-    from ascendrun.cluster import JobDetail, JobView, RankView
 
 
 @cli_command(

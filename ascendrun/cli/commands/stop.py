@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
 
 import click
 
+from ascendrun.cli.context import CliContext
 from ascendrun.cli.errors import describe_error
 from ascendrun.cli.options import Duration, cli_command
 from ascendrun.cli.outcome import print_held, print_left, print_outcome
 from ascendrun.cli.output import describe_seconds, labelled
+from ascendrun.cluster import JobDetail, JobView
 from ascendrun.core.errors import AscendrunError
 from ascendrun.text.format import fold_hosts
-
-if TYPE_CHECKING:
-    from ascendrun.cli.context import CliContext
-    from ascendrun.cluster import JobDetail, JobView
 
 POLL_S = 0.2
 FOUND_S = 90.0

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import UsageError, cli_command, exclusive, hostfile_option, output_option
 from ascendrun.cli.outcome import follow_job, print_outcome, print_outputs
 from ascendrun.cli.output import PEOPLE, describe_seconds, print_record, sanitise
+from ascendrun.cluster import JobView
 from ascendrun.core.jobs.plan_text import render_text
 from ascendrun.core.logs.log_view import LogView
 from ascendrun.core.records import as_record
-from ascendrun.planner.plan import render
+from ascendrun.planner.plan import TrainingPlan, render
 from ascendrun.text import Text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ascendrun.cli.context import CliContext
-    from ascendrun.cluster import JobView
-    from ascendrun.planner.plan import TrainingPlan
 
 
 @cli_command(

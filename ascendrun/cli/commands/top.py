@@ -7,7 +7,7 @@ import ipaddress
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from ascendrun.cli.options import (
 from ascendrun.cli.output import format_record, format_records, terminal_width, write_file
 from ascendrun.cli.top.text import run_plain, top_lines
 from ascendrun.core.errors import ConflictError
+from ascendrun.core.hosts import Host
 from ascendrun.core.measurement import metrics_of
 from ascendrun.core.records import as_record
 from ascendrun.core.samples import RankSample
@@ -32,13 +33,10 @@ from ascendrun.health.top.view import SORTS, Choice, JobRow, Order, TopRow, TopV
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from prometheus_client import CollectorRegistry
 
     from ascendrun.cli.context import CliContext
     from ascendrun.cluster import TopSource
-    from ascendrun.core.hosts import Host
 
 INTERVAL_S = 2.0
 

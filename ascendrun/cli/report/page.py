@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun import __version__, text
 from ascendrun.cli.output import describe_attempt_failure, describe_memory, describe_seconds, headline, sanitise_line
-from ascendrun.core.jobs.reasons import CONFIDENCE
+from ascendrun.core.jobs.reasons import CONFIDENCE, Detail
+from ascendrun.health.diagnosis import Diagnosis
 from ascendrun.health.diagnosis.render import who
-from ascendrun.health.report.charts import TITLES
+from ascendrun.health.report.charts import TITLES, Chart
 from ascendrun.health.report.time_use import USES
 from ascendrun.text import Rendered, Text
 from ascendrun.text.format import fold_hosts
@@ -24,9 +25,6 @@ from ascendrun.text.format import fold_hosts
 if TYPE_CHECKING:
     from jinja2 import Template
 
-    from ascendrun.core.jobs.reasons import Detail
-    from ascendrun.health.diagnosis import Diagnosis
-    from ascendrun.health.report.charts import Chart
     from ascendrun.health.report.data import Caveat, JobMetrics, Report, StageRow
 
 SHOWN_EVENTS = 40

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 from textual import work
 from textual.app import App, ComposeResult
@@ -14,10 +14,12 @@ from textual.containers import Vertical
 from textual.widgets import Footer, Input, Static
 from textual.worker import get_current_worker
 
+from ascendrun.cli.context import CliContext
 from ascendrun.cli.output import cut
 from ascendrun.cli.top.columns import HOST_COLUMNS, JOB_COLUMNS, ROW_COLUMNS, lay_out
 from ascendrun.cli.top.screens import DetailScreen, EventScreen, LogScreen, RowsTable, TextScreen, plain
 from ascendrun.cli.top.text import NO_ROWS, clock, failure_of, host_style, row_style, totals_line, why_no_data
+from ascendrun.cluster import Cluster, TopSource
 from ascendrun.health.top.view import (
     SORTS,
     Choice,
@@ -31,10 +33,6 @@ from ascendrun.health.top.view import (
     rows_by_host,
 )
 from ascendrun.text import Text
-
-if TYPE_CHECKING:
-    from ascendrun.cli.context import CliContext
-    from ascendrun.cluster import Cluster, TopSource
 
 MOST_JOBS = 5
 MOST_WITHOUT_DATA = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.segment import Segment
 from rich.style import Style
@@ -26,14 +26,11 @@ from ascendrun.cli.output import cut, describe_seconds, describe_time, sanitise,
 from ascendrun.cli.top.cells import LINK_DOWN, LINK_UP, in_buckets, number, relative, sparkline
 from ascendrun.cli.top.columns import TableLayout, describe_metric, external, lay, note
 from ascendrun.cli.top.text import failure_of
-from ascendrun.cluster import LogView
+from ascendrun.cluster import Cluster, LogView
 from ascendrun.core.measurement import metrics_of
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.health.top.view import HostLine, HostRow, IdleHosts, Progress, TopRow, TopView
 from ascendrun.text import Text
-
-if TYPE_CHECKING:
-    from ascendrun.cluster import Cluster
 
 LAST_LINES = 500
 INTERVAL_S = 2.0
