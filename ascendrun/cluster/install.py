@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import ascendrun
 from ascendrun.core.errors import InvalidInputError, PreflightError, Problem
 from ascendrun.core.settings import SETTINGS, STATE_VARIABLE
 from ascendrun.text import Text
@@ -37,18 +38,12 @@ def key_of(state_dir: Path) -> str:
     return "ascendrun-" + hashlib.sha256(os.path.realpath(state_dir).encode()).hexdigest()[:8]
 
 
-def entry_environment(state_dir: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that an entry keeps: the state directory, the settings, the place of the package."""
-    import ascendrun
-
-    names = {setting.variable for setting in SETTINGS} | {"XDG_CONFIG_HOME"}
-    kept = {name: environ[name] for name in sorted(names) if environ.get(name)}
-    return {**kept, STATE_VARIABLE: str(state_dir), "PYTHONPATH": str(Path(ascendrun.__file__).resolve().parent.parent)}
-
-
 def install(state_dir: Path, environ: Mapping[str, str] = os.environ) -> Installation:
     """Write the entry of a state directory; repeated calls replace it. Raises PreflightError if neither tool works."""
-    kept = entry_environment(state_dir, environ)
+    names = {setting.variable for setting in SETTINGS} | {"XDG_CONFIG_HOME"}
+    kept = {name: environ[name] for name in sorted(names) if environ.get(name)}
+    package_parent = str(Path(ascendrun.__file__).resolve().parent.parent)
+    kept.update({STATE_VARIABLE: str(state_dir), "PYTHONPATH": package_parent})
     broken = [name for name, value in kept.items() if "\n" in value]
     if broken:
         message = Text("install.newline", "{name} contains a line break", name=broken[0])

@@ -105,7 +105,9 @@ class Samples(Part):
 
     def prometheus(self, hosts: Sequence[Host] = ()) -> CollectorRegistry:
         """Return the data of `top` as a registry of prometheus_client, read again at each collection."""
-        from ascendrun.query.prometheus import make_registry
+        from prometheus_client import CollectorRegistry
+
+        from ascendrun.query.prometheus import TopCollector
 
         source = self.top(hosts)
 
@@ -116,7 +118,9 @@ class Samples(Part):
             with SampleStore.open_for_reading(self._head.state_dir) as store:
                 return view, states, store.details(since_s=view.at_s - STALE_S)
 
-        return make_registry(read)
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(TopCollector(read))
+        return registry
 
     def dashboard(self) -> str:
         """Return a Grafana dashboard (JSON) of the metrics of `prometheus`."""

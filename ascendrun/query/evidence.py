@@ -88,7 +88,8 @@ def read_evidence(
     if has_failed:
         ends = [rank.exited_at_s for rank in ranks if rank.exited_at_s is not None and rank.has_failed]
         left = read_headroom(state_dir, end_s=min(ends, default=job.ended_at_s or now_s))
-    stop = _stop_of(attempt_events)
+    changes = [event for event in attempt_events if event.code == "state-changed"]
+    stop = next((event for event in reversed(changes) if event.values.get("state") == "STOPPING"), None)
     cause: str | None = None if job.cause is None else job.cause.value
     reason: Reason | None = job.reason
     if not is_newest:
@@ -345,13 +346,6 @@ def _seconds(value: Any, default_s: float) -> float:
     except (TypeError, ValueError):
         return default_s
     return seconds if seconds > 0 else float("inf")  # 0: HCCL waits indefinitely
-
-
-def _stop_of(attempt_events: Sequence[Event]) -> Event | None:
-    stops = [
-        event for event in attempt_events if event.code == "state-changed" and event.values.get("state") == "STOPPING"
-    ]
-    return stops[-1] if stops else None
 
 
 @dataclass

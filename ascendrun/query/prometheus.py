@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Callable, Optional, TypeVar
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from ascendrun import __version__
 from ascendrun.core.errors import AscendrunError
@@ -253,7 +253,7 @@ def _families(
         yield _gauge(name, description, labels, ((given, value) for given, value in known if value is not None))
 
 
-class TopCollector:
+class TopCollector(Collector):
     """Collector that reads again for each scrape. `read` may raise AscendrunError."""
 
     def __init__(self, read: Read) -> None:
@@ -280,9 +280,3 @@ class TopCollector:
             )
         yield _gauge("ascendrun_scrape_ok", "1: everything could be read", (), [((), float(why is None))])
         yield _gauge("ascendrun_scrape_seconds", "Duration of the scrape", (), [((), time.monotonic() - started_s)])
-
-
-def make_registry(read: Read) -> CollectorRegistry:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(TopCollector(read))
-    return registry

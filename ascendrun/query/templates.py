@@ -111,21 +111,14 @@ def _files_of(directory: Path) -> dict[str, Path]:
 def _from_job(path: Path, root: Path) -> Template:
     """Make a template of a job of jobs/. It stays next to hostfiles/, so that its relative paths remain valid."""
     files = {f"jobs/{path.name}": path}
-    hostfile = _hostfile_of(path)
-    if hostfile is not None:
+    name = yaml.safe_load(path.read_text(encoding="utf-8")).get("hostfile")  # a file of this package
+    hostfile = (path.parent / name).resolve() if name else None
+    if hostfile is not None and hostfile.is_file():
         files[hostfile.relative_to(root).as_posix()] = hostfile
     directory = root / "templates" / path.stem
     if not (directory / JOB_FILE).exists():
         files.update(_files_of(directory))
     return Template(path.stem, _summary(path.stem, path), files, f"jobs/{path.name}")
-
-
-def _hostfile_of(job_file: Path) -> Path | None:
-    """Return the hostfile of the job, None: it names none of this package."""
-    job = yaml.safe_load(job_file.read_text(encoding="utf-8"))  # a file of this package
-    name = job.get("hostfile")
-    path = (job_file.parent / name).resolve() if name else None
-    return path if path is not None and path.is_file() else None
 
 
 def _summary(name: str, path: Path) -> str:

@@ -298,12 +298,16 @@ def make_job_detail(
         for rank in node.ranks
     )
     keys = {node.host: node.machine_key for node in job.nodes}
+    roots = {  # of ascendrun (node/layout.py); "~" is the user's home directory there
+        host["name"]: local_root(settings, host["name"]) if host.get("addr") == "local" else "~/.ascendrun"
+        for host in stored.hosts
+    }
     outputs = outputs_dir(settings.state_dir, job.pipeline or job.id)
     return JobDetail(
         job=view,
         run=job.run,
         directories={
-            host["name"]: f"{_node_root(settings, host)}/nodes/{keys.get(host['name']) or '*'}/runs/{job.run}"
+            host["name"]: f"{roots[host['name']]}/nodes/{keys.get(host['name']) or '*'}/runs/{job.run}"
             for host in stored.hosts
             if host["name"] in job.used_hosts
         },
@@ -327,11 +331,6 @@ def make_job_detail(
             for rank, forked in sorted(node.forked.items())
         ),
     )
-
-
-def _node_root(settings: Settings, host: Mapping[str, Any]) -> str:
-    """Return ascendrun's directory on a host of a job (node/layout.py); "~" is the user's home directory there."""
-    return str(local_root(settings, host["name"])) if host.get("addr") == "local" else "~/.ascendrun"
 
 
 def _rank_view(node: NodeProgress, rank: int, pid: int | None, end: Exit | None, *, is_known: bool) -> RankView:

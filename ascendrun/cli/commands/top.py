@@ -7,7 +7,7 @@ import ipaddress
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.measurement import metrics_of
 from ascendrun.core.records import as_record
 from ascendrun.core.samples import RankSample
-from ascendrun.health.top.view import SORTS, Choice, JobRow, Order, TopRow, TopView, arrange, matches_host
+from ascendrun.health.top.view import SORTS, Choice, Order, TopRow, TopView, arrange, matches_host
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -134,10 +134,11 @@ def print_once(ctx: CliContext, source: TopSource, choice: Choice, order: Order,
         sys.stdout.write("\n".join(lines) + "\n")
     else:
         assert output is not None
+        rows = [row_record(row) for row in view.rows]
         sys.stdout.write(
-            format_record(view_record(view), output)  # everything
+            format_record(view_record(view, rows), output)
             if output in ("json", "yaml")
-            else format_records([row_record(row) for row in view.rows], output, name="rows", names=ROW_NAMES)
+            else format_records(rows, output, name="rows", names=ROW_NAMES)
         )
     if view.samples_error is not None:
         ctx.say("top.samples-error", "error: cannot read samples: {error}", error=view.samples_error)
@@ -172,19 +173,14 @@ def row_record(row: TopRow) -> dict[str, Any]:
     return _flat(row, sample=measured, rank_sample=of_rank, progress=_without(as_record(row.progress), _NOT_OF_RANK))
 
 
-def job_record(row: JobRow) -> dict[str, Any]:
-    job = as_record(dataclasses.replace(row.job, **_MANY))
-    return _flat(row, job=_without(job, (*_MANY, "ended_at")), progress=_without(as_record(row.progress), _NOT_OF_JOB))
-
-
-def view_record(view: TopView) -> dict[str, Any]:
+def view_record(view: TopView, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     record: dict[str, Any] = as_record(dataclasses.replace(view, jobs=(), hosts=(), rows=()))
-    return {
-        **record,
-        "jobs": [job_record(row) for row in view.jobs],
-        "hosts": [_flat(row, sample=_without(as_record(row.metrics), _NOT_OF_HOST)) for row in view.hosts],
-        "rows": [row_record(row) for row in view.rows],
-    }
+    jobs = []
+    for row in view.jobs:
+        job = _without(as_record(dataclasses.replace(row.job, **_MANY)), (*_MANY, "ended_at"))
+        jobs.append(_flat(row, job=job, progress=_without(as_record(row.progress), _NOT_OF_JOB)))
+    hosts = [_flat(row, sample=_without(as_record(row.metrics), _NOT_OF_HOST)) for row in view.hosts]
+    return {**record, "jobs": jobs, "hosts": hosts, "rows": rows}
 
 
 def _flat(row: Any, **parts: Mapping[str, Any]) -> dict[str, Any]:

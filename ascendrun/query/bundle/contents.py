@@ -25,7 +25,6 @@ from ascendrun.head.notify.delivery import UnreadableCredentialsError, read_cred
 from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import spool_dir
-from ascendrun.head.state.store import Store
 from ascendrun.query.bundle.archive import Piece, file_piece, json_piece, text_piece
 from ascendrun.text import Text
 
@@ -59,13 +58,6 @@ class Subject:
 
 def _event(event: Event) -> dict[str, Any]:
     return {**event.to_json(), "severity": event.severity.value, "message": event.message().render("en")}
-
-
-def find_subject(state_dir: Path, ref: str) -> Subject:
-    """Return the job of `ref`. Raises NotFoundError, ConflictError, StoreUnusableError."""
-    with Store.open_for_reading(state_dir) as store:
-        stored = store.jobs.find(ref)
-        return Subject(stored, store.events.of(stored.job.id), state_dir)
 
 
 def make_redactor(

@@ -20,8 +20,9 @@ from ascendrun.core.records import as_record
 from ascendrun.head.notify.hook import run_hook
 from ascendrun.head.spool.artifact_store import read_artifacts
 from ascendrun.head.spool.spool_files import find_streams
+from ascendrun.head.state.store import Store
 from ascendrun.query.bundle.archive import Contents, Piece, file_piece, make_archive, text_piece, write_archive
-from ascendrun.query.bundle.contents import LeftOut, Subject, collect, find_subject, make_redactor, read_samples
+from ascendrun.query.bundle.contents import LeftOut, Subject, collect, make_redactor, read_samples
 from ascendrun.query.explain import explain_job
 from ascendrun.query.log_reader import StreamReader
 from ascendrun.query.report_reader import read_report
@@ -62,8 +63,10 @@ def bundle_job(
 ) -> Bundle:
     """Make the archive, as `Diagnosis.bundle`. Raises NotFoundError, ConflictError, StoreUnusableError,
     CannotWriteError."""
-    subject = find_subject(state_dir, ref)
-    job = subject.stored.job
+    with Store.open_for_reading(state_dir) as store:
+        stored = store.jobs.find(ref)
+        subject = Subject(stored, store.events.of(stored.job.id), state_dir)
+    job = stored.job
     left_out: LeftOut = []
     redactor = make_redactor(subject, environ, notices, left_out)
     if layout == "ascend-fd":
