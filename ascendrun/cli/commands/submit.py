@@ -74,7 +74,7 @@ def command(
         raise UsageError(exclusive("--detach", "--wait"))
     if from_stage is not None and resume is None:
         raise UsageError.of("submit.from-stage", "--from-stage requires --resume PIPELINE")
-    of_file: dict[str, Any] = {"overrides": overrides, "hostfile": hostfile or None}
+    of_file: dict[str, Any] = {"overrides": overrides, "hostfile": Path(hostfile) if hostfile else None}
     here = {**of_file, "hosts": only, "exclude": exclude}
     if dry_run:
         return _print_plan(file.stem, *ctx.cluster.job_files.dry_run(file, **here), output)

@@ -58,6 +58,7 @@ def test_a_dangling_link_is_not_written_through(tmp_path: Path) -> None:
 def test_an_unknown_template_is_told_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError) as caught:
         copy_template("scrpt", tmp_path)
-    assert caught.value.message == Text("init.unknown", "", name="scrpt")
-    assert caught.value.hint == Text("init.known", "", names=NAMES)
+    values = {"name": "scrpt", "names": NAMES}
+    assert caught.value.message == Text("init.unknown", "", **values)
+    assert caught.value.hint == Text("init.unknown.hint", "", **values)
     assert not any(tmp_path.iterdir())
