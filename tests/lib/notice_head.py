@@ -43,11 +43,15 @@ class Head:
         return job
 
     def move(self, job: Job, state: str, why: str = "because", **changes: Any) -> Job:
+        job = self.save(job, state, why, **changes)
+        self.beat()
+        return job
+
+    def save(self, job: Job, state: str, why: str = "because", **changes: Any) -> Job:
         reason = because("rejected", why=why)
         event = Event("state-changed", {"state": state, "reason": reason}, attempt=job.attempt, at_s=time.time())
         job = replace(job, state=State(state), reason=reason, **changes)
         self.store.jobs.save(job, [event], now_s=time.time())
-        self.beat()
         return job
 
     def beat(self) -> None:

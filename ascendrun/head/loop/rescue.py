@@ -141,7 +141,7 @@ def _rebuilt(
     own = copy or (one.copy(row.number if row is not None else int(one.job.id.split("-")[1])) if one else None)
     assert own is not None
     record = _record_of(state_dir, own.id)
-    if stored is None or row is None or (record is not None and record[0] > _saved_ns(row.record)):
+    if stored is None or row is None or (record is not None and record[0] > int(unseal(row.record).get("saved_ns", 0))):
         if memory is not None:
             return _Found(own, memory.job, "memory")
         source, job = (COPY_FILE, own.new_job()) if record is None else (RECORD_FILE, record[1])
@@ -185,11 +185,6 @@ def _is_consistent(row: RawRow, job: Job) -> bool:
         and bool(row.has_unconfirmed) == bool(job.held_hosts)
         and (job.is_terminal or not row.is_drained)
     )
-
-
-def _saved_ns(record: str) -> int:
-    value = unseal(record).get("saved_ns", 0)
-    return value if isinstance(value, int) else 0
 
 
 def _record_of(state_dir: Path, job_id: str) -> tuple[int, Job] | None:

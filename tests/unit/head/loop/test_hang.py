@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ascendrun.core.jobs.job import Job, NodeProgress, Phase, State
+from ascendrun.core.jobs.job import NodeProgress, Phase, State
 from ascendrun.core.samples import RankSample
 from ascendrun.head.loop.hang import HangMonitor, JobReader, _Watched
 from ascendrun.head.protocol.agent_messages import StacksReply
@@ -18,6 +18,7 @@ from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import SPOOL_STACKS, spool_dir
 from ascendrun.health.hang import HangWatch, Look, Verdict, Windows
+from tests.lib.demo_jobs import demo_job
 from tests.lib.small_world import N1, World
 
 HOSTS = ("n1", "n2")
@@ -31,19 +32,7 @@ class Attempt:
         nodes = tuple(
             NodeProgress(host, number, Phase.STARTED, (2 * number, 2 * number + 1)) for number, host in enumerate(HOSTS)
         )
-        self.job = Job(
-            "j-0001",
-            "demo",
-            "h-j-0001",
-            HOSTS,
-            5.0,
-            60.0,
-            1.0,
-            state=State.RUNNING,
-            nodes=nodes,
-            pool=HOSTS,
-            world_size=4,
-        )
+        self.job = demo_job(hosts=HOSTS, pool=HOSTS, run="h-j-0001", state=State.RUNNING, nodes=nodes, world_size=4)
         self.reader = JobReader(folder, self.job)
 
     def report(self, rank: int, step: int) -> None:

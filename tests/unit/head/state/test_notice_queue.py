@@ -5,16 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ascendrun.core.events import Event
-from ascendrun.core.jobs.job import State
-from ascendrun.core.jobs.reasons import because
 from ascendrun.head.state.notice_queue import QUEUE_LIMIT
 from ascendrun.head.state.store import Store
 from tests.lib.notice_head import Head, target
@@ -91,18 +86,7 @@ def test_a_store_that_cannot_be_opened_for_a_while_delays_a_notice_and_loses_non
     service = serve()
     head = heads(settings_text([target(service)]))
     job = head.submit()
-    head.store.jobs.save(
-        replace(job, state=State.FAILED),
-        [
-            Event(
-                "state-changed",
-                {"state": "FAILED", "reason": because("rejected", why="because")},
-                attempt=1,
-                at_s=time.time(),
-            )
-        ],
-        now_s=time.time(),
-    )
+    head.save(job, "FAILED")
     said: list[str] = []
     (tmp_path / "state").rename(tmp_path / "away")
     try:
