@@ -4,6 +4,7 @@ cluster       two hosts and a head, booted once per module; every fault is undon
 cluster_of    cluster_of(4, sshd_options=["MaxSessions 1"]): one of its own, down after the test
 ascendrun     ascendrun("ps"): the command on the head, with a state dir under tmp_path;
               .popen(...), .pty(...), and .on(other_cluster)(...)
+scene         jobs of that command on that cluster: scenes.py
 no_leftovers  after every test: no process of it on any host or the head; after all tests: no trace on the machine
 """
 
@@ -30,6 +31,7 @@ from tests.lib.vcluster.spec import root_home
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import leftovers
+from scenes import Scene
 
 CODE = Path(__file__).resolve().parents[2]
 OWN_HOME = re.compile(r"test_(vcluster|held_machines|soak|failpoints)")
@@ -250,3 +252,8 @@ def ascendrun(request: pytest.FixtureRequest, no_leftovers: Watch, tmp_path: Pat
         return cluster[0]
 
     return Ascendrun(chosen, tmp_path, no_leftovers)
+
+
+@pytest.fixture
+def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
+    return Scene(ascendrun, cluster)

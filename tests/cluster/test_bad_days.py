@@ -15,13 +15,6 @@ from ascendrun.node.procs import read_stat
 from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.processes import await_true
 
-Ascendrun = Any
-
-
-@pytest.fixture
-def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
-    return Scene(ascendrun, cluster)
-
 
 def controller(scene: Scene) -> int:
     """The pid of the one controller, as the machine sees it."""

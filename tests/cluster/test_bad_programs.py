@@ -14,8 +14,6 @@ from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.machines import HEAD
 from tests.lib.vcluster.processes import await_true
 
-Ascendrun = Any
-
 FORKS = """
 import os, sys, time
 for _ in range(200):
@@ -59,11 +57,6 @@ if os.environ["RANK"] == "3":
             os.kill(int(pid), signal.SIGKILL)
 time.sleep(1000)
 """
-
-
-@pytest.fixture
-def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
-    return Scene(ascendrun, cluster)
 
 
 def program(scene: Scene, name: str, text: str, *words: str, more: str = "", per_node: int = 2) -> Path:

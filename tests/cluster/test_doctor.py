@@ -17,11 +17,6 @@ Ascendrun = Any
 CLOCK_S = 120.0
 
 
-@pytest.fixture
-def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
-    return Scene(ascendrun, cluster)
-
-
 def other_python() -> str:
     """An interpreter of another minor version than this one."""
     folder = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from scenes import Scene, run_text, venv_python
 
 from tests.lib.vcluster.cluster import VirtualCluster
 
-Ascendrun = Any
 CLOCK_S = 60.0
 
 TRAINING = """
@@ -34,11 +32,6 @@ if os.environ["RANK"] == "1":
     os.kill(os.getpid(), signal.SIGKILL)
 signal.pause()
 """
-
-
-@pytest.fixture
-def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
-    return Scene(ascendrun, cluster)
 
 
 def run_program(scene: Scene, name: str, text: str, python: str) -> tuple[str, dict[str, Any]]:

@@ -10,18 +10,15 @@ import itertools
 import json
 import random
 import subprocess
-from typing import Any
 
 import pytest
 from failpoints import Deaths, failpoints
 from invariants import check_ended, too_open
 from scenes import Scene, await_that, run_text
 
-from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.machines import HEAD
 from tests.lib.vcluster.processes import await_true
 
-Ascendrun = Any
 START_S, END_S = 15, 150.0
 VICTIM = "node2"
 FAR = {"rotate.before_new": "needs 256 MiB of output"}
@@ -53,11 +50,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         pairs = chosen(wish)
         ids = [f"{head or 'alive'}-{node or 'alive'}" for head, node in pairs]
         metafunc.parametrize(("head_point", "node_point"), pairs, ids=ids)
-
-
-@pytest.fixture
-def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
-    return Scene(ascendrun, cluster)
 
 
 def test_every_failpoint_is_swept() -> None:

@@ -17,11 +17,6 @@ from tests.lib.vcluster.cluster import VirtualCluster
 STUCK = ["sh", "-c", "echo ready; while :; do ls /data > /dev/null; sleep 0.1; done"]
 
 
-@pytest.fixture
-def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
-    return Scene(ascendrun, cluster)
-
-
 def why_lost(scene: Scene, job: str) -> tuple[str, str]:
     reason = scene.reason(job)
     return reason["code"], reason["hosts"][0]

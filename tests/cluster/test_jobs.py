@@ -19,11 +19,6 @@ from tests.lib.vcluster.cluster import VirtualCluster
 Ascendrun = Any
 
 
-@pytest.fixture
-def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
-    return Scene(ascendrun, cluster)
-
-
 # --- a node says no: nobody starts ---
 
 

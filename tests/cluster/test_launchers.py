@@ -8,16 +8,6 @@ from typing import Any
 import pytest
 from scenes import Scene, await_that, run_text, venv_python
 
-from tests.lib.vcluster.cluster import VirtualCluster
-
-Ascendrun = Any
-
-
-@pytest.fixture
-def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
-    return Scene(ascendrun, cluster)
-
-
 TRAIN = """
 import os, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")

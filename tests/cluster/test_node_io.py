@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 from invariants import check_ended
 from scenes import BEAT_ON, ENOUGH, Scene, await_that
 
-from tests.lib.vcluster.cluster import VirtualCluster
 from tests.thorough import examples
 
 FAULTS = ["EACCES", "EIO", "ESTALE", "ENOSPC", "EROFS", "hang"]
 FAULT_S = examples(4, 60)
 HANG_S = examples(4, 20)
-
-
-@pytest.fixture
-def scene(ascendrun: Any, cluster: VirtualCluster) -> Scene:
-    return Scene(ascendrun, cluster)
 
 
 def fail(scene: Scene, fault: str, host: str = "node2") -> None:

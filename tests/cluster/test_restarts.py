@@ -6,21 +6,13 @@ import json
 import signal
 import time
 import zipfile
-from typing import Any
 
 import leftovers
 import pytest
 from invariants import check_ended
 from scenes import BEAT_ON, Scene, await_that
 
-from tests.lib.vcluster.cluster import VirtualCluster
-
 AGAIN = "restart: {max_restarts: 1, backoff_s: [1, 2]}\n"
-
-
-@pytest.fixture
-def scene(ascendrun: Any, cluster: VirtualCluster) -> Scene:
-    return Scene(ascendrun, cluster)
 
 
 def codes(scene: Scene, job: str) -> list[str]:

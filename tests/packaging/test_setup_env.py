@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Callable
 
 import pytest
 
@@ -51,11 +50,16 @@ def ready(environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def copy_of(ready: Path, tmp_path: Path) -> Callable[[], Path]:
-    def copy() -> Path:
-        return Path(shutil.copytree(ready, tmp_path / "moved away" / "checkout", symlinks=True))
+def checkout(ready: Path, tmp_path: Path) -> Path:
+    """That checkout, moved: it may be harmed."""
+    return Path(shutil.copytree(ready, tmp_path / "moved away" / "checkout", symlinks=True))
 
-    return copy
+
+def started(checkout: Path, environ: dict[str, str]) -> str:
+    """Start ascendrun of a checkout, which prints its version; return what it says meanwhile."""
+    start = run([checkout / "bin" / "ascendrun", "--version"], environ)
+    assert (start.returncode, start.stdout) == (0, VERSION), start.stderr
+    return start.stderr
 
 
 def log_of(checkout: Path) -> str:
@@ -77,10 +81,7 @@ def test_the_first_start_says_what_it_does_and_later_starts_are_silent(environ: 
     assert (second.stdout, second.stderr, log_of(checkout)) == (VERSION, "", log)
 
 
-def test_a_moved_checkout_runs_its_own_code_without_another_setup(
-    environ: dict[str, str], copy_of: Callable[[], Path]
-) -> None:
-    checkout = copy_of()
+def test_a_moved_checkout_runs_its_own_code_without_another_setup(environ: dict[str, str], checkout: Path) -> None:
     moved = run([checkout / "bin" / "ascendrun", "--version"], environ)
     assert (moved.stdout, moved.stderr) == (VERSION, "")
     where = run([checkout / ".venv/bin/python", "-I", "-c", "import ascendrun; print(ascendrun.__file__)"], environ)
@@ -95,25 +96,22 @@ def test_modules_in_the_current_folder_or_on_pythonpath_do_not_shadow_ours(
     assert (shadowed.stdout, shadowed.stderr) == (VERSION, "")
 
 
-def test_changed_constraints_are_brought_in_step(environ: dict[str, str], copy_of: Callable[[], Path]) -> None:
-    checkout = copy_of()
+def test_changed_constraints_are_brought_in_step(environ: dict[str, str], checkout: Path) -> None:
     (checkout / "constraints.txt").write_text("tiny-base==2.0\n")
-    start = run([checkout / "bin" / "ascendrun", "--version"], environ)
-    assert (start.returncode, start.stdout) == (0, VERSION), start.stderr
-    assert "setup.cfg or constraints.txt has changed; bringing base in" in start.stderr
+    start = started(checkout, environ)
+    assert "setup.cfg or constraints.txt has changed; bringing base in" in start
     asked = run([checkout / ".venv/bin/python", "-c", "import tiny_base; print(tiny_base.version)"], environ)
     assert asked.stdout == "2.0\n"
 
 
 def test_a_copy_that_borrows_the_environment_of_another_checkout_does_not_turn_it_to_itself(
-    environ: dict[str, str], copy_of: Callable[[], Path], tmp_path: Path
+    environ: dict[str, str], checkout: Path, tmp_path: Path
 ) -> None:
-    owner = copy_of()
+    owner = checkout
     borrower = make_checkout(tmp_path / "borrower")
     (borrower / ".venv").symlink_to(owner / ".venv")
     (borrower / "constraints.txt").write_text("tiny-base==2.0\n")
-    started = run([borrower / "bin" / "ascendrun", "--version"], environ)
-    assert started.returncode == 0 and "bringing base" in started.stderr, started.stderr
+    assert "bringing base" in started(borrower, environ)
     where = run([owner / ".venv/bin/python", "-I", "-c", "import ascendrun; print(ascendrun.__file__)"], environ)
     assert where.stdout == f"{owner}/ascendrun/__init__.py\n"
 
@@ -135,14 +133,12 @@ def test_a_setup_that_was_killed_is_redone(environ: dict[str, str], tmp_path: Pa
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     assert not (checkout / ".venv" / "ready-base").exists()
-    second = run([checkout / "bin" / "ascendrun", "--version"], environ)
-    assert (second.returncode, second.stdout) == (0, VERSION), second.stderr
-    assert "was left unfinished" in second.stderr
+    second = started(checkout, environ)
+    assert "was left unfinished" in second
 
 
 @pytest.mark.parametrize("harm", ["cut file", "lost record", "lost python"])
-def test_a_harmed_environment_is_made_anew(environ: dict[str, str], copy_of: Callable[[], Path], harm: str) -> None:
-    checkout = copy_of()
+def test_a_harmed_environment_is_made_anew(environ: dict[str, str], checkout: Path, harm: str) -> None:
     site = next((checkout / ".venv" / "lib").glob("python*/site-packages"))
     (checkout / ".venv" / "ready-base").unlink()
     if harm == "lost python":
@@ -152,31 +148,25 @@ def test_a_harmed_environment_is_made_anew(environ: dict[str, str], copy_of: Cal
         (checkout / ".venv" / "setup.begun").write_text("base\n")
         harmed = site / ("tiny_base.py" if harm == "cut file" else "tiny_base-1.0.dist-info/RECORD")
         harmed.write_text("")
-    start = run([checkout / "bin" / "ascendrun", "--version"], environ)
-    assert (start.returncode, start.stdout) == (0, VERSION), start.stderr
+    started(checkout, environ)
     assert (site / "tiny_base.py").read_text() == "version = '1.0'\n"
     assert log_of(checkout).count(" -m venv ") == 2
 
 
 def test_a_setup_killed_before_its_python_was_there_is_told_as_unfinished(
-    environ: dict[str, str], copy_of: Callable[[], Path]
+    environ: dict[str, str], checkout: Path
 ) -> None:
-    checkout = copy_of()
     (checkout / ".venv" / "ready-base").unlink()
     (checkout / ".venv/bin/python").unlink()
     (checkout / ".venv" / "setup.begun").write_text("base\n")
-    start = run([checkout / "bin" / "ascendrun", "--version"], environ)
-    assert (start.returncode, start.stdout) == (0, VERSION), start.stderr
-    assert "was left unfinished" in start.stderr and "lost" not in start.stderr
+    start = started(checkout, environ)
+    assert "was left unfinished" in start and "lost" not in start
 
 
-def test_an_unfinished_setup_whose_files_are_whole_goes_on_from_there(
-    environ: dict[str, str], copy_of: Callable[[], Path]
-) -> None:
-    checkout = copy_of()
+def test_an_unfinished_setup_whose_files_are_whole_goes_on_from_there(environ: dict[str, str], checkout: Path) -> None:
     (checkout / ".venv" / "ready-base").unlink()
     (checkout / ".venv" / "setup.begun").write_text("base\n")
-    assert run([checkout / "bin" / "ascendrun", "--version"], environ).stdout == VERSION
+    started(checkout, environ)
     assert log_of(checkout).count(" -m venv ") == 1
     assert not (checkout / ".venv" / "setup.begun").exists()
 
@@ -208,8 +198,7 @@ def test_a_failed_install_shows_the_end_of_its_log_and_the_next_start_mends_it(
     assert "base: tiny-base: exit code 1" in failed.stderr
     assert "| ERROR: " in failed.stderr
     assert f"log: {checkout}/.venv/bootstrap.log" in failed.stderr
-    mended = run([checkout / "bin" / "ascendrun", "--version"], environ)
-    assert (mended.returncode, mended.stdout) == (0, VERSION), mended.stderr
+    started(checkout, environ)
     assert log_of(checkout).count(" -m venv ") == 1
 
 
@@ -241,9 +230,8 @@ def test_a_python_that_cannot_be_used_is_refused_not_replaced(
 
 
 def test_a_named_python_is_used_and_a_working_environment_of_another_is_kept(
-    environ: dict[str, str], copy_of: Callable[[], Path]
+    environ: dict[str, str], checkout: Path
 ) -> None:
-    checkout = copy_of()
     base = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     made_with = os.path.realpath(checkout / ".venv/bin/python")
     start = run([checkout / "bin" / "ascendrun", "--version"], {**environ, "ASCENDRUN_PYTHON": base})
@@ -254,10 +242,7 @@ def test_a_named_python_is_used_and_a_working_environment_of_another_is_kept(
         assert f"was made with {made_with}" in start.stderr
 
 
-def test_the_training_stack_is_added_where_a_bundled_program_needs_it(
-    environ: dict[str, str], copy_of: Callable[[], Path]
-) -> None:
-    checkout = copy_of()
+def test_the_training_stack_is_added_where_a_bundled_program_needs_it(environ: dict[str, str], checkout: Path) -> None:
     ask = "from ascendrun.query.train_env import ensure_training_stack as ensure; ensure(None, print); import torch, h3"
     added = run([checkout / ".venv/bin/python", "-I", "-c", ask], environ)
     assert added.returncode == 0, added.stderr
@@ -269,12 +254,11 @@ def test_the_training_stack_is_added_where_a_bundled_program_needs_it(
 
 
 def test_a_training_stack_that_cannot_be_installed_stops_with_its_log(
-    environ: dict[str, str], copy_of: Callable[[], Path], tmp_path: Path
+    environ: dict[str, str], checkout: Path, tmp_path: Path
 ) -> None:
-    checkout = copy_of()
     ask = "from ascendrun.query.train_env import ensure_training_stack as ensure; ensure(None)"
     failed = run([checkout / ".venv/bin/python", "-I", "-c", ask], {**environ, "PIP_FIND_LINKS": str(tmp_path)})
     assert failed.returncode == 1
     assert "train: torch: exit code 1" in failed.stderr
     assert "PreflightError: cannot install the training packages" in failed.stderr
-    assert run([checkout / "bin" / "ascendrun", "--version"], environ).stdout == VERSION
+    started(checkout, environ)
