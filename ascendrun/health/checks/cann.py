@@ -125,13 +125,11 @@ def check_set_env(context: CheckContext) -> Iterator[Finding]:
             yield finding("set-env-missing", severity, host, file=source)
         elif shell.is_gone:
             yield finding("set-env-stale", severity, host, home=shell.home)
-        elif facts.environ is not None and not _leads_home(facts.environ, shell.home):
+        elif facts.environ is not None and not any(
+            path.startswith(shell.home.rstrip("/") + "/")
+            for path in facts.environ.get("LD_LIBRARY_PATH", "").split(":")
+        ):
             yield finding("set-env-partial", Severity.WARN, host, home=shell.home)
-
-
-def _leads_home(environ: Mapping[str, str], home: str) -> bool:
-    folder = home.rstrip("/") + "/"
-    return any(path.startswith(folder) for path in environ.get("LD_LIBRARY_PATH", "").split(":"))
 
 
 @check("torch-npu", "torch_npu is installed with the job's torch and finds CANN", "torch-npu-missing torch-needs-cann")

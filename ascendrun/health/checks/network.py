@@ -70,15 +70,9 @@ def check_master_port(context: CheckContext) -> Iterator[Finding]:
         port = context.plan.master_ports[0]
         if port in facts.taken_ports:
             yield _taken("port-taken", Severity.FAIL, first, port, facts.taken_ports[port])
-        yield from _in_ephemeral_range(first, facts, port)
-
-
-def _in_ephemeral_range(host: str, facts: NodeFacts, port: int) -> Iterator[Finding]:
-    if facts.port_ranges is None:
-        return
-    (low, high), reserved = facts.port_ranges
-    if low <= port <= high and not any(first <= port <= last for first, last in reserved):
-        yield finding("port-ephemeral", Severity.NOTE, host, port=port, low=low, high=high)
+        outgoing = facts.outgoing_ports(range(port, port + 1))
+        if outgoing is not None:
+            yield finding("port-ephemeral", Severity.NOTE, first, port=port, low=outgoing[0], high=outgoing[1])
 
 
 @check(
@@ -104,17 +98,12 @@ def check_hccl_ports(context: CheckContext) -> Iterator[Finding]:
         if HCCL_DEVICE_PORT in taken:
             yield _taken("hccl-port-taken", Severity.NOTE, host, HCCL_DEVICE_PORT, taken[HCCL_DEVICE_PORT])
         for base in bases[:1]:
-            yield from _hccl_ports_reserved(host, facts, base)
-
-
-def _hccl_ports_reserved(host: str, facts: NodeFacts, base: int) -> Iterator[Finding]:
-    if facts.port_ranges is None:
-        return
-    (low, high), reserved = facts.port_ranges
-    required = range(max(low, base), min(high, base + HCCL_PORTS - 1) + 1)
-    if any(not any(first <= port <= last for first, last in reserved) for port in required):
-        ports = f"{base}-{base + HCCL_PORTS - 1}" if base < HCCL_FIRST else f"{HCCL_FIRST}-{HCCL_LAST}"
-        yield finding("ports-not-reserved", Severity.WARN, host, low=low, high=high, ports=ports)
+            last = base + HCCL_PORTS - 1
+            outgoing = facts.outgoing_ports(range(base, last + 1))
+            ports = f"{base}-{last}" if base < HCCL_FIRST else f"{HCCL_FIRST}-{HCCL_LAST}"
+            if outgoing is not None:
+                low, high = outgoing
+                yield finding("ports-not-reserved", Severity.WARN, host, low=low, high=high, ports=ports)
 
 
 def _taken(code: str, severity: Severity, host: str, port: int, holder: PortHolder) -> Finding:

@@ -122,9 +122,8 @@ def check_torch(context: CheckContext) -> Iterator[Finding]:
         if torch is None or (facts.python is not None and facts.python.error is not None):
             continue
         if torch.error is not None:
-            yield finding(
-                "torch-import", severity, host, step=torch.step or "import torch", why=_first_line(torch.error)
-            )
+            why = torch.error.splitlines()[0][:300] if isinstance(torch.error, str) else torch.error
+            yield finding("torch-import", severity, host, step=torch.step or "import torch", why=why)
             continue
         if torch.import_s is not None and torch.import_s >= IMPORT_NOTE_S:
             how_bad = Severity.WARN if torch.import_s >= IMPORT_WARN_S else Severity.NOTE
@@ -146,10 +145,6 @@ def _devices(context: CheckContext, host: str, torch: TorchFacts, severity: Seve
             )
     if torch.has_backend is False:
         yield finding("backend-missing", severity, host, backend=torch.backend or "")
-
-
-def _first_line(error: str | Text) -> str | Text:
-    return error.splitlines()[0][:300] if isinstance(error, str) else error
 
 
 def expected_devices(context: CheckContext, host: str) -> int:

@@ -190,7 +190,8 @@ def _of_devices(evidence: Evidence, timelines: Sequence[RankTimeline], found: Se
         is_unused = not ranks and any(rank.device is not None for rank in here)
         if is_unused or (credible and not credible & set(ranks)):
             continue
-        if not credible and ranks and not any(map(_has_ended_somehow, ended)):
+        has_ended = any(one.rank.has_failed or one.waited or one.rank.stopped or one.has_no_trace for one in ended)
+        if not credible and ranks and not has_ended:
             continue
         text = Text("device.problem", "device {device}: {problem}", device=fact.device, problem=fact.problem)
         proof = Proof(text=text, host=host.host, file=fact.file, rank=ranks[0] if ranks else None)
@@ -201,11 +202,6 @@ def _of_devices(evidence: Evidence, timelines: Sequence[RankTimeline], found: Se
         made = Candidate("device-alarm", strength, ranks, (host.host,), when, (proof,), values, sure=False)
         alarms.append(replace(made, caveats=("only-afterwards",)))
     return alarms
-
-
-def _has_ended_somehow(timeline: RankTimeline) -> bool:
-    rank = timeline.rank
-    return rank.has_failed or timeline.waited is not None or rank.stopped or timeline.has_no_trace
 
 
 _DEVICE_FAMILIES = frozenset({"acl", "cann", "cuda", "driver", "torch_npu"})

@@ -73,7 +73,10 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
         evidence=winner.proofs,
         chain=chain,
         caveats=tuple(map(caveat, caveats)),
-        alternatives=tuple(map(_as_link, _alternatives(winner, candidates))),
+        alternatives=tuple(
+            ChainLink(Role.UNKNOWN, one.code, one.ranks, one.hosts, one.values, at_s=one.at.at_s if one.at else None)
+            for one in _alternatives(winner, candidates)
+        ),
         missing=_missing(evidence),
         retry=winner.retry or retry_of(winner.code),
     )
@@ -180,10 +183,6 @@ def caveats_of(
     if _unexplained(winner, timelines):
         caveats.append("unexplained")
     return tuple(dict.fromkeys(caveats))
-
-
-def _as_link(one: Candidate) -> ChainLink:
-    return ChainLink(Role.UNKNOWN, one.code, one.ranks, one.hosts, one.values, at_s=one.at.at_s if one.at else None)
 
 
 def _alternatives(winner: Candidate, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:

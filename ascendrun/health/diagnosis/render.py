@@ -31,7 +31,8 @@ def render(diagnosis: Diagnosis, lang: str | None = None) -> Diagnosis:
     plain = {name: _string(value, lang) for name, value in diagnosis.values.items()}
     values = {"who": who(diagnosis.ranks, diagnosis.hosts).render(lang), **plain}
     if diagnosis.code != "exception" and len(values.get("message", "")) > MESSAGE_CHARACTERS:
-        values["message"] = _shortened(values["message"])
+        start, end = values["message"][: MESSAGE_CHARACTERS - TAIL_CHARACTERS], values["message"][-TAIL_CHARACTERS:]
+        values["message"] = f"{start.rstrip()} … {end.lstrip()}"  # the end often has the reason
     sentences = _sentences(diagnosis, values, lang)
     return replace(
         diagnosis,
@@ -66,11 +67,6 @@ def who(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> Text:
 
 def _string(value: str | Rendered, lang: str) -> str:
     return value.render(lang) if isinstance(value, Rendered) else value
-
-
-def _shortened(message: str) -> str:
-    """Return the start and the end of a message; the end often has the reason."""
-    return f"{message[: MESSAGE_CHARACTERS - TAIL_CHARACTERS].rstrip()} … {message[-TAIL_CHARACTERS:].lstrip()}"
 
 
 def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> Description:

@@ -56,7 +56,7 @@ def blame_unreachable(table: Table) -> Candidate | None:
         for host in table.evidence.hosts
         if host.reachable is False
         and not host.has_ended
-        and not any(one.rank.has_ended or one.waited for one in table.timelines_on(host.host))
+        and not any(one.rank.has_ended or one.waited for one in table.timelines if one.rank.host == host.host)
     ]
     missed = table.suffering or table.messages("location")
     if not hosts or len(hosts) >= len(table.evidence.hosts) or (table.reports and not missed):

@@ -79,9 +79,6 @@ class Table:
             return ()
         return (ranked[0][0],)
 
-    def timelines_on(self, host: str) -> list[RankTimeline]:
-        return [timeline for timeline in self.timelines if timeline.rank.host == host]
-
     def ranks_on(self, hosts: Iterable[str]) -> list[int]:
         return [rank.rank for host in hosts for rank in self.evidence.ranks_of(host)]
 

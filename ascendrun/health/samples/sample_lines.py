@@ -101,18 +101,8 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _whole(value: Any) -> int | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 2**63
-    return int(value) if is_number else None
-
-
-def _decimal(value: Any) -> float | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e18
-    return float(value) if is_number else None
-
-
-def _word(value: Any) -> str | None:
-    return _sane(value[:20]) if isinstance(value, str) else None
+def _is_number(value: object, limit: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < limit
 
 
 def _sane(text: str) -> str:
@@ -120,5 +110,9 @@ def _sane(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-_READERS: Mapping[str, Callable[[Any], Any]] = {"int | None": _whole, "float | None": _decimal, "str | None": _word}
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "int | None": lambda value: int(value) if _is_number(value, 2**63) else None,
+    "float | None": lambda value: float(value) if _is_number(value, 1e18) else None,
+    "str | None": lambda value: _sane(value[:20]) if isinstance(value, str) else None,
+}
 """By the type of a metric."""

@@ -389,6 +389,12 @@ class NodeFacts:
     npu: NpuFacts = NpuFacts()
     late: tuple[str, ...] = ()
 
+    def outgoing_ports(self, ports: range) -> tuple[int, int] | None:
+        """Return the range of outgoing connections if it has one of these ports, and it is not reserved from it."""
+        (low, high), reserved = self.port_ranges or ((1, 0), ())
+        used = range(max(low, ports.start), min(high, ports.stop - 1) + 1)
+        return (low, high) if any(not any(a <= port <= b for a, b in reserved) for port in used) else None
+
     @cached_property
     def route_kinds(self) -> tuple[Route, ...]:
         """Return the distinct routes without peers: a thousand hosts have a million pairs."""
