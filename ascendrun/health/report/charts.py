@@ -111,7 +111,9 @@ def make_band(
     known = [one for one in known if one]
     if not known:
         return None
-    step_s = max((until_s - since_s) / (POINTS / 3), _usual_step(known), 1.0)
+    gaps = sorted(later[0] - earlier[0] for one in known for earlier, later in zip(one, one[1:]))
+    usual_s = gaps[int(0.9 * (len(gaps) - 1))] * 1.05 if gaps else 0.0  # so each span has a sample of each source
+    step_s = max((until_s - since_s) / (POINTS / 3), usual_s, 1.0)
     sums: dict[int, list[float]] = {}
     for one in known:
         for at, y in one:
@@ -125,12 +127,6 @@ def make_band(
     low = Line("minimum", tuple(None if ys is None else min(ys) for ys in columns))
     high = Line("maximum", tuple(None if ys is None else max(ys) for ys in columns))
     return Chart(name, "time", unit, xs, (mean, low, high), is_band=True)
-
-
-def _usual_step(series: Sequence[Sequence[tuple[float, float]]]) -> float:
-    """Return slightly more than the sampling interval of a source, so that each span has a sample of each."""
-    gaps = sorted(later[0] - earlier[0] for one in series for earlier, later in zip(one, one[1:]))
-    return gaps[int(0.9 * (len(gaps) - 1))] * 1.05 if gaps else 0.0
 
 
 def _with_gaps(numbers: Sequence[int]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -231,18 +232,15 @@ def _age(at_s: float, now_s: float) -> float:
 
 
 def _with_problems(row: TopRow, unreachable: Collection[str]) -> TopRow:
-    found = list(row.problems)
-    if row.metrics.health not in (None, "OK"):
-        found.append("health")
-    if row.metrics.link_up is False:
-        found.append("link")
-    if row.external_pids:
-        found.append("external")
-    if row.host in unreachable:
-        found.append("unreachable")
-    if row.age_s is not None and row.age_s > STALE_S:
-        found.append("stale")
-    return row if tuple(found) == row.problems else replace(row, problems=tuple(found))
+    problems = {
+        "health": row.metrics.health not in (None, "OK"),
+        "link": row.metrics.link_up is False,
+        "external": bool(row.external_pids),
+        "unreachable": row.host in unreachable,
+        "stale": row.age_s is not None and row.age_s > STALE_S,
+    }
+    found = [name for name, holds in problems.items() if holds]
+    return replace(row, problems=(*row.problems, *found)) if found else row
 
 
 def _host_rows(
@@ -255,38 +253,22 @@ def _host_rows(
     now_s: float,
 ) -> tuple[HostRow, ...]:
     of_host = {one.host: one for one in samples}
-    counts: dict[str, set[int]] = {}
-    measured: dict[str, float] = {}
+    rows_of, on_host = defaultdict(list), defaultdict(list)
     for row in rows:
-        if row.device is not None:
-            counts.setdefault(row.host, set()).add(row.device)
-        ages = [age for age in (row.age_s, row.rank_age_s) if age is not None]
-        if ages:
-            measured[row.host] = min([*ages, *([measured[row.host]] if row.host in measured else [])])
-    on_host: dict[str, list[TopJob]] = {}
+        rows_of[row.host].append(row)
     for job in jobs:
         for host in job.hosts if (job.last_state or job.state) not in WITHOUT_HOSTS else ():
-            on_host.setdefault(host, []).append(job)
-    every = {*names, *refused, *of_host, *on_host, *(row.host for row in rows)}
+            on_host[host].append(job)
     found = []
-    for host in sorted(every, key=natural_key):
-        here, one = on_host.get(host, []), of_host.get(host)
+    for host in sorted({*names, *refused, *of_host, *on_host, *rows_of}, key=natural_key):
+        here, sample = on_host[host], of_host.get(host)
+        devices = {row.device for row in rows_of[host] if row.device is not None}
+        ages_s = [age_s for row in rows_of[host] for age_s in (row.age_s, row.rank_age_s) if age_s is not None]
+        age_s = min(ages_s, default=None) if sample is None else _age(sample.at_s, now_s)
         liveness = next((job.liveness[host] for job in here if host in job.liveness), None)
-        why = None
-        if one is None and host not in measured:
-            why = _why(host, here, liveness, refused, was_queried)
-        found.append(
-            HostRow(
-                host=host,
-                devices=len(counts[host]) if host in counts else None,
-                jobs=tuple(job.id for job in here),
-                liveness=liveness,
-                sample=one,
-                age_s=_age(one.at_s, now_s) if one else measured.get(host),
-                why=why,
-                detail=refused.get(host) if why is not None else None,
-            )
-        )
+        why = None if age_s is not None else _why(host, here, liveness, refused, was_queried)
+        ids, detail = tuple(job.id for job in here), refused.get(host) if why is not None else None
+        found.append(HostRow(host, len(devices) or None, ids, liveness, sample, age_s, why, detail))
     return tuple(found)
 
 
@@ -310,17 +292,11 @@ def _job_row(job: TopJob, relative: Mapping[int, float]) -> JobRow:
         return next((getattr(one, name) for one in first if getattr(one, name) is not None), None)
 
     slower = {**relative, **{rank: one.slower_by for rank, one in job.slow.items() if one.slower_by is not None}}
-    slowest = max(slower, key=lambda rank: slower[rank]) if slower else None
-    progress = Progress(
-        **{name: latest(name) for name in REPORTED}, step_s=median(times) if times else None, phase=latest("phase")
-    )
-    return JobRow(
-        job,
-        progress,
-        slowest=slowest,
-        slower_by=None if slowest is None else slower[slowest],
-        stragglers=tuple(sorted(job.slow)),
-    )
+    slowest = max(slower, key=slower.__getitem__, default=None)
+    step_s = median(times) if times else None
+    progress = Progress(**{name: latest(name) for name in REPORTED}, step_s=step_s, phase=latest("phase"))
+    slower_by = None if slowest is None else slower[slowest]
+    return JobRow(job, progress, slowest, slower_by, stragglers=tuple(sorted(job.slow)))
 
 
 def _totals(rows: Sequence[TopRow], hosts: Sequence[HostRow]) -> Totals:
