@@ -114,24 +114,9 @@ def world(*changed: NodeFacts, family: str = "cpu", job: str = "", unreached=Non
 
 def plan_of(spec, facts):
     hosts = [Host(name) for name in facts]
+    same = ("root", "python3", "3.10", "5.10", "aarch64", 192, GIB, GIB, 0.0)
     reports = {
-        name: NodeReport(
-            name,
-            "/root/.ascendrun",
-            name,
-            f"b-{name}",
-            None,
-            "root",
-            "python3",
-            "3.10",
-            "5.10",
-            "aarch64",
-            192,
-            GIB,
-            GIB,
-            0.0,
-            one.routes or {},
-        )
+        name: NodeReport(name, "/root/.ascendrun", name, f"b-{name}", None, *same, one.routes or {})
         for name, one in facts.items()
     }
     folders = {name: Folders("/w", "/c", "/a", "/t") for name in facts}
@@ -144,103 +129,90 @@ def found(one: CheckContext, code: str, *, is_full: bool = True) -> list[Finding
 
 JOB = "command: [python3, train.py]\ndevices: {type: %s}\n"
 
-# What is planted on n2 (or in the job), the code that must name it, its severity; optionally family and job.
+# By severity and code of the finding that must name it: what is planted on n2.
 PLANTED = {
-    "login-slow": ({"login_s": 4.0}, Severity.NOTE),
-    "login-noise": ({"login_noise": "Welcome to n2!\nread the news"}, Severity.NOTE),
-    "probe-timeout": ({"late": ("torch",)}, Severity.WARN),
-    "machine-id-shared": ({"machine_id": "machine-1"}, Severity.NOTE),
-    "clock-skew": ({"clock_offset_s": -31.0}, Severity.WARN),
-    "arch-differs": ({"arch": "x86_64"}, Severity.WARN),
-    "kernel-differs": ({"kernel": "4.19.90"}, Severity.NOTE),
-    "os-differs": ({"os_name": "Ubuntu 22.04"}, Severity.NOTE),
-    "cpus-differ": ({"cpus": 96}, Severity.NOTE),
-    "memory-differs": ({"memory_bytes": 1000 * GIB}, Severity.WARN),
-    "user-differs": ({"user": "me"}, Severity.NOTE),
-    "uid-differs": ({"uid": 1001}, Severity.WARN),
-    "limit-files": ({"limits": {"NOFILE": (256, 4096)}}, Severity.WARN),
-    "limit-processes": ({"limits": {"NPROC": (512, 512)}}, Severity.WARN),
-    "limit-address-space": ({"limits": {"AS": (8 * GIB, None)}}, Severity.WARN),
-    "limits-differ": ({"limits": {"NOFILE": (32768, 32768)}}, Severity.NOTE),
-    "sshd-startups": ({"sshd": SshdFacts("2:30:60", 10)}, Severity.WARN),
-    "sshd-sessions": ({"sshd": SshdFacts("10:30:100", 1)}, Severity.WARN),
-    "kill-user-processes": ({"kills_user_processes": True, "user": "me", "uid": 1000}, Severity.WARN),
-    "disk-full": ({"disks": {"/ckpt": Disk("/ckpt", 0, 900 * GIB, 5, 10)}}, Severity.FAIL),
-    "disk-low": ({"disks": {"/ckpt": Disk("/ckpt", 500 << 20, 900 * GIB, 10**6, 10**6)}}, Severity.WARN),
-    "inodes-low": ({"disks": {"/ckpt": Disk("/ckpt", GIB * 90, 900 * GIB, 0, 10**6)}}, Severity.FAIL),
-    "null-device-broken": ({"null_device": "regular file 0,0 644"}, Severity.FAIL),
-    "shm-missing": ({"disks": {"/dev/shm": Disk("/dev", GIB, GIB)}}, Severity.WARN),
-    "shm-small": ({"disks": {"/dev/shm": Disk("/dev/shm", 64 << 20, 64 << 20)}}, Severity.WARN),
-    "shm-full": ({"disks": {"/dev/shm": Disk("/dev/shm", 1 << 20, 700 * GIB)}}, Severity.WARN),
-    "directory-hangs": ({"writes": {"/ckpt": WriteResult("/ckpt", is_late=True)}}, Severity.FAIL),
-    "directory-not-writable": ({"writes": {"/ckpt": WriteResult("/ckpt", error="read-only")}}, Severity.FAIL),
-    "directory-slow": ({"writes": {"/ckpt": WriteResult("/ckpt", wall_s=4.2)}}, Severity.WARN),
-    "path-not-found": ({"paths": {"/data/train": PathSize(missing=True)}}, Severity.FAIL),
-    "path-unreadable": ({"paths": {"/data/train": PathSize(error="permission denied")}}, Severity.FAIL),
-    "path-differs": ({"paths": {"/data/train": PathSize("folder", 9 * GIB, 12)}}, Severity.WARN),
-    "peer-is-loopback": ({"routes": {"n1": Route("lo", "127.0.0.1"), "n3": Route("eth0", "10.0.0.2")}}, Severity.FAIL),
-    "no-route": ({"routes": {"n1": Route("eth0", "10.0.0.2")}}, Severity.FAIL),
-    "several-interfaces": (
-        {"routes": {"n1": Route("eth0", "10.0.0.2"), "n3": Route("eth1", "10.1.0.2")}},
-        Severity.WARN,
-    ),
-    "peer-timeout": (
-        {"connection_tests": (ConnectionTest("n3", "10.0.0.3", 20001, "no answer", "silent"),)},
-        Severity.FAIL,
-    ),
-    "peer-refuses": (
-        {"connection_tests": (ConnectionTest("n3", "10.0.0.3", 20001, "refused", "refused"),)},
-        Severity.FAIL,
-    ),
-    "peer-wrong": (
-        {"connection_tests": (ConnectionTest("n3", "10.0.0.3", 20001, "n9 answered", "wrong-host"),)},
-        Severity.FAIL,
-    ),
-    "peer-fails": (
-        {"connection_tests": (ConnectionTest("n3", "10.0.0.3", 20001, "no route", "failed"),)},
-        Severity.FAIL,
-    ),
-    "setup-failed": ({"python": PythonFacts(setup="failed", error="set_env.sh: No such file")}, Severity.FAIL),
-    "python-missing": ({"python": PythonFacts(setup="no-command", error="exit code 127")}, Severity.FAIL),
-    "python-broken": ({"python": PythonFacts(error="libpython3.10.so: cannot open")}, Severity.FAIL),
-    "python-slow": (
-        {"python": PythonFacts(setup="failed", error="killed after 8 s"), "late": ("python",)},
-        Severity.WARN,
-    ),
-    "build-lock-left": (
-        {"python": PythonFacts(version="3.10.13", locks={"/c/op/lock": 601.0, "/c/new/lock": 9.0, "/c/x/lock": None})},
-        Severity.WARN,
-    ),
-    "python-differs": ({"python": PythonFacts(version="3.8.10")}, Severity.WARN),
-    "python-patch-differs": ({"python": PythonFacts(version="3.10.2")}, Severity.NOTE),
-    "package-differs": (
-        {"python": PythonFacts(version="3.10.13", modules={"torch": "2.3.1", "numpy": "1.26.4"})},
-        Severity.WARN,
-    ),
-    "torch-slow": ({"torch": TorchFacts(torch="2.1.0", import_s=45.0)}, Severity.WARN),
-    "variable-slows": ({"environ": {"CUDA_LAUNCH_BLOCKING": "1"}}, Severity.WARN),
-    "threads-wrong": ({"environ": {"OMP_NUM_THREADS": "all"}}, Severity.WARN),
-    "threads-many": ({"environ": {"OMP_NUM_THREADS": "4000"}}, Severity.WARN),
-    "interface-missing": ({"environ": {"GLOO_SOCKET_IFNAME": "enp9"}}, Severity.FAIL),
-    "variable-differs": ({"environ": {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/opt/old"}}, Severity.NOTE),
+    Severity.NOTE: {
+        "login-slow": {"login_s": 4.0},
+        "login-noise": {"login_noise": "Welcome to n2!\nread the news"},
+        "machine-id-shared": {"machine_id": "machine-1"},
+        "kernel-differs": {"kernel": "4.19.90"},
+        "os-differs": {"os_name": "Ubuntu 22.04"},
+        "cpus-differ": {"cpus": 96},
+        "user-differs": {"user": "me"},
+        "limits-differ": {"limits": {"NOFILE": (32768, 32768)}},
+        "python-patch-differs": {"python": PythonFacts(version="3.10.2")},
+        "variable-differs": {"environ": {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/opt/old"}},
+    },
+    Severity.WARN: {
+        "probe-timeout": {"late": ("torch",)},
+        "clock-skew": {"clock_offset_s": -31.0},
+        "arch-differs": {"arch": "x86_64"},
+        "memory-differs": {"memory_bytes": 1000 * GIB},
+        "uid-differs": {"uid": 1001},
+        "limit-files": {"limits": {"NOFILE": (256, 4096)}},
+        "limit-processes": {"limits": {"NPROC": (512, 512)}},
+        "limit-address-space": {"limits": {"AS": (8 * GIB, None)}},
+        "sshd-startups": {"sshd": SshdFacts("2:30:60", 10)},
+        "sshd-sessions": {"sshd": SshdFacts("10:30:100", 1)},
+        "kill-user-processes": {"kills_user_processes": True, "user": "me", "uid": 1000},
+        "disk-low": {"disks": {"/ckpt": Disk("/ckpt", 500 << 20, 900 * GIB, 10**6, 10**6)}},
+        "shm-missing": {"disks": {"/dev/shm": Disk("/dev", GIB, GIB)}},
+        "shm-small": {"disks": {"/dev/shm": Disk("/dev/shm", 64 << 20, 64 << 20)}},
+        "shm-full": {"disks": {"/dev/shm": Disk("/dev/shm", 1 << 20, 700 * GIB)}},
+        "directory-slow": {"writes": {"/ckpt": WriteResult("/ckpt", wall_s=4.2)}},
+        "path-differs": {"paths": {"/data/train": PathSize("folder", 9 * GIB, 12)}},
+        "several-interfaces": {"routes": {"n1": Route("eth0", "10.0.0.2"), "n3": Route("eth1", "10.1.0.2")}},
+        "python-slow": {"python": PythonFacts(setup="failed", error="killed after 8 s"), "late": ("python",)},
+        "build-lock-left": {
+            "python": PythonFacts(version="3.10.13", locks={"/c/op/lock": 601.0, "/c/new/lock": 9.0, "/c/x/lock": None})
+        },
+        "python-differs": {"python": PythonFacts(version="3.8.10")},
+        "package-differs": {"python": PythonFacts(version="3.10.13", modules={"torch": "2.3.1", "numpy": "1.26.4"})},
+        "torch-slow": {"torch": TorchFacts(torch="2.1.0", import_s=45.0)},
+        "variable-slows": {"environ": {"CUDA_LAUNCH_BLOCKING": "1"}},
+        "threads-wrong": {"environ": {"OMP_NUM_THREADS": "all"}},
+        "threads-many": {"environ": {"OMP_NUM_THREADS": "4000"}},
+    },
+    Severity.FAIL: {
+        "disk-full": {"disks": {"/ckpt": Disk("/ckpt", 0, 900 * GIB, 5, 10)}},
+        "inodes-low": {"disks": {"/ckpt": Disk("/ckpt", GIB * 90, 900 * GIB, 0, 10**6)}},
+        "null-device-broken": {"null_device": "regular file 0,0 644"},
+        "directory-hangs": {"writes": {"/ckpt": WriteResult("/ckpt", is_late=True)}},
+        "directory-not-writable": {"writes": {"/ckpt": WriteResult("/ckpt", error="read-only")}},
+        "path-not-found": {"paths": {"/data/train": PathSize(missing=True)}},
+        "path-unreadable": {"paths": {"/data/train": PathSize(error="permission denied")}},
+        "peer-is-loopback": {"routes": {"n1": Route("lo", "127.0.0.1"), "n3": Route("eth0", "10.0.0.2")}},
+        "no-route": {"routes": {"n1": Route("eth0", "10.0.0.2")}},
+        "peer-timeout": {"connection_tests": (ConnectionTest("n3", "10.0.0.3", 20001, "no answer", "silent"),)},
+        "peer-refuses": {"connection_tests": (ConnectionTest("n3", "10.0.0.3", 20001, "refused", "refused"),)},
+        "peer-wrong": {"connection_tests": (ConnectionTest("n3", "10.0.0.3", 20001, "n9 answered", "wrong-host"),)},
+        "peer-fails": {"connection_tests": (ConnectionTest("n3", "10.0.0.3", 20001, "no route", "failed"),)},
+        "setup-failed": {"python": PythonFacts(setup="failed", error="set_env.sh: No such file")},
+        "python-missing": {"python": PythonFacts(setup="no-command", error="exit code 127")},
+        "python-broken": {"python": PythonFacts(error="libpython3.10.so: cannot open")},
+        "interface-missing": {"environ": {"GLOO_SOCKET_IFNAME": "enp9"}},
+    },
 }
 BASES = candidate_bases("doctor", {})
 NPU_PLANTED = {
-    "hccl-port-taken": (
-        {"taken_ports": {base + 31: PortHolder(0, 77, "python old.py") for base in BASES}},
-        Severity.WARN,
-    ),
-    "ports-not-reserved": ({"port_ranges": ((1024, 65535), ((60000, 60031),))}, Severity.WARN),
-    "variable-wrong": ({"environ": {"HCCL_CONNECT_TIMEOUT": "soon"}}, Severity.FAIL),
-    "variable-conflict": ({"environ": {"HCCL_CONNECT_TIMEOUT": "3000"}}, Severity.WARN),
-    "if-ip-foreign": ({"environ": {"HCCL_IF_IP": "10.0.0.1"}}, Severity.FAIL),
-    "if-ip-elsewhere": ({"environ": {"HCCL_IF_IP": "127.0.0.1"}}, Severity.FAIL),
-    "allocator-setting-new": (
-        {"npu": with_driver("22.0.4"), "environ": {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}},
-        Severity.WARN,
-    ),
-    "devices-missing": ({"torch": TorchFacts(devices=0)}, Severity.NOTE),
-    "backend-missing": ({"torch": TorchFacts(devices=8, backend="hccl", has_backend=False)}, Severity.NOTE),
+    Severity.WARN: {
+        "hccl-port-taken": {"taken_ports": {base + 31: PortHolder(0, 77, "python old.py") for base in BASES}},
+        "ports-not-reserved": {"port_ranges": ((1024, 65535), ((60000, 60031),))},
+        "variable-conflict": {"environ": {"HCCL_CONNECT_TIMEOUT": "3000"}},
+        "allocator-setting-new": {
+            "npu": with_driver("22.0.4"),
+            "environ": {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"},
+        },
+    },
+    Severity.FAIL: {
+        "variable-wrong": {"environ": {"HCCL_CONNECT_TIMEOUT": "soon"}},
+        "if-ip-foreign": {"environ": {"HCCL_IF_IP": "10.0.0.1"}},
+        "if-ip-elsewhere": {"environ": {"HCCL_IF_IP": "127.0.0.1"}},
+    },
+    Severity.NOTE: {
+        "devices-missing": {"torch": TorchFacts(devices=0)},
+        "backend-missing": {"torch": TorchFacts(devices=8, backend="hccl", has_backend=False)},
+    },
 }
 
 
@@ -249,17 +221,24 @@ def test_sound_nodes_of_every_family_have_no_finding():
         assert run_checks(world(family=family)) == ()
 
 
-@pytest.mark.parametrize("code", PLANTED)
-def test_a_fault_of_one_node_is_found_and_the_node_is_named(code):
-    changes, severity = PLANTED[code]
+def rows_of(table):
+    return [(code, changes, severity) for severity, of_code in table.items() for code, changes in of_code.items()]
+
+
+def planted(table):
+    rows = rows_of(table)
+    return pytest.mark.parametrize(("code", "changes", "severity"), rows, ids=[code for code, _, _ in rows])
+
+
+@planted(PLANTED)
+def test_a_fault_of_one_node_is_found_and_the_node_is_named(code, changes, severity):
     (one,) = found(world(sound("n2", **changes)), code)
     assert one.severity is severity
     assert "n2" in one.hosts and (one.hosts == ("n2",) or code == "machine-id-shared")
 
 
-@pytest.mark.parametrize("code", NPU_PLANTED)
-def test_a_fault_that_matters_to_npus_is_found_there_only(code):
-    changes, severity = NPU_PLANTED[code]
+@planted(NPU_PLANTED)
+def test_a_fault_that_matters_to_npus_is_found_there_only(code, changes, severity):
     (one,) = found(world(sound("n2", **changes), family="npu"), code)
     assert (one.severity, one.hosts) == (severity, ("n2",))
     if code not in ("if-ip-foreign", "if-ip-elsewhere", "backend-missing"):
@@ -444,7 +423,7 @@ def test_nothing_known_finds_nothing():
 def mixtures():
     """Nodes of which each fact is missing, sound, or one of the planted faults."""
     planted: dict[str, list] = {}
-    for changes, _ in [*PLANTED.values(), *NPU_PLANTED.values()]:
+    for _, changes, _ in [*rows_of(PLANTED), *rows_of(NPU_PLANTED)]:
         for name, value in changes.items():
             planted.setdefault(name, []).append(value)
     names = [field.name for field in fields(NodeFacts) if field.name not in ("host", "npu", "late")]
@@ -519,7 +498,7 @@ def test_every_code_of_the_hosts_checks_is_planted_here():
         "same-machine", "port-taken", "port-ephemeral", "torch-import", "torch-missing", "home-shared", "device-leased",
         "gpu-busy", "checkpoints-local", "output-relative",
     }  # fmt: skip
-    assert codes - elsewhere == set(PLANTED) | set(NPU_PLANTED)
+    assert codes - elsewhere == {code for code, _, _ in [*rows_of(PLANTED), *rows_of(NPU_PLANTED)]}
 
 
 def test_two_paths_on_a_full_disk_are_one_fault_though_its_free_space_changes():
