@@ -89,20 +89,13 @@ def make_forecast(
         restart_s = (median_high(history.restarts_s) if history.restarts_s else 0.0) or ASSUMED_RESTART_S
     between_s = SECONDS_A_DAY / (nodes * rate_per_node_day)
     every_s = best_interval_s(between_s, save_s)
-    return Forecast(
-        nodes=nodes,
-        rate_per_node_day=rate_per_node_day,
-        rate_source=assumed.source,
-        has_own_history=history.node_days >= 1 or history.failures > 0,
-        own_failures=history.failures,
-        own_node_days=history.node_days,
-        restart_s=restart_s,
-        save_s=save_s,
-        between_failures_s=between_s,
-        save_every_s=every_s,
-        effective_share=effective_share(every_s, between_s, save_s=save_s, restart_s=restart_s),
-        hourly_share=effective_share(3600.0, between_s, save_s=save_s, restart_s=restart_s),
+    effective, hourly = (
+        effective_share(interval_s, between_s, save_s=save_s, restart_s=restart_s) for interval_s in (every_s, 3600.0)
     )
+    has_own_history = history.node_days >= 1 or history.failures > 0
+    own = (has_own_history, history.failures, history.node_days)
+    found = (restart_s, save_s, between_s, every_s, effective, hourly)
+    return Forecast(nodes, rate_per_node_day, assumed.source, *own, *found)
 
 
 def own_rate_per_node_day(history: History, assumed: Rate) -> float:
@@ -192,25 +185,25 @@ def forecast_message(forecast: Forecast) -> Text:
 
 def forecast_assumptions(forecast: Forecast) -> Text:
     """Return the assumptions of the forecast and their source."""
+    values = {
+        "source": forecast.rate_source,
+        "rate": forecast.rate_per_node_day,
+        "restart": forecast.restart_s,
+        "save": forecast.save_s,
+    }
     if forecast.has_own_history:
         return Text(
             "forecast.own-history",
             "{failures:plural lost node lost nodes} in {days:.1f} node-days here, weighted with {source}: {rate:.2g} "
             "failures per node and day; restart {restart:duration}, save {save:duration}",
+            **values,
             failures=forecast.own_failures,
             days=forecast.own_node_days,
-            source=forecast.rate_source,
-            rate=forecast.rate_per_node_day,
-            restart=forecast.restart_s,
-            save=forecast.save_s,
         )
     return Text(
         "forecast.assumed",
         "assumed: {rate:.2g} failures per node and day ({source}); restart {restart:duration}, save {save:duration}",
-        source=forecast.rate_source,
-        rate=forecast.rate_per_node_day,
-        restart=forecast.restart_s,
-        save=forecast.save_s,
+        **values,
     )
 
 

@@ -332,10 +332,9 @@ class HangWatch:
         may_act = not (stand is None and all_busy) and (has_steps or (DEVICES in signs and stand is True))
         outlier, kind = self._outlier(living, look, odd, what, gone if UNREACHABLE in signs else [])
         stack = newest.ranks.get(outlier[0]) if outlier else None
-        return Verdict(
-            since_progress_s,
-            tuple(signs),
-            verdict.step,
+        return replace(
+            verdict,
+            signs=tuple(signs),
             is_hung=True,
             acts=may_act and quiet_s >= limit_s and windows.hang_s is not None,
             wants_stacks=wants,

@@ -143,14 +143,10 @@ def check_torch_npu(context: CheckContext) -> Iterator[Finding]:
     for host, facts in context.facts.items():
         modules = (facts.python.modules if facts.python is not None else None) or {}
         if modules.get("torch") and "torch-npu" in modules and modules["torch-npu"] is None:
-            yield finding(
-                "torch-npu-missing",
-                Severity.FAIL,
-                host,
-                torch=modules["torch"] or "",
-                release=(modules["torch"] or "").partition("+")[0],
-                python=(facts.python.executable if facts.python is not None else None) or "python3",
-            )
+            torch = modules["torch"] or ""
+            python = (facts.python.executable if facts.python is not None else None) or "python3"
+            values = {"torch": torch, "release": torch.partition("+")[0], "python": python}
+            yield finding("torch-npu-missing", Severity.FAIL, host, **values)
         error = _output(facts)
         if error and modules.get("torch-npu") and any(name in error for name in _CANN_NAMES):
             step = (facts.torch.step if facts.torch is not None else None) or "import torch"

@@ -281,12 +281,7 @@ def _is_lost(one: PortPing) -> bool:
 
 
 def _ping_line(one: PortPing, owners: Mapping[str, str]) -> Text:
-    return Text(
-        "doctor.ping",
-        "device {device} to {address} ({owner}): {received} of {sent} replies",
-        device=one.device,
-        address=one.address,
-        owner=owners.get(one.address),
-        received=one.ping.received if one.ping is not None else None,
-        sent=one.ping.sent if one.ping is not None else None,
-    )
+    received, sent = (one.ping.received, one.ping.sent) if one.ping is not None else (None, None)
+    values = {"address": one.address, "owner": owners.get(one.address), "received": received, "sent": sent}
+    english = "device {device} to {address} ({owner}): {received} of {sent} replies"
+    return Text("doctor.ping", english, device=one.device, **values)

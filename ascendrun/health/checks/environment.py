@@ -84,14 +84,8 @@ def check_interfaces(context: CheckContext, host: str, facts: NodeFacts) -> Iter
         return
     for name, value in rank_variables(context, host).items():
         if name.endswith("_SOCKET_IFNAME") and value and not _names_some(name, value, tuple(facts.addresses)):
-            yield finding(
-                "interface-missing",
-                Severity.FAIL,
-                host,
-                name=name,
-                value=value,
-                interfaces=tuple(sorted(facts.addresses)),
-            )
+            interfaces = tuple(sorted(facts.addresses))
+            yield finding("interface-missing", Severity.FAIL, host, name=name, value=value, interfaces=interfaces)
 
 
 def _names_some(name: str, value: str, interfaces: tuple[str, ...]) -> bool:
@@ -131,15 +125,9 @@ def check_allocator(context: CheckContext) -> Iterator[Finding]:
                 feature = f"PYTORCH_NPU_ALLOC_CONF={setting}"
                 needs = minimum_for(feature)
                 if needs and too_old_for(feature, driver=facts.npu.driver_version, cann=cann):
-                    yield finding(
-                        "allocator-setting-new",
-                        Severity.WARN,
-                        host,
-                        name=name,
-                        setting=setting,
-                        required=_releases(needs.driver, needs.cann),
-                        found=_releases(facts.npu.driver_version, cann),
-                    )
+                    required, found = _releases(needs.driver, needs.cann), _releases(facts.npu.driver_version, cann)
+                    values = {"name": name, "setting": setting, "required": required, "found": found}
+                    yield finding("allocator-setting-new", Severity.WARN, host, **values)
 
 
 def _releases(driver: str | None, cann: str | None) -> tuple[Text | str, ...]:

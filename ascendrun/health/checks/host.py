@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Callable
+from typing import Any, Callable
 
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.reports import shared_homes
@@ -217,16 +217,8 @@ def check_device_leases(context: CheckContext) -> Iterator[Finding]:
         facts = context.facts.get(node.host)
         for lease in (facts.leases or ()) if facts is not None else ():
             if lease.type == context.device_type and lease.device in (node.devices or ()) and lease.tag is not None:
-                yield finding(
-                    "device-leased",
-                    Severity.FAIL,
-                    node.host,
-                    type=lease.type,
-                    device=lease.device,
-                    user=lease.user,
-                    run=lease.tag,
-                    since_s=lease.since_s,
-                )
+                values: dict[str, Any] = {name: getattr(lease, name) for name in ("type", "device", "user", "since_s")}
+                yield finding("device-leased", Severity.FAIL, node.host, **values, run=lease.tag)
 
 
 @check("gpu-processes", "no process outside ascendrun uses the GPUs", "gpu-busy")
@@ -239,17 +231,11 @@ def check_gpu_processes(context: CheckContext) -> Iterator[Finding]:
             if not process.is_foreign:
                 continue
             is_own = host not in planned or process.device is None or process.device in planned[host]
-            owner = process.owner
-            yield finding(
-                "gpu-busy",
-                Severity.WARN if is_own else Severity.NOTE,
-                host,
-                gpu="?" if process.device is None else process.device,
-                pid=process.pid,
-                user="?" if owner is None else owner.user,
-                command="?" if owner is None else owner.command[:120],
-                memory_mb="?" if process.memory_mb is None else process.memory_mb,
-            )
+            user, command = ("?", "?") if process.owner is None else (process.owner.user, process.owner.command[:120])
+            values = {"gpu": process.device, "pid": process.pid, "memory_mb": process.memory_mb}
+            known: dict[str, Any] = {name: "?" if value is None else value for name, value in values.items()}
+            severity = Severity.WARN if is_own else Severity.NOTE
+            yield finding("gpu-busy", severity, host, user=user, command=command, **known)
 
 
 @node_check("logind", "logind does not kill a job when its SSH connection closes", "kill-user-processes")

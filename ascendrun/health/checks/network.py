@@ -133,18 +133,10 @@ def check_peer_ports(context: CheckContext, host: str, facts: NodeFacts) -> Iter
             failed.setdefault((test.code or "failed", test.port), []).append(test)
     for (code, port), tests in sorted(failed.items()):
         values = {"peers": tuple(test.peer for test in tests), "port": port, "how": tests[0].error or ""}
-        evidence = tuple(_failed_test(host, test) for test in tests[:4])
+        english, names = "{host} -> {peer} ({address}:{port}): {error}", ("peer", "address", "port", "error")
+        evidence = [
+            Text("doctor.connection-test", english, host=host, **{name: getattr(test, name) for name in names})
+            for test in tests[:4]
+        ]
         known = {"silent": "peer-timeout", "refused": "peer-refuses", "wrong-host": "peer-wrong"}
         yield finding(known.get(code, "peer-fails"), Severity.FAIL, host, evidence=evidence, **values)
-
-
-def _failed_test(host: str, test: ConnectionTest) -> Text:
-    return Text(
-        "doctor.connection-test",
-        "{host} -> {peer} ({address}:{port}): {error}",
-        host=host,
-        peer=test.peer,
-        address=test.address,
-        port=test.port,
-        error=test.error,
-    )

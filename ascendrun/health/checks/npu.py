@@ -258,15 +258,10 @@ def _ecc_fault(counts: EccCounts) -> tuple[str, Severity] | None:
 
 
 def _ecc_line(npu_id: int, memory: str, counts: EccCounts) -> Text:
-    return Text(
-        "doctor.ecc-counts",
-        "NPU {npu} {memory}: {double} double bit and {single} single bit errors, {pages} pages retired",
-        npu=npu_id,
-        memory=memory,
-        double=counts.double_bit or 0,
-        single=counts.single_bit or 0,
-        pages=(counts.double_bit_pages or 0) + (counts.single_bit_pages or 0),
-    )
+    english = "NPU {npu} {memory}: {double} double bit and {single} single bit errors, {pages} pages retired"
+    pages = (counts.double_bit_pages or 0) + (counts.single_bit_pages or 0)
+    values = {"double": counts.double_bit or 0, "single": counts.single_bit or 0, "pages": pages}
+    return Text("doctor.ecc-counts", english, npu=npu_id, memory=memory, **values)
 
 
 @npu_check("hbm-size", "the NPUs' memory has its rated size", "hbm-short")
@@ -390,11 +385,6 @@ def _holder(
 
 
 def _process_line(row: NpuProcess) -> Text:
-    return Text(
-        "doctor.npu-process",
-        "npu-smi info: NPU {npu}, pid {pid} {name}, {memory_mb} MB; no such process on this node",
-        npu=row.npu_id,
-        pid=row.pid,
-        name=row.name or "?",
-        memory_mb=row.memory_mb,
-    )
+    english = "npu-smi info: NPU {npu}, pid {pid} {name}, {memory_mb} MB; no such process on this node"
+    values = {"npu": row.npu_id, "pid": row.pid, "name": row.name or "?", "memory_mb": row.memory_mb}
+    return Text("doctor.npu-process", english, **values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.jobfile.model import Timeouts
@@ -135,14 +136,12 @@ def _devices(context: CheckContext, host: str, torch: TorchFacts, severity: Seve
     if context.device_type in ("npu", "cuda") and torch.devices is not None:
         expected = expected_devices(context, host)
         if torch.devices < max(1, expected):
-            yield finding(
-                "devices-missing",
-                severity,
-                host,
-                device_type=context.device_type,
-                found=torch.devices,
-                expected=max(1, expected),
-            )
+            values: dict[str, Any] = {
+                "device_type": context.device_type,
+                "found": torch.devices,
+                "expected": max(1, expected),
+            }
+            yield finding("devices-missing", severity, host, **values)
     if torch.has_backend is False:
         yield finding("backend-missing", severity, host, backend=torch.backend or "")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ascendrun.core.event_types import SEPARATE
@@ -36,7 +36,7 @@ def explain_ending(evidence: Evidence) -> Diagnosis | None:
     """Return the diagnosis of an attempt that did not fail by itself; None: search for the failure."""
     failed = [rank for rank in evidence.ranks if rank.has_failed]
     if evidence.state == "SUCCEEDED":
-        return _diagnosis(evidence, "succeeded", anomalies=_anomalies(evidence))
+        return _diagnosis(evidence, "succeeded", anomalies=tuple(_anomalies(evidence)))
     if evidence.cause == "held" or (evidence.cause is None and evidence.state in LIVE):
         return _live(evidence)
     if evidence.reason is not None and evidence.reason.code == SEPARATE:
@@ -99,7 +99,9 @@ def _diagnosis(
 def _live(evidence: Evidence) -> Diagnosis:
     code = "running" if evidence.state == "RUNNING" else "in-progress"
     values = {"state": evidence.state, "reason": evidence.reason or "", "job": evidence.job}
-    found = Diagnosis(code, Confidence.CERTAIN, values=values, anomalies=_anomalies(evidence), missing=evidence.missing)
+    found = Diagnosis(
+        code, Confidence.CERTAIN, values=values, anomalies=tuple(_anomalies(evidence)), missing=evidence.missing
+    )
     hang = hang_now(evidence.events) if evidence.state == "RUNNING" else None
     if hang is None:
         return found
@@ -115,33 +117,25 @@ def _live(evidence: Evidence) -> Diagnosis:
     )
 
 
-def _anomalies(evidence: Evidence) -> tuple[Text, ...]:
-    """Return anomalies of a job that has not failed."""
-    found: list[Text] = []
+def _anomalies(evidence: Evidence) -> Iterator[Text]:
+    """Yield anomalies of a job that has not failed."""
+    is_running = evidence.state == "RUNNING"
     unreachable = [host.host for host in evidence.hosts if host.reachable is False]
-    if unreachable and evidence.state == "RUNNING":
-        found.append(
-            Text(
-                "diagnosis.anomaly.host-unreachable",
-                "{hosts:hosts} unreachable; its ranks may still be running",
-                hosts=unreachable,
-            )
-        )
+    if unreachable and is_running:
+        english = "{hosts:hosts} unreachable; its ranks may still be running"
+        yield Text("diagnosis.anomaly.host-unreachable", english, hosts=unreachable)
     hung = [rank.rank for rank in evidence.ranks if rank.lingers]
     if hung:
-        found.append(
-            Text("diagnosis.anomaly.hung-at-exit", "ranks {ranks:ranks} finished but did not exit", ranks=hung)
-        )
-    if evidence.state == "RUNNING":
-        found.extend(_anomalies_of_ranks(evidence, set(unreachable)))
-    return (*found, *evidence.slow)
+        yield Text("diagnosis.anomaly.hung-at-exit", "ranks {ranks:ranks} finished but did not exit", ranks=hung)
+    if is_running:
+        yield from _anomalies_of_ranks(evidence, unreachable)
+    yield from evidence.slow
 
 
-def _anomalies_of_ranks(evidence: Evidence, unreachable: set[str]) -> list[Text]:
-    found = []
+def _anomalies_of_ranks(evidence: Evidence, unreachable: Sequence[str]) -> Iterator[Text]:
     ended = [rank.rank for rank in evidence.ranks if rank.code == 0]
     if ended and len(ended) < len(evidence.ranks):
-        found.append(Text("diagnosis.anomaly.ended-early", "ranks {ranks:ranks} have already exited 0", ranks=ended))
+        yield Text("diagnosis.anomaly.ended-early", "ranks {ranks:ranks} have already exited 0", ranks=ended)
     written_s = {}
     for rank in evidence.ranks:
         when = moment(evidence, rank.host, rank.last_output_s)
@@ -150,34 +144,15 @@ def _anomalies_of_ranks(evidence: Evidence, unreachable: set[str]) -> list[Text]
     newest_s = max(written_s.values(), default=0.0)
     quiet = [rank for rank, at_s in written_s.items() if newest_s - at_s > NO_OUTPUT_S]
     if quiet and len(quiet) < len(written_s):
-        found.append(
-            Text(
-                "diagnosis.anomaly.no-output",
-                "ranks {ranks:ranks} wrote no output for {seconds:.0f} s while others did",
-                ranks=quiet,
-                seconds=newest_s - min(written_s[rank] for rank in quiet),
-            )
-        )
+        seconds = newest_s - min(written_s[rank] for rank in quiet)
+        english = "ranks {ranks:ranks} wrote no output for {seconds:.0f} s while others did"
+        yield Text("diagnosis.anomaly.no-output", english, ranks=quiet, seconds=seconds)
     elif written_s and evidence.now_s - newest_s > NO_OUTPUT_S:
-        found.append(
-            Text(
-                "diagnosis.anomaly.no-output-at-all",
-                "no rank wrote output for {seconds:.0f} s",
-                seconds=evidence.now_s - newest_s,
-            )
-        )
+        english, seconds = "no rank wrote output for {seconds:.0f} s", evidence.now_s - newest_s
+        yield Text("diagnosis.anomaly.no-output-at-all", english, seconds=seconds)
     steps = {rank.rank: rank.last_step for rank in evidence.ranks if rank.last_step is not None}
-    if len(steps) > 1 and max(steps.values()) - min(steps.values()) > 1:
-        low = min(steps.values())
+    low, newest = min(steps.values(), default=0), max(steps.values(), default=0)
+    if newest - low > 1:
         behind = [rank for rank, step in steps.items() if step == low]
-        if len(behind) < len(steps):
-            found.append(
-                Text(
-                    "diagnosis.anomaly.behind",
-                    "ranks {ranks:ranks} are at step {step}, others at step {newest}",
-                    ranks=behind,
-                    step=low,
-                    newest=max(steps.values()),
-                )
-            )
-    return found
+        english = "ranks {ranks:ranks} are at step {step}, others at step {newest}"
+        yield Text("diagnosis.anomaly.behind", english, ranks=behind, step=low, newest=newest)

@@ -36,9 +36,6 @@ DETAIL_S = 30.0
 REPEATED_S = 3600.0
 """Minimum interval at which the same error of a tool is stored."""
 TABLE, CARDS, ECC, PORTS, HISTORY, GPUS = "npu-smi", "npu-cards", "npu-ecc", "npu-ports", "npu-history", "nvidia-smi"
-_PACE_S = {TABLE: 0.0, GPUS: 0.0, CARDS: 30.0, PORTS: 20.0, HISTORY: 60.0, ECC: 300.0}
-"""Seconds between two calls; 0: the sampling interval."""
-
 _NVIDIA = r"""
 command -v nvidia-smi >/dev/null || exit 127
 section() {{ echo "@@ $1"; shift; nvidia-smi "$@" --format=csv 2>&1; printf '\n@@= %s\n' $?; }}
@@ -46,6 +43,21 @@ section gpus --query-gpu={}
 section apps --query-compute-apps={}
 exit 0
 """.format(",".join(nvidia_smi.GPU_FIELDS), ",".join(nvidia_smi.APP_FIELDS))
+
+
+def _argv(script: str, *arguments: str) -> list[str]:
+    return ["sh", "-c", script, "ascendrun", *arguments]
+
+
+_ITEMS: Mapping[str, tuple[str, float, list[str]]] = {
+    TABLE: ("npu", 0.0, _argv(scripts.INFO)),
+    PORTS: ("npu", 20.0, _argv(scripts.PORTS, "link", "stat")),
+    CARDS: ("npu", 30.0, _argv(scripts.CARDS, "common")),
+    HISTORY: ("npu", 60.0, _argv(scripts.PORTS, "link_stat")),
+    ECC: ("npu", 300.0, _argv(scripts.CARDS, "ecc")),
+    GPUS: ("cuda", 0.0, _argv(_NVIDIA)),
+}
+"""The devices of an item, seconds between two calls (0: the sampling interval), and the command."""
 
 
 @dataclass(frozen=True)
@@ -70,37 +82,11 @@ def sampling_request(device_type: str, *, every_s: float, hosts: int) -> Mapping
 
 def sampling_items(device_type: str | None, *, every_s: float = EVERY_S) -> tuple[Mapping[str, Any], ...]:
     """Return the items of a node whose job uses these devices (npu, cuda, cpu); None: any type present."""
-    asked = (
-        {
-            TABLE: _argv(scripts.INFO),
-            PORTS: _argv(scripts.PORTS, "link", "stat"),
-            CARDS: _argv(scripts.CARDS, "common"),
-            HISTORY: _argv(scripts.PORTS, "link_stat"),
-            ECC: _argv(scripts.CARDS, "ecc"),
-        }
-        if device_type in (None, "npu")
-        else {}
-    )
-    if device_type in (None, "cuda"):
-        asked[GPUS] = _argv(_NVIDIA)
     return tuple(
-        {
-            "name": name,
-            "argv": argv,
-            "every_s": pace_s(name, every_s),
-            "timeout_s": 20.0 if _PACE_S[name] == 0 else 60.0,
-        }
-        for name, argv in asked.items()
+        {"name": name, "argv": argv, "every_s": max(every_s, pace_s), "timeout_s": 60.0 if pace_s else 20.0}
+        for name, (kind, pace_s, argv) in _ITEMS.items()
+        if device_type in (None, kind)
     )
-
-
-def pace_s(item: str, every_s: float) -> float:
-    """Return seconds between two calls of an item at this sampling interval."""
-    return max(every_s, _PACE_S[item])
-
-
-def _argv(script: str, *arguments: str) -> list[str]:
-    return ["sh", "-c", script, "ascendrun", *arguments]
 
 
 @dataclass(frozen=True)
@@ -222,7 +208,7 @@ class DeviceReader:
 
     def _lately(self, device: int, at_s: float) -> Iterator[_Reading]:
         for (_, of), reading in self._readings.items():
-            if of == device and at_s - reading.at_s <= FORGOTTEN_AFTER * pace_s(reading.item, self._every_s):
+            if of == device and at_s - reading.at_s <= FORGOTTEN_AFTER * max(self._every_s, _ITEMS[reading.item][1]):
                 yield reading
 
     # GPUs
@@ -233,24 +219,16 @@ class DeviceReader:
         samples = []
         for gpu in gpus.gpus or ():
             pids = None if apps.apps is None else tuple(app.pid for app in apps.apps if app.bus_id == gpu.bus_id)
-            samples.append(
-                DeviceSample(
-                    output.at_s,
-                    self._host,
-                    gpu.index,
-                    "cuda",
-                    name=gpu.name,
-                    source="nvidia-smi",
-                    utilisation=_float(gpu.utilisation_percent),
-                    memory_used_bytes=_bytes(gpu.memory_used_mb),
-                    memory_total_bytes=_bytes(gpu.memory_total_mb),
-                    power_w=gpu.power_w,
-                    temperature_c=_float(gpu.temperature_c),
-                    frequency_mhz=_float(gpu.sm_mhz),
-                    ecc_errors=gpu.ecc_errors,
-                    pids=pids,
-                )
-            )
+            figures = {
+                "utilisation": _float(gpu.utilisation_percent),
+                "memory_used_bytes": _bytes(gpu.memory_used_mb),
+                "memory_total_bytes": _bytes(gpu.memory_total_mb),
+                "temperature_c": _float(gpu.temperature_c),
+                "frequency_mhz": _float(gpu.sm_mhz),
+                **{name: getattr(gpu, name) for name in ("name", "power_w", "ecc_errors")},
+            }
+            place = (output.at_s, self._host, gpu.index, "cuda")
+            samples.append(DeviceSample(*place, source="nvidia-smi", pids=pids, **figures))
         why = _complaint((), (*gpus.unparsed, *apps.unparsed), is_empty=not gpus.gpus)
         return tuple(samples), why
 
