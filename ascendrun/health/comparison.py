@@ -137,29 +137,19 @@ def failed_checks(findings: Sequence[Finding], *, most: int = 8) -> Text:
         return lines[0]
     if count <= most:
         return Text("doctor.checks-failed", "{count} checks failed:{lines:lines}", count=count, lines=lines)
-    return Text(
-        "doctor.many-checks-failed",
-        "{count} checks failed, among them:{lines:lines}\n  (all: ascendrun doctor)",
-        count=count,
-        lines=lines,
-    )
+    english = "{count} checks failed, among them:{lines:lines}\n  (all: ascendrun doctor)"
+    return Text("doctor.many-checks-failed", english, count=count, lines=lines)
 
 
 def finding_line(finding: Finding) -> Text:
     """Return a finding in one line: hosts, message, code and hint."""
-    message, code, hint, hosts = finding.message, finding.code, finding.hint, finding.hosts
-    if not hosts:
-        return Text("doctor.cluster-finding", "{message} [{code}]", message=message, code=code)
+    values: dict[str, Any] = {"message": finding.message, "code": finding.code}
+    if not finding.hosts:
+        return Text("doctor.cluster-finding", "{message} [{code}]", **values)
+    values["hosts"], hint = finding.hosts, finding.hint
     if hint is None:
-        return Text("doctor.finding", "{hosts:hosts}: {message} [{code}]", hosts=hosts, message=message, code=code)
-    return Text(
-        "doctor.finding-with-hint",
-        "{hosts:hosts}: {message} [{code}] (hint: {hint})",
-        hosts=hosts,
-        message=message,
-        code=code,
-        hint=hint,
-    )
+        return Text("doctor.finding", "{hosts:hosts}: {message} [{code}]", **values)
+    return Text("doctor.finding-with-hint", "{hosts:hosts}: {message} [{code}] (hint: {hint})", **values, hint=hint)
 
 
 def _joined(*parts: str | None) -> str | None:

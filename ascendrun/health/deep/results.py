@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
-from ascendrun.core.dataclass import dataclass
+from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.health.deep.pair_schedule import Exchange
 from ascendrun.text import Text
 
@@ -86,17 +86,7 @@ class DeepReport:
 
 def read_host(lines: Lines) -> HostResult:
     """Return the result of a job on one host."""
-    devices = [
-        DeviceResult(
-            str(line["device"]),
-            float(line["tflops"]),
-            float(line["tflops_slowest"]),
-            str(line["digest"]),
-            int(line["wrong"]),
-        )
-        for line in lines
-        if line.get("measured") == "device"
-    ]
+    devices = [load_dataclass(DeviceResult, line) for line in lines if line.get("measured") == "device"]
     node = next((line for line in lines if line.get("measured") == "node"), None)
     return HostResult(
         devices=tuple(sorted(devices, key=_place)),
@@ -124,10 +114,14 @@ def better_of(first: HostResult, second: HostResult) -> HostResult:
     if first.why or second.why:
         return second if first.why else first
     again = {device.device: device for device in second.devices}
-    devices = tuple(_better(device, again.get(device.device, device)) for device in first.devices)
+    devices = []
+    for one in first.devices:
+        other = again.get(one.device, one)
+        wrong = one.wrong + other.wrong + int(one.digest != other.digest)
+        devices.append(replace(one if one.tflops >= other.tflops else other, wrong=wrong))
     return replace(
         first,
-        devices=devices,
+        devices=tuple(devices),
         bandwidth_bytes_per_s=_best(first.bandwidth_bytes_per_s, second.bandwidth_bytes_per_s, max),
         latency_s=_best(first.latency_s, second.latency_s, min),
     )
@@ -154,11 +148,6 @@ def _peak(line: Mapping[str, Any]) -> float:
 def _place(device: DeviceResult) -> tuple[str, int]:
     family, _, number = device.device.partition(":")
     return family, int(number) if number.isdigit() else 0
-
-
-def _better(one: DeviceResult, other: DeviceResult) -> DeviceResult:
-    faster, slower = (one, other) if one.tflops >= other.tflops else (other, one)
-    return replace(faster, wrong=one.wrong + other.wrong + int(faster.digest != slower.digest))
 
 
 def _best(one: float | None, other: float | None, choose: Any) -> float | None:
