@@ -365,7 +365,6 @@ class NodeFacts:
     os_name: str | None = None
     cpus: int | None = None
     memory_bytes: int | None = None
-    agent_python: str | None = None
     clock_offset_s: float | None = None
     limits: Mapping[str, tuple[int | None, int | None]] | None = None
     sshd: SshdFacts | None = None

@@ -246,7 +246,6 @@ def read_facts(report: NodeReport, results: Mapping[str, Any]) -> NodeFacts:
         host=report.host,
         boot_id=report.boot_id or None,
         machine_id=report.machine_id or None,
-        agent_python=report.python_version,
         npu=read_npu(values),
         late=late_probes(results),
         **{name: getattr(report, name) for name in _OF_REPORT},

@@ -65,7 +65,6 @@ def sound(host: str, **changes) -> NodeFacts:
         os_name="openEuler 22.03",
         cpus=192,
         memory_bytes=1500 * GIB,
-        agent_python="3.9.9",
         clock_offset_s=0.02,
         limits={"NOFILE": (65536, 65536), "NPROC": (None, None), "MEMLOCK": (None, None), "AS": (None, None)},
         sshd=SshdFacts("10:30:100", 10),
