@@ -10,34 +10,17 @@ from ascendrun.head.protocol.agent_bootstrap import Login
 from ascendrun.head.protocol.agent_events import make_report
 from ascendrun.head.protocol.agent_messages import AgentInfo, ProbeReply
 
-HELLO = {
-    "root": "/r",
-    "hostname": "n1",
-    "boot_id": "b",
-    "user": "u",
-    "python": "/py",
-    "python_version": "3.9",
-    "kernel": "5",
-    "arch": "x",
-    "cpus": 4,
-}
+TEXTS = ("root", "hostname", "boot_id", "user", "python", "python_version", "kernel", "arch")
+HELLO = {**{name: f"a {name}" for name in TEXTS}, "cpus": 4}
 
 
 def test_a_peer_without_a_route_is_missing_and_the_report_survives_the_socket():
-    probe = {
-        "at_ns": 5,
-        "routes": {
-            "n2": {"interface": "eth0", "source": "10.0.0.1", "error": None},
-            "n3": {"interface": None, "source": None, "error": "n3: no such name"},
-        },
+    routes = {
+        "n2": {"interface": "eth0", "source": "10.0.0.1", "error": None},
+        "n3": {"interface": None, "source": None, "error": "n3: no such name"},
     }
-    report = make_report(
-        Host("n1"),
-        AgentInfo.from_header(HELLO),
-        ProbeReply.from_header(probe),
-        clock_offset_s=0.5,
-        login=Login(0.2, "welcome"),
-    )
+    info, probe = AgentInfo.from_header(HELLO), ProbeReply.from_header({"at_ns": 5, "routes": routes})
+    report = make_report(Host("n1"), info, probe, clock_offset_s=0.5, login=Login(0.2, "welcome"))
     assert (report.login_s, report.login_noise, report.is_local) == (0.2, "welcome", False)
     assert report.routes == {"n2": Route("eth0", "10.0.0.1")}
     assert load_report(report_values(report)) == report

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,9 @@ from ascendrun.core.jobs.restart import Failure, Kind, RestartPolicy
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.state.job_files import read_plan
 from ascendrun.node.agent import training_files
+from tests.lib.plan_world import POINTS
 from tests.lib.small_world import N1, N2, Node, World
 
-POINTS = "MMSI,BaseDateTime,LAT,LON,SOG,COG,class\n" + "".join(
-    f"{211000000 + ship},2024-01-01T{hour:02d}:00:00,{54 + hour / 100:.4f},{10 + ship / 10:.4f},{ship + 1}.5,90.0,"
-    f"{('Cargo', 'Tug')[ship % 2]}\n"
-    for ship in range(8)
-    for hour in range(24)
-)
 TREES = (Tree(PROGRAMS_TREE, "a" * 64, 1, 1),)
 
 
@@ -91,13 +85,6 @@ class Reader(Node):
             self.asked.append(request)
             return agent.CheckpointsReply(())
         return super().answer(request)
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.store.close()
 
 
 @pytest.fixture
