@@ -13,6 +13,7 @@ import torch
 
 from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trajectory import tokens
 from ascendrun.programs.trajectory.data import Samples
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.judge import judge, missing
@@ -21,15 +22,6 @@ from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.points.tracks import FEATURES
 from ascendrun.programs.trajectory.scores import MODEL, Adjustment, choose_adjustment, compare, measure, score
 from ascendrun.programs.trajectory.store import Trained, load_trained, merge, save_trained
-from ascendrun.programs.trajectory.tokens import (
-    PLACE_DEGREES,
-    Encoded,
-    Groups,
-    Hiding,
-    augment,
-    encode,
-    make_vocabulary,
-)
 from ascendrun.programs.trajectory.trees import LEAVES, grow_trees
 
 CONFIG = config_of_sizes(words=30, hidden=16, layers=2, heads=2, max_length=32)
@@ -56,37 +48,37 @@ def test_a_sample_lost_or_counted_twice_is_noticed():
 
 
 def test_augmentation_follows_from_its_key_and_keeps_the_head():
-    sample = Encoded(np.array([2, 3]), tuple(np.arange(4, 44).reshape(20, 2)), 0)
+    sample = tokens.Encoded(np.array([2, 3]), tuple(np.arange(4, 44).reshape(20, 2)), 0)
 
-    groups = Groups(np.zeros(60, dtype=np.int64))
+    groups = tokens.Groups(np.zeros(60, dtype=np.int64))
 
     def cropped(epoch):
-        how = Hiding(crop=1.0, min_points=5)
-        return augment(sample, how, groups, unknown=1, key=(1, epoch, 7)).ids().tolist()
+        how = tokens.Hiding(crop=1.0, min_points=5)
+        return tokens.augment(sample, how, groups, unknown=1, key=(1, epoch, 7)).ids().tolist()
 
     seen = [cropped(epoch) for epoch in range(20)]
     assert seen[3] == cropped(3)
     assert all(ids[:2] == [2, 3] and len(ids) >= 12 for ids in seen)
     assert len(collections.Counter(map(len, seen))) > 3
-    hidden = augment(sample, Hiding(token=0.5), groups, unknown=1, key=(1, 0, 7)).ids()
+    hidden = tokens.augment(sample, tokens.Hiding(token=0.5), groups, unknown=1, key=(1, 0, 7)).ids()
     assert 5 < (hidden == 1).sum() < 37
 
 
 def test_a_ship_is_seen_without_its_size_and_with_every_depth_of_its_place():
     tracks = [replace(track, length=90.0, width=15.0) for track in generate(30, seed=2)]
     texts = as_texts(tracks, grammar="motion", resolution=10)
-    vocabulary = make_vocabulary(enumerate(texts), min_count=1)
-    groups, sample = Groups.make(vocabulary), encode(texts[0], vocabulary, 0)
+    vocabulary = tokens.make_vocabulary(enumerate(texts), min_count=1)
+    groups, sample = tokens.Groups.make(vocabulary), tokens.encode(texts[0], vocabulary, 0)
     depths, sizes = collections.Counter(), collections.Counter()
     for epoch in range(200):
-        seen = augment(sample, Hiding(place=0.9, size=0.5), groups, unknown=1, key=(1, epoch, 0))
+        seen = tokens.augment(sample, tokens.Hiding(place=0.9, size=0.5), groups, unknown=1, key=(1, epoch, 0))
         levels = sorted({*groups.of[seen.head][groups.of[seen.head] > 0].tolist()})
         assert levels == list(range(1, len(levels) + 1))
         depths[len(levels)] += 1
         sizes[bool((groups.of[seen.head] < 0).any())] += 1
         assert np.isnan(seen.values[FEATURES.index("length")]) == (not (groups.of[seen.head] < 0).any())
         assert np.isnan(seen.values[FEATURES.index("lat")]) == (not levels)
-    assert len(depths) == len(PLACE_DEGREES) + 1 and 60 < sizes[True] < 140
+    assert len(depths) == len(tokens.PLACE_DEGREES) + 1 and 60 < sizes[True] < 140
     assert not np.isnan(sample.values[FEATURES.index("length")])
 
 
@@ -180,8 +172,8 @@ def test_a_ship_of_several_segments_is_judged_once_by_their_mean():
     assert found.ships["accuracy"].value == 1.0 and found.pieces["accuracy"].value == pytest.approx(2 / 3, abs=1e-3)
 
 
-def tracks_of(values: np.ndarray, labels: np.ndarray) -> list[Encoded]:
-    return [Encoded(np.array([3]), (), int(label), np.float32(row)) for row, label in zip(values, labels)]
+def tracks_of(values: np.ndarray, labels: np.ndarray) -> list[tokens.Encoded]:
+    return [tokens.Encoded(np.array([3]), (), int(label), np.float32(row)) for row, label in zip(values, labels)]
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -263,7 +255,9 @@ def test_baselines_learn_from_the_same_inputs_and_keep_to_their_time(has_summary
     rng = np.random.default_rng(1)
     labels = rng.integers(0, 2, 120)
     samples = [
-        Encoded(np.array([3 + label]), (np.array([5]),), int(label), np.float32([label, np.nan] if has_summary else []))
+        tokens.Encoded(
+            np.array([3 + label]), (np.array([5]),), int(label), np.float32([label, np.nan] if has_summary else [])
+        )
         for label in labels
     ]
     found = judged(samples[:80], samples[80:], words=6, classes=3)
@@ -278,6 +272,6 @@ def test_baselines_learn_from_the_same_inputs_and_keep_to_their_time(has_summary
 
 def test_without_scikit_learn_the_majority_class_remains_and_the_report_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    samples = [Encoded(np.array([3]), (), label) for label in (0, 1, 1)]
+    samples = [tokens.Encoded(np.array([3]), (), label) for label in (0, 1, 1)]
     assert list(judged(samples, samples, words=4, classes=2)) == ["model", "majority"]
     assert missing().key == "program.no-scikit-learn"

@@ -12,34 +12,12 @@ import pytest
 
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import options as option_table
+from ascendrun.programs.trajectory import grammars, tokens
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import Record, text_of
-from ascendrun.programs.trajectory.grammars import (
-    GRAMMARS,
-    INPUTS,
-    PLACE_DEGREES,
-    TEXTS,
-    as_texts,
-    cell_based,
-    compass,
-    digits_of,
-    fit_text,
-    speed_word,
-)
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.points.tracks import FEATURES, Track
 from ascendrun.programs.trajectory.split import LabelLeakError, check_leak, check_same_segments
-from ascendrun.programs.trajectory.tokens import (
-    IS_CELL,
-    MASK,
-    PAD,
-    SPECIAL,
-    UNKNOWN,
-    Words,
-    check_known,
-    encode,
-    make_vocabulary,
-)
 
 
 def make_track(**changes: object) -> Track:
@@ -58,7 +36,7 @@ def make_track(**changes: object) -> Track:
 
 
 def test_the_guide_grammar_writes_time_cell_speed_and_course_of_each_point():
-    words = as_texts([make_track()], grammar="guide", resolution=10)[0]
+    words = grammars.as_texts([make_track()], grammar="guide", resolution=10)[0]
     assert words.text() == (
         "YEAR_2021 MONTH_9 DAY_17 HOUR_6 MINUTE_11 SECOND_42 H3_res_10 H3_base_4 H3_cell_1_6 H3_cell_2_0 H3_cell_3_3 "
         "H3_cell_4_6 H3_cell_5_5 H3_cell_6_2 H3_cell_7_2 H3_cell_8_2 H3_cell_9_4 H3_cell_10_1 SPD_STOP COG_NE "
@@ -74,7 +52,7 @@ def test_the_children_of_a_cell_differ_in_their_last_word_only(cell):
     """S0-B6: the published digits are off by one, and the children of a cell look alike."""
     for resolution in range(1, 11):
         ancestor = h3.cell_to_parent(cell, resolution - 1)
-        written = [digits_of(child) for child in h3.cell_to_children(ancestor)]
+        written = [grammars.digits_of(child) for child in h3.cell_to_children(ancestor)]
         assert len({words[-1] for words in written}) == len(written) >= 6
         assert len({words[1:-1] for words in written}) == 1
         assert {words[-1] for words in written} <= {f"H3_cell_{resolution}_{digit}" for digit in range(7)}
@@ -83,7 +61,7 @@ def test_the_children_of_a_cell_differ_in_their_last_word_only(cell):
 def test_different_cells_have_different_words_everywhere_also_around_pentagons():
     for base in h3.get_res0_cells():
         cells = h3.cell_to_children(base, 2)
-        assert len({digits_of(cell) for cell in cells}) == len(cells)
+        assert len({grammars.digits_of(cell) for cell in cells}) == len(cells)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +69,7 @@ def test_different_cells_have_different_words_everywhere_also_around_pentagons()
     [(337.4, "NW"), (337.5, "N"), (0, "N"), (22.4, "N"), (22.5, "NE"), (180, "S"), (float("nan"), "UNKNOWN")],
 )
 def test_courses_fall_into_sectors_of_45_degrees_around_the_compass_points(degrees, word):
-    assert compass(degrees) == word
+    assert grammars.compass(degrees) == word
 
 
 @pytest.mark.parametrize(
@@ -99,108 +77,112 @@ def test_courses_fall_into_sectors_of_45_degrees_around_the_compass_points(degre
     [(0, "STOP"), (1.99, "STOP"), (2, "SLOW"), (5, "MID"), (10, "FAST"), (15, "HIGH"), (float("nan"), "UNKNOWN")],
 )
 def test_speeds_fall_into_five_words(knots, word):
-    assert speed_word(knots) == word
+    assert grammars.speed_word(knots) == word
 
 
-@pytest.mark.parametrize("grammar", list(GRAMMARS))
+@pytest.mark.parametrize("grammar", list(grammars.GRAMMARS))
 def test_the_class_is_never_in_the_text(grammar):
     """S0-B1: the published texts hold the class word at every point."""
     tracks = generate(60, seed=1)
-    plain = as_texts(tracks, grammar=grammar, resolution=10)
-    renamed = as_texts([replace(track, label="X") for track in tracks], grammar=grammar, resolution=10)
+    plain = grammars.as_texts(tracks, grammar=grammar, resolution=10)
+    renamed = grammars.as_texts([replace(track, label="X") for track in tracks], grammar=grammar, resolution=10)
     assert plain == renamed
     check_leak(plain, [str(track.label) for track in tracks])
 
 
-@pytest.mark.parametrize("grammar", GRAMMARS)
+@pytest.mark.parametrize("grammar", grammars.GRAMMARS)
 def test_points_without_speed_or_course_have_words_too(grammar):
     track = make_track(sog=np.array([np.nan, np.nan]), cog=np.array([np.nan, np.nan]))
-    words = as_texts([track], grammar=grammar, resolution=10)[0]
+    words = grammars.as_texts([track], grammar=grammar, resolution=10)[0]
     assert len(words.points) == 2 and words.points[1]
 
 
 def test_the_leak_check_trips_on_a_class_word_in_any_spelling():
-    texts = [Words((), (("SPD_STOP", "oil-tanker"),)), Words((), (("SPD_STOP", "x"),))]
+    texts = [tokens.Words((), (("SPD_STOP", "oil-tanker"),)), tokens.Words((), (("SPD_STOP", "x"),))]
     with pytest.raises(LabelLeakError, match="oil-tanker"):
         check_leak(texts, ["Oil_Tanker", "Cargo"])
 
 
 def test_the_leak_check_trips_on_a_label_under_another_name():
-    texts = [Words((), (("a", f"TYPE_{number % 3}"),)) for number in range(12)]
+    texts = [tokens.Words((), (("a", f"TYPE_{number % 3}"),)) for number in range(12)]
     with pytest.raises(LabelLeakError, match="TYPE_0 = Cargo"):
         check_leak(texts, [("Cargo", "Tanker", "Tug")[number % 3] for number in range(12)])
 
 
 def test_words_that_training_hardly_knows_become_unknown():
-    texts = [Words(("often",), (("a",),)), Words(("often",), (("b",),))]
-    vocabulary = make_vocabulary(enumerate(texts), min_count=2)
-    assert make_vocabulary([("one ship", words) for words in texts], min_count=2) == {PAD: 0, UNKNOWN: 1, MASK: 2}
-    assert vocabulary == {PAD: 0, UNKNOWN: 1, MASK: 2, "often": 3}
-    assert encode(texts[0], vocabulary, 0).ids().tolist() == [3, 1]
+    texts = [tokens.Words(("often",), (("a",),)), tokens.Words(("often",), (("b",),))]
+    vocabulary = tokens.make_vocabulary(enumerate(texts), min_count=2)
+    assert tokens.make_vocabulary([("one ship", words) for words in texts], min_count=2) == {
+        tokens.PAD: 0,
+        tokens.UNKNOWN: 1,
+        tokens.MASK: 2,
+    }
+    assert vocabulary == {tokens.PAD: 0, tokens.UNKNOWN: 1, tokens.MASK: 2, "often": 3}
+    assert tokens.encode(texts[0], vocabulary, 0).ids().tolist() == [3, 1]
 
 
 def test_a_model_refuses_tokens_that_it_never_saw_and_warns_where_some_are_new():
-    vocabulary = {word: i for i, word in enumerate([*SPECIAL, "a", "b"])}
+    vocabulary = {word: i for i, word in enumerate([*tokens.SPECIAL, "a", "b"])}
     warnings = {}
     for known in (5, 8, 9):
-        row = encode(Words((), (("a",) * known, ("new",) * (10 - known))), vocabulary, -1)
-        warnings[known] = check_known([row], vocabulary, vocabulary, model="best")
+        row = tokens.encode(tokens.Words((), (("a",) * known, ("new",) * (10 - known))), vocabulary, -1)
+        warnings[known] = tokens.check_known([row], vocabulary, vocabulary, model="best")
     assert warnings[9] is None and [warnings[n].values["share"] for n in (5, 8)] == [0.5, 0.8]
-    row = encode(Words((), (("a", "new", "new"),)), vocabulary, -1)
+    row = tokens.encode(tokens.Words((), (("a", "new", "new"),)), vocabulary, -1)
     with pytest.raises(InvalidDataError, match="33%"):
-        check_known([row], vocabulary, vocabulary, model="best")
-    ours = encode(Words((), (("a", "b", "b"),)), vocabulary, -1)
+        tokens.check_known([row], vocabulary, vocabulary, model="best")
+    ours = tokens.encode(tokens.Words((), (("a", "b", "b"),)), vocabulary, -1)
     with pytest.raises(InvalidDataError, match="33%"):
-        check_known([ours], vocabulary, {"a": 0}, model="base")
+        tokens.check_known([ours], vocabulary, {"a": 0}, model="base")
     with pytest.raises(InvalidDataError, match="0%"):
-        check_known([], vocabulary, vocabulary, model="best")
+        tokens.check_known([], vocabulary, vocabulary, model="best")
 
 
 def test_a_model_of_texts_has_no_tokens_for_points(tmp_path):
     options = option_table.parse([], option_table.read_table(OPTIONS))
-    text = text_of(options, [Record("t", "s", "Tug", None, Words((), (("a",),)), "")])
-    assert text["grammar"] == TEXTS
+    text = text_of(options, [Record("t", "s", "Tug", None, tokens.Words((), (("a",),)), "")])
+    assert text["grammar"] == grammars.TEXTS
     with pytest.raises(InvalidDataError, match="texts of the same form"):
-        as_texts([make_track()], **text)
+        grammars.as_texts([make_track()], **text)
 
 
 def test_the_guide_s_texts_of_a_segment_are_not_cut():
     """S0-B5: 600 to 660 words a segment against a window of 512. The model takes as many as the longest sample has."""
     track = generate(1, seed=2, min_points=30, max_points=30)[0]
-    words = as_texts([track], grammar="guide", resolution=10)[0]
-    assert len(encode(words, make_vocabulary([("s", words)], min_count=1), 0)) == 30 * 21 > 512
+    words = grammars.as_texts([track], grammar="guide", resolution=10)[0]
+    assert len(tokens.encode(words, tokens.make_vocabulary([("s", words)], min_count=1), 0)) == 30 * 21 > 512
 
 
 def test_a_machine_without_h3_is_told_what_to_do_and_the_motion_grammar_needs_none(monkeypatch):
     monkeypatch.setitem(sys.modules, "h3", None)
-    for grammar in set(GRAMMARS) - {"motion"}:
+    for grammar in set(grammars.GRAMMARS) - {"motion"}:
         with pytest.raises(InvalidDataError, match="--grammar=motion"):
-            as_texts([make_track()], grammar=grammar, resolution=10)
-    assert as_texts([make_track()], grammar="motion", resolution=10)[0].points
+            grammars.as_texts([make_track()], grammar=grammar, resolution=10)
+    assert grammars.as_texts([make_track()], grammar="motion", resolution=10)[0].points
 
 
 def test_the_published_digits_are_off_by_one_and_those_of_the_guide_are_not():
-    assert cell_based("8a0983d5250ffff")[:4] == ("H3_res_10", "H3_base_4", "H3_cell_1_4", "H3_cell_2_6")
-    assert digits_of("8a0983d5250ffff")[2:4] == ("H3_cell_1_6", "H3_cell_2_0")
+    assert grammars.cell_based("8a0983d5250ffff")[:4] == ("H3_res_10", "H3_base_4", "H3_cell_1_4", "H3_cell_2_6")
+    assert grammars.digits_of("8a0983d5250ffff")[2:4] == ("H3_cell_1_6", "H3_cell_2_0")
 
 
-def prefixes(words: Words) -> set[str]:
+def prefixes(words: tokens.Words) -> set[str]:
     return {word.rsplit("_", 1)[0] for word in words.all()}
 
 
 def test_the_motion_grammar_reads_headings_and_size_where_they_are_known_and_has_no_word_for_the_unknown():
     told = make_track(heading=np.array([27.0, 120.0]), length=180.0, width=32.0)
-    text = fit_text([told], grammar="motion", resolution=10)
-    assert {"length", "width", "swing_mean", "D"} <= prefixes(as_texts([told], **text)[0])
-    assert not {"length", "width", "swing_mean", "D"} & prefixes(as_texts([make_track()], **text)[0])
+    text = grammars.fit_text([told], grammar="motion", resolution=10)
+    assert {"length", "width", "swing_mean", "D"} <= prefixes(grammars.as_texts([told], **text)[0])
+    assert not {"length", "width", "swing_mean", "D"} & prefixes(grammars.as_texts([make_track()], **text)[0])
 
 
 @pytest.mark.parametrize("left_out, gone", [("size", "length"), ("place", "lat"), ("summary", "speed_mean")])
 def test_an_input_that_is_left_out_is_in_no_word_and_no_number(left_out, gone):
     track = make_track(length=180.0, width=32.0)
-    names = [name for name in INPUTS if name != left_out]
-    words = as_texts([track], grammar="motion", resolution=10, inputs=names)[0]
-    assert not (left_out == "place" and any(IS_CELL.match(word) for word in words.head))
+    names = [name for name in grammars.INPUTS if name != left_out]
+    words = grammars.as_texts([track], grammar="motion", resolution=10, inputs=names)[0]
+    assert not (left_out == "place" and any(tokens.IS_CELL.match(word) for word in words.head))
     assert not (left_out == "size" and gone in prefixes(words))
     assert words.values == () if left_out == "summary" else words.values[FEATURES.index(gone)] is None
 
@@ -209,12 +191,12 @@ def test_bins_hold_equally_many_ships_whatever_the_units_of_the_waters_and_howev
     """Today's fixed edges gave 1,381 of 1,453 pieces the same interval token in waters with other intervals."""
     slow = [replace(track, time=track.time[0] + (track.time - track.time[0]) * 9) for track in generate(200, seed=4)]
     often = [replace(slow[0], id=f"again{i}") for i in range(500)]
-    text = fit_text(slow, grammar="motion", resolution=10)
+    text = grammars.fit_text(slow, grammar="motion", resolution=10)
     intervals = collections.Counter(
-        word for words in as_texts(slow, **text) for word in words.head if word.startswith("interval_median")
+        word for words in grammars.as_texts(slow, **text) for word in words.head if word.startswith("interval_median")
     )
     assert len(intervals) > 8 and max(intervals.values()) < 40
-    crowded = fit_text([*slow, *often], grammar="motion", resolution=10)["edges"]
+    crowded = grammars.fit_text([*slow, *often], grammar="motion", resolution=10)["edges"]
     assert crowded["S"][12] == pytest.approx(text["edges"]["S"][12], rel=0.1)
 
 
@@ -223,25 +205,27 @@ def test_turns_are_rates_so_a_ship_that_reports_half_as_often_has_the_same_words
     course = np.arange(20) * 6.0
     one = replace(track, time=np.arange(20) * 10, cog=course % 360)
     half = one.of_points(slice(None, None, 2))
-    text = fit_text(generate(50, seed=1), grammar="motion", resolution=10)
+    text = grammars.fit_text(generate(50, seed=1), grammar="motion", resolution=10)
 
     def turns(words):
         return {word for point in words.points for word in point if word.startswith("T_")}
 
-    assert turns(as_texts([one], **text)[0]) == turns(as_texts([half], **text)[0]) and turns(as_texts([one], **text)[0])
+    assert turns(grammars.as_texts([one], **text)[0]) == turns(grammars.as_texts([half], **text)[0]) and turns(
+        grammars.as_texts([one], **text)[0]
+    )
 
 
 def test_an_unknown_cell_is_left_out_so_that_the_coarser_ones_remain():
     near, far = generate(1, seed=1)[0], generate(1, seed=1)[0]
-    far = replace(far, lat=far.lat + 0.8 * PLACE_DEGREES[2])
-    text = fit_text([near], grammar="motion", resolution=10)
-    known = make_vocabulary(enumerate(as_texts([near], **text)), min_count=1)
-    ids = encode(as_texts([far], **text)[0], known, 0)
+    far = replace(far, lat=far.lat + 0.8 * grammars.PLACE_DEGREES[2])
+    text = grammars.fit_text([near], grammar="motion", resolution=10)
+    known = tokens.make_vocabulary(enumerate(grammars.as_texts([near], **text)), min_count=1)
+    ids = tokens.encode(grammars.as_texts([far], **text)[0], known, 0)
     words = {word for word, number in known.items() if number in ids.head}
-    cells = {word for word in words if IS_CELL.match(word)}
+    cells = {word for word in words if tokens.IS_CELL.match(word)}
     levels = {word[:2] for word in cells if word[0] == "G"}
-    assert levels == {f"G{level}" for level in range(len(levels))} and 0 < len(levels) < len(PLACE_DEGREES)
-    assert known[UNKNOWN] not in ids.head
+    assert levels == {f"G{level}" for level in range(len(levels))} and 0 < len(levels) < len(grammars.PLACE_DEGREES)
+    assert known[tokens.UNKNOWN] not in ids.head
 
 
 def test_one_track_under_two_names_in_two_splits_is_a_leak():

@@ -325,23 +325,19 @@ def shown(value: Any) -> str:
 
 
 def system() -> list[tuple[str, str]]:
-    """Return facts of this node and of the code."""
-    found = [("git", git_state()), ("Python", platform.python_version())]
+    """Return facts of this node and of the code: the commit of the working directory, with a mark if files differ."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        commit = UNKNOWN
+    found = [("git", commit), ("Python", platform.python_version())]
     for name in LIBRARIES:
         try:
             found.append((name, importlib.metadata.version(name)))
         except importlib.metadata.PackageNotFoundError:
             continue
     return [*found, ("OS", platform.platform()), ("CPU", f"{platform.machine()}, {os.cpu_count()}")]
-
-
-def git_state() -> str:
-    """Return the commit of the working directory, with a mark if files differ from it; unknown without a repository."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return UNKNOWN
 
 
 def work(stage: tuple[str, Facts]) -> list[str]:
