@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ascendrun.query.settings_view import view_targets
 
 from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.notice_settings import read_notices
 from ascendrun.core.notices import DEFAULT_JOBS, NoticeSettings
 from ascendrun.head.notify.delivery import UnreadableCredentialsError, read_credentials
 from ascendrun.head.state.user_files import load_settings
+from ascendrun.query.notice_view import view_targets
 from ascendrun.text import use_language
 
 URL = "https://open.feishu.cn/open-apis/bot/v2/hook/5e3d587e-topsecret"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from ascendrun.cluster.api import Cluster
 from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.settings import SETTINGS, user_file
 from ascendrun.head.state.state_dir import make_spool_dir
 from ascendrun.head.state.user_files import load_settings
-from ascendrun.query.settings_view import view_settings
 
 
 def write(path: Path, text: str) -> Path:
@@ -92,7 +92,7 @@ def test_limits_are_given_in_their_unit_and_kept_in_bytes_and_seconds(tmp_path: 
     file = write(tmp_path / "user.yaml", "keep_jobs_days: 1.5\npull_job_gib: 2\n")
     settings = load_settings({"HOME": "/h"}, files=[file])
     assert (settings.retention.keep_jobs_s, settings.retention.pull_job_bytes) == (129_600, 2 << 30)
-    shown = {view.name: view.value for view in view_settings(settings)}
+    shown = {view.name: view.value for view in Cluster(settings).config()}
     assert (shown["keep_jobs_days"], shown["pull_job_gib"], shown["pull_error_mib"]) == ("1.5", "2", "16")
     with pytest.raises(InvalidInputError):
         load_settings({"HOME": "/h", "ASCENDRUN_KEEP_NODE_GIB": "-1"}, files=[])
