@@ -19,8 +19,15 @@ import pytest
 
 from ascendrun.node import layout, loader, procs, reap, tree_hash, wire
 
+PY = sys.executable
+HOLD = ["sh", "-c", "exec sleep 600"]
+TAG = "head-job.1"
 DEADLINE_S = 120.0
 _Key = tuple[str, str, int]
+
+
+def program(code: str) -> list[str]:
+    return [PY, "-c", code]
 
 
 def find_pythons() -> list[str]:
@@ -174,6 +181,11 @@ class Client:
     def run(self, job: dict[str, Any], **go: Any) -> dict[str, Any]:
         self.start(job, **go)
         return self.wait_ended(job["tag"])
+
+    def begin(self, job: dict[str, Any]) -> None:
+        """Start it, and see its first rank."""
+        self.start(job)
+        self.wait_told(job["tag"], "rank_started", rank=0)
 
     def end(self, tag: str) -> dict[str, Any]:
         """Stop it now, and see its end."""

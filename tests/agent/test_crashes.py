@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import time
 
 import pytest
 
 from ascendrun.node import layout, procs
+from tests.agent.conftest import HOLD, PY, TAG
 
-PY = sys.executable
-HOLD = ["sh", "-c", "exec sleep 600"]
 HIDER = [
     PY,
     "-c",
@@ -20,7 +18,6 @@ HIDER = [
     "    os._exit(0)\nos.wait()\nprint('hidden',flush=True)\ntime.sleep(600)",
 ]
 DEAF = [PY, "-c", "import signal,time\nsignal.signal(15,signal.SIG_IGN)\nprint('deaf',flush=True)\ntime.sleep(600)"]
-TAG = "head-job.1"
 
 
 def kill_supervisor(node, tag):
@@ -59,8 +56,7 @@ def test_agent_and_supervisor_killed_together_are_made_good_by_the_next_agent(no
 
 
 def test_after_a_reboot_the_attempt_is_lost_and_no_stranger_with_an_old_number_is_touched(node, agent):
-    agent.start(node.job(TAG, HOLD))
-    agent.wait_told(TAG, "rank_started", rank=0)
+    agent.begin(node.job(TAG, HOLD))
     rank = node.alive(TAG)[0]
     path = node.folder(TAG) / layout.IDENTITY
     true_identity = node.identity(TAG)
@@ -73,8 +69,7 @@ def test_after_a_reboot_the_attempt_is_lost_and_no_stranger_with_an_old_number_i
 
 
 def test_ranks_run_on_when_the_agent_is_killed_and_a_new_one_can_stop_them(node, agent):
-    agent.start(node.job(TAG, HOLD))
-    agent.wait_told(TAG, "rank_started", rank=0)
+    agent.begin(node.job(TAG, HOLD))
     agent.kill()
     assert len(node.alive(TAG)) == 1
     second = node.connect()
@@ -85,8 +80,7 @@ def test_ranks_run_on_when_the_agent_is_killed_and_a_new_one_can_stop_them(node,
 
 
 def test_the_end_of_input_ends_the_agent_and_not_the_ranks(node, agent):
-    agent.start(node.job(TAG, HOLD))
-    agent.wait_told(TAG, "rank_started", rank=0)
+    agent.begin(node.job(TAG, HOLD))
     assert agent.close() == 0
     assert len(node.alive(TAG)) == 1
     second = node.connect()

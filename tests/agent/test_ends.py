@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,10 +13,8 @@ import pytest
 
 from ascendrun.node import layout, procs, reap
 from ascendrun.node.op_errors import message
+from tests.agent.conftest import HOLD, PY, TAG, program
 
-PY = sys.executable
-HOLD = ["sh", "-c", "exec sleep 600"]
-TAG = "head-job.1"
 HELD = """
 import ctypes, os, sys, time
 pid, libc = int(sys.argv[1]), ctypes.CDLL(None, use_errno=True)
@@ -28,13 +25,9 @@ time.sleep(600)
 """
 
 
-def python(code):
-    return [PY, "-c", code]
-
-
 def start_saving(node, agent):
     """A rank that saves on the signal of its job, within its grace."""
-    save = python(
+    save = program(
         "import signal,sys,time\n"
         "signal.signal(signal.SIGUSR1, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
         "print('ready', flush=True)\ntime.sleep(600)"
@@ -79,7 +72,7 @@ def test_a_rank_that_saves_on_the_signal_and_exits_0_within_the_grace(node, agen
 
 
 def test_a_rank_that_dies_of_the_stop_signal_does_not_cut_short_another_ones_saving(node, agent):
-    slow = python(
+    slow = program(
         "import signal,sys,time\n"
         "def save(*_):\n    time.sleep(1.0); print('saved', flush=True); sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, save)\nprint('ready', flush=True)\ntime.sleep(600)"
@@ -92,7 +85,7 @@ def test_a_rank_that_dies_of_the_stop_signal_does_not_cut_short_another_ones_sav
 
 
 def test_a_rank_that_ignores_everything_is_killed_after_the_grace(node, agent):
-    deaf = python(
+    deaf = program(
         "import signal,time\nfor s in (1,2,10,15): signal.signal(s, signal.SIG_IGN)\n"
         "print('ready', flush=True)\ntime.sleep(600)"
     )
@@ -106,7 +99,7 @@ def test_stop_now_kills_at_once_and_may_overtake_a_gentle_stop(node, agent):
     agent.start(
         node.job(
             TAG,
-            python(
+            program(
                 "import signal,time\nsignal.signal(15, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(600)"
             ),
         )
@@ -133,7 +126,7 @@ HIDERS = {
 
 
 def test_stop_leaves_nobody_however_they_hide_and_spares_the_same_command_elsewhere(node, agent):
-    commands = [python(code) for code in HIDERS.values()]
+    commands = [program(code) for code in HIDERS.values()]
     other = "head-other.1"
     for tag in (TAG, other):
         agent.start(node.job(tag, *commands))
@@ -150,7 +143,7 @@ def test_stop_leaves_nobody_however_they_hide_and_spares_the_same_command_elsewh
 
 
 def test_daemons_of_ranks_that_exited_0_are_ended_and_their_open_pipes_do_not_hang_the_end(node, agent):
-    leave = python("import os,time\nif os.fork()==0:\n    os.setsid(); time.sleep(600)\nprint('done',flush=True)")
+    leave = program("import os,time\nif os.fork()==0:\n    os.setsid(); time.sleep(600)\nprint('done',flush=True)")
     assert agent.run(node.job(TAG, leave, leave))["codes"] == {"0": 0, "1": 0}
     assert agent.told(TAG, "stopping")[0]["by"] == "finished"
     assert agent.output(TAG, 0) == b"done\n"
@@ -162,7 +155,7 @@ def test_the_time_limit_stops_the_attempt(node, agent):
 
 
 def test_a_rank_that_finished_but_does_not_exit_is_ended_and_counts_as_0(node, agent):
-    hang = python(
+    hang = program(
         "import os,time\n"
         "open(os.environ['ASCENDRUN_METRICS_FILE'],'a').write('{\"step\":1}\\n{\"done\": true}\\n')\n"
         "time.sleep(600)"
@@ -183,8 +176,7 @@ def test_an_idle_rank_beside_one_that_ended_well_is_told_once_and_left_alone(nod
 
 
 def test_a_shutdown_of_the_node_ends_the_ranks_gently(node, agent):
-    agent.start(node.job(TAG, HOLD))
-    agent.wait_told(TAG, "rank_started", rank=0)
+    agent.begin(node.job(TAG, HOLD))
     identity = node.identity(TAG)
     procs.send_signal(identity["pid"], identity["start"], signal.SIGTERM)
     agent.wait_ended(TAG)
@@ -202,8 +194,7 @@ def test_a_stopped_supervisor_continues_for_a_stop_and_its_ranks_may_save(node, 
 
 @pytest.mark.parametrize("now", [False, True])
 def test_a_supervisor_that_ignores_a_stop_is_replaced_at_the_second_request_or_at_once(node, agent, now):
-    agent.start(node.job(TAG, HOLD))
-    agent.wait_told(TAG, "rank_started", rank=0)
+    agent.begin(node.job(TAG, HOLD))
     identity = node.identity(TAG)
     held = subprocess.Popen([PY, "-c", HELD, str(identity["pid"])], stdout=subprocess.PIPE)
     try:
@@ -274,7 +265,7 @@ def test_a_late_or_a_repeated_renewal_does_not_make_a_lease_longer(node, agent):
 
 
 def test_a_rank_that_saves_and_exits_0_at_a_shutdown_was_stopped_and_its_work_is_not_complete(node, agent):
-    save = python(
+    save = program(
         "import os,signal,sys,time\n"
         "step = os.environ['ASCENDRUN_METRICS_FILE']\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
@@ -292,7 +283,7 @@ def test_a_rank_that_saves_and_exits_0_at_a_shutdown_was_stopped_and_its_work_is
 
 
 def test_a_shutdown_while_a_rank_that_is_done_exits_does_not_undo_its_work(node, agent):
-    late = python(
+    late = program(
         "import os,signal,sys,time\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
         "open(os.environ['ASCENDRUN_METRICS_FILE'], 'a').write('{\"done\": true}\\n')\n"
@@ -308,7 +299,7 @@ def test_a_shutdown_while_a_rank_that_is_done_exits_does_not_undo_its_work(node,
 
 def test_a_child_without_any_trace_is_found_on_the_roll_of_a_dead_supervisor(node, agent):
     """Its environment is cleared, its session is its own, its parent is gone."""
-    agent.start(node.job(TAG, python(HIDERS["double fork, cleared environment"])))
+    agent.start(node.job(TAG, program(HIDERS["double fork, cleared environment"])))
     agent.wait(lambda: agent.output(TAG) == b"x\n")
     identity = node.identity(TAG)
     hidden = [pid for pid in agent.pids(TAG) if pid not in node.alive(TAG)]
@@ -324,8 +315,7 @@ def test_a_child_without_any_trace_is_found_on_the_roll_of_a_dead_supervisor(nod
 
 
 def test_ranks_are_killed_before_their_supervisor_when_memory_runs_out(node, agent):
-    agent.start(node.job(TAG, HOLD))
-    agent.wait_told(TAG, "rank_started", rank=0)
+    agent.begin(node.job(TAG, HOLD))
     pids = [node.identity(TAG)["pid"], *node.alive(TAG)]
     supervisor, rank = (int(Path("/proc/%d/oom_score_adj" % pid).read_text()) for pid in pids)
     assert rank == min(1000, supervisor + 100)
@@ -333,7 +323,7 @@ def test_ranks_are_killed_before_their_supervisor_when_memory_runs_out(node, age
 
 
 def test_an_end_that_a_rank_writes_is_replaced_by_the_supervisors(node, agent):
-    forge = python(
+    forge = program(
         "import os,sys,time\n"
         "path = os.path.join(os.path.dirname(os.environ['ASCENDRUN_METRICS_FILE']), 'events.0')\n"
         'end = \'{"seq":50,"at_ns":1,"event":"ended","leftovers":[],"codes":{"0":0}}\'\n'

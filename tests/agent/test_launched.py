@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ascendrun.node.op_errors import message
+from tests.agent.conftest import PY, TAG
 
-PY = sys.executable
-TAG = "head-job.1"
 LAUNCHER = """
 import os, subprocess, sys, time
 print("launching", flush=True)

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,11 +16,9 @@ import pytest
 from ascendrun.node import procs
 from ascendrun.node.agent import leases, network
 from ascendrun.node.op_errors import message
-from tests.agent.conftest import Node
+from tests.agent.conftest import HOLD, PY, Node
 from tests.ports import free_port
 
-PY = sys.executable
-HOLD = ["sh", "-c", "exec sleep 600"]
 SHOW = [PY, "-c", "import os; print(os.environ.get('HCCL_IF_BASE_PORT'))"]
 SERVE = [
     PY,

@@ -6,21 +6,13 @@ import glob
 import hashlib
 import os
 import struct
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from ascendrun.node import layout, wire
-
-PY = sys.executable
-TAG = "head-job.1"
-HOLD = ["sh", "-c", "exec sleep 600"]
-
-
-def python(code):
-    return [PY, "-c", code]
+from tests.agent.conftest import HOLD, PY, TAG, program
 
 
 def test_a_flood_of_200_mb_arrives_byte_for_byte_and_the_agent_answers_meanwhile(node, agent):
@@ -30,7 +22,7 @@ def test_a_flood_of_200_mb_arrives_byte_for_byte_and_the_agent_answers_meanwhile
         "n=0\nwhile n<200<<20:\n    sys.stdout.buffer.write(line); h.update(line); n+=len(line)\n"
         "sys.stdout.flush(); sys.stderr.write(h.hexdigest())"
     )
-    agent.start(node.job(TAG, python(code), rotate_bytes=64 << 20))
+    agent.start(node.job(TAG, program(code), rotate_bytes=64 << 20))
     agent.wait(lambda: sum(len(f) for k, f in agent.files.items() if k[1] == "rank-0.out") > 20 << 20)
     asked = time.monotonic()
     agent.do("ping")
@@ -47,7 +39,7 @@ def test_a_flood_of_200_mb_arrives_byte_for_byte_and_the_agent_answers_meanwhile
 
 def test_binary_bytes_bare_returns_and_a_last_line_without_end_are_kept_when_the_rank_is_killed(node, agent):
     data = bytes(range(256)) * 3 + b"\r 10%\r 20%\n\xff\xfe\x00 last words without an end"
-    ended = agent.run(node.job(TAG, python(f"import os\nos.write(1,{data!r})\nos.kill(os.getpid(),9)")))
+    ended = agent.run(node.job(TAG, program(f"import os\nos.write(1,{data!r})\nos.kill(os.getpid(),9)")))
     assert ended["codes"] == {"0": -9}
     agent.wait(lambda: agent.output(TAG) == data)
 
@@ -58,7 +50,7 @@ def test_every_chunk_has_its_arrival_time(node, agent, tmp_path):
         "import os, time\nfor n in range(3):\n    print(n, flush=True)\n"
         "    while not os.path.exists('go%d' % n): time.sleep(0.01)"
     )
-    agent.start(node.job(TAG, python(code)))
+    agent.start(node.job(TAG, program(code)))
     for n, output in enumerate((b"0\n", b"0\n1\n", b"0\n1\n2\n")):
         agent.wait(lambda output=output: agent.output(TAG) == output)
         (node.work("head-job") / ("go%d" % n)).touch()
@@ -72,7 +64,7 @@ def test_every_chunk_has_its_arrival_time(node, agent, tmp_path):
 
 
 def test_a_line_longer_than_a_generation_is_cut_and_loses_nothing(node, agent):
-    agent.run(node.job(TAG, python("import sys\nsys.stdout.write('x'*3000000)"), rotate_bytes=1 << 20))
+    agent.run(node.job(TAG, program("import sys\nsys.stdout.write('x'*3000000)"), rotate_bytes=1 << 20))
     agent.wait(lambda: len(agent.output(TAG)) == 3000000)
     assert max(key[2] for key in agent.files if key[1] == "rank-0.out") == 1
 
@@ -80,7 +72,7 @@ def test_a_line_longer_than_a_generation_is_cut_and_loses_nothing(node, agent):
 def test_an_agent_killed_in_mid_run_changes_nothing_and_the_next_one_goes_on_at_the_byte(node):
     first = node.connect()
     count = "import time\nfor n in range(3000):\n    print('line',n,flush=True)\n    if n%100==0: time.sleep(0.02)"
-    first.start(node.job(TAG, python(count), python(count)))
+    first.start(node.job(TAG, program(count), program(count)))
     first.wait(lambda: len(first.output(TAG)) > 2000)
     first.kill()
     second = node.connect()
@@ -101,7 +93,7 @@ def test_a_file_that_a_user_truncates_is_told_and_goes_on_in_the_next_generation
         "import os,time\nos.write(1,b'a'*100)\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
         "os.write(1,b'after\\n')"
     )
-    agent.start(node.job(TAG, python(code)))
+    agent.start(node.job(TAG, program(code)))
     agent.wait(lambda: agent.output(TAG) == b"a" * 100)
     os.truncate(node.folder(TAG) / "rank-0.out.0", 10)
     told = agent.wait(lambda: [e for e in agent.events if e["event"] == "truncated"])[0]
@@ -117,7 +109,7 @@ def test_a_log_that_a_user_deletes_goes_on_in_the_next_generation(node, agent):
         "import os,time\nos.write(1,b'before\\n')\nfor n in range(2):\n"
         "    while not os.path.exists('go%d' % n): time.sleep(0.01)\n    os.write(1,b'after %d\\n' % n)"
     )
-    agent.start(node.job(TAG, python(code)))
+    agent.start(node.job(TAG, program(code)))
     agent.wait(lambda: agent.output(TAG) == b"before\n")
     (node.folder(TAG) / "rank-0.out.0").unlink()
     work = node.work("head-job")
@@ -140,7 +132,7 @@ def test_metrics_and_error_files_are_followed_too(node, agent):
         "import os\nopen(os.environ['ASCENDRUN_METRICS_FILE'],'a').write('{\"step\": 1}\\n')\n"
         "open(os.environ['TORCHELASTIC_ERROR_FILE'],'w').write('{}')"
     )
-    agent.run(node.job(TAG, python(code)))
+    agent.run(node.job(TAG, program(code)))
     agent.wait(
         lambda: (
             agent.files.get((TAG, "rank-0.metrics", 0)) == b'{"step": 1}\n'
@@ -151,7 +143,7 @@ def test_metrics_and_error_files_are_followed_too(node, agent):
 
 def test_a_reader_who_stops_reading_costs_no_memory_and_loses_nothing(node, agent):
     code = "import sys\nfor _ in range(60): sys.stdout.write(('y'*1023+'\\n')*1024)"
-    agent.start(node.job(TAG, python(code)))
+    agent.start(node.job(TAG, program(code)))
     until = time.monotonic() + 60
     while not (node.folder(TAG) / "ended.json").exists():
         assert time.monotonic() < until
@@ -171,7 +163,7 @@ def test_a_full_disk_costs_log_bytes_that_are_counted_but_no_record(node, tmp_pa
     try:
         agent = node.connect()
         code = "import sys\nfor _ in range(80): sys.stdout.write(('z'*1023+'\\n')*1024)\nsys.exit(3)"
-        agent.start(node.job(TAG, python(code)))
+        agent.start(node.job(TAG, program(code)))
         assert agent.wait_ended(TAG, 60)["codes"] == {"0": 3}
         dropped = sum(e["bytes"] for e in agent.told(TAG, "log_dropped"))
         agent.wait(lambda: len(agent.files.get((TAG, "rank-0.out", 0), b"")) + dropped == 80 << 20)

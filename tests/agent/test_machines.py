@@ -155,8 +155,7 @@ def test_growing_files_of_an_attempt_on_a_network_file_system_are_on_a_local_dis
     assert set(agent.do("files", tag=tag)["files"]) >= {"events", "rank-0.out", "rank-0.metrics"}
     os.kill(node.identity(tag)["pid"], 9)
     agent.wait_told(tag, "supervisor_lost")
-    agent.do("stop", tag=tag, now=True)
-    agent.wait_ended(tag)
+    agent.end(tag)
     agent.wait_phase(tag, "ended")
     assert not node.alive(tag)
     agent.do("forget", tag=tag)

@@ -32,8 +32,7 @@ from ascendrun.node import layout, loader, tree_hash, wire
 from ascendrun.node.agent import serve
 from ascendrun.node.agent.follow import Follow
 from ascendrun.node.agent.serve import Agent
-
-TAG = "head-job.1"
+from tests.agent.conftest import TAG
 
 
 class Header(dict):  # type: ignore[type-arg]

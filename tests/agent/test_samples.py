@@ -6,12 +6,10 @@ import base64
 import json
 import os
 import signal
-import sys
 import zlib
 
-PY = sys.executable
-HOLD = ["sh", "-c", "exec sleep 600"]
-TAG = "head-job.1"
+from tests.agent.conftest import HOLD, TAG
+
 HANG = ["sh", "-c", "trap '' TERM INT HUP; while :; do sleep 60; done"]
 
 
@@ -64,8 +62,7 @@ def test_host_ranks_and_tools_are_told_while_the_ranks_run_on_every_python(node,
     assert {"load1", "net_rx_bytes_s", "net_tx_bytes_s"} <= set(host)
     first = said(agent, "talk")[0]
     assert text_of(first) == "word\na b c\n" and first["code"] == 0 and first["at_ns"] > 0
-    agent.do("stop", tag=TAG, now=True)
-    agent.wait_ended(TAG)
+    agent.end(TAG)
     assert node.alive(TAG) == []
 
 
@@ -87,8 +84,7 @@ def test_a_hanging_tool_holds_up_neither_the_figures_nor_the_other_tools(node, a
     assert late["timed_out"] and late["code"] is None
     count = len(said(agent, "well"))
     agent.wait(lambda: len(said(agent, "well")) > count)
-    agent.do("stop", tag=TAG, now=True)
-    agent.wait_ended(TAG)
+    agent.end(TAG)
     assert node.alive(TAG) == []
 
 
@@ -109,8 +105,7 @@ def test_a_tool_that_talks_without_end_or_is_not_there_costs_a_line(node, agent)
     assert flood["truncated"] and flood["code"] is None and len(text_of(flood)) == 1 << 20
     assert missing["code"] == 127
     assert text_of(child) == "done\n" and child["code"] == 0
-    agent.do("stop", tag=TAG, now=True)
-    agent.wait_ended(TAG)
+    agent.end(TAG)
     assert node.alive(TAG) == []
 
 
@@ -118,8 +113,7 @@ def test_a_tool_that_fails_again_and_again_is_asked_more_and_more_rarely(node, a
     agent.start(node.job(TAG, HOLD, sampling=sampling(tool("bad", "false", every_s=0.1), tool("good", "true"))))
     agent.wait(lambda: len(said(agent, "good")) >= 15)
     assert 2 <= len(said(agent, "bad")) < len(said(agent, "good"))
-    agent.do("stop", tag=TAG, now=True)
-    agent.wait_ended(TAG)
+    agent.end(TAG)
 
 
 def test_a_supervisor_that_is_killed_takes_its_sampler_along(node, agent):
@@ -129,8 +123,7 @@ def test_a_supervisor_that_is_killed_takes_its_sampler_along(node, agent):
     os.kill(node.identity(TAG)["pid"], signal.SIGKILL)
     agent.wait(lambda: node.alive(TAG) == [rank])
     assert agent.wait_told(TAG, "supervisor_lost")
-    agent.do("stop", tag=TAG, now=True)
-    agent.wait_ended(TAG)
+    agent.end(TAG)
     assert node.alive(TAG) == []
 
 
@@ -144,8 +137,7 @@ def test_a_sampler_that_is_killed_harms_nobody(node, agent):
     os.kill(samplers[0], signal.SIGKILL)
     agent.wait(lambda: node.alive(TAG) == [rank])
     assert agent.phase(TAG) == "running"
-    agent.do("stop", tag=TAG, now=True)
-    assert agent.wait_ended(TAG)["leftovers"] == []
+    assert agent.end(TAG)["leftovers"] == []
 
 
 def test_a_rank_that_calls_itself_the_sampler_is_ended_like_any_other(node, agent):
@@ -164,8 +156,7 @@ def test_ranks_below_a_launcher_are_told_as_ranks_and_the_launcher_is_none(node,
     assert {rank["rank"] for line in lines_of(agent) for rank in line.get("ranks", ())} == {6, 7}
     agent.wait(lambda: ranks_of(agent, 7)[-1]["threads"] == 2)
     assert ranks_of(agent, 7)[-1]["device"] == 3
-    agent.do("stop", tag=TAG, now=True)
-    agent.wait_ended(TAG)
+    agent.end(TAG)
     assert node.alive(TAG) == []
 
 

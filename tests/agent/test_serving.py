@@ -5,7 +5,6 @@ from __future__ import annotations
 import marshal
 import os
 import select
-import sys
 import time
 from pathlib import Path
 
@@ -13,9 +12,7 @@ import pytest
 
 from ascendrun.node import loader, procs, reap, wire
 from ascendrun.node.op_errors import message
-
-PY = sys.executable
-TAG = "head-job.1"
+from tests.agent.conftest import PY, TAG
 
 
 def test_a_whole_job_runs_on_every_python_at_hand(node, python, tmp_path):
@@ -38,8 +35,7 @@ def test_a_whole_job_runs_on_every_python_at_hand(node, python, tmp_path):
     assert agent.output(TAG, 1) == b"trained 1 29500\n"
     agent.wait(lambda: agent.do("processes", tag=TAG)["phase"] == "ended")  # its supervisor writes that last
     second = "head-job.2"
-    agent.start(node.job(second, ["sh", "-c", "sleep 600 & setsid sleep 600 & wait"]))
-    agent.wait_told(second, "rank_started", rank=0)
+    agent.begin(node.job(second, ["sh", "-c", "sleep 600 & setsid sleep 600 & wait"]))
     assert agent.end(second)["leftovers"] == []
     assert agent.close() == 0
 

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import socket
-import sys
 import threading
 from pathlib import Path
 
@@ -14,10 +13,8 @@ import pytest
 
 from ascendrun.node import layout, tree_hash
 from ascendrun.node.op_errors import message
+from tests.agent.conftest import HOLD, PY, TAG
 
-PY = sys.executable
-HOLD = ["sh", "-c", "exec sleep 600"]
-TAG = "head-job.1"
 SHOW = [PY, "-c", "import os,sys,json;print(json.dumps([sys.argv[1:],dict(os.environ)]))"]
 
 
@@ -249,8 +246,7 @@ def test_ranks_get_the_users_umask_while_our_files_are_private(node):
 
 def test_secrets_stand_in_no_file_and_no_command_line(node, agent):
     canary = "canary-4711-secret"
-    agent.start(node.job(TAG, HOLD), secret_env={"TOKEN": canary})
-    agent.wait_told(TAG, "rank_started", rank=0)
+    agent.begin(node.job(TAG, HOLD), secret_env={"TOKEN": canary})
     pids = [agent.process.pid, node.identity(TAG)["pid"], *node.alive(TAG)]
     for pid in pids:
         assert canary.encode() not in Path("/proc/%d/cmdline" % pid).read_bytes()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,9 +12,9 @@ import pytest
 
 from ascendrun.node import procs
 from ascendrun.node.op_errors import message
+from tests.agent.conftest import PY
 from tests.ports import free_port
 
-PY = sys.executable
 HANG = (
     "import signal,subprocess,sys,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True); "
