@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.backends.local import LOGIN_FILE, local_root
 from ascendrun.cli import main
 from ascendrun.cli.commands.demo import demo_environ
-from ascendrun.core.settings import Settings
+from ascendrun.core.settings import LOGIN_FILE, Settings, local_root
 from ascendrun.sim.demo import nodes
 from tests.chinese import english_lines, sentences
 

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from sshd import Ear, wait_until
 
+from ascendrun.backends import read_login
 from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
+from ascendrun.core.settings import LOGIN_FILE, local_root
 
 
 def run(lab: Any, command: str, name: str = "here") -> Ear:
@@ -94,3 +96,19 @@ def test_paramiko_comes_without_invoke(lab: Any) -> None:
         "assert paramiko.Transport and 'invoke' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_a_host_without_variables_of_its_own_has_none(tmp_path: Path) -> None:
+    assert read_login(tmp_path) == {}
+
+
+def test_values_are_taken_to_the_end_of_the_line_and_comments_left_out(tmp_path: Path) -> None:
+    (tmp_path / LOGIN_FILE).write_text("# a node\n\nPATH=/a:/b c\nEMPTY=\nOPTS=a=b\nno pair\n")
+    assert read_login(tmp_path) == {"PATH": "/a:/b c", "EMPTY": "", "OPTS": "a=b"}
+
+
+def test_variables_that_cannot_be_read_refuse_the_connection(lab: Any) -> None:
+    root = local_root(lab.settings, "npu1")
+    root.mkdir(parents=True)
+    (root / LOGIN_FILE).write_bytes(b"NAME=\xff\n")
+    lab.refused(UnreachableError, Host("npu1", addr="local"), LOGIN_FILE)

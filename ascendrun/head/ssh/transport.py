@@ -1,7 +1,7 @@
 """Transport of bytes to a host: the protocol that every backend implements.
 
 A connection offers a byte stream to a fixed command, and a deadline on everything. Implementations:
-`paramiko_transport.py` (paramiko), `openssh.py` (the OpenSSH binary), `backends/local.py` (a child process).
+`paramiko_transport.py` (paramiko), `openssh.py` (the OpenSSH binary), `backends/` (a child process).
 """
 
 from __future__ import annotations
