@@ -100,17 +100,8 @@ def _spool_host(folder: Path, evidence: Evidence, host: HostEvidence) -> None:
             events.append({"event": "start_failed", "at_ns": 0, "rank": rank.rank, "message": rank.start_failed})
         if rank.has_ended:
             at_ns = int((rank.exited_at_s or 0) * 1e9)
-            events.append(
-                {
-                    "event": "rank_exited",
-                    "at_ns": at_ns,
-                    "exited_ns": at_ns,
-                    "rank": rank.rank,
-                    "code": rank.code,
-                    "signal": rank.signal,
-                    "stopped": rank.stopped,
-                }
-            )
+            end = {name: getattr(rank, name) for name in ("rank", "code", "signal", "stopped")}
+            events.append({"event": "rank_exited", "at_ns": at_ns, "exited_ns": at_ns, **end})
     if host.stopped_at_s is not None:
         events.append({"event": "stopping", "at_ns": int(host.stopped_at_s * 1e9), "by": "failure", "reason": "x"})
     if host.has_ended:

@@ -130,12 +130,6 @@ class DeviceReader:
         new, self._new_details = tuple(self._new_details), []
         return new
 
-    def _keep_detail(self, detail: DeviceDetail) -> None:
-        kept = self._details.get(detail.device)
-        if kept is None or detail.at_s - kept.at_s >= DETAIL_S or replace(kept, at_s=detail.at_s) != detail:
-            self._details[detail.device] = detail
-            self._new_details.append(detail)
-
     def _complain(self, output: ToolOutput, why: str) -> tuple[RawText, ...]:
         reported_s = self._reported_s.get((output.item, why))
         if reported_s is not None and output.at_s - reported_s < REPEATED_S:
@@ -160,7 +154,13 @@ class DeviceReader:
             ddr = {"ddr_used_mb": chip.ddr_used_mb, "ddr_total_mb": chip.ddr_total_mb} if chip.ddr_total_mb else {}
             values = {**_known(ddr), **{name: count for one in readings for name, count in one.more.items()}}
             processes = _processes(info, chip)
-            self._keep_detail(DeviceDetail(at_s, host, device, "npu", chip.bus_id, values, processes))
+            detail, kept = (
+                DeviceDetail(at_s, host, device, "npu", chip.bus_id, values, processes),
+                self._details.get(device),
+            )
+            if kept is None or at_s - kept.at_s >= DETAIL_S or replace(kept, at_s=at_s) != detail:
+                self._details[device] = detail
+                self._new_details.append(detail)
         return tuple(samples), _complaint(info.errors, info.unparsed, is_empty=not info.chips)
 
     def _read_sections(self, output: ToolOutput) -> tuple[tuple[DeviceSample, ...], str | None]:

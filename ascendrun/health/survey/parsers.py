@@ -46,10 +46,6 @@ def read_os_name(raw: Raw) -> str | None:
     return None
 
 
-def read_limits(raw: Raw) -> dict[str, tuple[int | None, int | None]]:
-    return {name: (pair[0], pair[1]) for name, pair in raw["limits"].items()}
-
-
 def read_disks(raw: Raw) -> dict[str, Disk]:
     names = ("at", "free_bytes", "total_bytes", "free_inodes", "total_inodes")
     more = {"kind": "kind", "is_remote": "remote", "device": "device"}
@@ -123,10 +119,6 @@ def read_null_device(raw: Raw) -> str | None:
     """Return what /dev/null is, as `stat -c "%F %t,%T %a"` prints it; "": it does not exist; None: unknown."""
     text = str(raw.get("out") or "").strip()
     return text or ("" if raw.get("code") == 1 else None)
-
-
-def read_names(raw: Raw) -> tuple[str, ...]:
-    return tuple(str(name) for name in raw["names"])
 
 
 def read_sizes(raw: Raw) -> dict[str, PathSize]:

@@ -115,7 +115,7 @@ def _training(request: SurveyRequest) -> Item | None:
 
 HOST_PROBES: tuple[Probe, ...] = (
     Probe("os", _files("/etc/os-release", "/usr/lib/os-release"), parsers.read_os_name, "os_name"),
-    Probe("limits", {"kind": "limits"}, parsers.read_limits),
+    Probe("limits", {"kind": "limits"}, lambda raw: {name: (row[0], row[1]) for name, row in raw["limits"].items()}),
     Probe(
         "disk",
         lambda request: {"kind": "disk", "paths": [*_directories(request), "/dev/shm", "/tmp"]},
@@ -164,7 +164,12 @@ HOST_PROBES: tuple[Probe, ...] = (
         {"kind": "argv", "argv": ["stat", "-L", "-c", "%F %t,%T %a", "/dev/null"]},
         parsers.read_null_device,
     ),
-    Probe("linger", {"kind": "listdir", "path": "/var/lib/systemd/linger"}, parsers.read_names, "lingering_users"),
+    Probe(
+        "linger",
+        {"kind": "listdir", "path": "/var/lib/systemd/linger"},
+        lambda raw: tuple(map(str, raw["names"])),
+        "lingering_users",
+    ),
     Probe(
         "paths",
         lambda request: {"kind": "size", "paths": list(request.paths)} if request.paths else None,

@@ -111,35 +111,10 @@ def test_an_answer_that_is_an_error_is_unknown_and_one_that_came_too_late_is_nam
     assert late_probes(results) == ("disk", "environ")
 
 
+KEYS = "out code texts disks folders sizes taken limits names tests error /a peer port at 1".split()
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-10, 70000) | st.text(max_size=20),
-    lambda some: (
-        st.lists(some, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                [
-                    "out",
-                    "code",
-                    "texts",
-                    "disks",
-                    "folders",
-                    "sizes",
-                    "taken",
-                    "limits",
-                    "names",
-                    "tests",
-                    "error",
-                    "/a",
-                    "peer",
-                    "port",
-                    "at",
-                    "1",
-                ]
-            ),
-            some,
-            max_size=5,
-        )
-    ),
+    lambda some: st.lists(some, max_size=3) | st.dictionaries(st.sampled_from(KEYS), some, max_size=5),
     max_leaves=12,
 )
 

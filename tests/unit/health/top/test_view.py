@@ -30,21 +30,9 @@ NOW_S = 1000.0
 
 
 def device(host: str = "a", number: int = 0, **changes: Any) -> DeviceSample:
-    return replace(
-        DeviceSample(
-            NOW_S - 2,
-            host,
-            number,
-            "npu",
-            name="910B3",
-            utilisation=0.0,
-            health="OK",
-            memory_used_bytes=3 << 30,
-            memory_total_bytes=64 << 30,
-            pids=(),
-        ),
-        **changes,
-    )
+    memory: dict[str, Any] = {"memory_used_bytes": 3 << 30, "memory_total_bytes": 64 << 30}
+    sound = DeviceSample(NOW_S - 2, host, number, "npu", "910B3", utilisation=0.0, health="OK", pids=(), **memory)
+    return replace(sound, **changes)
 
 
 def job(places: Mapping[int, tuple[str, int | None]] = {0: ("a", 0), 1: ("a", 1)}, **changes: Any) -> TopJob:
