@@ -1,15 +1,11 @@
 """PyTorch Lightning on NPUs, and under ascendrun: `Trainer(**ascendrun.lightning.settings())` (docs/lightning.md).
 
     package        the Lightning package in use, and which versions are supported
-    accelerator    NPUs as an accelerator of Lightning, registered as "npu"
-    environment    ranks and addresses from the variables of a launcher
-    strategies     one device, DDP; hccl, nccl or gloo; workers that are spawned; checkpoints of all ranks
-    sharding       FSDP by fully_shard
-    precision      the precision plugin for a chip
+    accelerator    NPUs as an accelerator of Lightning, registered as "npu"; the precision plugin for a chip
+    strategies     one device, DDP, FSDP; hccl, nccl or gloo; workers that are spawned; checkpoints of all ranks
     position       where a training is in its data, and its random numbers
-    checkpoints    CheckpointIO in the format of the bundled programs
-    callback       save, stop at a signal, report steps
-    setup          settings(), resume(), steps_of()
+    callback       save in the format of the bundled programs, stop at a signal, report steps
+    setup          ranks and addresses of a launcher; settings(), resume(), steps_of()
 
 Scripts import it after Lightning. `lightning.pytorch` and `pytorch_lightning` have different classes; the one that the
 script has imported is used.
@@ -18,14 +14,10 @@ script has imported is used.
 from __future__ import annotations
 
 from ascendrun.lightning import accelerator as _accelerator
-from ascendrun.lightning.accelerator import NPUAccelerator
-from ascendrun.lightning.callback import Supervision
-from ascendrun.lightning.checkpoints import StepCheckpoints
-from ascendrun.lightning.environment import LaunchedEnvironment
-from ascendrun.lightning.precision import make_precision
-from ascendrun.lightning.setup import resume, settings, steps_of
-from ascendrun.lightning.sharding import FSDP
-from ascendrun.lightning.strategies import DDP, OneDevice
+from ascendrun.lightning.accelerator import NPUAccelerator, make_precision
+from ascendrun.lightning.callback import StepCheckpoints, Supervision
+from ascendrun.lightning.setup import LaunchedEnvironment, resume, settings, steps_of
+from ascendrun.lightning.strategies import DDP, FSDP, OneDevice
 
 __all__ = [
     "DDP",

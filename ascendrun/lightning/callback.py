@@ -1,20 +1,139 @@
-"""The callback of a training: checkpoints, an end at a stop signal, steps and losses for `ascendrun ps`."""
+"""The callback of a training: an end at a stop signal, steps and losses for `ascendrun ps`, and checkpoints in the
+format of the bundled programs: complete or absent, hashed, found by the launcher."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+import torch
 
 from ascendrun import client
-from ascendrun.lightning.checkpoints import StepCheckpoints, plain
 from ascendrun.lightning.package import IS_OLD, part
 from ascendrun.lightning.position import Position
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer import runtime
-from ascendrun.programs.trainer.saver import Saved
-from ascendrun.programs.trainer.task import SaveError
+from ascendrun.programs.trainer import checkpoint, runtime
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.saver import Saved, Saver
+from ascendrun.programs.trainer.task import CannotResumeError, SaveError
 from ascendrun.text import Text
+
+CheckpointIO: Any = part("plugins.io.TorchCheckpointIO")
+PLAIN: tuple[Any, ...] = (bool, int, float, str, bytes)
+"""Types of plain values; what is derived from them is saved as them."""
+
+
+class StepCheckpoints(CheckpointIO):  # type: ignore[misc]
+    """Checkpoints `step-NNNNNNNN` of one directory, or of directories of that name on hosts without a shared disk.
+    Other paths, such as those of a ModelCheckpoint, are files of Lightning.
+
+    All ranks call the methods together. `here` is set by the strategy. `on_saved` is called in the training's thread.
+    """
+
+    def __init__(self, directory: Path, *, keep: int = 2) -> None:
+        super().__init__()
+        self.directory, self.keep = directory, keep
+        self.here: Runtime | None = None
+        self.on_saved: Callable[[Saved], None] = lambda saved: None
+        self._saver: Saver | None = None
+
+    @property
+    def saver(self) -> Saver:
+        """The writer, made at the first use, which claims the directory for this start of the training."""
+        if self._saver is None:
+            assert self.here is not None, "checkpoints are used before Strategy.setup_environment"
+            self._saver = Saver(
+                self.here,
+                self.directory,
+                shards=(1, 0),
+                keep_last=self.keep,
+                on_saved=lambda saved: self.on_saved(saved),
+            )
+        return self._saver
+
+    def path_of(self, step: int) -> Path:
+        return self.directory / checkpoint.folder_name("step", step)
+
+    def owns(self, path: Any) -> bool:
+        place = Path(str(path)).absolute()
+        return place.parent == self.directory and checkpoint.NAME.match(place.name) is not None
+
+    def save_checkpoint(self, content: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        if not self.owns(path):
+            super().save_checkpoint(content, path, storage_options)
+            return
+        problems: list[Text] = []
+        state = plain(content, "", problems)
+        if problems:
+            raise InvalidDataError.of(problems)
+        assert self.here is not None
+        facts = {"world_size": self.here.world_size, "shards": 1, "framework": "lightning"}
+        self.saver.save(int(content["global_step"]), {"pieces": {}, "lightning": state}, {}, facts=facts)
+
+    def load_checkpoint(self, path: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Return the state of a checkpoint on every rank: from the own directory, the newest one of which every part is
+        on some host. Raises CannotResumeError."""
+        if not self.owns(path):
+            return dict(super().load_checkpoint(path, *arguments, **options))
+        found = self.saver.find()
+        if found is None or "lightning" not in found.common:
+            raise CannotResumeError(
+                "lightning.no-checkpoint",
+                "{directory}: no complete checkpoint of Lightning found\nhint: use another checkpoint directory",
+                directory=self.directory,
+            )
+        self.saver.origin = int(found.common["lightning"]["global_step"]), str(found.facts.get("save", ""))
+        return dict(found.common["lightning"])
+
+    def remove_checkpoint(self, path: Any) -> None:
+        if not self.owns(path):
+            super().remove_checkpoint(path)
+
+    def wait(self) -> None:
+        """Wait until no write is in progress."""
+        if self._saver is not None:
+            self._saver.wait()
+
+    def poll(self) -> None:
+        if self._saver is not None:
+            self._saver.poll()
+
+
+def plain(value: Any, place: str, problems: list[Text]) -> Any:
+    """Return a state as tensors and plain values, which are read back without running code; add others to
+    `problems`."""
+    if value is None:
+        return None
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    for kind in PLAIN:
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: plain(item, f"{place}/{key}", problems) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [plain(item, f"{place}/{at}", problems) for at, item in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return torch.from_numpy(value.copy())
+    problems.append(
+        Text(
+            "lightning.not-plain",
+            "{place}: a value of type {type} cannot be saved\n"
+            "hint: keep numbers, strings, tensors, lists and dictionaries there",
+            place=place.lstrip("/"),
+            type=type(value).__name__,
+        )
+    )
+    return None
+
 
 Base: Any = part("callbacks.Callback")
 LENGTHS = ("total_steps", "_schedule_phases")
@@ -32,7 +151,6 @@ class Supervision(client.Callback, Base):  # type: ignore[misc]
         super().__init__()
         self.checkpoints, self.save_steps = checkpoints, save_steps
         self.position: Position | None = None
-        self.stop_requested = False
         self.saved_step = self.seen_step = 0
         self.problem: Text | None = None
         self.stopped_at: int | None = None
@@ -59,14 +177,8 @@ class Supervision(client.Callback, Base):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         super().on_train_start(trainer, pl_module)
         self.saved_step = self.seen_step = trainer.global_step
-        for number in runtime.stop_signals():
-            signal.signal(number, self._note)
+        runtime.listen_for_stop(trainer.strategy.here)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, runtime.stop_signals())
-
-    def _note(self, number: int, frame: object) -> None:
-        self.stop_requested = True
-        if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     # --- steps ---
 
@@ -78,13 +190,14 @@ class Supervision(client.Callback, Base):  # type: ignore[misc]
             return
         self.seen_step = trainer.global_step
         self.checkpoints.poll()
-        stops = any(trainer.strategy.here.gather(self.stop_requested))
+        here = trainer.strategy.here
+        stops = any(here.gather(here.stop_requested))
         if stops or self.save_steps and self.seen_step % self.save_steps == 0:
             self._save(trainer)
         if stops:
             self._finish(trainer)
             self.stopped_at = self.seen_step
-            trainer.strategy.here.log("lightning.stopped", "stopped at step {step}: saved", step=self.seen_step)
+            here.log("lightning.stopped", "stopped at step {step}: saved", step=self.seen_step)
             raise SystemExit(0)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

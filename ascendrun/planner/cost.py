@@ -2,15 +2,17 @@
 
 Times are ranges. Computing takes FLOPs / (peak x efficiency), exchanges bytes / bandwidth; a step takes at least the
 longer of both and at most their sum. An efficiency comes from earlier runs of the same program on the same device, else
-from ASSUMED. Bandwidths are those of LINKS unless measured.
+from ASSUMED. Bandwidths are those of LINKS unless measured. `with_history` takes the speed from runs that were recorded
+on the same hosts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Optional
 
-from ascendrun.planner.workload import Workload
+from ascendrun.planner.models import Workload
 from ascendrun.text import Text
 
 GB = 2**30
@@ -23,6 +25,7 @@ measurement. They stand for HCCS of an Atlas 800T A2, NVLink 4, memory; RoCE of 
 LATENCY_S = 60e-6
 """Seconds that each exchange takes beside its bytes: assumed. Sharded strategies have one for each layer and pass."""
 BUCKET_BYTES = 25 << 20
+"""Gradients that ddp sums over ranks in one exchange: large enough for the network, small enough to overlap."""
 SHARDED = ("fsdp2", "hsdp", "zero3")
 ZERO_BUCKET_ELEMENTS = 50_000_000
 """Gradients that DeepSpeed collects in one exchange; it has two such buffers."""
@@ -269,7 +272,7 @@ def memory_of(work: Workload, devices: Devices, layout: Layout, *, shard_size: i
         group = shard_size or devices.ranks_per_host
     frozen = (model.weights if work.is_frozen else 0) * each
     trained = 4 * work.trained
-    activations = activation_bytes(work, devices, recomputes=layout.recomputes)
+    activations = max(activation_peaks(work, devices, recomputes=layout.recomputes))
     if not is_sharded:
         # Gradients grow while activations shrink, unless an earlier pass or the NPU's fused optimizer keeps them.
         # With recomputation the first layer has its peak last, beside the gradients of all others.
@@ -320,11 +323,6 @@ def memory_of(work: Workload, devices: Devices, layout: Layout, *, shard_size: i
     return Memory.of(parts, devices.family)
 
 
-def activation_bytes(work: Workload, devices: Devices, *, recomputes: bool) -> int:
-    """Return the bytes that the backward pass keeps of the largest forward pass, and needs where it begins."""
-    return max(activation_peaks(work, devices, recomputes=recomputes))
-
-
 def activation_peaks(
     work: Workload, devices: Devices, *, recomputes: bool, is_sharded: bool = False
 ) -> tuple[int, int]:
@@ -363,3 +361,74 @@ def activation_peaks(
         return kept + max(loss, loss * 2 // 3 + copies), kept + tokens * layer + backward + copies // model.layers
     kept = tokens * model.layers * layer + copies
     return kept + loss, kept + backward
+
+
+SPREAD = 1.4
+"""Factor between a run and its repetition: other load, clocks, first steps. Eight of ten repetitions are within it if
+the speeds of runs differ by a standard deviation of 18 %; a range above twice its lower end says too little."""
+EXTRAPOLATED = 0.35
+"""Exponent of the ratio of sizes by which a range becomes wider where the recorded run had another size."""
+USED = 5
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """One run of the same program on the same hosts and kind of device. Rates are of all ranks together. `args`: those
+    of its job."""
+
+    job: str
+    ranks: int
+    trained: float
+    tokens_per_s: float
+    tokens_per_step: float
+    flops_per_token: float
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+Estimate = Callable[[RecordedRun], Optional[Workload]]
+"""The workload that a plan estimates for a recorded run. None: unknown."""
+
+
+def with_history(
+    work: Workload, devices: Devices, runs: Sequence[RecordedRun], estimate: Estimate = lambda run: None
+) -> tuple[Workload, Devices]:
+    """Return the same with the speed of the most similar runs, and with their tokens per step where the model and the
+    batch are the same size.
+
+    `estimate`: sizes that the plan assumes, as of a vocabulary that is not known yet, are compared with those that it
+    assumes for the recorded run: an error of both sides does not make the same training another one.
+    """
+    if not runs or not work.trained:
+        return work, devices
+    estimates = {run.job: estimate(run) for run in runs}
+
+    def trained(run: RecordedRun) -> float:
+        estimated = estimates[run.job]
+        return run.trained if estimated is None else estimated.trained
+
+    def distance(run: RecordedRun) -> float:
+        return _ratio(trained(run), work.trained) * _ratio(run.ranks, devices.ranks)
+
+    nearest = min(map(distance, runs))
+    similar = [run for run in runs if distance(run) <= nearest * 1.1][-USED:]
+    last = similar[-1]
+    known, is_same = estimates[last.job], _ratio(trained(last), work.trained) < 1.25
+    tokens = last.tokens_per_step * (work.tokens_per_step / known.tokens_per_step if known else 1.0)
+    speeds = [run.tokens_per_s / run.ranks * per_token(run, estimates[run.job], work, is_same) for run in similar]
+    if is_same and tokens and _ratio(tokens, work.tokens_per_step) < 2.5:
+        work = replace(work, tokens_per_step=tokens)
+    middle = (min(speeds) * max(speeds)) ** 0.5
+    wider = SPREAD * nearest**EXTRAPOLATED
+    low, high = min(min(speeds) / 1.1, middle / wider), max(max(speeds) * 1.1, middle * wider)
+    return work, replace(devices, recorded=Range(low, high))
+
+
+def per_token(run: RecordedRun, estimated: Workload | None, work: Workload, is_same: bool) -> float:
+    """Return the FLOPs of a token of a recorded run, counted as those of `work` are."""
+    if estimated is not None:
+        return estimated.flops_per_token
+    return work.flops_per_token if is_same else run.flops_per_token
+
+
+def _ratio(one: float, other: float) -> float:
+    return max(one, other) / max(1e-9, min(one, other))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 from ascendrun.planner.training import PlanProblem, Raw, Training
 from ascendrun.text import Text
@@ -44,24 +46,34 @@ def model_problems(training: Training, option: str, path: str, *, needs_tokenize
             reason = raw["tokenizer"]["error"]
             message = Text("plan.bad-tokenizer", "args.{option}: {path}/tokenizer.json: {reason}", reason=reason, **at)
             yield fatal("bad-tokenizer", host, message, copy_again)
+        elif needs_tokenizer and (problem := tokenizer_rows(path, raw["tokenizer"].get("ids"), raw["config"])):
+            yield replace(problem, option=option, hosts=(host,))
         for code, message, fix in _weight_problems(raw, at, copy_again):
             yield fatal(code, host, message, fix)
     kinds = {host: (raw["config"], raw["tensors"]) for host, raw in configs}
     first = next(iter(kinds.values()), None)
     others = tuple(host for host, kind in kinds.items() if kind != first)
     if others and not any(raw["not_on_disk"] for _, raw in configs):
-        yield PlanProblem(
-            "base-differs",
-            Text(
-                "plan.base-differs",
-                "args.{option}: {path} differs from that of the first host",
-                option=option,
-                path=path,
-            ),
-            copy_again,
-            option,
-            others,
+        message = Text(
+            "plan.base-differs", "args.{option}: {path} differs from that of the first host", option=option, path=path
         )
+        yield PlanProblem("base-differs", message, copy_again, option, others)
+
+
+def tokenizer_rows(path: str, ids: int | None, config: Mapping[str, Any]) -> PlanProblem | None:
+    """Return the problem of a tokenizer with more numbers of tokens than the model has rows; None: it fits."""
+    rows = config.get("vocab_size")
+    if ids is None or not isinstance(rows, int) or ids <= rows:
+        return None
+    message = Text(
+        "plan.tokenizer-rows",
+        "{path}: the tokenizer numbers its tokens up to {last}; the model has {rows} rows of embeddings",
+        path=path,
+        last=ids - 1,
+        rows=rows,
+    )
+    hint = Text("plan.resize", "copy the tokenizer of this model, or enlarge it with resize_token_embeddings")
+    return PlanProblem("tokenizer-rows", message, hint)
 
 
 def _weight_problems(raw: Raw, at: Mapping[str, str], hint: Text) -> Iterator[tuple[str, Text, Text]]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from ascendrun.planner import cost
 from ascendrun.planner.cost import PARTS, Choice, Devices, Option, Range
+from ascendrun.planner.models import Workload
 from ascendrun.planner.programs import rules_of
-from ascendrun.planner.rules import compute_bytes, scales
+from ascendrun.planner.rules import checkpoint_problems, compute_bytes, scales
 from ascendrun.planner.training import PlanProblem, Training, judge
-from ascendrun.planner.workload import Workload
 from ascendrun.text import Text
 
 
@@ -80,17 +80,11 @@ def make_plan(
 ) -> TrainingPlan:
     """Make the plan. `work`: of the program, None: unknown, or no training."""
     program = rules_of(training.program)
-    problems = judge(training, program.RULES)
-    plan = TrainingPlan(
-        stage,
-        training.program,
-        training.hosts,
-        training.ranks,
-        problems,
-        tuple(unknown),
-        memory_bytes=devices.memory_bytes,
-    )
-    if training.mode not in program.TRAINS:
+    is_training = training.mode in program.TRAINS
+    problems = judge(training, (*program.RULES, *([checkpoint_problems] if is_training else [])))
+    place = (stage, training.program, training.hosts, training.ranks)
+    plan = TrainingPlan(*place, problems, tuple(unknown), memory_bytes=devices.memory_bytes)
+    if not is_training:
         return plan
     if work is None:
         reason = Text("plan.model-unknown", "memory and time: the sizes of the model are not known")
@@ -270,31 +264,21 @@ def render_problem(problem: PlanProblem) -> list[Text]:
 
 
 def _render_estimate(plan: TrainingPlan, work: Workload, choice: Choice, costs: Cost) -> list[Text]:
+    millions = {"weights": work.weights / 1e6, "trained": work.trained / 1e6}
+    of_step = {"samples": work.samples_per_step, "tokens": work.tokens_per_step}
     lines = [
-        Text(
-            "plan.model",
-            "model: {weights:,.2f} M weights, {trained:,.2f} M trained",
-            weights=work.weights / 1e6,
-            trained=work.trained / 1e6,
-        ),
+        Text("plan.model", "model: {weights:,.2f} M weights, {trained:,.2f} M trained", **millions),
         Text(
             "plan.steps",
             "steps: {steps}, each of {samples} samples, about {tokens:,.0f} tokens",
             steps=work.steps,
-            samples=work.samples_per_step,
-            tokens=work.tokens_per_step,
+            **of_step,
         ),
+        *render_choice(choice, plan.memory_bytes),
     ]
-    lines += render_choice(choice, plan.memory_bytes)
     if costs.tokens_per_s is not None:
-        lines.append(
-            Text(
-                "plan.speed",
-                "speed: {low:,.0f} to {high:,.0f} tokens/s, {source}",
-                source=SOURCES[plan.speed_source],
-                **vars(costs.tokens_per_s),
-            )
-        )
+        speed = {"source": SOURCES[plan.speed_source], **vars(costs.tokens_per_s)}
+        lines.append(Text("plan.speed", "speed: {low:,.0f} to {high:,.0f} tokens/s, {source}", **speed))
     if plan.links is not None:
         lines.append(
             Text(
@@ -310,22 +294,18 @@ def _render_estimate(plan: TrainingPlan, work: Workload, choice: Choice, costs: 
             Text(
                 "plan.time",
                 "time: {low:duration} to {high:duration}, {low_hours:,.3g} to {high_hours:,.3g} device-hours",
-                low=costs.seconds.low,
-                high=costs.seconds.high,
+                **vars(costs.seconds),
                 low_hours=costs.device_hours.low,
                 high_hours=costs.device_hours.high,
             )
         )
-    lines.append(
-        Text(
-            "plan.disk",
-            "checkpoints: {count}, each of {each:bytes}, at most {kept:bytes} on disk at the same time",
-            count=costs.checkpoints,
-            each=costs.checkpoint_bytes,
-            kept=costs.kept_bytes,
-        )
+    on_disk = {"count": costs.checkpoints, "each": costs.checkpoint_bytes, "kept": costs.kept_bytes}
+    message = Text(
+        "plan.disk",
+        "checkpoints: {count}, each of {each:bytes}, at most {kept:bytes} on disk at the same time",
+        **on_disk,
     )
-    return lines
+    return [*lines, message]
 
 
 def render_choice(choice: Choice, limit: int | None) -> list[Text]:
@@ -335,25 +315,25 @@ def render_choice(choice: Choice, limit: int | None) -> list[Text]:
         layout = choice.chosen.layout.text()
         lines.append(Text("plan.strategy", "strategy: {layout}; {reason}", layout=layout, reason=_reason(choice)))
     lines.append(Text("plan.memory", "memory of each rank, by formula:"))
+    of_limit: Text | str = Text("plan.of-limit", " of {limit:bytes}", limit=limit) if limit else ""
     for option in choice.options:
+        memory, time = option.memory, option.step_s
+        host = Text("program.memory-host", " and {host:bytes} of host memory per rank", host=memory.host)
+        parts = [
+            Text("plan.part", "{part} {size:bytes}", part=PARTS[name], size=size)
+            for name, size in memory.parts.items()
+            if size
+        ]
         lines.append(
             Text(
                 "plan.option",
                 "  {layout}: {total:bytes}{limit}{host} ({parts}){time}",
                 layout=option.layout.text(),
-                total=option.memory.total,
-                limit=Text("plan.of-limit", " of {limit:bytes}", limit=limit) if limit else "",
-                host=Text("program.memory-host", " and {host:bytes} of host memory per rank", host=option.memory.host)
-                if option.memory.host
-                else "",
-                parts=[
-                    Text("plan.part", "{part} {size:bytes}", part=PARTS[name], size=size)
-                    for name, size in option.memory.parts.items()
-                    if size
-                ],
-                time=Text("plan.option-time", ", {low:.3g} to {high:.3g} s per step", **vars(option.step_s))
-                if option.step_s
-                else "",
+                total=memory.total,
+                limit=of_limit,
+                host=host if memory.host else "",
+                parts=parts,
+                time=Text("plan.option-time", ", {low:.3g} to {high:.3g} s per step", **vars(time)) if time else "",
             )
         )
     return lines

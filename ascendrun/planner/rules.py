@@ -1,16 +1,17 @@
-"""Rules that several programs share: paths, models and data as the nodes have them, batches, steps, devices."""
+"""Rules that several programs share: paths, base models and data as the nodes have them, batches, steps, devices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
+from ascendrun.facts.chips import chip_of
 from ascendrun.facts.rows import ROLES
 from ascendrun.options import GENERATED
 from ascendrun.planner.cost import SHARDED
 from ascendrun.planner.training import PlanProblem, Training
 from ascendrun.text import Text, suggestion
-
-FLOAT16_ON_CPU = Text("plan.float16-cpu-hint", "set dtype: float32 or dtype: bfloat16")
 
 
 def data_file(training: Training) -> str:
@@ -22,53 +23,36 @@ def data_file(training: Training) -> str:
 def data_problems(training: Training) -> Iterator[PlanProblem]:
     """Report that no data is named: a program does not train on generated data unless it is asked to."""
     if not training.options["data_path"]:
-        yield PlanProblem(
-            "no-data-path",
-            Text("plan.no-data-path", "args.data_path is required"),
-            Text("plan.generated", "set it to your data, or to generated to try the program"),
-            "data_path",
-        )
+        message = Text("plan.no-data-path", "args.data_path is required")
+        hint = Text("plan.generated", "set it to your data, or to generated to try the program")
+        yield PlanProblem("no-data-path", message, hint, "data_path")
 
 
 def input_problems(training: Training, option: str, path: str) -> Iterator[PlanProblem]:
     """Report an input path that a host does not have, cannot read, or that an earlier stage does not write."""
+    at = {"option": option, "path": path}
     if not path.startswith("/"):
         if not training.has_workdir and not training.is_from_stage(path):
-            yield PlanProblem(
-                "not-written",
-                Text(
-                    "plan.not-written",
-                    "args.{option}: no earlier stage writes {path}, which is relative to the job's directory",
-                    option=option,
-                    path=path,
-                ),
-                Text("plan.absolute", "write an absolute path, or the output_dir of an earlier stage"),
-                option,
+            message = Text(
+                "plan.not-written",
+                "args.{option}: no earlier stage writes {path}, which is relative to the job's directory",
+                **at,
             )
+            hint = Text("plan.absolute", "write an absolute path, or the output_dir of an earlier stage")
+            yield PlanProblem("not-written", message, hint, option)
         return
     for host, raw in training.found(path).items():
         if raw.get("missing"):
-            yield PlanProblem(
-                "not-found",
-                Text("plan.not-found", "args.{option}: {path} not found", option=option, path=path),
-                Text("plan.same-path", "copy it to the same path on every node"),
-                option,
-                (host,),
-            )
+            message = Text("plan.not-found", "args.{option}: {path} not found", **at)
+            hint = Text("plan.same-path", "copy it to the same path on every node")
+            yield PlanProblem("not-found", message, hint, option, (host,))
         elif "kind" not in raw:
-            yield PlanProblem(
-                "unreadable",
-                Text(
-                    "plan.unreadable",
-                    "args.{option}: cannot read {path}: {reason}",
-                    option=option,
-                    path=path,
-                    reason=str(raw.get("error")),
-                ),
-                None,
-                option,
-                (host,),
-            )
+            yield unreadable(host, str(raw.get("error")), at)
+
+
+def unreadable(host: str, reason: str, at: Mapping[str, str]) -> PlanProblem:
+    message = Text("plan.unreadable", "args.{option}: cannot read {path}: {reason}", reason=reason, **at)
+    return PlanProblem("unreadable", message, None, at["option"], (host,))
 
 
 def same_data(training: Training, option: str, path: str) -> Iterator[PlanProblem]:
@@ -81,18 +65,11 @@ def same_data(training: Training, option: str, path: str) -> Iterator[PlanProble
     first = next(iter(marks.values()), None)
     others = tuple(host for host, mark in marks.items() if mark != first)
     if others:
-        yield PlanProblem(
-            "data-differs",
-            Text(
-                "plan.data-differs",
-                "args.{option}: {path} differs from that of the first host",
-                option=option,
-                path=path,
-            ),
-            Text("plan.copy-data", "copy the data of one host to all others"),
-            option,
-            others,
+        message = Text(
+            "plan.data-differs", "args.{option}: {path} differs from that of the first host", option=option, path=path
         )
+        hint = Text("plan.copy-data", "copy the data of one host to all others")
+        yield PlanProblem("data-differs", message, hint, option, others)
 
 
 def row_problem(code: str, value: str = "", number: int = 0) -> Text:
@@ -135,10 +112,7 @@ def rows_problems(training: Training, option: str, path: str, form: str) -> Iter
         for file in raw.get("files", ()) if raw.get("kind") == "data" else ():
             at = {"option": option, "path": path}
             if "error" in file:
-                message = Text(
-                    "plan.unreadable", "args.{option}: cannot read {path}: {reason}", reason=file["error"], **at
-                )
-                yield PlanProblem("unreadable", message, None, option, (host,))
+                yield unreadable(host, file["error"], at)
             elif "not_utf8" in file:
                 message = Text(
                     "plan.not-utf8", "args.{option}: {path}: not valid UTF-8 at byte {at:,}", at=file["not_utf8"], **at
@@ -150,19 +124,57 @@ def rows_problems(training: Training, option: str, path: str, form: str) -> Iter
                 yield PlanProblem("no-rows", message, None, option, (host,))
             if file.get("faults"):
                 place, *fault = file["faults"][0]
-                message = Text(
-                    "plan.bad-row",
-                    "args.{option}: {path}: row {row}: {fault}",
-                    row=place,
-                    fault=row_problem(*fault),
-                    **at,
-                )
-                yield PlanProblem(
-                    "bad-row", message, Text("plan.fix-rows", "fix or remove the sample"), option, (host,)
-                )
+                bad = row_problem(*fault)
+                message = Text("plan.bad-row", "args.{option}: {path}: row {row}: {fault}", row=place, fault=bad, **at)
+                hint = Text("plan.fix-rows", "fix or remove the sample")
+                yield PlanProblem("bad-row", message, hint, option, (host,))
             elif "columns" in file or (file.get("forms") and set(file["forms"]) != {form}):
                 message = Text("plan.other-form", "args.{option}: {path} has samples of another program", **at)
                 yield PlanProblem("other-form", message, None, option, (host,))
+
+
+def checkpoint_problems(training: Training) -> Iterator[PlanProblem]:
+    """Report checkpoints of another training in the directory of this one. The ranks compare the rest: what is no
+    option, and options that they choose themselves (None, or 0 of an integer)."""
+    if not training.checkpoints or training.options.get("resume_from_checkpoint") == "never":
+        return
+    for host, raw in training.found(training.checkpoints).items():
+        saved = raw.get("saved") or {"identity": {}, "name": ""}
+        mine = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name in saved["identity"]
+            if (value := training.options.get(name)) is not None and not (type(value) is int and value == 0)
+        }
+        problem = other_training(f"{training.checkpoints}/{saved['name']}", saved["identity"], mine)
+        if problem is not None:
+            yield replace(problem, hosts=(host,))
+
+
+def other_training(
+    directory: str, theirs: Mapping[str, Any], mine: Mapping[str, Any], more: Sequence[Text] = ()
+) -> PlanProblem | None:
+    """Return the problem of a checkpoint with other values than `mine`, or where `more` differs; None: it has none."""
+
+    def shown(value: Any) -> Any:
+        return "(none)" if value in (None, "", []) else value
+
+    differs = [
+        Text("program.option-differs", "{name} was {old}, is {new}", name=name, old=shown(old), new=shown(value))
+        for name, value in mine.items()
+        if (old := theirs.get(name)) != value
+    ]
+    if not differs and not more:
+        return None
+    message = Text(
+        "program.other-training",
+        "{directory} belongs to another training: {differs}",
+        directory=directory,
+        differs=[*differs, *more],
+    )
+    hint = Text(
+        "plan.other-checkpoints", "use another checkpoint directory, the old options, or resume_from_checkpoint: never"
+    )
+    return PlanProblem("other-training", message, hint)
 
 
 def compile_problems(training: Training) -> Iterator[PlanProblem]:
@@ -206,24 +218,22 @@ def strategy_problems(training: Training, *, has_muon: bool = False) -> Iterator
     yield from engine_problems(training, has_muon=has_muon)
     options, ranks, strategy = training.options, training.ranks, str(training.options["strategy"])
 
-    def problem(code: str, message: Text, hint: Text, option: str = "strategy") -> PlanProblem:
-        return PlanProblem(code, message, hint, option)
-
     if strategy in SHARDED and ranks == 1:
         message = Text("plan.one-rank", "args.strategy: {strategy} requires at least 2 ranks, got 1", strategy=strategy)
-        yield problem("one-rank", message, Text("plan.set-ddp", "set strategy: ddp, or use more devices"))
+        hint = Text("plan.set-ddp", "set strategy: ddp, or use more devices")
+        yield PlanProblem("one-rank", message, hint, "strategy")
     if strategy == "none" and ranks > 1:
         message = Text("plan.strategy-none", "args.strategy: none is for 1 rank, got {ranks}", ranks=ranks)
-        yield problem("strategy-none", message, Text("plan.set-auto", "set strategy: ddp or strategy: auto"))
+        hint = Text("plan.set-auto", "set strategy: ddp or strategy: auto")
+        yield PlanProblem("strategy-none", message, hint, "strategy")
     if options.get("cpu_offload") and (strategy in ("none", "ddp") or ranks == 1):
         message = Text("plan.offload", "args.cpu_offload requires a base that is sharded over at least 2 ranks")
         hint = Text("plan.offload-hint", "set strategy: fsdp2 or zero3 on two or more devices, or cpu_offload: false")
-        yield problem("offload", message, hint, "cpu_offload")
+        yield PlanProblem("offload", message, hint, "cpu_offload")
     elif options.get("cpu_offload") and strategy == "auto" and scales(training) and not training.has_deepspeed:
         message = Text("plan.offload-deepspeed", "args.cpu_offload with float16 requires deepspeed")
-        yield problem(
-            "offload-deepspeed", message, Text("plan.pip", "install it: pip install deepspeed"), "cpu_offload"
-        )
+        hint = Text("plan.pip", "install it: pip install deepspeed")
+        yield PlanProblem("offload-deepspeed", message, hint, "cpu_offload")
     if strategy in SHARDED and options.get("auto_find_batch_size"):
         message = Text(
             "plan.find-batch-sharded",
@@ -232,7 +242,7 @@ def strategy_problems(training: Training, *, has_muon: bool = False) -> Iterator
             strategy=strategy,
         )
         hint = Text("plan.set-micro-batch", "set micro_batch_size, or strategy: ddp")
-        yield problem("find-batch-sharded", message, hint, "auto_find_batch_size")
+        yield PlanProblem("find-batch-sharded", message, hint, "auto_find_batch_size")
 
 
 def engine_problems(training: Training, *, has_muon: bool = False) -> Iterator[PlanProblem]:
@@ -279,57 +289,44 @@ def device_problems(training: Training) -> Iterator[PlanProblem]:
     dtype = training.options.get("dtype")
     if dtype == "float16" and training.family == "cpu":
         message = Text("plan.float16-cpu", "args.dtype: float16 is not supported on a CPU")
-        yield PlanProblem("float16-cpu", message, FLOAT16_ON_CPU, "dtype")
+        hint = Text("plan.float16-cpu-hint", "set dtype: float32 or dtype: bfloat16")
+        yield PlanProblem("float16-cpu", message, hint, "dtype")
     if dtype == "bfloat16" and training.chip is not None and not training.chip.has_bf16:
         message = Text("plan.no-bfloat16", "args.dtype: {chip} does not support bfloat16", chip=training.chip.name)
-        yield PlanProblem(
-            "no-bfloat16", message, Text("plan.use-float16", "set dtype: float16 or dtype: auto"), "dtype"
-        )
+        hint = Text("plan.use-float16", "set dtype: float16 or dtype: auto")
+        yield PlanProblem("no-bfloat16", message, hint, "dtype")
 
 
 def batch_problems(training: Training) -> Iterator[PlanProblem]:
     """Warn of batches that do not divide among the ranks, with the nearest numbers that do."""
     if "global_batch_size" not in training.options:
         return
-    batch, micro, ranks = (
-        training.options["global_batch_size"],
-        training.options["micro_batch_size"] or 1,
-        training.ranks,
-    )
+    options, ranks = training.options, training.ranks
+    batch, micro = options["global_batch_size"], options["micro_batch_size"] or 1
+    unit = ranks * micro
     if batch < ranks:
-        yield PlanProblem(
-            "idle-ranks",
-            Text(
-                "plan.idle-ranks",
-                "args.global_batch_size: {batch} samples for {ranks} ranks: {idle} ranks have none",
-                batch=batch,
-                ranks=ranks,
-                idle=ranks - batch,
-            ),
-            Text(
-                "plan.batch-least", "set global_batch_size: {least} or more, or use fewer devices", least=ranks * micro
-            ),
-            "global_batch_size",
-            is_fatal=False,
+        message = Text(
+            "plan.idle-ranks",
+            "args.global_batch_size: {batch} samples for {ranks} ranks: {idle} ranks have none",
+            batch=batch,
+            ranks=ranks,
+            idle=ranks - batch,
         )
-    elif batch % (ranks * micro) and not training.options.get("packing"):
-        unit = ranks * micro
+        hint = Text("plan.batch-least", "set global_batch_size: {least} or more, or use fewer devices", least=unit)
+        yield PlanProblem("idle-ranks", message, hint, "global_batch_size", is_fatal=False)
+    elif batch % unit and not options.get("packing"):
+        message = Text(
+            "plan.uneven-batch",
+            "args.global_batch_size: {batch} is not a multiple of {unit} ({ranks:plural rank ranks} x {micro}): some "
+            "ranks wait",
+            batch=batch,
+            unit=unit,
+            ranks=ranks,
+            micro=micro,
+        )
         near = sorted({max(unit, batch // unit * unit), (batch // unit + 1) * unit})
-        yield PlanProblem(
-            "uneven-batch",
-            Text(
-                "plan.uneven-batch",
-                "args.global_batch_size: {batch} is not a multiple of {unit} ({ranks:plural rank ranks} x "
-                "{micro}): some ranks wait",
-                batch=batch,
-                unit=unit,
-                ranks=ranks,
-                micro=micro,
-            ),
-            Text("plan.batch-near", "set global_batch_size to one of {near}", near=near),
-            "global_batch_size",
-            is_fatal=False,
-        )
+        hint = Text("plan.batch-near", "set global_batch_size to one of {near}", near=near)
+        yield PlanProblem("uneven-batch", message, hint, "global_batch_size", is_fatal=False)
 
 
 def data_size_problems(training: Training, samples: int | None) -> Iterator[PlanProblem]:
@@ -349,28 +346,19 @@ def steps_problems(training: Training, steps: int | None) -> Iterator[PlanProble
     """Warn of a warm-up that is longer than the training."""
     warmup = training.options.get("warmup_steps")
     if steps is not None and warmup and warmup >= steps:
-        yield PlanProblem(
-            "warmup-too-long",
-            Text(
-                "plan.warmup-too-long",
-                "args.warmup_steps: {warmup} steps of warm-up, but the training has {steps}: the peak learning "
-                "rate is not reached",
-                warmup=warmup,
-                steps=steps,
-            ),
-            Text(
-                "plan.shorter-warmup",
-                "set warmup_steps: {steps} or less, or warmup_ratio: 0.05",
-                steps=max(1, steps // 20),
-            ),
-            "warmup_steps",
-            is_fatal=False,
+        message = Text(
+            "plan.warmup-too-long",
+            "args.warmup_steps: {warmup} steps of warm-up, but the training has {steps}: the peak learning rate is not "
+            "reached",
+            warmup=warmup,
+            steps=steps,
         )
+        shorter = max(1, steps // 20)
+        hint = Text("plan.shorter-warmup", "set warmup_steps: {steps} or less, or warmup_ratio: 0.05", steps=shorter)
+        yield PlanProblem("warmup-too-long", message, hint, "warmup_steps", is_fatal=False)
 
 
 def chip_problems(training: Training) -> Iterator[PlanProblem]:
-    from ascendrun.facts.chips import chip_of
-
     name = training.options.get("chip")
     if name and chip_of(str(name)) is None:
         message = Text("plan.unknown-chip", "args.chip: unknown chip {name:quote}", name=str(name))

@@ -44,7 +44,8 @@ class Training:
     hosts that did not respond are missing. `written`: directories that earlier stages write; ANYWHERE: a stage whose
     program is not known. `earlier`: the options of earlier stages of the same program by their output_dir.
     `has_deepspeed`: of the ranks; assumed unless it is known. `scales`: whether the loss is scaled; None: as the dtype
-    and the chip require, False for a model that only generates.
+    and the chip require, False for a model that only generates. `checkpoints`: their directory if the job names it,
+    "" for one of its own.
     """
 
     program: str
@@ -62,6 +63,7 @@ class Training:
     earlier: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     has_deepspeed: bool = True
     scales: bool | None = None
+    checkpoints: str = ""
 
     @property
     def mode(self) -> str:

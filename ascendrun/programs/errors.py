@@ -60,13 +60,10 @@ def in_words(error: BaseException | None) -> str | None:
     while error is not None:
         if isinstance(error, OSError) and error.errno in FIXES:
             where = f"{error.filename}: " if error.filename is not None else ""
-            return f"{where}{error.strerror}\n{hint_line(FIXES[error.errno])}"
+            hint = Text("program.hint", "hint: {hint}", hint=FIXES[error.errno])
+            return f"{where}{error.strerror}\n{hint}"
         error = error.__context__ if isinstance(error, RuntimeError) else None
     return None
-
-
-def hint_line(hint: Text) -> str:
-    return str(Text("program.hint", "hint: {hint}", hint=hint))
 
 
 def in_a_line(error: BaseException) -> str:

@@ -8,8 +8,7 @@ from typing import Any, Callable
 import torch
 from torch import nn
 
-from ascendrun.planner.models import LINEAR, shape_of
-from ascendrun.planner.workload import Workload
+from ascendrun.planner.models import LINEAR, Workload, shape_of
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.qwen_lora import base
 from ascendrun.programs.qwen_lora.sft_task import forward

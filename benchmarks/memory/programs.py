@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from ascendrun.planner import cost
-from ascendrun.planner.models import shape_of
-from ascendrun.planner.workload import Workload
+from ascendrun.planner.models import Workload, shape_of
 from ascendrun.programs.devices import kernels
 from ascendrun.programs.devices.accelerator import choose_precision, open_accelerator
 from ascendrun.programs.qwen_lora import base, lora

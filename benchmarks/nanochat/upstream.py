@@ -34,8 +34,8 @@ from ascendrun.programs.nanochat.sizes import Horizon, Sizes
 from ascendrun.programs.nanochat.texts import BOS, TextEncoder, read_corpus, token_bytes, train_bpe
 from ascendrun.programs.trainer import shards
 from ascendrun.programs.trainer.options import parse, read_table
-from ascendrun.programs.trainer.rows import Rows, best_fit
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.shards import Rows, best_fit
 from ascendrun.programs.trainer.strategies.parallel import wrap
 from benchmarks.nanochat import write_result
 

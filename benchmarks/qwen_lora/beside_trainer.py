@@ -31,14 +31,14 @@ from ascendrun.planner.models import flops_per_token
 from ascendrun.programs.devices import kernels
 from ascendrun.programs.devices.accelerator import choose_precision, open_accelerator
 from ascendrun.programs.qwen_lora import base, chat_template, lora
-from ascendrun.programs.qwen_lora.conversations import read_conversations
 from ascendrun.programs.qwen_lora.curriculum import Course, Table
-from ascendrun.programs.qwen_lora.quotas import parse_stages
+from ascendrun.programs.qwen_lora.dataset import read_conversations
+from ascendrun.programs.qwen_lora.rules import read_stages
 from ascendrun.programs.qwen_lora.sft_task import Instructions, Rows
 from ascendrun.programs.trainer import metrics
+from ascendrun.programs.trainer.data import IGNORED
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.optim import adamw
-from ascendrun.programs.trainer.packing import IGNORED
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.shards import Encoded
 from ascendrun.programs.trainer.strategies.engine import cast
@@ -139,7 +139,7 @@ def filled_with(model: Any, here: Runtime, precision: Any) -> Any:
 def course_of(samples: Sequence[Encoded], batch_size: int, *, row_tokens: int, steps: int) -> Course:
     """`row_tokens` 0: one sample a row."""
     return Course(
-        Table(("all",), tuple(parse_stages(["1=1"], 1))),
+        Table(("all",), tuple(read_stages(["1=1"], 1))),
         [list(range(len(samples)))],
         [len(each.ids) for each in samples],
         steps=steps,

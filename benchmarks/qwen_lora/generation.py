@@ -33,8 +33,7 @@ from ascendrun.programs.devices import kernels
 from ascendrun.programs.devices.accelerator import choose_family, open_accelerator
 from ascendrun.programs.generation.cache import of_transformers
 from ascendrun.programs.generation.chat import Talker, Team
-from ascendrun.programs.generation.engine import Completion, Generator, generate
-from ascendrun.programs.generation.sampling import Sampling
+from ascendrun.programs.generation.engine import Completion, Generator, Sampling, generate
 from ascendrun.programs.qwen_lora import base
 from ascendrun.programs.trainer.runtime import Runtime
 

@@ -22,9 +22,9 @@ import torch
 
 from ascendrun.programs.qwen_lora import base, chat_template, lora
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
-from ascendrun.programs.qwen_lora.conversations import read_conversations
 from ascendrun.programs.qwen_lora.curriculum import Course, Table
-from ascendrun.programs.qwen_lora.quotas import parse_stages
+from ascendrun.programs.qwen_lora.dataset import read_conversations
+from ascendrun.programs.qwen_lora.rules import read_stages
 from ascendrun.programs.qwen_lora.sft_task import Rows, forward
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.data import deal
@@ -82,7 +82,7 @@ def plan(rows: Rows, cutoff: int, *, packed: bool) -> list[list[list[Any]]]:
     """Return the micro-batches of each step."""
     lengths = [len(sample.ids) for sample in rows.samples]
     course = Course(
-        Table(("all",), tuple(parse_stages(["1=1"], 1))),
+        Table(("all",), tuple(read_stages(["1=1"], 1))),
         [list(range(len(lengths)))],
         lengths,
         steps=STEPS,

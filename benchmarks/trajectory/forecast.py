@@ -20,8 +20,7 @@ from statistics import median
 
 from ascendrun.core.jobfile.spec import load_programs
 from ascendrun.options import make_arguments, with_defaults
-from ascendrun.planner.cost import Devices
-from ascendrun.planner.history import RecordedRun, with_history
+from ascendrun.planner.cost import Devices, RecordedRun, with_history
 from ascendrun.planner.plan import make_plan
 from ascendrun.planner.training import Training
 from ascendrun.programs.trajectory import rules as trajectory

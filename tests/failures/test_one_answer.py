@@ -19,7 +19,7 @@ from ascendrun.core.jobs.job import Cause, State
 from ascendrun.core.jobs.lifecycle import advance
 from ascendrun.core.jobs.outcome import first_failure
 from ascendrun.core.jobs.reasons import FirstFailure
-from ascendrun.core.jobs.restart import Failure
+from ascendrun.core.jobs.restart import Failure, Kind, RestartPolicy
 from ascendrun.core.settings import Settings
 from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.store import Store
@@ -60,3 +60,12 @@ def test_the_answer_of_the_child_process_is_that_of_explain(path: Path, tmp_path
     assert job.first_failure is not None
     assert (job.first_failure.reason.ranks, job.first_failure.reason.hosts) == (found.ranks, found.hosts)
     assert job.first_failure.confidence == found.confidence.value
+
+
+def test_a_refusal_of_the_ranks_is_the_users_and_is_not_tried_again() -> None:
+    """It was `unknown`: three restarts, and then checkpoints were set aside that nothing was wrong with."""
+    (path,) = [path for path in case_files() if path.stem == "all_ranks_refuse_the_checkpoints_of_another_training"]
+    evidence = load(path).evidence
+    found = failure_of(diagnose(evidence), evidence)
+    assert (found.kind, found.retry) == (Kind.USER, "never")
+    assert Kind.USER not in RestartPolicy().causes

@@ -106,6 +106,18 @@ def config(**changes: Any) -> bytes:
     return json.dumps({**CONFIG, **changes}).encode()
 
 
+def words(*names: str, added: int | None = None, **more: int) -> bytes:
+    """A tokenizer of these words, numbered from 0, and of `more`; `added`: the number of a token beside them."""
+    vocabulary = {**{name: number for number, name in enumerate(names)}, **more}
+    tokens = [] if added is None else [{"id": added, "content": "<added>"}]
+    return json.dumps({"model": {"vocab": vocabulary}, "added_tokens": tokens}).encode()
+
+
+def saved(**identity: Any) -> bytes:
+    """The manifest of a checkpoint of a training with these options."""
+    return json.dumps({"step": 2, "kind": "step", "facts": {"identity": identity}, "parts": {}, "here": []}).encode()
+
+
 INDEX = json.dumps({"weight_map": {name: f"model-{at % 2}.safetensors" for at, name in enumerate(TENSORS)}}).encode()
 HALF = safetensors({name: shape for at, (name, shape) in enumerate(TENSORS.items()) if at % 2 == 0})
 BAD: dict[str, tuple[str, Change, Change, str]] = {
@@ -130,6 +142,13 @@ BAD: dict[str, tuple[str, Change, Change, str]] = {
     "config without sizes": ("qwen_lora", {}, {"/base/config.json": b"{}"}, "no-sizes"),
     "no tokenizer": ("qwen_lora", {}, {"/base/tokenizer.json": None}, "no-tokenizer"),
     "tokenizer is cut": ("qwen_lora", {}, {"/base/tokenizer.json": b'{"model"'}, "bad-tokenizer"),
+    "a tokenizer of another model": (
+        "qwen_lora",
+        {},
+        {"/base/tokenizer.json": words("a", "b", z=2000)},
+        "tokenizer-rows",
+    ),
+    "added tokens without rows": ("qwen_lora", {}, {"/base/tokenizer.json": words("a", added=2151)}, "tokenizer-rows"),
     "no weights": ("qwen_lora", {}, {"/base/model.safetensors": None}, "no-weights"),
     "half the shards": (
         "qwen_lora",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ascendrun.programs.generation.service import RankService
+from ascendrun.programs.generation.server import RankService
 
 JSON = {"Content-Type": "application/json"}
 

@@ -12,8 +12,7 @@ from torch import nn
 
 from ascendrun.programs.devices import accelerator, attention
 from ascendrun.programs.generation.cache import Attends, Call, of_transformers
-from ascendrun.programs.generation.engine import Completion, Generator, generate
-from ascendrun.programs.generation.sampling import Sampling, choose
+from ascendrun.programs.generation.engine import Completion, Generator, Sampling, choose, generate
 from ascendrun.programs.qwen_lora import base
 from ascendrun.programs.trainer import optim, runtime
 from ascendrun.programs.trainer.strategies.parallel import wrap

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.planner.models import LINEAR, shape_of
-from ascendrun.planner.workload import Workload
+from ascendrun.planner.models import LINEAR, Workload, shape_of
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.devices.attention import Segments
 from ascendrun.programs.qwen_lora import rules as chats

@@ -15,9 +15,8 @@ from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.generation import chat
 from ascendrun.programs.generation.cache import of_model
 from ascendrun.programs.generation.chat import Reader, Talker, Team, Writing
-from ascendrun.programs.generation.engine import Completion, Generator
+from ascendrun.programs.generation.engine import Completion, Generator, Sampling
 from ascendrun.programs.generation.requests import Limits, RequestRefusedError
-from ascendrun.programs.generation.sampling import Sampling
 from ascendrun.programs.generation.terminal import talk
 from ascendrun.programs.trainer.runtime import Runtime
 from tests.programs.conftest import until

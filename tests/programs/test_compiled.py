@@ -7,13 +7,13 @@ import pytest
 from ascendrun.programs.devices.accelerator import Accelerator, Precision
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies import choice, compiled
+from ascendrun.programs.trainer.strategies import parallel
 from tests.programs import recorded
 
 
 @pytest.fixture
 def has_compiler():
-    if not compiled.has_compiler():
+    if not parallel.has_compiler():
         pytest.skip("no C++ compiler")
 
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_compiled_is_refused_with_the_reason(way, device, strateg
     here = Runtime(0, 0, 2, None, Accelerator(family, torch.device("cpu"), device, None))
     precision = Precision(torch.float32, torch.float32, False, "")
     with pytest.raises(InvalidDataError, match=reason):
-        choice.check(here, precision, strategy=strategy, shard_size=0, compile=way)
+        parallel.check(here, precision, strategy=strategy, shard_size=0, compile=way)
 
 
 def test_a_compiler_that_is_not_installed_is_named():
@@ -69,15 +69,15 @@ def test_a_compiler_that_is_not_installed_is_named():
 
     module = torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)]))
     with pytest.raises(InvalidDataError, match="torchair is not installed"):
-        compiled.compile_layers(module, "torchair", family="npu")
+        parallel.compile_layers(module, "torchair", family="npu")
 
 
 def test_a_model_without_repeated_layers_and_a_host_without_a_compiler_are_refused(monkeypatch):
     import torch
 
-    monkeypatch.setattr(compiled, "has_compiler", lambda: True)
+    monkeypatch.setattr(parallel, "has_compiler", lambda: True)
     with pytest.raises(InvalidDataError, match="repeated layers"):
-        compiled.compile_layers(torch.nn.Linear(2, 2), "torch", family="cpu")
+        parallel.compile_layers(torch.nn.Linear(2, 2), "torch", family="cpu")
     monkeypatch.undo()
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("/none/g++",))
-    assert not compiled.has_compiler()
+    assert not parallel.has_compiler()

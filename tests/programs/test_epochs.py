@@ -9,8 +9,8 @@ import shutil
 import pytest
 import torch
 
-from ascendrun.programs.trainer import checkpoint, epochs
-from ascendrun.programs.trainer.epochs import Claim, SupersededError
+from ascendrun.programs.trainer import checkpoint
+from ascendrun.programs.trainer.checkpoint import Claim, SupersededError
 
 STATE = {"weights": torch.arange(10.0)}
 EVERY_4 = {"save_steps": 4, "ranks": 2}
@@ -29,11 +29,11 @@ def names(parent):
 def test_a_number_is_claimed_once_and_a_claim_without_a_checkpoint_is_no_constraint(tmp_path):
     first = claimed(tmp_path, 3)
     assert not Claim(tmp_path, 3, "another").take()
-    assert epochs.starts(tmp_path) == {3: None} and checkpoint.newest_epoch(tmp_path) == 3
+    assert checkpoint.starts(tmp_path) == {3: None} and checkpoint.newest_epoch(tmp_path) == 3
     first.begin(12, "save-1")
-    assert epochs.starts(tmp_path) == {3: 12}
+    assert checkpoint.starts(tmp_path) == {3: 12}
     (tmp_path / ".epochs" / "000004.json").write_text("")  # killed between the claim and its content
-    assert epochs.starts(tmp_path) == {3: 12, 4: None}
+    assert checkpoint.starts(tmp_path) == {3: 12, 4: None}
 
 
 def test_names_of_releases_without_epochs_are_epoch_0_and_are_loaded(tmp_path):
@@ -85,9 +85,9 @@ def test_what_a_frozen_writer_names_after_its_successor_began_is_never_loaded_an
     checkpoint.save(tmp_path, "step", 6, STATE, claim=new)
     checkpoint.save(tmp_path, "best", 8, STATE)
     checkpoint.save(tmp_path, "step", 12, STATE)
-    line = epochs.starts(tmp_path)
-    assert not epochs.is_on_line(0, 12, line)
-    assert epochs.is_on_line(0, 4, line) and epochs.is_on_line(1, 6, line)
+    line = checkpoint.starts(tmp_path)
+    assert not checkpoint.is_on_line(0, 12, line)
+    assert checkpoint.is_on_line(0, 4, line) and checkpoint.is_on_line(1, 6, line)
     checkpoint.prune(tmp_path, newest=6, keep=5, best_steps=[8], epoch=1)
     assert names(tmp_path) == ["best-00000008", "step-00000004", "step-00000006-e0001"]
 

@@ -9,8 +9,15 @@ import torch
 from transformers import Qwen3Config
 
 from ascendrun.programs.generation.cache import Cache, of_model, of_transformers
-from ascendrun.programs.generation.engine import PREFILL_ROWS, Completion, Generator, generate
-from ascendrun.programs.generation.sampling import NOT_FINITE, Sampling, choose
+from ascendrun.programs.generation.engine import (
+    NOT_FINITE,
+    PREFILL_ROWS,
+    Completion,
+    Generator,
+    Sampling,
+    choose,
+    generate,
+)
 from ascendrun.programs.qwen_lora import base
 from tests.programs.generating import WORDS, Plain, naive, texts_of
 

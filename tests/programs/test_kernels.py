@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2 import modeling_qwen2
 
-from ascendrun.programs.devices import attention, fused_ops, kernels
+from ascendrun.programs.devices import attention, kernels
 from ascendrun.programs.devices.accelerator import Accelerator
 
 CALLS = []
@@ -93,7 +93,7 @@ def test_a_model_with_fused_operators_says_what_it_said_before(npu, is_packed):
     everything, _ = kernels.sound_kernels(NPU, torch.float32)
     CALLS.clear()
     model = make()
-    said = fused_ops.fuse(model, kernels.operators_of(everything), device="cpu")
+    said = kernels.fuse(model, kernels.operators_of(everything), device="cpu")
     assert said == ["Qwen2MLP x 2", "Qwen2RMSNorm x 5", "apply_rotary_pos_emb x 1"]
     torch.testing.assert_close(model(input_ids=ids, **more).logits, usual, rtol=1e-4, atol=1e-5)
     assert {"attention", "norm", "rotary", "swiglu"} == set(CALLS)
@@ -169,6 +169,6 @@ def test_a_model_on_another_device_keeps_its_own_positions(usual_positions):
         raise AssertionError("the operator of another device was called")
 
     for _ in range(2):  # a second model of that device does not take the first for what stood there
-        fused_ops.fuse(Qwen2ForCausalLM(config), fused_ops.Operators(rotary=not_for_a_cpu), device="npu")
+        kernels.fuse(Qwen2ForCausalLM(config), kernels.Operators(rotary=not_for_a_cpu), device="npu")
     assert torch.equal(model(input_ids=ids).logits, before)
     assert modeling_qwen2.apply_rotary_pos_emb.original is usual_positions

@@ -17,7 +17,7 @@ if os.environ.get("CI") != "true":
 import pytorch_lightning as pl
 
 import ascendrun.lightning as plugin
-from ascendrun.lightning import package, precision
+from ascendrun.lightning import accelerator, package
 from ascendrun.programs.devices.accelerator import Accelerator
 from ascendrun.programs.errors import InvalidDataError
 
@@ -73,7 +73,7 @@ def test_the_accelerator_has_all_methods_and_is_known_by_name():
     ],
 )
 def test_the_names_of_all_versions_give_the_precision_of_the_chip(name, chip, compute, scales):
-    found = precision.choose(name, npu(chip))
+    found = accelerator.choose(name, npu(chip))
     assert (found.compute, found.scales) == (compute, scales)
 
 
@@ -82,15 +82,15 @@ def test_fsdp_is_refused_by_lightning_and_without_loss_scaling_only_by_the_plugi
 
     with pytest.raises(ValueError, match="requires a GPU"):
         pl.Trainer(strategy="fsdp", accelerator="cpu", **QUIET)
-    refuse_scaling(precision.choose("auto", npu("Ascend910B3")))
+    refuse_scaling(accelerator.choose("auto", npu("Ascend910B3")))
     with pytest.raises(InvalidDataError):
-        refuse_scaling(precision.choose("auto", npu("Ascend910A")))
+        refuse_scaling(accelerator.choose("auto", npu("Ascend910A")))
 
 
 @pytest.mark.parametrize("name, chip", [("bf16-mixed", "Ascend910A"), ("64", "Ascend910B3")])
 def test_a_precision_that_the_chip_does_not_have_is_refused(name, chip):
     with pytest.raises(InvalidDataError):
-        precision.choose(name, npu(chip))
+        accelerator.choose(name, npu(chip))
 
 
 def test_the_steps_of_data_without_a_length_are_infinite_to_lightning_and_asked_for():
@@ -151,7 +151,7 @@ def test_a_schedule_has_the_length_of_the_new_training():
 
 
 def test_a_value_that_is_not_plain_is_refused_with_its_place():
-    from ascendrun.lightning.checkpoints import plain
+    from ascendrun.lightning.callback import plain
 
     problems = []
     state = {"a": [torch.nn.Parameter(torch.ones(1)), (True, None)], "b": {"path": Path("x"), "bad": object()}}

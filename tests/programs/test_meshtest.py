@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ascendrun.programs.meshtest import burn as burning
+from ascendrun.programs.meshtest import measure as burning
 from tests.ports import free_port
 
 REPO = Path(__file__).resolve().parents[2]

@@ -15,9 +15,8 @@ from ascendrun.core.jobfile.spec import load_programs
 from ascendrun.facts.rows import read_conversation
 from ascendrun.node.agent import training_files
 from ascendrun.options import make_arguments, with_defaults
-from ascendrun.planner.models import LINEAR
+from ascendrun.planner.models import LINEAR, steps_of
 from ascendrun.planner.training import Training, judge
-from ascendrun.planner.workload import steps_of
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import chat_template, dataset
 from ascendrun.programs.qwen_lora import rules as qwen_lora

@@ -15,6 +15,7 @@ from ascendrun import programs
 from ascendrun.programs.devices.accelerator import (
     Accelerator,
     Precision,
+    choose_family,
     choose_precision,
     make_scaler,
     open_accelerator,
@@ -25,9 +26,8 @@ from ascendrun.programs.trainer import checkpoint
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.optim import adamw
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies.choice import check
 from ascendrun.programs.trainer.strategies.engine import cast
-from ascendrun.programs.trainer.strategies.parallel import wrap
+from ascendrun.programs.trainer.strategies.parallel import check, wrap
 from ascendrun.programs.trainer.strategies.zero3 import configuration
 from ascendrun.text import Text
 
@@ -142,3 +142,19 @@ def test_deepspeed_scales_where_float16_is_taken_and_has_no_optimizer_or_schedul
         told = configuration(precision, trained=9, offload=False)
         assert (told["fp16"]["enabled"], told["bf16"]["enabled"]) == (precision.scales, not precision.scales)
         assert not {"optimizer", "scheduler"} & set(told)
+
+
+# --- on what kind of device a training or an answer is computed when nobody says it ---
+
+
+def test_a_machine_with_npus_uses_them_though_no_launcher_tells_of_them(tmp_path):
+    (tmp_path / "davinci_manager").touch()
+    assert choose_family("auto", {}, tmp_path) != "npu"  # the driver alone is no device
+    (tmp_path / "davinci3").touch()
+    assert choose_family("auto", {}, tmp_path) == "npu"
+
+
+def test_what_is_asked_for_goes_before_what_the_launcher_says_and_that_before_what_is_there(tmp_path):
+    (tmp_path / "davinci0").touch()
+    assert choose_family("auto", {"ASCENDRUN_DEVICE_TYPE": "cpu"}, tmp_path) == "cpu"
+    assert choose_family("cuda", {"ASCENDRUN_DEVICE_TYPE": "cpu"}, tmp_path) == "cuda"

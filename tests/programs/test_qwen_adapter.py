@@ -10,9 +10,8 @@ import torch
 from ascendrun.programs.devices.accelerator import Precision, open_accelerator
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import base, chat_template, lora
-from ascendrun.programs.qwen_lora.conversations import make_conversations
-from ascendrun.programs.qwen_lora.lora import IncompleteAdapterError
-from ascendrun.programs.qwen_lora.merge import merge
+from ascendrun.programs.qwen_lora.dataset import make_conversations
+from ascendrun.programs.qwen_lora.lora import IncompleteAdapterError, merge
 from ascendrun.programs.trainer.runtime import Runtime
 
 FLOAT = Precision(torch.float32, torch.float32, False, "")
@@ -127,14 +126,6 @@ def test_the_adapter_names_its_rank_and_scale(home, here, tokenizer, tmp_path):
     lora.save_adapter(trained(model), expected, model, tmp_path / "adapter", tokenizer)
     settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (settings["r"], settings["lora_alpha"], settings["peft_type"]) == (4, 8, "LORA")
-
-
-@pytest.mark.parametrize("family", ["npu", "cpu"])
-def test_qlora_is_refused_with_the_reason_and_the_way_out(family):
-    with pytest.raises(InvalidDataError, match="--strategy=fsdp2") as caught:
-        lora.refuse_qlora("4bit", family)
-    assert str(lora.QLORA[family]) in str(caught.value)
-    lora.refuse_qlora("none", family)
 
 
 def test_targets_that_the_model_lacks_are_named_with_those_it_has(home, here):

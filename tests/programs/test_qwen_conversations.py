@@ -14,13 +14,11 @@ from ascendrun.programs.devices import attention
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import chat_template
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
-from ascendrun.programs.qwen_lora.conversations import make_conversations, read_conversations
-from ascendrun.programs.qwen_lora.dataset import make_lessons, read_texts, split
-from ascendrun.programs.qwen_lora.evaluation import read_questions
+from ascendrun.programs.qwen_lora.dataset import make_conversations, make_lessons, read_conversations, read_texts, split
 from ascendrun.programs.qwen_lora.modes import first_exchange
-from ascendrun.programs.qwen_lora.sft_task import Rows, forward
+from ascendrun.programs.qwen_lora.sft_task import Rows, forward, read_questions
 from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trainer.packing import IGNORED
+from ascendrun.programs.trainer.data import IGNORED
 
 ROW = {"instruction": "Say it", "input": "twice", "output": "it it", "difficulty": "explain"}
 

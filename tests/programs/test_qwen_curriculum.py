@@ -8,14 +8,22 @@ import numpy as np
 import pytest
 
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.qwen_lora.curriculum import FEW_ROWS, NO_DIFFICULTY, Course, Table, choose_table, pack_evenly
-from ascendrun.programs.qwen_lora.quotas import parse_stages, quotas, targets
-from ascendrun.programs.qwen_lora.stages import stage_of
+from ascendrun.programs.qwen_lora.curriculum import (
+    FEW_ROWS,
+    NO_DIFFICULTY,
+    Course,
+    Table,
+    choose_table,
+    pack_evenly,
+    quotas,
+    targets,
+)
+from ascendrun.programs.qwen_lora.rules import read_stages, stage_of
 from ascendrun.text import Text
 
 GUIDE = ["0.3=80/20/0", "0.7=40/40/20", "1=25/35/40"]
 LEVELS = ["explain", "reasoning", "topology"]
-STAGES = tuple(parse_stages(GUIDE, 3))
+STAGES = tuple(read_stages(GUIDE, 3))
 
 
 def strays(stages, *, steps, batch_size):
@@ -38,7 +46,7 @@ def test_any_window_of_steps_is_within_one_sample_of_the_guides_table(batch_size
 @pytest.mark.parametrize("table", [["1=61/28/11"], ["0.5=1/1/1", "1=5/3/90"], ["0.1=7/2/1", "0.2=1/0/0", "1=13/29/31"]])
 @pytest.mark.parametrize("batch_size", [1, 3, 7])
 def test_where_numbers_allow_no_better_it_is_less_than_two(table, batch_size):
-    window, so_far = strays(parse_stages(table, 3), steps=90, batch_size=batch_size)
+    window, so_far = strays(read_stages(table, 3), steps=90, batch_size=batch_size)
     assert window < 2 and so_far < 1
 
 
@@ -136,7 +144,7 @@ def test_a_level_without_rows_gives_its_share_to_the_next_easier_one():
 
 def test_how_often_each_level_is_seen_is_printed():
     """Half of all samples are easy ones, of which there are few."""
-    table = Table(("explain", "reasoning"), tuple(parse_stages(["1=50/50"], 2)))
+    table = Table(("explain", "reasoning"), tuple(read_stages(["1=50/50"], 2)))
     course = Course(table, [[0, 1], [2, 3, 4, 5]], [5] * 6, steps=4, batch_size=4, seed=0, row_tokens=0)
     uses = [text.values for text in course.describe() if text.key == "program.level-use"]
     assert uses == [
@@ -158,4 +166,4 @@ def test_how_often_each_level_is_seen_is_printed():
 )
 def test_a_table_that_is_none_is_refused(texts, says):
     with pytest.raises(InvalidDataError, match=says):
-        parse_stages(texts, 3)
+        read_stages(texts, 3)

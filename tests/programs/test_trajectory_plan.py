@@ -11,7 +11,7 @@ from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.errors import InvalidDataError, ModelTooLargeError
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies.choice import training_of
+from ascendrun.programs.trainer.strategies.parallel import training_of
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import make_samples
 from ascendrun.programs.trajectory.model import make_guesser, make_model
@@ -64,10 +64,10 @@ def test_the_estimate_is_near_the_measured_peak(here, tmp_path, name, argv):
             loop = make_loop(options, samples, make_guesser(sizes, seed=1), here, tmp_path)
         loop.engine.module.train()
         for step in range(2 * loop.source.plan.steps_per_epoch):  # the second epoch has moments throughout
-            for piece in loop.source.loader.share(step).pieces:
+            for piece in loop.source.share(step).pieces:
                 loop.engine.backward(loop.task.loss(loop.engine.model, piece.tensors) / piece.weight)
             loop.engine.finish(1.0)
-        loop.source.loader.close()
+        loop.source.close()
         return loop.source.plan
 
     plans = []

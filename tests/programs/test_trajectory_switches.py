@@ -16,7 +16,7 @@ from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies.choice import refuse_options
+from ascendrun.programs.trainer.strategies.parallel import refuse_options
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import Samples, make_samples
 from ascendrun.programs.trajectory.grammars import as_texts
@@ -252,8 +252,8 @@ def test_activations_are_made_anew_only_where_that_is_asked_for(samples, here, t
         loop = make_loop(options, samples, model, here, tmp_path)
         passes = []
         model.backbone.layers[0].mlp.register_forward_pre_hook(lambda *_, seen=passes: seen.append("forward"))
-        loop.engine.backward(loop.task.loss(loop.engine.model, loop.source.loader.share(0).pieces[0].tensors))
-        loop.source.loader.close()
+        loop.engine.backward(loop.task.loss(loop.engine.model, loop.source.share(0).pieces[0].tensors))
+        loop.source.close()
         assert len(passes) == (2 if asked == "true" else 1)
 
 
@@ -276,7 +276,7 @@ def test_matrices_decay_as_asked_and_vectors_do_not(samples, here):
 def test_the_model_that_is_kept_is_the_best_by_the_score_that_was_asked_for(samples, here, tmp_path, wanted, kept):
     options = options_of(f"--metric_for_best_model={wanted}" if wanted else "--load_best_model_at_end=false")
     loop = make_loop(options, samples, make_model(common.own_sizes(options, samples), seed=1), here, tmp_path)
-    loop.source.loader.close()
+    loop.source.close()
     assert (loop.settings.best, loop.settings.best_is_low) == kept
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ascendrun.programs.qwen_lora import words
+from ascendrun.programs.qwen_lora import chat_template
 from ascendrun.programs.qwen_lora.chat_template import MARKS, make_tokenizer
-from ascendrun.programs.qwen_lora.conversations import make_conversations
+from ascendrun.programs.qwen_lora.dataset import make_conversations
 
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA = QWEN.replace(r"\p{N}|", r"\p{N}{1,3}|")
@@ -55,7 +55,7 @@ def tokenizer_of(**changes):
 @given(texts=st.lists(TEXTS, max_size=6))
 def test_tokens_are_those_of_the_whole_text(way, normalizer, texts):
     fast = tokenizer_of(pre_tokenizer={**WAYS, **OTHERS}[way], normalizer=normalizer)
-    encoder = words.Words(fast)
+    encoder = chat_template.Words(fast)
     for _ in range(2):  # words that are new, and words that are known
         ids, counts = encoder.encode(texts)
         whole = [fast.encode(text, add_special_tokens=False).ids for text in texts]
@@ -64,7 +64,7 @@ def test_tokens_are_those_of_the_whole_text(way, normalizer, texts):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_known_tokenizers_have_their_words_looked_up(way):
-    encoder = words.Words(tokenizer_of(pre_tokenizer=WAYS[way]))
+    encoder = chat_template.Words(tokenizer_of(pre_tokenizer=WAYS[way]))
     assert encoder.words_of("It's 12 <|im_end|> now") != ["It's 12 <|im_end|> now"] or way == "letters"
     encoder.encode(["node switch node", "switch node"])
     known = len(encoder.numbers)
@@ -74,18 +74,18 @@ def test_known_tokenizers_have_their_words_looked_up(way):
 
 @pytest.mark.parametrize("way", OTHERS)
 def test_other_tokenizers_read_whole_texts(way):
-    assert words.Words(tokenizer_of(pre_tokenizer=OTHERS[way])).findall is None
+    assert chat_template.Words(tokenizer_of(pre_tokenizer=OTHERS[way])).findall is None
 
 
 @pytest.mark.parametrize("mark", ["lstrip", "rstrip", "single_word"])
 def test_added_tokens_that_depend_on_their_neighbours_are_left_to_the_library(mark):
     added = [{**each, mark: True} for each in FACTS["added_tokens"]]
-    assert words.Words(tokenizer_of(added_tokens=added)).findall is None
+    assert chat_template.Words(tokenizer_of(added_tokens=added)).findall is None
 
 
 def test_words_are_forgotten_when_they_are_many(monkeypatch):
-    monkeypatch.setattr(words, "MOST_TOKENS", 4)
-    encoder = words.Words(tokenizer_of())
+    monkeypatch.setattr(chat_template, "MOST_TOKENS", 4)
+    encoder = chat_template.Words(tokenizer_of())
     for text in ("node switch router", "host rack port", "node host"):
         ids, _ = encoder.encode([text])
         assert ids.tolist() == encoder.fast.encode(text, add_special_tokens=False).ids

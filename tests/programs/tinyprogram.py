@@ -20,10 +20,9 @@ from torch.nn import functional
 from ascendrun.programs.devices import accelerator
 from ascendrun.programs.trainer import data, runtime, schedule
 from ascendrun.programs.trainer import optimizer as optimizers
-from ascendrun.programs.trainer.data import Batch, Unit
+from ascendrun.programs.trainer.data import Batch, Rollouts, Unit
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.optim import Group, OptimizerPlan, adamw
-from ascendrun.programs.trainer.source import Rollouts
 from ascendrun.programs.trainer.strategies import weights
 from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.task import Settings, Task

@@ -13,11 +13,11 @@ from ascendrun.core.jobfile.spec import JobSpec, load_programs
 from ascendrun.facts.chips import Chip, chip_of
 from ascendrun.head.survey.submission import Submission
 from ascendrun.options import JOB_FILE, check_arguments, with_defaults
-from ascendrun.planner.history import RecordedRun, with_history
+from ascendrun.planner.cost import RecordedRun, with_history
+from ascendrun.planner.models import Workload
 from ascendrun.planner.plan import Disk, TrainingPlan, devices_of, make_plan
 from ascendrun.planner.programs import rules_of
 from ascendrun.planner.training import ANYWHERE, PlanProblem, Training, batch_of_ranks
-from ascendrun.planner.workload import Workload
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class TrainingStage:
     @property
     def paths(self) -> tuple[str, ...]:
         """The paths that the nodes read for the plan."""
-        return tuple(path for path in self.inputs.values() if path.startswith("/"))
+        kept = self.training.checkpoints if self.training is not None else ""
+        return tuple(path for path in (*self.inputs.values(), kept) if path.startswith("/"))
 
 
 def training_stages(submissions: Sequence[Submission]) -> tuple[TrainingStage, ...]:
@@ -72,6 +73,7 @@ def training_stages(submissions: Sequence[Submission]) -> tuple[TrainingStage, .
             written=tuple(written),
             has_workdir=spec.workdir is not None,
             earlier=dict(stages),
+            checkpoints=spec.checkpoint.dir or "",
         )
         found.append(TrainingStage(submission, training, rules.inputs(training)))
         output = str(spec.args.get("output_dir") or "out")
@@ -141,7 +143,7 @@ def plan_stage(stage: TrainingStage, world: CheckContext, runs_of: RunsOf) -> Tr
     for host, facts in world.facts.items():
         if facts.training is not None:
             found = facts.training.items()
-            own = {path: raw for path, raw in found if path in inputs.values()}
+            own = {path: raw for path, raw in found if path in stage.paths}
             files[host] = {path: raw for path, raw in own.items() if not (raw.get("missing") and path in made)}
         elif stage.paths:
             unknown.append(Text("plan.late", "files of {host}: no reply in time", host=host))

@@ -44,6 +44,8 @@ RULE_RETRIES: Mapping[str, str] = {
 }
 """The same for conclusions from several ranks, whose code may be a single line's too."""
 
+REFUSED = 78
+"""Exit code of a rank that refuses what it was given, EX_CONFIG of sysexits.h: another attempt is given the same."""
 _DEVICE_FAMILIES = frozenset({"acl", "cann", "cuda", "driver", "torch_npu"})
 _NETWORK_FAMILIES = frozenset({"hccl", "nccl", "gloo", "network"})
 
@@ -52,11 +54,12 @@ def failure_of(found: Diagnosis, evidence: Evidence) -> Failure:
     """Return the failure that a diagnosis describes, for the restart policy."""
     signature = signature_of(found.code)
     kind = KINDS.get(found.code) or (Kind.UNKNOWN if signature is None else _kind_of(signature))
+    retry = found.retry
+    if any(one.code == REFUSED for one in evidence.ranks if one.rank in found.ranks):
+        kind, retry = Kind.USER, "never"
     own = signature is not None and signature.blames == "node" and signature.role == "cause"
     seen = any(host.devices or host.reachable is False for host in evidence.hosts if host.host in found.hosts)
-    return Failure(
-        kind, found.code, found.hosts, found.ranks, found.confidence.value, found.retry, is_proven=own or seen
-    )
+    return Failure(kind, found.code, found.hosts, found.ranks, found.confidence.value, retry, is_proven=own or seen)
 
 
 def retry_of(code: str) -> str:

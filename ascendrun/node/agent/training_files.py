@@ -3,7 +3,7 @@
 Each path becomes one of these; texts of users are not sent, only their forms and lengths:
 
     {"missing": True} | {"error": text}
-    {"kind": "folder", "names": […], "texts"}
+    {"kind": "folder", "names": […], "texts", "saved"}
     {"kind": "model", "names", "config", "config_error", "organisms", "tokenizer", "files", "tensors", "not_on_disk"}
     {"kind": "prepared", "facts"}                         the output of mode prepare of the program trajectory
     {"kind": "data", "files": [{"name", "bytes", "form", …}], "more"}    of a directory also "names", "texts"
@@ -11,7 +11,8 @@ Each path becomes one of these; texts of users are not sent, only their forms an
 `files` of a model: {name: {"bytes", "expected" | "error"}}, by the header of each file. `tensors`: {name with * for
 numbers: [dtype, shape, count]}. A data file of up to WHOLE_BYTES is read whole (`whole`), of a larger one the start.
 `tasks` of it: {kind of a task: number of the first row that is of another kind}. `texts`: number of .txt files. A
-Parquet file has the names of its columns (`fields`) and its rows.
+Parquet file has the names of its columns (`fields`) and its rows. `saved`: what the newest checkpoint in the directory
+keeps of the training that it belongs to, {"name", "identity"}; None: it has none of a bundled program.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from ascendrun.facts.proteins import (
 )
 from ascendrun.facts.proteins import FASTA as FASTA_FORMS
 from ascendrun.facts.rows import ROW_KINDS, Fault, UnusableRowError, parse_rows, read_conversation
+from ascendrun.node.agent.attempt.checkpoints import places_in
 from ascendrun.node.ranks import to_bytes
 
 TYPE_CHECKING = False
@@ -99,8 +101,17 @@ def _folder(path: str, deadline: float) -> Raw:
             files.append(_data_file(full, os.stat(to_bytes(full)).st_size, deadline))
         found = {"kind": "data", "files": files, "more": len(data) - len(files), "names": data[:MOST_NAMES]}
     else:
-        found = {"kind": "folder", "names": names[:MOST_NAMES]}
+        found = {"kind": "folder", "names": names[:MOST_NAMES], "saved": _saved(path)}
     return {**found, "texts": sum(name.endswith(".txt") and not name.startswith(".") for name in names)}
+
+
+def _saved(path: str) -> Raw | None:
+    for place in places_in(path):
+        manifest, _ = _json(os.path.join(path, place.name), "manifest.json", ["manifest.json"])
+        facts = manifest.get("facts") if isinstance(manifest, dict) else None
+        if place.format == "ascendrun" and isinstance(facts, dict) and isinstance(facts.get("identity"), dict):
+            return {"name": place.name, "identity": facts["identity"]}
+    return None
 
 
 # --- models ---
@@ -145,17 +156,23 @@ def _model(path: str, names: list[str], deadline: float) -> Raw:
 
 
 def _tokens(tokenizer: Any, vocabulary: Any) -> Raw:
-    """Return the tokens next to the vocabulary, how many there are in all, and a mark of the content."""
+    """Return the tokens next to the vocabulary, how many there are in all, the highest number of one and 1 (`ids`), and
+    a mark of the content."""
     if not isinstance(tokenizer, dict):
         return {}
     entries = tokenizer.get("added_tokens")
     added = (
         [str(each.get("content")) for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
     )
-    known = vocabulary if isinstance(vocabulary, dict) else ()
+    known = vocabulary if isinstance(vocabulary, dict) else {}
+    numbers = [each for each in known.values() if isinstance(each, int)] or [len(vocabulary or ()) - 1]
+    for each in entries if isinstance(entries, list) else ():
+        if isinstance(each, dict) and isinstance(each.get("id"), int):
+            numbers.append(each["id"])
     return {
         "added": added[:MOST_NAMES],
         "tokens": len(vocabulary) + sum(each not in known for each in added) if vocabulary else None,
+        "ids": max(numbers) + 1,
         "mark": hashlib.sha256(json.dumps(tokenizer, sort_keys=True).encode()).hexdigest()[:16],
     }
 

@@ -9,9 +9,8 @@ from typing import Any
 from ascendrun.facts.proteins import COLUMNS, TABLES, form_of
 from ascendrun.options import GENERATED
 from ascendrun.planner import rules
-from ascendrun.planner.models import Shape, shape_of
+from ascendrun.planner.models import Shape, Workload, multiple_of, shape_of, steps_of
 from ascendrun.planner.training import PlanProblem, Raw, Rule, Training
-from ascendrun.planner.workload import Workload, multiple_of, steps_of
 from ascendrun.programs.codon.asked import OPTIMIZES, check_optimization, is_file
 from ascendrun.programs.codon.vocabulary import LONGEST, ORGANISMS, TOKENS
 from ascendrun.text import Text

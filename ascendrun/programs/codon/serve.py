@@ -15,7 +15,7 @@ from ascendrun.programs.codon.optimize import Optimizer, most_residues
 from ascendrun.programs.codon.sequences import Protein, complete
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.requests import Reply, RequestRefusedError, read_json
-from ascendrun.programs.generation.service import RankService
+from ascendrun.programs.generation.server import RankService
 from ascendrun.programs.trainer.options import read_table
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.text import Text

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.planner.workload import multiple_of, steps_of
+from ascendrun.planner.models import multiple_of, steps_of
 from ascendrun.programs import errors
 from ascendrun.programs.codon import vocabulary as v
 from ascendrun.programs.codon.files import Stored, load_stored, save_model
@@ -34,9 +34,8 @@ from ascendrun.programs.trainer.data import Batch, Buckets, Unit
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.optim import Group, OptimizerPlan
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies.choice import choose
 from ascendrun.programs.trainer.strategies.engine import Engine
-from ascendrun.programs.trainer.strategies.parallel import wrap
+from ascendrun.programs.trainer.strategies.parallel import choose, wrap
 from ascendrun.programs.trainer.task import Settings, Task
 
 Options = Mapping[str, Any]

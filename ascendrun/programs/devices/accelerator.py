@@ -230,46 +230,33 @@ def precision_of(options: Mapping[str, Any], accelerator: Accelerator) -> Precis
 
 def choose_precision(wanted: str, accelerator: Accelerator) -> Precision:
     """Choose auto, float32, bfloat16, float16, pure-bfloat16 (weights too: half memory). Raises InvalidDataError."""
-    name = accelerator.name
-    half = torch.float32, torch.float16
-    if wanted == "float32":
-        return Precision(torch.float32, torch.float32, False, Text("program.float32-requested", "float32 as requested"))
-    if wanted in ("bfloat16", "pure-bfloat16"):
-        if not accelerator.has_bf16():
-            raise InvalidDataError(
-                "program.no-bfloat16",
-                "--dtype={dtype}: {name} does not support bfloat16\nhint: set --dtype=float16 or --dtype=auto",
-                dtype=wanted,
-                name=name,
-            )
-        weights = torch.bfloat16 if wanted == "pure-bfloat16" else torch.float32
-        return Precision(
-            weights, torch.bfloat16, False, Text("program.dtype-requested", "{dtype} as requested", dtype=wanted)
+    name, family = accelerator.name, accelerator.family
+    if wanted in ("bfloat16", "pure-bfloat16") and not accelerator.has_bf16():
+        raise InvalidDataError(
+            "program.no-bfloat16",
+            "--dtype={dtype}: {name} does not support bfloat16\nhint: set --dtype=float16 or --dtype=auto",
+            dtype=wanted,
+            name=name,
         )
+    if wanted == "float16" and family == "cpu":
+        raise InvalidDataError(
+            "program.float16-cpu",
+            "--dtype=float16 is slow and inexact on a CPU\nhint: set --dtype=float32 or --dtype=bfloat16",
+        )
+    chosen, reason = wanted, Text("program.dtype-requested", "{dtype} as requested", dtype=wanted)
     if wanted == "float16":
-        if accelerator.family == "cpu":
-            raise InvalidDataError(
-                "program.float16-cpu",
-                "--dtype=float16 is slow and inexact on a CPU\nhint: set --dtype=float32 or --dtype=bfloat16",
-            )
-        return Precision(*half, True, Text("program.float16-requested", "float16 with loss scaling as requested"))
-    assert wanted == "auto", wanted
-    if accelerator.family == "cpu":
-        return Precision(
-            torch.float32,
-            torch.float32,
-            False,
-            Text("program.float32-cpu", "float32: exact on a CPU, and as fast for small models"),
-        )
-    if accelerator.has_bf16():
-        return Precision(
-            torch.float32,
-            torch.bfloat16,
-            False,
-            Text("program.bfloat16", "bfloat16: supported by {name}, no loss scaling required", name=name),
-        )
+        reason = Text("program.float16-requested", "float16 with loss scaling as requested")
+    elif wanted == "auto" and family == "cpu":
+        chosen, reason = "float32", Text("program.float32-cpu", "float32: exact on a CPU, and as fast for small models")
+    elif wanted == "auto" and accelerator.has_bf16():
+        chosen = "bfloat16"
+        reason = Text("program.bfloat16", "bfloat16: supported by {name}, no loss scaling required", name=name)
+    elif wanted == "auto":
+        chosen = "float16"
+        reason = Text("program.float16", "float16 with loss scaling: {name} does not support bfloat16", name=name)
+    compute: torch.dtype = getattr(torch, chosen.removeprefix("pure-"))
     return Precision(
-        *half, True, Text("program.float16", "float16 with loss scaling: {name} does not support bfloat16", name=name)
+        torch.bfloat16 if chosen == "pure-bfloat16" else torch.float32, compute, chosen == "float16", reason
     )
 
 

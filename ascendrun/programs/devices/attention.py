@@ -91,27 +91,19 @@ def attention(
     return kernel_of(q.device.type)(q, k, v, pattern)
 
 
-def formula(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool = True,
-    window: int | None = None,
-    segments: Segments | None = None,
-    scale: float,
-    dropout: float = 0.0,
-) -> torch.Tensor:
-    """The reference of all kernels: it holds every score."""
-    assert not dropout
+def formula(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any) -> torch.Tensor:
+    """The reference of all kernels: it holds every score. `how`: a Pattern."""
+    pattern = Pattern(**how)
+    assert not pattern.dropout
     shared, (rows, length), seen = q.shape[2] // k.shape[2], q.shape[:2], k.shape[1]
     back = torch.arange(seen - length, seen)[:, None] - torch.arange(seen)[None, :]
-    sees = within(back, causal=causal, window=window).expand(rows, length, seen)
-    if segments is not None:
-        numbers = torch.arange(len(segments.lengths)).repeat_interleave(torch.tensor(segments.lengths))
+    sees = within(back, causal=pattern.causal, window=pattern.window).expand(rows, length, seen)
+    if pattern.segments is not None:
+        lengths = pattern.segments.lengths
+        numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
         sees = sees & (numbers.view(rows, length, 1) == numbers.view(rows, 1, length))
     k, v = (x.repeat_interleave(shared, 2) for x in (k, v))
-    scores = torch.einsum("rqhw,rkhw->rhqk", q, k).float() * scale
+    scores = torch.einsum("rqhw,rkhw->rhqk", q, k).float() * pattern.scale
     scores = scores.masked_fill(~sees[:, None].to(q.device), torch.finfo(scores.dtype).min)
     return torch.einsum("rhqk,rkhw->rqhw", torch.softmax(scores, -1).to(v.dtype), v)
 

@@ -4,40 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Protocol
+from typing import Any, Callable, Union
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from ascendrun.programs.devices.attention import attention
 
 MULTIPLE = 64
 """Numbers of cached tokens are rounded up to a multiple of this: fewer shapes of an attention."""
-
-
-class Attends(Protocol):
-    """What a model calls in each layer instead of an attention, with rows x length x heads x width of new tokens."""
-
-    def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        window: int | None = None,
-        scale: float | None = None,
-    ) -> torch.Tensor: ...
-
-    def before(self, layer: int, x: torch.Tensor) -> torch.Tensor:
-        """Return `x`, rows x length x width, of the token before each; zeros for the first of a text. `layer`: one of
-        the cache's own, which no attention has."""
-        ...
-
-
-Call = Callable[[torch.Tensor, torch.Tensor, Attends, torch.Tensor], torch.Tensor]
-"""A model: (token ids, their positions, cache, places whose logits are kept) -> rows x kept places x vocabulary."""
 
 
 def of_model(model: nn.Module) -> Call:
@@ -48,7 +24,7 @@ def of_model(model: nn.Module) -> Call:
 def of_transformers(model: Any) -> Call:
     """Call a model of transformers, whose attention is the trainer's (`attention.register`)."""
 
-    def call(ids: torch.Tensor, positions: torch.Tensor, cache: Attends, keep: torch.Tensor) -> torch.Tensor:
+    def call(ids: Tensor, positions: Tensor, cache: Attends, keep: Tensor) -> Tensor:
         given = {"position_ids": positions, "logits_to_keep": keep, "kv_cache": cache, "use_cache": False}
         return model(input_ids=ids, **given).logits  # type: ignore[no-any-return]
 
@@ -60,7 +36,7 @@ class Cache:
 
     def __init__(self, rows: int = 1, capacity: int = MULTIPLE) -> None:
         self.rows, self.capacity = rows, rounded(capacity)
-        self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def reserve(self, rows: int, capacity: int) -> None:
         """Make room for as many rows of as many tokens; what is cached stays."""
@@ -72,7 +48,7 @@ class Cache:
             self.layers[layer] = grown(pair[0], rows, capacity), grown(pair[1], rows, capacity)
         self.rows, self.capacity = rows, capacity
 
-    def of_layer(self, layer: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def of_layer(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
         if layer not in self.layers:
             shape = (self.rows, like.shape[2], self.capacity, like.shape[3])
             self.layers[layer] = like.new_zeros(shape), like.new_zeros(shape)
@@ -93,21 +69,18 @@ class Prefill:
     first: int = 0
 
     def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        window: int | None = None,
-        scale: float | None = None,
-    ) -> torch.Tensor:
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None, scale: float | None = None
+    ) -> Tensor:
+        """Attend in a layer, with rows x length x heads x width of new tokens: what a model calls in place of
+        `attention`."""
         if self.cache is not None:
             for cached, new in zip(self.cache.of_layer(layer, k), (k, v)):
                 cached[self.first : self.first + len(new), :, : new.shape[1]] = new.transpose(1, 2)
         return attention(q, k, v, causal=True, window=window, scale=scale)
 
-    def before(self, layer: int, x: torch.Tensor) -> torch.Tensor:
+    def before(self, layer: int, x: Tensor) -> Tensor:
+        """Return `x`, rows x length x width, of the token before each; zeros for the first of a text. `layer`: one of
+        the cache's own, which no attention has."""
         if self.cache is not None:
             kept = self.cache.of_layer(layer, x[:, :, None])[0]
             kept[self.first : self.first + len(x), 0, : x.shape[1]] = x
@@ -124,8 +97,8 @@ class Decode:
     def __init__(self, cache: Cache, lengths: Sequence[int], device: torch.device, multiple: int = 1) -> None:
         self.cache, self.is_exact, longest = cache, multiple == 1, max(lengths)
         self.seen = min(cache.capacity, rounded(longest + 1, multiple))
-        self.back: torch.Tensor | None = None
-        self.masks: dict[int | None, torch.Tensor] = {}
+        self.back: Tensor | None = None
+        self.masks: dict[int | None, Tensor] = {}
         self.rows: Any = slice(len(lengths))
         self.at: Any = longest
         """With `rows`: the place of the new token in the cache."""
@@ -134,15 +107,8 @@ class Decode:
             self.back = self.at[:, None] - torch.arange(self.seen).to(device)[None, :]
 
     def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        window: int | None = None,
-        scale: float | None = None,
-    ) -> torch.Tensor:
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None, scale: float | None = None
+    ) -> Tensor:
         rows, _, heads, width = q.shape
         keys, values = self.cache.of_layer(layer, k)
         keys[self.rows, :, self.at], values[self.rows, :, self.at] = k[:, 0], v[:, 0]
@@ -158,7 +124,7 @@ class Decode:
             found = torch.softmax(scores, -1).to(v.dtype) @ values
         return found.reshape(rows, 1, heads, v.shape[-1])
 
-    def mask(self, window: int | None) -> torch.Tensor | None:
+    def mask(self, window: int | None) -> Tensor | None:
         """Return rows x 1 x 1 x tokens: True for a token that the row sees where `is_exact`, else for one that it does
         not, as `attend` has use for it. None: each row sees all tokens."""
         if self.back is not None and window not in self.masks:
@@ -166,17 +132,22 @@ class Decode:
             self.masks[window] = (sees if self.is_exact else ~sees)[:, None, None]
         return self.masks.get(window)
 
-    def before(self, layer: int, x: torch.Tensor) -> torch.Tensor:
+    def before(self, layer: int, x: Tensor) -> Tensor:
         kept = self.cache.of_layer(layer, x[:, :, None])[0]
         kept[self.rows, 0, self.at] = x[:, 0]
         return kept[self.rows, 0, self.at - 1][:, None]
+
+
+Attends = Union[Prefill, Decode]
+Call = Callable[[Tensor, Tensor, Attends, Tensor], Tensor]
+"""A model: (token ids, their positions, cache, places whose logits are kept) -> rows x kept places x vocabulary."""
 
 
 def rounded(length: int, multiple: int = MULTIPLE) -> int:
     return -(-length // multiple) * multiple
 
 
-def grown(tensor: torch.Tensor, rows: int, capacity: int) -> torch.Tensor:
+def grown(tensor: Tensor, rows: int, capacity: int) -> Tensor:
     fresh = tensor.new_zeros((rows, tensor.shape[1], capacity, tensor.shape[3]))
     fresh[: tensor.shape[0], :, : tensor.shape[2]] = tensor
     return fresh

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-from ascendrun.programs.generation.engine import Completion, Generator
+from ascendrun.programs.generation.engine import Completion, Generator, Sampling
 from ascendrun.programs.generation.requests import (
     Limits,
     Request,
@@ -20,7 +20,6 @@ from ascendrun.programs.generation.requests import (
     read_json,
     refuse_unknown,
 )
-from ascendrun.programs.generation.sampling import Sampling
 from ascendrun.programs.generation.server import Server, ending, not_listening
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.text import Text
@@ -308,9 +307,14 @@ class Team:
             self.replies[self.number] = reply = Reply(request, self.talker)
             for choice, sampling in enumerate(reply.question.samplings):
                 rank = self.loads.index(min(self.loads))
-                self.assign((self.number, choice), rank)
+                self.home[self.number, choice] = rank
+                self.loads[rank] += 1
                 plan["add"].append((rank, (self.number, choice), reply.question.prompt, reply.question.limit, sampling))
-        plan["cancel"] = [key for key in self.home if self.replies[key[0]].request.is_gone or self.is_done(key)]
+        plan["cancel"] = [
+            (number, choice)
+            for number, choice in self.home
+            if self.replies[number].request.is_gone or choice in self.replies[number].reasons
+        ]
         plan["ends"] = server.deadline_s is not None and time.monotonic() > server.deadline_s - LATE_S
         try:
             events = [event for part in self.round(plan) for event in part]
@@ -328,13 +332,6 @@ class Team:
                 self.loads[self.home.pop(key)] -= 1
                 if not any(other[0] == key[0] for other in self.home):
                     del self.replies[key[0]]
-
-    def assign(self, key: tuple[int, int], rank: int) -> None:
-        self.home[key] = rank
-        self.loads[rank] += 1
-
-    def is_done(self, key: tuple[int, int]) -> bool:
-        return key[1] in self.replies[key[0]].reasons
 
     def fail(self) -> None:
         """Reply to all requests after an error, such as too little memory, and continue without them."""

@@ -78,9 +78,11 @@ class Listener:
         self.names = own_names()
         self.readers = ThreadPoolExecutor(READERS, "read")
         self.loop = asyncio.new_event_loop()
+        self.app = self.make_app()
         self.ended = self.loop.create_future()
         config = uvicorn.Config(
-            self.app(),
+            self.gate,
+            interface="asgi3",
             http=partial(Connection, self),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
@@ -155,14 +157,31 @@ class Listener:
         for connection in list(self.connections):
             connection.transport.abort()
 
-    def app(self) -> Gate:
+    def make_app(self) -> ASGIApp:
         routes = [Route(path, partial(self.page, path), methods=["GET"]) for path in self.pages]
         routes += [Route(path, partial(self.post, path), methods=["POST"]) for path in self.routes]
         app = Starlette(
             routes=routes, exception_handlers={RequestRefusedError: self.refused, HTTPException: self.no_route}
         )
         app.router.redirect_slashes = False
-        return Gate(app, self)
+        return app
+
+    async def gate(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count a request until its reply is complete, and refuse it before anything of its body is read."""
+        queue = self.queue
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        queue.waiting += 1
+        try:
+            if len(self.connections) > queue.limits.connections:
+                raise RequestRefusedError(503, busy())
+            self.check(scope, headers)
+            await self.app(scope, receive, send)
+        except RequestRefusedError as error:
+            await reply(self.error(error), error.status)(scope, receive, send)
+        except ClientDisconnect:
+            pass
+        finally:
+            queue.waiting -= 1
 
     async def page(self, path: str, asked: HttpRequest) -> Response:
         return reply(self.pages[path]())
@@ -266,29 +285,6 @@ class Listener:
             raise RequestRefusedError(
                 403, Text("program.foreign-origin", "a page of another site ({origin}) sent the request", origin=origin)
             )
-
-
-class Gate:
-    """Counts requests until their replies are complete, and refuses before anything of a body is read."""
-
-    def __init__(self, app: ASGIApp, listener: Listener) -> None:
-        self.app, self.listener = app, listener
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        listener, queue = self.listener, self.listener.queue
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        queue.waiting += 1
-        try:
-            if len(listener.connections) > queue.limits.connections:
-                raise RequestRefusedError(503, busy())
-            listener.check(scope, headers)
-            await self.app(scope, receive, send)
-        except RequestRefusedError as error:
-            await reply(listener.error(error), error.status)(scope, receive, send)
-        except ClientDisconnect:
-            pass
-        finally:
-            queue.waiting -= 1
 
 
 class Connection(H11Protocol):

@@ -95,20 +95,17 @@ class Request:
         self.is_gone = False
 
     def reply(self, content: Reply) -> None:
-        self.put(content)
-        self.put(None)
+        self.send(content)
+        self.end()
 
     def refuse(self, status: int, message: str | Text) -> None:
         self.reply(RequestRefusedError(status, message))
 
-    def send(self, event: str) -> None:
-        """Send one server-sent event; `end` after the last one."""
-        self.put(event)
-
     def end(self) -> None:
-        self.put(None)
+        self.send(None)
 
-    def put(self, part: Reply | str | None) -> None:
+    def send(self, part: Reply | str | None) -> None:
+        """Send a part of the reply: of a stream one server-sent event, then `end` after the last one."""
         try:
             self.loop.call_soon_threadsafe(self.parts.put_nowait, part)
         except RuntimeError:  # the loop has ended

@@ -9,20 +9,13 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Callable
 
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.generation.requests import (
-    POLL_S,
-    Limits,
-    Read,
-    Reply,
-    Request,
-    RequestQueue,
-    failed,
-    plain_error,
-)
+from ascendrun.programs.generation.requests import POLL_S, Limits, Read, Reply, RequestQueue, failed, plain_error
+from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.text import Text
 
 TOKEN = "ASCENDRUN_SERVE_TOKEN"
@@ -84,20 +77,18 @@ class Server:
         def work(wait_s: float) -> None:
             batch = self.queue.take(most, wait_s)
             try:
-                self.reply(batch, answer([each.content for each in batch]) if batch else [])
+                replies = answer([each.content for each in batch]) if batch else []
+                for request, reply in zip(batch, replies):
+                    request.reply(reply)
             except Exception:  # one of them is to blame, or memory ran out: one by one
                 for request in batch:
                     try:
-                        self.reply([request], answer([request.content]))
+                        request.reply(answer([request.content])[0])
                     except Exception:
                         traceback.print_exc()
                         request.refuse(500, failed())
 
         return self.serve(is_over, work)
-
-    def reply(self, requests: Sequence[Request], contents: Sequence[Reply]) -> None:
-        for request, content in zip(requests, contents):
-            request.reply(content)
 
 
 def not_listening(host: str, port: int, reason: str | None) -> InvalidDataError:
@@ -120,3 +111,38 @@ def ending(server: Server, has_answered: bool) -> Text:
         "stop requested; requests without a reply after {s:.0f} s are dropped",
         s=server.queue.limits.answer_s,
     )
+
+
+@dataclass(frozen=True)
+class RankService:
+    """What each rank serves. `read`: of the bodies of POST `path`; `answer`: as of Server.serve_batches; `facts`: for
+    GET /health."""
+
+    path: str
+    read: Read
+    answer: Callable[[list[Any]], list[Reply]]
+    facts: Mapping[str, Any]
+
+    def listen(self, host: str, port: int) -> Server:
+        """Create a server that listens and does not serve yet. Raises OSError."""
+
+        def health() -> dict[str, Any]:
+            return {"status": "ok", **self.facts, "waiting": server.queue.waiting - 1}  # without this one
+
+        server = Server(host, port, pages={"/health": health}, routes={self.path: self.read})
+        return server
+
+    def serve(self, options: Mapping[str, Any], here: Runtime) -> None:
+        """Serve at `host` and `port` of the options plus the local rank."""
+        host, port = options["host"], options["port"] + here.local_rank if options["port"] else 0
+        try:
+            server = self.listen(host, port)
+        except OSError as error:
+            raise not_listening(host, port, error.strerror) from error
+        host, port = server.address
+        serving = "serving on http://{host}:{port}: {paths}"
+        print(Text("program.serving", serving, host=host, port=port, paths=server.paths), flush=True)
+        here.record(event="serving", host=host, port=port)
+        has_answered = server.serve_batches(lambda: here.stop_requested, self.answer)
+        here.record(done=True)
+        here.log(ending(server, has_answered))

@@ -27,14 +27,12 @@ from ascendrun.programs.nanochat.sizes import INHERITED, Horizon, Sizes, config_
 from ascendrun.programs.nanochat.texts import Corpus, read_corpus
 from ascendrun.programs.trainer import metrics, runtime, shards
 from ascendrun.programs.trainer.checkpoint import replace_json, replacing
-from ascendrun.programs.trainer.data import Batch, Unit
+from ascendrun.programs.trainer.data import IGNORED, Batch, Unit
 from ascendrun.programs.trainer.loop import Loop
-from ascendrun.programs.trainer.packing import IGNORED
-from ascendrun.programs.trainer.rows import Rows
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies.choice import choose, raise_fatal, training_of
+from ascendrun.programs.trainer.shards import Rows
 from ascendrun.programs.trainer.strategies.engine import Engine
-from ascendrun.programs.trainer.strategies.parallel import wrap
+from ascendrun.programs.trainer.strategies.parallel import choose, raise_fatal, training_of, wrap
 from ascendrun.programs.trainer.task import Settings, Task
 from ascendrun.text import Text
 

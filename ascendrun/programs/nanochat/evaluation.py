@@ -23,8 +23,7 @@ import torch
 from ascendrun.programs import errors
 from ascendrun.programs.errors import InvalidDataError, check_writable
 from ascendrun.programs.generation.cache import of_model
-from ascendrun.programs.generation.engine import Completion, Generator, generate
-from ascendrun.programs.generation.sampling import Sampling
+from ascendrun.programs.generation.engine import Completion, Generator, Sampling, generate
 from ascendrun.programs.nanochat import conversations, sandbox
 from ascendrun.programs.nanochat import texts as words
 from ascendrun.programs.nanochat.base import NextToken, make_rows

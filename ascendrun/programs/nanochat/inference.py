@@ -22,8 +22,7 @@ from ascendrun.programs.generation import chat as chats
 from ascendrun.programs.generation import terminal
 from ascendrun.programs.generation.cache import Cache, of_model
 from ascendrun.programs.generation.chat import Talker
-from ascendrun.programs.generation.engine import Completion, Generator, generate
-from ascendrun.programs.generation.sampling import Sampling
+from ascendrun.programs.generation.engine import Completion, Generator, Sampling, generate
 from ascendrun.programs.nanochat import conversations
 from ascendrun.programs.nanochat import texts as words
 from ascendrun.programs.nanochat.conversations import Tools, decoded, stops_of

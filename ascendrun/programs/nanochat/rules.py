@@ -8,8 +8,8 @@ from typing import Any
 
 from ascendrun.options import GENERATED
 from ascendrun.planner import rules
+from ascendrun.planner.models import Workload
 from ascendrun.planner.training import PlanProblem, Rule, Training
-from ascendrun.planner.workload import Workload
 from ascendrun.programs.nanochat import data_rules
 from ascendrun.programs.nanochat.sizes import (
     INHERITED,

@@ -38,11 +38,10 @@ from ascendrun.programs.nanochat.sizes import chat_horizon, settled
 from ascendrun.programs.nanochat.tasks import Example, Joined, read_task
 from ascendrun.programs.nanochat.texts import first_val_of, mark_of_file
 from ascendrun.programs.trainer import shards
-from ascendrun.programs.trainer.data import Batch
-from ascendrun.programs.trainer.packing import IGNORED
-from ascendrun.programs.trainer.rows import Rows
+from ascendrun.programs.trainer.checkpoint import fingerprint
+from ascendrun.programs.trainer.data import IGNORED, Batch, Rollouts
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.source import Rollouts
+from ascendrun.programs.trainer.shards import Rows
 from ascendrun.programs.trainer.strategies.engine import Engine, cast
 from ascendrun.programs.trainer.task import Task
 from ascendrun.text import Text
@@ -78,7 +77,7 @@ class Start:
     def agree(self, mixture: Mixture, here: Runtime) -> dict[str, Any]:
         """Check that all ranks have the same model and tasks; return the marks of both."""
         file = Path(self.options["model_dir"], "model.safetensors")
-        weights = here.share(shards.hash_of_file(file) if here.is_first else "")
+        weights = here.share(fingerprint(file)["sha256"] if here.is_first else "")
         known = {**self.training, "checkpoints": ""}  # each node may have them elsewhere
         tokens = words.mark_of(self.tokenizer)
         here.check_same(shards.key_of(mixture.digest, tokens, vars(self.model.sizes), known))

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ascendrun.planner.models import Shape
-from ascendrun.planner.workload import Workload
+from ascendrun.planner.models import Shape, Workload
 
 VOCABULARY_MULTIPLE = 64
 WINDOW_MULTIPLE = 128

@@ -8,15 +8,6 @@ from pathlib import Path
 
 from ascendrun.programs.trainer.options import run_program
 
-MODULES = {
-    "train": "modes",
-    "prepare": "modes",
-    "plan": "modes",
-    "compare": "comparison",
-    "serve": "inference",
-    "chat": "inference",
-}
-"""The module of each mode."""
 ON_DEVICES = ("train", "serve", "chat")
 OPTIONS = Path(__file__).with_name("options.json")
 
@@ -25,7 +16,7 @@ def main(argv: Sequence[str]) -> None:
     run_program(
         argv,
         OPTIONS,
-        lambda values: (MODULES[values["mode"]], values["mode"]),
+        lambda values: ("inference" if values["mode"] in ("serve", "chat") else "modes", values["mode"]),
         on_cpu=lambda values: values["mode"] not in ON_DEVICES,
     )
 

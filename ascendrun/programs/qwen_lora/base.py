@@ -6,12 +6,14 @@ import contextlib
 import os
 import shutil
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
 import torch
 from torch import nn
 
+from ascendrun.planner.model_rules import tokenizer_rows
 from ascendrun.programs import errors
 from ascendrun.programs.devices import attention
 from ascendrun.programs.devices.accelerator import Precision
@@ -28,19 +30,11 @@ HEAD, WORDS = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def shape_config(name: str, **changes: Any) -> Any:
-    """Return the configuration of a Qwen2 of a known shape. Raises InvalidDataError."""
+    """Return the configuration of a Qwen2 of a known shape."""
     from transformers import Qwen2Config
 
-    known = presets()
-    if name not in known:
-        raise InvalidDataError(
-            "program.unknown-preset",
-            "--model_preset={name}: unknown preset; expected one of {known}",
-            name=name,
-            known=list(known),
-        )
     # No sliding window: transformers 4.51 warns on every rank about its unused default.
-    return Qwen2Config(use_cache=False, **{"sliding_window": None, **known[name], **changes})
+    return Qwen2Config(use_cache=False, **{"sliding_window": None, **presets()[name], **changes})
 
 
 def folder_config(folder: Path) -> Any:
@@ -68,6 +62,14 @@ def folder_config(folder: Path) -> Any:
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", False) else None
     config.sliding_window = window  # transformers 4.51 warns on every rank about an unused window
     return config
+
+
+def check_tokenizer(folder: Path, config: Any, tokenizer: Any) -> None:
+    """Raise InvalidDataError for a tokenizer with tokens that the model has no rows for."""
+    ids = max(tokenizer.get_vocab().values(), default=-1) + 1
+    problem = tokenizer_rows(str(folder), ids, {"vocab_size": config.vocab_size})
+    if problem is not None:
+        raise InvalidDataError.of([problem.text])
 
 
 def make_base(folder: Path, config: Any, tokenizer: Any, *, seed: int, here: Runtime) -> None:
@@ -193,37 +195,28 @@ def load_for_zero3(model: Any, folder: Path, here: Runtime, precision: Precision
                 module._parameters[leaf] = seen[id(weight)] = holder.weight
 
 
-class weights_of:
-    """Reader of complete weights by name from a directory: `with weights_of(folder) as read: tensor = read(name)`.
+@contextlib.contextmanager
+def weights_of(folder: Path) -> Iterator[Callable[[str], torch.Tensor]]:
+    """Yield a reader of complete weights by name, which raises weights.InvalidWeightsError.
 
     Only one file is open at a time: the parts read of an open file count as memory of this process.
     """
+    from safetensors import safe_open
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.files = folder, weights.file_of_tensor(folder)
-        self.file, self.opened = "", contextlib.ExitStack()
-        self.values: Any = None
+    files, current = weights.file_of_tensor(folder), ""
+    values: Any = None
+    with contextlib.ExitStack() as opened:
 
-    def __enter__(self) -> Callable[[str], torch.Tensor]:
-        return self.read
+        def read(name: str) -> torch.Tensor:
+            nonlocal current, values
+            if name not in files:
+                raise weights.missing(folder, name)
+            if files[name] != current:
+                values = None
+                opened.close()
+                current = files[name]
+                values = opened.enter_context(safe_open(str(folder / current), framework="pt"))
+            return values.get_tensor(name)  # type: ignore[no-any-return]
 
-    def read(self, name: str) -> torch.Tensor:
-        """Return a weight. Raises weights.InvalidWeightsError."""
-        from safetensors import safe_open
-
-        if name not in self.files:
-            raise weights.InvalidWeightsError(
-                "program.weight-not-found",
-                "{directory}: no file has the weight {name}, which the model requires",
-                directory=self.folder,
-                name=name,
-            )
-        if self.files[name] != self.file:
-            self.opened.close()
-            self.file = self.files[name]
-            self.values = self.opened.enter_context(safe_open(str(self.folder / self.file), framework="pt"))
-        return self.values.get_tensor(name)  # type: ignore[no-any-return]
-
-    def __exit__(self, *error: Any) -> None:
-        self.values = None
-        self.opened.close()
+        yield read
+        values = None

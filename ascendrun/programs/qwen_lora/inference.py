@@ -7,15 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ascendrun.programs.devices import accelerator, fused_ops, kernels
+from ascendrun.programs.devices import accelerator, kernels
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation import chat as chats
 from ascendrun.programs.generation import terminal
 from ascendrun.programs.generation.cache import Cache, of_transformers
 from ascendrun.programs.generation.chat import Talker
-from ascendrun.programs.generation.engine import Completion, Generator, generate
-from ascendrun.programs.generation.sampling import Sampling
+from ascendrun.programs.generation.engine import Completion, Generator, Sampling, generate
 from ascendrun.programs.qwen_lora import base, chat_template, lora
 from ascendrun.programs.trainer.optim import OptimizerPlan
 from ascendrun.programs.trainer.runtime import Runtime
@@ -50,6 +49,7 @@ def open_talker(options: Options, here: Runtime, *, rows: int) -> Talker:
         raise InvalidDataError("program.no-base", "--base_model or --adapter_path is required")
     config = base.folder_config(Path(home))
     tokenizer = chat_template.load_tokenizer(Path(home), template=options["template"])
+    base.check_tokenizer(Path(home), config, tokenizer)
     engine = open_engine(config, options, Path(home), adapter, settings, here)
     context = min(options["max_model_len"], config.max_position_embeddings)
     generator = Generator.of(engine, of_transformers(engine.model), context=context, rows=rows)
@@ -92,7 +92,7 @@ def open_engine(
         model = lora.add_lora(model, given)
         lora.put_values(model, adapter_values(model, adapter))
     sound, _ = kernels.sound_kernels(here.accelerator, precision.compute)
-    fused_ops.fuse(model, kernels.operators_of(sound), device=here.family)
+    kernels.fuse(model, kernels.operators_of(sound), device=here.family)
     model.requires_grad_(False)
     if strategy == "none":
         base.load_whole(model, home, here, precision)

@@ -1,4 +1,5 @@
-"""The adapter: low-rank matrices next to those of the base, their initial values, and the check of a saved adapter."""
+"""The adapter: low-rank matrices next to those of the base, their initial values, the check of a saved adapter, and its
+merge into the base, file by file: a sharded checkpoint is never completely in memory."""
 
 from __future__ import annotations
 
@@ -17,35 +18,18 @@ from torch import nn
 from ascendrun.programs.errors import InvalidDataError, ProgramError
 from ascendrun.programs.qwen_lora.base import WRAPPER, name_in_file
 from ascendrun.programs.trainer.data import seed_of
-from ascendrun.programs.trainer.distributed import Ranks
+from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
+from ascendrun.programs.trainer.strategies.weights import file_of_tensor
 from ascendrun.text import Text
 
 ADAPTER_FILE = "adapter_model.safetensors"
 NAME = "default"
 MAGNITUDE = "lora_magnitude_vector"
-QLORA = {
-    "npu": Text("program.qlora-npu", "bitsandbytes has no build for Ascend"),
-    "cpu": Text("program.qlora-cpu", "a 4-bit base saves device memory, which a CPU does not have"),
-    "cuda": Text("program.qlora-cuda", "this program requires a bfloat16 base, which it shards where it does not fit"),
-}
 
 
 class IncompleteAdapterError(ProgramError):
     """The gathered adapter lacks a matrix, or a matrix has another shape; nothing was saved."""
-
-
-def refuse_qlora(quantize: str, family: str) -> None:
-    """Raise InvalidDataError with the reason and a hint."""
-    if quantize != "none":
-        raise InvalidDataError(
-            "program.no-qlora",
-            "--quantization_bit={bits} on {family} is not supported: {why}\n"
-            "hint: set --strategy=fsdp2, which shards the base, or --strategy=zero3 with --cpu_offload=true",
-            bits=quantize,
-            family=family,
-            why=QLORA[family],
-        )
 
 
 def add_lora(model: Any, options: Mapping[str, Any]) -> Any:
@@ -77,7 +61,7 @@ def add_lora(model: Any, options: Mapping[str, Any]) -> Any:
 
 
 def first_values(
-    model: nn.Module, *, seed: int, read: Callable[[str], torch.Tensor], here: Ranks
+    model: nn.Module, *, seed: int, read: Callable[[str], torch.Tensor], here: Runtime
 ) -> dict[str, torch.Tensor]:
     """Return random A and zero B, so that training starts at the base; DoRA's magnitudes are row norms of the base.
 
@@ -101,7 +85,7 @@ def first_values(
 
 
 def lengths_of_rows(
-    model: nn.Module, names: Sequence[str], read: Callable[[str], torch.Tensor], here: Ranks
+    model: nn.Module, names: Sequence[str], read: Callable[[str], torch.Tensor], here: Runtime
 ) -> dict[str, torch.Tensor]:
     """Return DoRA's magnitudes by name. Each rank reads its part of the base, one weight at a time."""
     rename = name_in_file(model)
@@ -222,3 +206,55 @@ def target_of(names: Sequence[str]) -> dict[str, dict[str, str]]:
                 base = name[len(WRAPPER) : -len(ending)] + ".weight"
                 found.setdefault(base, {})[kind] = name
     return found
+
+
+COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
+
+
+def merge(base: Path, adapter: Path, out: Path) -> int:
+    """Write the merged model to `out`, in the base's files and precision. Return the number of changed weights."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    settings, files = read_settings(adapter), file_of_tensor(base)
+    fresh = out.with_name(f".{out.name}-{os.getpid()}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    with safe_open(str(adapter / ADAPTER_FILE), framework="pt") as opened:
+        targets = target_of(list(opened.keys()))
+        lost = sorted(set(targets) - set(files))
+        if lost:
+            raise InvalidDataError(
+                "program.other-base",
+                "{adapter} changes {name}, which {base} does not have; it belongs to another base",
+                adapter=adapter,
+                name=lost[0],
+                base=base,
+            )
+        for file in sorted(set(files.values())):
+            with safe_open(str(base / file), framework="pt") as source:
+                weights = {
+                    name: changed(source.get_tensor(name), targets.get(name), opened.get_tensor, settings)
+                    for name in source.keys()
+                }
+                save_file(weights, str(fresh / file), metadata={"format": "pt"})
+    for pattern in COPIED:
+        for each in base.glob(pattern):
+            shutil.copy(each, fresh / each.name)
+    if out.exists():
+        shutil.rmtree(out)
+    fresh.rename(out)
+    return len(targets)
+
+
+def changed(
+    weight: torch.Tensor, parts: dict[str, str] | None, read: Callable[[str], torch.Tensor], settings: Mapping[str, Any]
+) -> torch.Tensor:
+    if not parts:
+        return weight
+    rank = settings["r"]
+    scale = float(settings["lora_alpha"]) / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+    whole = weight.float() + scale * (read(parts["B"]).float() @ read(parts["A"]).float())
+    if "magnitude" in parts:
+        whole = whole * (read(parts["magnitude"]).float() / whole.norm(dim=1))[:, None]
+    return whole.to(weight.dtype)

@@ -1,4 +1,4 @@
-"""The modes train, prepare and plan from start to end."""
+"""The modes train, prepare, plan and compare from start to end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from typing import Any
 
 from ascendrun.facts.rows import Conversation
 from ascendrun.planner.cost import Layout
-from ascendrun.planner.models import flops_per_token, shape_of
-from ascendrun.planner.workload import Workload
+from ascendrun.planner.models import shape_of
 from ascendrun.programs import errors
-from ascendrun.programs.devices import accelerator, attention, fused_ops, kernels
+from ascendrun.programs.devices import accelerator, attention, kernels
 from ascendrun.programs.devices.accelerator import Precision
-from ascendrun.programs.errors import ProgramError
-from ascendrun.programs.qwen_lora import base, chat_template, evaluation, lora
-from ascendrun.programs.qwen_lora.curriculum import Course
+from ascendrun.programs.errors import InvalidDataError, ProgramError
+from ascendrun.programs.qwen_lora import base, chat_template, lora, sft_task
 from ascendrun.programs.qwen_lora.dataset import (
     Lessons,
     Texts,
@@ -27,21 +25,19 @@ from ascendrun.programs.qwen_lora.dataset import (
     read_texts,
     texts_to_answer,
 )
-from ascendrun.programs.qwen_lora.evaluation import Question
-from ascendrun.programs.qwen_lora.merge import merge
-from ascendrun.programs.qwen_lora.rules import work_of
-from ascendrun.programs.qwen_lora.sft_task import Instructions, largest_micro_batch
+from ascendrun.programs.qwen_lora.rules import RULES, check_curriculum, check_inputs, work_of
+from ascendrun.programs.qwen_lora.sft_task import Instructions, Question, largest_micro_batch
 from ascendrun.programs.trainer import optim, runtime, schedule, shards
 from ascendrun.programs.trainer.checkpoint import replace_json, replace_text
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import zero3
-from ascendrun.programs.trainer.strategies.choice import choose, log_plan, refuse, training_of
-from ascendrun.programs.trainer.strategies.engine import Engine, size_of
-from ascendrun.programs.trainer.strategies.parallel import wrap
+from ascendrun.programs.trainer.strategies.engine import Engine
+from ascendrun.programs.trainer.strategies.parallel import log_plan, pick, raise_fatal, refuse, training_of, wrap
 from ascendrun.programs.trainer.task import Settings
 from ascendrun.text import Text
+from ascendrun.text.format import pad_left
 
 Options = Mapping[str, Any]
 FREE_TO_CHANGE = (
@@ -55,117 +51,106 @@ FREE_TO_CHANGE = (
 """Options that may differ between a checkpoint and the run that resumes from it; data is compared by content."""
 
 
+class Study:
+    """The samples of a training and their schedule, for `ranks` ranks. `piece`: see largest_micro_batch. `work`: for
+    the planner, None: the model has an unknown form."""
+
+    def __init__(self, lessons: Lessons, config: Any, options: Options, *, ranks: int) -> None:
+        self.lessons, self.options, self.ranks = lessons, options, ranks
+        self.course = course = make_course(lessons, options, world_size=ranks)
+        micro_batch = options["micro_batch_size"]
+        self.piece = largest_micro_batch(
+            lessons.train, course.units, steps=course.steps, world_size=ranks, micro_batch=micro_batch
+        )
+        mean = float(course.lengths.mean())  # tokens that attend to each other: those of a sample, packed or not
+        tokens = mean * options["global_batch_size"]
+        shape = shape_of(config.to_dict())
+        self.work = work_of(options, shape, self.piece, steps=course.steps, tokens=tokens, mean=mean)
+
+    def introduce(self, here: Runtime) -> None:
+        """Log the data, the schedule and, of packed rows, which only the data knows, passes that are not full."""
+        for line in introduce(self.lessons, self.course, self.options):
+            here.log(line)
+        rows, micro = len(self.course.units(0)), self.options["micro_batch_size"]
+        if self.options["packing"] and micro and rows >= self.ranks and rows % (self.ranks * micro):
+            uneven = Text(
+                "program.uneven-passes",
+                "{rows} sequences per step are not divisible by {ranks} ranks x --micro_batch_size={micro}: "
+                "some passes are not full",
+                rows=rows,
+                ranks=self.ranks,
+                micro=micro,
+            )
+            here.log("program.note", "note: {text}", text=uneven)
+
+
 def train(options: Options, here: Runtime) -> None:
     """Train, save the adapter, report. After a stop signal, save a checkpoint and return early."""
-    started_s = time.monotonic()
-    lora.refuse_qlora(options["quantization_bit"], here.family)
-    questions = (
-        evaluation.read_questions(Path(options["mc_eval_path"]), options["mc_max_samples"])
-        if options["mc_eval_path"]
-        else []
-    )
+    started_s, eval_path = time.monotonic(), options["mc_eval_path"]
+    questions = sft_task.read_questions(Path(eval_path), options["mc_max_samples"]) if eval_path else []
     precision = accelerator.precision_of(options, here.accelerator)
-    refuse(options, here, precision)
-    folder, output = runtime.checkpoint_folder(options["output_dir"]), Path(options["output_dir"]).absolute()
-    errors.check_writable(output)
-    home = Path(options["base_model"]) if options["base_model"] else output / "base"
+    training = refuse(options, here, precision, *RULES)
+    errors.check_writable(output_of(options))
     with here.phase("data"):
         texts = read_texts(options)
         here.check_same(texts.digest)
-        config, tokenizer = open_base(options, home, texts.train, here)
+        config, tokenizer = open_base(options, texts.train, here)
         lessons = make_lessons(texts, tokenizer, options, context=accelerator.worker_context(here.family))
-        course = make_course(lessons, options, world_size=here.world_size)
-    for line in [*introduce(lessons, course, options), precision.reason]:
-        here.log(line)
-    for problem in batch_problems(course, options, here.world_size):
-        here.log("program.note", "note: {text}", text=problem)
-    piece = largest_micro_batch(
-        lessons.train,
-        course.units,
-        steps=course.steps,
-        world_size=here.world_size,
-        micro_batch=options["micro_batch_size"],
-    )
-    layout = choose(options, here, precision, work_on(course, options, config, piece, ranks=here.world_size))
-    make_optimizer = optimizer_of(options, course.steps)
+        study = Study(lessons, config, options, ranks=here.world_size)
+    study.introduce(here)
+    here.log(precision.reason)
+    layout = pick(training, study.work, here)
+    make_optimizer = optimizer_of(options, study.course.steps)
+    home = home_of(options)
     model, engine, expected = make_engine(config, options, home, here, precision, layout, make_optimizer)
-    loop = make_loop(options, lessons, course, engine, here, precision, folder, mean_length=mean_length(course))
+    loop = make_loop(options, study, engine)
     loop.resume(options["resume_from_checkpoint"])
     if not loop.run().is_complete:
         return
     if options["load_best_model_at_end"]:
         loop.load_best()
-    save(engine, model, expected, options, home, output, lessons, here)
-    scores = final_scores(engine, lessons, questions, options, here, output)
+    save(engine, model, expected, options, tokenizer)
+    scores = final_scores(engine, lessons, questions, options)
     if here.is_first:
-        write_report(output, options, lessons, course, loop, layout, piece, scores, time.monotonic() - started_s)
-    here.log("program.results", "adapter, report and samples: {output}", output=output)
+        write_report(options, study, loop, layout, scores, time.monotonic() - started_s)
+    here.log("program.results", "adapter, report and samples: {output}", output=output_of(options))
     here.record(done=True, **{f"final_{name}": value for name, value in scores.items()})
 
 
-def open_base(options: Options, home: Path, texts: Texts, here: Runtime) -> tuple[Any, Any]:
-    """Return the base's configuration and tokenizer. A synthetic base is created here; rank 0 trains its tokenizer on
-    the data."""
+def output_of(options: Options) -> Path:
+    return Path(options["output_dir"]).absolute()
+
+
+def home_of(options: Options) -> Path:
+    """Return the directory of the base; of a synthetic one it is in the output."""
+    return Path(options["base_model"]) if options["base_model"] else output_of(options) / "base"
+
+
+def open_base(options: Options, texts: Texts, here: Runtime) -> tuple[Any, Any]:
+    """Return the base's configuration and tokenizer. A synthetic base is created here."""
+    home = home_of(options)
     if options["base_model"]:
-        config = base.folder_config(home)
-        return config, chat_template.load_tokenizer(home, template=options["template"])
-    text = here.share(make_text(home, texts) if here.is_first else "")
-    tokenizer = chat_template.wrap_tokenizer(text)
+        config, tokenizer = base.folder_config(home), open_tokenizer(options, texts, here)
+        base.check_tokenizer(home, config, tokenizer)
+        return config, tokenizer
+    tokenizer = open_tokenizer(options, texts, here)
     words = max(base.shape_config(options["model_preset"]).vocab_size, len(tokenizer))
-    base.make_base(
-        home, base.shape_config(options["model_preset"], vocab_size=words), tokenizer, seed=options["seed"], here=here
-    )
+    config = base.shape_config(options["model_preset"], vocab_size=words)
+    base.make_base(home, config, tokenizer, seed=options["seed"], here=here)
     return base.folder_config(home), tokenizer
 
 
-def make_text(home: Path, texts: Texts) -> str:
-    """Return the tokenizer of an existing base, which belongs to the run that is resumed, or train a new tokenizer."""
-    made = home / "tokenizer.json"
-    return made.read_text(encoding="utf-8") if made.is_file() else chat_template.make_tokenizer(texts.conversations)
-
-
-def batch_problems(course: Course, options: Options, world_size: int) -> list[Text]:
-    """Report ranks without rows, and passes that are not full. Rows are already even over the ranks."""
-    rows = len(course.units(0))
-    if rows < world_size:
-        return [
-            Text(
-                "program.idle-ranks",
-                "--global_batch_size={batch} makes {rows} sequences per step for {ranks} ranks; {idle} ranks "
-                "have none\n"
-                "hint: set at least {least}",
-                batch=options["global_batch_size"],
-                rows=rows,
-                ranks=world_size,
-                idle=world_size - rows,
-                least=world_size,
-            )
-        ]
-    micro = options["micro_batch_size"]
-    if micro and rows % (world_size * micro):
-        return [
-            Text(
-                "program.uneven-passes",
-                "{rows} sequences per step are not divisible by {ranks} ranks x --micro_batch_size={micro}: "
-                "some passes are not full",
-                rows=rows,
-                ranks=world_size,
-                micro=micro,
-            )
-        ]
-    return []
-
-
-def work_on(course: Course, options: Options, config: Any, piece: Mapping[str, int], *, ranks: int) -> Workload | None:
-    """Return the work of a training on these samples, for the planner; None: the model has an unknown form."""
-    mean = mean_length(course)
-    tokens = mean * options["global_batch_size"]
-    return work_of(options, shape_of(config.to_dict()), piece, steps=course.steps, tokens=tokens, mean=mean)
-
-
-def mean_length(course: Course) -> float:
-    """Return the mean number of tokens that attend to each other: those of a sample, packed or not."""
-    return float(course.lengths.mean())
+def open_tokenizer(options: Options, texts: Texts, here: Runtime) -> Any:
+    """Return the base's tokenizer: that of its directory, which belongs to the run that is resumed, else of a synthetic
+    base a new one that rank 0 trains on the data."""
+    home = home_of(options)
+    if options["base_model"]:
+        return chat_template.load_tokenizer(home, template=options["template"])
+    text, made = "", home / "tokenizer.json"
+    if here.is_first:
+        is_made = made.is_file()
+        text = made.read_text(encoding="utf-8") if is_made else chat_template.make_tokenizer(texts.conversations)
+    return chat_template.wrap_tokenizer(here.share(text))
 
 
 def make_engine(
@@ -186,7 +171,7 @@ def make_engine(
     if layout.recomputes:
         base.checkpoint_activations(model, strategy=strategy)
     model = lora.add_lora(model, options)
-    replaced = fused_ops.fuse(model, kernels.operators_of(sound), device=here.accelerator.device.type)
+    replaced = kernels.fuse(model, kernels.operators_of(sound), device=here.accelerator.device.type)
     if replaced:
         here.log("program.fused", "fused operators: {names}", names=list(replaced))
     model.config.pad_token_id = getattr(config, "pad_token_id", None)
@@ -223,21 +208,12 @@ def optimizer_of(options: Options, steps: int) -> MakeOptimizer:
     return lambda model: optim.adamw(model, rate, weight_decay=options["weight_decay"], betas=(0.9, 0.999))
 
 
-def make_loop(
-    options: Options,
-    lessons: Lessons,
-    course: Course,
-    engine: Engine,
-    here: Runtime,
-    precision: Precision,
-    folder: Path,
-    *,
-    mean_length: float,
-) -> Loop:
-    def evaluate(name: str, step: int) -> dict[str, float]:
-        return evaluation.loss_by_level(engine, lessons.val, here) if lessons.val.samples else {}
+def make_loop(options: Options, study: Study, engine: Engine) -> Loop:
+    here, lessons, course = engine.here, study.lessons, study.course
 
-    instructions = Instructions(lessons.train, evaluate=evaluate)
+    def evaluate(name: str, step: int) -> dict[str, float]:
+        return sft_task.loss_by_level(engine, lessons.val, here) if lessons.val.samples else {}
+
     keeps_best = options["load_best_model_at_end"] and bool(lessons.val.samples)
     settings = Settings.of(
         options,
@@ -245,50 +221,27 @@ def make_loop(
         eval_steps=(options["eval_steps"] or course.steps_per_epoch) if lessons.val.samples else 0,
         best="loss" if keeps_best else "",
         best_is_low=True,
-        flops_per_token=flops_of(engine, mean_length),
+        flops_per_token=study.work.flops_per_token if study.work is not None else 0.0,
     )
-    return Loop(here, engine, course, instructions, settings, folder=folder, identity=identity_of(options, lessons))
-
-
-def flops_of(engine: Engine, mean_length: float) -> float:
-    config: Any = engine.module.config
-    sizes = [(name, size_of(weight), weight.requires_grad) for name, weight in engine.module.named_parameters()]
-    words = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-    return flops_per_token(
-        parameters=sum(size for _, size, _ in sizes),
-        trainable=sum(size for _, size, trained in sizes if trained),
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        mean_length=mean_length,
-        embedding=words,
-    )
-
-
-def identity_of(options: Options, lessons: Lessons) -> dict[str, Any]:
-    """Return the values that must be equal in a checkpoint and in the run that resumes from it."""
+    # What must be equal in a checkpoint and in the run that resumes from it.
     kept = {name: value for name, value in options.items() if name not in FREE_TO_CHANGE}
-    return {**kept, "data": lessons.digest[:16]}
+    identity = {**kept, "data": lessons.digest[:16]}
+    folder = runtime.checkpoint_folder(options["output_dir"])
+    task = Instructions(lessons.train, evaluate=evaluate)
+    return Loop(here, engine, course, task, settings, folder=folder, identity=identity)
 
 
-def save(
-    engine: Engine,
-    model: Any,
-    expected: Mapping[str, Any],
-    options: Options,
-    home: Path,
-    output: Path,
-    lessons: Lessons,
-    here: Runtime,
-) -> None:
+def save(engine: Engine, model: Any, expected: Mapping[str, Any], options: Options, tokenizer: Any) -> None:
     """Gather on all ranks; check and write on rank 0. Raises IncompleteAdapterError on every rank."""
     from safetensors import SafetensorError  # a full disk, in its message
 
+    here, home, output = engine.here, home_of(options), output_of(options)
     weights = lora.gathered(engine)
     problem: str | None = None
     if here.is_first:
         model.peft_config[lora.NAME].base_model_name_or_path = str(home.absolute())
         try:
-            lora.save_adapter(weights, expected, model, output / "adapter", lessons.tokenizer)
+            lora.save_adapter(weights, expected, model, output / "adapter", tokenizer)
             here.log(
                 "program.adapter-saved",
                 "adapter: {count} matrices, {numbers:,} values, complete: {path}",
@@ -297,13 +250,9 @@ def save(
                 path=output / "adapter",
             )
             if options["save_merged_model"]:
-                changed = merge(home, output / "adapter", output / "merged")
-                here.log(
-                    "program.merged",
-                    "merged model, {count} weights changed: {path}",
-                    count=changed,
-                    path=output / "merged",
-                )
+                changed = lora.merge(home, output / "adapter", output / "merged")
+                message, path = "merged model, {count} weights changed: {path}", output / "merged"
+                here.log("program.merged", message, count=changed, path=path)
         except (ProgramError, SafetensorError, OSError) as error:
             problem = str(error)
     problem = here.share(problem)
@@ -311,29 +260,27 @@ def save(
         raise lora.IncompleteAdapterError(problem)
 
 
-def final_scores(
-    engine: Engine, lessons: Lessons, questions: Sequence[Question], options: Options, here: Runtime, output: Path
-) -> dict[str, float]:
+def final_scores(engine: Engine, lessons: Lessons, questions: Sequence[Question], options: Options) -> dict[str, float]:
     """Evaluate the saved model. Write samples.jsonl on rank 0's node."""
+    here, tokenizer = engine.here, lessons.tokenizer
     scores: dict[str, float] = {}
     if lessons.val.samples:
-        scores = evaluation.loss_by_level(engine, lessons.val, here)
+        scores = sft_task.loss_by_level(engine, lessons.val, here)
     if questions:
         pad_id = lessons.train.pad_id
-        scores.update(evaluation.accuracy(engine, lessons.tokenizer, questions, here, options, pad_id=pad_id))
+        scores.update(sft_task.accuracy(engine, tokenizer, questions, here, options, pad_id=pad_id))
     asked = texts_to_answer(lessons, options["num_sample_prompts"])
     conversations = [conversation for _, conversation in asked]
-    replies = evaluation.answers(engine, lessons.tokenizer, conversations, here, most=options["max_new_tokens"])
+    replies = sft_task.answers(engine, tokenizer, conversations, here, most=options["max_new_tokens"])
     answers = []
     for (number, conversation), reply in zip(asked, replies):
         question, expected = first_exchange(conversation)
         texts = {"question": question, "reply": reply, "expected": expected}
-        answers.append({"sample": number, "level": conversation.level, **texts})
+        answers.append(json.dumps({"sample": number, "level": conversation.level, **texts}, ensure_ascii=False) + "\n")
     if here.is_first and answers:
-        replace_text(output / "samples.jsonl", "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in answers))
-    here.log(
-        "program.final", "final: {scores}", scores=" ".join(f"{name} {value:.4f}" for name, value in scores.items())
-    )
+        replace_text(output_of(options) / "samples.jsonl", "".join(answers))
+    shown = " ".join(f"{name} {value:.4f}" for name, value in scores.items())
+    here.log("program.final", "final: {scores}", scores=shown)
     return scores
 
 
@@ -344,17 +291,11 @@ def first_exchange(conversation: Conversation) -> tuple[str, str]:
 
 
 def write_report(
-    output: Path,
-    options: Options,
-    lessons: Lessons,
-    course: Course,
-    loop: Loop,
-    layout: Layout,
-    piece: Mapping[str, int],
-    scores: Mapping[str, float],
-    seconds: float,
+    options: Options, study: Study, loop: Loop, layout: Layout, scores: Mapping[str, float], seconds: float
 ) -> None:
+    lessons, course, here = study.lessons, study.course, loop.here
     given = course.given_of(loop.progress.step)
+    stages = [course.stage(step) for step in range(course.steps)]
     report = {
         "final": dict(scores),
         "validation": loop.progress.history,
@@ -363,7 +304,7 @@ def write_report(
             "levels": list(lessons.table.levels),
             "notes": [str(note) for note in lessons.table.notes],
             "samples": given,
-            "steps_by_stage": steps_by_stage(course),
+            "steps_by_stage": [stages.count(number) for number in range(len(course.table.stages))],
         },
         "training": {
             "steps": loop.progress.step,
@@ -371,67 +312,36 @@ def write_report(
             "strategy": layout.strategy,
             "cpu_offload": layout.offloads,
             "gradient_checkpointing": layout.recomputes,
-            "world_size": loop.here.world_size,
-            "device": loop.here.accelerator.name,
+            "world_size": here.world_size,
+            "device": here.accelerator.name,
             "seconds": round(seconds, 1),
-            "memory_bytes": loop.here.accelerator.memory_bytes(),
-            "largest_micro_batch": dict(piece),
+            "memory_bytes": here.accelerator.memory_bytes(),
+            "largest_micro_batch": dict(study.piece),
         },
         "data": {"rows": len(lessons.train.samples), "cut": lessons.cut, "digest": lessons.digest},
     }
-    replace_json(output / "report.json", report)
-
-
-def steps_by_stage(course: Course) -> list[int]:
-    counts = [0] * len(course.table.stages)
-    for step in range(course.steps):
-        counts[course.stage(step)] += 1
-    return counts
+    replace_json(output_of(options) / "report.json", report)
 
 
 def plan(options: Options, here: Runtime) -> None:
     """Estimate only, without a model or device. Raises ModelTooLargeError when the training cannot run."""
     training = training_of({**options, "mode": "train"}, here, program="qwen_lora")
-    config = (
-        base.folder_config(Path(options["base_model"]))
-        if options["base_model"]
-        else base.shape_config(options["model_preset"])
-    )
+    raise_fatal(training, *RULES)
+    home = home_of(options)
+    config = base.folder_config(home) if options["base_model"] else base.shape_config(options["model_preset"])
     texts = read_texts(options)
-    tokenizer = (
-        chat_template.load_tokenizer(Path(options["base_model"]), template=options["template"])
-        if options["base_model"]
-        else chat_template.wrap_tokenizer(chat_template.make_tokenizer(texts.train.conversations))
-    )
-    lessons = make_lessons(texts, tokenizer, options)
-    course = make_course(lessons, options, world_size=training.ranks)
-    piece = largest_micro_batch(
-        lessons.train,
-        course.units,
-        steps=course.steps,
-        world_size=training.ranks,
-        micro_batch=options["micro_batch_size"],
-    )
-    notes = [
-        Text("program.note", "note: {text}", text=problem)
-        for problem in batch_problems(course, options, training.ranks)
-    ]
-    for line in (*introduce(lessons, course, options), *notes):
-        here.log(line)
-    log_plan(training, work_on(course, options, config, piece, ranks=training.ranks), here)
+    lessons = make_lessons(texts, open_tokenizer(options, texts.train, here), options)
+    study = Study(lessons, config, options, ranks=training.ranks)
+    study.introduce(here)
+    log_plan(training, study.work, here)
 
 
 def prepare(options: Options, here: Runtime) -> None:
     """Encode the data, which needs no device, and list the cache."""
+    raise_fatal(training_of(options, here), check_inputs, check_curriculum)
     texts = read_texts(options)
     here.check_same(texts.digest)
-    home = Path(options["base_model"]) if options["base_model"] else Path(options["output_dir"]).absolute() / "base"
-    tokenizer = (
-        chat_template.load_tokenizer(home, template=options["template"])
-        if options["base_model"]
-        else chat_template.wrap_tokenizer(here.share(make_text(home, texts.train) if here.is_first else ""))
-    )
-    make_lessons(texts, tokenizer, options)
+    make_lessons(texts, open_tokenizer(options, texts.train, here), options)
     cache = Path(options["data_cache_dir"] or shards.default_cache())
     here.log("program.data-cache", "encoded data in {directory}:", directory=cache)
     for held in shards.listed(cache, now_s=time.time()):
@@ -443,4 +353,39 @@ def prepare(options: Options, here: Runtime) -> None:
             size=held.bytes,
             age=held.age_s,
         )
+    here.record(done=True)
+
+
+def compare(options: Mapping[str, Any], here: Runtime) -> None:
+    """Compare two runs on the same budget: write comparison.json and a table. Raises InvalidDataError."""
+    if len(options["compare_dirs"]) != 2:
+        raise InvalidDataError("program.compare-two", "--compare_dirs: expected the output directories of two runs")
+    reports = []
+    for name in options["compare_dirs"]:
+        path = Path(name) / "report.json"
+        if not path.is_file():
+            raise InvalidDataError(
+                "program.no-report",
+                "{path}: report not found; the run did not finish, or used another directory or node",
+                path=path,
+            )
+        reports.append(json.loads(path.read_text(encoding="utf-8")))
+    first, second = reports
+    budget = [(each["training"]["steps"], each["training"]["samples"]) for each in reports]
+    if budget[0] != budget[1]:
+        raise InvalidDataError(
+            "program.other-budgets",
+            "the runs have different budgets: {first} and {second} steps and samples",
+            first=budget[0],
+            second=budget[1],
+        )
+    rows = [(name, first["final"][name], second["final"][name]) for name in first["final"] if name in second["final"]]
+    here.log("program.compare", "{steps} steps, {samples} samples each", steps=budget[0][0], samples=budget[0][1])
+    difference = pad_left(Text("program.difference", "difference"), 12)
+    here.log(f"{'':<18}{options['compare_dirs'][0]:>14}{options['compare_dirs'][1]:>14}{difference}")
+    for name, one, other in rows:
+        here.log(f"{name.replace('_', ' '):<18}{one:>14.4f}{other:>14.4f}{other - one:>+12.4f}")
+    output = Path(options["output_dir"]).absolute()
+    final = {name: [one, other] for name, one, other in rows}
+    replace_json(output / "comparison.json", {"runs": list(options["compare_dirs"]), "final": final})
     here.record(done=True)

@@ -1,25 +1,126 @@
-"""Rules of the program qwen_lora, and the size of its steps."""
+"""Rules of the program qwen_lora, the size of its steps, and the stages of its curriculum. No torch."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from ascendrun.options import GENERATED
 from ascendrun.planner import model_rules, rules
-from ascendrun.planner.models import LINEAR, Shape, shape_of
+from ascendrun.planner.models import LINEAR, Shape, Workload, shape_of
 from ascendrun.planner.training import PlanProblem, Rule, Training
-from ascendrun.planner.workload import Workload
-from ascendrun.programs.qwen_lora import stages
 from ascendrun.text import Text
+
+Stage = tuple[Fraction, tuple[Fraction, ...]]
+"""(end, as a fraction of all steps; fractions of the levels, with sum 1)."""
+
+
+class InvalidStagesError(ValueError):
+    """The text of a schedule is invalid; `problem` has the reason."""
+
+    def __init__(self, problem: PlanProblem) -> None:
+        super().__init__(problem.code)
+        self.problem = problem
+
+
+def read_stages(texts: Sequence[Any], levels: int) -> list[Stage]:
+    """Parse `0.3=80/20/0` for each stage: its end as a fraction of the steps, and the relative weights of the levels.
+    Raises InvalidStagesError."""
+    option = "curriculum_schedule"
+    stages: list[Stage] = []
+    for text in map(str, texts):
+        end_text, _, parts_text = text.partition("=")
+        try:
+            end, parts = Fraction(end_text.strip()), [Fraction(part.strip()) for part in parts_text.split("/")]
+        except (ValueError, ZeroDivisionError):
+            message = Text(
+                "plan.stage-form", "args.curriculum_schedule: {text:quote}: expected END=PART/PART/…", text=text
+            )
+            hint = Text("plan.stage-example", "such as 0.3=80/20/0")
+            raise InvalidStagesError(PlanProblem("stage-form", message, hint, option)) from None
+        if len(parts) != levels or min(parts) < 0 or not sum(parts):
+            message = Text(
+                "plan.stage-parts",
+                "args.curriculum_schedule: the stage to {end} has {parts} parts; expected {levels}, one for "
+                "each level, 0 or more, and not all 0",
+                end=float(end),
+                parts=len(parts),
+                levels=levels,
+            )
+            raise InvalidStagesError(PlanProblem("stage-parts", message, None, option))
+        stages.append((end, tuple(part / sum(parts) for part in parts)))
+    ends = [end for end, _ in stages]
+    if ends != sorted(set(ends)) or not ends or ends[-1] != 1 or ends[0] <= 0:
+        message = Text("plan.stage-order", "args.curriculum_schedule: the ends of stages must rise and the last be 1")
+        raise InvalidStagesError(PlanProblem("stage-order", message, None, option))
+    return stages
+
+
+def difficulty_problems(counts: Mapping[str, int], levels: Sequence[str], wanted: str) -> Iterator[PlanProblem]:
+    """Report difficulties that the schedule cannot place. `counts`: samples by difficulty, "": without one. `wanted`:
+    auto or on."""
+    named = sorted(level for level in counts if level)
+    if not named and wanted == "on":
+        message = Text("plan.no-difficulty", "args.curriculum: on requires samples with a difficulty")
+        hint = Text("plan.add-difficulty", "add difficulty to the samples, or set curriculum: auto")
+        yield PlanProblem("no-difficulty", message, hint, "curriculum")
+    if named and counts.get(""):
+        message = Text(
+            "plan.some-difficulty",
+            "args.data_path: {missing} of {all} samples have no difficulty",
+            missing=counts[""],
+            all=sum(counts.values()),
+        )
+        hint = Text("plan.difficulty-off", "add it, or set curriculum: off")
+        yield PlanProblem("some-difficulty", message, hint, "data_path")
+    strange = [level for level in named if level not in levels]
+    if strange:
+        message = Text(
+            "plan.unknown-level",
+            "args.difficulty_levels: the data has {strange}, expected {levels}",
+            strange=strange,
+            levels=list(levels),
+        )
+        hint = Text("plan.list-levels", "list all levels of the data from easy to hard")
+        yield PlanProblem("unknown-level", message, hint, "difficulty_levels")
+
+
+def empty_stages(stages: Sequence[Stage], steps: int) -> Iterator[PlanProblem]:
+    """Warn of stages between two steps."""
+    start = Fraction(0)
+    for number, (end, _) in enumerate(stages, start=1):
+        near = range(max(0, int(start * steps) - 1), min(steps, int(end * steps) + 2))
+        if not any(start <= Fraction(step, steps) < end for step in near):
+            message = Text(
+                "plan.stage-empty",
+                "args.curriculum_schedule: stage {stage} has no step of {steps}",
+                stage=number,
+                steps=steps,
+            )
+            hint = Text("plan.longer", "train for more steps, or use fewer stages")
+            yield PlanProblem("stage-empty", message, hint, "curriculum_schedule", is_fatal=False)
+        start = end
+
+
+def stage_of(step: int, steps: int, stages: Sequence[Stage]) -> int:
+    """Return the stage by steps done, not epochs: three epochs would never reach a stage that starts at 70 %."""
+    return next(i for i, (end, _) in enumerate(stages) if Fraction(step, steps) < end)
+
 
 TRAINS = ("train",)
 PATHS = ("data_path", "val_data_path", "base_model", "mc_eval_path", "resume_from_checkpoint")
 CHARS_PER_TOKEN = 3.0
 """Of English and code 3.5 to 4.5, of Chinese 1.5 to 2: used where no tokenizer ran, with a range of both sides."""
 SYNTHETIC_TOKENS = 60
+QLORA: Mapping[str, Text] = {
+    "npu": Text("program.qlora-npu", "bitsandbytes has no build for Ascend"),
+    "cpu": Text("program.qlora-cpu", "a 4-bit base saves device memory, which a CPU does not have"),
+    "cuda": Text("program.qlora-cuda", "this program requires a bfloat16 base, which it shards where it does not fit"),
+}
+"""Why no quantised base is supported."""
 
 
 def inputs(training: Training) -> dict[str, str]:
@@ -88,15 +189,14 @@ def train_rows(training: Training) -> int | None:
 
 def steps(training: Training) -> int | None:
     """Return the number of steps; None: the data is unknown."""
-    options = training.options
+    return steps_of(training.options, train_rows(training))
+
+
+def steps_of(options: Mapping[str, Any], rows: int | None) -> int | None:
     if options["max_steps"]:
         return int(options["max_steps"])
-    rows = train_rows(training)
-    return (
-        None
-        if rows is None
-        else int(options["num_train_epochs"]) * -(-max(1, rows) // int(options["global_batch_size"]))
-    )
+    epoch = None if rows is None else -(-max(1, rows) // int(options["global_batch_size"]))
+    return None if epoch is None else int(options["num_train_epochs"]) * epoch
 
 
 def workload(training: Training) -> Workload | None:
@@ -229,8 +329,9 @@ def check_strategy(training: Training) -> Iterator[PlanProblem]:
     if training.options["quantization_bit"] != "none":
         message = Text(
             "plan.no-qlora",
-            "args.quantization_bit: a quantised base is not supported on {family}",
+            "args.quantization_bit: a quantised base is not supported on {family}: {why}",
             family=training.family,
+            why=QLORA[training.family],
         )
         yield PlanProblem(
             "no-qlora",
@@ -246,16 +347,16 @@ def check_curriculum(training: Training) -> Iterator[PlanProblem]:
     if options["curriculum"] == "off":
         return
     try:
-        found = stages.read_stages(options["curriculum_schedule"], len(levels))
-    except stages.InvalidStagesError as error:
+        found = read_stages(options["curriculum_schedule"], len(levels))
+    except InvalidStagesError as error:
         yield error.problem
         return
     if not is_generated(training) and facts is None:
         return
     counts = facts["levels"] if facts else dict.fromkeys(levels, 1)
-    yield from stages.difficulty_problems(counts, levels, options["curriculum"])
+    yield from difficulty_problems(counts, levels, options["curriculum"])
     if count is not None and any(counts):
-        yield from stages.empty_stages(found, count)
+        yield from empty_stages(found, count)
 
 
 def check_steps(training: Training) -> Iterator[PlanProblem]:

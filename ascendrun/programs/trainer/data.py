@@ -1,4 +1,5 @@
-"""Selection of the samples of a step and of a rank: functions of the step alone, so a checkpoint needs no sampler."""
+"""Selection of the samples of a step and of a rank: functions of the step alone, so a checkpoint needs no sampler. Or
+what the model itself makes (rollouts)."""
 
 from __future__ import annotations
 
@@ -6,35 +7,52 @@ import contextlib
 import ctypes
 import math
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
-from typing import Any, Callable, Protocol
+from typing import Any, Callable, Protocol, Union
 
 import numpy as np
 import torch
 
+from ascendrun.programs.devices.attention import Segments
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer.runtime import stop_signals
+from ascendrun.programs.trainer.runtime import Runtime, stop_signals
 
+IGNORED = -100
+"""Label of a token that is not trained on."""
 PR_SET_PDEATHSIG = 1
+ODD, FACTOR = 0x9E3779B1, 0x45D9F3B
+"""Multipliers of a hash: of Fibonacci hashing, and one whose rounds change half of the bits."""
 
 Unit = tuple[int, ...]
 """The indices of the samples in one row: one sample, or several packed samples."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Random numbers (int32) of the places of a batch, rows x length, and of its samples, in the order of the rows."""
+
+    places: torch.Tensor
+    samples: torch.Tensor
+
+    def to(self, device: torch.device) -> Keys:
+        return Keys(self.places.to(device, non_blocking=True), self.samples.to(device, non_blocking=True))
 
 
 @dataclass
 class Batch:
     """The input of one forward pass, on the CPU: tensors and `attention.Segments`. `weight`: divisor of the summed
     loss, summed over all pieces of all ranks (labelled tokens, or samples by their class weight). `tokens`: without
-    padding. `groups`: number of samples of each named group, for metrics."""
+    padding. `groups`: number of samples of each named group, for metrics. `keys`: for dropout, None: by rank."""
 
     tensors: dict[str, Any]
     weight: float
     tokens: int
     samples: int
     groups: dict[str, float] = field(default_factory=dict)
+    keys: Keys | None = None
 
 
 class Plan(Protocol):
@@ -134,6 +152,41 @@ def pack(numbers: Sequence[int], lengths: Any, row_tokens: int) -> list[Unit]:
     return [tuple(row) for row in rows]
 
 
+ByNumber = Union[Sequence[Sequence[int]], Mapping[int, Sequence[int]]]
+
+
+def pack_rows(
+    units: Sequence[Unit], ids: ByNumber, labels: ByNumber, *, pad_id: int, multiple: int = 1
+) -> dict[str, Any]:
+    """Return {ids, labels, positions, numbers}: rows x length, padded to the longest row rounded up to `multiple`; and
+    {segments} for attention.
+
+    `ids`, `labels`: of every sample by number, of equal length. `positions` restart with every sample. `numbers`:
+    1, 2, … by sample, 0 for padding. The first label of each sample becomes IGNORED: the last token of the
+    previous sample must not predict it.
+    """
+    widest = max(sum(len(ids[number]) for number in unit) for unit in units)
+    shape = len(units), -(-widest // multiple) * multiple
+    arrays = {
+        "ids": np.full(shape, pad_id, dtype=np.int64),
+        "labels": np.full(shape, IGNORED, dtype=np.int64),
+        "positions": np.zeros(shape, dtype=np.int64),
+        "numbers": np.zeros(shape, dtype=np.int64),
+    }
+    for row, unit in enumerate(units):
+        start = 0
+        for place, number in enumerate(unit, start=1):
+            end = start + len(ids[number])
+            arrays["ids"][row, start:end] = ids[number]
+            arrays["labels"][row, start:end] = labels[number]
+            arrays["labels"][row, start] = IGNORED
+            arrays["positions"][row, start:end] = np.arange(end - start)
+            arrays["numbers"][row, start:end] = place
+            start = end
+    segments = Segments.of_rows([[len(ids[number]) for number in unit] for unit in units], shape[1])
+    return {**{name: torch.from_numpy(array) for name, array in arrays.items()}, "segments": segments}
+
+
 def deal(
     units: Sequence[Unit],
     rank: int,
@@ -167,6 +220,27 @@ def deal(
 def seed_of(*key: int) -> int:
     """Return a seed for torch from a key such as (seed, step, rank): different keys give unrelated seeds."""
     return int(np.random.SeedSequence(list(key)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def keys_of(units: Sequence[Unit], tensors: Mapping[str, Any]) -> Keys | None:
+    """Return the keys of a batch of these rows; None: it has no rows of tokens, or several samples in a row without
+    `segments`."""
+    rows = next((each for each in tensors.values() if isinstance(each, torch.Tensor) and each.ndim == 2), None)
+    segments = tensors.get("segments")
+    if rows is None or len(rows) != len(units) or (segments is None and any(len(unit) > 1 for unit in units)):
+        return None
+    length, sizes = rows.shape[1], iter(segments.lengths if segments is not None else ())
+    places = np.zeros((len(units), length), dtype=np.uint64)
+    for row, unit in enumerate(units):
+        start = 0
+        for number in unit:
+            size = length if segments is None else next(sizes)
+            places[row, start : start + size] = (number + 1) * ODD + np.arange(size, dtype=np.uint64) * FACTOR
+            start += size
+        if segments is not None and start < length:
+            next(sizes)  # padding
+    samples = np.array([(number + 1) * ODD for unit in units for number in unit], dtype=np.uint64)
+    return Keys(*(torch.from_numpy(each.astype(np.uint32).view(np.int32)) for each in (places, samples)))
 
 
 Collate = Callable[[Sequence[Unit], int], Batch]
@@ -205,18 +279,21 @@ def make_share(collate: Collate, pieces: Sequence[Sequence[Unit]], stand_in: Uni
     """Make a batch of every piece. An empty piece becomes one row with weight 0: its rank must still take part."""
     batches = [collate(piece or [stand_in], step) for piece in pieces]
     for piece, batch in zip(pieces, batches):
+        batch.keys = keys_of(piece or [stand_in], batch.tensors)
         if not piece:
             batch.weight, batch.tokens, batch.samples, batch.groups = 0.0, 0, 0, {}
     return Share.of(step, [unit for piece in pieces for unit in piece], batches)
 
 
 class Loader:
-    """Loader that prepares the batches of the next steps while the device computes.
+    """Source of the rows of a plan: it prepares the batches of the next steps while the device computes.
 
     `micro_tokens`: see `deal`, if the plan has `length_of`; 0: pieces of equally many rows.
     `workers`: number of processes; 0: one thread. `collate` must use its own random generator, seeded by the step and
     the samples, so that results do not depend on the order of work. Processes require it to be picklable.
     """
+
+    on_policy, updates = False, 1
 
     def __init__(
         self,
@@ -231,7 +308,7 @@ class Loader:
         context: BaseContext | None = None,
         micro_tokens: int = 0,
     ) -> None:
-        self.plan, self.collate, self.steps = plan, collate, steps
+        self.plan, self.collate, self.steps, self.steps_per_epoch = plan, collate, steps, plan.steps_per_epoch
         self.rank, self.world_size, self.micro_batch, self.micro_tokens = rank, world_size, micro_batch, micro_tokens
         self.length_of = getattr(plan, "length_of", None)
         self.ahead = max(1, workers)
@@ -278,3 +355,47 @@ def pad(rows: Sequence[Sequence[int]], *, value: int, multiple: int = 1) -> torc
     for i, row in enumerate(rows):
         padded[i, : len(row)] = row
     return torch.from_numpy(padded)
+
+
+class Source(Protocol):
+    """`share(step)`: this rank's part of a step, a function of the step (and, if `on_policy`, of the weights then).
+
+    `updates`: steps for which it makes batches at once; checkpoints fall on multiples of it.
+    """
+
+    on_policy: bool
+    updates: int
+    steps_per_epoch: int
+
+    def share(self, step: int) -> Share: ...
+    def close(self) -> None: ...
+
+
+Make = Callable[[int], Sequence[Sequence[Batch]]]
+"""make(step): this rank's micro-batches of each of the next `updates` steps, from the present weights."""
+
+
+class Rollouts:
+    """Batches that the model makes, after the update of the step before; never in advance.
+
+    `make` takes its random numbers from (seed, step, example, sample), so that neither the number of ranks nor a
+    resume changes a sample: after a kill the same rollouts are made again.
+    """
+
+    on_policy = True
+
+    def __init__(self, make: Make, here: Runtime, *, updates: int = 1, steps_per_epoch: int = 1) -> None:
+        self.make, self.here, self.updates, self.steps_per_epoch = make, here, updates, steps_per_epoch
+        self.made: Sequence[Sequence[Batch]] = ()
+
+    def share(self, step: int) -> Share:
+        if step % self.updates == 0:
+            self.made = self.make(step)
+        pieces = list(self.made[step % self.updates])
+        passes = max(self.here.gather(len(pieces)))
+        # Sharded models communicate in every pass, so every rank takes equally many.
+        pieces += [Batch(pieces[0].tensors, 0.0, 0, 0)] * (passes - len(pieces))
+        return Share.of(step, [], pieces)
+
+    def close(self) -> None:
+        pass

@@ -11,6 +11,7 @@ from typing import Any, Callable, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_map_only
 
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.text import Text
@@ -111,16 +112,19 @@ class Ranks:
         if self.control is None:
             return value
         tensors: list[torch.Tensor] = []
-        outline = [take_tensors(value, tensors) if self.rank == source else None]
-        dist.broadcast_object_list(outline, src=source, group=self.control)
 
-        def share_tensor(like: TensorPlace) -> torch.Tensor:
-            is_here = self.rank == source
-            tensor = tensors[like.index] if is_here else torch.empty(like.shape, dtype=like.dtype)
+        def take(tensor: torch.Tensor) -> TensorPlace:
+            tensors.append(tensor.detach().cpu().contiguous())
+            return TensorPlace(len(tensors) - 1, tensor.shape, tensor.dtype)
+
+        def put(like: TensorPlace) -> torch.Tensor:
+            tensor = tensors[like.index] if tensors else torch.empty(like.shape, dtype=like.dtype)
             dist.broadcast(tensor, src=source, group=self.control)
             return tensor
 
-        return put_tensors(outline[0], share_tensor)  # type: ignore[no-any-return]
+        outline = [tree_map_only(torch.Tensor, take, value) if self.rank == source else None]
+        dist.broadcast_object_list(outline, src=source, group=self.control)
+        return tree_map_only(TensorPlace, put, outline[0])  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -132,30 +136,9 @@ class TensorPlace:
     dtype: torch.dtype
 
 
-def take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        tensors.append(value.detach().cpu().contiguous())
-        return TensorPlace(len(tensors) - 1, value.shape, value.dtype)
-    if isinstance(value, dict):
-        return {key: take_tensors(item, tensors) for key, item in value.items()}
-    if isinstance(value, list):
-        return [take_tensors(item, tensors) for item in value]
-    return value
-
-
 def ranks_of_host(world_size: int) -> int:
     """Return the number of ranks on each host; all of them if the launcher does not tell."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-
-
-def put_tensors(value: Any, make: Callable[[TensorPlace], torch.Tensor]) -> Any:
-    if isinstance(value, TensorPlace):
-        return make(value)
-    if isinstance(value, dict):
-        return {key: put_tensors(item, make) for key, item in value.items()}
-    if isinstance(value, list):
-        return [put_tensors(item, make) for item in value]
-    return value
 
 
 def fit_hccl_timeouts(environ: MutableMapping[str, str], timeout_s: float) -> float:

@@ -6,6 +6,7 @@ read while the next one runs, and nothing is logged, evaluated or saved before t
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,16 +15,16 @@ from typing import Any, Callable
 import torch
 from torch import nn
 
-from ascendrun.programs.trainer.batch_finder import find_micro_batch
-from ascendrun.programs.trainer.data import Batch, Share, Unit, deal, seed_of
-from ascendrun.programs.trainer.epochs import SupersededError
-from ascendrun.programs.trainer.metrics import Reporter, StepTotals
-from ascendrun.programs.trainer.profiling import open_profiler
+from ascendrun.programs.devices.accelerator import worker_context
+from ascendrun.programs.errors import ProgramError
+from ascendrun.programs.trainer.checkpoint import SupersededError
+from ascendrun.programs.trainer.data import Batch, Loader, Plan, Share, Source, Unit, deal, seed_of
+from ascendrun.programs.trainer.dropout import drop_by_sample, pass_of
+from ascendrun.programs.trainer.metrics import Reporter, StepTotals, open_profiler
 from ascendrun.programs.trainer.resume import Checkpoints
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.source import Planned, Source
-from ascendrun.programs.trainer.strategies.compiled import eager
 from ascendrun.programs.trainer.strategies.engine import Engine, size_of
+from ascendrun.programs.trainer.strategies.parallel import eager
 from ascendrun.programs.trainer.task import Ending, NonFiniteError, Part, Progress, SaveError, Settings, Task
 from ascendrun.text import Text
 
@@ -46,17 +47,32 @@ class Loop:
         identity: Mapping[str, Any] | None = None,
     ) -> None:
         self.here, self.engine, self.task, self.settings = here, engine, task, settings
-        self.source: Source = source if hasattr(source, "share") else Planned(source, task.collate, here, settings)
+        self.source: Source = source if hasattr(source, "share") else self._loader(source)
         self.checkpoints = Checkpoints(here, engine, settings, folder=folder, identity=identity or {})
         self.totals = StepTotals(here, task.parts, scales=engine.precision.scales)
         self.reporter = Reporter(here, settings, parts=task.parts, steps_per_epoch=self.source.steps_per_epoch)
         self.resume, self.load_best = self.checkpoints.resume, self.checkpoints.load_best
         self.clock = self.reporter.clock
+        drop_by_sample(engine.module)
         self.evaluations = dict(task.evaluations) or {"": settings.eval_steps}
         self._share: Share | None = None
         self._flags: Callable[[], list[float]] = list
         self._weight = 1.0
         self._deadline_s = 0.0
+
+    def _loader(self, plan: Plan) -> Loader:
+        settings = self.settings
+        return Loader(
+            plan,
+            self.task.collate,
+            rank=self.here.rank,
+            world_size=self.here.world_size,
+            micro_batch=settings.micro_batch_size,
+            steps=settings.steps,
+            workers=settings.dataloader_num_workers,
+            context=worker_context(self.here.family),
+            micro_tokens=settings.max_tokens_per_micro_batch,
+        )
 
     @property
     def progress(self) -> Progress:
@@ -64,11 +80,11 @@ class Loop:
 
     def find_micro_batch(self, longest: Sequence[Unit], *, largest: int = 0) -> int:
         """Find the largest micro-batch that fits, up to `largest` (0: this rank's part of a step), before `run`. It is
-        tested with the `longest` rows of the data. Raises batch_finder.DeviceOutOfMemoryError."""
-        assert isinstance(self.source, Planned)
+        tested with the `longest` rows of the data. Raises DeviceOutOfMemoryError."""
+        assert isinstance(self.source, Loader)
         share = len(deal(self.source.plan.units(0), 0, self.here.world_size)[0])
         size = find_micro_batch(self.here, lambda rows: self._attempt(longest, rows), largest=largest or share)
-        self.source.loader.micro_batch = size
+        self.source.micro_batch = size
         return size
 
     def _attempt(self, longest: Sequence[Unit], rows: int) -> None:
@@ -92,7 +108,7 @@ class Loop:
         self._deadline_s = time.monotonic() + settings.max_time_s if settings.max_time_s else float("inf")
         interrupted: Ending | None = None
         try:
-            with open_profiler(settings.profile_dir, self.here, steps=settings.profile_steps) as profiler:
+            with open_profiler(settings.profile_dir, self.here, steps=settings.profile_steps) as profiled:
                 if not progress.ended and progress.step < settings.steps:
                     self._begin()
                 while not progress.ended:
@@ -102,7 +118,7 @@ class Loop:
                             self._settle()
                             break
                         self._step()
-                        profiler.step()
+                        profiled()
                     self._after_step()
                     checkpoints.saver.poll()
         except (
@@ -171,7 +187,7 @@ class Loop:
         share = self._share
         assert share.step == step
         self.engine.begin(step)
-        # Random numbers follow from step and rank, so a resumed run draws the same numbers, even on other nodes.
+        # What is not dropped by sample follows from step and rank: a resumed run draws the same, even on other nodes.
         self.here.accelerator.seed(seed_of(self.settings.seed, 3, step, self.here.rank))
         passes = [self._pass(piece, last=i + 1 == len(share.pieces)) for i, piece in enumerate(share.pieces)]
         norm = self.engine.finish(self.settings.max_grad_norm)
@@ -196,7 +212,8 @@ class Loop:
         here, clock = self.here, self.clock
         tensors = {name: tensor.to(here.device, non_blocking=True) for name, tensor in batch.tensors.items()}
         clock.mark("data_s")
-        with self.engine.accumulate(last=last):
+        seed, step = self.settings.seed, self.progress.step
+        with pass_of(batch, here.device, seed=seed, step=step), self.engine.accumulate(last=last):
             with self.engine.autocast():
                 answer = self.task.loss(model or self.engine.model, tensors)
             total, parts = answer if isinstance(answer, tuple) else (answer, {})
@@ -267,3 +284,51 @@ class Loop:
         progress.history.append({"step": progress.step, **scores})
         is_best = settings.best in scores and self.checkpoints.compare(scores[settings.best])
         self.reporter.evaluation(progress.step, scores, seconds, is_best=is_best)
+
+
+class DeviceOutOfMemoryError(ProgramError):
+    """A single sample does not fit in device memory."""
+
+
+def find_micro_batch(here: Runtime, attempt: Callable[[int], None], *, largest: int) -> int:
+    """Return the largest micro-batch up to `largest` that fits on every rank. Raises DeviceOutOfMemoryError.
+    `attempt(size)`: a forward and backward pass with `size` of the longest rows, if possible without communication:
+    a rank that fails in it leaves its peers waiting. All ranks call this together and get the same result.
+    """
+    size = largest
+    while True:
+        has_failed = runs_out(here, attempt, size)
+        gc.collect()
+        here.accelerator.empty_cache()
+        ranks = [rank for rank, failed in enumerate(here.gather(has_failed)) if failed]
+        if not ranks:
+            here.log(
+                "program.micro-batch-found", "micro-batch of {size}: the largest that fits on every rank", size=size
+            )
+            return size
+        if size == 1:
+            raise DeviceOutOfMemoryError(
+                "program.sample-does-not-fit",
+                "a single sample does not fit on the device of rank {rank}\n"
+                "hint: shorten the samples, or set gradient_checkpointing: true",
+                rank=ranks[0],
+            )
+        here.log(
+            "program.micro-batch-too-large",
+            "micro-batch of {size}: rank {rank} is out of memory",
+            size=size,
+            rank=ranks[0],
+        )
+        size //= 2
+
+
+def runs_out(here: Runtime, attempt: Callable[[int], None], size: int) -> bool:
+    """Return whether memory runs out. The error, which holds the tensors of its frames, is freed on return."""
+    try:
+        attempt(size)
+        here.accelerator.synchronize()
+    except Exception as error:
+        if not here.accelerator.is_out_of_memory(error):
+            raise
+        return True
+    return False

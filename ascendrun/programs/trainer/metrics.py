@@ -1,12 +1,14 @@
-"""Metrics of a training: the time of each phase of a step, the fraction of the device's peak."""
+"""Metrics of a training: the time of each phase of a step, the fraction of the device's peak, a trace."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Callable
+from pathlib import Path
+from typing import Any, Callable
 
 import torch
 
@@ -61,16 +63,12 @@ class StepClock:
 
 @dataclass
 class Meter:
-    """Totals since the last line, over all ranks. `parts`: summed loss, weight and samples by name. `grad_norm`:
-    of the last step; None: that step was skipped."""
+    """Totals since the last line, over all ranks. `sums`: as StepTotals.take has them. `weight`: of the loss.
+    `grad_norm`: of the last step; None: that step was skipped."""
 
-    loss: float = 0.0
+    sums: list[float]
     weight: float = 0.0
-    tokens: float = 0.0
-    samples: float = 0.0
-    steps: int = 0
     grad_norm: float | None = None
-    parts: dict[str, list[float]] = field(default_factory=dict)
     since_s: float = field(default_factory=time.monotonic)
 
     def per_second(self, count: float) -> float:
@@ -171,11 +169,6 @@ class StepTotals:
         sums, self.sums = self.sums, [0.0] * len(self.sums)
         return sums
 
-    def take_steps(self) -> tuple[float, int]:
-        """Return the weight, which is that of all ranks, and the number of the steps since the last call."""
-        taken, self.weight, self.steps = (self.weight, self.steps), 0.0, 0
-        return taken
-
 
 class Reporter:
     """The lines of a training: metrics files of all ranks, and a line on rank 0's output."""
@@ -184,7 +177,10 @@ class Reporter:
         self.here, self.settings, self.parts, self.steps_per_epoch = here, settings, parts, steps_per_epoch
         self.clock = StepClock(here.accelerator)
         self.peak = peak_flops(here.accelerator, settings.peak_tflops)
-        self.meter = Meter()
+        self.meter = self.new_meter()
+
+    def new_meter(self) -> Meter:
+        return Meter([0.0] * (3 + 3 * len(self.parts)))
 
     def start(self, step: int, trained: int, tokens: float) -> None:
         """Record the start. `tokens`: of the first step, used as typical number. `trained`: number of weights."""
@@ -199,29 +195,28 @@ class Reporter:
             peak_flops=self.peak,
             **self.here.announced,
         )
-        self.meter = Meter()
+        self.meter = self.new_meter()
 
     def count(self, sums: Sequence[float], totals: StepTotals) -> None:
         """Count the sums of all ranks, as StepTotals.take has those of one."""
         meter = self.meter
-        weight, steps = totals.take_steps()
-        meter.weight, meter.steps, meter.grad_norm = meter.weight + weight, meter.steps + steps, totals.grad_norm
-        meter.loss, meter.tokens, meter.samples = meter.loss + sums[0], meter.tokens + sums[1], meter.samples + sums[2]
-        for i, name in enumerate(self.parts):
-            so_far = meter.parts.setdefault(name, [0.0, 0.0, 0.0])
-            meter.parts[name] = [old + new for old, new in zip(so_far, sums[3 + 3 * i : 6 + 3 * i])]
+        meter.sums = [old + new for old, new in zip(meter.sums, sums)]
+        meter.weight, meter.grad_norm = meter.weight + totals.weight, totals.grad_norm
+        totals.weight, totals.steps = 0.0, 0
 
     def report(self, step: int, rate: float) -> None:
         """Write one metrics line on every rank, and print one line on rank 0."""
         self.here.accelerator.synchronize()
-        meter, self.meter = self.meter, Meter()
+        meter, self.meter = self.meter, self.new_meter()
         times = self.clock.mean()
         steps, epoch = self.settings.steps, step / self.steps_per_epoch
         if not self.here.is_first:
             self.here.record(step=step, **times, device_memory_bytes=self.here.accelerator.memory_bytes())
             return
-        loss = meter.loss / meter.weight if meter.weight else None
-        tokens_per_s = meter.per_second(meter.tokens)
+        total, tokens, samples, *rest = meter.sums
+        parts = {name: rest[3 * i : 3 * i + 3] for i, name in enumerate(self.parts)}
+        loss = total / meter.weight if meter.weight else None
+        tokens_per_s = meter.per_second(tokens)
         used = mfu(tokens_per_s, self.settings.flops_per_token, self.peak, self.here.world_size)
         self.here.record(
             step=step,
@@ -231,30 +226,24 @@ class Reporter:
             learning_rate=rate,
             grad_norm=meter.grad_norm,
             tokens_per_s=tokens_per_s,
-            samples_per_s=meter.per_second(meter.samples),
+            samples_per_s=meter.per_second(samples),
             device_memory_bytes=self.here.accelerator.memory_bytes(),
             **({} if used is None else {"mfu": used}),
             **times,
-            **{f"loss_{name}": part[0] / part[1] for name, part in meter.parts.items() if part[1]},
-            **{f"samples_{name}": part[2] for name, part in meter.parts.items()},
+            **{f"loss_{name}": part[0] / part[1] for name, part in parts.items() if part[1]},
+            **{f"samples_{name}": part[2] for name, part in parts.items()},
         )
-        shown = "-" if loss is None else f"{loss:.4f}"
-        print(
-            str(
-                Text(
-                    "program.progress",
-                    "step {step}/{steps} epoch {epoch:.1f} loss {loss} lr {rate:.2e} tokens/s {speed:,.0f}",
-                    step=step,
-                    steps=steps,
-                    epoch=epoch,
-                    loss=shown,
-                    rate=rate,
-                    speed=tokens_per_s,
-                )
-            )
-            + mfu_words(used),
-            flush=True,
+        line = Text(
+            "program.progress",
+            "step {step}/{steps} epoch {epoch:.1f} loss {loss} lr {rate:.2e} tokens/s {speed:,.0f}",
+            step=step,
+            steps=steps,
+            epoch=epoch,
+            loss="-" if loss is None else f"{loss:.4f}",
+            rate=rate,
+            speed=tokens_per_s,
         )
+        print(f"{line}{mfu_words(used)}", flush=True)
 
     def evaluation(self, step: int, scores: Mapping[str, float], seconds: float, *, is_best: bool) -> None:
         """Record and print an evaluation, which took `seconds`."""
@@ -297,3 +286,38 @@ def mfu_words(share: float | None) -> str:
     return f" MFU {share:.1%}" + (
         str(Text("program.mfu-impossible", ", impossible: check --peak_tflops and the clock")) if share > 1 else ""
     )
+
+
+SKIPPED_STEPS = 3
+"""The first steps open connections and compile; they are not representative."""
+
+
+@contextlib.contextmanager
+def open_profiler(folder: str, here: Runtime, *, steps: int) -> Iterator[Callable[[], None]]:
+    """Write a trace of a few steps by torch's or torch_npu's profiler, for TensorBoard and MindStudio, of every rank.
+    Yields what is called after each step. Empty `folder`: no trace."""
+    if not folder:
+        yield lambda: None
+        return
+    module: Any = torch.profiler
+    if here.family == "npu":
+        import torch_npu
+
+        module = torch_npu.profiler
+    path = Path(folder) / f"rank-{here.rank:05d}"
+    path.mkdir(parents=True, exist_ok=True)
+    schedule = module.schedule(wait=SKIPPED_STEPS - 1, warmup=1, active=steps, repeat=1)
+    with module.profile(
+        schedule=schedule,
+        on_trace_ready=module.tensorboard_trace_handler(str(path)),
+        record_shapes=True,
+        profile_memory=True,
+    ) as profiler:
+        here.log(
+            "program.profile",
+            "profiling steps {first} to {last}: {directory}",
+            first=SKIPPED_STEPS + 1,
+            last=SKIPPED_STEPS + steps,
+            directory=folder,
+        )
+        yield profiler.step

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Protocol
+from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from ascendrun.programs.devices.accelerator import make_adamw
-from ascendrun.programs.trainer.checkpoint import Piece, Pieces, Read
+from ascendrun.programs.trainer.checkpoint import Piece, Read
 from ascendrun.programs.trainer.optim import Group, OptimizerPlan, names_of
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.schedule import value_at
@@ -56,7 +56,9 @@ class Optimizer:
         owners = owners or (Owners(here.rank, here.world_size) if plan.shard else Owners())
         self.param_groups = [{"params": list(group.params)} for group in plan.groups]
         moments = [group for group in plan.groups if group.rule == "adamw"]
-        self.rules: list[Rule] = [Muon(group, names, owners, dtype) for group in plan.groups if group.rule == "muon"]
+        self.rules: list[AdamW | Muon] = [
+            Muon(group, names, owners, dtype) for group in plan.groups if group.rule == "muon"
+        ]
         if moments:
             self.rules.append(AdamW(moments, names, here, owners))
 
@@ -79,13 +81,10 @@ class Optimizer:
         for rule in self.rules:
             rule.zero_grad()
 
-    def replicated(self) -> Pieces:
-        """Return the state that is equal on all ranks that have the same part of the weights."""
-        return {key: piece for rule in self.rules for key, piece, is_own in rule.state() if not is_own}
-
-    def own(self) -> Pieces:
-        """Return the state that only this rank has."""
-        return {key: piece for rule in self.rules for key, piece, is_own in rule.state() if is_own}
+    def state(self) -> Iterator[tuple[str, Piece, bool]]:
+        """Yield the state by key, and whether only this rank has it, or all ranks that share it."""
+        for rule in self.rules:
+            yield from rule.state()
 
     def counts(self) -> dict[str, int]:
         """Return the number of steps taken, by weight; of AdamW, whose moments are corrected for it."""
@@ -113,16 +112,6 @@ class Exchange:
                     tensor.copy_(values.view_as(tensor))
 
 
-class Rule(Protocol):
-    def begin(self, step: int) -> None: ...
-    def step(self) -> list[Exchange]: ...
-    def skip_if(self, is_bad: torch.Tensor) -> None: ...
-    def zero_grad(self) -> None: ...
-    def state(self) -> Iterator[tuple[str, Piece, bool]]: ...
-    def counts(self) -> dict[str, int]: ...
-    def load(self, read: Read, counts: Mapping[str, int]) -> None: ...
-
-
 # --- AdamW ---
 
 
@@ -139,7 +128,11 @@ class Part:
 
 
 class AdamW:
-    """torch's or torch_npu's AdamW on the parts of the weights that this rank updates."""
+    """torch's or torch_npu's AdamW on the parts of the weights that this rank updates.
+
+    torch's ZeroRedundancyOptimizer gives whole weights to ranks, and a checkpoint of it has to be gathered on one rank;
+    these parts are equal, saved by each rank, and read by any number of them (docs/decisions/08-training-loop.md).
+    """
 
     def __init__(self, groups: Sequence[Group], names: Mapping[int, str], here: Runtime, owners: Owners) -> None:
         self.groups, self.owners = groups, owners
@@ -172,17 +165,14 @@ class AdamW:
     def step(self) -> list[Exchange]:
         for part in self.every:
             if part.leaf is not part.weight and part.weight.grad is not None:
-                gradient = self.local_gradient(part)
+                gradient: Any = part.weight.grad
+                if part.is_cut:
+                    gradient = gradient.reshape(-1)[part.offset : part.offset + part.leaf.numel()]
+                elif hasattr(gradient, "to_local"):
+                    gradient = gradient.to_local()
                 part.leaf.grad = gradient.view_as(part.leaf)
         self.inner.step()
         return [self.exchange(part) for part in self.every if part.is_cut]
-
-    def local_gradient(self, part: Part) -> torch.Tensor:
-        assert part.weight.grad is not None
-        if part.is_cut:
-            return part.weight.grad.reshape(-1)[part.offset : part.offset + part.leaf.numel()]
-        gradient: Any = part.weight.grad
-        return gradient.to_local() if hasattr(gradient, "to_local") else gradient  # type: ignore[no-any-return]
 
     def exchange(self, part: Part) -> Exchange:
         flat, size = part.weight.detach().view(-1), self.owners.size
@@ -203,7 +193,11 @@ class AdamW:
             for key in ("exp_avg", "exp_avg_sq"):
                 if key in self.inner.state.get(part.leaf, {}):
                     data = self.inner.state[part.leaf][key].detach().reshape(-1)
-                    yield f"{key}/{part.name}", Piece(data, part.offset, shape), part.is_cut
+                    yield (
+                        f"{key}/{part.name}",
+                        Piece(data, part.offset, shape),
+                        part.is_cut or self.owners.local is not None,
+                    )
 
     def counts(self) -> dict[str, int]:
         held = [part for part in self.every if self.inner.state.get(part.leaf)]
@@ -291,7 +285,7 @@ class Muon:
             for i, name in enumerate(stack.names):
                 for key, buffer in (("momentum", stack.momentum[i]), ("variance", stack.variance[i])):
                     piece = Piece(buffer.reshape(-1), 0, tuple(buffer.shape))
-                    yield f"{key}/{name}", piece, self.owners.size > 1
+                    yield f"{key}/{name}", piece, self.owners.size > 1 or self.owners.local is not None
 
     def counts(self) -> dict[str, int]:
         return {}

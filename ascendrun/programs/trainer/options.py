@@ -66,7 +66,8 @@ def read_words(argv: Sequence[str], table: ProgramOptions) -> tuple[dict[str, st
                 OptionProblem(word, Text("options.stray", "unexpected argument {argument:quote}", argument=word))
             )
         elif not equals and (not words or words[0].startswith("--")):
-            problems.append(_no_value(name))
+            message = Text("options.no-value", "{option}: value missing", option=COMMAND_LINE.name(name))
+            problems.append(OptionProblem(name, message, write(f"--{name}=VALUE")))
         else:
             texts[name] = text if equals else words.pop(0)
     return texts, problems
@@ -122,7 +123,7 @@ def run_program(
     """
     values = parse_or_exit(argv, read_table(options_file))
     from ascendrun.programs.trainer import runtime
-    from ascendrun.programs.trainer.strategies.choice import refuse_options
+    from ascendrun.programs.trainer.strategies.parallel import refuse_options
 
     program, (module, name) = options_file.parent.name, body_of(values)
     body = getattr(importlib.import_module(f"ascendrun.programs.{program}.{module}"), name)
@@ -151,11 +152,6 @@ def main(file: str, train: Callable[[Mapping[str, Any], Any], None], argv: Seque
         family=values.get("device", "auto"),
         timeout_s=values.get("dist_timeout_s", 600.0),
     )
-
-
-def _no_value(name: str) -> OptionProblem:
-    message = Text("options.no-value", "{option}: value missing", option=COMMAND_LINE.name(name))
-    return OptionProblem(name, message, write(f"--{name}=VALUE"))
 
 
 def _as_list(value: Any) -> Any:

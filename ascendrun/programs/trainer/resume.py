@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from ascendrun.planner.rules import other_training
 from ascendrun.programs.trainer import checkpoint
-from ascendrun.programs.trainer.epochs import SupersededError
+from ascendrun.programs.trainer.checkpoint import SupersededError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.saver import Saved, Saver
 from ascendrun.programs.trainer.strategies.engine import Engine
@@ -156,22 +157,11 @@ class Checkpoints:
         return True
 
     def _check_identity(self, facts: Mapping[str, Any], folder: Path) -> None:
-        theirs = facts.get("identity", {})
-        differs = [
-            Text(
-                "program.option-differs",
-                "{name} was {old}, is {new}",
-                name=name,
-                old=shown(theirs.get(name)),
-                new=shown(value),
-            )
-            for name, value in self.identity.items()
-            if theirs.get(name) != value
-        ]
+        more = []
         strategy, ranks = facts.get("strategy"), facts.get("world_size")
         layouts = {(strategy, ranks), (self.engine.strategy, self.here.world_size)}
         if "zero3" in (strategy, self.engine.strategy) and len(layouts) > 1:
-            differs.append(
+            more.append(
                 Text(
                     "program.layout-differs",
                     "zero3 keeps its own format, which only as many ranks can read: written by {ranks} ranks "
@@ -182,14 +172,9 @@ class Checkpoints:
                     current=self.engine.strategy,
                 )
             )
-        if differs:
-            raise CannotResumeError(
-                "program.other-training",
-                "{directory} belongs to another training: {differs}\n"
-                "hint: use another checkpoint directory, the old options, or --resume_from_checkpoint=never",
-                directory=folder,
-                differs=list(differs),
-            )
+        problem = other_training(str(folder), facts.get("identity", {}), self.identity, more)
+        if problem is not None:
+            raise CannotResumeError.of([problem.text])
 
     def load_best(self) -> int | None:
         """Load the best model's weights into the model. Return its step; None: no best model. All ranks call it."""
@@ -197,7 +182,3 @@ class Checkpoints:
             return None
         self.engine.load_weights(self.here.share(self.best_weights or {}))
         return self.progress.best_step
-
-
-def shown(value: Any) -> Any:
-    return "(none)" if value in (None, "", []) else value

@@ -127,7 +127,8 @@ def stop_signals() -> list[int]:
 
 
 def run(body: Callable[[Runtime], None], *, family: str = "auto", timeout_s: float = 600.0) -> NoReturn:
-    """Run `body` as this rank and end the process: code 0, or 1 (75: superseded) with torch elastic's error file.
+    """Run `body` as this rank and end the process: code 0, or that of the error with torch elastic's error file: 1, 75
+    (superseded) or 78 (refused).
 
     A ProgramError and errors of the machine are printed in one line, others with their traceback. The error file has
     the traceback of each.

@@ -8,7 +8,7 @@ when some directory has each of its parts; ranks that lack one receive it from a
 torch.distributed.checkpoint reads other layouts too, but has neither hashes nor a rule for directories that not all
 ranks see, and its files become complete one by one.
 
-Each start claims an epoch of the directories (epochs.py), so that an attempt that was replaced, but still runs on a
+Each start claims an epoch of the directories (checkpoint.py), so that an attempt that was replaced, but still runs on a
 host without a connection, cannot harm what its successor saves.
 """
 
@@ -22,13 +22,15 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_map_only
 
-from ascendrun.programs.trainer import checkpoint, epochs
+from ascendrun.programs.trainer import checkpoint
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.text import Text
 
@@ -72,16 +74,6 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class State:
-    """The state of one rank to write, in host memory. `best`: (step, state) of the best model; None: do not write."""
-
-    step: int
-    parts: dict[str, dict[str, Any]]
-    facts: dict[str, Any]
-    best: tuple[int, Mapping[str, Any]] | None
-
-
-@dataclass(frozen=True)
 class Found:
     """The state to resume from. `common` is the same on every rank. `read` has the tensors of all parts that this rank
     needs; `opaque` is of this rank's own part, empty if the checkpoint was written by another number of shards."""
@@ -95,6 +87,10 @@ class Found:
 
 Key = tuple[int, str]
 """A step, and which save of it."""
+Content = dict[str, dict[str, Any]]
+"""By name of a part: what it has, in host memory."""
+Best = Optional[tuple[int, Mapping[str, Any]]]
+"""The step and the state of the best model; None: it is not to be written."""
 Failure = tuple[str, bool]
 """Why a rank could not save, and whether a later attempt has the directory."""
 
@@ -142,12 +138,12 @@ class Saver:
             checkpoint.clear_leftovers(parent, epoch=self.claim.number)
         here.at_end.append(self.wait)
 
-    def _claim(self) -> epochs.Claim:
+    def _claim(self) -> checkpoint.Claim:
         """Claim the next epoch of all directories, the same number in each."""
         number = 0
         while True:
             number = max(number, *self.here.gather(checkpoint.newest_epoch(self.parent) + 1))
-            claim = epochs.Claim(self.parent, number, self.run_id, os.environ.get("ASCENDRUN_RUN_ID", ""))
+            claim = checkpoint.Claim(self.parent, number, self.run_id, os.environ.get("ASCENDRUN_RUN_ID", ""))
             is_late, is_taken = claim.is_late(), False
             if self.here.rank == self.leader and not is_late:
                 try:
@@ -156,13 +152,13 @@ class Saver:
                     pass  # find_leader reported it; the first save fails
             answers = self.here.gather((is_late, is_taken))
             if any(late for late, _ in answers):
-                raise epochs.SupersededError(self.parent)
+                raise checkpoint.SupersededError(self.parent)
             if not any(taken for _, taken in answers):
                 return claim
 
     @property
     def own_part(self) -> str:
-        return checkpoint.shard_part(self.shards[1])
+        return f"shard-{self.shards[1]:05d}.pt"
 
     def save(
         self,
@@ -171,7 +167,7 @@ class Saver:
         own: Mapping[str, Any],
         *,
         facts: Mapping[str, Any],
-        best: tuple[int, Mapping[str, Any]] | None = None,
+        best: Best = None,
     ) -> None:
         """Wait for the previous save, copy the state and return; the copy is written during the training.
 
@@ -183,13 +179,13 @@ class Saver:
         if not self.parts:
             return
         content = {checkpoint.COMMON: common, self.own_part: own}
-        parts = {name: to_host(content[name]) for name in self.parts}
-        state = State(step, parts, dict(facts), best if self.here.is_first else None)
+        parts = tree_map_only(torch.Tensor, to_host, {name: content[name] for name in self.parts})
+        write = partial(self._write, step, parts, dict(facts), best if self.here.is_first else None)
         if not self.in_background:
-            self._write(state)
+            write()
             self.poll()
             return
-        self.thread = threading.Thread(target=self._write, args=(state,), name="checkpoint", daemon=True)
+        self.thread = threading.Thread(target=write, name="checkpoint", daemon=True)
         self.thread.start()
 
     def poll(self) -> Saved | None:
@@ -210,67 +206,65 @@ class Saver:
 
     # --- the writing thread ---
 
-    def _write(self, state: State) -> None:
+    def _write(self, step: int, parts: Content, facts: dict[str, Any], best: Best) -> None:
         started_s = time.monotonic()
-        path = self.parent / checkpoint.folder_name("step", state.step, self.claim.number)
+        path = self.parent / checkpoint.folder_name("step", step, self.claim.number)
         size, problem, is_superseded = 0, None, False
         try:
-            size, problem = self._write_parts(state)
+            size, problem = self._write_parts(step, parts, facts, best)
             if problem is None and self.here.rank == self.leader:
-                best = state.facts.get("best_step")
+                kept = facts.get("best_step")
                 self.claim.check()
                 checkpoint.prune(
                     self.parent,
-                    newest=state.step,
+                    newest=step,
                     keep=self.keep_last,
-                    best_steps=() if best is None else (best,),
+                    best_steps=() if kept is None else (kept,),
                     epoch=self.claim.number,
                 )
         except Exception as error:  # any error: the thread ends here, and the training must receive the reason
-            problem, is_superseded = f"{type(error).__name__}: {error}", isinstance(error, epochs.SupersededError)
-        self.result = Saved(state.step, path, time.monotonic() - started_s, size, problem, is_superseded)
+            problem, is_superseded = f"{type(error).__name__}: {error}", isinstance(error, checkpoint.SupersededError)
+        self.result = Saved(step, path, time.monotonic() - started_s, size, problem, is_superseded)
 
-    def _write_parts(self, state: State) -> tuple[int, str | None]:
+    def _write_parts(self, step: int, parts: Content, facts: dict[str, Any], best: Best) -> tuple[int, str | None]:
         """Return (bytes of all parts, why a rank failed or None). No rank that writes returns before all have
         reported. Raises SupersededError on all of them."""
-        facts, token = state.facts, f"{self.run_id}-{self.count}"
-        parts: dict[str, checkpoint.Fingerprint] = {}
+        token, claim, leads = f"{self.run_id}-{self.count}", self.claim, self.here.rank == self.leader
+        marks: dict[str, checkpoint.Fingerprint] = {}
         failure: Failure | None = None
         fresh: Path | None = None
         try:
-            if state.best is not None:
-                checkpoint.save(self.parent, "best", *state.best, facts=facts, claim=self.claim)
-            fresh = checkpoint.open_fresh(self.parent, "step", state.step, token, claim=self.claim)
-            parts = {name: checkpoint.write_part(fresh, name, content) for name, content in state.parts.items()}
+            if best is not None:
+                checkpoint.save(self.parent, "best", *best, facts=facts, claim=claim)
+            fresh = checkpoint.open_fresh(self.parent, "step", step, token, claim=claim)
+            marks = {name: checkpoint.write_part(fresh, name, content) for name, content in parts.items()}
         except Exception as error:  # sent to all ranks below: no rank may wait for this rank's part
             failure = self._failure(error)
-        reports = self._gather((self.leader, parts, failure))
+        reports = self._gather((self.leader, marks, failure))
         failures = [each for _, _, each in reports if each is not None]
         every = {name: mark for _, theirs, _ in reports for name, mark in theirs.items()}
-        if fresh is not None and not failures and self.here.rank == self.leader:
-            mine = {
-                name: mark for leader, theirs, _ in reports if leader == self.leader for name, mark in theirs.items()
-            }
+        if fresh is not None and not failures and leads:
+            mine: dict[str, checkpoint.Fingerprint] = {}
+            for leader, theirs, _ in reports:
+                mine.update(theirs if leader == self.leader else {})
             try:
                 if not self.has_begun:
-                    self.claim.check()
-                    self.claim.begin(*self.origin)
+                    claim.check()
+                    claim.begin(*self.origin)
                     self.has_begun = True
-                facts = {**facts, "save": token}
-                checkpoint.commit(
-                    fresh, "step", state.step, {**every, **mine}, here=list(mine), facts=facts, claim=self.claim
-                )
+                facts, found = {**facts, "save": token}, {**every, **mine}
+                checkpoint.commit(fresh, "step", step, found, here=list(mine), facts=facts, claim=claim)
             except Exception as error:  # see above
                 failures = [self._failure(error)]
         failures = [each for theirs in self._gather(failures) for each in theirs]
-        if fresh is not None and failures and self.here.rank == self.leader:
+        if fresh is not None and failures and leads:
             shutil.rmtree(fresh, ignore_errors=True)
         if any(is_superseded for _, is_superseded in failures):
-            raise epochs.SupersededError(self.parent)
+            raise checkpoint.SupersededError(self.parent)
         return sum(mark["bytes"] for mark in every.values()), failures[0][0] if failures else None
 
     def _failure(self, error: Exception) -> Failure:
-        return f"rank {self.here.rank}: {describe(error)}", isinstance(error, epochs.SupersededError)
+        return f"rank {self.here.rank}: {describe(error)}", isinstance(error, checkpoint.SupersededError)
 
     def _gather(self, value: Any) -> list[Any]:
         if self.group is None:
@@ -307,14 +301,13 @@ class Saver:
     def _report_none(self, offers: list[list[int]]) -> None:
         """Report checkpoints that cannot be resumed from, before training restarts from step 0."""
         if any(offers):
+            none = Text("program.rank-no-steps", "none")
             have = [
                 Text(
                     "program.rank-has",
                     "rank {rank} has {steps}",
                     rank=rank,
-                    steps=Text("program.rank-steps", "steps {steps}", steps=steps)
-                    if steps
-                    else Text("program.rank-no-steps", "none"),
+                    steps=Text("program.rank-steps", "steps {steps}", steps=steps) if steps else none,
                 )
                 for rank, steps in enumerate(offers)
             ]
@@ -328,14 +321,14 @@ class Saver:
         """Return this rank's checkpoints with valid file sizes: directory, parts in it, all parts."""
         found: dict[Key, tuple[Path, set[str], set[str]]] = {}
         is_one = (place / checkpoint.MANIFEST).is_file()
-        line = {} if is_one else epochs.starts(place)
+        line = {} if is_one else checkpoint.starts(place)
         skipped = set_aside() if place == self.parent else set()
         for step, folder in checkpoint.listed(place.parent if is_one else place, "step"):
             if is_one and folder.name != place.name:
                 continue
             if step in skipped:
                 problem: Text | None = Text("program.set-aside", "ascendrun set it aside after repeated failures")
-            elif not epochs.is_on_line(checkpoint.epoch_of(folder.name), step, line):
+            elif not checkpoint.is_on_line(checkpoint.epoch_of(folder.name), step, line):
                 problem = Text("program.replaced-attempt", "a replaced attempt saved it")
             else:
                 problem = checkpoint.fault(folder, hashed=())
@@ -404,16 +397,10 @@ def describe(error: Exception) -> str:
     return f"{type(cause).__name__}: {cause}"
 
 
-def to_host(value: Any) -> Any:
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy in host memory that training does not change."""
-    if isinstance(value, torch.Tensor):
-        host = value.detach().to("cpu")
-        return host.clone() if host.data_ptr() == value.data_ptr() else host
-    if isinstance(value, Mapping):
-        return {key: to_host(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(to_host(item) for item in value)
-    return value
+    host = tensor.detach().to("cpu")
+    return host.clone() if host.data_ptr() == tensor.data_ptr() else host
 
 
 def find_leader(here: Runtime, parent: Path, token: str) -> int:

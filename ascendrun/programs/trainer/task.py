@@ -20,7 +20,9 @@ A weight that is a tensor on the device is read only at the end of the step."""
 
 
 class CannotResumeError(ProgramError):
-    """The newest checkpoint belongs to another training."""
+    """The newest checkpoint belongs to another training. The exit code is that of health/diagnosis/kinds.py."""
+
+    exit_code = 78
 
 
 class NonFiniteError(ProgramError):

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel
 
 from ascendrun.programs import errors
-from ascendrun.programs.devices import attention, fused_ops, kernels
+from ascendrun.programs.devices import attention, kernels
 from ascendrun.programs.devices.accelerator import Accelerator
 from ascendrun.programs.devices.attention import Segments
 from ascendrun.programs.errors import InvalidDataError
@@ -151,7 +151,7 @@ class Reader(nn.Module):
 def fuse(model: Reader, accelerator: Accelerator, dtype: torch.dtype) -> list[Text]:
     """Replace operators of the transformer by its device's fused operators, for `dtype`; return the lines to log."""
     sound, reasons = kernels.sound_kernels(accelerator, dtype)
-    replaced = fused_ops.fuse(model.backbone, kernels.operators_of(sound), device=accelerator.device.type)
+    replaced = kernels.fuse(model.backbone, kernels.operators_of(sound), device=accelerator.device.type)
     return [
         *(Text("program.not-fused", "not fused: {reason}", reason=reason) for reason in reasons),
         *([Text("program.fused", "fused operators: {names}", names=list(replaced))] if replaced else []),

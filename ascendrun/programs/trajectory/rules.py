@@ -9,9 +9,8 @@ from typing import Any
 from ascendrun.facts.columns import ALIASES, missing_columns
 from ascendrun.options import GENERATED
 from ascendrun.planner import model_rules, rules
-from ascendrun.planner.models import Shape, shape_of
+from ascendrun.planner.models import Shape, Workload, multiple_of, shape_of, steps_of
 from ascendrun.planner.training import PlanProblem, Raw, Rule, Training
-from ascendrun.planner.workload import Workload, multiple_of, steps_of
 from ascendrun.programs.trajectory.data_rules import TEXTS, column_map, table_problems
 from ascendrun.text import Text
 

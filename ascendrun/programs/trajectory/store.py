@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ascendrun.planner.workload import multiple_of
+from ascendrun.planner.models import multiple_of
 from ascendrun.programs.devices.accelerator import Accelerator, Precision, choose_precision
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replace_json, replace_text, replacing

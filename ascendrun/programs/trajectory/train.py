@@ -13,16 +13,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.planner.models import flops_per_token
-from ascendrun.planner.workload import Workload, multiple_of, steps_of
+from ascendrun.planner.models import Workload, flops_per_token, multiple_of, steps_of
 from ascendrun.programs.devices import accelerator
 from ascendrun.programs.trainer import optim, schedule
 from ascendrun.programs.trainer.data import Batch, Buckets, Unit
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies.choice import choose
 from ascendrun.programs.trainer.strategies.engine import Engine
-from ascendrun.programs.trainer.strategies.parallel import wrap
+from ascendrun.programs.trainer.strategies.parallel import choose, wrap
 from ascendrun.programs.trainer.task import Settings, Task
 from ascendrun.programs.trajectory.data import Options, Samples
 from ascendrun.programs.trajectory.model import (

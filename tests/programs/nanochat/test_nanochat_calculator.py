@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from ascendrun.programs.generation.cache import of_model
-from ascendrun.programs.generation.engine import Completion, Generator, generate
-from ascendrun.programs.generation.sampling import Sampling
+from ascendrun.programs.generation.engine import Completion, Generator, Sampling, generate
 from ascendrun.programs.nanochat.conversations import TOOL, Tools, calculate
 from ascendrun.programs.nanochat.texts import of_characters
 from tests.programs.generating import WORDS, Plain, naive

@@ -12,8 +12,7 @@ import torch
 from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.cache import of_model
-from ascendrun.programs.generation.engine import Completion
-from ascendrun.programs.generation.sampling import Sampling
+from ascendrun.programs.generation.engine import Completion, Sampling
 from ascendrun.programs.generation.terminal import talk
 from ascendrun.programs.nanochat import conversations
 from ascendrun.programs.nanochat.base import save_model

@@ -16,7 +16,7 @@ from ascendrun.programs.nanochat.base import save_model
 from ascendrun.programs.nanochat.conversations import TOOL
 from ascendrun.programs.nanochat.model import make_model
 from ascendrun.programs.nanochat.texts import of_characters
-from ascendrun.programs.trainer.packing import IGNORED
+from ascendrun.programs.trainer.data import IGNORED
 from tests.programs.nanochat.test_nanochat_evaluation import ALPHABET, Knows, pupil_of, tasks_of
 from tests.programs.nanochat.test_nanochat_model import lively, sizes_of
 

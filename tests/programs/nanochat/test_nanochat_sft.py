@@ -15,7 +15,7 @@ from ascendrun.programs.nanochat import texts as tokenizer
 from ascendrun.programs.nanochat.conversations import render
 from ascendrun.programs.nanochat.inference import read_model
 from ascendrun.programs.nanochat.sizes import settled
-from ascendrun.programs.trainer.packing import IGNORED
+from ascendrun.programs.trainer.data import IGNORED
 
 WORDS = tokenizer.of_characters(["abcdefghijklmnopqrstuvwxyz ABCDHISW.?'#()0123456789+=\n"])
 MIXTURE = [{"kind": "sums", "rows": 60, "epochs": 2}, {"kind": "spelling", "rows": 40}]

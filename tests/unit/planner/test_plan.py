@@ -22,13 +22,11 @@ from ascendrun.head.survey.training_plan import expected, hosts_at_fault, refusa
 from ascendrun.node import tree_hash
 from ascendrun.node.agent import training_files
 from ascendrun.options import Option
-from ascendrun.planner.cost import Devices, Range, compare, layouts
-from ascendrun.planner.history import RecordedRun, with_history
-from ascendrun.planner.models import shape_of
+from ascendrun.planner.cost import Devices, Range, RecordedRun, compare, layouts, with_history
+from ascendrun.planner.models import Workload, shape_of
 from ascendrun.planner.programs import find_programs
-from ascendrun.planner.workload import Workload
 from ascendrun.programs.qwen_lora.rules import presets
-from tests.lib.plan_world import BAD, HOSTS, POINTS, USUAL, Change, PlanCluster, files
+from tests.lib.plan_world import BAD, HOSTS, POINTS, USUAL, Change, PlanCluster, files, saved
 from tests.thorough import examples
 
 
@@ -104,6 +102,34 @@ def test_a_bad_input_is_found_before_the_start(head: Head, name: str) -> None:
     head.change(changes)
     exit_code, out, _ = head.say("plan", head.write_job(program, args), "-o", "json")
     assert exit_code == 3 and code in codes(out)
+
+
+OLD = {"lora_r": 8, "lora_alpha": 128, "seed": 42, "target_modules": ["q_proj"], "data": "5e1f", "gone": 1}
+"""What the newest checkpoint keeps of its training; what no option is, is the ranks' to compare."""
+
+
+@pytest.mark.parametrize(
+    "args, code",
+    [
+        ({"lora_r": 16, "target_modules": ["q_proj"]}, 3),
+        ({"lora_r": 8}, 3),
+        ({"lora_r": 8, "target_modules": ["q_proj"]}, 0),
+        ({"lora_r": 16, "resume_from_checkpoint": "never"}, 0),
+    ],
+)
+def test_a_checkpoint_of_another_training_is_refused_before_the_start(head: Head, args: Change, code: int) -> None:
+    head.change(
+        {
+            "/ckpt/step-00000002/manifest.json": saved(**{**OLD, "seed": 1}),
+            "/ckpt/step-00000004-e0001/manifest.json": saved(**OLD),
+        }
+    )
+    job = head.write_job("qwen_lora", args, checkpoint={"dir": "/ckpt"})
+    exit_code, out, _ = head.say("plan", job, "-o", "json")
+    dry, whole, _ = head.say("submit", "--dry-run", "-o", "json", job)
+    assert (exit_code, dry) == (code, code)
+    for found in (codes(out), [each["code"] for each in json.loads(whole)["training"]["problems"]]):
+        assert ("other-training" in found) == (code == 3)
 
 
 def test_there_are_at_least_30_bad_inputs() -> None:

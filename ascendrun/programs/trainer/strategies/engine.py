@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ascendrun.planner.cost import BUCKET_BYTES
 from ascendrun.programs.devices.accelerator import Precision, Stamp, make_scaler
 from ascendrun.programs.trainer.checkpoint import Piece, Pieces, Read
 from ascendrun.programs.trainer.optim import MakeOptimizer
@@ -22,8 +23,6 @@ from ascendrun.programs.trainer.schedule import value_at
 from ascendrun.text import Text
 
 STRATEGIES = ("none", "ddp", "fsdp2", "hsdp", "zero3")
-BUCKET_BYTES = 25 << 20
-"""Gradients that are summed over ranks in one exchange: large enough for the network, small enough to overlap."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +123,11 @@ class Engine:
 
     def state(self) -> State:
         """Return the state; tensors are not copied."""
-        model = {f"model/{name}": self.piece(tensor) for name, tensor in self.trained_state().items()}
+        model = [(f"model/{n}", self.piece(tensor), is_sharded(tensor)) for n, tensor in self.trained_state().items()]
+        pieces = [*model, *self.optimizer.state()]
         plain = {"counts": self.optimizer.counts(), "scaler": self.scaler.state_dict()}
-        return State({**model, **self.optimizer.replicated()}, self.optimizer.own(), plain)
+        common = {key: piece for key, piece, is_own in pieces if not is_own}
+        return State(common, {key: piece for key, piece, is_own in pieces if is_own}, plain)
 
     def piece(self, tensor: torch.Tensor) -> Piece:
         return Piece(tensor.detach().reshape(-1), 0, tuple(tensor.shape))
@@ -148,7 +149,16 @@ class Engine:
         """Return weights that training changes, and buffers; a frozen base is not saved with every checkpoint."""
         every = self.module.named_parameters(remove_duplicate=False)  # a tied weight has two names
         frozen = {name for name, weight in every if not weight.requires_grad}
-        return {name: tensor for name, tensor in self.module.state_dict().items() if name not in frozen}
+        state = self.module.state_dict(keep_vars=True)
+        return {name: tensor for name, tensor in state.items() if name not in frozen}
+
+    def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of the whole tensor on this rank's device. All ranks call it together."""
+        return tensor.detach().clone()
+
+    def fill(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        """Set a weight, which may be sharded, to these values of all of it. All ranks call it together."""
+        target.copy_(values)
 
     def whole(self) -> Engine:
         """Return the model with its present weights, all of them on this rank: for evaluation, generation and files.
@@ -160,23 +170,29 @@ class Engine:
 
     def full_weights(self) -> dict[str, torch.Tensor]:
         """Return a full copy of `trained_state` on the CPU of rank 0; {} elsewhere. All ranks call it together."""
-        if not self.here.is_first:
-            return {}
-        return {name: tensor.detach().cpu().clone() for name, tensor in self.trained_state().items()}
+        whole: dict[str, torch.Tensor] = {}
+        for name, tensor in self.trained_state().items():  # one by one: together they may exceed the device
+            full = self.gathered(tensor)
+            if self.here.is_first:
+                whole[name] = full.cpu()
+        return whole
 
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Load unsharded weights, the same on every rank. Raises RuntimeError when names or shapes differ."""
-        answer = self.module.load_state_dict(dict(weights), strict=False)
-        missing = [name for name in answer.missing_keys if name in self.trained_state()]
-        if missing or answer.unexpected_keys:
+        targets = self.trained_state()
+        missing, unknown = sorted(set(targets) - set(weights)), sorted(set(weights) - set(targets))
+        if missing or unknown:
             raise RuntimeError(
                 Text(
                     "program.weights-differ",
                     "weights do not match the model: missing {missing}, unknown {unknown}",
                     missing=missing[:3],
-                    unknown=answer.unexpected_keys[:3],
+                    unknown=unknown[:3],
                 )
             )
+        with torch.no_grad():
+            for name, values in weights.items():
+                self.fill(targets[name], values)
 
 
 class Sharded(Engine):
@@ -186,10 +202,6 @@ class Sharded(Engine):
 
     def place(self, module: nn.Module) -> nn.Module:
         return module
-
-    def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of the whole tensor on this rank's device. All ranks call it together."""
-        raise NotImplementedError
 
     def whole(self) -> Engine:
         assert self.skeleton is not None, "a model that was too large to be made whole"
@@ -225,7 +237,7 @@ class Replicated(Engine):
     """Every rank has all weights; gradients are averaged in buckets while the backward pass runs.
 
     Unlike torch's DistributedDataParallel the buckets never change, so that a resumed run sums in the same order as an
-    uninterrupted one.
+    uninterrupted one. Its price is in docs/decisions/08-training-loop.md.
     """
 
     strategy = "ddp"
@@ -266,7 +278,7 @@ class Replicated(Engine):
         if len(self.sent) + 1 == len(self.buckets):
             self.gradients_ready = self.here.accelerator.stamp()
         gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in bucket]
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).div_(self.here.world_size)
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         sizes = [weight.numel() for weight in bucket]
         views = [part.view_as(weight) for part, weight in zip(torch.split(flat, sizes), bucket)]
         for weight, view in zip(bucket, views):
@@ -277,7 +289,7 @@ class Replicated(Engine):
         self.sent.append((bucket, views, dist.all_reduce(flat, async_op=True)))
 
     def backward(self, loss: torch.Tensor) -> None:
-        super().backward(loss)
+        super().backward(loss / self.here.world_size)  # then the sums are means, without a pass over all gradients
         if not self.is_last:
             return
         while len(self.sent) < len(self.buckets):  # weights without a gradient in this step
@@ -313,6 +325,11 @@ def cast(module: nn.Module, precision: Precision) -> nn.Module:
     return module
 
 
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Return whether this is fully_shard's tensor: others are whole, or of DeepSpeed."""
+    return hasattr(tensor, "to_local")
+
+
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """Return the complete value of a tensor that may be sharded."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
@@ -321,3 +338,15 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def size_of(weight: torch.Tensor) -> int:
     """Return the number of elements of a weight over all ranks; for a weight sharded by ZeRO-3 it is in ds_numel."""
     return int(getattr(weight, "ds_numel", weight.numel()))
+
+
+def repeated_layers(module: nn.Module) -> list[nn.Module]:
+    """Return the layers of a transformer: the children of each outermost module list with a single class."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        members = list(child.children())
+        if isinstance(child, nn.ModuleList) and len({type(member) for member in members}) == 1:
+            found += members
+        else:
+            found += repeated_layers(child)
+    return found

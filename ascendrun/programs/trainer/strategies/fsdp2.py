@@ -7,7 +7,7 @@ gathered inside a host, and only gradients cross the network.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -19,9 +19,8 @@ from ascendrun.programs.trainer.checkpoint import Piece
 from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.optimizer import Owners
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies.engine import Sharded, State, cast, skeleton_of
+from ascendrun.programs.trainer.strategies.engine import Sharded, cast, is_sharded, repeated_layers, skeleton_of
 from ascendrun.programs.trainer.strategies.engine import whole as whole_of
-from ascendrun.programs.trainer.strategies.layers import repeated_layers
 
 
 class FullySharded(Sharded):
@@ -92,37 +91,13 @@ class FullySharded(Sharded):
     def piece(self, tensor: torch.Tensor) -> Piece:
         return Piece(local(tensor).detach().reshape(-1), first_element(tensor), tuple(tensor.shape))
 
-    def state(self) -> State:
-        found = super().state()
-        weights = {f"model/{name}" for name, tensor in self.trained_state().items() if is_sharded(tensor)}
-        buffers = {key: piece for key, piece in found.common.items() if key.startswith("model/") and key not in weights}
-        own = {key: piece for key, piece in found.common.items() if key not in buffers}
-        return State(buffers, {**own, **found.own}, found.plain)
-
-    def full_weights(self) -> dict[str, torch.Tensor]:
-        whole: dict[str, torch.Tensor] = {}
-        for name, tensor in self.trained_state().items():
-            full = whole_of(tensor)
-            if self.here.is_first:
-                whole[name] = full.detach().cpu().clone()
-        return whole
-
-    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        targets = self.trained_state()
-        if set(targets) != set(weights):
-            differ = sorted(set(targets) ^ set(weights))
-            raise RuntimeError(f"weights do not fit: {differ[:3]} are only on one side")
-        for name, tensor in weights.items():
-            fill(targets[name], tensor.__getitem__)
+    def fill(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        fill(target, values.__getitem__)
 
 
 def divided(weight: nn.Parameter) -> tuple[torch.Tensor, int]:
     """Return the part of a weight that is on this rank, and the offset of its first element."""
     return local(weight), first_element(weight)
-
-
-def is_sharded(tensor: torch.Tensor) -> bool:
-    return hasattr(tensor, "to_local")
 
 
 def local(value: Any) -> Any:

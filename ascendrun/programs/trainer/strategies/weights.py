@@ -36,12 +36,7 @@ def read_into(
             continue
         found = next((each for each in candidates if each in files), None)
         if found is None:
-            raise InvalidWeightsError(
-                "program.weights-missing",
-                "{directory}: no file has the weight {name}, which the model requires",
-                directory=folder,
-                name=candidates[0],
-            )
+            raise missing(folder, candidates[0])
         wanted.setdefault(files[found], []).append(found)
         targets[found] = weight
     for file, names in wanted.items():
@@ -59,6 +54,15 @@ def read_into(
                         expected=list(targets[name].shape),
                     )
                 fill(targets[name], rows.__getitem__)
+
+
+def missing(folder: Path, name: str) -> InvalidWeightsError:
+    return InvalidWeightsError(
+        "program.weights-missing",
+        "{directory}: no file has the weight {name}, which the model requires",
+        directory=folder,
+        name=name,
+    )
 
 
 def file_of_tensor(folder: Path) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ascendrun.planner.cost import ZERO_BUCKET_ELEMENTS
 from ascendrun.planner.rules import muon_zero3
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import InvalidDataError
@@ -21,7 +22,6 @@ from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.schedule import value_at
 from ascendrun.programs.trainer.strategies.engine import Sharded, State, size_of, skeleton_of
 
-BUCKET_ELEMENTS = 50_000_000
 PERSISTED_ELEMENTS = 100_000
 """Smaller weights stay replicated on every rank: gathering them costs more than storing them."""
 QUIET_OPS = ("deepspeed_shm_comm",)
@@ -52,11 +52,11 @@ def configuration(precision: Precision, *, trained: int, offload: bool, shard_si
         "stage": 3,
         "overlap_comm": True,
         "contiguous_gradients": True,
-        "reduce_bucket_size": max(1, min(BUCKET_ELEMENTS, trained)),
-        "stage3_prefetch_bucket_size": BUCKET_ELEMENTS,
+        "reduce_bucket_size": max(1, min(ZERO_BUCKET_ELEMENTS, trained)),
+        "stage3_prefetch_bucket_size": ZERO_BUCKET_ELEMENTS,
         "stage3_param_persistence_threshold": PERSISTED_ELEMENTS,
-        "stage3_max_live_parameters": 10 * BUCKET_ELEMENTS,
-        "stage3_max_reuse_distance": 10 * BUCKET_ELEMENTS,
+        "stage3_max_live_parameters": 10 * ZERO_BUCKET_ELEMENTS,
+        "stage3_max_reuse_distance": 10 * ZERO_BUCKET_ELEMENTS,
     }
     if shard_size:
         zero["zero_hpz_partition_size"] = shard_size
@@ -157,24 +157,16 @@ class ZeroEngine(Sharded):
         if kept:
             kept[0].all_gather(kept)
 
+    def trained_state(self) -> dict[str, torch.Tensor]:
+        return {name: weight for name, weight in self.module.named_parameters() if weight.requires_grad}
+
     def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
         if not isinstance(tensor, nn.Parameter):
             return tensor.clone()
         with self.deepspeed.zero.GatheredParameters([tensor]):
-            return tensor.detach().clone()
+            return tensor.detach().clone().float()
 
-    def full_weights(self) -> dict[str, torch.Tensor]:
-        trained = {name: weight for name, weight in self.module.named_parameters() if weight.requires_grad}
-        whole: dict[str, torch.Tensor] = {}
-        for name, weight in trained.items():  # sequentially: together they may exceed the device
-            with self.deepspeed.zero.GatheredParameters([weight]):
-                if self.here.is_first:
-                    whole[name] = weight.detach().cpu().clone().float()
-        return whole
-
-    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        for name, weight in self.module.named_parameters():
-            if weight.requires_grad:
-                with self.deepspeed.zero.GatheredParameters([weight], modifier_rank=0), torch.no_grad():
-                    if self.here.is_first:
-                        weight.copy_(weights[name])
+    def fill(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        with self.deepspeed.zero.GatheredParameters([target], modifier_rank=0):
+            if self.here.is_first:
+                target.copy_(values)

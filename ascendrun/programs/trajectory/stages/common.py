@@ -8,7 +8,7 @@ from typing import Any
 from ascendrun.options import GENERATED
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies.choice import log_plan, training_of
+from ascendrun.programs.trainer.strategies.parallel import log_plan, training_of
 from ascendrun.programs.trajectory.data import Options, Samples, make_samples
 from ascendrun.programs.trajectory.grammars import knots_of, summary_of_text
 from ascendrun.programs.trajectory.model import (

@@ -24,7 +24,7 @@ import numpy as np
 from ascendrun.programs.devices.accelerator import Precision, choose_precision
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.requests import Reply, RequestRefusedError, read_json, refuse_unknown
-from ascendrun.programs.generation.service import RankService
+from ascendrun.programs.generation.server import RankService
 from ascendrun.programs.trainer.checkpoint import replacing
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory import store

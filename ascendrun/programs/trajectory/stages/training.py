@@ -16,10 +16,9 @@ from ascendrun.programs import errors
 from ascendrun.programs.devices.accelerator import choose_precision
 from ascendrun.programs.trainer import runtime
 from ascendrun.programs.trainer.checkpoint import replace_json, replace_text
-from ascendrun.programs.trainer.data import Buckets
+from ascendrun.programs.trainer.data import Buckets, Loader
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.source import Planned
 from ascendrun.programs.trainer.task import Progress
 from ascendrun.programs.trajectory import store
 from ascendrun.programs.trajectory.data import Options, Samples, make_samples, prepare, save_prepared
@@ -119,7 +118,7 @@ def ran_to_its_end(loop: Loop, options: Options, here: Runtime) -> bool:
     """Run the loop; false: stopped by a signal, or out of time, with a saved checkpoint."""
     loop.resume(options["resume_from_checkpoint"])
     if options["auto_find_batch_size"]:
-        assert isinstance(loop.source, Planned) and isinstance(loop.source.plan, Buckets)
+        assert isinstance(loop.source, Loader) and isinstance(loop.source.plan, Buckets)
         longest = [(int(number),) for number in np.argsort(-loop.source.plan.lengths)[:64]]
         loop.find_micro_batch(longest)
     return loop.run().is_complete
