@@ -1,7 +1,8 @@
 """Files between this machine and a node: in blocks from an offset, resumable, verified by their hash.
 
 The contract is in node/agent/transfer.py. `fetch_files` fetches those of a run that match patterns, `send_files` sends
-files and directories of a command; survey/staging.py sends the job's directories as one file each.
+files and directories of a command, `TreePush` the directories of a job: packed once, named by their hash, as one file
+each, where they are missing.
 
 A file from a node is incomplete as `.ascendrun-part-…` next to its place, under a name that its path, size and time
 decide; so a later transfer continues it only if the file on the node is the same.
@@ -13,17 +14,19 @@ import errno
 import hashlib
 import os
 import posixpath
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Protocol, Union
 
 from ascendrun.core.dataclass import dataclass
+from ascendrun.core.jobs.plan import Tree
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol.file_messages import Outputs, PutFile, PutFileReply, PutTree, ReadOutput
 from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.state.state_dir import tree_file
 from ascendrun.node.agent.transfer import is_complete
 from ascendrun.node.files import BLOCK_BYTES, hash_start, sync_dir, write_all
 from ascendrun.text import Text
@@ -293,6 +296,80 @@ def _put(
 ) -> Generator[tuple[Put, bytes, float], Reply[PutFileReply], tuple[int, bool]]:
     message = message_of((yield request, body, seconds))
     return message.have, message.done
+
+
+class TreePush:
+    """Sends a job's trees to one node, one request at a time.
+
+    `query(request, body, then)` calls the agent; `done` is called once, with why it failed, None: they are there.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        trees: Sequence[Tree],
+        *,
+        query: Callable[[Request[Any], bytes, Callable[[Reply[Any]], None]], None],
+        done: Callable[[Failure | None], None],
+    ) -> None:
+        self._query, self._done = query, done
+        self._steps = self._send_all(state_dir, trees)
+        self.total_bytes = sum(tree.size_bytes for tree in trees)
+        self.done_bytes = 0
+        """Bytes on the node, sent now or already there."""
+
+    def send_next(self, reply: Any = None) -> None:
+        """Continue after a reply; None: begin."""
+        try:
+            request, body, _ = self._steps.send(reply)
+        except StopIteration:
+            self._done(None)
+        except TransferError as error:
+            self._done(error.failure)
+        else:
+            self._query(request, body, self.send_next)
+
+    def _send_all(self, state_dir: Path, trees: Sequence[Tree]) -> Steps:
+        before = 0
+
+        def arrived(have: int) -> None:
+            self.done_bytes = before + min(have, tree.size_bytes)
+
+        for tree in trees:
+            path = tree_file(state_dir, tree.sha256)
+            try:
+                size = path.stat().st_size if path.exists() else 0  # the node may have the tree
+                request = PutTree(tree.sha256, size)
+                yield from send_file(path, request, arrived)
+            except OSError as error:
+                what = Text(
+                    "staging.copy-unreadable",
+                    "cannot read the packed {name} on the head node: {path}: {error}",
+                    name=tree.name,
+                    path=str(path),
+                    error=error.strerror,
+                )
+                hint = Text("staging.copy-unreadable.hint", "submit the job again")
+                raise TransferError(Failure("tree-missing", what, hint)) from error
+            before += tree.size_bytes
+            self.done_bytes = before
+
+
+def push_once_per_home(
+    hosts: Sequence[str], homes: Mapping[str, str], push: Callable[[str, Callable[[], None]], None]
+) -> None:
+    """Call `push(host, then)` for a host of each home (core/reports.shared_homes); `then` pushes to the others, which
+    find the directories there."""
+    waiting: dict[str, list[str]] = {}
+    for host in hosts:
+        waiting.setdefault(homes.get(host, host), []).append(host)
+
+    def push_rest(rest: list[str]) -> None:
+        for host in rest:
+            push(host, lambda: None)
+
+    for first, *rest in waiting.values():
+        push(first, partial(push_rest, rest))
 
 
 def make_folder(folder: Path) -> None:

@@ -23,7 +23,7 @@ from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Survey, SurveyReply
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import Reply
-from ascendrun.head.survey.submission import Submission
+from ascendrun.head.survey.submission import Submission, read_secret_env
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -266,8 +266,6 @@ def read_secrets(spec: JobSpec | None) -> Mapping[str, str]:
     """Return the variables of env_file: a setup may use them. {} if a file cannot be read: the start reports that."""
     if spec is None or not spec.env_file:
         return {}
-    from ascendrun.head.survey.staging import read_secret_env
-
     try:
         return read_secret_env(spec)
     except AscendrunError:

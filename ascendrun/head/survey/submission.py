@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
+from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Job, make_request, newest_stages
 from ascendrun.core.jobs.placement import choose_hosts
 from ascendrun.core.jobs.plan import Folders, LaunchPlan, Tree
 from ascendrun.core.jobs.restart import policy_of
-from ascendrun.core.rank_env import forks_ranks
+from ascendrun.core.rank_env import forks_ranks, is_own_variable
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.protocol.control_messages import Submit
 from ascendrun.head.state.job_table import StoredJob, job_id_of
 from ascendrun.head.state.store import Store
 from ascendrun.node import layout
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.spec import JobSpec
@@ -237,3 +240,31 @@ def build_plan(
     return replace(
         plan, sampling=sampling_request(spec.devices.type, every_s=spec.sampling.interval_s, hosts=len(plan.nodes))
     )
+
+
+def read_secret_env(spec: JobSpec) -> dict[str, str]:
+    """Read the variables of the job's `env_file` files, now and never stored. Raises InvalidInputError."""
+    values: dict[str, str] = {}
+    problems: list[Problem] = []
+    for file in map(str, spec.env_file):
+        try:
+            lines = Path(file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            what = Text("staging.env-unreadable", "cannot read the file: {error}", error=str(error))
+            problems.append(Problem(file, None, None, what))
+            continue
+        for number, line in enumerate(lines, start=1):
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            name, equals, value = line.partition("=")
+            name = name.strip()
+            if not equals or not name.isidentifier():
+                problems.append(Problem(file, number, 1, Text("staging.env-line", "expected NAME=value")))
+            elif is_own_variable(name):
+                what = Text("staging.env-reserved", "{name} is set by ascendrun", name=name)
+                problems.append(Problem(file, number, 1, what, Text("staging.env-reserved.hint", "remove this line")))
+            else:
+                values[name] = value
+    if problems:
+        raise InvalidInputError(problems)
+    return values

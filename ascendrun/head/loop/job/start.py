@@ -26,11 +26,11 @@ from ascendrun.head.loop.job.live_job import LiveJob
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import SurveyReply
 from ascendrun.head.protocol.remote import AgentConnection, Reply
+from ascendrun.head.spool.transfer import TreePush, push_once_per_home
 from ascendrun.head.state.job_files import copy_for_nodes, write_plan
 from ascendrun.head.state.state_dir import claim_spool_dir, spool_dir, write_placement
 from ascendrun.head.survey.doctor import Examination
-from ascendrun.head.survey.staging import TreePush, push_once_per_home, read_secret_env
-from ascendrun.head.survey.submission import build_plan, stages_around
+from ascendrun.head.survey.submission import build_plan, read_secret_env, stages_around
 from ascendrun.head.survey.survey_reader import PreflightResult, evaluate_preflight, make_context, preflight_request
 
 if TYPE_CHECKING:
