@@ -5,7 +5,7 @@ diagnose(evidence) -> Diagnosis        render(diagnosis, "zh") -> the diagnosis 
 evidence      the input, and times on one clock     result      observations, and the output
 exits         codes, signals, out-of-memory killer  fatal       the exception that ended a rank
 rank_timelines  one rank's end in its own output    candidates  possible first failures, kernel messages
-wait_rules, wait_reports: rules to find the culprit if all ranks waited, over wait_table
+wait_rules    rules to find the culprit if all waited   wait_reports  their table, and explicit reports
 ranking       the choice, its caveats, the chain    outcomes    attempts without a failure
 lines/        the meaning of single lines           render      the sentences, from text/en.json and signatures
 kinds         restart kind and retry by code

@@ -15,7 +15,7 @@ from ascendrun.health.diagnosis import wait_reports
 from ascendrun.health.diagnosis.candidates import Candidate
 from ascendrun.health.diagnosis.evidence import Evidence
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
-from ascendrun.health.diagnosis.wait_table import Table, has_finished, minority, most_common
+from ascendrun.health.diagnosis.wait_reports import Table, has_finished, minority, most_common
 
 FEW_SHARE = 0.25
 """Ranks without output, and ends of chains, are blamed up to this fraction of all, or if they are entire hosts."""
