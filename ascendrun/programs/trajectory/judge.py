@@ -19,19 +19,10 @@ import numpy as np
 from ascendrun.programs.errors import in_a_line
 from ascendrun.programs.trainer.checkpoint import replace_json, replace_text
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trajectory import scores as scoring
 from ascendrun.programs.trajectory.data import Options, Samples
 from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.rules import METHODS
-from ascendrun.programs.trajectory.scores import (
-    MODEL,
-    Scores,
-    as_confusion,
-    as_lines,
-    as_table,
-    compare,
-    score,
-    summary_line,
-)
 from ascendrun.programs.trajectory.split import LEAKY
 from ascendrun.programs.trajectory.tokens import LEVELS, Encoded, Groups
 from ascendrun.text import Text
@@ -73,9 +64,9 @@ class Judged:
 
     def report(self, seed: int) -> tuple[dict[str, Any], list[str]]:
         """Return the comparison as JSON, and its lines for the text."""
-        compared = compare(self.methods, self.truth, self.ships, seed=seed)
-        lines = as_lines(compared)
-        said = [summary_line(compared), missing()]
+        compared = scoring.compare(self.methods, self.truth, self.ships, seed=seed)
+        lines = scoring.as_lines(compared)
+        said = [scoring.summary_line(compared), missing()]
         if "other" in compared and (ahead := compared["other"].ahead):
             said.append(
                 Text(
@@ -93,8 +84,8 @@ class Judged:
             *map(str, filter(None, said)),
         ]
 
-    def scores(self, method: str = MODEL) -> Scores:
-        return score(self.truth, self.methods[method].argmax(1).tolist(), self.names)
+    def scores(self, method: str = scoring.MODEL) -> scoring.Scores:
+        return scoring.score(self.truth, self.methods[method].argmax(1).tolist(), self.names)
 
     def write(
         self, folder: Path, split: str, more: Mapping[str, Any], *, seed: int, is_leaky: bool, last: Sequence[str] = ()
@@ -105,8 +96,8 @@ class Judged:
         """
         scores = self.scores()
         comparison, lines = self.report(seed)
-        text = "\n".join([*([str(LEAKY), ""] if is_leaky else []), as_table(scores), "", *lines, *last])
-        replace_text(folder / "report.txt", f"{text}\n\n{as_confusion(scores)}\n")
+        text = "\n".join([*([str(LEAKY), ""] if is_leaky else []), scoring.as_table(scores), "", *lines, *last])
+        replace_text(folder / "report.txt", f"{text}\n\n{scoring.as_confusion(scores)}\n")
         replace_json(folder / "report.json", {split: asdict(scores), "comparison": comparison, **more})
         return text
 
@@ -128,7 +119,7 @@ def judge(
     groups = Groups.make(vocabulary)
     known = known or {}
     methods = {name: each for name, each in known.items() if name not in METHODS}
-    methods = {MODEL: methods.pop(MODEL) if MODEL in methods else ask(rows), **methods}
+    methods = {scoring.MODEL: methods.pop(scoring.MODEL) if scoring.MODEL in methods else ask(rows), **methods}
     if (groups.of > 0).any():
         methods["no_place"] = ask([groups.without(each, levels=0, has_size=True) for each in rows])
     if (groups.of < 0).any():

@@ -105,7 +105,7 @@ class Import:
             Text("program.line-of-file", "line {line} of {file}", line=table.first_torn, file=file),
         )
         self._sources.append(source)
-        if not self._reading.time_format and tables.has_dates(table.columns[source.columns.of["time"]]):
+        if not self._reading.time_format and any(map(tables.is_date, table.columns[source.columns.of["time"]])):
             self._waiting.append((source, table))
         else:
             self._clean(source, table, None)

@@ -174,9 +174,9 @@ def only_value(values: NDArray[np.float64]) -> float | None:
     return float(given[0]) if len(given) > 1 and np.ptp(given) == 0 else None
 
 
-def has_dates(values: Sequence[Any]) -> bool:
+def is_date(value: Any) -> bool:
     """Return whether a value is a date whose year stands last, so that the order of day and month is open."""
-    return any(isinstance(value, str) and facts.YEAR_LAST.fullmatch(value.strip()) for value in values)
+    return isinstance(value, str) and facts.YEAR_LAST.fullmatch(value.strip()) is not None
 
 
 def order_of_dates(columns: Iterable[tuple[str, Sequence[Any]]]) -> str | None:

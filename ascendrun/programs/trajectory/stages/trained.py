@@ -27,31 +27,12 @@ from ascendrun.programs.generation.requests import Reply, RequestRefusedError, r
 from ascendrun.programs.generation.server import RankService
 from ascendrun.programs.trainer.checkpoint import replacing
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trajectory import store
+from ascendrun.programs.trajectory import data, store
+from ascendrun.programs.trajectory import scores as scoring
 from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
-from ascendrun.programs.trajectory.data import (
-    Options,
-    Record,
-    Samples,
-    as_records,
-    encode_all,
-    load_data,
-    load_prepared,
-    make_samples,
-)
 from ascendrun.programs.trajectory.grammars import summary_of_text
 from ascendrun.programs.trajectory.judge import Judged, judge
 from ascendrun.programs.trajectory.points.tracks import Floats
-from ascendrun.programs.trajectory.scores import (
-    ACCURACY,
-    MODEL,
-    Calibration,
-    Scores,
-    as_confusion,
-    choose_adjustment,
-    measure,
-    score,
-)
 from ascendrun.programs.trajectory.stages.common import introduce
 from ascendrun.programs.trajectory.tokens import Encoded
 from ascendrun.text import Text
@@ -61,12 +42,12 @@ BASELINES_S = 120.0
 """Seconds that each baseline may use."""
 
 
-def evaluate_stage(options: Options, here: Runtime) -> None:
+def evaluate_stage(options: data.Options, here: Runtime) -> None:
     """Fit the calibration on the validation ships, report on --eval_split, save the classifier."""
     precision = choose_precision(options["dtype"], here.accelerator)
     paths = [Path(name) for name in options["model_path"]]
     vote = store.load_vote(paths, here.accelerator, precision)
-    samples = make_samples(options, text=vote.members[0].text)
+    samples = data.make_samples(options, text=vote.members[0].text)
     here.check_same(samples.digest)
     introduce(options, samples, here)
     here.log(precision.reason)
@@ -80,7 +61,7 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
         theirs = as_read_by(other, samples)
         if options["pretraining"] == "auto":
             losses = {
-                name: measure(store.vote_on(of, read.encoded["val"], here, options), read.labels("val")).nll
+                name: scoring.measure(store.vote_on(of, read.encoded["val"], here, options), read.labels("val")).nll
                 for name, of, read in (("model_path", vote, own), ("compare_with", other, theirs))
             }
             if losses["compare_with"] < losses["model_path"]:
@@ -110,7 +91,7 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
     report_on(judged, vote, samples, options, here, paths=paths, each=each, validation={**validation, "nll": losses})
 
 
-def check_grammar(vote: store.Vote, samples: Samples) -> None:
+def check_grammar(vote: store.Vote, samples: data.Samples) -> None:
     """Raise InvalidDataError if the model reads another text than that of the data."""
     if samples.text != vote.members[0].text:
         raise InvalidDataError(
@@ -121,15 +102,15 @@ def check_grammar(vote: store.Vote, samples: Samples) -> None:
         )
 
 
-def as_read_by(vote: store.Vote, samples: Samples) -> Samples:
+def as_read_by(vote: store.Vote, samples: data.Samples) -> data.Samples:
     return samples.as_read_by(vote.members[0].vocabulary, vote.names)
 
 
 def report_on(
     judged: Judged,
     vote: store.Vote,
-    samples: Samples,
-    options: Options,
+    samples: data.Samples,
+    options: data.Options,
     here: Runtime,
     *,
     paths: Sequence[Path],
@@ -137,8 +118,8 @@ def report_on(
     validation: dict[str, Any],
 ) -> None:
     """Record the scores, save the vote on every node and the report on rank 0's. `each`: what each member predicts."""
-    split, truth, probabilities = options["eval_split"], judged.truth, judged.methods[MODEL]
-    scores, calibration = judged.scores(), measure(probabilities, truth)
+    split, truth, probabilities = options["eval_split"], judged.truth, judged.methods[scoring.MODEL]
+    scores, calibration = judged.scores(), scoring.measure(probabilities, truth)
     here.record(
         done=True,
         **{f"{split}_macro_f1": scores.macro_f1, f"{split}_accuracy": scores.accuracy, f"{split}_ece": calibration.ece},
@@ -169,19 +150,21 @@ def report_on(
         models=len(vote.members),
         shift=vote.prior_shift,
         temperature=vote.temperature,
-        text=f"{text}\n\n{as_confusion(scores)}",
+        text=f"{text}\n\n{scoring.as_confusion(scores)}",
         output=output,
     )
 
 
-def adjusted(vote: store.Vote, options: Options, samples: Samples, here: Runtime) -> tuple[store.Vote, dict[str, Any]]:
+def adjusted(
+    vote: store.Vote, options: data.Options, samples: data.Samples, here: Runtime
+) -> tuple[store.Vote, dict[str, Any]]:
     """Return the vote with its adjustment, and the scores of vote and members on the validation ships."""
     each = store.each_member_on(vote, samples.encoded["val"], here, options)
     truth, priors = samples.labels("val"), vote.members[0].priors
     if options["calibration"] != "none":
         share = options["macro_f1_weight"] if options["calibration"] == "prior" else -1.0
         plain = store.put_together(replace(vote, temperature=1.0, prior_shift=0.0), each)
-        chosen = choose_adjustment(plain, truth, priors, vote.names, macro_share=share)
+        chosen = scoring.choose_adjustment(plain, truth, priors, vote.names, macro_share=share)
         vote = replace(vote, temperature=chosen.temperature, prior_shift=chosen.prior_shift)
     return vote, {
         "vote": in_short(store.put_together(vote, each), truth, vote.names),
@@ -190,12 +173,16 @@ def adjusted(vote: store.Vote, options: Options, samples: Samples, here: Runtime
 
 
 def in_short(probabilities: Floats, truth: Sequence[int], names: Sequence[str]) -> dict[str, float]:
-    scores = score(truth, probabilities.argmax(1).tolist(), names)
+    scores = scoring.score(truth, probabilities.argmax(1).tolist(), names)
     return {"macro_f1": round(scores.macro_f1, 4), "accuracy": round(scores.accuracy, 4)}
 
 
-def calibration_lines(calibration: Calibration) -> list[str]:
-    heads = ((Text("program.confidence", "confidence"), 10), (ACCURACY, 8), (Text("program.track-count", "tracks"), 6))
+def calibration_lines(calibration: scoring.Calibration) -> list[str]:
+    heads = (
+        (Text("program.confidence", "confidence"), 10),
+        (scoring.ACCURACY, 8),
+        (Text("program.track-count", "tracks"), 6),
+    )
     summary = Text(
         "program.calibration",
         "calibration: ECE {ece:.3f}  NLL {nll:.3f}  Brier {brier:.3f}",
@@ -207,7 +194,7 @@ def calibration_lines(calibration: Calibration) -> list[str]:
     return ["", str(summary), "  ".join(pad_left(text, room) for text, room in heads), *rows]
 
 
-def draw(output: Path, scores: Scores, calibration: Calibration) -> Text:
+def draw(output: Path, scores: scoring.Scores, calibration: scoring.Calibration) -> Text:
     """Write report.png if matplotlib is installed; return the log message."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its messages about fonts do not belong in a job's log
     try:
@@ -292,7 +279,7 @@ def service_of(classifier: Classifier) -> RankService:
     return RankService("/predict", partial(read_question, classifier), partial(answer_questions, classifier), facts)
 
 
-def serve_stage(options: Options, here: Runtime) -> None:
+def serve_stage(options: data.Options, here: Runtime) -> None:
     """Serve until the stop signal. Every rank serves at --port plus its local rank, each with its own device."""
     precision = choose_precision(options["dtype"], here.accelerator)
     vote = store.load_vote([Path(name) for name in options["model_path"]], here.accelerator, precision)
@@ -302,7 +289,7 @@ def serve_stage(options: Options, here: Runtime) -> None:
     service_of(classifier).serve(options, here)
 
 
-def classify(options: Options, here: Runtime) -> None:
+def classify(options: data.Options, here: Runtime) -> None:
     """Predict every track of --prepared_dir or --data_path (- : lines on standard input); score known classes."""
     precision = choose_precision(options["dtype"], here.accelerator)
     vote = store.load_vote([Path(name) for name in options["model_path"]], here.accelerator, precision)
@@ -311,12 +298,12 @@ def classify(options: Options, here: Runtime) -> None:
         return
     here.log(precision.reason)
     if options["prepared_dir"]:
-        prepared = load_prepared(Path(options["prepared_dir"]))
+        prepared = data.load_prepared(Path(options["prepared_dir"]))
         check_grammar(vote, prepared)
         records = prepared.records[options["eval_split"]]
     else:
-        records = as_records(load_data(options)[0], vote.members[0].text)
-    samples = encode_all(records, vote.members[0].vocabulary, {name: i for i, name in enumerate(vote.names)})
+        records = data.as_records(data.load_data(options)[0], vote.members[0].text)
+    samples = data.encode_all(records, vote.members[0].vocabulary, {name: i for i, name in enumerate(vote.names)})
     store.check_vocabulary(vote, samples, here)
     warm = samples[: min(len(samples), options["global_batch_size"] * here.world_size)]
     for _ in range(options["inference_warmup_steps"]):
@@ -330,7 +317,7 @@ def classify(options: Options, here: Runtime) -> None:
         write_predictions(path, records, probabilities, vote.names, with_all=options["save_probabilities"])
     known = [i for i, sample in enumerate(samples) if sample.label >= 0]
     if known:
-        scores = score([samples[i].label for i in known], probabilities[known].argmax(1).tolist(), vote.names)
+        scores = scoring.score([samples[i].label for i in known], probabilities[known].argmax(1).tolist(), vote.names)
         here.log(
             "program.known-tracks",
             "{count} tracks of known class: macro F1 {f1:.3f} accuracy {accuracy:.3f}",
@@ -364,7 +351,7 @@ def classify(options: Options, here: Runtime) -> None:
 
 
 def write_predictions(
-    path: Path, records: Sequence[Record], probabilities: Floats, names: Sequence[str], *, with_all: bool = True
+    path: Path, records: Sequence[data.Record], probabilities: Floats, names: Sequence[str], *, with_all: bool = True
 ) -> None:
     """Write one line per track: its class_name and confidence, and the truth if known."""
     with replacing(path) as fresh, open(fresh, "w", encoding="utf-8") as file:
@@ -375,7 +362,7 @@ def write_predictions(
             file.write(json.dumps(line) + "\n")
 
 
-def classify_stream(vote: store.Vote, precision: Precision, options: Options, here: Runtime) -> None:
+def classify_stream(vote: store.Vote, precision: Precision, options: data.Options, here: Runtime) -> None:
     if here.world_size > 1:
         raise InvalidDataError(
             "program.stdin-ranks",
