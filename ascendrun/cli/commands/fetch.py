@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,8 +15,11 @@ from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import UsageError, cli_command, exclusive, hostfile_option, output_option
 from ascendrun.cli.outcome import copy_files, fetch_outputs, missing_texts, problem_hints
 from ascendrun.cli.output import PEOPLE, Column, describe_memory, format_table, print_rows
-from ascendrun.cluster import Bundle, FetchReply
+from ascendrun.cluster import FetchReply
 from ascendrun.text import Text
+
+if TYPE_CHECKING:  # a bundle needs the store
+    from ascendrun.cluster import Bundle
 
 
 @cli_command(
