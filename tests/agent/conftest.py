@@ -182,9 +182,9 @@ class Client:
         self.start(job, **go)
         return self.wait_ended(job["tag"])
 
-    def begin(self, job: dict[str, Any]) -> None:
+    def begin(self, job: dict[str, Any], **go: Any) -> None:
         """Start it, and see its first rank."""
-        self.start(job)
+        self.start(job, **go)
         self.wait_told(job["tag"], "rank_started", rank=0)
 
     def end(self, tag: str) -> dict[str, Any]:

@@ -133,7 +133,10 @@ class Agent:
         self._queues.add("keep", self._keep)
         reader = wire.FrameReader()
         while True:
-            readable, _, _ = select.select([self._in_fd], [], [], self._wait_s())
+            self._pending = [pending for pending in self._pending if not pending.is_answered]
+            deadlines = [pending.deadline for pending in self._pending if pending.deadline is not None]
+            wait_s = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+            readable, _, _ = select.select([self._in_fd], [], [], wait_s)
             self._expire(time.monotonic())
             if not readable:
                 continue
@@ -220,11 +223,6 @@ class Agent:
         self.outbox.send({"re": number, "ok": False, "error": failure.as_json()})
 
     # --- deadlines ---
-
-    def _wait_s(self) -> float | None:
-        self._pending = [pending for pending in self._pending if not pending.is_answered]
-        deadlines = [pending.deadline for pending in self._pending if pending.deadline is not None]
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _expire(self, now: float) -> None:
         for pending in self._pending:

@@ -131,10 +131,6 @@ class Rank:
         self.is_done = self.is_done or self.metrics.found_done(last=last)
         return self.is_done
 
-    def setup_failed(self) -> bool:
-        """Return whether the setup (or the search for the command after it) ended the rank, not the command itself."""
-        return self.status_fd is not None and self.setup_result != b"o"
-
     def end(self, status: int) -> None:
         """Record the wait status. A rank killed since it had finished counts as exited with 0."""
         assert self.started is not None

@@ -45,7 +45,9 @@ class RankSet:
         self._master_port: int | None = spec.get("master_port")
         self._leases: dict[str, list[int]] = spec.get("leases") or {}
         self.poll = select.poll()
-        self.forked = ForkedRanks(self._record_forked, self.poll)
+        self.forked = ForkedRanks(
+            lambda event, values: records.add(event, stopped=ending.stopping_by is not None, **values), self.poll
+        )
         self._launched = Launched(self, processes.launcher) if processes.launcher else None
         self._by_pid: dict[int, Rank] = {}
         self._streams: dict[int, tuple[Rank, str]] = {}
@@ -153,9 +155,6 @@ class RankSet:
         for rank in found or ():
             self.forked.add(rank["rank"], rank["pid"], rank["start"])
 
-    def _record_forked(self, event: str, values: dict[str, Any]) -> None:
-        self._records.add(event, stopped=self.ending.stopping_by is not None, **values)
-
     def _unwatch(self, fd: int) -> None:
         rank, stream = self._streams.pop(fd)
         self.poll.unregister(fd)
@@ -205,7 +204,8 @@ class RankSet:
                 self._unwatch(fd)
 
     def _record_exit(self, rank: Rank, status: int, usage: Any) -> None:
-        if rank.setup_failed() and self.ending.stopping_by is None and rank.result != 0:
+        setup_failed = rank.status_fd is not None and rank.setup_result != b"o"  # it, not the command, ended the rank
+        if setup_failed and self.ending.stopping_by is None and rank.result != 0:
             self._records.add(
                 "start_failed",
                 rank=None if rank.is_launcher else rank.number,

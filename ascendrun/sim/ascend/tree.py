@@ -217,14 +217,10 @@ def _inner(version: str) -> str:
     return _INNER.format(major=10 + (7 * sum(numbers)) % 30, build=100 + sum(numbers) % 900)
 
 
-def _minor_interval(version: str) -> str:
-    """[7.0.0,7.3.99] for 7.3.0.1.231: all of the major version up to the last of the minor one."""
-    major, minor = ([*version.split("."), "0"])[:2]
-    return f"[{major}.0.0,{major}.{minor}.99]"
-
-
 def _driver(scenario: Scenario) -> str:
-    fits = _minor_interval(scenario.firmware) if scenario.is_compatible else "[1.0.0,1.84.99]"
+    major, minor = ([*scenario.firmware.split("."), "0"])[:2]
+    # [7.0.0,7.3.99] for 7.3.0.1.231: all of the major version up to the last of the minor one.
+    fits = f"[{major}.0.0,{major}.{minor}.99]" if scenario.is_compatible else "[1.0.0,1.84.99]"
     return (
         f"Version={scenario.driver}\nascendhal_version=7.35.19\naicpu_version=1.0\ntdt_version=1.0\nlog_version=1.0\n"
         "prof_version=2.0\ndvppkernels_version=1.1\ntsfw_version=1.0\n"

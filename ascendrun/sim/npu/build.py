@@ -137,19 +137,14 @@ def write_tree(made: Path, home: Path) -> None:
         (made / name).mkdir()
     versions = "".join(f"{name}_running_version=[8.5.0]\n" for name in ("runtime", "compiler"))
     (made / "version.cfg").write_text(f"# simulated\n{versions}")
-    (made / "set_env.sh").write_text(shell_lines(home))
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in settings_of(home).items()]
+    libraries = f"export LD_LIBRARY_PATH={shlex.quote(f'{home}/lib64')}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
+    head = "# The simulated CANN: source it as the real one's. Control flow and API only, never speed."
+    (made / "set_env.sh").write_text("\n".join([head, *lines, libraries, ""]))
 
 
 def settings_of(home: Path) -> dict[str, str]:
     return {name: value.format(home=home) for name, value in SETTINGS.items()}
-
-
-def shell_lines(home: Path) -> str:
-    """Return the content of set_env.sh."""
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in settings_of(home).items()]
-    libraries = f"export LD_LIBRARY_PATH={shlex.quote(f'{home}/lib64')}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
-    head = "# The simulated CANN: source it as the real one's. Control flow and API only, never speed."
-    return "\n".join([head, *lines, libraries, ""])
 
 
 def environment(home: Path, environ: dict[str, str]) -> dict[str, str]:
