@@ -13,7 +13,7 @@ import torch
 
 from ascendrun import client
 from ascendrun.lightning.package import IS_OLD, part
-from ascendrun.lightning.position import Position
+from ascendrun.lightning.strategies import Position
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import checkpoint, runtime
 from ascendrun.programs.trainer.runtime import Runtime

@@ -11,7 +11,7 @@ import torch
 
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.options import read_table
-from ascendrun.programs.trainer.strategies.weights import InvalidWeightsError, file_of_tensor
+from ascendrun.programs.trainer.strategies.fsdp2 import InvalidWeightsError, file_of_tensor
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.api import Classifier
 from ascendrun.programs.trajectory.data import from_tracks, load_prepared, prepare, read_texts

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from ascendrun.core.rank_env import NodeShare, rank_environment
 from ascendrun.programs.trainer import checkpoint
 from ascendrun.programs.trajectory.points.tracks import FEATURES, PLACE
 from ascendrun.programs.trajectory.scores import VERDICTS
@@ -263,3 +267,98 @@ def test_real_tracks_beat_the_majority_class_within_an_epoch_or_two(start):
         ranks=2,
     ).succeed()
     assert run.report()["test"]["macro_f1"] > run.report()["comparison"]["majority"]["pieces"]["macro_f1"]["value"]
+
+
+# --- under other launchers, and killed ---
+
+
+MUON = {"muon": True, "cut_elements": 64, "shard": True}
+WAYS = {
+    "none": (1, {"strategy": "none"}),
+    "ddp": (2, {"strategy": "ddp"}),
+    "ddp, sharded Muon and AdamW": (2, {"strategy": "ddp", **MUON}),
+    "fsdp2": (2, {"strategy": "fsdp2"}),
+    "fsdp2, Muon": (2, {"strategy": "fsdp2", **MUON}),
+    "hsdp": (4, {"strategy": "hsdp", "shard_size": 2}),
+    "hsdp, Muon": (4, {"strategy": "hsdp", "shard_size": 2, **MUON}),
+    "zero3": (2, {"strategy": "zero3"}),
+}
+SOURCES = {"planned": {}, "on policy": {"rollouts": 1}}
+STEPS, SAVE_STEPS = 16, 3
+QUICK = {("planned", "none"), ("on policy", "ddp, sharded Muon and AdamW"), ("planned", "fsdp2, Muon")}
+
+
+@pytest.mark.parametrize(
+    "source, way",
+    [
+        pytest.param(source, way, marks=() if (source, way) in QUICK else pytest.mark.thorough)
+        for source in SOURCES
+        for way in WAYS
+    ],
+)
+def test_killed_at_three_steps_and_started_again_no_bit_differs(tiny, fork_server, source, way):
+    ranks, options = WAYS[way]
+    if way == "zero3":
+        fork_server.ask({"import": "deepspeed"})
+    chosen = {"ranks": ranks, "max_steps": STEPS, "save_steps": SAVE_STEPS, **options, **SOURCES[source]}
+    straight = tiny(name="straight", **chosen).succeed()
+    lot = random.Random(f"{source} {way}")
+    for step in sorted(lot.sample(range(1, STEPS), 3)):
+        # The write of the newest checkpoint may be cut as well; a life that resumes behind this step is not killed.
+        tiny(name="broken", kill=[step, lot.randrange(ranks)], **chosen).wait()
+    again = tiny(name="broken", **chosen).succeed()
+    assert again.losses() == straight.losses()
+    assert again.final() == straight.final()
+
+
+# --- the environment of a rank that the agent starts, held against the one that this machine's torchrun gives ---
+
+
+FROM_THE_LOGIN = {"PATH", "HOME", "LC_CTYPE", "PWD", "SHLVL", "_"}
+FROM_THE_AGENT = {"MASTER_PORT"}
+TOLD_TO_TORCHRUN_ITSELF = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
+
+
+def test_torchrun_sets_nothing_that_we_forget(tmp_path):
+    script = tmp_path / "show.py"
+    script.write_text("import json, os\nprint('ENV' + json.dumps(dict(os.environ)))\n")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes=1",
+            "--nproc-per-node=1",
+            "--master-addr=127.0.0.1",
+            "--master-port=0",
+            str(script),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+    )
+    line = next(line for line in done.stdout.splitlines() if line.startswith("ENV"))
+    theirs = {name for name in json.loads(line[3:]) if not name.startswith("KMP_")}
+    node = NodeShare(
+        job="j",
+        attempt=1,
+        run_id="j.1",
+        signal="TERM",
+        env={},
+        node_rank=0,
+        nodes=1,
+        world_size=1,
+        local_world_size=1,
+        ranks_before=0,
+        interface="lo",
+        master_address="127.0.0.1",
+        device_type="cpu",
+        device_ids=(0,),
+        threads=1,
+        attempt_folder="/a",
+        checkpoint_folder="/c",
+    )
+    ours = set(rank_environment(node, 0))
+    assert theirs - FROM_THE_LOGIN - FROM_THE_AGENT - TOLD_TO_TORCHRUN_ITSELF <= ours
+    assert {"RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"} <= theirs, "this is torchrun's environment"

@@ -23,7 +23,7 @@ from ascendrun.programs.trainer import optimizer as optimizers
 from ascendrun.programs.trainer.data import Batch, Rollouts, Unit
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.optim import Group, OptimizerPlan, adamw
-from ascendrun.programs.trainer.strategies import weights
+from ascendrun.programs.trainer.strategies import fsdp2
 from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.task import Settings, Task
 
@@ -194,7 +194,7 @@ def train(options: dict[str, Any], here: runtime.Runtime) -> None:
     with init_empty_weights() if options["load"] and is_sharded else contextlib.nullcontext():
         network = Network(options["dropout"])
     if options["load"] and not is_sharded:
-        weights.read_into(network, Path(options["load"]))
+        fsdp2.read_into(network, Path(options["load"]))
     if options["frozen"]:
         network.words.requires_grad_(False)
     work = Counting(options, here)
@@ -213,7 +213,7 @@ def train(options: dict[str, Any], here: runtime.Runtime) -> None:
         compile=options["compile"],
     )
     if options["load"] and is_sharded:
-        weights.read_into(network, Path(options["load"]))
+        fsdp2.read_into(network, Path(options["load"]))
     settings = Settings.of(options, steps=steps)
     work.engine = engine
     source: Any = plan

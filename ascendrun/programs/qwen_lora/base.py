@@ -20,7 +20,7 @@ from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora.rules import presets
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.strategies import weights
+from ascendrun.programs.trainer.strategies import fsdp2
 from ascendrun.programs.trainer.strategies.engine import cast
 from ascendrun.programs.trainer.strategies.fsdp2 import materialise
 
@@ -137,7 +137,7 @@ def checkpoint_activations(model: Any, *, strategy: str) -> None:
 
 
 def name_in_file(model: nn.Module) -> Callable[[str], str | None]:
-    """Return the renaming for weights.read_into: peft names to file names; a tied head to the embedding."""
+    """Return the renaming for fsdp2.read_into: peft names to file names; a tied head to the embedding."""
     is_tied = bool(getattr(model.config, "tie_word_embeddings", False))
 
     def find(name: str) -> str | None:
@@ -155,12 +155,12 @@ def load_whole(model: Any, folder: Path, here: Runtime, precision: Precision) ->
     cast(model, precision)
     materialise(model, here.device)
     model.tie_weights()
-    weights.read_into(model, folder, name_in_file=name_in_file(model))
+    fsdp2.read_into(model, folder, name_in_file=name_in_file(model))
 
 
 def load_parts(module: nn.Module, folder: Path) -> None:
     """Read the rows of every weight that this rank holds under FSDP2."""
-    weights.read_into(module, folder, name_in_file=name_in_file(module))
+    fsdp2.read_into(module, folder, name_in_file=name_in_file(module))
 
 
 def load_for_zero3(model: Any, folder: Path, here: Runtime, precision: Precision, config: dict[str, Any]) -> None:
@@ -197,20 +197,20 @@ def load_for_zero3(model: Any, folder: Path, here: Runtime, precision: Precision
 
 @contextlib.contextmanager
 def weights_of(folder: Path) -> Iterator[Callable[[str], torch.Tensor]]:
-    """Yield a reader of complete weights by name, which raises weights.InvalidWeightsError.
+    """Yield a reader of complete weights by name, which raises fsdp2.InvalidWeightsError.
 
     Only one file is open at a time: the parts read of an open file count as memory of this process.
     """
     from safetensors import safe_open
 
-    files, current = weights.file_of_tensor(folder), ""
+    files, current = fsdp2.file_of_tensor(folder), ""
     values: Any = None
     with contextlib.ExitStack() as opened:
 
         def read(name: str) -> torch.Tensor:
             nonlocal current, values
             if name not in files:
-                raise weights.missing(folder, name)
+                raise fsdp2.missing(folder, name)
             if files[name] != current:
                 values = None
                 opened.close()

@@ -20,7 +20,7 @@ from ascendrun.programs.qwen_lora.base import WRAPPER, name_in_file
 from ascendrun.programs.trainer.data import seed_of
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
-from ascendrun.programs.trainer.strategies.weights import file_of_tensor
+from ascendrun.programs.trainer.strategies.fsdp2 import file_of_tensor
 from ascendrun.text import Text
 
 ADAPTER_FILE = "adapter_model.safetensors"

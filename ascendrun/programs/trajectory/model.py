@@ -306,7 +306,7 @@ def read_checkpoint(reader: Reader, folder: Path, vocabulary: Mapping[str, int])
     directory's tokenizer, if present, splits it. Return a log message. Raises InvalidDataError, InvalidWeightsError."""
     from safetensors import safe_open
 
-    from ascendrun.programs.trainer.strategies.weights import file_of_tensor, read_into
+    from ascendrun.programs.trainer.strategies.fsdp2 import file_of_tensor, read_into
 
     there = file_of_tensor(folder)
     prefix = "model." if any(name.startswith("model.layers.") for name in there) else ""
