@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, Union
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.findings import SEVERITIES, Finding, Severity
 from ascendrun.core.node_messages import Failure
-from ascendrun.health.deep.results import DeepReport
+from ascendrun.health.deep.measurements import DeepReport
 from ascendrun.health.deep.view import summary_rows
 from ascendrun.health.forecast import Forecast
 from ascendrun.health.survey.check_context import CheckContext, Group, group_hosts

@@ -25,13 +25,15 @@ from ascendrun.head.protocol.messages import Request
 from ascendrun.head.state.state_dir import SPOOL_COMPLETE, spool_dir
 from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission
-from ascendrun.health.deep.pair_schedule import PARTNERS, Exchange, next_round
-from ascendrun.health.deep.results import (
+from ascendrun.health.deep.measurements import (
+    PARTNERS,
     DeepReport,
+    Exchange,
     HostResult,
     Lines,
     better_of,
     newest_like,
+    next_round,
     read_exchange,
     read_host,
 )

@@ -9,15 +9,19 @@ from typing import Any, TypeVar
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.findings import Finding, Severity, fold_findings
-from ascendrun.health.deep.pair_schedule import (
+from ascendrun.health.deep.measurements import (
+    BANDWIDTH,
+    PROMPTNESS,
+    RAIL,
+    DeepReport,
     Exchange,
     Pair,
     PairEvaluation,
+    Quantity,
     best_of_hosts,
     best_of_pairs,
     evaluate_pairs,
 )
-from ascendrun.health.deep.results import BANDWIDTH, PROMPTNESS, RAIL, DeepReport, Quantity
 from ascendrun.health.survey.check_context import finding
 from ascendrun.text import Text
 

@@ -14,7 +14,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.model import Checks, JobSpec
 from ascendrun.head.state.state_dir import SPOOL_COMPLETE, spool_dir
 from ascendrun.head.survey.submission import Submission
-from ascendrun.health.deep.results import DeepReport
+from ascendrun.health.deep.measurements import DeepReport
 from ascendrun.query.deep_check import (
     DeepOptions,
     earlier_reports,

@@ -12,10 +12,10 @@ import pytest
 from ascendrun.core.dataclass import load_dataclass
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.comparison import finding_line
-from ascendrun.health.deep.pair_schedule import Exchange
-from ascendrun.health.deep.results import (
+from ascendrun.health.deep.measurements import (
     DeepReport,
     DeviceResult,
+    Exchange,
     HostResult,
     Quantity,
     better_of,

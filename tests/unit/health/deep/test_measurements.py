@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascendrun.health.deep.pair_schedule import Exchange, Pair, PairEvaluation, evaluate_pairs, next_round, pair_of
+from ascendrun.health.deep.measurements import Exchange, Pair, PairEvaluation, evaluate_pairs, next_round, pair_of
 
 SHARES = {"bandwidth": 0.7, "promptness": 0.33}
 NOISE = 0.1
