@@ -11,23 +11,11 @@ from ascendrun.planner import rules
 from ascendrun.planner.models import Workload
 from ascendrun.planner.training import PlanProblem, Rule, Training
 from ascendrun.programs.nanochat import data_rules
-from ascendrun.programs.nanochat.sizes import (
-    INHERITED,
-    ON_CHATS,
-    SMEAR_CHANNELS,
-    ChatWorkload,
-    Horizon,
-    Sizes,
-    chat_horizon,
-    config_of,
-    horizon_of,
-    settled,
-    shape_of,
-)
+from ascendrun.programs.nanochat import sizes as dials
 from ascendrun.text import Text
 
-TRAINS = ("base", *ON_CHATS)
-WITH_MODEL = (*ON_CHATS, "evaluate", "export", "infer_bench", "chat", "serve")
+TRAINS = ("base", *dials.ON_CHATS)
+WITH_MODEL = (*dials.ON_CHATS, "evaluate", "export", "infer_bench", "chat", "serve")
 """Modes that read a model of an earlier stage, and no documents but for evaluate, which may."""
 CHARACTERS = 1024
 """Assumed size of a vocabulary of characters that is not learned yet."""
@@ -91,8 +79,8 @@ def check_model(training: Training) -> Iterator[PlanProblem]:
         yield PlanProblem("no-chat-model", message, hint, "model_dir")
     if model is None:
         return
-    options, context = settled(training.options, model), Sizes.of_config(model).context
-    length = int(options["max_seq_len"]) if training.mode in ON_CHATS else 0
+    options, context = dials.settled(training.options, model), dials.Sizes.of_config(model).context
+    length = int(options["max_seq_len"]) if training.mode in dials.ON_CHATS else 0
     if training.mode == "infer_bench" and int(options["prompt_tokens"]) > context - 2:
         yield too_long("prompt_tokens", int(options["prompt_tokens"]), context, most=context - 2)
     if length > context:
@@ -139,34 +127,34 @@ def model_at(training: Training, path: str) -> dict[str, Any] | None:
     if stage is None:
         config = (raw or {}).get("config")
         try:
-            Sizes.of_config(config or {})
+            dials.Sizes.of_config(config or {})
         except (KeyError, TypeError, ValueError):
             return None
         return dict(config or {})
-    before = model_at(training, str(stage["model_dir"])) if stage["mode"] in ON_CHATS else None
-    if stage["mode"] not in TRAINS or stage["mode"] in ON_CHATS and before is None:
+    before = model_at(training, str(stage["model_dir"])) if stage["mode"] in dials.ON_CHATS else None
+    if stage["mode"] not in TRAINS or stage["mode"] in dials.ON_CHATS and before is None:
         return None
-    options = settled(stage, before)
+    options = dials.settled(stage, before)
     if before is None:
-        sizes = Sizes.of(options, vocabulary_of(training, options))
-        options["total_batch_size"] = horizon_of(sizes, options).batch_tokens
-        before = config_of(sizes)
-    return {**before, "training": {name: options[name] for name in INHERITED}}
+        sizes = dials.Sizes.of(options, vocabulary_of(training, options))
+        options["total_batch_size"] = dials.horizon_of(sizes, options).batch_tokens
+        before = dials.config_of(sizes)
+    return {**before, "training": {name: options[name] for name in dials.INHERITED}}
 
 
-def planned(training: Training) -> tuple[dict[str, Any], Sizes | None]:
+def planned(training: Training) -> tuple[dict[str, Any], dials.Sizes | None]:
     """Return the options with their defaults, and the sizes of the model; None: they are not known yet."""
-    if training.mode not in ON_CHATS:
-        options = settled(training.options)
-        return options, Sizes.of(options, vocabulary_of(training, options))
+    if training.mode not in dials.ON_CHATS:
+        options = dials.settled(training.options)
+        return options, dials.Sizes.of(options, vocabulary_of(training, options))
     model = model_at(training, str(training.options["model_dir"] or ""))
-    return settled(training.options, model), None if model is None else Sizes.of_config(model)
+    return dials.settled(training.options, model), None if model is None else dials.Sizes.of_config(model)
 
 
-def length_of(training: Training, options: dict[str, Any], sizes: Sizes) -> Horizon:
-    if training.mode in ON_CHATS:
-        return chat_horizon(sizes, options, int(options["max_steps"]))
-    return horizon_of(sizes, options)
+def length_of(training: Training, options: dict[str, Any], sizes: dials.Sizes) -> dials.Horizon:
+    if training.mode in dials.ON_CHATS:
+        return dials.chat_horizon(sizes, options, int(options["max_steps"]))
+    return dials.horizon_of(sizes, options)
 
 
 def check_sizes(training: Training) -> Iterator[PlanProblem]:
@@ -195,13 +183,13 @@ def check_sizes(training: Training) -> Iterator[PlanProblem]:
             pattern=str(options["window_pattern"]),
         )
         yield PlanProblem("window-pattern", message, None, "window_pattern")
-    if not sizes.is_classic and sizes.hidden < SMEAR_CHANNELS:
+    if not sizes.is_classic and sizes.hidden < dials.SMEAR_CHANNELS:
         message = Text(
             "plan.narrow-model",
             "args.aspect_ratio: a hidden size of {hidden} is too small for model_preset: current; expected at least "
             "{least}",
             hidden=sizes.hidden,
-            least=SMEAR_CHANNELS,
+            least=dials.SMEAR_CHANNELS,
         )
         yield PlanProblem("narrow-model", message, None, "aspect_ratio")
 
@@ -217,12 +205,12 @@ def check_batch(training: Training) -> Iterator[PlanProblem]:
         yield from batch_refusals(options, length_of(training, options, sizes), training.ranks)
 
 
-def batch_refusals(options: Mapping[str, Any], horizon: Horizon, ranks: int) -> Iterator[PlanProblem]:
+def batch_refusals(options: Mapping[str, Any], horizon: dials.Horizon, ranks: int) -> Iterator[PlanProblem]:
     """Refuse a batch that is not a multiple of what the ranks compute in one pass."""
     length, rows = int(options["max_seq_len"]), int(options["micro_batch_size"]) or 1
     batch, unit = horizon.batch_tokens, length * rows * ranks
     near = [each for each in (batch // unit * unit, (batch // unit + 1) * unit) if each]
-    asked = int(options.get("target_examples_per_step") or 0) if options["mode"] in ON_CHATS else 0
+    asked = int(options.get("target_examples_per_step") or 0) if options["mode"] in dials.ON_CHATS else 0
     if batch % unit == 0:
         return
     if not asked:
@@ -265,7 +253,7 @@ def check_replies(training: Training) -> Iterator[PlanProblem]:
     """Refuse questions that the ranks cannot share equally, and settings of rl that train nothing."""
     if training.mode != "rl":
         return
-    options = settled(training.options)
+    options = dials.settled(training.options)
     asked, ranks = int(options["target_examples_per_step"]), training.ranks
     if asked % ranks:
         message = Text(
@@ -305,7 +293,7 @@ def workload(training: Training) -> Workload | None:
     return work_of(options, sizes, length_of(training, options, sizes), ranks=training.ranks)
 
 
-def work_of(options: Mapping[str, Any], sizes: Sizes, horizon: Horizon, *, ranks: int) -> Workload:
+def work_of(options: Mapping[str, Any], sizes: dials.Sizes, horizon: dials.Horizon, *, ranks: int) -> Workload:
     """Return the work of a training with these options, all of them set."""
     length, is_rl = int(options["max_seq_len"]), options["mode"] == "rl"
     rows = max(1, horizon.batch_tokens // length)
@@ -314,8 +302,8 @@ def work_of(options: Mapping[str, Any], sizes: Sizes, horizon: Horizon, *, ranks
     mine = -(-rows // ranks)
     micro = min(mine, int(options["micro_batch_size"]) or mine)
     given: dict[str, Any] = {"mean_length": float(length), "micro_length": length, "micro_learned": micro * length}
-    return ChatWorkload(
-        model=shape_of(sizes),
+    return dials.ChatWorkload(
+        model=dials.shape_of(sizes),
         trained=sizes.weights,
         is_frozen=False,
         steps=None if is_rl else horizon.steps or None,  # replies take longer than the steps that the plan knows

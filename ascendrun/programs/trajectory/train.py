@@ -22,18 +22,8 @@ from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import choose, wrap
 from ascendrun.programs.trainer.task import Settings, Task
+from ascendrun.programs.trajectory import model as models
 from ascendrun.programs.trajectory.data import Options, Samples
-from ascendrun.programs.trajectory.model import (
-    Reader,
-    Sizes,
-    TrackClassifier,
-    WordGuesser,
-    enable_gradient_checkpointing,
-    fuse,
-    pad,
-    segments_of,
-    stack_values,
-)
 from ascendrun.programs.trajectory.rules import micro_tokens_of, shape_of_config, work_of
 from ascendrun.programs.trajectory.scores import score
 from ascendrun.programs.trajectory.store import predict
@@ -79,12 +69,12 @@ class Classification(Task):
         rows = [sample.ids() for sample in samples]
         labels = [sample.label for sample in samples]
         weights = [self.weights[number] for number in numbers]
-        ids, lengths = pad(rows, multiple=self.multiple)
-        values = stack_values(samples, self.numbers)
+        ids, lengths = models.pad(rows, multiple=self.multiple)
+        values = models.stack_values(samples, self.numbers)
         tensors = {
             "ids": ids,
             "lengths": lengths,
-            "segments": segments_of(lengths, ids.shape[1]),
+            "segments": models.segments_of(lengths, ids.shape[1]),
             "labels": torch.tensor(labels),
             "weights": torch.tensor(weights),
             **({} if values is None else {"values": values}),
@@ -128,8 +118,8 @@ class Classification(Task):
 
 
 def train_head(
-    options: Options, samples: Samples, model: TrackClassifier, here: Runtime, folder: Path
-) -> TrackClassifier | None:
+    options: Options, samples: Samples, model: models.TrackClassifier, here: Runtime, folder: Path
+) -> models.TrackClassifier | None:
     """Train the head for --freeze_backbone_epochs, with frozen layers below; None: stopped by a signal."""
     model.backbone.requires_grad_(False)
     loop = make_loop(
@@ -147,12 +137,12 @@ def train_head(
     return fresh  # type: ignore[no-any-return]
 
 
-def make_loop(options: Options, samples: Samples, model: Reader, here: Runtime, folder: Path) -> Loop:
+def make_loop(options: Options, samples: Samples, model: models.Reader, here: Runtime, folder: Path) -> Loop:
     """Return the classification of a TrackClassifier, or the pretraining of a WordGuesser."""
     best = options["metric_for_best_model"] if options["load_best_model_at_end"] else ""
     kind: Any = Classification
     rows = samples.encoded["train"]
-    if isinstance(model, WordGuesser):
+    if isinstance(model, models.WordGuesser):
         kind, rows, best = Pretraining, unlabelled(samples), "loss"
     plan = plan_of(rows, options)
     settings = Settings.of(
@@ -178,13 +168,13 @@ def plan_of(samples: Sequence[Encoded], options: Options) -> Buckets:
     )
 
 
-def make_engine(options: Options, model: Reader, here: Runtime, plan: Buckets, steps: int) -> Engine:
+def make_engine(options: Options, model: models.Reader, here: Runtime, plan: Buckets, steps: int) -> Engine:
     warmup = max(1, schedule.warmup_of(options, steps))
     rate = schedule.of_options(options, steps, warmup=warmup, floor=LR_FLOOR)
     precision = accelerator.precision_of(options, here.accelerator)
     if options["gradient_checkpointing"]:
-        enable_gradient_checkpointing(model)
-    for line in fuse(model, here.accelerator, precision.compute):
+        models.enable_gradient_checkpointing(model)
+    for line in models.fuse(model, here.accelerator, precision.compute):
         here.log(line)
     work = work_on(plan, options, model.sizes, ranks=here.world_size, family=here.family)
     return wrap(
@@ -198,7 +188,7 @@ def make_engine(options: Options, model: Reader, here: Runtime, plan: Buckets, s
     )
 
 
-def work_on(plan: Buckets, options: Options, sizes: Sizes, *, ranks: int, family: str) -> Workload | None:
+def work_on(plan: Buckets, options: Options, sizes: models.Sizes, *, ranks: int, family: str) -> Workload | None:
     """Return the work of a training on these tracks, for the planner; None: the model has an unknown form."""
     bins = max(map(len, sizes.knots), default=1) - 1
     return work_of(
@@ -212,7 +202,7 @@ def work_on(plan: Buckets, options: Options, sizes: Sizes, *, ranks: int, family
     )
 
 
-def flops_of(model: Reader, mean_length: float) -> float:
+def flops_of(model: models.Reader, mean_length: float) -> float:
     config = model.backbone.config
     weights = list(model.parameters())
     return flops_per_token(
@@ -291,11 +281,11 @@ class Pretraining(Task):
         return hidden, places, ids[places]
 
     def batch(self, rows: Sequence[Masked]) -> Batch:
-        ids, lengths = pad([seen for seen, _, _ in rows], multiple=self.multiple)
+        ids, lengths = models.pad([seen for seen, _, _ in rows], multiple=self.multiple)
         tensors: dict[str, Any] = {
             "ids": ids,
             "lengths": lengths,
-            "segments": segments_of(lengths, ids.shape[1]),
+            "segments": models.segments_of(lengths, ids.shape[1]),
             "rows": torch.from_numpy(np.repeat(np.arange(len(rows)), [len(places) for _, places, _ in rows])),
             "places": torch.from_numpy(np.concatenate([places for _, places, _ in rows])),
             "words": torch.from_numpy(np.concatenate([words for _, _, words in rows])),

@@ -9,16 +9,9 @@ from ascendrun.options import GENERATED
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.parallel import log_plan, training_of
+from ascendrun.programs.trajectory import model as models
 from ascendrun.programs.trajectory.data import Options, Samples, make_samples
 from ascendrun.programs.trajectory.grammars import knots_of, summary_of_text
-from ascendrun.programs.trajectory.model import (
-    Reader,
-    Sizes,
-    config_of_folder,
-    config_of_sizes,
-    read_checkpoint,
-    take_words,
-)
 from ascendrun.programs.trajectory.points.read_ais import because
 from ascendrun.programs.trajectory.split import LEAKY, doubts
 from ascendrun.programs.trajectory.store import is_skipped, load_pretrained, pretrained_folder
@@ -31,7 +24,7 @@ def check_base(options: Options) -> None:
     """Raise InvalidDataError for a base that cannot be read: before the data is."""
     base = Path(options["base_model"])
     if options["base_model"] and not is_skipped(base) and pretrained_folder(base) is None:
-        config_of_folder(base, words=1)
+        models.config_of_folder(base, words=1)
 
 
 def introduce(options: Options, samples: Samples, here: Runtime) -> None:
@@ -81,7 +74,7 @@ def introduce(options: Options, samples: Samples, here: Runtime) -> None:
         here.log("program.ranks", "{count:plural rank ranks} on {family}", count=here.world_size, family=here.family)
 
 
-def start_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes, Any]:
+def start_with(options: Options, samples: Samples, here: Runtime) -> tuple[models.Sizes, Any]:
     """Return the sizes of the model, and a function that fills a new reader, the same on all ranks."""
     base = Path(options["base_model"]) if options["base_model"] else None
     if base is None or is_skipped(base):
@@ -103,8 +96,8 @@ def start_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes
         config = {**saved["sizes"]["config"], "vocab_size": len(samples.vocabulary), "attention_dropout": 0.0}
         sizes = sizes_of(config, options, samples, attention=saved["sizes"]["attention"])
 
-        def fill(reader: Reader) -> None:
-            known = take_words(reader, saved["weights"], saved["vocabulary"], samples.vocabulary)
+        def fill(reader: models.Reader) -> None:
+            known = models.take_words(reader, saved["weights"], saved["vocabulary"], samples.vocabulary)
             here.log(
                 "program.starts-from",
                 "starting from {directory}: all layers, {known} of {total} tokens",
@@ -114,14 +107,14 @@ def start_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes
             )
 
         return sizes, fill
-    config = config_of_folder(base, words=len(samples.vocabulary))
+    config = models.config_of_folder(base, words=len(samples.vocabulary))
     sizes = sizes_of(config, options, samples, attention=options["attention"])
-    return sizes, lambda reader: here.log(read_checkpoint(reader, base, samples.vocabulary))
+    return sizes, lambda reader: here.log(models.read_checkpoint(reader, base, samples.vocabulary))
 
 
-def own_sizes(options: Options, samples: Samples) -> Sizes:
+def own_sizes(options: Options, samples: Samples) -> models.Sizes:
     multiple = options["pad_to_multiple_of"] or 16
-    config = config_of_sizes(
+    config = models.config_of_sizes(
         words=len(samples.vocabulary),
         hidden=options["hidden_size"],
         layers=options["num_hidden_layers"],
@@ -131,9 +124,9 @@ def own_sizes(options: Options, samples: Samples) -> Sizes:
     return sizes_of(config, options, samples, attention=options["attention"])
 
 
-def sizes_of(config: dict[str, Any], options: Options, samples: Samples, *, attention: str) -> Sizes:
+def sizes_of(config: dict[str, Any], options: Options, samples: Samples, *, attention: str) -> models.Sizes:
     knots = knots_of(samples.text)
-    return Sizes(config, len(samples.names), options["dropout"], options["pooling"], attention, knots)
+    return models.Sizes(config, len(samples.names), options["dropout"], options["pooling"], attention, knots)
 
 
 def plan_stage(options: Options, here: Runtime) -> None:
