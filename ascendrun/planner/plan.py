@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from ascendrun.planner import cost
 from ascendrun.planner.cost import PARTS, Choice, Devices, Option, Range
 from ascendrun.planner.models import Workload
-from ascendrun.planner.programs import rules_of
 from ascendrun.planner.rules import checkpoint_problems, compute_bytes, scales
-from ascendrun.planner.training import PlanProblem, Training, judge
+from ascendrun.planner.training import PlanProblem, Training, judge, rules_of
 from ascendrun.text import Text
 
 

@@ -37,7 +37,7 @@ from ascendrun.head.survey.submission import Submission
 from ascendrun.health.checks import NAMES
 from ascendrun.node import tree_hash
 from ascendrun.output_file import write_output
-from ascendrun.planner.programs import find_programs
+from ascendrun.planner.training import find_programs
 from ascendrun.text import Text, suggestion
 
 _CACHE = "__pycache__"

@@ -20,7 +20,7 @@ LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 
 def program_command(program: str, arguments: Sequence[str], *, python: str) -> tuple[str, ...]:
     """Return the command of a program that is a file, or a package that `find_programs` has."""
-    from ascendrun.planner.programs import BUNDLED, find_programs
+    from ascendrun.planner.training import BUNDLED, find_programs
 
     found = find_programs().get(program)
     package = f"{BUNDLED}.{program}" if found is None else found.package

@@ -45,7 +45,7 @@ def parse_program_options(name: str, json_text: str, file: str = "") -> ProgramO
 
 def load_programs() -> Mapping[str, ProgramOptions]:
     """Return the option tables of all programs by name. Raises InvalidInputError."""
-    from ascendrun.planner.programs import find_programs
+    from ascendrun.planner.training import find_programs
 
     return {
         name: parse_program_options(name, program.options_file.read_text(encoding="utf-8"), str(program.options_file))

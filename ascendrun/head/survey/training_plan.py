@@ -16,8 +16,7 @@ from ascendrun.options import JOB_FILE, check_arguments, with_defaults
 from ascendrun.planner.cost import RecordedRun, with_history
 from ascendrun.planner.models import Workload
 from ascendrun.planner.plan import Disk, TrainingPlan, devices_of, make_plan
-from ascendrun.planner.programs import rules_of
-from ascendrun.planner.training import ANYWHERE, PlanProblem, Training, batch_of_ranks
+from ascendrun.planner.training import ANYWHERE, PlanProblem, Training, batch_of_ranks, rules_of
 from ascendrun.text import Text
 
 if TYPE_CHECKING:

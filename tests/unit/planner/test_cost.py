@@ -15,8 +15,7 @@ from ascendrun.planner import cost
 from ascendrun.planner.cost import Devices, Option, Range
 from ascendrun.planner.models import LINEAR
 from ascendrun.planner.plan import TrainingPlan, make_plan, render
-from ascendrun.planner.programs import rules_of
-from ascendrun.planner.training import Training
+from ascendrun.planner.training import Training, rules_of
 from ascendrun.programs.qwen_lora import rules as qwen_lora
 from ascendrun.programs.trajectory import rules as trajectory
 from tests.thorough import examples

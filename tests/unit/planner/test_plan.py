@@ -24,7 +24,7 @@ from ascendrun.node.agent import training_files
 from ascendrun.options import Option
 from ascendrun.planner.cost import Devices, Range, RecordedRun, compare, layouts, with_history
 from ascendrun.planner.models import Workload, shape_of
-from ascendrun.planner.programs import find_programs
+from ascendrun.planner.training import find_programs
 from ascendrun.programs.qwen_lora.rules import presets
 from tests.lib.plan_world import BAD, HOSTS, POINTS, USUAL, Change, PlanCluster, files, saved
 from tests.thorough import examples
@@ -393,7 +393,7 @@ def test_no_torch_is_imported() -> None:
         import sys
         sys.modules['torch'] = sys.modules['numpy'] = None
         import ascendrun.head.survey.training_plan
-        from ascendrun.planner.programs import find_programs, rules_of
+        from ascendrun.planner.training import find_programs, rules_of
         print(sum(rules_of(name) is not None for name in find_programs()))"""
     loaded = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True)
     assert int(loaded.stdout) == len(PROGRAMS)

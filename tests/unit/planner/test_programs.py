@@ -16,7 +16,7 @@ from ascendrun.cli.app import cli
 from ascendrun.core.jobfile.launchers import program_command
 from ascendrun.core.settings import Settings
 from ascendrun.head.state.state_dir import tree_file
-from ascendrun.planner.programs import find_programs
+from ascendrun.planner.training import find_programs
 from tests.lib.pages import options
 from tests.lib.plan_world import PlanCluster
 
