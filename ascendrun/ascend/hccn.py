@@ -15,24 +15,7 @@ from dataclasses import field
 from datetime import datetime
 from typing import Any
 
-from ascendrun.ascend.reading import (
-    Answer,
-    Block,
-    choice,
-    field_of,
-    lines_of,
-    printed,
-    read_answer,
-    read_choice,
-    read_float,
-    read_hex,
-    read_int,
-    read_ip,
-    split_errors,
-    switch,
-    unparsed_of,
-    whole,
-)
+from ascendrun.ascend import reading
 from ascendrun.core.dataclass import dataclass
 
 NET_HEALTH_STATES = (
@@ -62,31 +45,31 @@ _ASCTIME = re.compile(r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) {1,2}([0-9]{1,2}) ([0-9]{2
 _DEVICE = re.compile(r"\s*\[(?:devid|device) ([0-9]{1,5})\]\s?(.*)", re.DOTALL)
 
 
-class Link(Answer):
-    is_up: bool | None = printed("link status", read=switch("UP", "DOWN"))
+class Link(reading.Answer):
+    is_up: bool | None = reading.printed("link status", read=reading.switch("UP", "DOWN"))
 
 
-class NetHealth(Answer):
+class NetHealth(reading.Answer):
     """One of NET_HEALTH_STATES; `Init` is normal while no address to detect is configured."""
 
-    status: str | None = printed("net health status", read=choice(*NET_HEALTH_STATES))
+    status: str | None = reading.printed("net health status", read=reading.choice(*NET_HEALTH_STATES))
 
 
-class Fec(Answer):
+class Fec(reading.Answer):
     """One of FEC_MODES; `no FEC mode` is a fault on a training port."""
 
-    mode: str | None = printed("fec mode", read=choice(*FEC_MODES))
+    mode: str | None = reading.printed("fec mode", read=reading.choice(*FEC_MODES))
 
 
-class Address(Answer):
+class Address(reading.Answer):
     """Output of `-ip`: `is_set` is False if the output is empty, None after an error or an unreadable line."""
 
     is_set: bool | None = None
-    address: str | None = printed("ipaddr", "ipv6_address", read=read_ip)
-    netmask: str | None = printed("netmask", read=read_ip)
+    address: str | None = reading.printed("ipaddr", "ipv6_address", read=reading.read_ip)
+    netmask: str | None = reading.printed("netmask", read=reading.read_ip)
 
 
-class Tls(Answer):
+class Tls(reading.Answer):
     """All ranks of a job must have the same `is_enabled`."""
 
     device_id: int | None = None
@@ -94,14 +77,14 @@ class Tls(Answer):
     alarm_days: int | None = None
 
 
-class Ping(Answer):
+class Ping(reading.Answer):
     device_id: int | None = None
     address: str | None = None
     sent: int | None = None
     received: int | None = None
 
 
-class Counters(Answer):
+class Counters(reading.Answer):
     """Counters by the tool's names. Duplicate names, or names without a number, are omitted and reported."""
 
     values: Mapping[str, int] = field(default_factory=dict)
@@ -109,14 +92,14 @@ class Counters(Answer):
 
 def _milliwatts(text: str) -> float | None:
     found = _POWER.fullmatch(text)
-    return read_float(found[1], 0, 1000) if found else None
+    return reading.read_float(found[1], 0, 1000) if found else None
 
 
-class Optical(Answer):
+class Optical(reading.Answer):
     """The optical module. `flags` by name: 0 is healthy, None is printed as NA; received power by lane."""
 
-    is_present: bool | None = printed("present", read=switch("present", "not present"))
-    rx_power_low_mw: float | None = printed("RxPower Low Thres", read=_milliwatts)
+    is_present: bool | None = reading.printed("present", read=reading.switch("present", "not present"))
+    rx_power_low_mw: float | None = reading.printed("RxPower Low Thres", read=_milliwatts)
     rx_power_mw: tuple[float | None, ...] = ()
     flags: Mapping[str, int | None] = field(default_factory=dict)
 
@@ -129,7 +112,7 @@ class LinkChange:
     is_up: bool
 
 
-class LinkHistory(Answer):
+class LinkHistory(reading.Answer):
     """Output of `-link_stat`: `changes` newest first; () if the tool prints NA, None if it prints nothing.
 
     `down_count` is printed by newer drivers only.
@@ -143,47 +126,47 @@ class LinkHistory(Answer):
 
 
 def parse_link(text: str) -> Link:
-    return read_answer(Link, text)
+    return reading.read_answer(Link, text)
 
 
 def parse_net_health(text: str) -> NetHealth:
-    return read_answer(NetHealth, text)
+    return reading.read_answer(NetHealth, text)
 
 
 def parse_fec(text: str) -> Fec:
-    return read_answer(Fec, text)
+    return reading.read_answer(Fec, text)
 
 
 def parse_ip(text: str) -> Address:
     plain = _PLAIN_IP.fullmatch(text)  # nearly every port prints this form
-    if plain and read_ip(plain[1]) and read_ip(plain[2]):
+    if plain and reading.read_ip(plain[1]) and reading.read_ip(plain[2]):
         return Address(is_set=True, address=plain[1], netmask=plain[2])
-    errors, rest = split_errors(lines_of(text))
-    block = Block(rest)
+    errors, rest = reading.split_errors(reading.lines_of(text))
+    block = reading.Block(rest)
     found = {} if {"ipaddr", "ipv6_address"} <= set(block.fields) else block.fill(Address)
-    block.take(("prefix_length",), whole(128))
-    unparsed = unparsed_of(block.rest())
+    block.take(("prefix_length",), reading.whole(128))
+    unparsed = reading.unparsed_of(block.rest())
     is_set = True if found.get("address") else None if errors or block.fields or unparsed else False
     return Address(errors=errors, unparsed=unparsed, is_set=is_set, **found)
 
 
 def parse_tls(text: str) -> Tls:
     """Parse the switch on the first line. The certificates below are ignored, and not reported as unparsed."""
-    errors, rest = split_errors(lines_of(text))
+    errors, rest = reading.split_errors(reading.lines_of(text))
     heads = [line for line in rest if line.startswith("dev_id:")]
     head = _TLS.match(heads[0]) if len(heads) == 1 else None
     if not head:
-        return Tls(errors, unparsed_of(heads or rest))
+        return Tls(errors, reading.unparsed_of(heads or rest))
     alarm = _ALARM.search(heads[0])
     return Tls(errors, (), int(head[1]), head[2] == "1", int(alarm[1]) if alarm else None)
 
 
 def parse_ping(text: str) -> Ping:
-    errors, rest = split_errors(lines_of(text))
+    errors, rest = reading.split_errors(reading.lines_of(text))
     heads, sums, unread = [], [], []
     for line in rest:
         head, total = _PING_HEAD.fullmatch(line), _PING_SUM.fullmatch(line)
-        if head and read_ip(head[2]):
+        if head and reading.read_ip(head[2]):
             heads.append(head)
         elif total and int(total[2]) <= int(total[1]):
             sums.append(total)
@@ -191,17 +174,17 @@ def parse_ping(text: str) -> Ping:
             unread.append(line)
     device, address = (int(heads[0][1]), heads[0][2]) if len(heads) == 1 else (None, None)
     sent, received = (int(sums[0][1]), int(sums[0][2])) if len(sums) == 1 else (None, None)
-    return Ping(errors, unparsed_of(unread), device, address, sent, received)
+    return Ping(errors, reading.unparsed_of(unread), device, address, sent, received)
 
 
 def parse_stat(text: str) -> Counters:
-    errors, rest = split_errors(lines_of(text))
+    errors, rest = reading.split_errors(reading.lines_of(text))
     values: dict[str, int] = {}
     seen: Counter[str] = Counter()
     unread = []
     for line in rest:
-        one = field_of(line)
-        number = read_int(one.value, 0, 10**18 - 1) if one and _COUNTER.fullmatch(one.name) else None
+        one = reading.field_of(line)
+        number = reading.read_int(one.value, 0, 10**18 - 1) if one and _COUNTER.fullmatch(one.name) else None
         if one is not None and number is not None:
             seen[one.name] += 1
             values[one.name] = number
@@ -209,23 +192,23 @@ def parse_stat(text: str) -> Counters:
             unread.append(line)
     twice = sorted(name for name, times in seen.items() if times > 1)
     unread += [f"{name}: printed {seen[name]} times" for name in twice]
-    return Counters(errors, unparsed_of(unread), {name: values[name] for name in values if name not in twice})
+    return Counters(errors, reading.unparsed_of(unread), {name: values[name] for name in values if name not in twice})
 
 
 def parse_optical(text: str) -> Optical:
-    errors, rest = split_errors(lines_of(text))
-    block = Block(line for line in rest if line.strip() != "optical info:")
+    errors, rest = reading.split_errors(reading.lines_of(text))
+    block = reading.Block(line for line in rest if line.strip() != "optical info:")
     lanes = [lane for lane in range(16) if f"Rx Power{lane}" in block.fields]
     power = tuple(block.take((f"Rx Power{lane}",), _milliwatts) for lane in range(max(lanes, default=-1) + 1))
-    flags = {name: block.take((name,), read_hex) for name in FLAGS if name in block.fields}
+    flags = {name: block.take((name,), reading.read_hex) for name in FLAGS if name in block.fields}
     values = block.fill(Optical)
     block.skip(name for name in block.fields if name.startswith(_NOT_KEPT))
-    return Optical(errors=errors, unparsed=unparsed_of(block.rest()), rx_power_mw=power, flags=flags, **values)
+    return Optical(errors=errors, unparsed=reading.unparsed_of(block.rest()), rx_power_mw=power, flags=flags, **values)
 
 
 def parse_link_history(text: str) -> LinkHistory:
-    errors, rest = split_errors(lines_of(text))
-    readers = {"current time": _asctime, "link up count": whole(2**40), "link down count": whole(2**40)}
+    errors, rest = reading.split_errors(reading.lines_of(text))
+    readers = {"current time": _asctime, "link up count": reading.whole(2**40), "link down count": reading.whole(2**40)}
     devices, seen = set(), set()
     values: dict[str, Any] = dict.fromkeys(readers)
     changes: list[LinkChange] | None = None
@@ -236,7 +219,7 @@ def parse_link_history(text: str) -> LinkHistory:
             unread.append(line)
             continue
         devices.add(int(found[1]))
-        one, change = field_of(found[2]), _link_change(found[2])
+        one, change = reading.field_of(found[2]), _link_change(found[2])
         if change and changes is not None:
             changes.append(change)
         elif one and one.name == "link change records":
@@ -249,15 +232,15 @@ def parse_link_history(text: str) -> LinkHistory:
         else:
             unread.append(line)
     if len(devices) != 1 or (changes and any(a.at < b.at for a, b in zip(changes, changes[1:]))):
-        return LinkHistory(errors, unparsed_of(rest))
+        return LinkHistory(errors, reading.unparsed_of(rest))
     records = None if changes is None else tuple(changes)
     now, ups, downs = values.values()
-    return LinkHistory(errors, unparsed_of(unread), devices.pop(), now, ups, downs, records)
+    return LinkHistory(errors, reading.unparsed_of(unread), devices.pop(), now, ups, downs, records)
 
 
 def _link_change(text: str) -> LinkChange | None:
     stamp, _, change = text.strip().partition("    ")
-    at, state = _asctime(stamp), read_choice(change, ("LINK UP", "LINK DOWN"))
+    at, state = _asctime(stamp), reading.read_choice(change, ("LINK UP", "LINK DOWN"))
     return LinkChange(at, state == "LINK UP") if at and state else None
 
 

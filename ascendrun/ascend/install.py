@@ -12,19 +12,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from functools import lru_cache
 
-from ascendrun.ascend.reading import (
-    A,
-    Answer,
-    Block,
-    Field,
-    ToolError,
-    field_of,
-    printed,
-    read_ip,
-    read_text,
-    split_errors,
-    unparsed_of,
-)
+from ascendrun.ascend import reading
 from ascendrun.core.dataclass import dataclass
 
 _INTERVAL = re.compile(r"\[([^\[\],]{1,60}),([^\[\],]{1,60})\]")
@@ -54,38 +42,40 @@ def _intervals(text: str) -> tuple[Interval, ...] | None:
     return tuple(Interval(found[1].strip(), found[2].strip()) for found in _INTERVAL.finditer(text))
 
 
-class DriverVersion(Answer):
+class DriverVersion(reading.Answer):
     """driver/version.info. `firmware_intervals`: firmware supported by this driver; () if the file lists none."""
 
-    version: str | None = printed("Version")
-    firmware_intervals: tuple[Interval, ...] = printed("compatible_version_fw", read=_intervals, default=())
+    version: str | None = reading.printed("Version")
+    firmware_intervals: tuple[Interval, ...] = reading.printed("compatible_version_fw", read=_intervals, default=())
 
 
-class FirmwareVersion(Answer):
+class FirmwareVersion(reading.Answer):
     """firmware/version.info. `driver_intervals`: drivers supported by this firmware."""
 
-    version: str | None = printed("Version")
-    driver_intervals: tuple[Interval, ...] = printed("compatible_version_drv", read=_intervals, default=())
+    version: str | None = reading.printed("Version")
+    driver_intervals: tuple[Interval, ...] = reading.printed("compatible_version_drv", read=_intervals, default=())
 
 
-class CannVersion(Answer):
+class CannVersion(reading.Answer):
     """ascend_toolkit_install.info, ascend_nnae_install.info. `kind`: toolkit, nnae, or the package's own name."""
 
-    kind: str | None = printed("package_name", read=lambda text: read_text(text.replace("Ascend-cann-", "", 1)))
-    version: str | None = printed("version")
-    arch: str | None = printed("arch")
-    path: str | None = printed("path")
+    kind: str | None = reading.printed(
+        "package_name", read=lambda text: reading.read_text(text.replace("Ascend-cann-", "", 1))
+    )
+    version: str | None = reading.printed("version")
+    arch: str | None = reading.printed("arch")
+    path: str | None = reading.printed("path")
 
 
-class DriverInstall(Answer):
+class DriverInstall(reading.Answer):
     """/etc/ascend_install.info. `is_complete` None: not in the file; npu-smi warns unless it is complete."""
 
-    user: str | None = printed("UserName")
-    driver_path: str | None = printed("Driver_Install_Path_Param")
-    for_all_users: bool | None = printed(
+    user: str | None = reading.printed("UserName")
+    driver_path: str | None = reading.printed("Driver_Install_Path_Param")
+    for_all_users: bool | None = reading.printed(
         "Driver_Install_For_All", read=lambda text: {"yes": True, "no": False}.get(text.lower())
     )
-    is_complete: bool | None = printed("Driver_Install_Status", read=lambda text: text == "complete")
+    is_complete: bool | None = reading.printed("Driver_Install_Status", read=lambda text: text == "complete")
 
 
 @dataclass(frozen=True)
@@ -94,7 +84,7 @@ class Component:
     cann_version: str
 
 
-class Components(Answer):
+class Components(reading.Answer):
     """version.cfg: the CANN that each part comes from; more than one version is a mixed install."""
 
     components: tuple[Component, ...] = ()
@@ -116,7 +106,7 @@ class HccnPort:
     address_inet6: str | None = None
 
 
-class HccnConf(Answer):
+class HccnConf(reading.Answer):
     """The ports by the number in their keys. `unparsed`: unknown keys, invalid values, duplicate lines."""
 
     ports: Mapping[int, HccnPort] = field(default_factory=dict)
@@ -147,7 +137,7 @@ def parse_components(text: str) -> Components:
             components.append(Component(name, found[2]))
         elif suffix:
             unread.append(one.line)
-    return Components(errors, unparsed_of(unread), tuple(components))
+    return Components(errors, reading.unparsed_of(unread), tuple(components))
 
 
 def parse_hccn_conf(text: str) -> HccnConf:
@@ -158,12 +148,14 @@ def parse_hccn_conf(text: str) -> HccnConf:
         if key is None:
             unread.append(one.line)
             continue
-        port, name, address = ports.setdefault(int(key[2]), {}), key[1] + (key[3] or ""), read_ip(one.value)
+        port, name, address = ports.setdefault(int(key[2]), {}), key[1] + (key[3] or ""), reading.read_ip(one.value)
         if name in HccnPort.__dataclass_fields__:
             port[name] = address
         if one.value and address is None and key[1] not in ("send_arp_status", "prefix_length"):
             unread.append(one.line)
-    return HccnConf(errors, unparsed_of(unread), {number: HccnPort(**ports[number]) for number in sorted(ports)})
+    return HccnConf(
+        errors, reading.unparsed_of(unread), {number: HccnPort(**ports[number]) for number in sorted(ports)}
+    )
 
 
 def driver_takes_firmware(driver: DriverVersion, firmware: FirmwareVersion) -> bool | None:
@@ -186,23 +178,23 @@ def _is_within(version: str | None, intervals: tuple[Interval, ...]) -> bool | N
     return None if None in results else False
 
 
-def _read_file(kind: type[A], text: str) -> A:
+def _read_file(kind: type[reading.A], text: str) -> reading.A:
     errors, settings, unread = _settings(text)
-    block = Block(settings)
+    block = reading.Block(settings)
     values = block.fill(kind)
-    return kind(errors=errors, unparsed=unparsed_of(unread + block.unread), **values)
+    return kind(errors=errors, unparsed=reading.unparsed_of(unread + block.unread), **values)
 
 
-def _settings(text: str) -> tuple[tuple[ToolError, ...], list[Field], list[str]]:
+def _settings(text: str) -> tuple[tuple[reading.ToolError, ...], list[reading.Field], list[str]]:
     """Return the errors, the `key=value` lines without keys that have two values, and other lines that are no comments.
     The end of a file is not truncated."""
-    errors, rest = split_errors(line.rstrip("\r") for line in text.split("\n"))
-    found: dict[str, Field] = {}
+    errors, rest = reading.split_errors(line.rstrip("\r") for line in text.split("\n"))
+    found: dict[str, reading.Field] = {}
     twice, unread = set(), []
     for line in rest:
         if line.lstrip().startswith("#"):
             continue
-        one = field_of(line, "=")
+        one = reading.field_of(line, "=")
         if one is None:
             unread.append(line)
         elif found.setdefault(one.name, one).value != one.value:

@@ -15,17 +15,7 @@ from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any, Optional
 
-from ascendrun.ascend.reading import (
-    Answer,
-    lines_of,
-    read_bus_id,
-    read_choice,
-    read_float,
-    read_int,
-    read_text,
-    split_errors,
-    unparsed_of,
-)
+from ascendrun.ascend import reading
 from ascendrun.core.dataclass import dataclass
 
 HEALTH_STATES = ("OK", "Warning", "Alarm", "Critical", "UNKNOWN")
@@ -94,7 +84,7 @@ class NpuProcess:
     memory_mb: int | None
 
 
-class NpuSmiInfo(Answer):
+class NpuSmiInfo(reading.Answer):
     """The output of one `npu-smi info`. `processes` None: the process table is missing.
 
     `driver_incomplete`: the tool warned that the driver package may not be completely installed.
@@ -112,18 +102,18 @@ def parse_info(text: str) -> NpuSmiInfo:
     """Parse the output of `npu-smi info`; never raises."""
     table = _Table()
     outside = []
-    for line in lines_of(text):
+    for line in reading.lines_of(text):
         if line.lstrip()[:1] in ("|", "+"):
             table.take(line)
         else:
             table.close()  # later lines belong to no earlier row
             outside.append(line)
-    errors, other = split_errors(outside)
+    errors, other = reading.split_errors(outside)
     warned = [line for line in other if "driver package may not be completely installed" in line]
     chips, doubled = table.chips()
     return NpuSmiInfo(
         errors=errors,
-        unparsed=unparsed_of([line for line in other if line not in warned] + table.unparsed(doubled)),
+        unparsed=reading.unparsed_of([line for line in other if line not in warned] + table.unparsed(doubled)),
         layout=table.layout,
         tool_version=table.versions[0],
         driver_version=table.versions[1],
@@ -233,12 +223,16 @@ class _Table:
             self._chips.append((NpuChip(**values), (line,)))
 
     def _process(self, cells: Cells) -> bool:
-        ids = [read_int(text, 0, 65535) for text in cells[0].split(" ")]
-        pid = read_int(cells[1], 1, _MAX_PID)
+        ids = [reading.read_int(text, 0, 65535) for text in cells[0].split(" ")]
+        pid = reading.read_int(cells[1], 1, _MAX_PID)
         if not ids or ids[0] is None or pid is None or None in ids or len(ids) > 2:
             return False
         one = NpuProcess(
-            ids[0], ids[1] if len(ids) == 2 else None, pid, read_text(cells[2]), read_int(cells[3], 0, _MAX_MB)
+            ids[0],
+            ids[1] if len(ids) == 2 else None,
+            pid,
+            reading.read_text(cells[2]),
+            reading.read_int(cells[3], 0, _MAX_MB),
         )
         place = (one.npu_id, one.chip_id, pid)
         same = [n for n, other in enumerate(self.processes) if (other.npu_id, other.chip_id, other.pid) == place]
@@ -247,7 +241,7 @@ class _Table:
         elif self.processes[same[0]] != one:
             self.processes[same[0]] = NpuProcess(*place, None, None)
             return False
-        in_container = () if cells[4:] in ((), ("",), ("0",)) else (read_int(cells[4], 1, _MAX_PID),)
+        in_container = () if cells[4:] in ((), ("",), ("0",)) else (reading.read_int(cells[4], 1, _MAX_PID),)
         return _all_read((one.name, one.memory_mb, *in_container), cells[2:])
 
     def chips(self) -> tuple[tuple[NpuChip, ...], set[str]]:
@@ -283,16 +277,16 @@ def _cells_of(line: str) -> Cells:
 def _power_row(cells: Cells, has_hugepages: bool) -> Row:
     """Parse the first row of a chip."""
     ids = cells[:-2] if len(cells) == 4 else cells[0].split(" ", 1)
-    npu_id = read_int(ids[0], 0, 65535)
+    npu_id = reading.read_int(ids[0], 0, 65535)
     found = (_POWER_ROW if has_hugepages else _POWER_ROW_SHORT).fullmatch(cells[-1])
     if npu_id is None or len(ids) != 2 or not found:
         return None
     used, total = _used_total(found[3], found[4], 2**40) if has_hugepages else (None, None)
     values = {
-        "name": read_text(ids[1]),
-        "health": read_choice(cells[-2], HEALTH_STATES),
-        "power_w": read_float(found[1], 0, 5000),
-        "temperature_c": read_int(found[2], -60, 200),
+        "name": reading.read_text(ids[1]),
+        "health": reading.read_choice(cells[-2], HEALTH_STATES),
+        "power_w": reading.read_float(found[1], 0, 5000),
+        "temperature_c": reading.read_int(found[2], -60, 200),
         "hugepages_used": used,
         "hugepages_total": total,
     }
@@ -304,13 +298,13 @@ def _load_row(cells: Cells, named: Cells, has_hbm: bool) -> Row:
     """Parse the second row of a chip; `named`: the ids in its first cell."""
     found = (_LOAD_ROW_HBM if has_hbm else _LOAD_ROW).fullmatch(cells[-1])
     ids = cells[0].split(" ") if len(cells) == 3 else []
-    numbers = [read_int(text, 0, 65535) for text in ids]
+    numbers = [reading.read_int(text, 0, 65535) for text in ids]
     if not found or len(ids) != len(named) or None in numbers or (len(cells) == 4 and any(cells[:2])):
         return None
     by_name = dict(zip(named, numbers))
     ddr = _used_total(found[2], found[3], _MAX_MB)
     hbm = _used_total(found[4], found[5], _MAX_MB) if has_hbm else (None, None)
-    read = {"bus_id": read_bus_id(cells[-2]), "load_percent": read_int(found[1], 0, 100)}
+    read = {"bus_id": reading.read_bus_id(cells[-2]), "load_percent": reading.read_int(found[1], 0, 100)}
     read.update(zip(("ddr_used_mb", "ddr_total_mb", "hbm_used_mb", "hbm_total_mb"), (*ddr, *hbm)))
     named_ids = {"chip_id": by_name.get("Chip"), "phy_id": by_name.get("Phy-ID"), "logic_id": by_name.get("Device")}
     return {**named_ids, **read}, _all_read(tuple(read.values()), (cells[-2], *found.groups()))
@@ -318,7 +312,7 @@ def _load_row(cells: Cells, named: Cells, has_hbm: bool) -> Row:
 
 def _used_total(used: str, total: str, high: int) -> tuple[int | None, int | None]:
     """Return both numbers; None for both if used exceeds total, since then one of them is wrong."""
-    numbers = read_int(used, 0, high), read_int(total, 0, high)
+    numbers = reading.read_int(used, 0, high), reading.read_int(total, 0, high)
     if numbers[0] is not None and numbers[1] is not None and numbers[0] > numbers[1]:
         return None, None
     return numbers

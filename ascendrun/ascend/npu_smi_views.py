@@ -12,29 +12,15 @@ import re
 from collections.abc import Sequence
 from typing import Any, Callable, Generic, TypeVar
 
+from ascendrun.ascend import reading
 from ascendrun.ascend.npu_smi import HEALTH_STATES
-from ascendrun.ascend.reading import (
-    Answer,
-    Block,
-    Field,
-    choice,
-    decimal,
-    field_of,
-    lines_of,
-    printed,
-    read_answer,
-    shown,
-    split_errors,
-    unparsed_of,
-    whole,
-)
 from ascendrun.core.dataclass import dataclass
 
 T = TypeVar("T")
 
 COMPATIBILITY_STATES = ("OK", "NOK", "UNKNOWN", "NOT SUPPORT")
 _CODE = re.compile(r"[0-9A-F]{8}")
-_ID, _MHZ, _COUNT = whole(64), whole(10_000), whole(2**32)
+_ID, _MHZ, _COUNT = reading.whole(64), reading.whole(10_000), reading.whole(2**32)
 _COMMON_NOT_KEPT = ("Memory Usage Rate(%)", "Aicore Usage Rate(%)")
 _BOARD_NOT_KEPT = (
     "NPU ID", "Chip Count", "Chip Type", "Chip Version", "Product Name", "Serial Number", "Board ID", "PCIe Bus Info",
@@ -44,22 +30,22 @@ _BOARD_NOT_KEPT = (
 )  # fmt: skip
 
 
-class Board(Answer):
+class Board(reading.Answer):
     """Output of `-t board`; with `-c` the chip's board. `compatibility` (driver with firmware) needs root."""
 
-    chip_id: int | None = printed("Chip ID", read=_ID)
-    chip_name: str | None = printed("Chip Name")
-    software_version: str | None = printed("Software Version")
-    firmware_version: str | None = printed("Firmware Version")
-    compatibility: str | None = printed("Compatibility", read=choice(*COMPATIBILITY_STATES))
+    chip_id: int | None = reading.printed("Chip ID", read=_ID)
+    chip_name: str | None = reading.printed("Chip Name")
+    software_version: str | None = reading.printed("Software Version")
+    firmware_version: str | None = reading.printed("Firmware Version")
+    compatibility: str | None = reading.printed("Compatibility", read=reading.choice(*COMPATIBILITY_STATES))
 
 
 @dataclass(frozen=True)
-class CardView(Answer, Generic[T]):
+class CardView(reading.Answer, Generic[T]):
     """One view of one NPU: its chips in the order printed. None: not printed or unreadable."""
 
-    npu_id: int | None = printed("NPU ID", read=whole(65535))
-    chip_count: int | None = printed("Chip Count", read=_ID)
+    npu_id: int | None = reading.printed("NPU ID", read=reading.whole(65535))
+    chip_count: int | None = reading.printed("Chip Count", read=_ID)
     chips: tuple[T, ...] = ()
 
 
@@ -67,25 +53,25 @@ class CardView(Answer, Generic[T]):
 class ChipCommon:
     """Output of `-t common`. `aicore_mhz`: rated clock; `aicore_now_mhz`: current clock (lower while idle)."""
 
-    chip_id: int | None = printed("Chip ID", read=_ID)
-    hbm_percent: int | None = printed("HBM Usage Rate(%)", read=whole(100))
-    aicore_mhz: int | None = printed("Aicore Freq(MHZ)", read=_MHZ)
-    aicore_now_mhz: int | None = printed("Aicore curFreq(MHZ)", read=_MHZ)
-    aicore_count: int | None = printed("Aicore Count", read=whole(1024))
-    temperature_c: int | None = printed("Temperature(C)", read=whole(200, -60))
-    power_w: float | None = printed("NPU Real-time Power(W)", read=decimal(5000))
+    chip_id: int | None = reading.printed("Chip ID", read=_ID)
+    hbm_percent: int | None = reading.printed("HBM Usage Rate(%)", read=reading.whole(100))
+    aicore_mhz: int | None = reading.printed("Aicore Freq(MHZ)", read=_MHZ)
+    aicore_now_mhz: int | None = reading.printed("Aicore curFreq(MHZ)", read=_MHZ)
+    aicore_count: int | None = reading.printed("Aicore Count", read=reading.whole(1024))
+    temperature_c: int | None = reading.printed("Temperature(C)", read=reading.whole(200, -60))
+    power_w: float | None = reading.printed("NPU Real-time Power(W)", read=reading.decimal(5000))
 
 
 @dataclass(frozen=True)
 class EccCounts:
     """Errors of one memory: since the driver started, in total, and retired pages."""
 
-    single_bit: int | None = printed("{memory} Single Bit Error Count", read=_COUNT)
-    double_bit: int | None = printed("{memory} Double Bit Error Count", read=_COUNT)
-    single_bit_total: int | None = printed("{memory} Single Bit Aggregate Total Err Cnt", read=_COUNT)
-    double_bit_total: int | None = printed("{memory} Double Bit Aggregate Total Err Cnt", read=_COUNT)
-    single_bit_pages: int | None = printed("{memory} Single Bit Isolated Pages Count", read=_COUNT)
-    double_bit_pages: int | None = printed("{memory} Double Bit Isolated Pages Count", read=_COUNT)
+    single_bit: int | None = reading.printed("{memory} Single Bit Error Count", read=_COUNT)
+    double_bit: int | None = reading.printed("{memory} Double Bit Error Count", read=_COUNT)
+    single_bit_total: int | None = reading.printed("{memory} Single Bit Aggregate Total Err Cnt", read=_COUNT)
+    double_bit_total: int | None = reading.printed("{memory} Double Bit Aggregate Total Err Cnt", read=_COUNT)
+    single_bit_pages: int | None = reading.printed("{memory} Single Bit Isolated Pages Count", read=_COUNT)
+    double_bit_pages: int | None = reading.printed("{memory} Double Bit Isolated Pages Count", read=_COUNT)
 
 
 @dataclass(frozen=True)
@@ -99,18 +85,18 @@ class ChipEcc:
 class ChipHealth:
     """Health; `error_codes`: eight hex digits each, as printed; () if the tool prints NA, None if nothing."""
 
-    chip_id: int | None = printed("Chip ID", read=_ID)
-    health: str | None = printed("Health", "Health Status", read=choice(*HEALTH_STATES))
+    chip_id: int | None = reading.printed("Chip ID", read=_ID)
+    health: str | None = reading.printed("Health", "Health Status", read=reading.choice(*HEALTH_STATES))
     error_codes: tuple[str, ...] | None = None
     error_texts: tuple[str, ...] | None = None
 
 
 def parse_board(text: str) -> Board:
-    return read_answer(Board, text, skip=_BOARD_NOT_KEPT)
+    return reading.read_answer(Board, text, skip=_BOARD_NOT_KEPT)
 
 
 def parse_common(text: str) -> CardView[ChipCommon]:
-    def read(block: Block) -> ChipCommon:
+    def read(block: reading.Block) -> ChipCommon:
         block.skip(_COMMON_NOT_KEPT)
         return ChipCommon(**block.fill(ChipCommon))
 
@@ -118,20 +104,20 @@ def parse_common(text: str) -> CardView[ChipCommon]:
 
 
 def parse_ecc(text: str) -> CardView[ChipEcc]:
-    def read(block: Block) -> ChipEcc:
+    def read(block: reading.Block) -> ChipEcc:
         ddr, hbm = (EccCounts(**block.fill(EccCounts, memory=memory)) for memory in ("DDR", "HBM"))
         return ChipEcc(block.take(("Chip ID",), _ID), ddr, hbm)
 
     return _card_view(text, read)
 
 
-def _card_view(text: str, read: Callable[[Block], T]) -> CardView[T]:
-    errors, rest = split_errors(lines_of(text))
+def _card_view(text: str, read: Callable[[reading.Block], T]) -> CardView[T]:
+    errors, rest = reading.split_errors(reading.lines_of(text))
     card: dict[str, Any] = {}
     unread: list[str] = []
     chips: list[T] = []
     for lines in _blocks(rest):
-        block = Block(lines)
+        block = reading.Block(lines)
         names = set(block.fields) - {"NPU ID", "Chip Count"}
         card.update(block.fill(CardView))
         if "Chip Name" in names and "Chip ID" not in names:  # the board's MCU, a chip only by name
@@ -140,7 +126,7 @@ def _card_view(text: str, read: Callable[[Block], T]) -> CardView[T]:
         if names:
             chips.append(read(block))
         unread += block.rest()
-    return CardView(errors=errors, unparsed=unparsed_of(unread), chips=tuple(chips), **card)
+    return CardView(errors=errors, unparsed=reading.unparsed_of(unread), chips=tuple(chips), **card)
 
 
 def _blocks(lines: Sequence[str]) -> list[list[str]]:
@@ -155,11 +141,11 @@ def _blocks(lines: Sequence[str]) -> list[list[str]]:
 
 def parse_health(text: str) -> CardView[ChipHealth]:
     """Parse `-t health` of a card or a chip. Error texts continue on lines without a name and after blank lines."""
-    errors, rest = split_errors(lines_of(text))
-    head: dict[str, Field] = {}
+    errors, rest = reading.split_errors(reading.lines_of(text))
+    head: dict[str, reading.Field] = {}
     chips: list[ChipHealth] = []
     unread: list[str] = []
-    block: list[Field] = []
+    block: list[reading.Field] = []
 
     def has(name: str) -> bool:
         return any(field.name == name for field in block)
@@ -171,9 +157,9 @@ def parse_health(text: str) -> CardView[ChipHealth]:
         block.clear()
 
     for line in rest:
-        field, last = field_of(line), block[-1].name if block else ""
+        field, last = reading.field_of(line), block[-1].name if block else ""
         if field is None and line.strip(" \t").startswith(":") and last in ("Error Code", "Error Information"):
-            block.append(Field(line, last, line.strip(" \t")[1:].strip()))
+            block.append(reading.Field(line, last, line.strip(" \t")[1:].strip()))
         elif field is None:
             unread.append(line)
         elif field.name in ("NPU ID", "Chip Count"):
@@ -186,20 +172,20 @@ def parse_health(text: str) -> CardView[ChipHealth]:
             if (field.name == "Chip ID" or names_controller) and len(block) > 1:
                 close()
     close()
-    card = Block(head.values())
+    card = reading.Block(head.values())
     values = card.fill(CardView)
-    return CardView(errors=errors, unparsed=unparsed_of(unread + card.unread), chips=tuple(chips), **values)
+    return CardView(errors=errors, unparsed=reading.unparsed_of(unread + card.unread), chips=tuple(chips), **values)
 
 
-def _health(block: Sequence[Field], unread: list[str]) -> ChipHealth:
+def _health(block: Sequence[reading.Field], unread: list[str]) -> ChipHealth:
     faults = {"Error Code": [one for one in block if one.name == "Error Code"]}
     faults["Error Information"] = [one for one in block if one.name == "Error Information"]
-    rest = Block(one for one in block if one.name not in faults)
+    rest = reading.Block(one for one in block if one.name not in faults)
     values = rest.fill(ChipHealth)
     unread += rest.rest()
     codes = [(one, code) for one in faults["Error Code"] for code in one.value.split() if code != "NA"]
     unread += [one.line for one, code in codes if not _CODE.fullmatch(code)]
-    texts = tuple(shown(one.value) for one in faults["Error Information"] if one.value not in ("", "NA"))
+    texts = tuple(reading.shown(one.value) for one in faults["Error Information"] if one.value not in ("", "NA"))
     return ChipHealth(
         error_codes=tuple(code for _, code in codes if _CODE.fullmatch(code)) if faults["Error Code"] else None,
         error_texts=texts if faults["Error Information"] else None,

@@ -14,18 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import TypeVar
 
-from ascendrun.ascend.reading import (
-    Answer,
-    Block,
-    Field,
-    Read,
-    lines_of,
-    printed,
-    read_float,
-    read_int,
-    shown,
-    unparsed_of,
-)
+from ascendrun.ascend import reading
 from ascendrun.core.dataclass import dataclass
 
 GPU_FIELDS = (
@@ -47,27 +36,29 @@ def _word(text: str) -> str | None:
     return None if not text or _ABSENT.fullmatch(text) else text
 
 
-def _amount(high: int, low: int = 0) -> Read:
-    return lambda text: read_int(text.partition(" ")[0], low, high)
+def _amount(high: int, low: int = 0) -> reading.Read:
+    return lambda text: reading.read_int(text.partition(" ")[0], low, high)
 
 
 @dataclass(frozen=True)
 class Gpu:
     """One GPU. None: not queried, not supported, or unreadable. `ecc_errors`: uncorrected, since the last reset."""
 
-    index: int = printed("index", read=_amount(9999))
-    bus_id: str | None = printed("pci.bus_id", read=_word)
-    name: str | None = printed("name", read=_word)
-    utilisation_percent: int | None = printed("utilization.gpu", read=_amount(100))
-    memory_used_mb: int | None = printed("memory.used", read=_amount(_MOST_MIB))
-    memory_total_mb: int | None = printed("memory.total", read=_amount(_MOST_MIB))
-    power_w: float | None = printed("power.draw", read=lambda text: read_float(text.partition(" ")[0], 0.0, 5000.0))
-    temperature_c: int | None = printed("temperature.gpu", read=_amount(300))
-    sm_mhz: int | None = printed("clocks.sm", read=_amount(100_000))
-    ecc_errors: int | None = printed("ecc.errors.uncorrected.volatile.total", read=_amount(2**62))
+    index: int = reading.printed("index", read=_amount(9999))
+    bus_id: str | None = reading.printed("pci.bus_id", read=_word)
+    name: str | None = reading.printed("name", read=_word)
+    utilisation_percent: int | None = reading.printed("utilization.gpu", read=_amount(100))
+    memory_used_mb: int | None = reading.printed("memory.used", read=_amount(_MOST_MIB))
+    memory_total_mb: int | None = reading.printed("memory.total", read=_amount(_MOST_MIB))
+    power_w: float | None = reading.printed(
+        "power.draw", read=lambda text: reading.read_float(text.partition(" ")[0], 0.0, 5000.0)
+    )
+    temperature_c: int | None = reading.printed("temperature.gpu", read=_amount(300))
+    sm_mhz: int | None = reading.printed("clocks.sm", read=_amount(100_000))
+    ecc_errors: int | None = reading.printed("ecc.errors.uncorrected.volatile.total", read=_amount(2**62))
 
 
-class Gpus(Answer):
+class Gpus(reading.Answer):
     """All GPUs. `gpus` None: the output is not such a table; `unparsed` has its lines."""
 
     gpus: tuple[Gpu, ...] | None = None
@@ -77,12 +68,12 @@ class Gpus(Answer):
 class GpuApp:
     """One process that computes on the GPU at `bus_id`."""
 
-    bus_id: str = printed("gpu_bus_id", read=_word)
-    pid: int = printed("pid", read=_amount(2**22, 1))
-    memory_mb: int | None = printed("used_memory", read=_amount(_MOST_MIB))
+    bus_id: str = reading.printed("gpu_bus_id", read=_word)
+    pid: int = reading.printed("pid", read=_amount(2**22, 1))
+    memory_mb: int | None = reading.printed("used_memory", read=_amount(_MOST_MIB))
 
 
-class GpuApps(Answer):
+class GpuApps(reading.Answer):
     """All processes. `apps` None: the output is not such a table; (): no process."""
 
     apps: tuple[GpuApp, ...] | None = None
@@ -92,18 +83,18 @@ def parse_gpus(text: str) -> Gpus:
     """Parse the GPUs; never raises."""
     rows, unread = _rows(Gpu, text, "index", needed=("index",))
     if rows is None:
-        return Gpus(unparsed=unparsed_of(unread))
+        return Gpus(unparsed=reading.unparsed_of(unread))
     gpus: dict[int, Gpu] = {}
     for line, gpu in rows:
         if gpus.setdefault(gpu.index, gpu) is not gpu:
             unread.append(line)
-    return Gpus(unparsed=unparsed_of(unread), gpus=tuple(gpus.values()))
+    return Gpus(unparsed=reading.unparsed_of(unread), gpus=tuple(gpus.values()))
 
 
 def parse_apps(text: str) -> GpuApps:
     """Parse the processes; never raises."""
     rows, unread = _rows(GpuApp, text, "pid", needed=("bus_id", "pid"))
-    return GpuApps(unparsed=unparsed_of(unread), apps=None if rows is None else tuple(app for _, app in rows))
+    return GpuApps(unparsed=reading.unparsed_of(unread), apps=None if rows is None else tuple(app for _, app in rows))
 
 
 def _rows(
@@ -111,7 +102,7 @@ def _rows(
 ) -> tuple[list[tuple[str, T]] | None, list[str]]:
     """Return each line below the header with its values, and the lines without those of `needed`; None: no header has
     `column`."""
-    lines = [line for line in lines_of(text) if line.strip()]
+    lines = [line for line in reading.lines_of(text) if line.strip()]
     header = next((place for place, line in enumerate(lines) if column in _columns(line)), None)
     if header is None:
         return None, lines
@@ -120,8 +111,10 @@ def _rows(
     unread = lines[:header]
     for line in lines[header + 1 :]:
         values = [value.strip() for value in line.split(",")]
-        is_whole = len(values) == len(columns) and shown(line) == line  # truncated: its last value may be incomplete
-        found = Block(map(Field, [line] * len(values), columns, values)).fill(kind) if is_whole else {}
+        is_whole = (
+            len(values) == len(columns) and reading.shown(line) == line
+        )  # truncated: its last value may be incomplete
+        found = reading.Block(map(reading.Field, [line] * len(values), columns, values)).fill(kind) if is_whole else {}
         if all(name in found for name in needed):
             rows.append((line, kind(**found)))
         else:
@@ -130,7 +123,7 @@ def _rows(
 
 
 def _columns(line: str) -> Sequence[str]:
-    matches = [_NAME.fullmatch(part.strip()) for part in shown(line).split(",")]
+    matches = [_NAME.fullmatch(part.strip()) for part in reading.shown(line).split(",")]
     if not all(matches):
         return ()
     return [_RENAMED.get(match[1], match[1]) for match in matches if match]

@@ -9,13 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ascendrun.cluster.api import POLL_S, Part
-from ascendrun.core.errors import (
-    AscendrunError,
-    ConflictError,
-    ControllerReplacedError,
-    DeadlineExceededError,
-    UnreachableError,
-)
+from ascendrun.core import errors
 from ascendrun.core.pulse import Sight
 from ascendrun.core.settings import Settings
 from ascendrun.head.loop.daemon import mark_stopped, running_pid, wait_until_free
@@ -53,9 +47,9 @@ class Controller(Part):
             try:
                 with ControlClient(self._head.state_dir) as client:
                     return client.call(Status(), timeout_s=max(POLL_S, until_mono - time.monotonic()))
-            except (ControllerReplacedError, DeadlineExceededError):
+            except (errors.ControllerReplacedError, errors.DeadlineExceededError):
                 pass
-            except UnreachableError:
+            except errors.UnreachableError:
                 if running_pid(self._head.state_dir) is None:
                     return None
             if time.monotonic() > until_mono:
@@ -79,7 +73,7 @@ class Controller(Part):
             if status is not None and status.pulse is not None:
                 return Sight(status.pulse, clock_now(), is_new=True)
             self._sight_problem = None
-        except AscendrunError as error:
+        except errors.AscendrunError as error:
             self._sight_problem = error.message
         self._sight_mono = time.monotonic() + SIGHT_AGAIN_S
         return Sight(read_pulse(state_dir), clock_now(), self._sight_problem)
@@ -97,9 +91,9 @@ class Controller(Part):
                 with ControlClient(self._head.state_dir) as client:
                     client.call(Shutdown(), timeout_s=timeout_s)
                 break
-            except ControllerReplacedError:
+            except errors.ControllerReplacedError:
                 pass
-            except UnreachableError:
+            except errors.UnreachableError:
                 if mark_stopped(self._head.state_dir):
                     return
             if time.monotonic() > deadline:
@@ -134,7 +128,7 @@ def run_controller(settings: Settings) -> None:
 
     if not run_controller(settings):
         message = Text("controller.already-runs", "a controller already runs for {path}", path=settings.state_dir)
-        raise ConflictError(message, hint="ascendrun controller status")
+        raise errors.ConflictError(message, hint="ascendrun controller status")
 
 
 def revive_controller(settings: Settings) -> bool:

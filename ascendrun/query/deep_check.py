@@ -25,18 +25,7 @@ from ascendrun.head.protocol.messages import Request
 from ascendrun.head.state.state_dir import SPOOL_COMPLETE, spool_dir
 from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission
-from ascendrun.health.deep.measurements import (
-    PARTNERS,
-    DeepReport,
-    Exchange,
-    HostResult,
-    Lines,
-    better_of,
-    newest_like,
-    next_round,
-    read_exchange,
-    read_host,
-)
+from ascendrun.health.deep import measurements
 from ascendrun.health.deep.view import deep_findings, shares_of, slow_alone
 from ascendrun.output_file import write_output
 from ascendrun.query.submit import pack_trees
@@ -64,7 +53,7 @@ class DeepOptions:
     sizes: tuple[int, ...] = (1 << 20, 16 << 20, 128 << 20)
     repeats: int = 20
     budget_s: float = 3.0
-    partners: int = PARTNERS
+    partners: int = measurements.PARTNERS
     meet_s: float = 120.0
     start_s: float = 120.0
     job_s: float = 240.0
@@ -83,14 +72,14 @@ class Outcome:
 
     job: str
     why: str | Text | None
-    lines: Mapping[str, Lines]
+    lines: Mapping[str, measurements.Lines]
 
 
 @dataclass(frozen=True)
 class DeepCheck:
     """A report, its evaluation (with the comparison with the previous report), and its file."""
 
-    report: DeepReport
+    report: measurements.DeepReport
     findings: tuple[Finding, ...]
     file: Path
 
@@ -162,14 +151,14 @@ def run_deep_check(
     busy: Mapping[str, str],
     unfit: Sequence[str] = (),
     log: Callable[[str], None],
-) -> DeepReport:
+) -> measurements.DeepReport:
     """Measure every host that is neither in `busy` (by the job that it runs) nor `unfit`, alone and then in pairs.
 
     `base` gives python, setup, environment and devices (see `make_base`). Raises children of AscendrunError only if
     nothing can be measured at all; failures of hosts are in the report.
     """
     bench = _Bench(jobs, base, {host.name: host for host in hosts}, options, state_dir, log)
-    report = DeepReport(
+    report = measurements.DeepReport(
         at_s=time.time(),
         device_type=base.devices.type,
         sizes=options.sizes,
@@ -185,11 +174,11 @@ def run_deep_check(
     if doubtful:
         log(str(Text("deep.progress-again", "measuring {count:plural host hosts} again", count=len(doubtful))))
         again = bench.measure_hosts(doubtful)
-        merged = {host: better_of(report.hosts[host], result) for host, result in again.items()}
+        merged = {host: measurements.better_of(report.hosts[host], result) for host, result in again.items()}
         report = replace(report, hosts={**report.hosts, **merged})
     while True:
         shares = shares_of(report.device_type, report.exchanges)
-        pairs = next_round(report.paired, report.exchanges, shares=shares, partners=options.partners)
+        pairs = measurements.next_round(report.paired, report.exchanges, shares=shares, partners=options.partners)
         if not pairs:
             return report
         number = len(report.rounds) + 1
@@ -231,25 +220,29 @@ class _Bench:
         self._base = base.model_copy(update={"timeouts": limits})
         self._trees: tuple[Tree, ...] = pack_trees(self._base, state_dir)
 
-    def measure_hosts(self, names: Sequence[str]) -> dict[str, HostResult]:
+    def measure_hosts(self, names: Sequence[str]) -> dict[str, measurements.HostResult]:
         results = {}
         for name, outcome in zip(names, self._run([(name,) for name in names], burn_s=self._options.burn_s)):
-            results[name] = read_host(outcome.lines[name])
+            results[name] = measurements.read_host(outcome.lines[name])
             if outcome.why is not None:
                 results[name] = replace(results[name], why=outcome.why)
             elif not outcome.lines[name]:
                 why = Text(
                     "deep.job-without-result", "job {job} ended without a result (see its logs)", job=outcome.job
                 )
-                results[name] = HostResult(why=why)
+                results[name] = measurements.HostResult(why=why)
         return results
 
-    def measure_pairs(self, pairs: Sequence[tuple[str, str]]) -> tuple[Exchange, ...]:
+    def measure_pairs(self, pairs: Sequence[tuple[str, str]]) -> tuple[measurements.Exchange, ...]:
         found = []
         for pair, outcome in zip(pairs, self._run(pairs, burn_s=0.0)):
             lines = [line for lines in outcome.lines.values() for line in lines]
             is_read = outcome.why is None
-            found.append(read_exchange(*pair, lines) if is_read else Exchange(*pair, rates=None, why=outcome.why))
+            found.append(
+                measurements.read_exchange(*pair, lines)
+                if is_read
+                else measurements.Exchange(*pair, rates=None, why=outcome.why)
+            )
         return tuple(found)
 
     def _run(self, groups: Sequence[tuple[str, ...]], *, burn_s: float) -> list[Outcome]:
@@ -296,7 +289,7 @@ class _Bench:
         return Outcome(job, why, {name: read_lines(folder / name) for name in group})
 
 
-def read_lines(folder: Path) -> Lines:
+def read_lines(folder: Path) -> measurements.Lines:
     """Return the complete lines of all metrics files of a host's spool; lines that are not objects are skipped."""
     lines: list[Mapping[str, Any]] = []
     for path in sorted(folder.glob("rank-*.metrics.0")):
@@ -321,7 +314,7 @@ def last_output(folder: Path) -> str | None:
     return None
 
 
-def save_report(report: DeepReport, state_dir: Path) -> Path:
+def save_report(report: measurements.DeepReport, state_dir: Path) -> Path:
     """Write the report next to the earlier ones, private, complete or not at all; return its path."""
     folder = state_dir / FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -331,18 +324,18 @@ def save_report(report: DeepReport, state_dir: Path) -> Path:
     return path
 
 
-def earlier_reports(state_dir: Path) -> Iterable[DeepReport]:
+def earlier_reports(state_dir: Path) -> Iterable[measurements.DeepReport]:
     """Return every readable stored report, the newest first; those of other releases or damaged ones are skipped."""
     for path in sorted((state_dir / FOLDER).glob("*.json"), reverse=True):
         try:
-            yield load_dataclass(DeepReport, json.loads(path.read_text(encoding="utf-8")))
+            yield load_dataclass(measurements.DeepReport, json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
 
 
-def evaluate_and_save(report: DeepReport, state_dir: Path) -> DeepCheck:
+def evaluate_and_save(report: measurements.DeepReport, state_dir: Path) -> DeepCheck:
     """Compare the report with the newest earlier one of its kind, then store it as the newest."""
-    findings = deep_findings(report, newest_like(report, earlier_reports(state_dir)))
+    findings = deep_findings(report, measurements.newest_like(report, earlier_reports(state_dir)))
     return DeepCheck(report, findings, save_report(report, state_dir))
 
 

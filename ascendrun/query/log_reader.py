@@ -12,17 +12,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from ascendrun.core.logs.log_lines import SHOWN_LINE_BYTES, LineSplitter, LogLine, decode_line, make_lines
+from ascendrun.head.spool import spool_files
 from ascendrun.head.spool.clocks import HostClock
-from ascendrun.head.spool.spool_files import (
-    CHUNK_BYTES,
-    TIME_RECORD,
-    StreamFiles,
-    first_time_record,
-    read_at,
-    since_position,
-    size_of,
-    tail_position,
-)
 from ascendrun.health.diagnosis.evidence import Line
 
 TIMES_PATIENCE_S = 1.0
@@ -41,7 +32,7 @@ class StreamReader:
 
     def __init__(
         self,
-        files: StreamFiles,
+        files: spool_files.StreamFiles,
         *,
         tail: int | None = None,
         clock: HostClock | None = None,
@@ -55,7 +46,7 @@ class StreamReader:
         self.files = files
         self.clock = clock
         self._batch_lines = batch_lines
-        self._chunk_bytes = max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, batch_lines * USUAL_LINE_BYTES))
+        self._chunk_bytes = max(LEAST_CHUNK_BYTES, min(spool_files.CHUNK_BYTES, batch_lines * USUAL_LINE_BYTES))
         self._end = end or (1 << 62, 0)
         self._splitter = LineSplitter()
         self._generation: int | None = None
@@ -64,10 +55,10 @@ class StreamReader:
         self._times = _Times()
         self._untimed_since_s: float | None = None
         if tail is not None:
-            self._generation, self._offset = tail_position(files, tail)
+            self._generation, self._offset = spool_files.tail_position(files, tail)
         elif since_s is not None and not (clock is not None and clock.was_set):
             node_s = clock.to_node_s(since_s) if clock is not None else since_s
-            self._generation, self._offset = since_position(files, node_s - SINCE_SLACK_S)
+            self._generation, self._offset = spool_files.since_position(files, node_s - SINCE_SLACK_S)
 
     def read(self, *, final: bool = False) -> list[LogLine]:
         """Return the newly completed lines, at most one chunk of the file: [] means nothing new now.
@@ -78,7 +69,7 @@ class StreamReader:
             if not self._settle():
                 return []
             assert self._generation is not None
-            data = read_at(self.files.path(self._generation), self._offset, self._room())
+            data = spool_files.read_at(self.files.path(self._generation), self._offset, self._room())
             if data:
                 data = self._with_times(self._cut(data), final=final)
                 if not data:
@@ -113,10 +104,10 @@ class StreamReader:
         the size of a batch."""
         newlines = data.count(b"\n")
         if newlines == 0:
-            self._chunk_bytes = CHUNK_BYTES
+            self._chunk_bytes = spool_files.CHUNK_BYTES
             return data
         batch_bytes = len(data) * self._batch_lines // newlines
-        self._chunk_bytes = max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, batch_bytes - batch_bytes // 16))
+        self._chunk_bytes = max(LEAST_CHUNK_BYTES, min(spool_files.CHUNK_BYTES, batch_bytes - batch_bytes // 16))
         return cut_lines(data, self._batch_lines) if newlines > self._batch_lines else data[: data.rfind(b"\n") + 1]
 
     def _settle(self) -> bool:
@@ -130,7 +121,7 @@ class StreamReader:
         assert self._generation is not None
         if not self.files.path(self._generation + 1).exists():
             return False
-        if size_of(self.files.path(self._generation)) > self._offset:
+        if spool_files.size_of(self.files.path(self._generation)) > self._offset:
             return True  # the last bytes came between the read and the check
         self._generation += 1
         self._offset = self._times_offset = 0
@@ -164,9 +155,9 @@ class StreamReader:
         assert self._generation is not None
         path = self.files.times_path(self._generation)
         if self._times_offset == 0:
-            self._times_offset = first_time_record(path, self._offset)
-        raw = read_at(path, self._times_offset, TIME_RECORD.size * self._batch_lines)
-        raw = raw[: len(raw) - len(raw) % TIME_RECORD.size]
+            self._times_offset = spool_files.first_time_record(path, self._offset)
+        raw = spool_files.read_at(path, self._times_offset, spool_files.TIME_RECORD.size * self._batch_lines)
+        raw = raw[: len(raw) - len(raw) % spool_files.TIME_RECORD.size]
         self._times_offset += len(raw)
         self._times.add(raw, self._offset, self.clock)
 
@@ -308,7 +299,7 @@ def budget_for(streams: int, *, total_bytes: int = 12 << 20) -> Budget:
     return Budget(tail_bytes=min(1 << 20, max(16 << 10, share)), search_bytes=min(32 << 20, max(1 << 20, 8 * share)))
 
 
-def read_tail(files: StreamFiles, root: Path, budget: Budget) -> tuple[Line, ...]:
+def read_tail(files: spool_files.StreamFiles, root: Path, budget: Budget) -> tuple[Line, ...]:
     """Return lines in order; omitted lines between them are not marked. `root`: the attempt's spool, to which file
     names are relative."""
     found: list[Line] = []
@@ -316,7 +307,7 @@ def read_tail(files: StreamFiles, root: Path, budget: Budget) -> tuple[Line, ...
     searched = budget.search_bytes
     for generation in reversed(files.generations()):
         path = files.path(generation)
-        size = size_of(path)
+        size = spool_files.size_of(path)
         start = max(0, size - left)
         left -= size - start
         ranges = [(start, size)] if size > start else []
@@ -333,7 +324,7 @@ def read_tail(files: StreamFiles, root: Path, budget: Budget) -> tuple[Line, ...
 
 def read_text_lines(path: Path, root: Path, stream: str, *, limit_bytes: int) -> tuple[Line, ...]:
     """Return a complete small file; of a larger file its start and its end."""
-    size = size_of(path)
+    size = spool_files.size_of(path)
     name = os.path.relpath(path, root)
     if size <= limit_bytes:
         return tuple(_lines(path, 0, size, name, stream, None))
@@ -341,15 +332,15 @@ def read_text_lines(path: Path, root: Path, stream: str, *, limit_bytes: int) ->
     return (*_lines(path, 0, half, name, stream, None), *_lines(path, size - half, size, name, stream, None))
 
 
-def last_arrival_s(files: StreamFiles) -> float | None:
+def last_arrival_s(files: spool_files.StreamFiles) -> float | None:
     """Return when the stream's newest bytes arrived, by its node's clock; None: no bytes, or no times are here."""
     for generation in reversed(files.generations()):
         path = files.times_path(generation)
-        size = size_of(path) // TIME_RECORD.size * TIME_RECORD.size
+        size = spool_files.size_of(path) // spool_files.TIME_RECORD.size * spool_files.TIME_RECORD.size
         if size:
-            raw = read_at(path, size - TIME_RECORD.size, TIME_RECORD.size)
-            if len(raw) == TIME_RECORD.size:
-                return float(TIME_RECORD.unpack(raw)[1]) / 1e9
+            raw = spool_files.read_at(path, size - spool_files.TIME_RECORD.size, spool_files.TIME_RECORD.size)
+            if len(raw) == spool_files.TIME_RECORD.size:
+                return float(spool_files.TIME_RECORD.unpack(raw)[1]) / 1e9
     return None
 
 
@@ -358,7 +349,7 @@ def _windows(path: Path, begin: int, end: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     at = begin
     while at < end and len(found) < MOST_WINDOWS:
-        block = read_at(path, at, min(SEARCH_CHUNK_BYTES, end - at))
+        block = spool_files.read_at(path, at, min(SEARCH_CHUNK_BYTES, end - at))
         if not block:
             break
         for place in _places(block):
@@ -390,12 +381,12 @@ def _places(block: bytes) -> list[int]:
 def _lines(path: Path, begin: int, end: int, name: str, stream: str, times: _Times | None) -> Iterator[Line]:
     """Yield complete lines between two offsets. A line that crosses an offset is skipped, unless the file ends with it.
     Of a progress bar only its last state."""
-    data = read_at(path, begin, end - begin)
-    if end < size_of(path):
+    data = spool_files.read_at(path, begin, end - begin)
+    if end < spool_files.size_of(path):
         data = data[: data.rfind(b"\n") + 1]
     at = 0
     if begin > 0:
-        before = read_at(path, begin - 1, 1)
+        before = spool_files.read_at(path, begin - 1, 1)
         at = 0 if before == b"\n" else data.find(b"\n") + 1
         if at == 0 and before != b"\n":
             return
@@ -410,8 +401,8 @@ def _lines(path: Path, begin: int, end: int, name: str, stream: str, times: _Tim
 
 def _last_times(path: Path) -> _Times:
     """Return the arrival times of the last bytes of a file, by the clock of its node."""
-    size, times = size_of(path), _Times()
-    start = max(0, size - TIMES_LIMIT_BYTES) // TIME_RECORD.size * TIME_RECORD.size
-    raw = read_at(path, start, size - start)
-    times.add(raw[: len(raw) - len(raw) % TIME_RECORD.size], -1, None)
+    size, times = spool_files.size_of(path), _Times()
+    start = max(0, size - TIMES_LIMIT_BYTES) // spool_files.TIME_RECORD.size * spool_files.TIME_RECORD.size
+    raw = spool_files.read_at(path, start, size - start)
+    times.add(raw[: len(raw) - len(raw) % spool_files.TIME_RECORD.size], -1, None)
     return times

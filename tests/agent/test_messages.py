@@ -15,18 +15,7 @@ from typing import Any
 import pytest
 
 from ascendrun.head.protocol import agent_messages as messages
-from ascendrun.head.protocol.file_messages import (
-    EVENTS,
-    ArtifactData,
-    FileData,
-    Files,
-    FileTruncated,
-    FileUnreadable,
-    Outputs,
-    PutFile,
-    PutTree,
-    ReadOutput,
-)
+from ascendrun.head.protocol import file_messages
 from ascendrun.head.protocol.messages import Message, R, Request
 from ascendrun.node import layout, loader, tree_hash, wire
 from ascendrun.node.agent import serve
@@ -92,7 +81,7 @@ class Node:
                 if "re" in header:
                     self.replies.append((header, body))
                 elif header["event"] != "beat":
-                    self.events.append(EVENTS[header["event"]].from_header(header))
+                    self.events.append(file_messages.EVENTS[header["event"]].from_header(header))
 
 
 @pytest.fixture
@@ -120,7 +109,7 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
     with open(tmp_path / "code.tar", "wb") as file:
         tree_hash.write_tar(str(code), entries, file)
     tar = (tmp_path / "code.tar").read_bytes()
-    tree = PutTree(sha256, len(tar))
+    tree = file_messages.PutTree(sha256, len(tar))
     assert not ask(tree).done
     assert ask(replace(tree, offset=0), tar).have == len(tar) and ask(replace(tree, sha256="")).done
     prepare = messages.Prepare(
@@ -149,8 +138,8 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
     ask(prepare)
     ask(messages.Follow(TAG, {"rank-0.out": {"0": 0}}))
     assert ask(messages.Go(TAG, None, {"SECRET": "x"})).supervisor_pid > 0
-    node.wait(lambda: any(isinstance(one, FileData) and one.file == "rank-0.out" for one in node.events))
-    assert ask(Files(TAG)).files["rank-0.out"] == {"0": 6}
+    node.wait(lambda: any(isinstance(one, file_messages.FileData) and one.file == "rank-0.out" for one in node.events))
+    assert ask(file_messages.Files(TAG)).files["rank-0.out"] == {"0": 6}
     node.wait(lambda: {one.comm for one in ask(messages.Processes(TAG)).processes} == {"sh", "sleep"})
     seen = ask(messages.Processes(TAG))
     assert ask(messages.Copy(TAG)).job == {"id": "job"}
@@ -177,12 +166,12 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
     assert [file["name"] for file in gathered.files] == ["x"] and gathered.at_ns > gathered.boot_ns
     (tmp_path / "left").write_bytes(b"abc")
     left = str(tmp_path / "left")
-    assert [file[:2] for file in ask(Outputs("head-job", (left,))).files] == [(left, 3)]
-    found, block = node.ask(ReadOutput("head-job", left, 1))
+    assert [file[:2] for file in ask(file_messages.Outputs("head-job", (left,))).files] == [(left, 3)]
+    found, block = node.ask(file_messages.ReadOutput("head-job", left, 1))
     assert (found.size_bytes, block) == (3, b"bc")
-    sha256 = ask(ReadOutput("head-job", left)).sha256
+    sha256 = ask(file_messages.ReadOutput("head-job", left)).sha256
     assert sha256 is not None and sha256.startswith("ba7816bf")
-    put = PutFile("head-job", str(tmp_path / "put"), 3, 10**18, 0o644)
+    put = file_messages.PutFile("head-job", str(tmp_path / "put"), 3, 10**18, 0o644)
     assert ask(put).have == 0 and ask(replace(put, offset=0), b"abc").have == 3
     assert ask(replace(put, sha256=sha256)).done and (tmp_path / "put").read_bytes() == b"abc"
     ask(messages.Stop(TAG, True, 0.0))
@@ -195,16 +184,20 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
     survey = ask(messages.Survey([{"name": "limits", "kind": "limits"}], 10.0, shell))
     assert "limits" in survey.results["limits"]
     assert ask(messages.Sample([{"name": "e", "argv": ["echo", "a"], "timeout_s": 5.0}], 10.0)).lines[1]["tool"] == "e"
-    kinds = {one for one in Request.__subclasses__() if one.__module__ in (messages.__name__, PutFile.__module__)}
+    kinds = {
+        one
+        for one in Request.__subclasses__()
+        if one.__module__ in (messages.__name__, file_messages.PutFile.__module__)
+    }
     assert asked == kinds
-    assert {type(one) for one in node.events} == {FileData, ArtifactData}
+    assert {type(one) for one in node.events} == {file_messages.FileData, file_messages.ArtifactData}
 
 
 def test_the_events_of_files_that_cannot_be_followed_and_the_first_event_of_an_agent(tmp_path: Path) -> None:
     sent: list[Message] = []
 
     def send(header: dict[str, Any], body: bytes) -> None:
-        sent.append(EVENTS[header["event"]].from_header(json.loads(json.dumps(header))))
+        sent.append(file_messages.EVENTS[header["event"]].from_header(json.loads(json.dumps(header))))
 
     folder = Path(layout.attempt_dir(str(tmp_path), "head-job.1"))
     folder.mkdir(parents=True)
@@ -213,8 +206,8 @@ def test_the_events_of_files_that_cannot_be_followed_and_the_first_event_of_an_a
     follow = Follow(str(tmp_path), TAG, {"rank-0.out": {"0": 5}}, send, {})
     assert follow._send_file(("rank-1.out", 0), 1)
     follow.poll(1e9)
-    assert sent[0] == FileUnreadable(TAG, "rank-1.out", 0, "[Errno 21] Is a directory")
-    assert sent[1] == FileTruncated(TAG, "rank-0.out", 0, 1)
+    assert sent[0] == file_messages.FileUnreadable(TAG, "rank-1.out", 0, "[Errno 21] Is a directory")
+    assert sent[1] == file_messages.FileTruncated(TAG, "rank-0.out", 0, 1)
     agent_path = tmp_path / "agent.pyz"
     agent_path.write_bytes(b"x")
     send(serve.hello(str(tmp_path), str(agent_path)), b"")

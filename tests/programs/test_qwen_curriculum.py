@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.qwen_lora.curriculum import (
-    FEW_ROWS,
-    NO_DIFFICULTY,
-    Course,
-    Table,
-    choose_table,
-    pack_evenly,
-    quotas,
-    targets,
-)
+from ascendrun.programs.qwen_lora import curriculum
 from ascendrun.programs.qwen_lora.rules import read_stages, stage_of
 from ascendrun.text import Text
 
@@ -28,8 +19,8 @@ STAGES = tuple(read_stages(GUIDE, 3))
 
 def strays(stages, *, steps, batch_size):
     """How far the counts of any window are from the table's at most; how far those from the first step on."""
-    unit, wanted = targets(stages, steps=steps, batch_size=batch_size)
-    given = quotas(stages, steps=steps, batch_size=batch_size)
+    unit, wanted = curriculum.targets(stages, steps=steps, batch_size=batch_size)
+    given = curriculum.quotas(stages, steps=steps, batch_size=batch_size)
     assert (np.diff(given, axis=0) >= 0).all() and (np.diff(given.sum(1)) == batch_size).all()
     error = given * unit - wanted
     window = (error.max(0) - error.min(0)).max()
@@ -63,8 +54,8 @@ def test_the_late_stage_is_reached_with_three_epochs():
 def make_course(*, rows=(30, 30, 6), steps=40, batch_size=8, seed=3, row_tokens=0, spread=1, lengths=None):
     starts = np.cumsum([0, *rows])
     numbers = [list(range(start, start + count)) for start, count in zip(starts, rows)]
-    return Course(
-        Table(tuple(LEVELS), STAGES),
+    return curriculum.Course(
+        curriculum.Table(tuple(LEVELS), STAGES),
         numbers,
         lengths or [10] * sum(rows),
         steps=steps,
@@ -104,19 +95,19 @@ def test_ranks_change_the_rows_but_not_the_samples_of_a_step():
 
 def test_rows_are_even_and_none_is_longer_than_allowed():
     lengths = [3, 60, 31, 30, 29, 8, 8, 64, 1, 2]
-    rows = pack_evenly(range(10), lengths, row_tokens=64, spread=2)
+    rows = curriculum.pack_evenly(range(10), lengths, row_tokens=64, spread=2)
     used = [sum(lengths[number] for number in row) for row in rows]
     assert max(used) <= 64 and len(rows) == 4 and sorted(sum(rows, ())) == list(range(10))
-    assert len(pack_evenly([0, 1], lengths, row_tokens=64, spread=8)) == 2
+    assert len(curriculum.pack_evenly([0, 1], lengths, row_tokens=64, spread=8)) == 2
 
 
 def choose(rows_of, wanted="auto"):
-    return choose_table(rows_of, wanted=wanted, levels=LEVELS, stages=GUIDE)
+    return curriculum.choose_table(rows_of, wanted=wanted, levels=LEVELS, stages=GUIDE)
 
 
 def test_rows_without_difficulty_are_trained_on_as_usual_with_the_guides_warning():
     table = choose({None: 10})
-    assert not table.is_curriculum and table.notes == (Text("program.no-curriculum", "", why=NO_DIFFICULTY),)
+    assert not table.is_curriculum and table.notes == (Text("program.no-curriculum", "", why=curriculum.NO_DIFFICULTY),)
     with pytest.raises(InvalidDataError, match="requires samples with a difficulty"):
         choose({None: 10}, wanted="on")
 
@@ -135,7 +126,7 @@ def test_a_level_without_rows_gives_its_share_to_the_next_easier_one():
     assert table.stages[2][1] == (Fraction(1, 4), Fraction(3, 4))
     assert table.notes == (
         Text("program.level-missing", "", level="topology", home="reasoning"),
-        Text("program.few-samples", "", count=500, level="reasoning", advised=FEW_ROWS),
+        Text("program.few-samples", "", count=500, level="reasoning", advised=curriculum.FEW_ROWS),
     )
     assert choose({"reasoning": 2000, "topology": 2000}).notes == (
         Text("program.level-missing", "", level="explain", home="reasoning"),
@@ -144,8 +135,8 @@ def test_a_level_without_rows_gives_its_share_to_the_next_easier_one():
 
 def test_how_often_each_level_is_seen_is_printed():
     """Half of all samples are easy ones, of which there are few."""
-    table = Table(("explain", "reasoning"), tuple(read_stages(["1=50/50"], 2)))
-    course = Course(table, [[0, 1], [2, 3, 4, 5]], [5] * 6, steps=4, batch_size=4, seed=0, row_tokens=0)
+    table = curriculum.Table(("explain", "reasoning"), tuple(read_stages(["1=50/50"], 2)))
+    course = curriculum.Course(table, [[0, 1], [2, 3, 4, 5]], [5] * 6, steps=4, batch_size=4, seed=0, row_tokens=0)
     uses = [text.values for text in course.describe() if text.key == "program.level-use"]
     assert uses == [
         {"level": "explain", "rows": 2, "count": 8, "times": 4.0},

@@ -8,17 +8,9 @@ from collections.abc import Sequence
 
 import click
 
+from ascendrun.cli import options
 from ascendrun.cli.context import CliContext
 from ascendrun.cli.errors import describe_error
-from ascendrun.cli.options import (
-    Duration,
-    UsageError,
-    cli_command,
-    hostfile_option,
-    hosts_of,
-    output_option,
-    parse_host_names,
-)
 from ascendrun.cli.outcome import print_held
 from ascendrun.cli.output import PEOPLE, Column, describe_memory, describe_time, format_table, labelled, print_rows
 from ascendrun.cluster import DeviceUse, HostKeyScan, HostStatus, MachineView
@@ -31,7 +23,7 @@ from ascendrun.text.format import fold_hosts, format_clock
 TIMEOUT_S = 90.0
 
 
-@cli_command(
+@options.cli_command(
     "nodes",
     examples="""
     ascendrun nodes --hostfile hostfiles/cluster.hosts
@@ -39,13 +31,16 @@ TIMEOUT_S = 90.0
     ascendrun nodes --all                                # every machine that jobs have used, and its state
 """,
 )
-@hostfile_option
+@options.hostfile_option
 @click.option("--hosts", "names", metavar="HOSTS", help="Only these hosts: npu[01-04] or @group.")
 @click.option(
-    "--timeout", type=Duration(), metavar="TIME", help="Stop waiting when no host replies for TIME.  [default: 90s]"
+    "--timeout",
+    type=options.Duration(),
+    metavar="TIME",
+    help="Stop waiting when no host replies for TIME.  [default: 90s]",
 )
 @click.option("--all", "everything", is_flag=True, help="Show every known machine and its state; query none.")
-@output_option
+@options.output_option
 @click.pass_obj
 def command(
     ctx: CliContext,
@@ -75,7 +70,7 @@ def command(
         ]
         print_rows(ctx.cluster.hosts.machines(), columns, output, name="machines", kind=MachineView)
         return 0
-    hosts = hosts_of(ctx, hostfile=hostfile, names=names)
+    hosts = options.hosts_of(ctx, hostfile=hostfile, names=names)
 
     def progress(found: Sequence[HostStatus]) -> Text:
         return Text("nodes.progress", "{count} of {total} hosts replied", count=len(found), total=len(hosts))
@@ -90,7 +85,7 @@ def command(
     return _print_unreached(ctx, rows)
 
 
-@cli_command(
+@options.cli_command(
     "release",
     examples="""
     ascendrun release npu07               # it was replaced, or no process is left there
@@ -105,7 +100,7 @@ def release_command(ctx: CliContext, hosts: tuple[str, ...]) -> int:
     A host that responds is queried first: it is not released while it shows processes of the job (exit code 7).
     """
     code = 0
-    for host in parse_host_names(list(hosts)):
+    for host in options.parse_host_names(list(hosts)):
         try:
             ctx.cluster.hosts.release(host.name)
         except AscendrunError as error:
@@ -116,7 +111,7 @@ def release_command(ctx: CliContext, hosts: tuple[str, ...]) -> int:
     return code
 
 
-@cli_command(
+@options.cli_command(
     "drain",
     examples="""
     ascendrun drain npu07 --reason optics             # running jobs continue
@@ -125,7 +120,9 @@ def release_command(ctx: CliContext, hosts: tuple[str, ...]) -> int:
 )
 @click.argument("hosts", metavar="HOSTS")
 @click.option("--reason", default="", metavar="TEXT", help="Shown to the jobs that wait.")
-@click.option("--for", "for_s", type=Duration(), metavar="TIME", help="End the drain after TIME.  [default: undrain]")
+@click.option(
+    "--for", "for_s", type=options.Duration(), metavar="TIME", help="End the drain after TIME.  [default: undrain]"
+)
 @click.option("--now", is_flag=True, help="Stop the jobs there that may restart; they continue on other hosts.")
 @click.pass_obj
 def drain_command(ctx: CliContext, hosts: str, reason: str, for_s: float | None, now: bool) -> int:
@@ -144,7 +141,7 @@ def drain_command(ctx: CliContext, hosts: str, reason: str, for_s: float | None,
     return 0
 
 
-@cli_command(
+@options.cli_command(
     "undrain",
     examples="""
     ascendrun undrain npu07
@@ -181,7 +178,7 @@ def undrain_command(ctx: CliContext, hosts: str, no_check: bool) -> int:
     return 3 if refused else 0
 
 
-@cli_command(
+@options.cli_command(
     "lost",
     examples="""
     ascendrun lost npu07          # powered off, or taken out of the rack
@@ -203,7 +200,7 @@ def lost_command(ctx: CliContext, hosts: str, reason: str) -> int:
     return 0
 
 
-@cli_command(
+@options.cli_command(
     "leases",
     examples="""
     ascendrun leases 'npu[01-04]'
@@ -211,8 +208,8 @@ def lost_command(ctx: CliContext, hosts: str, reason: str) -> int:
 """,
 )
 @click.argument("hosts", nargs=-1, metavar="[HOST...]")
-@hostfile_option
-@output_option
+@options.hostfile_option
+@options.output_option
 @click.pass_obj
 def leases_command(ctx: CliContext, hosts: tuple[str, ...], hostfile: str | None, output: str | None) -> int:
     """List what uses devices and ports on each host: runs of all users and head nodes, and other processes on NPUs
@@ -221,7 +218,7 @@ def leases_command(ctx: CliContext, hosts: tuple[str, ...], hostfile: str | None
     A running attempt has its devices, MASTER_PORT (port) and 32 ports of HCCL (hccl) for itself. CPUs are not leased.
     Exit code 6: some hosts are unreachable.
     """
-    chosen = hosts_of(ctx, hostfile=hostfile, names=",".join(hosts) or None)
+    chosen = options.hosts_of(ctx, hostfile=hostfile, names=",".join(hosts) or None)
     rows, unreached = ctx.cluster.hosts.leases(chosen)
     columns = [
         Column("HOST", lambda row: row.host),
@@ -300,7 +297,7 @@ NODE_COLUMNS = (
 )
 
 
-@cli_command(
+@options.cli_command(
     "trust",
     examples="""
     ascendrun trust --hostfile hostfiles/cluster.hosts
@@ -309,7 +306,7 @@ NODE_COLUMNS = (
 """,
 )
 @click.argument("hosts", nargs=-1, metavar="[HOSTS]...")
-@hostfile_option
+@options.hostfile_option
 @click.option("--yes", "-y", is_flag=True, help="Record the keys without confirmation.")
 @click.option("--replace", is_flag=True, help="Replace a recorded key that differs.")
 @click.option("--print", "prints", is_flag=True, help="Print the keys as known_hosts lines; record nothing.")
@@ -331,7 +328,7 @@ def trust_command(
 
 def _choose(ctx: CliContext, names: tuple[str, ...], hostfile: str | None) -> tuple[Host, ...]:
     if hostfile is None:
-        return parse_host_names(list(names)) if names else hosts_of(ctx, hostfile=None)
+        return options.parse_host_names(list(names)) if names else options.hosts_of(ctx, hostfile=None)
     return ctx.cluster.hosts.select(",".join(names) or None, hostfile=hostfile)
 
 
@@ -373,7 +370,7 @@ def _record(ctx: CliContext, scans: Sequence[HostKeyScan], *, yes: bool, replace
     if not yes:
         if not sys.stdin.isatty():
             message = Text("trust.confirm-needed", "{count:plural key keys} not recorded", count=len(chosen))
-            raise UsageError(message, hint=Text("trust.add-yes", "compare the fingerprints, then add --yes"))
+            raise options.UsageError(message, hint=Text("trust.add-yes", "compare the fingerprints, then add --yes"))
         question = Text("trust.confirm", "Record {count:plural key keys}?", count=len(chosen))
         if not click.confirm(str(question), err=True):
             ctx.say("trust.nothing", "no key was recorded")

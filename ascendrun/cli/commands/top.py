@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ascendrun.cli.options import (
-    Duration,
-    UsageError,
-    cli_command,
-    hostfile_option,
-    hosts_of,
-    output_option,
-    parse_host_names,
-)
+from ascendrun.cli import options
 from ascendrun.cli.output import format_record, format_records, terminal_width, write_file
 from ascendrun.cli.top.text import run_plain, top_lines
 from ascendrun.core.errors import ConflictError
@@ -41,7 +33,7 @@ if TYPE_CHECKING:
 INTERVAL_S = 2.0
 
 
-@cli_command(
+@options.cli_command(
     "top",
     examples="""
     ascendrun top                                  # live; press ? for the keys
@@ -52,7 +44,7 @@ INTERVAL_S = 2.0
 """,
 )
 @click.argument("names", nargs=-1, metavar="[HOSTS]...")
-@hostfile_option
+@options.hostfile_option
 @click.option("--once", is_flag=True, help="Print once and exit; the default when stdout is not a terminal.")
 @click.option("--job", metavar="JOB", help="Only the devices and ranks of this job.")
 @click.option(
@@ -62,8 +54,10 @@ INTERVAL_S = 2.0
 )
 @click.option("--sort", "by", type=click.Choice(list(SORTS)), default="host", help="Sort order.  [default: host]")
 @click.option("--by-host", is_flag=True, help="One line per host, with the utilisation of each device.")
-@click.option("--interval", type=Duration(), metavar="TIME", help="Refresh interval of the live view.  [default: 2s]")
-@output_option
+@click.option(
+    "--interval", type=options.Duration(), metavar="TIME", help="Refresh interval of the live view.  [default: 2s]"
+)
+@options.output_option
 @click.pass_obj
 def command(
     ctx: CliContext,
@@ -108,12 +102,12 @@ def choose_hosts(
     plain = [name for name in names if name not in globs]
     has_file = hostfile is not None or ctx.settings.hostfile is not None
     if not has_file:
-        hosts = parse_host_names(plain) if plain else ()
+        hosts = options.parse_host_names(plain) if plain else ()
         return hosts, (*globs, *(host.name for host in hosts))
     if not names:
-        return hosts_of(ctx, hostfile=hostfile), ()
-    hosts = hosts_of(ctx, hostfile=hostfile, names=",".join(plain)) if plain else ()
-    every = hosts_of(ctx, hostfile=hostfile) if globs else ()
+        return options.hosts_of(ctx, hostfile=hostfile), ()
+    hosts = options.hosts_of(ctx, hostfile=hostfile, names=",".join(plain)) if plain else ()
+    every = options.hosts_of(ctx, hostfile=hostfile) if globs else ()
     hosts = (*hosts, *(host for host in every if host not in hosts and matches_host(host.name, globs)))
     return hosts, (*globs, *(host.name for host in hosts))
 
@@ -202,7 +196,7 @@ LISTEN = "127.0.0.1:9478"
 FILE_INTERVAL_S = 15.0
 
 
-@cli_command(
+@options.cli_command(
     "metrics",
     examples="""
     ascendrun metrics                                           # http://127.0.0.1:9478/metrics until ^C
@@ -211,7 +205,7 @@ FILE_INTERVAL_S = 15.0
     ascendrun metrics --grafana > ascendrun.json                # a dashboard to import
 """,
 )
-@hostfile_option
+@options.hostfile_option
 @click.option("--listen", metavar="HOST:PORT", help=f"Address to serve on, without a password.  [default: {LISTEN}]")
 @click.option(
     "--textfile",
@@ -220,7 +214,7 @@ FILE_INTERVAL_S = 15.0
     help="Write this file repeatedly instead, for the textfile collector of node_exporter.",
 )
 @click.option(
-    "--interval", type=Duration(), metavar="TIME", help="Interval at which the file is written.  [default: 15s]"
+    "--interval", type=options.Duration(), metavar="TIME", help="Interval at which the file is written.  [default: 15s]"
 )
 @click.option("--once", is_flag=True, help="Print the metrics, or write the file, once and exit.")
 @click.option("--grafana", is_flag=True, help="Print a Grafana dashboard of these metrics and exit.")
@@ -243,9 +237,9 @@ def metrics_command(
         return 0
     if listen is not None and (textfile is not None or once):
         message = Text("metrics.listen-conflict", "--listen cannot be combined with --textfile or --once")
-        raise UsageError(message, hint=Text("metrics.listen-conflict-hint", "remove --listen"))
+        raise options.UsageError(message, hint=Text("metrics.listen-conflict-hint", "remove --listen"))
     address, port = parse_listen(listen or LISTEN)
-    registry = ctx.cluster.samples.prometheus(hosts_of(ctx, hostfile=hostfile) if hostfile is not None else ())
+    registry = ctx.cluster.samples.prometheus(options.hosts_of(ctx, hostfile=hostfile) if hostfile is not None else ())
     if textfile is not None:
         return write_repeatedly(registry, textfile, interval_s=None if once else interval or FILE_INTERVAL_S)
     if once:
@@ -261,7 +255,7 @@ def parse_listen(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     if not port.isascii() or not port.isdigit() or int(port) > 65535 or (host and not colon):
         message = Text("metrics.invalid-address", "--listen: expected HOST:PORT, got {address:quote}", address=address)
-        raise UsageError(message, hint=Text("metrics.listen-hint", "use --listen {address}", address=LISTEN))
+        raise options.UsageError(message, hint=Text("metrics.listen-hint", "use --listen {address}", address=LISTEN))
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

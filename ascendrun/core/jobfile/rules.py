@@ -7,15 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 from ascendrun.core.errors import Problem
+from ascendrun.core.jobfile import model
 from ascendrun.core.jobfile.command_rules import command_rule, env_rule
-from ascendrun.core.jobfile.model import (
-    PATTERN_EXAMPLE,
-    SHORTEST_LEASE_S,
-    UNSUPPORTED,
-    Checkpoint,
-    Restart,
-    not_supported,
-)
 from ascendrun.core.jobfile.tree import Draft, home_problem
 from ascendrun.core.metrics import PROGRESS_NAMES
 from ascendrun.core.reader.source_text import REMOVE
@@ -141,7 +134,7 @@ def _progress(draft: Draft) -> Iterator[Problem]:
     if not isinstance(pattern, str) or draft.is_invalid("progress", "pattern"):
         return
     place = draft.value("progress", "pattern")
-    hint = write(f"progress: {{pattern: '{PATTERN_EXAMPLE}'}}")
+    hint = write(f"progress: {{pattern: '{model.PATTERN_EXAMPLE}'}}")
     try:
         names = re.compile(pattern).groupindex
     except re.error as error:
@@ -258,32 +251,32 @@ def _fence(draft: Draft) -> Iterator[Problem]:
             Text("jobfile.fence-restarts", "restart.on_unreachable_node: fence requires restart.max_restarts above 0"),
             write("max_restarts: 3"),
         )
-    limit_s = draft.section("restart").get("fence_after_s", Restart().fence_after_s)
-    grace_s = draft.section("checkpoint").get("grace_period_s", Checkpoint().grace_period_s)
+    limit_s = draft.section("restart").get("fence_after_s", model.Restart().fence_after_s)
+    grace_s = draft.section("checkpoint").get("grace_period_s", model.Checkpoint().grace_period_s)
     if not all(type(each) in (int, float) for each in (limit_s, grace_s)):
         return
-    if limit_s < grace_s + SHORTEST_LEASE_S:
+    if limit_s < grace_s + model.SHORTEST_LEASE_S:
         key = "fence_after_s" if "fence_after_s" in draft.section("restart") else "on_unreachable_node"
         yield draft.value("restart", key).problem(
             Text(
                 "jobfile.fence-after",
                 "restart.fence_after_s: expected at least {limit_s:g} (checkpoint.grace_period_s and {margin_s:g})",
-                limit_s=grace_s + SHORTEST_LEASE_S,
-                margin_s=SHORTEST_LEASE_S,
+                limit_s=grace_s + model.SHORTEST_LEASE_S,
+                margin_s=model.SHORTEST_LEASE_S,
             ),
-            write(f"fence_after_s: {grace_s + SHORTEST_LEASE_S:g}"),
+            write(f"fence_after_s: {grace_s + model.SHORTEST_LEASE_S:g}"),
         )
 
 
 def _unsupported(draft: Draft) -> Iterator[Problem]:
     """Yield a problem for each key and value that is not implemented."""
-    for key, hint in UNSUPPORTED.items():
+    for key, hint in model.UNSUPPORTED.items():
         path = key.split(".")
         if find(draft.root, tuple(path)) is not None:
-            yield draft.key(*path).problem(not_supported(key), hint)
+            yield draft.key(*path).problem(model.not_supported(key), hint)
     if draft.section("devices").get("type") == "auto":
         hint = Text("jobfile.later.auto", "write npu, cuda or cpu")
-        yield draft.value("devices", "type").problem(not_supported("devices.type: auto"), hint)
+        yield draft.value("devices", "type").problem(model.not_supported("devices.type: auto"), hint)
 
 
 _RULES: Sequence[Callable[[Draft], Iterator[Problem]]] = (

@@ -7,20 +7,7 @@ from typing import Any, Callable
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import Problem
-from ascendrun.core.reader.yaml_source import (
-    ListNode,
-    MappingNode,
-    Node,
-    Place,
-    ScalarNode,
-    Source,
-    find,
-    key_place,
-    place_of,
-    read_value,
-    scalar_value,
-    to_plain,
-)
+from ascendrun.core.reader import yaml_source
 from ascendrun.options import ProgramOptions
 from ascendrun.text import Text, write
 from ascendrun.text.format import is_hidden
@@ -42,9 +29,9 @@ class Draft:
     """A job file before validation as a JobSpec. `data`: unchecked input of the model; `args` go through `typed_args`.
     `check_names` returns the names of the checks; `files`: the disk. None: not checked."""
 
-    root: MappingNode
+    root: yaml_source.MappingNode
     data: dict[str, Any]
-    source: Source
+    source: yaml_source.Source
     programs: Mapping[str, ProgramOptions]
     check_names: Callable[[], Collection[str]] | None = None
     files: LocalFiles | None = None
@@ -56,14 +43,14 @@ class Draft:
         value = self.data.get(name)
         return value if isinstance(value, dict) else {}
 
-    def key(self, *path: Any) -> Place:
-        return key_place(self.root, path)
+    def key(self, *path: Any) -> yaml_source.Place:
+        return yaml_source.key_place(self.root, path)
 
-    def value(self, *path: Any) -> Place:
-        return place_of(self.root, path)
+    def value(self, *path: Any) -> yaml_source.Place:
+        return yaml_source.place_of(self.root, path)
 
     def is_invalid(self, *path: Any) -> bool:
-        return self.source.is_invalid(find(self.root, path))
+        return self.source.is_invalid(yaml_source.find(self.root, path))
 
     def at(self, path: Sequence[Any]) -> Any:
         """Return the value at `path`; None: not set."""
@@ -88,20 +75,20 @@ def home_problem(draft: Draft, *path: Any) -> Problem:
 
 
 def apply_overrides(
-    source: Source, overrides: Sequence[str], programs: Mapping[str, ProgramOptions] | None = None
+    source: yaml_source.Source, overrides: Sequence[str], programs: Mapping[str, ProgramOptions] | None = None
 ) -> None:
     """Apply `args.lr=1e-4` texts to the tree, the last overrides earlier texts; problems go to the source.
 
     `programs`: for the aliases of options, as `lr` replaces `learning_rate` of the file.
     """
     for text in overrides:
-        place = Place(_label(text))
+        place = yaml_source.Place(_label(text))
         key, equals, value = text.partition("=")
         path = key.strip().split(".")
         if not equals or not all(path):
             source.problems.append(place.problem(Text("override.form", "expected KEY=VALUE"), write("--set nodes=2")))
             continue
-        read = read_value(value, place)
+        read = yaml_source.read_value(value, place)
         source.problems.extend(read.problems)
         source.invalid.update(read.invalid)
         if read.root is not None and read.is_complete:
@@ -111,29 +98,34 @@ def apply_overrides(
                 _remove_other_names(source.root, path, programs or {})
 
 
-def job_data(root: MappingNode, source: Source) -> dict[str, Any]:
+def job_data(root: yaml_source.MappingNode, source: yaml_source.Source) -> dict[str, Any]:
     """Return the input of the model. A null means "not given"; values of `env` and `command` are the file's text."""
     data: dict[str, Any] = {}
     for key, node in root.entries.items():
-        if key == "env" and isinstance(node, MappingNode):
+        if key == "env" and isinstance(node, yaml_source.MappingNode):
             data[key] = {name: _text(value, f"env.{name}", source) for name, value in node.entries.items()}
-        elif key == "command" and isinstance(node, ListNode):
+        elif key == "command" and isinstance(node, yaml_source.ListNode):
             data[key] = tuple(_text(item, f"command[{index}]", source) for index, item in enumerate(node.items))
-        elif key == "stages" and isinstance(node, ListNode):
+        elif key == "stages" and isinstance(node, yaml_source.ListNode):
             data[key] = tuple(
-                job_data(item, source) if isinstance(item, MappingNode) else to_plain(item) for item in node.items
+                job_data(item, source) if isinstance(item, yaml_source.MappingNode) else yaml_source.to_plain(item)
+                for item in node.items
             )
         elif not _is_null(node):
-            data[key] = to_plain(node) if key in DATA_SECTIONS else _without_nulls(to_plain(node))
+            data[key] = (
+                yaml_source.to_plain(node) if key in DATA_SECTIONS else _without_nulls(yaml_source.to_plain(node))
+            )
     return data
 
 
-def _put(source: Source, path: Sequence[str], value: Node, place: Place) -> Problem | None:
+def _put(
+    source: yaml_source.Source, path: Sequence[str], value: yaml_source.Node, place: yaml_source.Place
+) -> Problem | None:
     if source.root is None:
-        source.root = MappingNode(place)
-    node: Node = source.root
+        source.root = yaml_source.MappingNode(place)
+    node: yaml_source.Node = source.root
     for depth, step in enumerate(path):
-        if path[0] == "stages" and isinstance(node, ListNode):
+        if path[0] == "stages" and isinstance(node, yaml_source.ListNode):
             stage = _stage(node, step)
             if stage is None or depth == len(path) - 1:
                 message = (
@@ -144,7 +136,7 @@ def _put(source: Source, path: Sequence[str], value: Node, place: Place) -> Prob
                 return place.problem(message, write("--set stages.NAME.nodes=2"))
             node = stage
             continue
-        if not isinstance(node, MappingNode):
+        if not isinstance(node, yaml_source.MappingNode):
             above = ".".join(path[:depth])
             return place.problem(
                 Text(
@@ -158,23 +150,25 @@ def _put(source: Source, path: Sequence[str], value: Node, place: Place) -> Prob
             return None
         below = node.entries.get(step)
         if below is None or _is_null(below):
-            below = node.entries[step] = MappingNode(place)
+            below = node.entries[step] = yaml_source.MappingNode(place)
             node.keys[step] = place
         node = below
     return None
 
 
-def _remove_other_names(root: Node | None, path: Sequence[str], programs: Mapping[str, ProgramOptions]) -> None:
+def _remove_other_names(
+    root: yaml_source.Node | None, path: Sequence[str], programs: Mapping[str, ProgramOptions]
+) -> None:
     """Remove other names of the option that `path` sets: they are overridden."""
-    sections = [root] if isinstance(root, MappingNode) else []
+    sections = [root] if isinstance(root, yaml_source.MappingNode) else []
     stages = sections[0].entries.get("stages") if sections else None
-    if len(path) == 4 and path[0] == "stages" and isinstance(stages, ListNode):
+    if len(path) == 4 and path[0] == "stages" and isinstance(stages, yaml_source.ListNode):
         stage = _stage(stages, path[1])
-        sections = [*sections, stage] if isinstance(stage, MappingNode) else sections
-    names = [node.text for each in sections if isinstance(node := each.entries.get("program"), ScalarNode)]
+        sections = [*sections, stage] if isinstance(stage, yaml_source.MappingNode) else sections
+    names = [node.text for each in sections if isinstance(node := each.entries.get("program"), yaml_source.ScalarNode)]
     table = programs.get(names[-1]) if names else None
     args = sections[-1].entries.get("args") if sections else None
-    if table is None or not isinstance(args, MappingNode):
+    if table is None or not isinstance(args, yaml_source.MappingNode):
         return
     aliases, key = table.names_by_alias, path[-1]
     for name in list(args.entries):
@@ -182,21 +176,21 @@ def _remove_other_names(root: Node | None, path: Sequence[str], programs: Mappin
             del args.entries[name], args.keys[name]
 
 
-def _stage(stages: ListNode, name: str) -> Node | None:
+def _stage(stages: yaml_source.ListNode, name: str) -> yaml_source.Node | None:
     for item in stages.items:
-        own = item.entries.get("name") if isinstance(item, MappingNode) else None
-        if isinstance(own, ScalarNode) and own.text == name:
+        own = item.entries.get("name") if isinstance(item, yaml_source.MappingNode) else None
+        if isinstance(own, yaml_source.ScalarNode) and own.text == name:
             return item
     return None
 
 
-def _text(node: Node, name: str, source: Source) -> Any:
+def _text(node: yaml_source.Node, name: str, source: yaml_source.Source) -> Any:
     """Return the text of a value as written; true and false in lower case."""
-    if not isinstance(node, ScalarNode):
-        return to_plain(node)
+    if not isinstance(node, yaml_source.ScalarNode):
+        return yaml_source.to_plain(node)
     if source.is_invalid(node):
         return node.text
-    value = scalar_value(node)
+    value = yaml_source.scalar_value(node)
     if value is None:
         source.mark_invalid(
             node,
@@ -217,12 +211,14 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _is_null(node: Node) -> bool:
-    return isinstance(node, ScalarNode) and scalar_value(node) is None
+def _is_null(node: yaml_source.Node) -> bool:
+    return isinstance(node, yaml_source.ScalarNode) and yaml_source.scalar_value(node) is None
 
 
-def _kind(node: Node) -> Text:
-    return Text("type.list", "a list") if isinstance(node, ListNode) else Text("type.scalar", "a single value")
+def _kind(node: yaml_source.Node) -> Text:
+    return (
+        Text("type.list", "a list") if isinstance(node, yaml_source.ListNode) else Text("type.scalar", "a single value")
+    )
 
 
 def _label(text: str) -> str:

@@ -24,15 +24,7 @@ from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.collector import allocated_bytes
-from ascendrun.head.state.job_files import (
-    COPY_FILE,
-    PRUNED_FILE,
-    RECORD_FILE,
-    job_folder,
-    outputs_dir,
-    read_waiting,
-    waiting_file,
-)
+from ascendrun.head.state import job_files
 from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.store import Store
 from ascendrun.node.files import write_json
@@ -42,7 +34,7 @@ from ascendrun.text import Text
 if TYPE_CHECKING:
     from ascendrun.head.spool.output_fetch import OutputFetcher
 
-KEPT_FILES = frozenset({COPY_FILE, RECORD_FILE, PRUNED_FILE})
+KEPT_FILES = frozenset({job_files.COPY_FILE, job_files.RECORD_FILE, job_files.PRUNED_FILE})
 NODE_S = 600.0
 REQUESTED = "requested"
 """Why something was removed."""
@@ -93,11 +85,11 @@ class PruneOperation(HostOperation):
     def _prune_head(self) -> None:
         """Run in a thread of its own: large directories take long."""
         now_s, limits = time.time(), self._retention
-        sizes = {job_id: allocated_bytes(job_folder(self._state_dir, job_id)) for job_id in self._jobs}
+        sizes = {job_id: allocated_bytes(job_files.job_folder(self._state_dir, job_id)) for job_id in self._jobs}
         stored = [
             Stored(job_id, self._jobs[job_id].ended_at_s or now_s, size)
             for job_id, size in sizes.items()
-            if has_logs(job_folder(self._state_dir, job_id))
+            if has_logs(job_files.job_folder(self._state_dir, job_id))
         ]
         chosen = choose_removals(stored, now_s=now_s, max_age_s=limits.keep_jobs_s, max_bytes=limits.keep_jobs_bytes)
         packed = [one for one in packed_trees(self._state_dir) if one.name not in self._used_trees]
@@ -109,7 +101,7 @@ class PruneOperation(HostOperation):
                     remove_logs(self._state_dir, one, now_s=now_s)
                 for one in trees:
                     (self._state_dir / "trees" / f"{one.name}.tar").unlink(missing_ok=True)
-                write_json(str(self._state_dir / PRUNED_FILE), {"at_s": now_s})
+                write_json(str(self._state_dir / job_files.PRUNED_FILE), {"at_s": now_s})
         except OSError as error:
             failed = Failure("io-error", f"{error.filename}: {error.strerror}")
         self._post(partial(self._finish_head, messages.PruneReply(None, chosen, trees, failed)))
@@ -183,8 +175,8 @@ def has_logs(folder: Path) -> bool:
 
 def remove_logs(state_dir: Path, one: Removal, *, now_s: float) -> None:
     """Remove a job's copies of node files; what the job was stays. Raises OSError."""
-    folder = job_folder(state_dir, one.name)
-    write_json(str(folder / PRUNED_FILE), {"at_s": now_s, "bytes": one.size_bytes})
+    folder = job_files.job_folder(state_dir, one.name)
+    write_json(str(folder / job_files.PRUNED_FILE), {"at_s": now_s, "bytes": one.size_bytes})
     for entry in os.scandir(folder):
         if entry.name in KEPT_FILES:
             continue
@@ -256,7 +248,7 @@ class RemoveOperation(HostOperation):
                 Text("remove.fetching", "files of {job} are being copied", job=job.id),
                 hint=Text("remove.copying.hint", "repeat the command later, or add --force"),
             )
-        waiting = read_waiting(self._state_dir, job.id)
+        waiting = job_files.read_waiting(self._state_dir, job.id)
         if waiting:
             raise ConflictError(
                 Text("remove.unfetched", "outputs of {job} are only on {hosts:hosts}", job=job.id, hosts=list(waiting)),
@@ -290,8 +282,8 @@ class RemoveOperation(HostOperation):
 
     def _remove_files(self) -> None:
         """Run in a thread of its own: large directories take long."""
-        folders = [job_folder(self._state_dir, job_id) for job_id in self._request.jobs]
-        folders += [outputs_dir(self._state_dir, name) for name in self._names]
+        folders = [job_files.job_folder(self._state_dir, job_id) for job_id in self._request.jobs]
+        folders += [job_files.outputs_dir(self._state_dir, name) for name in self._names]
         removed, failed = [], None
         for folder in folders:
             removed.append(Removal(folder.name, allocated_bytes(folder), REQUESTED))
@@ -301,7 +293,7 @@ class RemoveOperation(HostOperation):
             except OSError as error:
                 failed = Failure("io-error", f"{error.filename}: {error.strerror}")
         for job_id in self._request.jobs:
-            waiting_file(self._state_dir, job_id).unlink(missing_ok=True)
+            job_files.waiting_file(self._state_dir, job_id).unlink(missing_ok=True)
         self._post(partial(self._finish, messages.PruneReply(None, tuple(removed), refused=failed)))
 
     def _finish(self, reply: messages.PruneReply) -> None:

@@ -26,17 +26,7 @@ from ascendrun.core.jobs.reasons import because
 from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.head.spool.collector import NodeSpool
 from ascendrun.head.spool.spool_files import hosts_in, is_complete
-from ascendrun.head.state.job_files import (
-    COPY_FILE,
-    RECORD_FILE,
-    folders_of_jobs,
-    job_folder,
-    jobs_without_row,
-    read_copy,
-    read_record,
-    write_copy,
-    write_record,
-)
+from ascendrun.head.state import job_files
 from ascendrun.head.state.job_table import RawRow, StoredJob, add_events
 from ascendrun.head.state.state_dir import REBUILT_FILE, StoreDamagedError, is_spool_of, read_placement, spool_dir
 from ascendrun.head.state.store import Store
@@ -71,7 +61,7 @@ def restore_rows(store: Store, known: Sequence[StoredJob] = ()) -> bool:
     live = _live_ids(store)
     for row in store.jobs.raw_rows():
         if live is None or row.id in live:
-            copy = read_copy(state_dir, row.id) if isinstance(row.id, str) else None
+            copy = job_files.read_copy(state_dir, row.id) if isinstance(row.id, str) else None
             stored = _read_row(row)
             if copy is None and stored is None:
                 bad.append(row.id)
@@ -81,11 +71,11 @@ def restore_rows(store: Store, known: Sequence[StoredJob] = ()) -> bool:
             if repaired is not None:
                 found[repaired.job.id] = repaired
     listed = store.ids() - set(bad)
-    for job_id in sorted({*newest, *jobs_without_row(state_dir, listed)} - listed - set(found)):
-        copy, memory = read_copy(state_dir, job_id), newest.get(job_id)
+    for job_id in sorted({*newest, *job_files.jobs_without_row(state_dir, listed)} - listed - set(found)):
+        copy, memory = job_files.read_copy(state_dir, job_id), newest.get(job_id)
         repaired = None if copy is None and memory is None else _rebuilt(state_dir, copy, memory)
         if copy is None:
-            path = job_folder(state_dir, job_id) / COPY_FILE
+            path = job_files.job_folder(state_dir, job_id) / job_files.COPY_FILE
             with suppress(OSError):
                 path.rename(path.with_suffix(".damaged"))
         if repaired is None:
@@ -93,7 +83,7 @@ def restore_rows(store: Store, known: Sequence[StoredJob] = ()) -> bool:
         else:
             found[job_id] = repaired
     if store.was_damaged:
-        lost += [name for name in folders_of_jobs(state_dir) if name not in listed and name not in lost]
+        lost += [name for name in job_files.folders_of_jobs(state_dir) if name not in listed and name not in lost]
     lost = [name for name in lost if name not in found]
     file = None if store.set_aside_at is None else str(store.set_aside_at)
     with store.writing() as db:
@@ -144,7 +134,7 @@ def _rebuilt(
     if stored is None or row is None or (record is not None and record[0] > int(unseal(row.record).get("saved_ns", 0))):
         if memory is not None:
             return _Found(own, memory.job, "memory")
-        source, job = (COPY_FILE, own.new_job()) if record is None else (RECORD_FILE, record[1])
+        source, job = (job_files.COPY_FILE, own.new_job()) if record is None else (job_files.RECORD_FILE, record[1])
         return _caught_up(state_dir, _Found(own, job, source))
     if memory is not None and memory.job != stored.job:
         return _Found(own, memory.job, "memory")
@@ -190,7 +180,7 @@ def _is_consistent(row: RawRow, job: Job) -> bool:
 def _record_of(state_dir: Path, job_id: str) -> tuple[int, Job] | None:
     """Return record.json with the time of its record; None: missing or damaged."""
     try:
-        values = read_record(state_dir, job_id)
+        values = job_files.read_record(state_dir, job_id)
         job = None if values is None else load_job(values)
     except (*_UNREADABLE, OSError):
         return None
@@ -202,7 +192,7 @@ def _record_of(state_dir: Path, job_id: str) -> tuple[int, Job] | None:
 
 def _newest_attempt(state_dir: Path, job_id: str, run: str) -> int:
     """Return the number of the newest attempt whose nodes sent records; 0: none."""
-    folder = job_folder(state_dir, job_id)
+    folder = job_files.job_folder(state_dir, job_id)
     numbers = [int(match.group(1)) for match in map(_ATTEMPT.fullmatch, os.listdir(folder)) if match]
     return max((number for number in numbers if _has_records(spool_dir(state_dir, job_id, number), run)), default=0)
 
@@ -214,7 +204,7 @@ def _has_records(folder: Path, run: str) -> bool:
 
 def _has_news(state_dir: Path, job: Job) -> bool:
     """Return whether the nodes sent records of a start that the record of the job does not have."""
-    if job.is_terminal or not job_folder(state_dir, job.id).is_dir():
+    if job.is_terminal or not job_files.job_folder(state_dir, job.id).is_dir():
         return False
     newest = _newest_attempt(state_dir, job.id, job.run)
     return newest > job.attempt or (newest == job.attempt and job.go_sent_at_s is None)
@@ -223,7 +213,7 @@ def _has_news(state_dir: Path, job: Job) -> bool:
 def _caught_up(state_dir: Path, found: _Found) -> _Found:
     """Return the job with the start of which its nodes sent records, and with the end if all records are here."""
     job, copy = found.job, found.copy
-    if job.is_terminal or not job_folder(state_dir, job.id).is_dir():
+    if job.is_terminal or not job_files.job_folder(state_dir, job.id).is_dir():
         return found
     if _has_news(state_dir, job):
         newest = _newest_attempt(state_dir, job.id, job.run)
@@ -326,7 +316,7 @@ def _complete_directories(store: Store) -> None:
         if stored is None:
             continue
         with suppress(OSError):
-            if read_copy(state_dir, row.id) is None:
-                write_copy(state_dir, stored.copy(row.number))
+            if job_files.read_copy(state_dir, row.id) is None:
+                job_files.write_copy(state_dir, stored.copy(row.number))
             if _record_of(state_dir, row.id) is None and stored.job.state is not State.QUEUED:
-                write_record(state_dir, row.id, row.record)
+                job_files.write_record(state_dir, row.id, row.record)

@@ -7,17 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from ascendrun.core import errors
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.errors import (
-    AgentVersionError,
-    AscendrunError,
-    AuthenticationError,
-    HostKeyChangedError,
-    HostKeyUnknownError,
-    InvalidInputError,
-    PreflightError,
-    UnreachableError,
-)
 from ascendrun.head.protocol.messages import OTHER_VERSION_HINT
 from ascendrun.node import loader, wire
 from ascendrun.node.loader import pack_agent
@@ -70,7 +61,7 @@ class AgentBootstrap:
         self._lock = threading.Lock()
         self._needs_agent = False
         self._login_bytes = 0
-        self._failure: AscendrunError | None = None
+        self._failure: errors.AscendrunError | None = None
         self._errors = b""
         self._started_mono = time.monotonic()
         self._first_reply_mono: float | None = None
@@ -101,7 +92,7 @@ class AgentBootstrap:
             if step.kind == loader.NEED_AGENT:
                 self._needs_agent = True
             elif step.kind == loader.NO_PYTHON:
-                self._failure = PreflightError.of(
+                self._failure = errors.PreflightError.of(
                     "agent.no-python",
                     "{host}: no Python 3.7 or newer found ({tried})",
                     "install python3 on the host, or add it to PATH of non-interactive logins",
@@ -109,7 +100,7 @@ class AgentBootstrap:
                     tried=list(loader.PYTHONS),
                 )
             elif step.kind == loader.FAILED:
-                self._failure = UnreachableError.of(
+                self._failure = errors.UnreachableError.of(
                     "agent.not-installed",
                     "{host}: cannot install the agent: {error}",
                     "check space and permissions of ~/.ascendrun on {host}",
@@ -131,7 +122,7 @@ class AgentBootstrap:
     def upload(self) -> bytes:
         return loader.upload(*self._image.pack())
 
-    def why_closed(self, reason: Text, status: int | None) -> AscendrunError:
+    def why_closed(self, reason: Text, status: int | None) -> errors.AscendrunError:
         """Return the error of an ended stream: the reason in the protocol, or the last output of the login."""
         with self._lock:
             if self._failure is not None:
@@ -139,13 +130,13 @@ class AgentBootstrap:
             output = (self._errors or self._boot.all_noise()[-4096:]).decode("utf-8", "replace").strip().splitlines()
         values = {"host": self._host, "output": output[-1] if output else "-"}
         if self._boot.is_over:
-            return UnreachableError.of(
+            return errors.UnreachableError.of(
                 "agent.connection-closed",
                 "{host}: connection closed: {reason} (last output: {output})",
                 reason=reason,
                 **values,
             )
-        return UnreachableError.of(
+        return errors.UnreachableError.of(
             "agent.login-ended",
             "{host}: the login ended before the agent started (exit code {status}; last output: {output})",
             "check that the account has a login shell: ssh {host} true",
@@ -154,16 +145,19 @@ class AgentBootstrap:
         )
 
 
-def is_permanent(error: AscendrunError) -> bool:
+def is_permanent(error: errors.AscendrunError) -> bool:
     """Return whether only the operator can help: another connect does not."""
-    return isinstance(error, (AuthenticationError, HostKeyUnknownError, HostKeyChangedError, AgentVersionError))
+    return isinstance(
+        error,
+        (errors.AuthenticationError, errors.HostKeyUnknownError, errors.HostKeyChangedError, errors.AgentVersionError),
+    )
 
 
 def closed(host: str) -> Text:
     return Text("agent.closed", "{host}: the connection was closed", host=host)
 
 
-def other_version(host: str, agent: object) -> AgentVersionError:
+def other_version(host: str, agent: object) -> errors.AgentVersionError:
     what = Text(
         "agent.other-version",
         "{host}: the agent is of another version (protocol {agent}, the controller uses {controller})",
@@ -171,28 +165,28 @@ def other_version(host: str, agent: object) -> AgentVersionError:
         agent=agent,
         controller=wire.PROTOCOL,
     )
-    return AgentVersionError(what, hint=OTHER_VERSION_HINT)
+    return errors.AgentVersionError(what, hint=OTHER_VERSION_HINT)
 
 
-def invalid_data(host: str, error: ValueError | InvalidInputError) -> UnreachableError:
+def invalid_data(host: str, error: ValueError | errors.InvalidInputError) -> errors.UnreachableError:
     """Make the error for a host that sends what no agent sends."""
-    return UnreachableError.of(
+    return errors.UnreachableError.of(
         "agent.invalid-data",
         "{host}: invalid data from the agent: {error}",
         "check that ~/.bashrc prints nothing: ssh {host} true",
         host=host,
-        error=error.problems[0].message if isinstance(error, InvalidInputError) else str(error),
+        error=error.problems[0].message if isinstance(error, errors.InvalidInputError) else str(error),
     )
 
 
-def internal_failure(host: str, error: Exception) -> UnreachableError:
+def internal_failure(host: str, error: Exception) -> errors.UnreachableError:
     """Make the error for an internal error while connecting."""
     what = f"{type(error).__name__}: {error}"
-    return UnreachableError.of("agent.internal", "{host}: internal error: {error}", host=host, error=what)
+    return errors.UnreachableError.of("agent.internal", "{host}: internal error: {error}", host=host, error=what)
 
 
-def agent_start_timeout(host: str, limit_s: float) -> UnreachableError:
-    return UnreachableError.of(
+def agent_start_timeout(host: str, limit_s: float) -> errors.UnreachableError:
+    return errors.UnreachableError.of(
         "agent.start-timeout",
         "{host}: the agent did not start within {limit_s:g} s after login",
         "a shell startup file may be blocking; run: ssh {host} true",
@@ -201,8 +195,10 @@ def agent_start_timeout(host: str, limit_s: float) -> UnreachableError:
     )
 
 
-def no_reply(host: str, limit_s: float) -> UnreachableError:
-    return UnreachableError.of("agent.unreachable", "{host}: no reply for {limit_s:g} s", host=host, limit_s=limit_s)
+def no_reply(host: str, limit_s: float) -> errors.UnreachableError:
+    return errors.UnreachableError.of(
+        "agent.unreachable", "{host}: no reply for {limit_s:g} s", host=host, limit_s=limit_s
+    )
 
 
 def on_host(host: str, reason: Text | str) -> Text:

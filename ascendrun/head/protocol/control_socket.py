@@ -12,13 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Callable, Union
 
-from ascendrun.core.errors import (
-    AscendrunError,
-    ConflictError,
-    ControllerReplacedError,
-    DeadlineExceededError,
-    UnreachableError,
-)
+from ascendrun.core import errors
 from ascendrun.head.protocol.messages import OTHER_VERSION_HINT, Message, R, Request
 from ascendrun.head.protocol.release import own_release
 from ascendrun.node import wire
@@ -33,7 +27,7 @@ RESTARTS = Text("control.restarts", "the controller restarts as the new release 
 RESTARTS_HINT = Text("control.restarts.hint", "repeat the command")
 _UCRED = struct.Struct("3i")
 
-Answer = Callable[[Union[Message, AscendrunError, None], bytes, bool], None]
+Answer = Callable[[Union[Message, errors.AscendrunError, None], bytes, bool], None]
 """answer(reply, body, is_last): called once or, for streams, repeatedly, from any thread. None: no reply is left."""
 
 
@@ -104,7 +98,7 @@ class ControlServer:
                         if op in ANY_PROTOCOL or header.get("protocol") == PROTOCOL:
                             self._handle(op, header, body, answer)
                         elif will_restart:
-                            answer(ControllerReplacedError(RESTARTS, hint=RESTARTS_HINT), b"", True)
+                            answer(errors.ControllerReplacedError(RESTARTS, hint=RESTARTS_HINT), b"", True)
                         else:
                             answer(other_version(PROTOCOL, header.get("protocol")), b"", True)
             except (OSError, wire.FrameError):
@@ -153,8 +147,8 @@ class _Outgoing:
 
 
 def _answerer(outgoing: _Outgoing, request_id: Any) -> Answer:
-    def answer(reply: Message | AscendrunError | None, body: bytes, is_last: bool) -> None:
-        if isinstance(reply, AscendrunError):
+    def answer(reply: Message | errors.AscendrunError | None, body: bytes, is_last: bool) -> None:
+        if isinstance(reply, errors.AscendrunError):
             header: dict[str, Any] = {"ok": False, "error": reply.to_json()}
         else:
             header = {"ok": True, "empty": True} if reply is None else {"ok": True, **reply.to_header()}
@@ -163,9 +157,9 @@ def _answerer(outgoing: _Outgoing, request_id: Any) -> Answer:
     return answer
 
 
-def other_version(controller: object, command: object) -> ConflictError:
+def other_version(controller: object, command: object) -> errors.ConflictError:
     """Make the error for different versions of controller and command; None: from before there were versions."""
-    return ConflictError(
+    return errors.ConflictError(
         Text(
             "control.other-version",
             "the controller is of another version (protocol {controller}, this command uses {command})",
@@ -187,7 +181,7 @@ class ControlClient:
                 self._socket.connect(path)
         except OSError as error:
             self._socket.close()
-            raise UnreachableError.of(
+            raise errors.UnreachableError.of(
                 "control.not-running",
                 "no controller is running for {path}: {error}",
                 "run it in the foreground: ascendrun controller run",
@@ -211,7 +205,7 @@ class ControlClient:
         DeadlineExceededError."""
         for reply, _ in self.stream(request, timeout_s=timeout_s):
             return reply
-        raise UnreachableError(Text("control.no-reply", "the controller did not reply to {op}", op=request.OP))
+        raise errors.UnreachableError(Text("control.no-reply", "the controller did not reply to {op}", op=request.OP))
 
     def post(self, request: Request[Any]) -> None:
         """Send one request without reading its replies. Raises UnreachableError."""
@@ -233,10 +227,10 @@ class ControlClient:
                 for header, body in self._reader.feed(data):
                     error = header.get("error") or {}
                     is_other = op not in ANY_PROTOCOL and header.get("protocol") != PROTOCOL
-                    if is_other and error.get("code") != ControllerReplacedError.code:
+                    if is_other and error.get("code") != errors.ControllerReplacedError.code:
                         raise other_version(header.get("protocol"), PROTOCOL)
                     if not header.get("ok", True):
-                        raise AscendrunError.from_json(header["error"])
+                        raise errors.AscendrunError.from_json(header["error"])
                     if not header.get("empty"):
                         yield request.REPLY.from_header(header), body
                     if header.get("last"):
@@ -253,15 +247,15 @@ class ControlClient:
         self._socket.sendall(wire.pack(header, b""))
 
 
-def no_reply(op: str, limit_s: float) -> DeadlineExceededError:
+def no_reply(op: str, limit_s: float) -> errors.DeadlineExceededError:
     """Make the error for a controller that runs and does not reply."""
-    return DeadlineExceededError.of(
+    return errors.DeadlineExceededError.of(
         "control.timeout", "the controller did not reply to {op} within {limit_s:g} s", op=op, limit_s=limit_s
     )
 
 
-def _ended(request: Request[Any]) -> UnreachableError:
-    return UnreachableError.of(
+def _ended(request: Request[Any]) -> errors.UnreachableError:
+    return errors.UnreachableError.of(
         "control.ended",
         "the controller ended during {op}",
         "repeat the command; it starts a new controller",

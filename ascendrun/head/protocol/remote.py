@@ -15,19 +15,7 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError, InvalidInputError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
-from ascendrun.head.protocol.agent_bootstrap import (
-    AgentBootstrap,
-    AgentImage,
-    Login,
-    agent_start_timeout,
-    closed,
-    internal_failure,
-    invalid_data,
-    is_permanent,
-    no_reply,
-    on_host,
-    other_version,
-)
+from ascendrun.head.protocol import agent_bootstrap
 from ascendrun.head.protocol.agent_messages import AgentInfo
 from ascendrun.head.protocol.file_messages import EVENTS
 from ascendrun.head.protocol.messages import Message, R, Request
@@ -95,14 +83,14 @@ class AgentConnection:
         host: Host,
         *,
         backend: Backend,
-        image: AgentImage,
+        image: agent_bootstrap.AgentImage,
         listener: ConnectionListener,
         connecting: Executor,
         sending: Executor,
     ) -> None:
         self.host = host
         self._info: AgentInfo | None = None
-        self.login = Login()
+        self.login = agent_bootstrap.Login()
         self.peer_address: str | None = None
         self.last_error: AscendrunError | None = None
         self._backend, self._image, self._listener = backend, image, listener
@@ -188,9 +176,9 @@ class AgentConnection:
                 for request_id in [i for i, call in calls.items() if call.deadline_mono <= now]:
                     expired.append(calls.pop(request_id))
             if self.is_up and now - self._received_mono > UNREACHABLE_S:
-                error = no_reply(self.host.name, UNREACHABLE_S)
+                error = agent_bootstrap.no_reply(self.host.name, UNREACHABLE_S)
             elif self._boot_deadline_mono is not None and now > self._boot_deadline_mono:
-                error = agent_start_timeout(self.host.name, BOOT_S)
+                error = agent_bootstrap.agent_start_timeout(self.host.name, BOOT_S)
             should_connect = not (self.is_up or self._is_connecting or self._is_closed) and now >= self._retry_mono
             if should_connect:
                 self._is_connecting = True
@@ -220,11 +208,11 @@ class AgentConnection:
         with self._lock:
             self._is_closed = True
             epoch = self._epoch
-        self.fail(epoch, UnreachableError(closed(self.host.name)))
+        self.fail(epoch, UnreachableError(agent_bootstrap.closed(self.host.name)))
         with self._lock:
             rest, self._outbox = list(self._outbox.values()), {}
         for call in rest:
-            call.done(Reply(None, error=Failure("connection-lost", closed(self.host.name))))
+            call.done(Reply(None, error=Failure("connection-lost", agent_bootstrap.closed(self.host.name))))
 
     # Connecting
 
@@ -232,7 +220,10 @@ class AgentConnection:
         try:
             connection = self._backend.connect(self.host)
         except Exception as error:  # an internal error in a worker thread would be lost with its future
-            self.fail(epoch, error if isinstance(error, AscendrunError) else internal_failure(self.host.name, error))
+            self.fail(
+                epoch,
+                error if isinstance(error, AscendrunError) else agent_bootstrap.internal_failure(self.host.name, error),
+            )
             return
         self._start_agent(epoch, connection)
 
@@ -245,7 +236,7 @@ class AgentConnection:
         if stale:
             connection.close()
             return
-        bootstrap = AgentBootstrap(self.host.name, self._image)
+        bootstrap = agent_bootstrap.AgentBootstrap(self.host.name, self._image)
         receiver = Receiver(
             on_data=lambda data: self._on_data(epoch, bootstrap, data),
             on_error_data=bootstrap.feed_error,
@@ -262,13 +253,13 @@ class AgentConnection:
         if bootstrap.needs_agent():
             self._sending.submit(self._send_agent, epoch, bootstrap, stream)
 
-    def _send_agent(self, epoch: int, bootstrap: AgentBootstrap, stream: Stream) -> None:
+    def _send_agent(self, epoch: int, bootstrap: agent_bootstrap.AgentBootstrap, stream: Stream) -> None:
         try:
             stream.send(bootstrap.upload(), deadline_s=SEND_S)
         except (AscendrunError, StreamClosedError) as error:
             self.fail(epoch, error if isinstance(error, AscendrunError) else bootstrap.why_closed(error.reason, None))
 
-    def _on_data(self, epoch: int, bootstrap: AgentBootstrap, data: bytes) -> None:
+    def _on_data(self, epoch: int, bootstrap: agent_bootstrap.AgentBootstrap, data: bytes) -> None:
         if epoch != self._epoch:
             return  # a connection that was given up
         self._received_mono = time.monotonic()
@@ -279,12 +270,14 @@ class AgentConnection:
             if stream is not None and bootstrap.needs_agent():
                 self._sending.submit(self._send_agent, epoch, bootstrap, stream)
         except (ValueError, InvalidInputError) as error:  # FrameError is a ValueError
-            self.fail(epoch, invalid_data(self.host.name, error))
+            self.fail(epoch, agent_bootstrap.invalid_data(self.host.name, error))
         except Exception as error:  # a bug: the controller's log has the traceback
             traceback.print_exc()
-            self.fail(epoch, internal_failure(self.host.name, error))
+            self.fail(epoch, agent_bootstrap.internal_failure(self.host.name, error))
 
-    def _on_frame(self, epoch: int, bootstrap: AgentBootstrap, header: Mapping[str, Any], body: bytes) -> None:
+    def _on_frame(
+        self, epoch: int, bootstrap: agent_bootstrap.AgentBootstrap, header: Mapping[str, Any], body: bytes
+    ) -> None:
         self.heard_boot_s = boot_s()
         if "re" in header:
             number = header["re"]
@@ -311,10 +304,10 @@ class AgentConnection:
         if self._useless[1] > FLOOD_FRAMES:
             raise wire.FrameError(f"more than {FLOOD_FRAMES} messages without a request in {FLOOD_S:g} s")
 
-    def _take_info(self, epoch: int, header: Mapping[str, Any], login: Login) -> None:
+    def _take_info(self, epoch: int, header: Mapping[str, Any], login: agent_bootstrap.Login) -> None:
         version = header.get("protocol")
         if version != wire.PROTOCOL:
-            self.fail(epoch, other_version(self.host.name, version))
+            self.fail(epoch, agent_bootstrap.other_version(self.host.name, version))
             return
         info = AgentInfo.from_header(header)
         with self._lock:
@@ -347,7 +340,11 @@ class AgentConnection:
         self._listener.on_down(self, error)
 
     def _as_error(self, error: AscendrunError | StreamClosedError) -> AscendrunError:
-        return error if isinstance(error, AscendrunError) else UnreachableError(on_host(self.host.name, error.reason))
+        return (
+            error
+            if isinstance(error, AscendrunError)
+            else UnreachableError(agent_bootstrap.on_host(self.host.name, error.reason))
+        )
 
     # Sending: one task at a time drains the outbox, so frames keep their order and no caller's thread waits
 
@@ -375,7 +372,7 @@ class AgentConnection:
             except wire.FrameError as error:
                 with self._lock:
                     self._pending.pop(request_id, None)
-                call.done(Reply(None, error=Failure("too-large", on_host(self.host.name, str(error)))))
+                call.done(Reply(None, error=Failure("too-large", agent_bootstrap.on_host(self.host.name, str(error)))))
 
 
 def boot_s() -> float:
@@ -398,7 +395,7 @@ def read_reply(request: Request[R], header: Mapping[str, Any], body: bytes) -> R
 
 
 def _retry_after_s(failures: int, error: AscendrunError) -> float:
-    if is_permanent(error):
+    if agent_bootstrap.is_permanent(error):
         return _HOPELESS_RETRY_S
     first_s, most_s = _RETRY_S
     ceiling_s: float = min(most_s, first_s * 2.0 ** min(failures, 10))

@@ -20,14 +20,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ascendrun.core import errors
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.errors import (
-    AuthenticationError,
-    DeadlineExceededError,
-    HostKeyChangedError,
-    HostKeyUnknownError,
-    UnreachableError,
-)
 from ascendrun.core.hosts import Host
 from ascendrun.head.ssh.child_process import ChildStream
 from ascendrun.head.ssh.config import SshTarget
@@ -131,7 +125,7 @@ class OpensshConnection:
         if is_first:
             try:
                 login.stream.send(command.encode() + b"\n", deadline_s=deadline_s)
-            except (StreamClosedError, DeadlineExceededError):
+            except (StreamClosedError, errors.DeadlineExceededError):
                 login.end()
                 raise
         login.start(receiver)
@@ -164,7 +158,7 @@ def connect(route: OpensshRoute) -> OpensshConnection:
         except _HungUpError as error:
             pause_s = random.uniform(*_RETRY_S)
             if time.monotonic() + pause_s > until - limits.kex_s - limits.auth_s:
-                raise UnreachableError(error.message, hint=error.hint) from error
+                raise errors.UnreachableError(error.message, hint=error.hint) from error
             time.sleep(pause_s)
 
 
@@ -198,7 +192,7 @@ def scan_host_key(route: OpensshRoute) -> HostKey:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _HungUpError(UnreachableError):
+class _HungUpError(errors.UnreachableError):
     """sshd disconnected before it sent its banner; another try may succeed."""
 
 
@@ -297,11 +291,11 @@ def _read_text(path: str) -> str:
         return ""
 
 
-OUTPUTS: Sequence[tuple[str, type[UnreachableError], str, str, str, str]] = (
+OUTPUTS: Sequence[tuple[str, type[errors.UnreachableError], str, str, str, str]] = (
     # output of ssh, the error, the keys and the English of its message and its hint; the first match counts
     (
         r"REVOKED HOST KEY|marked as revoked",
-        HostKeyChangedError,
+        errors.HostKeyChangedError,
         "ssh.openssh-revoked",
         "{host}: the host key is revoked; not connected",
         "ssh.host-key-revoked.hint",
@@ -309,7 +303,7 @@ OUTPUTS: Sequence[tuple[str, type[UnreachableError], str, str, str, str]] = (
     ),
     (
         r"IDENTIFICATION HAS CHANGED",
-        HostKeyChangedError,
+        errors.HostKeyChangedError,
         "ssh.openssh-changed",
         "{host}: host key {key} differs from the recorded key ({file}); not connected",
         "ssh.openssh-changed.hint",
@@ -318,7 +312,7 @@ OUTPUTS: Sequence[tuple[str, type[UnreachableError], str, str, str, str]] = (
     ),
     (
         r"host key is known for|Host key verification failed",
-        HostKeyUnknownError,
+        errors.HostKeyUnknownError,
         "ssh.openssh-unknown",
         "{host}: unknown host key; not connected ({line})",
         "ssh.trust-name",
@@ -326,7 +320,7 @@ OUTPUTS: Sequence[tuple[str, type[UnreachableError], str, str, str, str]] = (
     ),
     (
         r"Permission denied|Too many authentication failures|No more authentication methods",
-        AuthenticationError,
+        errors.AuthenticationError,
         "ssh.openssh-rejected",
         "{host}: sshd rejected user {user} ({line})",
         "ssh.openssh-rejected.hint",
@@ -334,7 +328,7 @@ OUTPUTS: Sequence[tuple[str, type[UnreachableError], str, str, str, str]] = (
     ),
     (
         r"Could not resolve hostname",
-        UnreachableError,
+        errors.UnreachableError,
         "ssh.openssh-line",
         "{host}: {line}",
         "ssh.openssh-resolve.hint",
@@ -342,7 +336,7 @@ OUTPUTS: Sequence[tuple[str, type[UnreachableError], str, str, str, str]] = (
     ),
     (
         r"during banner exchange",
-        UnreachableError,
+        errors.UnreachableError,
         "ssh.openssh-banner",
         "{host}: connected, but no SSH banner ({line})",
         "ssh.openssh-banner.hint",
@@ -350,7 +344,7 @@ OUTPUTS: Sequence[tuple[str, type[UnreachableError], str, str, str, str]] = (
     ),
     (
         r"Unable to negotiate|no matching",
-        UnreachableError,
+        errors.UnreachableError,
         "ssh.openssh-line",
         "{host}: {line}",
         "ssh.openssh-algorithms.hint",
@@ -358,7 +352,7 @@ OUTPUTS: Sequence[tuple[str, type[UnreachableError], str, str, str, str]] = (
     ),
     (
         r"Bad configuration|Bad owner|terminating, \d+ bad|keyword .* extra|[Mm]issing argument|line \d+:",
-        UnreachableError,
+        errors.UnreachableError,
         "ssh.openssh-config",
         "{host}: ssh rejected its configuration ({line})",
         "ssh.openssh-config.hint",
@@ -366,7 +360,7 @@ OUTPUTS: Sequence[tuple[str, type[UnreachableError], str, str, str, str]] = (
     ),
     (
         r"Connection refused|timed out|No route|Network is unreachable",
-        UnreachableError,
+        errors.UnreachableError,
         "ssh.openssh-line",
         "{host}: {line}",
         "ssh.openssh-connect.hint",
@@ -375,7 +369,7 @@ OUTPUTS: Sequence[tuple[str, type[UnreachableError], str, str, str, str]] = (
 )
 
 
-def classify(output: str, target: SshTarget) -> UnreachableError:
+def classify(output: str, target: SshTarget) -> errors.UnreachableError:
     """Return the error that the output of ssh means."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     for pattern, error, key, english, hint_key, hint in OUTPUTS:
@@ -391,14 +385,14 @@ def classify(output: str, target: SshTarget) -> UnreachableError:
             }
             return error(Text(key, english, **values), hint=Text(hint_key, hint, **values))
     last = lines[-1][:200] if lines else None
-    return UnreachableError(
+    return errors.UnreachableError(
         Text("ssh.not-connected", "{host}: not connected ({error})", host=target.label, error=last),
         hint=Text("ssh.verbose", "ssh -v {host}", host=target.name),
     )
 
 
-def _no_login(target: SshTarget, limit_s: float) -> UnreachableError:
-    return UnreachableError.of(
+def _no_login(target: SshTarget, limit_s: float) -> errors.UnreachableError:
+    return errors.UnreachableError.of(
         "ssh.openssh-timeout",
         "{host}: ssh did not log in within {limit_s:.3g} s",
         "check the load of the host and prompts for input: ssh -v {name}",
@@ -407,8 +401,8 @@ def _no_login(target: SshTarget, limit_s: float) -> UnreachableError:
     )
 
 
-def _no_binary(error: OSError) -> UnreachableError:
-    return UnreachableError.of(
+def _no_binary(error: OSError) -> errors.UnreachableError:
+    return errors.UnreachableError.of(
         "ssh.no-binary",
         "cannot start ssh ({error})",
         "install the OpenSSH client and add it to PATH",

@@ -8,17 +8,7 @@ from typing import Callable
 
 from ascendrun.ascend.hccn import LinkHistory, Optical
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.survey.check_context import (
-    CheckContext,
-    check,
-    check_each,
-    compare,
-    finding,
-    is_many,
-    npu_check,
-    npu_nodes,
-    severity_at,
-)
+from ascendrun.health.survey import check_context
 from ascendrun.health.survey.facts import NodeFacts, Port, PortPing
 from ascendrun.text import Text
 
@@ -32,19 +22,19 @@ FLAPS, DAY_S = 3, 86400.0
 WITHOUT_PORTS = ("310", "310P")
 
 
-def port_nodes(context: CheckContext) -> Iterator[tuple[str, Mapping[int, Port]]]:
+def port_nodes(context: check_context.CheckContext) -> Iterator[tuple[str, Mapping[int, Port]]]:
     """Yield the nodes whose devices have network ports, with the ports."""
-    for host, facts in npu_nodes(context):
+    for host, facts in check_context.npu_nodes(context):
         chip = facts.npu.chip
         if facts.npu.ports is not None and (chip is None or chip.family not in WITHOUT_PORTS):
             yield host, facts.npu.ports.ports
 
 
-port_check = check_each(port_nodes)
+port_check = check_context.check_each(port_nodes)
 
 
 def _faulty(
-    context: CheckContext,
+    context: check_context.CheckContext,
     host: str,
     code: str,
     faults: Mapping[int, str | Text | None],
@@ -56,33 +46,35 @@ def _faulty(
     `severity` None: it prevents a job of several nodes; a job on one node uses internal links, not these ports.
     """
     if faults:
-        severe = severity_at(context, host, faults) if is_many(context) else Severity.NOTE
+        severe = check_context.severity_at(context, host, faults) if check_context.is_many(context) else Severity.NOTE
         lines = [line for line in list(faults.values())[:4] if line is not None]
         named = {"devices": tuple(sorted(faults)), "first": min(faults)}
-        yield finding(code, severity or severe, host, lines, **named, **values)
+        yield check_context.finding(code, severity or severe, host, lines, **named, **values)
 
 
-def _risk(context: CheckContext) -> Severity:
-    return Severity.WARN if is_many(context) else Severity.NOTE
+def _risk(context: check_context.CheckContext) -> Severity:
+    return Severity.WARN if check_context.is_many(context) else Severity.NOTE
 
 
-@npu_check("hccn-tool", "hccn_tool works", "hccn-hangs hccn-refused")
-def check_tool(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
+@check_context.npu_check("hccn-tool", "hccn_tool works", "hccn-hangs hccn-refused")
+def check_tool(context: check_context.CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     ports, table = facts.npu.ports, facts.npu.table
-    severity = Severity.FAIL if is_many(context) else Severity.NOTE
+    severity = Severity.FAIL if check_context.is_many(context) else Severity.NOTE
     if ports is None or (table is not None and table.info is not None and table.info.errors):
         if "hccn" in facts.late and facts.npu.has_any:
-            yield finding("hccn-hangs", severity, host)
+            yield check_context.finding("hccn-hangs", severity, host)
         return  # without the driver, its other tool has no results
     if ports.hung or "hccn" in facts.late:
-        yield finding("hccn-hangs", severity, host, evidence=ports.hung[:3])
+        yield check_context.finding("hccn-hangs", severity, host, evidence=ports.hung[:3])
     refused = [error for error in ports.errors if error.kind == "permission"]
     if refused:
-        yield finding("hccn-refused", Severity.NOTE, host, evidence=(refused[0].text,), user=facts.user or "?")
+        yield check_context.finding(
+            "hccn-refused", Severity.NOTE, host, evidence=(refused[0].text,), user=facts.user or "?"
+        )
 
 
 @port_check("device-links", "the link of every NPU port is up", "device-link-down")
-def check_links(context: CheckContext, host: str, ports: Mapping[int, Port]) -> Iterator[Finding]:
+def check_links(context: check_context.CheckContext, host: str, ports: Mapping[int, Port]) -> Iterator[Finding]:
     down = {
         device: f"hccn_tool -i {device} -link -g: link status: DOWN"
         for device, port in ports.items()
@@ -92,7 +84,7 @@ def check_links(context: CheckContext, host: str, ports: Mapping[int, Port]) -> 
 
 
 @port_check("device-flaps", "the links of the NPU ports stay up", "device-link-flaps", is_full=True)
-def check_flaps(context: CheckContext, host: str, ports: Mapping[int, Port]) -> Iterator[Finding]:
+def check_flaps(context: check_context.CheckContext, host: str, ports: Mapping[int, Port]) -> Iterator[Finding]:
     """Find links that go down repeatedly: collectives time out, although each check finds them up."""
     flaps = {device: _downs(port.history) for device, port in ports.items()}
     restless = {
@@ -116,12 +108,12 @@ def _downs(history: LinkHistory | None) -> int:
     return sum(1 for age_s in ages_s if 0 <= age_s <= DAY_S)
 
 
-@check(
+@check_context.check(
     "device-addresses",
     "every NPU port has its own address, as in /etc/hccn.conf",
     "device-ip-missing device-ip-twice hccn-conf-stale",
 )
-def check_addresses(context: CheckContext) -> Iterator[Finding]:
+def check_addresses(context: check_context.CheckContext) -> Iterator[Finding]:
     holders: dict[str, list[tuple[str, int]]] = {}
     for host, ports in port_nodes(context):
         files = context.facts[host].npu.files
@@ -129,9 +121,12 @@ def check_addresses(context: CheckContext) -> Iterator[Finding]:
         configured = {device: port.address or port.address_inet6 for device, port in conf.items()}
         unset = [device for device, port in ports.items() if port.has_no_address]
         lines = [f"/etc/hccn.conf: address_{device}={configured[device]}" for device in unset if configured.get(device)]
-        if unset and is_many(context):
-            severity, named = severity_at(context, host, unset), {"devices": tuple(sorted(unset)), "first": min(unset)}
-            yield finding("device-ip-missing", severity, host, lines[:4], **named)
+        if unset and check_context.is_many(context):
+            severity, named = (
+                check_context.severity_at(context, host, unset),
+                {"devices": tuple(sorted(unset)), "first": min(unset)},
+            )
+            yield check_context.finding("device-ip-missing", severity, host, lines[:4], **named)
         stale = {
             device: Text(
                 "doctor.port-address",
@@ -152,11 +147,11 @@ def check_addresses(context: CheckContext) -> Iterator[Finding]:
             hosts = tuple(dict.fromkeys(host for host, _ in places))
             severity = Severity.FAIL if context.job is not None or len(hosts) == 1 else Severity.WARN
             lines = [f"{host}: device {device}" for host, device in places]
-            yield finding("device-ip-twice", severity, hosts, lines, address=address)
+            yield check_context.finding("device-ip-twice", severity, hosts, lines, address=address)
 
 
-@check("device-address-family", "the addresses of NPU ports are of one family", "device-ip-family")
-def check_address_family(context: CheckContext) -> Iterator[Finding]:
+@check_context.check("device-address-family", "the addresses of NPU ports are of one family", "device-ip-family")
+def check_address_family(context: check_context.CheckContext) -> Iterator[Finding]:
     """Find device addresses of two families in one job, which HCCL rejects."""
     yield from _outliers(
         context,
@@ -165,8 +160,8 @@ def check_address_family(context: CheckContext) -> Iterator[Finding]:
     )
 
 
-@check("device-tls", "TLS is on or off on all NPU ports", "device-tls-differs")
-def check_tls(context: CheckContext) -> Iterator[Finding]:
+@check_context.check("device-tls", "TLS is on or off on all NPU ports", "device-tls-differs")
+def check_tls(context: check_context.CheckContext) -> Iterator[Finding]:
     """Find TLS switches that differ; all ranks must agree (EI0016)."""
     yield from _outliers(
         context,
@@ -177,7 +172,9 @@ def check_tls(context: CheckContext) -> Iterator[Finding]:
     )
 
 
-def _outliers(context: CheckContext, code: str, value_of: Callable[[Port], str | None]) -> Iterator[Finding]:
+def _outliers(
+    context: check_context.CheckContext, code: str, value_of: Callable[[Port], str | None]
+) -> Iterator[Finding]:
     """Yield a finding for each host and value of ports that differ from the majority."""
     values = {
         (host, device): value
@@ -185,7 +182,7 @@ def _outliers(context: CheckContext, code: str, value_of: Callable[[Port], str |
         for device, port in ports.items()
         if (value := value_of(port)) is not None
     }
-    same = compare(values)
+    same = check_context.compare(values)
     for value, places in same.others if same else ():
         line = Text(
             "doctor.ports-differ",
@@ -203,7 +200,7 @@ def _outliers(context: CheckContext, code: str, value_of: Callable[[Port], str |
 
 
 @port_check("net-health", "the NPU ports reach their gateway", "device-net-health", is_full=True)
-def check_net_health(context: CheckContext, host: str, ports: Mapping[int, Port]) -> Iterator[Finding]:
+def check_net_health(context: check_context.CheckContext, host: str, ports: Mapping[int, Port]) -> Iterator[Finding]:
     """Report the driver's gateway test; a warning, since a wrong netdetect address has the same result."""
     groups: dict[str, dict[int, None]] = {}
     for device, port in ports.items():
@@ -220,7 +217,7 @@ def check_net_health(context: CheckContext, host: str, ports: Mapping[int, Port]
     "device-fec-off device-optical",
     is_full=True,
 )
-def check_cables(context: CheckContext, host: str, ports: Mapping[int, Port]) -> Iterator[Finding]:
+def check_cables(context: check_context.CheckContext, host: str, ports: Mapping[int, Port]) -> Iterator[Finding]:
     fecs = {device: port.fec.mode for device, port in ports.items() if port.fec is not None}
     bare = {device: None for device, mode in fecs.items() if mode == "no FEC mode"}
     yield from _faulty(context, host, "device-fec-off", bare, Severity.WARN)
@@ -251,10 +248,10 @@ def _optical_fault(device: int, optical: Optical | None) -> Text | None:
     )
 
 
-@check(
+@check_context.check(
     "hccl-ping", "NPU ports of different nodes reach each other", "device-unreachable device-ping-loss", is_full=True
 )
-def check_ping(context: CheckContext) -> Iterator[Finding]:
+def check_ping(context: check_context.CheckContext) -> Iterator[Finding]:
     owners = {
         port.address: f"{host} device {device}"
         for host, ports in port_nodes(context)

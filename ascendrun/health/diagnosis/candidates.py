@@ -8,21 +8,11 @@ from dataclasses import field, replace
 
 from ascendrun.ascend.signatures import Hit, scan, signature_of, strongest
 from ascendrun.core.dataclass import dataclass
+from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Moment, RankEvidence, earliest, moment
 from ascendrun.health.diagnosis.lines.exits import signal_of
 from ascendrun.health.diagnosis.lines.rank_lines import OF_SEVERAL
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
-from ascendrun.health.diagnosis.result import (
-    CAUSE,
-    CREDIBLE,
-    SIGN_FROM,
-    STRENGTH,
-    SYMPTOM,
-    Indicator,
-    Proof,
-    normalised,
-    proof_of,
-)
 from ascendrun.text import Rendered, Text
 
 PROOFS_LIMIT = 6
@@ -40,7 +30,7 @@ class Candidate:
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     at: Moment | None = None
-    proofs: tuple[Proof, ...] = ()
+    proofs: tuple[result.Proof, ...] = ()
     values: Mapping[str, str | Rendered] = field(default_factory=dict)
     sure: bool = True
     is_vague: bool = False
@@ -49,7 +39,7 @@ class Candidate:
 
     @property
     def is_credible(self) -> bool:
-        return self.strength >= CREDIBLE
+        return self.strength >= result.CREDIBLE
 
 
 def candidates_of(evidence: Evidence, timelines: Sequence[RankTimeline]) -> tuple[Candidate, ...]:
@@ -63,17 +53,17 @@ def candidates_of(evidence: Evidence, timelines: Sequence[RankTimeline]) -> tupl
     return (*found, *hosts, *_of_devices(evidence, timelines, found))
 
 
-def _by_reason(indicators: Iterable[Indicator]) -> list[Candidate]:
-    groups: dict[str, list[Indicator]] = {}
+def _by_reason(indicators: Iterable[result.Indicator]) -> list[Candidate]:
+    groups: dict[str, list[result.Indicator]] = {}
     for indicator in indicators:
         groups.setdefault(indicator.sameness, []).append(indicator)
     return [make_candidate(group) for group in groups.values()]
 
 
-def _together(ends: Iterable[Indicator]) -> list[list[Indicator]]:
+def _together(ends: Iterable[result.Indicator]) -> list[list[result.Indicator]]:
     """Group ends without a reason: at the same time, within the uncertainty of the clocks, or with the same last
     output."""
-    groups: list[list[Indicator]] = []
+    groups: list[list[result.Indicator]] = []
     for end in sorted(ends, key=lambda one: (one.sameness, one.host, one.at.at_s if one.at else 0.0)):
         known = next((group for group in groups if _is_one_end(group[-1], end)), None)
         if known is not None:
@@ -83,10 +73,10 @@ def _together(ends: Iterable[Indicator]) -> list[list[Indicator]]:
     return groups
 
 
-def _is_one_end(one: Indicator, other: Indicator) -> bool:
+def _is_one_end(one: result.Indicator, other: result.Indicator) -> bool:
     if one.sameness != other.sameness:
         return False
-    messages = [normalised(str(indicator.values.get("last", "-"))) for indicator in (one, other)]
+    messages = [result.normalised(str(indicator.values.get("last", "-"))) for indicator in (one, other)]
     if messages[0] == messages[1] != "-":
         return True
     if one.at is None or other.at is None:
@@ -104,9 +94,11 @@ def _of_symptoms(timelines: Sequence[RankTimeline]) -> list[Candidate]:
         if timeline.waited is None
         and own.code not in ("exception", "terminated")
         and not _is_of_others(own.code)
-        and own.strength >= SIGN_FROM
+        and own.strength >= result.SIGN_FROM
     )
-    return [replace(one, strength=max(one.strength, CREDIBLE), sure=False, caveats=("only-symptom",)) for one in made]
+    return [
+        replace(one, strength=max(one.strength, result.CREDIBLE), sure=False, caveats=("only-symptom",)) for one in made
+    ]
 
 
 def _of_sufferers(timelines: Sequence[RankTimeline]) -> list[Candidate]:
@@ -120,18 +112,18 @@ def _of_sufferers(timelines: Sequence[RankTimeline]) -> list[Candidate]:
     )
     others = sum(1 for timeline in timelines if timeline.waited is not None)
     return [
-        replace(one, strength=STRENGTH["suffered"], sure=False, caveats=("only-symptom",))
+        replace(one, strength=result.STRENGTH["suffered"], sure=False, caveats=("only-symptom",))
         for one in made
         if 2 * len(one.ranks) < others
     ]
 
 
-def _with_symptom(timelines: Sequence[RankTimeline]) -> Iterator[tuple[RankTimeline, Indicator]]:
+def _with_symptom(timelines: Sequence[RankTimeline]) -> Iterator[tuple[RankTimeline, result.Indicator]]:
     """Yield the failed ranks with a symptom, without those whose messages the rules evaluate with those of others."""
     for timeline in timelines:
         own = timeline.own
         is_of_several = any(message.kind in OF_SEVERAL for message in timeline.messages)
-        if own is not None and own.role == SYMPTOM and timeline.rank.has_failed and not is_of_several:
+        if own is not None and own.role == result.SYMPTOM and timeline.rank.has_failed and not is_of_several:
             yield timeline, own
 
 
@@ -141,7 +133,7 @@ def _is_of_others(code: str) -> bool:
     return row is not None and row.blames in ("peer", "network")
 
 
-def make_candidate(indicators: Sequence[Indicator]) -> Candidate:
+def make_candidate(indicators: Sequence[result.Indicator]) -> Candidate:
     """Make a candidate from observations of one reason, of one or many ranks."""
     ordered = sorted(indicators, key=lambda one: (one.at is None, one.at.at_s if one.at else 0.0, one.rank or 0))
     first = ordered[0]
@@ -163,15 +155,17 @@ def _of_host(evidence: Evidence, host: HostEvidence) -> list[Candidate]:
     lost = {"rebooted": "node-rebooted", "directory-gone": "node-directory-gone"}.get(host.lost or "")
     codes = [code for code in (lost, "supervisor-lost" if host.supervisor_lost else None) if code is not None]
     return [
-        Candidate(code, STRENGTH[code], ranks, (host.host,), proofs=_events_of(evidence, host.host, f"reason.{code}"))
+        Candidate(
+            code, result.STRENGTH[code], ranks, (host.host,), proofs=_events_of(evidence, host.host, f"reason.{code}")
+        )
         for code in codes
     ]
 
 
-def _events_of(evidence: Evidence, host: str, key: str) -> tuple[Proof, ...]:
+def _events_of(evidence: Evidence, host: str, key: str) -> tuple[result.Proof, ...]:
     """Return the state transitions with this reason for the host."""
     return tuple(
-        Proof(text=event.message(), host=host, at_s=event.at_s)
+        result.Proof(text=event.message(), host=host, at_s=event.at_s)
         for event in evidence.events
         if host in event.hosts and getattr(event.values.get("reason"), "key", None) == key
     )[:2]
@@ -194,9 +188,9 @@ def _of_devices(evidence: Evidence, timelines: Sequence[RankTimeline], found: Se
         if not credible and ranks and not has_ended:
             continue
         text = Text("device.problem", "device {device}: {problem}", device=fact.device, problem=fact.problem)
-        proof = Proof(text=text, host=host.host, file=fact.file, rank=ranks[0] if ranks else None)
+        proof = result.Proof(text=text, host=host.host, file=fact.file, rank=ranks[0] if ranks else None)
         explained = [unclear[rank] for rank in ranks if rank in unclear]
-        strength = max([STRENGTH["device-alarm"], *(one.strength + 1 for one in explained)])
+        strength = max([result.STRENGTH["device-alarm"], *(one.strength + 1 for one in explained)])
         when = earliest([*(timeline.end for timeline in ended), *(one.at for one in explained)])
         values = {"device": str(fact.device), "problem": fact.problem}
         made = Candidate("device-alarm", strength, ranks, (host.host,), when, (proof,), values, sure=False)
@@ -213,7 +207,7 @@ def is_of_some_device(one: Candidate) -> bool:
     row = signature_of(one.code)
     return (
         row is not None
-        and row.role == CAUSE
+        and row.role == result.CAUSE
         and row.blames == "node"
         and row.family in _DEVICE_FAMILIES
         and row.strength < UNCLEAR_BELOW
@@ -270,7 +264,7 @@ def _candidate(evidence: Evidence, host: HostEvidence, weak: Sequence[Candidate]
     named = _named(here, hit)
     joined = tuple(sorted({rank for one in explained for rank in one.ranks} & {rank.rank for rank in here}))
     is_sure = bool(_ended(host, here, hit))
-    strength = max([STRENGTH["kernel"], *(one.strength + 2 for one in explained)])
+    strength = max([result.STRENGTH["kernel"], *(one.strength + 2 for one in explained)])
     strength = max(strength, hit.signature.strength) if is_sure else strength
     return Candidate(
         hit.signature.code,
@@ -280,7 +274,7 @@ def _candidate(evidence: Evidence, host: HostEvidence, weak: Sequence[Candidate]
         sure=is_sure,
         at=moment(evidence, host.host, line.at_s),
         values=hit.values,
-        proofs=(proof_of(evidence, line, host),),
+        proofs=(result.proof_of(evidence, line, host),),
         caveats=() if is_sure else ("only-kernel",),
     )
 
@@ -315,7 +309,7 @@ def _hits(evidence: Evidence, host: HostEvidence) -> list[Hit]:
     return [
         hit
         for hit in scan((index, line.text) for index, line in enumerate(lines))
-        if hit.line in timely and hit.signature.role == CAUSE and hit.signature.family in KERNEL_FAMILIES
+        if hit.line in timely and hit.signature.role == result.CAUSE and hit.signature.family in KERNEL_FAMILIES
     ]
 
 

@@ -8,22 +8,13 @@ from dataclasses import field, replace
 
 from ascendrun.ascend.signatures import Hit, scan
 from ascendrun.core.dataclass import dataclass
+from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, moment, with_stamps
 from ascendrun.health.diagnosis.lines.exits import child_indicator, exit_indicator, signal_of
 from ascendrun.health.diagnosis.lines.fatal import FROM_OUTSIDE, Fatal, has_inner_code
 from ascendrun.health.diagnosis.lines.line_kinds import WENT_ON, PeerLine, is_error_line, is_informational
 from ascendrun.health.diagnosis.lines.rank_lines import LAST_OUTPUT_LINES, NEAR_THE_END_S, RULED, RankLines, is_specific
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, unfold, without_colours
-from ascendrun.health.diagnosis.result import (
-    CAUSE,
-    CONSEQUENCE,
-    CREDIBLE,
-    STRENGTH,
-    SYMPTOM,
-    TEARDOWN,
-    Indicator,
-    same_line,
-)
 
 
 @dataclass(frozen=True)
@@ -33,8 +24,8 @@ class RankTimeline:
     as RankLines.survived."""
 
     rank: RankEvidence
-    own: Indicator | None
-    indicators: tuple[Indicator, ...] = ()
+    own: result.Indicator | None
+    indicators: tuple[result.Indicator, ...] = ()
     messages: tuple[PeerLine, ...] = ()
     chain: Chain | None = None
     end: Moment | None = None
@@ -45,7 +36,7 @@ class RankTimeline:
 
     @property
     def has_cause(self) -> bool:
-        return self.own is not None and self.own.role == CAUSE
+        return self.own is not None and self.own.role == result.CAUSE
 
 
 def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
@@ -102,7 +93,7 @@ def _without(timeline: RankTimeline, common: Mapping[str, bool]) -> RankTimeline
         if indicator.code == "exception":
             line = f"exception|{indicator.key}"
         elif "type" not in indicator.values and indicator.proofs:
-            line = same_line(indicator.code, indicator.proofs[0].line)
+            line = result.same_line(indicator.code, indicator.proofs[0].line)
         if not common.get(line):
             kept.append(replace(indicator, sure=False) if line in common else indicator)
     waited = timeline.waited is not None
@@ -111,18 +102,18 @@ def _without(timeline: RankTimeline, common: Mapping[str, bool]) -> RankTimeline
     )
 
 
-def choose_own(indicators: Sequence[Indicator], *, has_failed: bool, waited: bool) -> Indicator | None:
+def choose_own(indicators: Sequence[result.Indicator], *, has_failed: bool, waited: bool) -> result.Indicator | None:
     """Choose one indicator of a rank: a cause before a symptom before a consequence; the strongest cause.
 
     A vague end (a crash, a code) is not a reason if the rank's output shows an effect of other ranks:
     programs crash during cleanup.
     """
-    causes = [indicator for indicator in indicators if indicator.role == CAUSE]
+    causes = [indicator for indicator in indicators if indicator.role == result.CAUSE]
     decisive = [indicator for indicator in causes if not indicator.is_vague]
     suffered = [
         indicator
         for indicator in indicators
-        if indicator.role in (SYMPTOM, CONSEQUENCE) and indicator.code != "terminated"
+        if indicator.role in (result.SYMPTOM, result.CONSEQUENCE) and indicator.code != "terminated"
     ]
     vague = [indicator for indicator in causes if indicator.is_vague]
     if decisive:
@@ -132,8 +123,8 @@ def choose_own(indicators: Sequence[Indicator], *, has_failed: bool, waited: boo
     if vague and not suffered and not waited:
         return max(vague, key=lambda indicator: indicator.strength)
     if suffered:
-        return max(suffered, key=lambda indicator: (indicator.role == SYMPTOM, indicator.strength))
-    rest = [indicator for indicator in indicators if indicator.role == TEARDOWN or not waited]
+        return max(suffered, key=lambda indicator: (indicator.role == result.SYMPTOM, indicator.strength))
+    rest = [indicator for indicator in indicators if indicator.role == result.TEARDOWN or not waited]
     if waited and has_failed:
         return None
     return max(rest, key=lambda indicator: indicator.strength, default=None)
@@ -154,11 +145,11 @@ _VAGUE_TYPES = frozenset({
 })  # fmt: skip
 
 
-def known_line_indicators(lines: Fatal) -> list[Indicator]:
+def known_line_indicators(lines: Fatal) -> list[result.Indicator]:
     """Return known lines outside of exceptions. They are secondary to a later exception with its own message, and
     explain a vague exception."""
     chain = lines.chain
-    has_own_cause = chain is not None and lines.role == CAUSE and chain.root.short_type not in _VAGUE_TYPES
+    has_own_cause = chain is not None and lines.role == result.CAUSE and chain.root.short_type not in _VAGUE_TYPES
     was_killed = chain is None and signal_of(lines.rank) in FROM_OUTSIDE
     taken = set(lines.lines_of())
     shown = [
@@ -190,7 +181,7 @@ def known_line_indicators(lines: Fatal) -> list[Indicator]:
             and not has_inner_code(hit, _around(hit, lines.lines)),
         )
         if lines.outlived(hit.line):
-            indicator = replace(indicator, strength=min(indicator.strength, STRENGTH["outlived"]), sure=False)
+            indicator = replace(indicator, strength=min(indicator.strength, result.STRENGTH["outlived"]), sure=False)
         indicators.append(indicator)
     for hit in scan((index, line.text) for index, line in enumerate(lines.plog)):
         if hit.signature.code not in RULED and is_specific(hit) and is_error_line(hit.text):
@@ -207,12 +198,14 @@ def _around(hit: Hit, lines: Sequence[Line]) -> Sequence[str]:
 def _closing(lines: Fatal, shown: Sequence[Hit]) -> Line | None:
     """Return the line that reports the reason of the end: an uncaught exception, or the last known line."""
     chain = lines.chain
-    if chain is not None and chain.kind == "main" and lines.role == CAUSE and lines.is_last_output(chain):
+    if chain is not None and chain.kind == "main" and lines.role == result.CAUSE and lines.is_last_output(chain):
         return lines.lines[chain.first]
     decisive = [
         lines.lines[hit.line]
         for hit in shown
-        if hit.signature.role == CAUSE and hit.signature.strength >= CREDIBLE and hit.signature.family not in _NOT_FATAL
+        if hit.signature.role == result.CAUSE
+        and hit.signature.strength >= result.CREDIBLE
+        and hit.signature.family not in _NOT_FATAL
     ]
     return max(decisive, key=lambda line: line.at_s or 0.0, default=None)
 
@@ -230,15 +223,15 @@ def _is_near_the_end(lines: RankLines, line: Line) -> bool:
     )
 
 
-def _indicator(lines: RankLines, hit: Hit, line: Line, *, weaker: bool, sure: bool) -> Indicator:
-    role = TEARDOWN if lines.is_late(line) else hit.signature.role
+def _indicator(lines: RankLines, hit: Hit, line: Line, *, weaker: bool, sure: bool) -> result.Indicator:
+    role = result.TEARDOWN if lines.is_late(line) else hit.signature.role
     if hit.signature.family == "signal" and lines.has_waited:
-        role = CONSEQUENCE  # the end of a rank whose wait timed out
+        role = result.CONSEQUENCE  # the end of a rank whose wait timed out
     indicator = lines.indicator(hit, role, lines.moment_of(line), (lines.proof(line),), {}, sure=sure)
     went_on = lines.has_waited or lines.rank.stopped  # the reason of the end came later
     is_hard = hit.signature.family in _HARD and hit.signature.strength >= HARD_FROM
     is_aside = hit.signature.family in _NOT_FATAL or (went_on and not is_hard)
     if weaker or is_aside:
-        weak_role = SYMPTOM if is_aside and role == CAUSE else role
-        return replace(indicator, role=weak_role, strength=min(indicator.strength, CREDIBLE - 1), sure=False)
+        weak_role = result.SYMPTOM if is_aside and role == result.CAUSE else role
+        return replace(indicator, role=weak_role, strength=min(indicator.strength, result.CREDIBLE - 1), sure=False)
     return indicator

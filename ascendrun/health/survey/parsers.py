@@ -10,26 +10,7 @@ from typing import Any, Callable
 
 from ascendrun.ascend import hccn, install, npu_smi, npu_smi_views, nvidia_smi
 from ascendrun.ascend.reading import ToolError
-from ascendrun.health.survey.facts import (
-    CardViews,
-    ConnectionTest,
-    DeviceNode,
-    Disk,
-    GpuProcess,
-    InstallFiles,
-    Owner,
-    PathSize,
-    Port,
-    PortHolder,
-    PortPing,
-    Ports,
-    PythonFacts,
-    ShellCann,
-    SshdFacts,
-    Table,
-    TorchFacts,
-    WriteResult,
-)
+from ascendrun.health.survey import facts
 from ascendrun.health.survey.scripts import Section, read_sections
 from ascendrun.text import Text
 
@@ -46,26 +27,28 @@ def read_os_name(raw: Raw) -> str | None:
     return None
 
 
-def read_disks(raw: Raw) -> dict[str, Disk]:
+def read_disks(raw: Raw) -> dict[str, facts.Disk]:
     names = ("at", "free_bytes", "total_bytes", "free_inodes", "total_inodes")
     more = {"kind": "kind", "is_remote": "remote", "device": "device"}
     return {
-        path: Disk(**{name: disk[name] for name in names}, **{name: disk.get(key) for name, key in more.items()})
+        path: facts.Disk(**{name: disk[name] for name in names}, **{name: disk.get(key) for name, key in more.items()})
         for path, disk in raw["disks"].items()
         if "error" not in disk
     }
 
 
-def read_writes(raw: Raw) -> dict[str, WriteResult]:
+def read_writes(raw: Raw) -> dict[str, facts.WriteResult]:
     names = ("error", "code", "uid", "wall_s")
     return {
-        path: WriteResult(result.get("at", path), is_late=bool(result.get("late")), **_some(result, *names))
+        path: facts.WriteResult(result.get("at", path), is_late=bool(result.get("late")), **_some(result, *names))
         for path, result in raw["folders"].items()
     }
 
 
-def read_taken(raw: Raw) -> dict[int, PortHolder]:
-    return {int(port): PortHolder(**_some(who, "uid", "pid", "command", "tag")) for port, who in raw["taken"].items()}
+def read_taken(raw: Raw) -> dict[int, facts.PortHolder]:
+    return {
+        int(port): facts.PortHolder(**_some(who, "uid", "pid", "command", "tag")) for port, who in raw["taken"].items()
+    }
 
 
 def read_port_ranges(raw: Raw) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None:
@@ -94,7 +77,7 @@ def read_addresses(raw: Raw) -> dict[str, tuple[str, ...]] | None:
     return {name: tuple(addresses) for name, addresses in found.items()}
 
 
-def read_sshd(raw: Raw) -> SshdFacts | None:
+def read_sshd(raw: Raw) -> facts.SshdFacts | None:
     found: dict[str, str] = {}
     for line in raw.get("out", "").splitlines():
         words = line.split()
@@ -103,7 +86,9 @@ def read_sshd(raw: Raw) -> SshdFacts | None:
     if not found:
         return None
     sessions = found.get("maxsessions", "")
-    return SshdFacts(max_startups=found.get("maxstartups"), max_sessions=int(sessions) if sessions.isdigit() else None)
+    return facts.SshdFacts(
+        max_startups=found.get("maxstartups"), max_sessions=int(sessions) if sessions.isdigit() else None
+    )
 
 
 def read_logind(raw: Raw) -> bool | None:
@@ -121,9 +106,9 @@ def read_null_device(raw: Raw) -> str | None:
     return text or ("" if raw.get("code") == 1 else None)
 
 
-def read_sizes(raw: Raw) -> dict[str, PathSize]:
+def read_sizes(raw: Raw) -> dict[str, facts.PathSize]:
     return {
-        path: PathSize(
+        path: facts.PathSize(
             kind=one.get("kind"),
             size_bytes=one.get("bytes"),
             files=one.get("files"),
@@ -135,12 +120,12 @@ def read_sizes(raw: Raw) -> dict[str, PathSize]:
     }
 
 
-def read_python(raw: Raw) -> PythonFacts:
+def read_python(raw: Raw) -> facts.PythonFacts:
     values = _last_json(raw.get("out", ""))
     if values is None:
-        return PythonFacts(setup=raw.get("setup"), error=failure_of(raw), is_missing=bool(raw.get("missing")))
+        return facts.PythonFacts(setup=raw.get("setup"), error=failure_of(raw), is_missing=bool(raw.get("missing")))
     modules, locks = values.get("modules"), values.get("locks")
-    return PythonFacts(
+    return facts.PythonFacts(
         setup=raw.get("setup"),
         executable=values.get("executable"),
         version=values.get("version"),
@@ -150,12 +135,12 @@ def read_python(raw: Raw) -> PythonFacts:
     )
 
 
-def read_torch(raw: Raw) -> TorchFacts:
+def read_torch(raw: Raw) -> facts.TorchFacts:
     values = _last_json(raw.get("out", ""))
     if values is None:
-        return TorchFacts(error=failure_of(raw), step="import torch")
+        return facts.TorchFacts(error=failure_of(raw), step="import torch")
     names = ("torch", "torch_npu", "import_s", "devices", "backend", "has_backend", "step", "error")
-    return TorchFacts(noise=_last_line(raw.get("err", "")), **_some(values, *names))
+    return facts.TorchFacts(noise=_last_line(raw.get("err", "")), **_some(values, *names))
 
 
 def read_environ(raw: Raw) -> dict[str, str] | None:
@@ -165,9 +150,9 @@ def read_environ(raw: Raw) -> dict[str, str] | None:
     return {name: value for name, _, value in pairs if name != AGENTS_MARK}
 
 
-def read_connection_tests(raw: Raw) -> tuple[ConnectionTest, ...]:
+def read_connection_tests(raw: Raw) -> tuple[facts.ConnectionTest, ...]:
     return tuple(
-        ConnectionTest(
+        facts.ConnectionTest(
             str(test["peer"]), str(test["address"]), int(test["port"]), **_some(test, "error", "code", "wall_s")
         )
         for test in raw["tests"]
@@ -239,19 +224,19 @@ _cann = _once(install.parse_cann)
 _components = _once(install.parse_components)
 
 
-def read_table(raw: Raw) -> Table | None:
+def read_table(raw: Raw) -> facts.Table | None:
     sections = {section.labels[0]: section for section in read_sections(raw.get("out", ""))}
     if "none" in sections:
-        return Table(info=None)
+        return facts.Table(info=None)
     if "info" not in sections:
-        return Table(hung=True) if raw.get("timed_out") or raw.get("late") else None
+        return facts.Table(hung=True) if raw.get("timed_out") or raw.get("late") else None
     section = sections["info"]
     info = npu_smi.parse_info(section.text)
     owners = dict(_owners(sections["owners"].text)) if "owners" in sections else {}
-    return Table(info=info, owners=owners, hung=section.hung)
+    return facts.Table(info=info, owners=owners, hung=section.hung)
 
 
-def read_gpu_processes(raw: Raw) -> tuple[GpuProcess, ...] | None:
+def read_gpu_processes(raw: Raw) -> tuple[facts.GpuProcess, ...] | None:
     """Return the processes that compute on GPUs; None: unknown, or there is no nvidia-smi."""
     sections = {section.labels[0]: section for section in read_sections(raw.get("out", ""))}
     if not {"gpus", "apps"} <= set(sections):
@@ -261,40 +246,42 @@ def read_gpu_processes(raw: Raw) -> tuple[GpuProcess, ...] | None:
         return None
     numbers = {gpu.bus_id: gpu.index for gpu in nvidia_smi.parse_gpus(sections["gpus"].text).gpus or ()}
     owners = dict(_owners(sections["owners"].text)) if "owners" in sections else {}
-    return tuple(GpuProcess(one.pid, numbers.get(one.bus_id), one.memory_mb, owners.get(one.pid)) for one in apps)
+    return tuple(facts.GpuProcess(one.pid, numbers.get(one.bus_id), one.memory_mb, owners.get(one.pid)) for one in apps)
 
 
-def _owners(text: str) -> list[tuple[int, Owner]]:
+def _owners(text: str) -> list[tuple[int, facts.Owner]]:
     found = []
     for line in text.splitlines():
         labels = line.split("\t")
         if len(labels) == 4 and labels[0].isdigit():
-            found.append((int(labels[0]), Owner(user=labels[1], tag=labels[2] or None, command=labels[3].strip())))
+            found.append(
+                (int(labels[0]), facts.Owner(user=labels[1], tag=labels[2] or None, command=labels[3].strip()))
+            )
     return found
 
 
-def read_devices(raw: Raw) -> dict[str, DeviceNode]:
+def read_devices(raw: Raw) -> dict[str, facts.DeviceNode]:
     """Return device files by name without /dev/; an existing, unreadable file is not open."""
-    found: dict[str, DeviceNode] = {}
+    found: dict[str, facts.DeviceNode] = {}
     for path, one in raw["stats"].items():
         if not one.get("missing"):
             is_open = bool(one.get("readable") and one.get("writable"))
-            found[path.rpartition("/")[2]] = DeviceNode(
+            found[path.rpartition("/")[2]] = facts.DeviceNode(
                 is_open, int(one.get("mode", 0)), int(one.get("uid", 0)), int(one.get("gid", 0))
             )
     return found
 
 
-def read_cards(raw: Raw) -> CardViews:
+def read_cards(raw: Raw) -> facts.CardViews:
     found: dict[str, dict[int, Any]] = {label: {} for label in _VIEWS}
     for section in read_sections(raw.get("out", "")):
         npu_id, label = _number(section), section.labels[0]
         if npu_id is not None and section.code is not None and label in _VIEWS:
             found[label][npu_id] = _VIEWS[label](section.text)
-    return CardViews(found["ecc"], found["health"], found["board"])
+    return facts.CardViews(found["ecc"], found["health"], found["board"])
 
 
-def read_ports(raw: Raw) -> Ports | None:
+def read_ports(raw: Raw) -> facts.Ports | None:
     """Parse ports; None if hccn_tool is not found, or without devices to query."""
     sections = read_sections(raw.get("out", ""))
     if not sections:
@@ -314,20 +301,20 @@ def read_ports(raw: Raw) -> Ports | None:
         parsed = parse(section.text)
         fields[device][name] = parsed
         errors.update(((one.kind, one.text), one) for one in parsed.errors)
-    ports = {device: Port(**found) for device, found in sorted(fields.items())}
-    return Ports(ports, tuple(hung), tuple(errors.values()))
+    ports = {device: facts.Port(**found) for device, found in sorted(fields.items())}
+    return facts.Ports(ports, tuple(hung), tuple(errors.values()))
 
 
-def read_pings(raw: Raw) -> tuple[PortPing, ...]:
+def read_pings(raw: Raw) -> tuple[facts.PortPing, ...]:
     found = []
     for section in read_sections(raw.get("out", "")):
         device, _, address = section.labels[-1].partition(" ")
         if section.labels[0] == "ping" and device.isdigit():
-            found.append(PortPing(int(device), address, None if section.hung else hccn.parse_ping(section.text)))
+            found.append(facts.PortPing(int(device), address, None if section.hung else hccn.parse_ping(section.text)))
     return tuple(found)
 
 
-def read_files(raw: Raw) -> InstallFiles:
+def read_files(raw: Raw) -> facts.InstallFiles:
     texts: dict[str, list[str]] = {}
     set_env: list[str] = []
     for section in read_sections(raw.get("out", "")):
@@ -340,7 +327,7 @@ def read_files(raw: Raw) -> InstallFiles:
         return parse(texts[label][0]) if label in texts else None
 
     canns = tuple(_cann(text) for text in texts.get("cann", ()))
-    return InstallFiles(
+    return facts.InstallFiles(
         one("install", _install),
         one("driver", _driver),
         one("firmware", _firmware),
@@ -350,16 +337,16 @@ def read_files(raw: Raw) -> InstallFiles:
     )
 
 
-def read_shell_cann(raw: Raw) -> ShellCann | None:
+def read_shell_cann(raw: Raw) -> facts.ShellCann | None:
     if raw.get("setup") in ("failed", "no-command"):
         return None
     sections = {section.labels[0]: section for section in reversed(read_sections(raw.get("out", "")))}
     place = sections.get("home") or sections.get("gone")
     if place is None:
-        return ShellCann() if raw.get("code") == 0 else None
+        return facts.ShellCann() if raw.get("code") == 0 else None
     version = _cann(sections["cann"].text) if "cann" in sections else None
     components = _components(sections["components"].text) if "components" in sections else None
-    return ShellCann(place.labels[-1], "gone" in sections, version, components)
+    return facts.ShellCann(place.labels[-1], "gone" in sections, version, components)
 
 
 def _number(section: Section) -> int | None:

@@ -14,18 +14,7 @@ from ascendrun.core.measurement import metrics_of
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.health.samples.step_times import make_step_times
-from ascendrun.health.top.view import (
-    HostRow,
-    JobRow,
-    Progress,
-    RankPlace,
-    TopJob,
-    TopRow,
-    TopView,
-    Totals,
-    natural_key,
-    place_key,
-)
+from ascendrun.health.top import view
 from ascendrun.text import Text
 
 STALE_S = 60.0
@@ -33,7 +22,7 @@ STALE_S = 60.0
 ENDING_S = 15.0
 """Time after the end of a rank in which a sample may still list its process: tools take seconds, rounds differ."""
 NEWEST_STEPS = 20
-REPORTED = tuple(name for name in metrics_of(Progress) if name != "step_s")
+REPORTED = tuple(name for name in metrics_of(view.Progress) if name != "step_s")
 """Metrics of which the latest value counts."""
 NOT_RESPONDING = ("SUSPECT", "UNREACHABLE")
 WITHOUT_HOSTS = ("QUEUED", "BACKOFF")
@@ -47,12 +36,12 @@ def make_view(
     devices: Sequence[DeviceSample] = (),
     hosts: Sequence[HostSample] = (),
     ranks: Sequence[RankSample] = (),
-    jobs: Sequence[TopJob] = (),
-    ended: Sequence[TopJob] = (),
+    jobs: Sequence[view.TopJob] = (),
+    ended: Sequence[view.TopJob] = (),
     names: Sequence[str] = (),
     refused: Mapping[str, str | Text] | None = None,
     was_queried: bool = False,
-) -> TopView:
+) -> view.TopView:
     """Join the data of jobs, ranks, devices and hosts at one moment.
 
     Args:
@@ -74,29 +63,29 @@ def make_view(
     unreachable = {host for job in jobs for host, state in job.liveness.items() if state in NOT_RESPONDING}
     samples = {(one.host, one.device): one for one in devices}
     own = _OwnProcesses(jobs, ended, ranks)
-    rows: list[TopRow] = []
+    rows: list[view.TopRow] = []
     for key in {**samples, **on_device}:
         known: dict[str, Any] = {"host": key[0], "device": key[1], "sample": samples.get(key)}
         if key in samples:
             known.update(external_pids=own.external(samples[key]), age_s=_age(samples[key].at_s, now_s))
         here = [_rank_fields(*one, of_rank, relative, now_s) for one in on_device.get(key, ())]
-        rows += [TopRow(**known, **fields) for fields in here or [{}]]
-    rows += [TopRow(host=place.host, **_rank_fields(job, place, of_rank, relative, now_s)) for job, place in loose]
+        rows += [view.TopRow(**known, **fields) for fields in here or [{}]]
+    rows += [view.TopRow(host=place.host, **_rank_fields(job, place, of_rank, relative, now_s)) for job, place in loose]
     seen = {row.host for row in rows}
-    rows += [TopRow(host=one.host, age_s=_age(one.at_s, now_s)) for one in hosts if one.host not in seen]
-    rows = sorted((_with_problems(row, unreachable) for row in rows), key=place_key)
+    rows += [view.TopRow(host=one.host, age_s=_age(one.at_s, now_s)) for one in hosts if one.host not in seen]
+    rows = sorted((_with_problems(row, unreachable) for row in rows), key=view.place_key)
     host_rows = _host_rows(rows, hosts, jobs, names, refused, was_queried, now_s)
-    return TopView(
+    return view.TopView(
         now_s, _totals(rows, host_rows), tuple(_job_row(job, relative[job.id]) for job in jobs), host_rows, tuple(rows)
     )
 
 
 def _place_ranks(
-    jobs: Sequence[TopJob], of_rank: Mapping[tuple[str, int, int], RankSample]
-) -> tuple[dict[tuple[str, int], list[tuple[TopJob, RankPlace]]], list[tuple[TopJob, RankPlace]]]:
+    jobs: Sequence[view.TopJob], of_rank: Mapping[tuple[str, int, int], RankSample]
+) -> tuple[dict[tuple[str, int], list[tuple[view.TopJob, view.RankPlace]]], list[tuple[view.TopJob, view.RankPlace]]]:
     """Return running ranks by device, and those without. The measured device overrides the planned device."""
-    on_device: dict[tuple[str, int], list[tuple[TopJob, RankPlace]]] = {}
-    loose: list[tuple[TopJob, RankPlace]] = []
+    on_device: dict[tuple[str, int], list[tuple[view.TopJob, view.RankPlace]]] = {}
+    loose: list[tuple[view.TopJob, view.RankPlace]] = []
     for job in jobs:
         for place in job.places:
             if place.is_over:
@@ -110,13 +99,13 @@ def _place_ranks(
     return on_device, loose
 
 
-def progress_of(lines: Sequence[MetricsLine]) -> Progress:
+def progress_of(lines: Sequence[MetricsLine]) -> view.Progress:
     """Return the latest value of each metric in the last lines of one rank."""
     steps = [line for line in lines if line.step is not None and line.event is None]
     newest = make_step_times(steps[-NEWEST_STEPS - 1 :])
     times = [one.step_s for one in newest if one.step_s is not None]
     own = [one.own_s for one in newest if one.own_s is not None]
-    return Progress(
+    return view.Progress(
         at_s=_newest(lines, "at_s"),
         **{name: _newest(lines if name == "total_steps" else steps, name) for name in REPORTED},
         step_s=median(times) if times else None,
@@ -142,7 +131,7 @@ def _newest(lines: Sequence[MetricsLine], name: str) -> Any:
     return next((getattr(line, name) for line in reversed(lines) if getattr(line, name) is not None), None)
 
 
-def _relative_times(job: TopJob) -> Mapping[int, float]:
+def _relative_times(job: view.TopJob) -> Mapping[int, float]:
     """Return by rank its step time divided by the others' median, without waiting if all report that."""
     own = {rank: progress.own_s for rank, progress in job.progress.items() if progress.own_s is not None}
     total = {rank: progress.step_s for rank, progress in job.progress.items() if progress.step_s is not None}
@@ -171,7 +160,7 @@ def _median_without(ordered: Sequence[float], one: float) -> float:
 class _OwnProcesses:
     """The processes of ranks, running and ended, by host and by device."""
 
-    def __init__(self, jobs: Sequence[TopJob], ended: Sequence[TopJob], ranks: Sequence[RankSample]) -> None:
+    def __init__(self, jobs: Sequence[view.TopJob], ended: Sequence[view.TopJob], ranks: Sequence[RankSample]) -> None:
         self._of_host: dict[str, list[tuple[int, float]]] = {}
         self._used: dict[tuple[str, int], float] = {}
         job_end_s = {job.id: math.inf for job in jobs} | {job.id: job.ended_at_s or math.inf for job in ended}
@@ -202,14 +191,14 @@ class _OwnProcesses:
 
 
 def _rank_fields(
-    job: TopJob,
-    place: RankPlace,
+    job: view.TopJob,
+    place: view.RankPlace,
     of_rank: Mapping[tuple[str, int, int], RankSample],
     relative: Mapping[str, Mapping[int, float]],
     now_s: float,
 ) -> dict[str, Any]:
     sample = of_rank.get((job.id, job.attempt, place.rank))
-    progress = job.progress.get(place.rank, Progress())
+    progress = job.progress.get(place.rank, view.Progress())
     slow = job.slow.get(place.rank)
     slower_by = slow.slower_by if slow is not None and slow.slower_by is not None else relative[job.id].get(place.rank)
     return {
@@ -231,7 +220,7 @@ def _age(at_s: float, now_s: float) -> float:
     return max(0.0, now_s - at_s)
 
 
-def _with_problems(row: TopRow, unreachable: Collection[str]) -> TopRow:
+def _with_problems(row: view.TopRow, unreachable: Collection[str]) -> view.TopRow:
     problems = {
         "health": row.metrics.health not in (None, "OK"),
         "link": row.metrics.link_up is False,
@@ -244,14 +233,14 @@ def _with_problems(row: TopRow, unreachable: Collection[str]) -> TopRow:
 
 
 def _host_rows(
-    rows: Sequence[TopRow],
+    rows: Sequence[view.TopRow],
     samples: Sequence[HostSample],
-    jobs: Sequence[TopJob],
+    jobs: Sequence[view.TopJob],
     names: Sequence[str],
     refused: Mapping[str, str | Text],
     was_queried: bool,
     now_s: float,
-) -> tuple[HostRow, ...]:
+) -> tuple[view.HostRow, ...]:
     of_host = {one.host: one for one in samples}
     rows_of, on_host = defaultdict(list), defaultdict(list)
     for row in rows:
@@ -260,7 +249,7 @@ def _host_rows(
         for host in job.hosts if (job.last_state or job.state) not in WITHOUT_HOSTS else ():
             on_host[host].append(job)
     found = []
-    for host in sorted({*names, *refused, *of_host, *on_host, *rows_of}, key=natural_key):
+    for host in sorted({*names, *refused, *of_host, *on_host, *rows_of}, key=view.natural_key):
         here, sample = on_host[host], of_host.get(host)
         devices = {row.device for row in rows_of[host] if row.device is not None}
         ages_s = [age_s for row in rows_of[host] for age_s in (row.age_s, row.rank_age_s) if age_s is not None]
@@ -268,12 +257,12 @@ def _host_rows(
         liveness = next((job.liveness[host] for job in here if host in job.liveness), None)
         why = None if age_s is not None else _why(host, here, liveness, refused, was_queried)
         ids, detail = tuple(job.id for job in here), refused.get(host) if why is not None else None
-        found.append(HostRow(host, len(devices) or None, ids, liveness, sample, age_s, why, detail))
+        found.append(view.HostRow(host, len(devices) or None, ids, liveness, sample, age_s, why, detail))
     return tuple(found)
 
 
 def _why(
-    host: str, jobs: Sequence[TopJob], liveness: str | None, refused: Mapping[str, str | Text], was_queried: bool
+    host: str, jobs: Sequence[view.TopJob], liveness: str | None, refused: Mapping[str, str | Text], was_queried: bool
 ) -> str:
     if liveness in NOT_RESPONDING:
         return "unreachable"
@@ -284,7 +273,7 @@ def _why(
     return "no-samples" if jobs or was_queried else "not-queried"
 
 
-def _job_row(job: TopJob, relative: Mapping[int, float]) -> JobRow:
+def _job_row(job: view.TopJob, relative: Mapping[int, float]) -> view.JobRow:
     first = [job.progress[rank] for rank in sorted(job.progress)]
     times = [one.step_s for one in first if one.step_s is not None]
 
@@ -294,12 +283,12 @@ def _job_row(job: TopJob, relative: Mapping[int, float]) -> JobRow:
     slower = {**relative, **{rank: one.slower_by for rank, one in job.slow.items() if one.slower_by is not None}}
     slowest = max(slower, key=slower.__getitem__, default=None)
     step_s = median(times) if times else None
-    progress = Progress(**{name: latest(name) for name in REPORTED}, step_s=step_s, phase=latest("phase"))
+    progress = view.Progress(**{name: latest(name) for name in REPORTED}, step_s=step_s, phase=latest("phase"))
     slower_by = None if slowest is None else slower[slowest]
-    return JobRow(job, progress, slowest, slower_by, stragglers=tuple(sorted(job.slow)))
+    return view.JobRow(job, progress, slowest, slower_by, stragglers=tuple(sorted(job.slow)))
 
 
-def _totals(rows: Sequence[TopRow], hosts: Sequence[HostRow]) -> Totals:
+def _totals(rows: Sequence[view.TopRow], hosts: Sequence[view.HostRow]) -> view.Totals:
     devices = {(row.host, row.device): row for row in rows if row.device is not None}
     busy = {(row.host, row.device) for row in rows if row.device is not None and (row.job or row.external_pids)}
     samples = [row.metrics for row in devices.values()]
@@ -309,7 +298,7 @@ def _totals(rows: Sequence[TopRow], hosts: Sequence[HostRow]) -> Totals:
         for one in samples
         if one.memory_used_bytes is not None and one.memory_total_bytes is not None
     ]
-    return Totals(
+    return view.Totals(
         hosts=len(hosts),
         hosts_without_data=sum(1 for host in hosts if host.why is not None),
         devices=len(devices),

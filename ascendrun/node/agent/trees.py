@@ -9,23 +9,11 @@ import re
 import stat
 import time
 
-from ascendrun.node import layout, procs
+from ascendrun.node import layout, procs, tree_hash
 from ascendrun.node.agent import transfer
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import BLOCK_BYTES, free_bytes, make_private_dir, remove_tree, write_all
 from ascendrun.node.op_errors import OperationError, os_failure
-from ascendrun.node.tree_hash import (
-    MAX_BYTES,
-    MAX_ENTRIES,
-    InvalidTreeError,
-    canonical,
-    check_path,
-    first_difference,
-    hash_listing,
-    list_tree,
-    parse_canonical,
-    show,
-)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,11 +77,11 @@ class Trees:
             raise OperationError("tree-missing", "tree-missing", tree=sha256[:12])
         try:
             with open(self._listing_path(sha256), "rb") as file:
-                wanted = parse_canonical(file.read())
-            if hash_listing(wanted) != sha256:
-                raise InvalidTreeError("listing-changed")
-            difference = first_difference(wanted, list_tree(layout.tree_dir(self._root, sha256)))
-        except InvalidTreeError as error:
+                wanted = tree_hash.parse_canonical(file.read())
+            if tree_hash.hash_listing(wanted) != sha256:
+                raise tree_hash.InvalidTreeError("listing-changed")
+            difference = tree_hash.first_difference(wanted, tree_hash.list_tree(layout.tree_dir(self._root, sha256)))
+        except tree_hash.InvalidTreeError as error:
             difference = error.message
         except OSError as error:
             raise os_failure(error, "read-tree", tree=sha256[:12]) from error
@@ -112,14 +100,14 @@ class Trees:
                 upload.seek(0)
                 os.mkdir(temp, 0o700)
                 unpack_tar(upload, temp)
-            entries = list_tree(temp)
-            found = hash_listing(entries)
+            entries = tree_hash.list_tree(temp)
+            found = tree_hash.hash_listing(entries)
             if found != sha256:
-                raise InvalidTreeError("other-content", tree=found[:12])
+                raise tree_hash.InvalidTreeError("other-content", tree=found[:12])
             failpoint("stage.before_rename")
-            self._settle(temp, sha256, canonical(entries))
+            self._settle(temp, sha256, tree_hash.canonical(entries))
             failpoint("stage.after_rename")
-        except InvalidTreeError as error:
+        except tree_hash.InvalidTreeError as error:
             raise OperationError(
                 "tree-differs", "tree-received-differs", tree=sha256[:12], difference=error.message
             ) from error
@@ -196,22 +184,22 @@ def unpack_tar(archive: IO[bytes], folder: str) -> None:
             for member in tar:
                 count += 1
                 total += member.size
-                if count > MAX_ENTRIES or total > MAX_BYTES:
-                    raise InvalidTreeError("archive-too-large", entries=count, bytes=total)
+                if count > tree_hash.MAX_ENTRIES or total > tree_hash.MAX_BYTES:
+                    raise tree_hash.InvalidTreeError("archive-too-large", entries=count, bytes=total)
                 _unpack_member(tar, member, root)
                 tar.members = []  # type: ignore[attr-defined]  # not in typeshed; else every member is kept in memory
                 failpoint("stage.mid_file")
     except (tarfile.TarError, EOFError, ValueError) as error:
-        raise InvalidTreeError("archive-damaged", error=str(error)) from error
+        raise tree_hash.InvalidTreeError("archive-damaged", error=str(error)) from error
     finally:
         os.close(root)
 
 
 def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: int) -> None:
     path = member.name.encode("utf-8", "surrogateescape")
-    check_path(path)
+    tree_hash.check_path(path)
     if member.mode & 0o7000:
-        raise InvalidTreeError("entry-special-bits", path=show(path))
+        raise tree_hash.InvalidTreeError("entry-special-bits", path=tree_hash.show(path))
     parts = path.split(b"/")
     parent = _enter(root, parts[:-1])
     try:
@@ -222,9 +210,9 @@ def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: int) -> 
         elif member.type in (b"0", b"\0") and not member.issparse():
             _unpack_file(tar, member, parts[-1], parent)
         else:
-            raise InvalidTreeError("entry-unsupported", path=show(path))
+            raise tree_hash.InvalidTreeError("entry-unsupported", path=tree_hash.show(path))
     except FileExistsError:
-        raise InvalidTreeError("entry-twice", path=show(path)) from None
+        raise tree_hash.InvalidTreeError("entry-twice", path=tree_hash.show(path)) from None
     finally:
         os.close(parent)
 
@@ -238,7 +226,7 @@ def _enter(root: int, parts: list[bytes]) -> int:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 raise
-            raise InvalidTreeError("entry-without-parent", path=show(b"/".join(parts))) from error
+            raise tree_hash.InvalidTreeError("entry-without-parent", path=tree_hash.show(b"/".join(parts))) from error
         finally:
             os.close(here)
         here = deeper
@@ -254,7 +242,7 @@ def _unpack_file(tar: tarfile.TarFile, member: tarfile.TarInfo, name: bytes, par
         while left:
             chunk = source.read(min(BLOCK_BYTES, left))
             if not chunk:
-                raise InvalidTreeError("archive-truncated", path=show(name))
+                raise tree_hash.InvalidTreeError("archive-truncated", path=tree_hash.show(name))
             write_all(fd, chunk)
             left -= len(chunk)
     finally:

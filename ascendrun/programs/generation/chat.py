@@ -11,15 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
+from ascendrun.programs.generation import requests
 from ascendrun.programs.generation.engine import Completion, Generator, Sampling
-from ascendrun.programs.generation.requests import (
-    Limits,
-    Request,
-    RequestRefusedError,
-    failed,
-    read_json,
-    refuse_unknown,
-)
 from ascendrun.programs.generation.server import Server, ending, not_listening
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.text import Text
@@ -112,11 +105,11 @@ class Reader:
         self.talker, self.turn = talker, threading.Lock()
 
     def __call__(self, body: bytes) -> Question:
-        asked = read_json(body)
+        asked = requests.read_json(body)
         refused = [name for name in REFUSED if asked.get(name)]
         if refused:
             raise wrong(Text("program.chat-refused", "{names}: not supported", names=refused))
-        refuse_unknown({name: value for name, value in asked.items() if name not in REFUSED}, FIELDS)
+        requests.refuse_unknown({name: value for name, value in asked.items() if name not in REFUSED}, FIELDS)
         given = self.talker.sampling
         number = self.number
         limit = next((name for name in ("max_completion_tokens", "max_tokens") if asked.get(name) is not None), None)
@@ -183,8 +176,8 @@ def messages_of(given: Any) -> list[dict[str, str]]:
     return messages
 
 
-def wrong(message: Text) -> RequestRefusedError:
-    return RequestRefusedError(400, message)
+def wrong(message: Text) -> requests.RequestRefusedError:
+    return requests.RequestRefusedError(400, message)
 
 
 def openai_error(status: int, message: str) -> dict[str, Any]:
@@ -195,7 +188,7 @@ def openai_error(status: int, message: str) -> dict[str, Any]:
 class Reply:
     """The reply to a request while it is generated: one writing for each of its choices."""
 
-    def __init__(self, request: Request, talker: Talker) -> None:
+    def __init__(self, request: requests.Request, talker: Talker) -> None:
         self.request, self.talker, self.question = request, talker, request.content
         self.id, self.created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self.writings = [Writing(talker.decode, self.question.stops) for _ in self.question.samplings]
@@ -271,7 +264,7 @@ class Team:
         self.home: dict[tuple[int, int], int] = {}
         self.number = 0
 
-    def serve(self, host: str, port: int, *, limits: Limits | None = None) -> Server:
+    def serve(self, host: str, port: int, *, limits: requests.Limits | None = None) -> Server:
         """Create the server of rank 0, which listens and does not serve yet. Raises OSError."""
         models = {"object": "list", "data": [{"id": self.talker.name, "object": "model", "owned_by": "ascendrun"}]}
         server = Server(
@@ -336,7 +329,7 @@ class Team:
     def fail(self) -> None:
         """Reply to all requests after an error, such as too little memory, and continue without them."""
         for reply in self.replies.values():
-            reply.request.refuse(500, failed())
+            reply.request.refuse(500, requests.failed())
         self.replies, self.home, self.texts, self.loads = {}, {}, {}, [0]
         self.generator.clear()
 

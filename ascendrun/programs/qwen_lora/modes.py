@@ -15,16 +15,7 @@ from ascendrun.programs import errors
 from ascendrun.programs.devices import accelerator, attention, kernels
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import InvalidDataError, ProgramError
-from ascendrun.programs.qwen_lora import base, chat_template, lora, sft_task
-from ascendrun.programs.qwen_lora.dataset import (
-    Lessons,
-    Texts,
-    introduce,
-    make_course,
-    make_lessons,
-    read_texts,
-    texts_to_answer,
-)
+from ascendrun.programs.qwen_lora import base, chat_template, dataset, lora, sft_task
 from ascendrun.programs.qwen_lora.rules import RULES, check_curriculum, check_inputs, work_of
 from ascendrun.programs.qwen_lora.sft_task import Instructions, Question, largest_micro_batch
 from ascendrun.programs.trainer import optim, runtime, schedule, shards
@@ -55,9 +46,9 @@ class Study:
     """The samples of a training and their schedule, for `ranks` ranks. `piece`: see largest_micro_batch. `work`: for
     the planner, None: the model has an unknown form."""
 
-    def __init__(self, lessons: Lessons, config: Any, options: Options, *, ranks: int) -> None:
+    def __init__(self, lessons: dataset.Lessons, config: Any, options: Options, *, ranks: int) -> None:
         self.lessons, self.options, self.ranks = lessons, options, ranks
-        self.course = course = make_course(lessons, options, world_size=ranks)
+        self.course = course = dataset.make_course(lessons, options, world_size=ranks)
         micro_batch = options["micro_batch_size"]
         self.piece = largest_micro_batch(
             lessons.train, course.units, steps=course.steps, world_size=ranks, micro_batch=micro_batch
@@ -69,7 +60,7 @@ class Study:
 
     def introduce(self, here: Runtime) -> None:
         """Log the data, the schedule and, of packed rows, which only the data knows, passes that are not full."""
-        for line in introduce(self.lessons, self.course, self.options):
+        for line in dataset.introduce(self.lessons, self.course, self.options):
             here.log(line)
         rows, micro = len(self.course.units(0)), self.options["micro_batch_size"]
         if self.options["packing"] and micro and rows >= self.ranks and rows % (self.ranks * micro):
@@ -92,10 +83,10 @@ def train(options: Options, here: Runtime) -> None:
     training = refuse(options, here, precision, *RULES)
     errors.check_writable(output_of(options))
     with here.phase("data"):
-        texts = read_texts(options)
+        texts = dataset.read_texts(options)
         here.check_same(texts.digest)
         config, tokenizer = open_base(options, texts.train, here)
-        lessons = make_lessons(texts, tokenizer, options, context=accelerator.worker_context(here.family))
+        lessons = dataset.make_lessons(texts, tokenizer, options, context=accelerator.worker_context(here.family))
         study = Study(lessons, config, options, ranks=here.world_size)
     study.introduce(here)
     here.log(precision.reason)
@@ -126,7 +117,7 @@ def home_of(options: Options) -> Path:
     return Path(options["base_model"]) if options["base_model"] else output_of(options) / "base"
 
 
-def open_base(options: Options, texts: Texts, here: Runtime) -> tuple[Any, Any]:
+def open_base(options: Options, texts: dataset.Texts, here: Runtime) -> tuple[Any, Any]:
     """Return the base's configuration and tokenizer. A synthetic base is created here."""
     home = home_of(options)
     if options["base_model"]:
@@ -140,7 +131,7 @@ def open_base(options: Options, texts: Texts, here: Runtime) -> tuple[Any, Any]:
     return base.folder_config(home), tokenizer
 
 
-def open_tokenizer(options: Options, texts: Texts, here: Runtime) -> Any:
+def open_tokenizer(options: Options, texts: dataset.Texts, here: Runtime) -> Any:
     """Return the base's tokenizer: that of its directory, which belongs to the run that is resumed, else of a synthetic
     base a new one that rank 0 trains on the data."""
     home = home_of(options)
@@ -260,7 +251,9 @@ def save(engine: Engine, model: Any, expected: Mapping[str, Any], options: Optio
         raise lora.IncompleteAdapterError(problem)
 
 
-def final_scores(engine: Engine, lessons: Lessons, questions: Sequence[Question], options: Options) -> dict[str, float]:
+def final_scores(
+    engine: Engine, lessons: dataset.Lessons, questions: Sequence[Question], options: Options
+) -> dict[str, float]:
     """Evaluate the saved model. Write samples.jsonl on rank 0's node."""
     here, tokenizer = engine.here, lessons.tokenizer
     scores: dict[str, float] = {}
@@ -269,7 +262,7 @@ def final_scores(engine: Engine, lessons: Lessons, questions: Sequence[Question]
     if questions:
         pad_id = lessons.train.pad_id
         scores.update(sft_task.accuracy(engine, tokenizer, questions, here, options, pad_id=pad_id))
-    asked = texts_to_answer(lessons, options["num_sample_prompts"])
+    asked = dataset.texts_to_answer(lessons, options["num_sample_prompts"])
     conversations = [conversation for _, conversation in asked]
     replies = sft_task.answers(engine, tokenizer, conversations, here, most=options["max_new_tokens"])
     answers = []
@@ -329,8 +322,8 @@ def plan(options: Options, here: Runtime) -> None:
     raise_fatal(training, *RULES)
     home = home_of(options)
     config = base.folder_config(home) if options["base_model"] else base.shape_config(options["model_preset"])
-    texts = read_texts(options)
-    lessons = make_lessons(texts, open_tokenizer(options, texts.train, here), options)
+    texts = dataset.read_texts(options)
+    lessons = dataset.make_lessons(texts, open_tokenizer(options, texts.train, here), options)
     study = Study(lessons, config, options, ranks=training.ranks)
     study.introduce(here)
     log_plan(training, study.work, here)
@@ -339,9 +332,9 @@ def plan(options: Options, here: Runtime) -> None:
 def prepare(options: Options, here: Runtime) -> None:
     """Encode the data, which needs no device, and list the cache."""
     raise_fatal(training_of(options, here), check_inputs, check_curriculum)
-    texts = read_texts(options)
+    texts = dataset.read_texts(options)
     here.check_same(texts.digest)
-    make_lessons(texts, open_tokenizer(options, texts.train, here), options)
+    dataset.make_lessons(texts, open_tokenizer(options, texts.train, here), options)
     cache = Path(options["data_cache_dir"] or shards.default_cache())
     here.log("program.data-cache", "encoded data in {directory}:", directory=cache)
     for held in shards.listed(cache, now_s=time.time()):

@@ -12,20 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.core.errors import AscendrunError
+from tests.lib.vcluster import spec
 from tests.lib.vcluster import state as states
 from tests.lib.vcluster.groups import Groups
 from tests.lib.vcluster.plan import BootPlan, dump_plan
 from tests.lib.vcluster.processes import Process, await_true, processes_in
 from tests.lib.vcluster.requirements import NotSupportedError
-from tests.lib.vcluster.spec import (
-    PACKAGE_HOME,
-    ClusterSpec,
-    load_spec,
-    make_common,
-    make_head_plan,
-    make_host_plan,
-    root_home,
-)
 
 Completed = subprocess.CompletedProcess  # of str or bytes, depending on `text`
 
@@ -34,7 +26,7 @@ RUN_DEADLINE_S = 120.0
 BOOT_DEADLINE_S = 120.0
 _GONE_DEADLINE_S = 30.0
 _HOST_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-_BOOT = f"import sys; sys.path.insert(0, {str(PACKAGE_HOME)!r}); from tests.lib.vcluster.boot import main; main()"
+_BOOT = f"import sys; sys.path.insert(0, {str(spec.PACKAGE_HOME)!r}); from tests.lib.vcluster.boot import main; main()"
 _ENTER = str(Path(__file__).with_name("enter.py"))
 
 
@@ -57,7 +49,7 @@ class Machines:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._state = states.load(folder)
-        self._spec: ClusterSpec = load_spec(self._state.spec)
+        self._spec: spec.ClusterSpec = spec.load_spec(self._state.spec)
         self._groups = Groups(self._state.cluster_id)
 
     @property
@@ -144,7 +136,7 @@ class Machines:
 
     def host_environ(self) -> Mapping[str, str]:
         """Return the environment of a login on a host."""
-        return {"PATH": _HOST_PATH, "HOME": root_home(), "USER": "root", "LOGNAME": "root", "LANG": "C.UTF-8"}
+        return {"PATH": _HOST_PATH, "HOME": spec.root_home(), "USER": "root", "LOGNAME": "root", "LANG": "C.UTF-8"}
 
     # -- power
 
@@ -185,13 +177,13 @@ class Machines:
             folder.mkdir(exist_ok=True)
             groups = self._groups.join_files(name)
             plans.append(
-                make_host_plan(
+                spec.make_host_plan(
                     self._spec, name, folder=folder, groups=groups, kept_disk=kept.get(name), boot_id=boot_ids.get(name)
                 )
             )
-        head = make_head_plan(self._spec, folder=self.folder, groups=self._groups.join_files(HEAD))
+        head = spec.make_head_plan(self._spec, folder=self.folder, groups=self._groups.join_files(HEAD))
         return BootPlan(
-            common=make_common(self._spec, self.folder, Path("/proc/self/mountinfo").read_text()),
+            common=spec.make_common(self._spec, self.folder, Path("/proc/self/mountinfo").read_text()),
             hosts=tuple(plans),
             head=head if with_head else None,
             head_pid=None if with_head else self.init_pid(HEAD),

@@ -15,17 +15,10 @@ from ascendrun.core.jobfile.model import Checks, JobSpec
 from ascendrun.head.state.state_dir import SPOOL_COMPLETE, spool_dir
 from ascendrun.head.survey.submission import Submission
 from ascendrun.health.deep.measurements import DeepReport
-from ascendrun.query.deep_check import (
-    DeepOptions,
-    earlier_reports,
-    evaluate_and_save,
-    make_base,
-    read_lines,
-    run_deep_check,
-)
+from ascendrun.query import deep_check
 from ascendrun.text import Text
 
-OPTIONS = DeepOptions(burn_s=1.0, sizes=(1024,), start_s=5.0, job_s=5.0)
+OPTIONS = deep_check.DeepOptions(burn_s=1.0, sizes=(1024,), start_s=5.0, job_s=5.0)
 
 
 class World:
@@ -120,9 +113,9 @@ def look(
 ) -> DeepReport:
     hosts = tuple(Host(f"n{k}", slots=8) for k in range(1, count + 1))
     said = [] if said is None else said
-    return run_deep_check(
+    return deep_check.run_deep_check(
         world,
-        make_base(None, device_type="npu"),
+        deep_check.make_base(None, device_type="npu"),
         hosts,
         OPTIONS,
         state_dir=world.state_dir,
@@ -156,7 +149,7 @@ def test_jobs_that_do_not_end_are_told_and_ended(tmp_path: Path) -> None:
 
 def test_no_host_is_in_two_jobs_at_once_and_a_slow_one_is_found(tmp_path: Path) -> None:
     world = World(tmp_path, speeds={"n5": 2e9})
-    found = evaluate_and_save(look(world, 9), tmp_path).findings
+    found = deep_check.evaluate_and_save(look(world, 9), tmp_path).findings
     assert [(one.code, one.hosts) for one in found] == [("deep-host-slow", ("n5",))]
     assert set(world.most_live_of.values()) == {1}
 
@@ -171,7 +164,7 @@ def test_a_host_that_runs_a_job_is_left_in_peace(tmp_path: Path) -> None:
 
 def test_a_host_that_is_not_fit_is_not_measured_and_told(tmp_path: Path) -> None:
     world = World(tmp_path)
-    found = evaluate_and_save(look(world, unfit=["n2"]), tmp_path).findings
+    found = deep_check.evaluate_and_save(look(world, unfit=["n2"]), tmp_path).findings
     assert [(one.code, one.hosts) for one in found] == [("deep-host-not-ready", ("n2",))]
     assert "n2" not in world.most_live_of
 
@@ -179,10 +172,10 @@ def test_a_host_that_is_not_fit_is_not_measured_and_told(tmp_path: Path) -> None
 def test_a_slow_device_is_measured_again_before_it_is_blamed(tmp_path: Path) -> None:
     said: list[str] = []
     forgiven = look(World(tmp_path / "a", tflops={"n3": [100.0, 299.0]}), said=said)
-    assert evaluate_and_save(forgiven, tmp_path / "a").findings == ()
+    assert deep_check.evaluate_and_save(forgiven, tmp_path / "a").findings == ()
     assert len(said) > len(look_said(tmp_path / "c"))
     blamed = look(World(tmp_path / "b", tflops={"n3": [100.0, 101.0]}))
-    [found] = evaluate_and_save(blamed, tmp_path / "b").findings
+    [found] = deep_check.evaluate_and_save(blamed, tmp_path / "b").findings
     assert (found.code, found.hosts) == ("deep-device-slow", ("n3",))
 
 
@@ -204,14 +197,14 @@ def test_what_was_started_is_ended_when_the_look_is_interrupted(tmp_path: Path) 
 
 
 def test_each_run_is_kept_in_private_and_the_next_one_compared_with_it(tmp_path: Path) -> None:
-    first = evaluate_and_save(look(World(tmp_path / "1", tflops={"n2": [300.0]})), tmp_path)
+    first = deep_check.evaluate_and_save(look(World(tmp_path / "1", tflops={"n2": [300.0]})), tmp_path)
     assert first.findings == () and os.stat(first.file).st_mode & 0o777 == 0o600
     (tmp_path / "deep" / "20990101T000000.000Z.json").write_text('{"at_s": 1, "torn')
     (tmp_path / "deep" / "20990102T000000.000Z.json").write_text("[]")
-    second = evaluate_and_save(look(World(tmp_path / "2", tflops={"n2": [177.0]})), tmp_path)
+    second = deep_check.evaluate_and_save(look(World(tmp_path / "2", tflops={"n2": [177.0]})), tmp_path)
     compared = {one.code: one for one in second.findings}["deep-device-slower-than-before"]
     assert (compared.hosts, round(compared.values["below"].values["fraction"], 2)) == (("n2",), 0.41)
-    assert [report.at_s for report in earlier_reports(tmp_path)] == [second.report.at_s, first.report.at_s]
+    assert [report.at_s for report in deep_check.earlier_reports(tmp_path)] == [second.report.at_s, first.report.at_s]
 
 
 def test_the_small_jobs_get_the_jobs_own_shell_and_none_of_its_work(tmp_path: Path) -> None:
@@ -230,7 +223,7 @@ def test_the_small_jobs_get_the_jobs_own_shell_and_none_of_its_work(tmp_path: Pa
             }
         )
     )
-    base = make_base(job)
+    base = deep_check.make_base(job)
     assert (base.program, base.python, base.setup) == ("meshtest", "/opt/py", "source env.sh")
     assert base.devices == job.devices
     assert base.env == {"A": "b", "HCCL_CONNECT_TIMEOUT": "120", "HCCL_EXEC_TIMEOUT": "204"}
@@ -240,11 +233,11 @@ def test_the_small_jobs_get_the_jobs_own_shell_and_none_of_its_work(tmp_path: Pa
 
 
 def test_without_a_job_cpu_hosts_get_one_rank_and_others_all_their_devices() -> None:
-    assert make_base(None, device_type="cpu").devices.per_node == 1
-    assert make_base(None, device_type="npu").devices.per_node is None
+    assert deep_check.make_base(None, device_type="cpu").devices.per_node == 1
+    assert deep_check.make_base(None, device_type="npu").devices.per_node is None
 
 
 def test_torn_and_foreign_lines_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "rank-0.metrics.0").write_bytes(b'{"measured": "mesh"}\n\xff\xfe\n[1]\nnull\n{"step": 1}\n{"torn')
-    assert read_lines(tmp_path) == [{"measured": "mesh"}, {"step": 1}]
-    assert read_lines(tmp_path / "nothing") == []
+    assert deep_check.read_lines(tmp_path) == [{"measured": "mesh"}, {"step": 1}]
+    assert deep_check.read_lines(tmp_path / "nothing") == []

@@ -8,21 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ascendrun.core import machines
 from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
 from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs import endings, inputs
 from ascendrun.core.jobs.job_copy import JobCopy
-from ascendrun.core.machines import (
-    TAKEN_S,
-    Closure,
-    Machine,
-    MachineRecord,
-    MachineState,
-    address_of,
-    held_machines,
-    machine_id,
-)
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.loop.machine.reconcile import DEADLINE_S, MachineRecords, Reconciler
 from ascendrun.head.loop.steps import JobSteps
@@ -69,10 +60,10 @@ class Machines:
 
     # Holds
 
-    def held(self) -> tuple[Machine, ...]:
+    def held(self) -> tuple[machines.Machine, ...]:
         """Return the machines that no job may use."""
         jobs = [(runner.job, runner.hosts) for runner in self._jobs if runner.job.held_hosts]
-        return held_machines(jobs, self.records.all()) if jobs or self.records.has_found else ()
+        return machines.held_machines(jobs, self.records.all()) if jobs or self.records.has_found else ()
 
     def release(
         self, name: str, by: str, done: Callable[[AscendrunError | None], None], *, until_mono: float | None = None
@@ -112,7 +103,7 @@ class Machines:
                 done=lambda reply, tag=tag: self._post(partial(take, tag, reply)),  # type: ignore[misc]
             )
 
-    def end(self, machine: Machine, by: str) -> StoreUnusableError | None:
+    def end(self, machine: machines.Machine, by: str) -> StoreUnusableError | None:
         """Store that nothing holds the machine any more; return why that was not possible."""
         try:
             self._free(machine, by)
@@ -122,11 +113,11 @@ class Machines:
         self._jobs.work_off()
         return None
 
-    def _free(self, machine: Machine, by: str) -> None:
+    def _free(self, machine: machines.Machine, by: str) -> None:
         for hold in machine.holds:
             if hold.is_found:
                 continue
-            gone = hold.state is MachineState.LEFTOVERS
+            gone = hold.state is machines.MachineState.LEFTOVERS
             values, attempt = {"by": by, "state": hold.state.value}, split_tag(hold.tag)[1]
             event = Event("host-released", values, (hold.host,), attempt=attempt, at_s=time.time())
             self._jobs.record(hold.job, [event])
@@ -143,7 +134,7 @@ class Machines:
         for runner in self._jobs:
             if not runner.job.is_terminal:
                 names = {*runner.job.hosts, *runner.job.spares}
-                used |= {address_of(host) for host in runner.hosts if host.name in names}
+                used |= {machines.address_of(host) for host in runner.hosts if host.name in names}
         return tuple(
             record.hosts[-1]
             for record in self.records.all()
@@ -165,7 +156,9 @@ class Machines:
                 raise ConflictError(message, hint=f"ascendrun drain {link.host.name}")
         is_lost = request.change == "lost"
         reason = request.reason or (Text("machine.lost", "reported as lost") if is_lost else "")
-        drain = Closure(MachineState.DRAINED, reason, request.by, time.time(), request.until_s, is_lost)
+        drain = machines.Closure(
+            machines.MachineState.DRAINED, reason, request.by, time.time(), request.until_s, is_lost
+        )
         with self.records.reverting():
             if request.change in ("undrain", "deep"):
                 self._open(request)
@@ -180,7 +173,7 @@ class Machines:
                     self._jobs.feed(runner.job.id, endings.StopStarted(name, "node", drain.message(), drain.since_s))
         self.records.save()
 
-    def _drain(self, hosts: Sequence[Host], drain: Closure) -> None:
+    def _drain(self, hosts: Sequence[Host], drain: machines.Closure) -> None:
         for host in hosts:
             for record in self.records.at(host):
                 self.records.keep(replace(record, drain=drain))
@@ -200,7 +193,7 @@ class Machines:
                     values = {"by": request.by, "how": request.change}
                     self.records.announce(Event("host-opened", values, (host.name,), at_s=time.time()))
 
-    def _record_closed(self, host: Host, closure: Closure) -> None:
+    def _record_closed(self, host: Host, closure: machines.Closure) -> None:
         values = {
             "state": closure.state.value,
             "by": closure.by or "controller",
@@ -239,7 +232,7 @@ class Machines:
                 self.records.announce(Event("host-strike", values, (host.name,), at_s=time.time()))
                 self._keep_closed(host, record, struck)
 
-    def _keep_closed(self, host: Host, before: MachineRecord, record: MachineRecord) -> None:
+    def _keep_closed(self, host: Host, before: machines.MachineRecord, record: machines.MachineRecord) -> None:
         self.records.keep(record)
         if record.quarantine is not None and record.quarantine != before.quarantine:
             self._record_closed(host, record.quarantine)
@@ -258,14 +251,14 @@ class Machines:
             for own in runner.hosts:
                 node = next((node for node in runner.job.nodes if node.host == own.name), None)
                 if node is not None and node.may_run_processes:
-                    if {address_of(own), machine_id(own, node.machine_key)} & places:
+                    if {machines.address_of(own), machines.machine_id(own, node.machine_key)} & places:
                         yield runner, own.name
 
     def _believe_lost(self, host: Host, by: str) -> None:
         places = self.records.places_of(host)
         for runner in self._jobs:
             for own in runner.hosts:
-                if address_of(own) in places:
+                if machines.address_of(own) in places:
                     self._jobs.feed(runner.job.id, inputs.HostGivenUp(own.name, by))
         for runner, name in tuple(self._runners_at(host)):
             self._jobs.feed(runner.job.id, endings.NodeLost(name, "by-user"))
@@ -294,7 +287,7 @@ class Machines:
                 noted = replace(record, idle_memory={**known, **least}, taken_since_s=None)
             if noted != record:
                 self.records.keep(noted)
-            if noted.taken_since_s is not None and now_s - noted.taken_since_s > TAKEN_S and taken is not None:
+            if noted.taken_since_s is not None and now_s - noted.taken_since_s > machines.TAKEN_S and taken is not None:
                 self.quarantine(host, taken)
 
 

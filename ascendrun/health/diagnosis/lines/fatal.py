@@ -9,29 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from ascendrun.ascend.peer_messages import EXEC, LOST
 from ascendrun.ascend.signatures import Hit
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
+from ascendrun.health.diagnosis.lines import line_kinds, rank_lines
 from ascendrun.health.diagnosis.lines.exits import is_full, signal_of
-from ascendrun.health.diagnosis.lines.line_kinds import (
-    HANDLED,
-    WENT_ON,
-    PeerLine,
-    accuses,
-    failed_itself,
-    find_peer_lines,
-    has_bare_service,
-    points_elsewhere,
-    services_in,
-    suffered_wait,
-)
-from ascendrun.health.diagnosis.lines.rank_lines import (
-    LAST_OUTPUT_LINES,
-    LAST_OUTPUT_S,
-    NEAR_THE_END_S,
-    OF_SEVERAL,
-    OF_THE_SYSTEM,
-    RULED,
-    WORK_LINES,
-    RankLines,
-)
 from ascendrun.health.diagnosis.lines.tracebacks import TRACEBACK_HEAD, Chain, Raised, same_exception
 from ascendrun.health.diagnosis.result import CAUSE, CONSEQUENCE, STRENGTH, SYMPTOM, TEARDOWN, Indicator, without_quotes
 
@@ -70,7 +49,7 @@ def has_inner_code(hit: Hit, texts: Iterable[str]) -> bool:
     return any(found["code"] not in (outer, "0", "0x0") for text in texts for found in _RETURN_CODE.finditer(text))
 
 
-class Fatal(RankLines):
+class Fatal(rank_lines.RankLines):
     """A rank's lines with the fatal exception. `chain`: exceptions that led to the rank's end, None: none found."""
 
     def __init__(self, evidence: Evidence, rank: RankEvidence, lines: Sequence[Line], plog: Sequence[Line]) -> None:
@@ -106,17 +85,17 @@ class Fatal(RankLines):
         """Return whether the later refers to the earlier, or has no known reason and the earlier is a thread's."""
         hit = self._best_in(chain.root)
         is_known = hit is not None and hit.signature.role == CAUSE and hit.signature.strength >= SPECIFIC_FROM
-        return points_elsewhere(chain.root.text) or (earlier.kind == "thread" and not is_known)
+        return line_kinds.points_elsewhere(chain.root.text) or (earlier.kind == "thread" and not is_known)
 
     def _came_soon(self, earlier: Chain, chain: Chain) -> bool:
         """Return whether `chain` is uncaught and follows `earlier` without work in between."""
         lines, after = self.lines, self.after
         if chain.kind != "main" or earlier.last >= chain.first:
             return False
-        if after[earlier.last] - after[chain.first] >= WORK_LINES:
+        if after[earlier.last] - after[chain.first] >= rank_lines.WORK_LINES:
             return False
         times = [lines[index].at_s for index in (earlier.last, chain.first)]
-        return times[0] is None or times[1] is None or times[1] - times[0] <= NEAR_THE_END_S
+        return times[0] is None or times[1] is None or times[1] - times[0] <= rank_lines.NEAR_THE_END_S
 
     def _broke_what_it_missed(self, earlier: Chain, chain: Chain) -> bool:
         """Return whether a helper thread failed in a system call (at any time before), and the later exception is
@@ -124,7 +103,7 @@ class Fatal(RankLines):
         if earlier.kind != "thread" or chain.kind != "main" or earlier.last >= chain.first:
             return False
         hit = self._best_in(earlier.root)
-        if hit is None or hit.signature.role != CAUSE or hit.signature.family not in OF_THE_SYSTEM:
+        if hit is None or hit.signature.role != CAUSE or hit.signature.family not in rank_lines.OF_THE_SYSTEM:
             return False
         still_full = hit.signature.code == "disk-full" and is_full(self.host)
         return (still_full or _WORK_OF_THREADS.search(chain.root.text) is not None) and self._led_to(earlier, chain)
@@ -136,13 +115,17 @@ class Fatal(RankLines):
         if root.short_type in _TEARDOWN_TYPES or _STOP_REQUESTED.search(root.message):
             return TEARDOWN
         message = self._message(root)
-        messages = () if root.last in self.stated else tuple(find_peer_lines(self.lines[index] for index in message))
+        messages = (
+            ()
+            if root.last in self.stated
+            else tuple(line_kinds.find_peer_lines(self.lines[index] for index in message))
+        )
         if any(peer_message.wait is not None for peer_message in messages):
             return CONSEQUENCE
-        if any(peer_message.kind in OF_SEVERAL for peer_message in messages):
+        if any(peer_message.kind in rank_lines.OF_SEVERAL for peer_message in messages):
             return SYMPTOM
         hit = _best(hit for hit in self.hits if hit.line in message and not _is_neutral(hit))
-        if points_elsewhere(root.text) and self._later_hit(chain) is not None:
+        if line_kinds.points_elsewhere(root.text) and self._later_hit(chain) is not None:
             return CAUSE
         if hit is not None and not (root.collective and hit.signature.family in _CARRIED):
             of_service = hit.signature.blames in ("peer", "network") and self._names_a_service(root)
@@ -155,7 +138,7 @@ class Fatal(RankLines):
             return SYMPTOM
         return CAUSE
 
-    def suffered_lines(self) -> tuple[PeerLine, ...]:
+    def suffered_lines(self) -> tuple[line_kinds.PeerLine, ...]:
         """Return an exception or known message that indicates a wait, as a message that usually names no rank."""
         if self.messages:
             return ()
@@ -166,28 +149,28 @@ class Fatal(RankLines):
             return ()
         others = self._accused(root)
         wait = self._suffered_wait(root) or (
-            EXEC if others or (root.collective and not failed_itself(root.text)) else None
+            EXEC if others or (root.collective and not line_kinds.failed_itself(root.text)) else None
         )
-        return () if wait is None else (PeerLine("suffered", wait, others, line=self.lines[root.last]),)
+        return () if wait is None else (line_kinds.PeerLine("suffered", wait, others, line=self.lines[root.last]),)
 
-    def _known_waits(self) -> tuple[PeerLine, ...]:
+    def _known_waits(self) -> tuple[line_kinds.PeerLine, ...]:
         lines = [
             self.lines[hit.line]
             for hit in self.hits
             if hit.signature.role == CONSEQUENCE and hit.signature.blames == "peer" and self.is_terminal(hit.line)
         ]
-        return tuple(PeerLine("suffered", EXEC, line=line) for line in lines[:1] if not self.is_late(line))
+        return tuple(line_kinds.PeerLine("suffered", EXEC, line=line) for line in lines[:1] if not self.is_late(line))
 
     def _suffered_wait(self, raised: Raised) -> str | None:
         """Return the kind of wait; quoted parts of a message about the program's data are not evidence."""
-        return suffered_wait(without_quotes(raised.text) if raised.last in self.stated else raised.text)
+        return line_kinds.suffered_wait(without_quotes(raised.text) if raised.last in self.stated else raised.text)
 
     def _accused(self, raised: Raised) -> tuple[int, ...]:
-        return accuses(raised.text, rank=self.rank.rank, world_size=self.evidence.world_size)
+        return line_kinds.accuses(raised.text, rank=self.rank.rank, world_size=self.evidence.world_size)
 
     def _names_a_service(self, raised: Raised) -> bool:
         """Return whether it names only services outside the job: then no other rank caused it."""
-        named = services_in(raised.text)
+        named = line_kinds.services_in(raised.text)
         return bool(named) and not raised.collective and not any(map(self.evidence.host_at, named))
 
     # --- certainty that it ended the rank
@@ -203,9 +186,9 @@ class Fatal(RankLines):
         line, after = self.lines[chain.last], self.after[chain.last]
         end_s = self.rank.exited_at_s
         lived_s = None if end_s is None or line.at_s is None else end_s - line.at_s
-        if line.stream == "error" or after <= LAST_OUTPUT_LINES:
-            return lived_s is None or lived_s <= NEAR_THE_END_S
-        return lived_s is not None and lived_s <= LAST_OUTPUT_S
+        if line.stream == "error" or after <= rank_lines.LAST_OUTPUT_LINES:
+            return lived_s is None or lived_s <= rank_lines.NEAR_THE_END_S
+        return lived_s is not None and lived_s <= rank_lines.LAST_OUTPUT_S
 
     def _left_the_program(self, chain: Chain) -> bool:
         """Return whether it passed the outermost line of the main program, without output after it: shutdown was slow,
@@ -216,7 +199,8 @@ class Fatal(RankLines):
             return False
         ended_so = self.rank.code == 1 or signal_of(self.rank) == signal.SIGABRT
         return ended_so and all(
-            line.stream != "out" or (line.at_s is not None and line.at_s <= at_s + LAST_OUTPUT_S) for line in lines
+            line.stream != "out" or (line.at_s is not None and line.at_s <= at_s + rank_lines.LAST_OUTPUT_S)
+            for line in lines
         )
 
     def _was_handled(self, chain: Chain) -> bool:
@@ -228,7 +212,7 @@ class Fatal(RankLines):
             if line.stream == lines[chain.last].stream and line.text.strip()
         )
         text = next(after, "")
-        return HANDLED.search(text) is not None and not text.startswith(("Traceback", " "))
+        return line_kinds.HANDLED.search(text) is not None and not text.startswith(("Traceback", " "))
 
     def _has_known_after(self, chain: Chain) -> bool:
         """Return whether a known reason follows outside of its message: that may have ended the rank."""
@@ -238,8 +222,8 @@ class Fatal(RankLines):
             and hit.line not in taken
             and hit.signature.role == CAUSE
             and hit.signature.strength >= SPECIFIC_FROM
-            and hit.signature.code not in RULED
-            and not WENT_ON.search(hit.text)
+            and hit.signature.code not in rank_lines.RULED
+            and not line_kinds.WENT_ON.search(hit.text)
             and not self.is_late(self.lines[hit.line])
             and self.lines[hit.line].stream == self.lines[chain.last].stream
             for hit in self.hits
@@ -278,16 +262,25 @@ class Fatal(RankLines):
             or self._has_known_after(chain)
         )
         unsure = (
-            not self.is_last_output(chain) or was_handled or is_aside or chain.is_argued or points_elsewhere(shown.text)
+            not self.is_last_output(chain)
+            or was_handled
+            or is_aside
+            or chain.is_argued
+            or line_kinds.points_elsewhere(shown.text)
         )
         if hit is not None:
             unsure = unsure or has_inner_code(hit, (lines[index].text for index in self._message(chain.root)))
-            unsure = unsure or (hit.signature.blames in ("peer", "network") and has_bare_service(chain.root.text))
+            unsure = unsure or (
+                hit.signature.blames in ("peer", "network") and line_kinds.has_bare_service(chain.root.text)
+            )
             return [self.indicator(hit, role, when, proofs, values, sure=not unsure)]
         unsure = (
             unsure
             or bool(self._known_waits())
-            or any(peer_message.wait is not None or peer_message.kind in OF_SEVERAL for peer_message in self.messages)
+            or any(
+                peer_message.wait is not None or peer_message.kind in rank_lines.OF_SEVERAL
+                for peer_message in self.messages
+            )
         )
         # the output of a stopped rank may be its program's data, such as text
         was_printed = (last.stream == "out" and self.rank.stopped) or was_handled
@@ -310,8 +303,8 @@ class Fatal(RankLines):
     def _most_specific(self, chain: Chain, role: str) -> Raised:
         """Return the most specific exception: the last, unless it only reports other ranks' ends or refers to an
         earlier one."""
-        final = next((one for one in reversed(chain.leading) if not points_elsewhere(one.text)), chain.final)
-        echo = find_peer_lines(self.lines[index] for index in self._message(final))
+        final = next((one for one in reversed(chain.leading) if not line_kinds.points_elsewhere(one.text)), chain.final)
+        echo = line_kinds.find_peer_lines(self.lines[index] for index in self._message(final))
         is_echo = role == CAUSE and (
             any(peer_message.wait is not None for peer_message in echo) or self._suffered_wait(final)
         )
@@ -339,9 +332,9 @@ class Fatal(RankLines):
         if self.chain is None or self.role not in (CAUSE, SYMPTOM):
             return None
         final = self.chain.final
-        if points_elsewhere(final.text) and final is self._most_specific(self.chain, CAUSE):
+        if line_kinds.points_elsewhere(final.text) and final is self._most_specific(self.chain, CAUSE):
             return True
-        is_pipe = self._suffered_wait(final) == LOST and not final.collective and not services_in(final.text)
+        is_pipe = self._suffered_wait(final) == LOST and not final.collective and not line_kinds.services_in(final.text)
         return False if is_pipe else None
 
     def lines_of(self) -> Iterable[int]:
@@ -374,7 +367,7 @@ class Fatal(RankLines):
 
 def _best(hits: Iterable[Hit]) -> Hit | None:
     return max(
-        (hit for hit in hits if hit.signature.code not in RULED),
+        (hit for hit in hits if hit.signature.code not in rank_lines.RULED),
         default=None,
         key=lambda hit: (hit.signature.role == CAUSE, hit.signature.strength, -hit.line),
     )
@@ -382,7 +375,7 @@ def _best(hits: Iterable[Hit]) -> Hit | None:
 
 def _goes_on(first: Line, line: Line) -> bool:
     """Return whether the message continues: it is written at one time, and C++ logs are not part of it."""
-    is_later = first.at_s is not None and line.at_s is not None and line.at_s - first.at_s > LAST_OUTPUT_S
+    is_later = first.at_s is not None and line.at_s is not None and line.at_s - first.at_s > rank_lines.LAST_OUTPUT_S
     return line.stream == first.stream and not is_later and not _OF_CPP.match(line.text)
 
 

@@ -12,19 +12,8 @@ from dataclasses import replace
 
 from ascendrun.ascend.signatures import Hit, scan
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, is_after_stop, moment
+from ascendrun.health.diagnosis.lines import line_kinds
 from ascendrun.health.diagnosis.lines.exits import CRASHES, signal_of
-from ascendrun.health.diagnosis.lines.line_kinds import (
-    QUIET,
-    PeerLine,
-    find_peer_lines,
-    is_informational,
-    is_list_of_causes,
-    is_loopback,
-    is_try,
-    is_warning,
-    points_elsewhere,
-    suffered_wait,
-)
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, find_chains, same_exception
 from ascendrun.health.diagnosis.result import CAUSE, STRENGTH, Indicator, Proof, normalised, proof_of, same_line
 
@@ -69,21 +58,21 @@ class RankLines:
             for hit in scan((index, line.text) for index, line in enumerate(lines))
             if is_specific(hit)
             and (hit.line not in self.stated or hit.signature.family not in OF_THE_SYSTEM)
-            and (hit.signature.role != CAUSE or not is_informational(hit.text))
+            and (hit.signature.role != CAUSE or not line_kinds.is_informational(hit.text))
         ]
         raised = [one for chain in self.chains for one in chain.raised]
         reports = {*(hit.line for hit in hits), *(index for one in raised for index in range(one.first, one.last + 1))}
         self._is_work = [
-            index not in reports and bool(line.text.strip()) and not QUIET.search(line.text)
+            index not in reports and bool(line.text.strip()) and not line_kinds.QUIET.search(line.text)
             for index, line in enumerate(lines)
         ]
         self.after = self._count_after()
         self._worked_until_s = _newest(line for line, is_work in zip(lines, self._is_work) if is_work)
         self.chains = tuple(without_handled(chain, hits, lines) for chain in self.chains)
-        self.hits = [hit for hit in hits if not (is_try(hit.text) and self._came_through(hit.line))]
+        self.hits = [hit for hit in hits if not (line_kinds.is_try(hit.text) and self._came_through(hit.line))]
         self.messages = tuple(
             message
-            for message in (*self._peer_lines_at_the_end(), *find_peer_lines(plog))
+            for message in (*self._peer_lines_at_the_end(), *line_kinds.find_peer_lines(plog))
             if not self.is_late(message.line) and not self._is_of_strangers(message)
         )
 
@@ -91,17 +80,17 @@ class RankLines:
     def has_waited(self) -> bool:
         return any(message.wait is not None for message in self.messages)
 
-    def _peer_lines_at_the_end(self) -> Iterable[PeerLine]:
+    def _peer_lines_at_the_end(self) -> Iterable[line_kinds.PeerLine]:
         """Return messages about others, without those during work: retries, as of a rendezvous, are no evidence."""
         places = {id(line): index for index, line in enumerate(self.lines)}
         return (
             message
-            for message in find_peer_lines(self.lines)
+            for message in line_kinds.find_peer_lines(self.lines)
             if self.is_terminal(places[id(message.line)])
             and places[id(message.line)] not in self.stated
             and (
                 message.kind == "tried"
-                or not (is_try(message.line.text) and self._came_through(places[id(message.line)]))
+                or not (line_kinds.is_try(message.line.text) and self._came_through(places[id(message.line)]))
             )
         )
 
@@ -136,7 +125,7 @@ class RankLines:
             return True
         line = self.lines[index]
         return any(
-            other.text.strip() and not is_warning(other.text)
+            other.text.strip() and not line_kinds.is_warning(other.text)
             for place, other in enumerate(self.lines)
             if (
                 place > index
@@ -145,11 +134,11 @@ class RankLines:
             )
         )
 
-    def _is_of_strangers(self, message: PeerLine) -> bool:
+    def _is_of_strangers(self, message: line_kinds.PeerLine) -> bool:
         """Return whether it names only hosts outside of the job, such as that of a service."""
         if message.kind != "unreached" or message.values["meeting"]:
             return False
-        known = [is_loopback(address) or self.evidence.host_at(address) for address, _ in message.addresses]
+        known = [line_kinds.is_loopback(address) or self.evidence.host_at(address) for address, _ in message.addresses]
         return bool(known) and not any(known)
 
     def survived(self) -> Mapping[str, bool]:
@@ -159,7 +148,7 @@ class RankLines:
         loose += [(f"exception|{same_exception(chain)}", chain.last) for chain in self.chains if chain.kind != "main"]
         uncaught = [(f"exception|{same_exception(chain)}", chain.last) for chain in self.chains if chain.kind == "main"]
         if self.rank.has_failed:
-            wrote_s = _newest(line for line in self.lines if line.text.strip() and not is_warning(line.text))
+            wrote_s = _newest(line for line in self.lines if line.text.strip() and not line_kinds.is_warning(line.text))
             found = {name: True for name, index in (*loose, *uncaught) if self.outlived(index)}
             return {**found, **{name: True for name, index in loose if self._is_long_before(index, wrote_s)}}
         end_s, found = self.host.stopped_at_s or self.rank.exited_at_s, {}
@@ -239,7 +228,9 @@ def _newest(lines: Iterable[Line]) -> float | None:
 def is_specific(hit: Hit) -> bool:
     """Return whether it is more than the name of a Python exception or a list of usual causes."""
     row = hit.signature
-    return not (row.family == "python" and row.code.startswith("python-")) and not is_list_of_causes(hit.text)
+    return not (row.family == "python" and row.code.startswith("python-")) and not line_kinds.is_list_of_causes(
+        hit.text
+    )
 
 
 # ---------------------------------------------------------------- exceptions raised while another was handled
@@ -271,13 +262,13 @@ def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) ->
         if _CLEARS.fullmatch(later.raised_in[1]):  # it failed while closing a resource: a consequence
             ends = place
             break
-        if later.short_type in _ENDS or later.collective or suffered_wait(later.text) is not None:
+        if later.short_type in _ENDS or later.collective or line_kinds.suffered_wait(later.text) is not None:
             continue  # of a kind that any failure causes
         known = [hit for hit in hits if before[0].last <= hit.line < later.first and hit.signature.strength >= 20]
         if (
             any(hit.signature.role != CAUSE or hit.signature.family in _DEVICE for hit in known)
             or any(one.collective for one in before)
-            or any(find_peer_lines(lines[before[0].last : later.first]))
+            or any(line_kinds.find_peer_lines(lines[before[0].last : later.first]))
         ):
             continue
         if any(hit.signature.family == "memory" for hit in known):  # of a batch that may be retried, or of all
@@ -295,4 +286,6 @@ def retells(later: Raised, earlier: Raised) -> bool:
     message = _ERRNO.sub("", earlier.message)
     names = [one for found in _NAMED.findall(message) for one in found]
     words = [earlier.short_type, message.partition(": '")[0], message, *names]
-    return points_elsewhere(later.text) or any(len(word) >= LONG_ENOUGH and word in later.message for word in words)
+    return line_kinds.points_elsewhere(later.text) or any(
+        len(word) >= LONG_ENOUGH and word in later.message for word in words
+    )

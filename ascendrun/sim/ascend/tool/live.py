@@ -7,17 +7,7 @@ import os
 import time
 from typing import Any, NamedTuple, Sequence
 
-from ascendrun.sim.ascend.tool.model import (
-    MARKER_FOLDER,
-    Chip,
-    Family,
-    Faults,
-    Node,
-    Row,
-    read_faults,
-    read_node,
-    value_of,
-)
+from ascendrun.sim.ascend.tool import model
 
 WARM_UP_S = 30.0  # a loaded chip has made 63 % of its way to its final heat after this time
 _HEALTH = (
@@ -41,7 +31,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
 class Reading(NamedTuple):
     """One chip now. `error_codes` are shown by `-t health`; `aicore_mhz` is the present clock."""
 
-    chip: Chip
+    chip: model.Chip
     health: str
     error_codes: tuple[str, ...]
     power_w: float
@@ -53,16 +43,16 @@ class Reading(NamedTuple):
     hbm_mb: int
     single_bit: int
     double_bit: int
-    rows: tuple[Row, ...]
+    rows: tuple[model.Row, ...]
 
 
-def readings(node: Node, faults: Faults, rows: Sequence[Row]) -> list[Reading]:
+def readings(node: model.Node, faults: model.Faults, rows: Sequence[model.Row]) -> list[Reading]:
     """The chips that respond, in order; `rows`: processes that run on the node now."""
     present = [chip for chip in node.chips if not faults.is_gone(chip.npu_id)]
     return [_reading(node.family, chip, faults, (*node.rows, *rows)) for chip in present]
 
 
-def _reading(family: Family, chip: Chip, faults: Faults, rows: Sequence[Row]) -> Reading:
+def _reading(family: model.Family, chip: model.Chip, faults: model.Faults, rows: Sequence[model.Row]) -> Reading:
     card = chip.npu_id
     mine = tuple(row for row in rows if row.logic_id == chip.logic_id) + _ghosts(chip, faults)
     load = min(100, sum(row.load for row in mine))
@@ -94,7 +84,7 @@ def _reading(family: Family, chip: Chip, faults: Faults, rows: Sequence[Row]) ->
     return natural._replace(**_fixed(chip, faults))
 
 
-def _fixed(chip: Chip, faults: Faults) -> Any:
+def _fixed(chip: model.Chip, faults: model.Faults) -> Any:
     """What the scenario pins, but for what a fault changes: a fault switched on later must show."""
     in_force = [name for name in CHANGES if faults.has(name, chip.npu_id)]
     changed = {reading for name in in_force for reading in CHANGES[name]}
@@ -104,19 +94,19 @@ def _fixed(chip: Chip, faults: Faults) -> Any:
     return fixed
 
 
-def _ghosts(chip: Chip, faults: Faults) -> tuple[Row, ...]:
+def _ghosts(chip: model.Chip, faults: model.Faults) -> tuple[model.Row, ...]:
     ghost = faults.of("ghost_process", chip.npu_id)
     if ghost is None:
         return ()
     memory_mb = int(0.45 * (chip.hbm_mb or chip.ddr_mb))
-    return (Row(chip.logic_id, int(float(value_of(ghost))), "python", memory_mb, 0, 0.0),)
+    return (model.Row(chip.logic_id, int(float(model.value_of(ghost))), "python", memory_mb, 0, 0.0),)
 
 
-def _health(faults: Faults, card: int) -> tuple[str, tuple[str, ...]]:
+def _health(faults: model.Faults, card: int) -> tuple[str, tuple[str, ...]]:
     for name, word in _HEALTH:
         fault = faults.of(name, card)
         if fault is not None:
-            return word, tuple(value_of(fault).split())
+            return word, tuple(model.value_of(fault).split())
     return "OK", ()
 
 
@@ -149,7 +139,7 @@ DEFAULT_MEMORY_MB = 20000
 DEFAULT_LOAD = 92
 
 
-def find_rows(root: str, marker_folder: str, count: int) -> list[Row]:
+def find_rows(root: str, marker_folder: str, count: int) -> list[model.Row]:
     """The processes on the `count` chips of the node at `root`, lowest pid first.
 
     What may not be looked at, or has just ended, is left out.
@@ -171,7 +161,7 @@ def find_rows(root: str, marker_folder: str, count: int) -> list[Row]:
         above = {logic_id for logic_id, _, _ in uses.get(parent, [])}
         name = _read(f"/proc/{pid}/comm").rstrip("\n")
         rows += [
-            Row(logic_id, pid, name, memory_mb, load, max(0.0, uptime_s - started_s))
+            model.Row(logic_id, pid, name, memory_mb, load, max(0.0, uptime_s - started_s))
             for logic_id, memory_mb, load in uses[pid]
             if logic_id not in above and name
         ]
@@ -255,8 +245,8 @@ class Reply(NamedTuple):
 class Scene(NamedTuple):
     """The node at one moment; `is_complete`: its install record says that the driver is."""
 
-    node: Node
-    faults: Faults
+    node: model.Node
+    faults: model.Faults
     readings: list[Reading]
     is_complete: bool
     is_privileged: bool
@@ -264,9 +254,9 @@ class Scene(NamedTuple):
 
 def read_scene(home: str, root: str) -> Scene:
     """The node whose files are in `home`, now."""
-    node = read_node(home)
-    faults = Faults(read_faults(home), time.time())
-    rows = find_rows(root, os.path.join(home, MARKER_FOLDER), len(node.chips))
+    node = model.read_node(home)
+    faults = model.Faults(model.read_faults(home), time.time())
+    rows = find_rows(root, os.path.join(home, model.MARKER_FOLDER), len(node.chips))
     complete = _is_complete(root) and not faults.has("driver_incomplete")
     privileged = os.geteuid() in (0, os.stat(home).st_uid)
     return Scene(node, faults, readings(node, faults, rows), complete, privileged)

@@ -19,14 +19,7 @@ from ascendrun.head.protocol.control_messages import Gather, GatherReply
 from ascendrun.head.protocol.file_messages import ArtifactData
 from ascendrun.head.protocol.messages import Request
 from ascendrun.head.protocol.remote import Reply
-from ascendrun.head.spool.artifact_fetch import (
-    GATHER_S,
-    ArtifactFetcher,
-    Subject,
-    failed_attempt,
-    items_for,
-    unrequested_attempt,
-)
+from ascendrun.head.spool import artifact_fetch
 from ascendrun.head.spool.artifact_store import hosts_awaited, hosts_collected, read_artifacts
 from ascendrun.head.state.state_dir import spool_dir
 
@@ -56,10 +49,10 @@ class World:
     def get(self, host: Host) -> FakeLink:
         return self.links[host]
 
-    def start(self) -> ArtifactFetcher:
+    def start(self) -> artifact_fetch.ArtifactFetcher:
         links: Any = self
-        subject = Subject("j-0001", "head-j-0001", "npu", 2, HOSTS)
-        return ArtifactFetcher(self.state_dir, links, lambda call: call(), lambda job_id: subject)
+        subject = artifact_fetch.Subject("j-0001", "head-j-0001", "npu", 2, HOSTS)
+        return artifact_fetch.ArtifactFetcher(self.state_dir, links, lambda call: call(), lambda job_id: subject)
 
     def come_up(self, name: str) -> FakeLink:
         link = self.links[Host(name=name)]
@@ -98,7 +91,7 @@ def link(world: World) -> FakeLink:
 
 
 def test_what_a_host_gives_is_there_once_all_of_it_is(world: World, link: FakeLink) -> None:
-    assert link.calls[0][0] == agent.Gather("head-j-0001.1", items_for("npu"), GATHER_S)
+    assert link.calls[0][0] == agent.Gather("head-j-0001.1", artifact_fetch.items_for("npu"), artifact_fetch.GATHER_S)
     world.say(link, "plog", "debug/plog/plog-1_2.log", b"hello ")
     world.say(link, "plog", "debug/plog/plog-1_2.log", b"world", offset=6)
     assert read_artifacts(world.attempt_dir, "n1").at_s is None
@@ -133,9 +126,12 @@ def test_a_host_that_is_away_is_asked_by_the_next_controller_too(world: World) -
 
 def test_a_head_that_was_killed_before_it_asked_asks_later_those_of_whom_nothing_is_here(world: World) -> None:
     failed = replace(JOB, state=State.FAILED, go_sent_at_s=5.0, ended_at_s=9.0)
-    assert unrequested_attempt(failed, now_s=60.0) == 1 and unrequested_attempt(failed, now_s=10 * 86400.0) is None
-    assert unrequested_attempt(replace(failed, cause=Cause.USER), now_s=60.0) is None
-    assert unrequested_attempt(replace(failed, state=State.RUNNING), now_s=60.0) is None
+    assert (
+        artifact_fetch.unrequested_attempt(failed, now_s=60.0) == 1
+        and artifact_fetch.unrequested_attempt(failed, now_s=10 * 86400.0) is None
+    )
+    assert artifact_fetch.unrequested_attempt(replace(failed, cause=Cause.USER), now_s=60.0) is None
+    assert artifact_fetch.unrequested_attempt(replace(failed, state=State.RUNNING), now_s=60.0) is None
     world.gatherer.fetch("j-0001", 1)
     world.end(world.come_up("n2"))
     for path in (world.state_dir / "gathering").iterdir():
@@ -211,7 +207,7 @@ def test_an_index_that_is_torn_reads_as_nothing_gathered(world: World) -> None:
 
 def ended(target: State, cause: Cause, *, told: bool = True) -> int | None:
     after = replace(JOB, state=target, cause=cause, go_sent_at_s=1.0 if told else None, attempt=3)
-    return failed_attempt(after, after, [Transition(State.STOPPING, target, 2.0, "x")])
+    return artifact_fetch.failed_attempt(after, after, [Transition(State.STOPPING, target, 2.0, "x")])
 
 
 def test_a_failure_after_the_start_is_looked_into_and_nothing_else() -> None:
@@ -229,12 +225,12 @@ def test_an_attempt_that_is_tried_again_is_looked_into_under_its_own_number() ->
         Transition(State.STOPPING, State.BACKOFF, 2.0, "x"),
         Transition(State.BACKOFF, State.QUEUED, 2.0, "x"),
     ]
-    assert failed_attempt(before, after, transitions) == 1
+    assert artifact_fetch.failed_attempt(before, after, transitions) == 1
 
 
 @pytest.mark.parametrize("family", ["npu", "cuda", "cpu", "auto"])
 def test_every_item_is_one_that_a_node_understands(family: str) -> None:
-    for item in items_for(family):
+    for item in artifact_fetch.items_for(family):
         assert {"glob": {"bases", "patterns"}, "list": {"bases", "patterns", "file"}, "argv": {"commands", "file"}}[
             item["kind"]
         ] <= set(item)

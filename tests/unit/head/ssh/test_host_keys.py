@@ -15,22 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascendrun.core.errors import HostKeyChangedError, HostKeyUnknownError
-from ascendrun.head.ssh.host_keys import (
-    HostKey,
-    KnownHostsFile,
-    Recorded,
-    find_recorded,
-    known_name,
-    names_match,
-    parse_known_hosts,
-    record_host_keys,
-    verify_key,
-)
+from ascendrun.head.ssh import host_keys
 
 
-def make_host_key(seed: str, kind: str = "ssh-ed25519") -> HostKey:
+def make_host_key(seed: str, kind: str = "ssh-ed25519") -> host_keys.HostKey:
     blob = len(kind).to_bytes(4, "big") + kind.encode() + hashlib.sha256(seed.encode()).digest()
-    return HostKey(kind, base64.b64encode(blob).decode())
+    return host_keys.HostKey(kind, base64.b64encode(blob).decode())
 
 
 def hashed(name: str) -> str:
@@ -42,22 +32,22 @@ def hashed(name: str) -> str:
 GOOD, EVIL = make_host_key("good"), make_host_key("evil")
 
 
-def written(path: Path, *lines: str) -> KnownHostsFile:
+def written(path: Path, *lines: str) -> host_keys.KnownHostsFile:
     path.write_text("\n".join(lines) + "\n")
-    return KnownHostsFile(str(path))
+    return host_keys.KnownHostsFile(str(path))
 
 
-def entry(names: str, key: HostKey = GOOD) -> str:
+def entry(names: str, key: host_keys.HostKey = GOOD) -> str:
     return f"{names} {key.type} {key.base64} a comment"
 
 
-def judged(shown: HostKey, recorded: Recorded) -> None:
-    verify_key(shown, recorded, host="npu01", label="npu01 (10.0.0.1 port 22)")
+def judged(shown: host_keys.HostKey, recorded: host_keys.Recorded) -> None:
+    host_keys.verify_key(shown, recorded, host="npu01", label="npu01 (10.0.0.1 port 22)")
 
 
-def keys_for(file: KnownHostsFile, *names: str) -> Sequence[HostKey]:
-    nothing = KnownHostsFile("/nonexistent")
-    return [found.key for found in find_recorded(names, own=nothing, others=[file]).keys]
+def keys_for(file: host_keys.KnownHostsFile, *names: str) -> Sequence[host_keys.HostKey]:
+    nothing = host_keys.KnownHostsFile("/nonexistent")
+    return [found.key for found in host_keys.find_recorded(names, own=nothing, others=[file]).keys]
 
 
 @pytest.mark.parametrize(
@@ -81,18 +71,18 @@ def keys_for(file: KnownHostsFile, *names: str) -> Sequence[HostKey]:
 )
 def test_lines_that_no_tool_can_use_are_skipped(line: str) -> None:
     text = f"{line}\n{entry('npu02')}\n{line}"
-    assert [found.names for found in parse_known_hosts(text, "f")] == ["npu02"]
+    assert [found.names for found in host_keys.parse_known_hosts(text, "f")] == ["npu02"]
 
 
 @given(st.text())
 def test_no_text_makes_the_reader_fail(text: str) -> None:
-    for found in parse_known_hosts(text, "f"):
-        names_match(found.names, "npu01")
+    for found in host_keys.parse_known_hosts(text, "f"):
+        host_keys.names_match(found.names, "npu01")
 
 
 @given(st.text(), st.text())
 def test_no_field_of_names_makes_the_matcher_fail(names: str, name: str) -> None:
-    assert names_match(names, name) in (True, False)
+    assert host_keys.names_match(names, name) in (True, False)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +114,7 @@ def test_no_field_of_names_makes_the_matcher_fail(names: str, name: str) -> None
     ],
 )
 def test_names_match_as_ssh_matches_them(names: str, name: str, matches: bool) -> None:
-    assert names_match(names, name) is matches
+    assert host_keys.names_match(names, name) is matches
 
 
 @pytest.mark.parametrize(
@@ -132,12 +122,12 @@ def test_names_match_as_ssh_matches_them(names: str, name: str, matches: bool) -
     [("Npu01", 22, "npu01"), ("npu01", 2222, "[npu01]:2222"), ("::1", 22, "::1"), ("::1", 2222, "[::1]:2222")],
 )
 def test_a_port_other_than_22_is_part_of_the_name(host: str, port: int, name: str) -> None:
-    assert known_name(host, port) == name
+    assert host_keys.known_name(host, port) == name
 
 
 def test_a_file_is_read_again_when_it_changed_and_may_come_and_go(tmp_path: Path) -> None:
     path = tmp_path / "known_hosts"
-    file = KnownHostsFile(str(path))
+    file = host_keys.KnownHostsFile(str(path))
     assert keys_for(file, "npu01") == []
     path.write_text(entry("npu01") + "\n")
     assert keys_for(file, "npu01") == [GOOD]
@@ -149,7 +139,7 @@ def test_a_file_is_read_again_when_it_changed_and_may_come_and_go(tmp_path: Path
 
 def test_our_own_file_settles_a_host_that_it_names(tmp_path: Path) -> None:
     own, users = written(tmp_path / "own", entry("npu01", GOOD)), written(tmp_path / "users", entry("npu01", EVIL))
-    recorded = find_recorded(["npu01"], own=own, others=[users])
+    recorded = host_keys.find_recorded(["npu01"], own=own, others=[users])
     assert [found.key for found in recorded.keys] == [GOOD] and recorded.in_own_file
     with pytest.raises(HostKeyChangedError):
         judged(EVIL, recorded)
@@ -158,18 +148,18 @@ def test_our_own_file_settles_a_host_that_it_names(tmp_path: Path) -> None:
 def test_a_revocation_in_any_file_counts(tmp_path: Path) -> None:
     own, users = written(tmp_path / "own", entry("npu01")), written(tmp_path / "users", "@revoked " + entry("*"))
     with pytest.raises(HostKeyChangedError, match="revoked .*users:1"):
-        judged(GOOD, find_recorded(["npu01"], own=own, others=[users]))
+        judged(GOOD, host_keys.find_recorded(["npu01"], own=own, others=[users]))
 
 
 def test_a_recorded_key_is_accepted(tmp_path: Path) -> None:
-    own, users = KnownHostsFile("/nonexistent"), written(tmp_path / "users", "# mine", entry(hashed("npu01")))
-    judged(GOOD, find_recorded(["npu01"], own=own, others=[users]))
+    own, users = host_keys.KnownHostsFile("/nonexistent"), written(tmp_path / "users", "# mine", entry(hashed("npu01")))
+    judged(GOOD, host_keys.find_recorded(["npu01"], own=own, others=[users]))
 
 
 def test_a_changed_key_shows_old_and_new_and_the_way_out(tmp_path: Path) -> None:
     own = written(tmp_path / "own", entry("npu01"))
     with pytest.raises(HostKeyChangedError) as caught:
-        judged(EVIL, find_recorded(["npu01"], own=own, others=[]))
+        judged(EVIL, host_keys.find_recorded(["npu01"], own=own, others=[]))
     for part in (EVIL.fingerprint, GOOD.fingerprint, f"{own.path}:1", "npu01 (10.0.0.1 port 22)"):
         assert part in str(caught.value.message)
     assert "ascendrun trust --replace npu01" in str(caught.value.hint)
@@ -177,21 +167,21 @@ def test_a_changed_key_shows_old_and_new_and_the_way_out(tmp_path: Path) -> None
 
 def test_an_unknown_host_is_told_how_to_be_trusted() -> None:
     with pytest.raises(HostKeyUnknownError, match=GOOD.fingerprint.replace("+", r"\+")) as caught:
-        judged(GOOD, Recorded())
+        judged(GOOD, host_keys.Recorded())
     assert str(caught.value.hint) == "ascendrun trust npu01"
 
 
 def test_a_host_vouched_for_by_an_authority_only_is_refused_openly(tmp_path: Path) -> None:
     users = written(tmp_path / "users", "@cert-authority " + entry("npu*"))
     with pytest.raises(HostKeyUnknownError, match="authority"):
-        judged(GOOD, find_recorded(["npu01"], own=KnownHostsFile("/nonexistent"), others=[users]))
+        judged(GOOD, host_keys.find_recorded(["npu01"], own=host_keys.KnownHostsFile("/nonexistent"), others=[users]))
 
 
 def test_recording_keeps_what_is_there_and_says_what_is_new(tmp_path: Path) -> None:
     file = tmp_path / "state" / "known_hosts"
-    assert record_host_keys(file, [("npu01", GOOD), ("npu02", EVIL), ("npu01", GOOD)]) == 2
-    assert record_host_keys(file, [("npu01", GOOD)]) == 0
-    assert [(found.names, found.key) for found in parse_known_hosts(file.read_text(), "f")] == [
+    assert host_keys.record_host_keys(file, [("npu01", GOOD), ("npu02", EVIL), ("npu01", GOOD)]) == 2
+    assert host_keys.record_host_keys(file, [("npu01", GOOD)]) == 0
+    assert [(found.names, found.key) for found in host_keys.parse_known_hosts(file.read_text(), "f")] == [
         ("npu01", GOOD),
         ("npu02", EVIL),
     ]
@@ -201,19 +191,19 @@ def test_recording_keeps_what_is_there_and_says_what_is_new(tmp_path: Path) -> N
 def test_replacing_drops_only_that_hosts_other_keys(tmp_path: Path) -> None:
     file = tmp_path / "known_hosts"
     file.write_text(f"# a note\n{entry('npu01', EVIL)}\n{entry('npu02', EVIL)}")
-    assert record_host_keys(file, [("npu01", GOOD)], replace=True) == 1
+    assert host_keys.record_host_keys(file, [("npu01", GOOD)], replace=True) == 1
     assert file.read_text() == f"# a note\n{entry('npu02', EVIL)}\nnpu01 {GOOD.type} {GOOD.base64}\n"
 
 
 def test_many_writers_lose_nothing(tmp_path: Path) -> None:
     file = tmp_path / "known_hosts"
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda number: record_host_keys(file, [(f"npu{number}", GOOD)]), range(64)))
-    assert len(parse_known_hosts(file.read_text(), "f")) == 64
+        list(pool.map(lambda number: host_keys.record_host_keys(file, [(f"npu{number}", GOOD)]), range(64)))
+    assert len(host_keys.parse_known_hosts(file.read_text(), "f")) == 64
     assert sorted(os.listdir(tmp_path)) == ["known_hosts", "known_hosts.lock"]
 
 
 def test_a_fingerprint_reads_as_ssh_keygen_prints_it() -> None:
-    key = HostKey("ssh-ed25519", "AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl")
+    key = host_keys.HostKey("ssh-ed25519", "AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl")
     assert key.fingerprint == "SHA256:+DiY3wvvV6TuJJhbpZisF/zLDA0zPMSvHdkr4UvCOqU"
     assert str(key) == f"ED25519 {key.fingerprint}"

@@ -14,18 +14,10 @@ from hypothesis import strategies as st
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.health.comparison import fact_rows
 from ascendrun.health.env_view import make_env_report, mask, write_env_file
-from ascendrun.health.survey import scripts
+from ascendrun.health.survey import parsers, scripts
 from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.facts import NodeFacts, PythonFacts
 from ascendrun.health.survey.pair_tests import ALL_PAIRS_UP_TO, choose_pairs, choose_ports, plan_connection_tests
-from ascendrun.health.survey.parsers import (
-    read_addresses,
-    read_logind,
-    read_port_ranges,
-    read_python,
-    read_sshd,
-    read_torch,
-)
 from ascendrun.health.survey.probes import PROBES, SurveyRequest, late_probes, read_facts, read_results, survey_items
 from ascendrun.health.survey.scripts import GPUS as GPU_SCRIPT
 from ascendrun.text import Text
@@ -48,26 +40,26 @@ def ran(out="", *, code=0, err="", **more):
 def test_the_interpreter_is_read_behind_whatever_a_set_up_printed():
     noise = 'welcome {"executable": "liar"}\n{not json\n'
     said = json.dumps({"executable": "/opt/py", "version": "3.10.13", "modules": {"torch": None}})
-    python = read_python(ran(noise + said + "\n", setup="fine"))
+    python = parsers.read_python(ran(noise + said + "\n", setup="fine"))
     assert (python.executable, python.version, python.modules) == ("/opt/py", "3.10.13", {"torch": None})
     assert python.error is None
 
 
 def test_an_interpreter_that_says_nothing_tells_why():
     assert (
-        str(read_python(ran(code=127, err="set_env.sh: No such file\n", setup="failed")).error)
+        str(parsers.read_python(ran(code=127, err="set_env.sh: No such file\n", setup="failed")).error)
         == "set_env.sh: No such file (exit code 127)"
     )
-    assert read_python(ran(code=None, timed_out=True, wall_s=8.01)).error == Text(
+    assert parsers.read_python(ran(code=None, timed_out=True, wall_s=8.01)).error == Text(
         "doctor.command-timeout", "", seconds=8.01
     )
-    assert read_python({"error": "no such command: python3", "late": False}).error == "no such command: python3"
+    assert parsers.read_python({"error": "no such command: python3", "late": False}).error == "no such command: python3"
 
 
 def test_a_torch_that_dies_on_import_is_an_error_at_its_step():
-    assert read_torch(ran(code=None, signal=11)).error == Text("doctor.command-signal", "", signal=11)
+    assert parsers.read_torch(ran(code=None, signal=11)).error == Text("doctor.command-signal", "", signal=11)
     said = json.dumps({"step": "import torch_npu", "error": "ImportError: libhccl.so"})
-    torch = read_torch(ran("\n" + said))
+    torch = parsers.read_torch(ran("\n" + said))
     assert (torch.step, torch.error, torch.devices) == ("import torch_npu", "ImportError: libhccl.so", None)
 
 
@@ -76,19 +68,19 @@ def test_addresses_are_read_from_ip_and_unknown_without_it():
         "1: lo    inet 127.0.0.1/8 scope host lo\n2: eth0    inet 10.0.0.3/24 brd 10.0.0.255 scope global eth0\n"
         "2: eth0    inet6 fe80::1/64 scope link\n3: veth1@if2    inet 10.1.0.1/24\n"
     )
-    assert read_addresses(ran(out))["eth0"] == ("10.0.0.3", "fe80::1")
-    assert read_addresses(ran(code=127)) is None
+    assert parsers.read_addresses(ran(out))["eth0"] == ("10.0.0.3", "fe80::1")
+    assert parsers.read_addresses(ran(code=127)) is None
 
 
 def test_the_first_word_of_sshd_counts_and_an_unreadable_configuration_is_unknown():
-    facts = read_sshd(ran("maxstartups 10:30:100\nmaxsessions 10\nMaxSessions 3\n"))
+    facts = parsers.read_sshd(ran("maxstartups 10:30:100\nmaxsessions 10\nMaxSessions 3\n"))
     assert (facts.max_startups, facts.max_sessions) == ("10:30:100", 10)
-    assert read_sshd(ran("")) is None
+    assert parsers.read_sshd(ran("")) is None
 
 
 def test_the_last_word_of_logind_counts_and_comments_do_not():
-    assert read_logind({"texts": {"/a": "#KillUserProcesses=yes\n"}}) is None
-    assert read_logind({"texts": {"/a": "KillUserProcesses=yes\n", "/b": " KillUserProcesses = no\n"}}) is False
+    assert parsers.read_logind({"texts": {"/a": "#KillUserProcesses=yes\n"}}) is None
+    assert parsers.read_logind({"texts": {"/a": "KillUserProcesses=yes\n", "/b": " KillUserProcesses = no\n"}}) is False
 
 
 def test_reserved_ports_are_read_as_ranges():
@@ -96,8 +88,8 @@ def test_reserved_ports_are_read_as_ranges():
         "/proc/sys/net/ipv4/ip_local_port_range": "32768\t60999\n",
         "/proc/sys/net/ipv4/ip_local_reserved_ports": "8080,60000-60031\n",
     }
-    assert read_port_ranges({"texts": texts}) == ((32768, 60999), ((8080, 8080), (60000, 60031)))
-    assert read_port_ranges({"texts": {}}) is None
+    assert parsers.read_port_ranges({"texts": texts}) == ((32768, 60999), ((8080, 8080), (60000, 60031)))
+    assert parsers.read_port_ranges({"texts": {}}) is None
 
 
 def test_an_answer_that_is_an_error_is_unknown_and_one_that_came_too_late_is_named():
@@ -313,7 +305,7 @@ def test_locks_of_torch_extensions_are_listed_with_whether_a_process_holds_them(
     with open(paths[1], "rb"):
         for env in ({"XDG_CACHE_HOME": str(tmp_path)}, {"TORCH_EXTENSIONS_DIR": str(tmp_path / "torch_extensions")}):
             done = subprocess.run([sys.executable, "-c", scripts.VERSIONS, "cpu"], capture_output=True, env=env)
-            python = read_python(ran(done.stdout.decode()))
+            python = parsers.read_python(ran(done.stdout.decode()))
             assert set(python.locks) == {str(paths[0]), str(paths[1])} and python.locks[str(paths[1])] is None
             assert python.locks[str(paths[0])] > 1e9
-    assert python.version and python.modules is not None and read_python(ran('{"locks": 3}')).locks == {}
+    assert python.version and python.modules is not None and parsers.read_python(ran('{"locks": 3}')).locks == {}
