@@ -94,7 +94,8 @@ class Signature:
         """Return the texts in `lang`, with each {name} replaced by its value, or by "…" without one."""
 
         def text(part: str, english: str) -> str:
-            return _fill(template_of(f"signature.{self.code}.{part}", english, lang), values or {})
+            template = template_of(f"signature.{self.code}.{part}", english, lang)
+            return _NAME.sub(lambda place: (values or {}).get(place[1], "…"), template)
 
         english = self.english
         return Description(text("message", english.message), text("cause", english.cause), text("hint", english.hint))
@@ -264,10 +265,6 @@ def _any_of(codes: Sequence[Any], forms: Sequence[str]) -> list[str]:
     """Return the forms; the gap of each matches any of the codes."""
     kind = "|".join(map(str, codes)) if len(codes) > 1 else f"={''.join(map(str, codes))}"
     return [form % kind for form in forms] if codes else []
-
-
-def _fill(text: str, values: Mapping[str, str]) -> str:
-    return _NAME.sub(lambda place: values.get(place[1], "…"), text)
 
 
 # ---------------------------------------------------------------- patterns of lines

@@ -11,7 +11,7 @@ from typing import Any, Callable
 from ascendrun.cluster.api import Part
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.keys import explain_key
-from ascendrun.core.jobfile.spec import JobSpec, job_json_schema
+from ascendrun.core.jobfile.model import JobSpec, job_json_schema
 from ascendrun.core.jobs.placement import choose_hosts
 from ascendrun.head.protocol.control_messages import Plan
 from ascendrun.head.spool.output_progress import read_log

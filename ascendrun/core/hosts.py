@@ -190,7 +190,8 @@ def _parse_names(word: str) -> tuple[Sequence[str], str | None]:
         )
     if colon:
         ipv6 = Text("hostfile.ipv6", "write an IPv6 address as addr=: npu01 addr=fe80::1")
-        raise _InvalidHostError(_invalid_name(name), ipv6 if ":" in head else ONE_HOST)
+        invalid = Text("hostfile.name", "invalid host name {name:quote}", name=name)
+        raise _InvalidHostError(invalid, ipv6 if ":" in head else ONE_HOST)
     try:
         names = expand_names(name)
     except InvalidNamesError as error:
@@ -362,10 +363,6 @@ def _duplicates(hosts: Sequence[Host], file: str) -> list[Problem]:
         )
         problems.append(Problem(file, line, 1, text, hint))
     return problems
-
-
-def _invalid_name(name: str) -> Text:
-    return Text("hostfile.name", "invalid host name {name:quote}", name=name)
 
 
 def _invalid_address(address: str) -> Text:

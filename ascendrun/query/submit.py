@@ -16,17 +16,16 @@ import ascendrun
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
 from ascendrun.core.event_types import SEPARATE
 from ascendrun.core.hosts import Host, select_hosts
+from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.jobfile.pipeline import StageJob
 from ascendrun.core.jobfile.spec import (
-    JobSpec,
-    LocalFiles,
-    ProgramOptions,
     load_programs,
     parse_program_options,
     parse_stages,
     require_hostfile,
     resolve_paths,
 )
+from ascendrun.core.jobfile.tree import LocalFiles
 from ascendrun.core.jobs.job import Job, State, newest_stages
 from ascendrun.core.jobs.placement import choose_hosts, placement_faults, pool_of
 from ascendrun.core.jobs.plan import CODE_TREE, LIBRARY_TREE, PROGRAMS_TREE, Tree
@@ -36,6 +35,7 @@ from ascendrun.head.state.user_files import read_hostfile, read_source
 from ascendrun.head.survey.submission import Submission
 from ascendrun.health.checks import NAMES
 from ascendrun.node import tree_hash
+from ascendrun.options import ProgramOptions
 from ascendrun.output_file import write_output
 from ascendrun.planner.training import find_programs
 from ascendrun.text import Text, suggestion

@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobfile.spec import JobSpec
+from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.jobs.job import Job, Leftover, NodeProgress, Phase, State
 from ascendrun.core.jobs.plan import Tree
 from ascendrun.core.node_messages import Failure

@@ -29,7 +29,8 @@ def typed_args(draft: Draft) -> dict[str, Any]:
 
 def _checked_args(draft: Draft, table: ProgramOptions) -> tuple[dict[str, Any], list[OptionProblem]]:
     given = draft.section("args")
-    texts = {name: text for name in given if (text := _source_text(draft, name)) is not None}
+    nodes = {name: find(draft.root, ("args", name)) for name in given}
+    texts = {name: node.text for name, node in nodes.items() if isinstance(node, ScalarNode)}
     invalid = [name for name in given if draft.is_invalid("args", name)]
     return check_arguments(table, given, JOB_FILE, texts=texts, unchecked=invalid)
 
@@ -95,11 +96,6 @@ def _args(draft: Draft) -> Iterator[Problem]:
         option = draft.table.find(name)
         if option is not None and option.type == "path" and isinstance(value, str) and value.startswith("~"):
             yield home_problem(draft, "args", name)
-
-
-def _source_text(draft: Draft, name: str) -> str | None:
-    node = find(draft.root, ("args", name))
-    return node.text if isinstance(node, ScalarNode) else None
 
 
 def _devices(draft: Draft) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from typing import Any, Callable
 from pydantic import ValidationError
 
 from ascendrun.core.errors import InvalidInputError, Problem
-from ascendrun.core.jobfile.model import UNSUPPORTED, JobSpec, job_json_schema
+from ascendrun.core.jobfile.model import UNSUPPORTED, JobSpec
 from ascendrun.core.jobfile.pipeline import StageJob, StageRoot, parallel_conflicts, split_stages
 from ascendrun.core.jobfile.rules import broken_rules, typed_args
 from ascendrun.core.jobfile.tree import Draft, LocalFiles, apply_overrides, job_data
@@ -19,19 +19,6 @@ from ascendrun.core.reader.yaml_source import KEY_VALUE, MappingNode, find, plac
 from ascendrun.option_tables import InvalidTableError, read_table
 from ascendrun.options import ProgramOptions
 from ascendrun.text import Text
-
-__all__ = [
-    "JobSpec",
-    "LocalFiles",
-    "ProgramOptions",
-    "StageJob",
-    "job_json_schema",
-    "load_programs",
-    "parse_program_options",
-    "parse_stages",
-    "require_hostfile",
-    "resolve_paths",
-]
 
 
 def parse_program_options(name: str, json_text: str, file: str = "") -> ProgramOptions:

@@ -143,10 +143,11 @@ def make_plan(
     shares = _node_shares(
         spec, chosen, reports, folders, trees, devices, network, job=job, attempt=attempt, run_id=run_id, resume=resume
     )
-    nodes = [
-        _make_node(spec, share, folders[host.name], devices, host.name, _python(spec, host, reports), resume)
-        for host, share in zip(chosen, shares)
-    ]
+    nodes = []
+    for host, share in zip(chosen, shares):
+        # A local agent's interpreter has the job's packages; of other nodes only its name is known.
+        python = spec.python or (reports[host.name].python if host.is_local else "python3")
+        nodes.append(_make_node(spec, share, folders[host.name], devices, host.name, python, resume))
     return LaunchPlan(
         job=job,
         attempt=attempt,
@@ -211,11 +212,6 @@ def _node_shares(
             checkpoint_folder=spec.checkpoint.dir or own.checkpoints,
             resume=resume.environment(host.name),
         )
-
-
-def _python(spec: JobSpec, host: Host, reports: Mapping[str, NodeReport]) -> str:
-    """Return the job's interpreter. A local agent's has the job's packages; of other nodes only its name is known."""
-    return spec.python or (reports[host.name].python if host.is_local else "python3")
 
 
 def _make_node(

@@ -214,7 +214,9 @@ class ProgressReader:
         name = "" if in_name else name
         epoch = _EPOCH_BAR.fullmatch(name)
         is_named = bool(_TRAINING_BAR.fullmatch(name)) or epoch is not None
-        values = _pairs_of(bar["values"]) if bar["values"] else []
+        # `loss=0.4, v_num=1`, or `loss: 0.4`
+        pairs = re.findall(rf"([\w/. ]+)[=:]\s*({_NUM})", bar["values"] or "", re.I)
+        values = [(key.strip(), value) for key, value in pairs]
         own = _named(values) if values else {}
         if in_name:
             own["loss"] = _number(in_name[1])
@@ -425,11 +427,6 @@ class ProgressReader:
         _batch,
         _step,
     )
-
-
-def _pairs_of(text: str) -> list[tuple[str, str]]:
-    """Return the values behind a bar: `loss=0.4, v_num=1`, or `loss: 0.4`."""
-    return [(key.strip(), value) for key, value in re.findall(rf"([\w/. ]+)[=:]\s*({_NUM})", text, re.I)]
 
 
 def _is_prefix(text: str) -> bool:

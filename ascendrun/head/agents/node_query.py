@@ -23,7 +23,7 @@ from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.node import layout
 
 if TYPE_CHECKING:
-    from ascendrun.core.jobfile.spec import JobSpec
+    from ascendrun.core.jobfile.model import JobSpec
 
 PROBE_S = 60.0
 LIST_S = 30.0

@@ -24,14 +24,14 @@ from ascendrun.node import layout
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.core.jobfile.spec import JobSpec
+    from ascendrun.core.jobfile.model import JobSpec
     from ascendrun.core.jobs.schedule import Claim
     from ascendrun.head.spool.artifact_fetch import Subject
     from ascendrun.head.spool.output_fetch import JobOutputs
 
 
 def _load_spec(values: Mapping[str, Any]) -> JobSpec:
-    from ascendrun.core.jobfile.spec import JobSpec
+    from ascendrun.core.jobfile.model import JobSpec
 
     return JobSpec.model_validate_json(json.dumps(values))
 

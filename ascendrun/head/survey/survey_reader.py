@@ -17,7 +17,7 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.hosts import Host
-    from ascendrun.core.jobfile.spec import JobSpec
+    from ascendrun.core.jobfile.model import JobSpec
     from ascendrun.core.jobs.plan import LaunchPlan
     from ascendrun.health.survey.check_context import CheckContext
 

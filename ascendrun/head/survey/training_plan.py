@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Callable
 
-from ascendrun.core.jobfile.spec import JobSpec, load_programs
+from ascendrun.core.jobfile.model import JobSpec
+from ascendrun.core.jobfile.spec import load_programs
 from ascendrun.facts.chips import Chip, chip_of
 from ascendrun.head.survey.submission import Submission
 from ascendrun.options import JOB_FILE, check_arguments, with_defaults

@@ -9,15 +9,8 @@ from hypothesis import strategies as st
 
 from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.hosts import parse_hostfile
-from ascendrun.core.jobfile.model import JobBody
-from ascendrun.core.jobfile.spec import (
-    JobSpec,
-    job_json_schema,
-    parse_program_options,
-    parse_stages,
-    require_hostfile,
-    resolve_paths,
-)
+from ascendrun.core.jobfile.model import JobBody, JobSpec, job_json_schema
+from ascendrun.core.jobfile.spec import parse_program_options, parse_stages, require_hostfile, resolve_paths
 from ascendrun.core.jobs.placement import placement_faults
 
 TRAJECTORY = parse_program_options(

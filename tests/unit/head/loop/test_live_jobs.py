@@ -14,7 +14,7 @@ import pytest
 
 from ascendrun.core import node_messages
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobfile.spec import JobSpec
+from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.jobs.checkpoints import ResumePoint
 from ascendrun.core.jobs.endings import Diagnosed
 from ascendrun.core.jobs.inputs import HoldChanged, NodeStaged, RankStarted, ResumeChosen, Tick

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobfile.spec import JobSpec
+from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.job_copy import COPY_LIMIT, JobCopy, seal, unseal
 from ascendrun.head.protocol.control_messages import Submit

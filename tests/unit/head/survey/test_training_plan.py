@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobfile.spec import JobSpec
+from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.jobs.endings import Diagnosed, NodeEnded
 from ascendrun.core.jobs.inputs import RetryRequested
 from ascendrun.core.jobs.job import Cause, Job, State
