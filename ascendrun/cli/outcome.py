@@ -9,18 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from ascendrun.cli import output as out
 from ascendrun.cli.context import CliContext, Screen
-from ascendrun.cli.output import (
-    PEOPLE,
-    Column,
-    describe_progress,
-    describe_seconds,
-    format_record,
-    format_table,
-    labelled,
-    print_rows,
-    sanitise,
-)
 from ascendrun.cluster import AttemptFiles, Cluster, FetchReply, JobDetail, JobView, LogFile, LogGap
 from ascendrun.core.jobs.reasons import CONFIDENCE, Reason
 from ascendrun.core.logs.log_lines import LogLine, label_processes, process_label
@@ -55,10 +45,10 @@ def print_outcome(ctx: CliContext, detail: JobDetail) -> int:
     head = f"{job.id} {job.state}"
     duration = ""
     if job.ended_at_s is not None:
-        duration = describe_seconds(job.ended_at_s - (job.started_at_s or job.created_at_s))
+        duration = out.describe_seconds(job.ended_at_s - (job.started_at_s or job.created_at_s))
     after = Text("outcome.after", "{job} after {duration}", job=head, duration=duration)
-    more = describe_progress(job.progress) if job.state == "SUCCEEDED" else job.reason
-    ctx.echo(labelled(after if duration else head, more))
+    more = out.describe_progress(job.progress) if job.state == "SUCCEEDED" else job.reason
+    ctx.echo(out.labelled(after if duration else head, more))
     is_diagnosed = has_failed and job.confidence != "preliminary"
     diagnosis = ctx.cluster.diagnosis.summary(job.id) if is_diagnosed else None
     if diagnosis is not None:
@@ -129,7 +119,7 @@ def _print_failure(ctx: CliContext, detail: JobDetail) -> None:
     first = detail.first_failure
     if first is None:
         return
-    ctx.echo(labelled(Text("outcome.first-failure", "first failure"), first_failure_line(first, detail.job)))
+    ctx.echo(out.labelled(Text("outcome.first-failure", "first failure"), first_failure_line(first, detail.job)))
     host = next(iter(first.hosts), None)
     if host is None:
         return
@@ -141,7 +131,7 @@ def _print_failure(ctx: CliContext, detail: JobDetail) -> None:
         if ranks is not None:
             last = Text("outcome.last-output", "last error output of rank {rank} on {host}:", rank=ranks[0], host=host)
         ctx.echo(last)
-        ctx.echo("\n".join(f"    {sanitise(line)}" for line in lines))
+        ctx.echo("\n".join(f"    {out.sanitise(line)}" for line in lines))
 
 
 def first_failure_line(first: Reason, job: JobView) -> Text | Reason:
@@ -254,7 +244,7 @@ class _States:
         if before is None or job.state != before.state:
             screen.echo(describe_state(job))
         elif job.unreachable_hosts != before.unreachable_hosts:
-            screen.echo(labelled(f"{job.id} {job.state}", job.reason))
+            screen.echo(out.labelled(f"{job.id} {job.state}", job.reason))
         elif job.state == "STAGING" and not screen.is_live and str(job.reason) != self._staging:
             if time.monotonic() - self._staging_mono >= STAGING_REPORT_S:
                 self._staging, self._staging_mono = str(job.reason), time.monotonic()
@@ -277,22 +267,27 @@ def describe_state(job: JobView) -> Text | str:
             hosts=job.hosts,
             ranks=job.world_size,
         )
-    return labelled(job.state, job.reason)
+    return out.labelled(job.state, job.reason)
 
 
 def describe_bottom(job: JobView, now_s: float) -> str:
     """Return the line at the bottom of the terminal: job, state, duration, progress, and problems."""
     since_s = job.started_at_s if job.started_at_s is not None else job.created_at_s
     reason = str(job.reason) if job.state != "RUNNING" or job.unreachable_hosts else ""
-    parts = [f"{job.id} {job.state}", describe_seconds(now_s - since_s), reason, describe_progress(job.progress)]
+    parts = [
+        f"{job.id} {job.state}",
+        out.describe_seconds(now_s - since_s),
+        reason,
+        out.describe_progress(job.progress),
+    ]
     return " · ".join(part for part in parts if part)
 
 
 def format_line(view: LogView, line: FoldedLine, screen: Screen) -> str:
     """Return `[0-3] text`, sanitised, with its time when the view has times; of a view that does not fold: a record."""
     if not view.folds:
-        return format_record(line_record(line.lines[0]), "jsonl").rstrip("\n")
-    text = sanitise(line.text)
+        return out.format_record(line_record(line.lines[0]), "jsonl").rstrip("\n")
+    text = out.sanitise(line.text)
     if view.has_prefix:
         text = f"{screen.paint_rank(f'[{label_processes(line.ranks)}]', line.ranks[0])} {text}"
     if view.has_times:
@@ -347,29 +342,29 @@ class _HcclRow:
 
 def print_files(ctx: CliContext, found: AttemptFiles, output: str | None) -> None:
     """Print the files of an attempt, its HCCL settings from the logs, and the hosts of pending files."""
-    if found.files or output not in PEOPLE:
+    if found.files or output not in out.PEOPLE:
         columns = [
-            Column("HOST", lambda row: row.host),
-            Column("KIND", lambda row: row.kind),
-            Column("RANK", lambda row: "" if row.rank is None else str(row.rank)),
-            Column("SIZE", lambda row: "" if row.bytes is None else format_bytes(row.bytes)),
-            Column("PATH", lambda row: row.path or f"({row.note})"),
-            Column("NOTE", lambda row: str(row.note or "") if row.path else ""),
-            Column("FROM", lambda row: row.source or "", is_wide=True),
+            out.Column("HOST", lambda row: row.host),
+            out.Column("KIND", lambda row: row.kind),
+            out.Column("RANK", lambda row: "" if row.rank is None else str(row.rank)),
+            out.Column("SIZE", lambda row: "" if row.bytes is None else format_bytes(row.bytes)),
+            out.Column("PATH", lambda row: row.path or f"({row.note})"),
+            out.Column("NOTE", lambda row: str(row.note or "") if row.path else ""),
+            out.Column("FROM", lambda row: row.source or "", is_wide=True),
         ]
-        print_rows(found.files, columns, output, name="files", kind=LogFile, is_cut=False)
-    if found.files and found.hccl_settings and output in PEOPLE:
+        out.print_rows(found.files, columns, output, name="files", kind=LogFile, is_cut=False)
+    if found.files and found.hccl_settings and output in out.PEOPLE:
         alike: dict[tuple[str, str, str], list[str]] = {}
         for host, setting in found.hccl_settings:
             value = "" if setting.value is None else setting.value + setting.unit
             alike.setdefault((setting.name, value, setting.origin), []).append(host)
-        table = format_table(
+        table = out.format_table(
             [_HcclRow(*key, hosts) for key, hosts in sorted(alike.items())],
             [
-                Column("HCCL SETTING", lambda row: row.name),
-                Column("VALUE", lambda row: row.value),
-                Column("SET BY", lambda row: row.origin),
-                Column("HOSTS", lambda row: fold_hosts(row.hosts)),
+                out.Column("HCCL SETTING", lambda row: row.name),
+                out.Column("VALUE", lambda row: row.value),
+                out.Column("SET BY", lambda row: row.origin),
+                out.Column("HOSTS", lambda row: fold_hosts(row.hosts)),
             ],
         )
         sys.stdout.write(f"\n{table}")

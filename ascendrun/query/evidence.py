@@ -23,15 +23,7 @@ from ascendrun.head.spool.metrics_reader import newest_values
 from ascendrun.head.spool.spool_files import StreamFiles, find_streams
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import spool_dir
-from ascendrun.health.diagnosis.evidence import (
-    Clock,
-    DeviceFact,
-    Evidence,
-    FixedClock,
-    HostEvidence,
-    Line,
-    RankEvidence,
-)
+from ascendrun.health.diagnosis import evidence as given
 from ascendrun.health.diagnosis.lines.devices import (
     device_addresses,
     facts_from_cards,
@@ -72,7 +64,7 @@ def read_evidence(
     liveness: Mapping[str, str] | None = None,
     now_s: float,
     slow: Sequence[Text] = (),
-) -> Evidence:
+) -> given.Evidence:
     """Return the evidence of an attempt. `attempt` None: the newest. `liveness`: of the job's hosts, from the
     controller, None: no controller. `slow`: the stragglers. Missing files are not an error."""
     job = stored.job
@@ -98,7 +90,7 @@ def read_evidence(
     elif job.reason.code == "not-restarted" and isinstance(job.reason.why, Reason):
         reason = job.reason.why  # without the rule of the restart policy
     env = stored.spec.get("env") or {}
-    return Evidence(
+    return given.Evidence(
         job=job.id,
         name=job.name,
         state=job.state.value if is_newest else State.FAILED.value,
@@ -192,7 +184,7 @@ class _HostReading:
         self._gathered = read_artifacts(self._folder, host)
         self.plogs = self._read_plogs()
 
-    def evidence(self, attempt_events: Sequence[Event]) -> HostEvidence:
+    def evidence(self, attempt_events: Sequence[Event]) -> given.HostEvidence:
         records, node, address = self._records, self._node, self._row.get("addr")
         unconfirmed = self.host in self._all.stored.job.unconfirmed
         liveness = self._all.liveness.get(self.host)
@@ -203,7 +195,7 @@ class _HostReading:
         for event in attempt_events:
             if event.code == "node-lost" and self.host in event.hosts:
                 lost = event.values.get("why")
-        return HostEvidence(
+        return given.HostEvidence(
             host=self.host,
             clock=self._clock(),
             addresses=(str(address), self.host) if address else (self.host,),
@@ -221,34 +213,34 @@ class _HostReading:
             ),
         )
 
-    def _clock(self) -> Clock:
+    def _clock(self) -> given.Clock:
         if self._row.get("addr") == "local":
-            return FixedClock(0.0, 0.0)
+            return given.FixedClock(0.0, 0.0)
         known = self._all.clocks.get(self.host)
         if known is not None and known.error_s is not None:
             return known
         if self._node is not None and self._node.clock_offset_s is not None:
-            return FixedClock(self._node.clock_offset_s, ROUGH_CLOCK_S)
-        return FixedClock()
+            return given.FixedClock(self._node.clock_offset_s, ROUGH_CLOCK_S)
+        return given.FixedClock()
 
-    def _collected(self, path: Path, stream: str, limit_bytes: int = GATHERED_BYTES) -> tuple[Line, ...]:
+    def _collected(self, path: Path, stream: str, limit_bytes: int = GATHERED_BYTES) -> tuple[given.Line, ...]:
         return read_text_lines(path, self._folder, stream, limit_bytes=limit_bytes)
 
-    def _dmesg(self) -> tuple[Line, ...] | None:
+    def _dmesg(self) -> tuple[given.Line, ...] | None:
         files = self._gathered.of("dmesg")
         lines = (line for file in files for line in self._collected(file.path, "dmesg"))
         return tuple(_with_kernel_time(line, self._gathered.boot_s) for line in lines) if files else None
 
-    def _devices(self) -> tuple[DeviceFact, ...]:
+    def _devices(self) -> tuple[given.DeviceFact, ...]:
         readers = {"table.txt": facts_from_table, "cards.txt": facts_from_cards, "ports.txt": facts_from_ports}
-        found: list[DeviceFact] = []
+        found: list[given.DeviceFact] = []
         for file in (*self._gathered.of("npu-smi"), *self._gathered.of("hccn")):
             text = "\n".join(line.text for line in self._collected(file.path, "tool"))
             if file.file in readers:
                 found.extend(readers[file.file](text, str(file.path.relative_to(self._folder))))
         return one_per_device(found)
 
-    def ranks(self) -> list[RankEvidence]:
+    def ranks(self) -> list[given.RankEvidence]:
         records = self._records
         planned = set(self._node.ranks) if self._node is not None else set()
         numbers = (
@@ -258,7 +250,7 @@ class _HostReading:
         shown = {number for number in planned | numbers | set(records.failed) if number >= 0 or number in failed}
         return [self._rank(rank) for rank in sorted(shown)]
 
-    def _rank(self, rank: int) -> RankEvidence:
+    def _rank(self, rank: int) -> given.RankEvidence:
         records = self._records
         end = records.exits.get(rank)
         exited_ns = None if end is None else end.exited_ns or end.at_ns
@@ -269,7 +261,7 @@ class _HostReading:
         has_steps = len(self._all.streams) <= 2 * STEP_RANKS_LIMIT
         values = newest_values(self._folder, rank, host=self.host) if has_steps else None
         step = (values or {}).get("step")
-        return RankEvidence(
+        return given.RankEvidence(
             rank=rank,
             host=self.host,
             pid=records.pids.get(rank),
@@ -297,10 +289,10 @@ class _HostReading:
             return local_rank
         return int(ids[local_rank]) if local_rank < len(ids) else None
 
-    def _read_plogs(self) -> dict[int, tuple[Line, ...]]:
+    def _read_plogs(self) -> dict[int, tuple[given.Line, ...]]:
         """Return the log lines of CANN by rank: of the rank's own process, or else of a process that names its rank."""
         by_pid = {pid: rank for rank, pid in self._records.pids.items()}
-        found: dict[int, list[Line]] = {}
+        found: dict[int, list[given.Line]] = {}
         files = self._gathered.of("plog")
         share = max(64 << 10, PLOG_BYTES // max(1, len(files) // 8))
         for file in files:
@@ -334,7 +326,7 @@ def _missing(job: Job, folder: Path, attempt: int) -> tuple[Text, ...]:
     return (Text("explain.no-host-files", "no files from {hosts:hosts}", hosts=hosts),) if hosts else ()
 
 
-def _with_kernel_time(line: Line, boot_s: float | None) -> Line:
+def _with_kernel_time(line: given.Line, boot_s: float | None) -> given.Line:
     """Convert the kernel's time, which is in seconds since boot."""
     match = _KERNEL_TIME.match(line.text)
     return line if match is None or boot_s is None else line._replace(at_s=boot_s + float(match.group(1)))

@@ -16,15 +16,9 @@ import ascendrun
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
 from ascendrun.core.event_types import SEPARATE
 from ascendrun.core.hosts import Host, select_hosts
+from ascendrun.core.jobfile import spec as specs
 from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.jobfile.pipeline import StageJob
-from ascendrun.core.jobfile.spec import (
-    load_programs,
-    parse_program_options,
-    parse_stages,
-    require_hostfile,
-    resolve_paths,
-)
 from ascendrun.core.jobfile.tree import LocalFiles
 from ascendrun.core.jobs.job import Job, State, newest_stages
 from ascendrun.core.jobs.placement import choose_hosts, placement_faults, pool_of
@@ -79,8 +73,8 @@ def read_stages(
     """
     directory = job_file.absolute().parent
     text = read_source(job_file)
-    programs = {**load_programs(), **_own_programs(text, directory)}
-    stages = parse_stages(
+    programs = {**specs.load_programs(), **_own_programs(text, directory)}
+    stages = specs.parse_stages(
         text,
         str(job_file),
         overrides=overrides,
@@ -92,7 +86,7 @@ def read_stages(
         ),
         placement=partial(_placement_faults, directory=directory, hostfile=hostfile) if is_placed else None,
     )
-    return tuple(replace(stage, spec=resolve_paths(stage.spec, str(directory), programs)) for stage in stages)
+    return tuple(replace(stage, spec=specs.resolve_paths(stage.spec, str(directory), programs)) for stage in stages)
 
 
 def _own_programs(text: bytes, directory: Path) -> dict[str, ProgramOptions]:
@@ -104,7 +98,7 @@ def _own_programs(text: bytes, directory: Path) -> dict[str, ProgramOptions]:
     names = {name for name in re.findall(r"\./[\w./-]+\.py", words) if (directory / name).is_file()}
     tables = {name: (directory / name).with_suffix(".json") for name in sorted(names)}
     return {
-        name: parse_program_options(name, table.read_text(encoding="utf-8"), str(table))
+        name: specs.parse_program_options(name, table.read_text(encoding="utf-8"), str(table))
         for name, table in tables.items()
         if table.is_file()
     }
@@ -115,7 +109,7 @@ def read_hosts(spec: JobSpec, job_file: Path, *, hostfile: Path | None = None) -
 
     Raises InvalidInputError.
     """
-    return choose_hosts(spec, read_hostfile(hostfile or Path(require_hostfile(spec, str(job_file)))))
+    return choose_hosts(spec, read_hostfile(hostfile or Path(specs.require_hostfile(spec, str(job_file)))))
 
 
 def read_pool(
@@ -123,7 +117,7 @@ def read_pool(
 ) -> tuple[Host, ...]:
     """Return the hosts that the job may use, in the order of the file. `only`, `exclude`: use these (None: all), or not
     these, as in `npu[01-03],@group`. Raises InvalidInputError; NotFoundError for a name or group that is not listed."""
-    hosts = read_hostfile(hostfile or Path(require_hostfile(spec, str(job_file))))
+    hosts = read_hostfile(hostfile or Path(specs.require_hostfile(spec, str(job_file))))
     chosen = select_hosts(hosts, only) if only else tuple(hosts)
     gone = select_hosts(hosts, exclude) if exclude else ()
     return pool_of(spec, tuple(host for host in chosen if host not in gone))

@@ -9,22 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ascendrun.cli import output as out
 from ascendrun.cli.options import cli_command, output_option
-from ascendrun.cli.output import (
-    cut,
-    describe_attempt_failure,
-    describe_seconds,
-    describe_time,
-    headline,
-    labelled,
-    named,
-    print_record,
-    sanitise,
-    sanitise_line,
-    terminal_width,
-    width_of,
-    wrap,
-)
 from ascendrun.core.events import name_ranks
 from ascendrun.core.jobs.reasons import CONFIDENCE
 from ascendrun.core.jobs.restart import PastAttempt
@@ -65,12 +51,12 @@ def command(
     if collect:
         for host, problem in ctx.cluster.diagnosis.collect(job, attempt=attempt):
             ctx.echo(
-                labelled(host, problem)
+                out.labelled(host, problem)
                 if problem
                 else str(Text("explain.collected", "{host}: logs collected", host=host))
             )
     explanation = ctx.cluster.diagnosis.explain(job, attempt=attempt, fresh=fresh or collect)
-    if not print_record(explanation, output):
+    if not out.print_record(explanation, output):
         print_explanation(explanation, color=ctx.has_color(sys.stdout), everything=everything or output == "wide")
     return 0
 
@@ -98,7 +84,7 @@ def stacks_command(ctx: CliContext, job: str, rank: int | None, attempt: int | N
     Of a job that hung and has ended, the stacks of that time are shown.
     """
     found = ctx.cluster.diagnosis.stacks(job, rank=rank, attempt=attempt)
-    if not print_record(found, output):
+    if not out.print_record(found, output):
         print_stacks(found, everything=output == "wide")
     return 0
 
@@ -136,7 +122,7 @@ LABELS = {
 def print_explanation(explanation: Explanation, *, color: bool, everything: bool) -> None:
     """Print it in the language of the process. Text is wrapped; only log lines are truncated, unless `everything`."""
     found = explanation.diagnosis
-    width = terminal_width(None)
+    width = out.terminal_width(None)
     cells = None if everything or width is None else width
     summary = _wrapped(_summary(found), cells, indent=2)
     lines = [_title(explanation), "", *summary, *_fields(found, cells)]
@@ -149,17 +135,17 @@ def print_explanation(explanation: Explanation, *, color: bool, everything: bool
     lines += _section("attempts", [_past(one) for one in explanation.past_attempts[::-1]], everything, MOST_LINKS)
     hint = _with_job(found.hint, explanation)
     lines += _section("hint", _indented([hint, *_retry(found)] if hint else [], cells), True, 0)
-    outcome = [headline(str(text)) for text in found.outcome]
+    outcome = [out.headline(str(text)) for text in found.outcome]
     lines += _section("outcome", _indented(outcome, cells), everything, MOST_OUTCOME)
     lines += _section("missing", _indented(found.missing, cells), everything, MOST_OUTCOME)
     for index, line in enumerate(lines):
         is_summary = color and found.code not in CALM and 2 <= index < 2 + len(summary)
-        text = "\n".join(map(sanitise_line, line.split("\n")))
+        text = "\n".join(map(out.sanitise_line, line.split("\n")))
         sys.stdout.write(f"{COLORS[found.confidence.value]}{text}\x1b[0m\n" if is_summary else f"{text}\n")
 
 
 def _title(explanation: Explanation) -> str:
-    parts = [named(explanation.id, explanation.name), explanation.state]
+    parts = [out.named(explanation.id, explanation.name), explanation.state]
     if explanation.attempts > 1:
         number, count = explanation.attempt, explanation.attempts
         parts.append(str(Text("explain.attempt", "attempt {number} of {count}", number=number, count=count)))
@@ -167,7 +153,7 @@ def _title(explanation: Explanation) -> str:
 
 
 def _summary(found: Diagnosis) -> str:
-    message = sanitise(found.message)
+    message = out.sanitise(found.message)
     return message if found.code in CALM else f"{message}  [{CONFIDENCE[found.confidence.value]}]"
 
 
@@ -180,10 +166,10 @@ def _fields(found: Diagnosis, cells: int | None) -> list[str]:
     if found.caveats:
         rows.append(("caveats", _joined(found.caveats)))
     if found.alternatives:
-        texts = [labelled(who(other.ranks, other.hosts), other.message) for other in found.alternatives]
+        texts = [out.labelled(who(other.ranks, other.hosts), other.message) for other in found.alternatives]
         rows.append(("alternatives", _joined(texts[:MOST_ALTERNATIVES])))
     names = {name: str(LABELS[name]) for name, _ in rows}
-    widest = max((width_of(name) for name in names.values()), default=0)
+    widest = max((out.width_of(name) for name in names.values()), default=0)
     lines: list[str] = []
     for name, value in rows:
         lines += _wrapped(f"  {_pad(names[name], widest)}  {value}", cells, indent=widest + 4)
@@ -206,19 +192,19 @@ def _when(found: Diagnosis) -> str:
 
 def _clock(at_s: float | None) -> str:
     """Return the time to the millisecond: related failures occur within one second."""
-    return describe_time(at_s) if at_s is None else f"{describe_time(at_s)}.{int(at_s % 1 * 1000):03d}"
+    return out.describe_time(at_s) if at_s is None else f"{out.describe_time(at_s)}.{int(at_s % 1 * 1000):03d}"
 
 
 def _lag(lag_s: float | None) -> str:
     if lag_s is None:
         return "-"
-    return f"{lag_s * 1000:.0f} ms" if lag_s < 1 else f"{lag_s:.1f} s" if lag_s < 60 else describe_seconds(lag_s)
+    return f"{lag_s * 1000:.0f} ms" if lag_s < 1 else f"{lag_s:.1f} s" if lag_s < 60 else out.describe_seconds(lag_s)
 
 
 def _evidence(proof: Proof, cells: int | None) -> str:
     place = "" if proof.file is None else proof.file if proof.offset is None else f"{proof.file}:{proof.offset}"
-    line = headline(str(proof.text))
-    line = line if cells is None else cut(line, EVIDENCE_CELLS)
+    line = out.headline(str(proof.text))
+    line = line if cells is None else out.cut(line, EVIDENCE_CELLS)
     return _cut(f"{place}  {line}" if place else line, cells)
 
 
@@ -233,22 +219,22 @@ def _links(links: Sequence[ChainLink], cells: int | None) -> list[str]:
         else:
             ranks = str(Text("explain.ranks", "ranks {ranks}", ranks=fold_numbers(link.ranks)))
         lag = "" if link.lag_s is None else f"  {Text('explain.later', '{lag} later', lag=_lag(link.lag_s))}"
-        rows.append((str(LABELS[name]), ranks, sanitise_line(link.message) + lag))
-    widths = [max((width_of(row[place]) for row in rows), default=0) for place in (0, 1)]
+        rows.append((str(LABELS[name]), ranks, out.sanitise_line(link.message) + lag))
+    widths = [max((out.width_of(row[place]) for row in rows), default=0) for place in (0, 1)]
     widths[1] = min(widths[1], NAMES_CELLS)
     return [_cut("  ".join((_pad(role, widths[0]), _pad(ranks, widths[1]), end)), cells) for role, ranks, end in rows]
 
 
 def _pad(text: str, cells: int) -> str:
-    return text + " " * (cells - width_of(text))
+    return text + " " * (cells - out.width_of(text))
 
 
 def _cut(text: str, cells: int | None) -> str:
-    return text if cells is None else cut(text, cells - 2)
+    return text if cells is None else out.cut(text, cells - 2)
 
 
 def _wrapped(text: str, cells: int | None, *, indent: int) -> list[str]:
-    return [text] if cells is None else wrap(text, cells, indent=indent)
+    return [text] if cells is None else out.wrap(text, cells, indent=indent)
 
 
 def _indented(texts: Sequence[str | Text], cells: int | None) -> list[str]:
@@ -263,9 +249,9 @@ def _past(one: PastAttempt) -> str:
         "attempt {number} on {hosts:hosts}: {duration}, step {step}, {failure}",
         number=one.number,
         hosts=one.hosts,
-        duration="-" if one.started_at_s is None else describe_seconds(one.ended_at_s - one.started_at_s),
+        duration="-" if one.started_at_s is None else out.describe_seconds(one.ended_at_s - one.started_at_s),
         step="-" if one.last_step is None else one.last_step,
-        failure=describe_attempt_failure(one.failure),
+        failure=out.describe_attempt_failure(one.failure),
     )
     return str(text)
 
@@ -311,20 +297,20 @@ def print_stacks(stacks: JobStacks, *, everything: bool) -> None:
     """Print the groups, innermost function first; at most FRAMES_SHOWN frames unless `everything`."""
     lines: list[str] = []
     if stacks.at_s is not None:
-        taken = Text("stacks.taken", "attempt {number}, {at}", number=stacks.attempt, at=describe_time(stacks.at_s))
+        taken = Text("stacks.taken", "attempt {number}, {at}", number=stacks.attempt, at=out.describe_time(stacks.at_s))
         lines += ["", str(taken)]
     for group in stacks.groups:
         lines += ["", str(_stack_title(group))]
         for name, frames in group.threads or (("", group.frames),):
-            lines += [f"  {sanitise_line(name)}"] if name else []
+            lines += [f"  {out.sanitise_line(name)}"] if name else []
             shown = frames if everything or group.threads else frames[:FRAMES_SHOWN]
-            lines += [f"    {sanitise_line(frame)}" for frame in shown]
+            lines += [f"    {out.sanitise_line(frame)}" for frame in shown]
             lines += ["    …"] if len(shown) < len(frames) else []
         if not group.frames and not group.threads:
-            channel = sanitise_line(group.wait_channel) or "-"
+            channel = out.sanitise_line(group.wait_channel) or "-"
             why = Text("stacks.no-frames", "no Python stack (kernel function: {channel})", channel=channel)
             lines.append(f"    {why}")
-    lines += [labelled(host, problem) for host, problem in stacks.problems]
+    lines += [out.labelled(host, problem) for host, problem in stacks.problems]
     print("\n".join(lines[1:] if lines[:1] == [""] else lines))
 
 
@@ -340,5 +326,5 @@ def _stack_title(group: StackGroup) -> Text:
 
 def _stack_lines(group: StackGroup, cells: int | None) -> str:
     """Return a group of ranks with their innermost frames."""
-    frames = [f"    {_cut(sanitise_line(frame), cells)}" for frame in group.frames[:FRAMES_IN_EXPLAIN]]
+    frames = [f"    {_cut(out.sanitise_line(frame), cells)}" for frame in group.frames[:FRAMES_IN_EXPLAIN]]
     return "\n".join([_cut(str(_stack_title(group)), cells), *frames])

@@ -9,21 +9,10 @@ from contextlib import suppress
 
 import click
 
+from ascendrun.cli import output as out
 from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import UsageError, cli_command, exclusive, list_output_option, parse_since
 from ascendrun.cli.outcome import print_held
-from ascendrun.cli.output import (
-    PEOPLE,
-    Column,
-    describe_progress,
-    describe_seconds,
-    describe_time,
-    format_many,
-    format_table,
-    headline,
-    print_rows,
-    terminal_width,
-)
 from ascendrun.cluster import JobView
 from ascendrun.core.errors import NotFoundError
 from ascendrun.health.report.cost import JobUse, UserUse, sum_users
@@ -53,16 +42,16 @@ def command(ctx: CliContext, everything: bool, quiet: bool, watch: bool, output:
     A pipeline is one row. REASON shows why a job is in its state; of a running job it counts the ranks that run now.
     FOUND: an attempt runs on hosts, but its job is unknown; `ascendrun stop` ends it.
     """
-    if watch and (quiet or output not in (*PEOPLE, "jsonl")):
+    if watch and (quiet or output not in (*out.PEOPLE, "jsonl")):
         raise UsageError(exclusive("--watch", "--quiet" if quiet else f"-o {output}"))
     output = "name" if quiet else output
     jobs = _list_jobs(ctx, everything)
-    print_rows(jobs, job_columns(time.time()), output, name="jobs", kind=JobView)
-    if not jobs and output in PEOPLE:
+    out.print_rows(jobs, job_columns(time.time()), output, name="jobs", kind=JobView)
+    if not jobs and output in out.PEOPLE:
         ctx.echo(Text("cli.no-jobs", "no jobs") if everything else Text("cli.no-live-jobs", "no live jobs"))
         if not everything:
             ctx.hint(Text("cli.list-ended", "list ended jobs: ascendrun ps -a"))
-    if output in PEOPLE:
+    if output in out.PEOPLE:
         print_held(ctx, (hold for machine in ctx.cluster.hosts.held() for hold in machine.holds))
     return _watch(ctx, jobs, output) if watch else 0
 
@@ -86,9 +75,11 @@ def _watch(ctx: CliContext, before: Sequence[JobView], output: str | None) -> in
         changed = [job for job in jobs if shown.get(job.id) != _mark(job)]
         shown.update((job.id, _mark(job)) for job in changed)
         if changed and output == "jsonl":
-            sys.stdout.write(format_many(changed, output, name="jobs", kind=JobView))
+            sys.stdout.write(out.format_many(changed, output, name="jobs", kind=JobView))
         elif changed:
-            table = format_table(changed, job_columns(time.time()), wide=output == "wide", width=terminal_width(output))
+            table = out.format_table(
+                changed, job_columns(time.time()), wide=output == "wide", width=out.terminal_width(output)
+            )
             sys.stdout.write(table.partition("\n")[2])
 
 
@@ -97,27 +88,27 @@ def _mark(job: JobView) -> tuple[object, ...]:
     return job.state, str(job.reason), job.attempt, job.hosts, job.held_by
 
 
-def job_columns(now_s: float) -> list[Column]:
+def job_columns(now_s: float) -> list[out.Column]:
     def duration_s(job: JobView) -> float | None:
         ended_at_s = now_s if job.ended_at_s is None else job.ended_at_s
         return None if job.started_at_s is None else ended_at_s - job.started_at_s
 
     return [
-        Column("ID", lambda job: job.id),
-        Column("NAME", lambda job: job.name),
-        Column("STATE", lambda job: job.state),
-        Column("ATTEMPT", lambda job: str(job.starts or job.attempt), dropped=4),
-        Column("NODES", lambda job: fold_hosts(job.hosts) or str(job.nodes), dropped=1),
-        Column("RANKS", lambda job: str(job.world_size or "-"), dropped=3),
-        Column("SPARES", lambda job: fold_hosts(job.spares) or "-", is_wide=True),
-        Column("AGE", lambda job: describe_seconds(now_s - job.created_at_s), dropped=5),
-        Column("DURATION", lambda job: describe_seconds(duration_s(job)), dropped=2),
-        Column("EXIT", lambda job: "-" if job.exit_code is None else str(job.exit_code), is_wide=True),
-        Column("CREATED", lambda job: describe_time(job.created_at_s), is_wide=True),
-        Column("ENDED", lambda job: describe_time(job.ended_at_s), is_wide=True),
-        Column("FILE", lambda job: job.file or "-", is_wide=True),
-        Column("PROGRESS", lambda job: describe_progress(job.progress), dropped=1),
-        Column("REASON", lambda job: headline(str(job.reason))),
+        out.Column("ID", lambda job: job.id),
+        out.Column("NAME", lambda job: job.name),
+        out.Column("STATE", lambda job: job.state),
+        out.Column("ATTEMPT", lambda job: str(job.starts or job.attempt), dropped=4),
+        out.Column("NODES", lambda job: fold_hosts(job.hosts) or str(job.nodes), dropped=1),
+        out.Column("RANKS", lambda job: str(job.world_size or "-"), dropped=3),
+        out.Column("SPARES", lambda job: fold_hosts(job.spares) or "-", is_wide=True),
+        out.Column("AGE", lambda job: out.describe_seconds(now_s - job.created_at_s), dropped=5),
+        out.Column("DURATION", lambda job: out.describe_seconds(duration_s(job)), dropped=2),
+        out.Column("EXIT", lambda job: "-" if job.exit_code is None else str(job.exit_code), is_wide=True),
+        out.Column("CREATED", lambda job: out.describe_time(job.created_at_s), is_wide=True),
+        out.Column("ENDED", lambda job: out.describe_time(job.ended_at_s), is_wide=True),
+        out.Column("FILE", lambda job: job.file or "-", is_wide=True),
+        out.Column("PROGRESS", lambda job: out.describe_progress(job.progress), dropped=1),
+        out.Column("REASON", lambda job: out.headline(str(job.reason))),
     ]
 
 
@@ -153,10 +144,10 @@ def history_command(
     jobs = ctx.cluster.jobs.history(since_s=since_s, user=user)
     users = sum_users(jobs)
     if by == "user":
-        print_rows(users, USER_COLUMNS, output, name="users", kind=UserUse)
+        out.print_rows(users, USER_COLUMNS, output, name="users", kind=UserUse)
     else:
-        print_rows(jobs, HISTORY_COLUMNS, output, name="jobs", kind=JobUse)
-    if output in PEOPLE:
+        out.print_rows(jobs, HISTORY_COLUMNS, output, name="jobs", kind=JobUse)
+    if output in out.PEOPLE:
         hours = sum(row.device_hours for row in users)
         ctx.say("history.total", "{jobs:plural job jobs}, {hours:,.2f} device-hours", jobs=len(jobs), hours=hours)
         unknown = sum(row.unknown_jobs for row in users)
@@ -170,22 +161,22 @@ def describe_hours(hours: float | None) -> str:
 
 
 HISTORY_COLUMNS = (
-    Column("ID", lambda job: job.id),
-    Column("NAME", lambda job: job.name),
-    Column("USER", lambda job: job.user or "-"),
-    Column("STATE", lambda job: job.state),
-    Column("ATTEMPT", lambda job: str(job.attempts), dropped=2),
-    Column("TYPE", lambda job: job.device_type, dropped=3),
-    Column("DEVICES", lambda job: "-" if job.devices is None else str(job.devices), dropped=1),
-    Column("DURATION", lambda job: describe_seconds(job.held_s)),
-    Column("DEVICE-HOURS", lambda job: describe_hours(job.device_hours)),
-    Column("CREATED", lambda job: describe_time(job.created_at_s), is_wide=True),
-    Column("STARTED", lambda job: describe_time(job.started_at_s), is_wide=True),
-    Column("ENDED", lambda job: describe_time(job.ended_at_s)),
+    out.Column("ID", lambda job: job.id),
+    out.Column("NAME", lambda job: job.name),
+    out.Column("USER", lambda job: job.user or "-"),
+    out.Column("STATE", lambda job: job.state),
+    out.Column("ATTEMPT", lambda job: str(job.attempts), dropped=2),
+    out.Column("TYPE", lambda job: job.device_type, dropped=3),
+    out.Column("DEVICES", lambda job: "-" if job.devices is None else str(job.devices), dropped=1),
+    out.Column("DURATION", lambda job: out.describe_seconds(job.held_s)),
+    out.Column("DEVICE-HOURS", lambda job: describe_hours(job.device_hours)),
+    out.Column("CREATED", lambda job: out.describe_time(job.created_at_s), is_wide=True),
+    out.Column("STARTED", lambda job: out.describe_time(job.started_at_s), is_wide=True),
+    out.Column("ENDED", lambda job: out.describe_time(job.ended_at_s)),
 )
 USER_COLUMNS = (
-    Column("USER", lambda row: row.user or "-"),
-    Column("TYPE", lambda row: row.device_type),
-    Column("JOBS", lambda row: str(row.jobs)),
-    Column("DEVICE-HOURS", lambda row: describe_hours(row.device_hours)),
+    out.Column("USER", lambda row: row.user or "-"),
+    out.Column("TYPE", lambda row: row.device_type),
+    out.Column("JOBS", lambda row: str(row.jobs)),
+    out.Column("DEVICE-HOURS", lambda row: describe_hours(row.device_hours)),
 )

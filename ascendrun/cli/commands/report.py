@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ascendrun.cli import output as out
 from ascendrun.cli.options import cli_command, output_option
-from ascendrun.cli.output import (
-    Column,
-    cut,
-    describe_attempt_failure,
-    format_pairs,
-    format_table,
-    named,
-    print_record,
-    write_file,
-)
 from ascendrun.cli.report import page
 from ascendrun.cli.report.picture import make_picture
 from ascendrun.health.report.time_use import USES
@@ -74,41 +65,41 @@ def command(ctx: CliContext, job: str, output_file: Path | None, png: Path | Non
             sys.stdout.buffer.write(content)
             return 0
         _write(ctx, output_file, content)
-    if not print_record(report, output):
+    if not out.print_record(report, output):
         sys.stdout.write(describe_report(report))
     return 0
 
 
 def _write(ctx: CliContext, path: Path, content: bytes) -> None:
-    write_file(path, content)
+    out.write_file(path, content)
     ctx.say("report.written", "wrote {path}", path=str(path))
 
 
 def describe_report(report: Report) -> str:
     """Return the summary for a terminal: main values, diagnosis, time use, notes."""
     pairs = [
-        (str(Text("report.job", "job")), f"{named(report.id, report.name)} {report.state}"),
+        (str(Text("report.job", "job")), f"{out.named(report.id, report.name)} {report.state}"),
         ("", page.describe_place(report)),
-        *((cut(label, 60), value) for value, label in page.list_tiles(report)),
+        *((out.cut(label, 60), value) for value, label in page.list_tiles(report)),
     ]
     if report.diagnosis is not None:
         found = report.diagnosis
         pairs.append((str(page.LABELS["diagnosis"]), f"{found.message} [{page.describe_confidence(found)}]"))
         pairs += page.list_diagnosis(found)
-    time_use = format_table(
+    time_use = out.format_table(
         [it for it in report.time if it.seconds],
         [
-            Column(str(page.LABELS["time"]).upper(), lambda it: str(USES[it.use].name)),
-            Column(str(page.LABELS["duration"]).upper(), lambda it: page.duration(it.seconds)),
-            Column(str(page.LABELS["ratio"]).upper(), lambda it: page.percent(it.ratio)),
+            out.Column(str(page.LABELS["time"]).upper(), lambda it: str(USES[it.use].name)),
+            out.Column(str(page.LABELS["duration"]).upper(), lambda it: page.duration(it.seconds)),
+            out.Column(str(page.LABELS["ratio"]).upper(), lambda it: page.percent(it.ratio)),
         ],
     )
     caveats = "".join(f"{page.describe_caveat(caveat)}\n" for caveat in report.caveats)
-    stages = format_table(
+    stages = out.format_table(
         [page.stage_cells(row) for row in report.stages],
-        [Column(str(page.LABELS[name]).upper(), itemgetter(name)) for name in page.STAGE_COLUMNS],
+        [out.Column(str(page.LABELS[name]).upper(), itemgetter(name)) for name in page.STAGE_COLUMNS],
     )
-    parts = (format_pairs(pairs), time_use, stages if report.stages else "", _describe_attempts(report), caveats)
+    parts = (out.format_pairs(pairs), time_use, stages if report.stages else "", _describe_attempts(report), caveats)
     return "\n".join(part for part in parts if part)
 
 
@@ -122,7 +113,7 @@ def _describe_attempts(report: Report) -> str:
         "steps": lambda row: page.describe_steps(row.first_step, row.last_step),
         "resumed": lambda row: page.count(row.resumed),
         "lost_steps": lambda row: page.count(row.lost_steps),
-        "cause": lambda row: describe_attempt_failure(row.failure),
+        "cause": lambda row: out.describe_attempt_failure(row.failure),
     }
-    columns = [Column(str(page.LABELS[name]).upper(), cell) for name, cell in cells.items()]
-    return format_table(rows, columns) if len(rows) > 1 else ""
+    columns = [out.Column(str(page.LABELS[name]).upper(), cell) for name, cell in cells.items()]
+    return out.format_table(rows, columns) if len(rows) > 1 else ""

@@ -9,21 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import click
 
+from ascendrun.cli import output as out
 from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import cli_command, output_option
 from ascendrun.cli.outcome import first_failure_line
-from ascendrun.cli.output import (
-    Column,
-    describe_attempt_failure,
-    describe_progress,
-    describe_seconds,
-    describe_time,
-    format_pairs,
-    format_table,
-    labelled,
-    named,
-    print_record,
-)
 from ascendrun.cluster import JobDetail, JobView, RankView
 from ascendrun.core.rank_env import forks_ranks
 from ascendrun.text import Text
@@ -43,7 +32,7 @@ from ascendrun.text.format import fold_hosts, fold_numbers
 def command(ctx: CliContext, job: str, output: str | None) -> int:
     """Show one job: state, nodes, ranks, events. Ranks in the same state share a line; -o wide has a line for each."""
     detail = ctx.cluster.jobs.detail(job)
-    if not print_record(detail, output):
+    if not out.print_record(detail, output):
         whole = ctx.cluster.jobs.pipeline(detail.job.pipeline) if detail.job.pipeline else None
         sys.stdout.write(
             (describe_stages(whole) if whole is not None else "")
@@ -54,19 +43,19 @@ def command(ctx: CliContext, job: str, output: str | None) -> int:
 
 def describe_stages(whole: JobView) -> str:
     """Return the pipeline of a stage as text, printed before the job itself."""
-    table = format_table(
+    table = out.format_table(
         whole.stages,
         [
-            Column("STAGE", lambda stage: stage.stage),
-            Column("JOB", lambda stage: stage.job_id),
-            Column("STATE", lambda stage: stage.state.value),
+            out.Column("STAGE", lambda stage: stage.stage),
+            out.Column("JOB", lambda stage: stage.job_id),
+            out.Column("STATE", lambda stage: stage.state.value),
         ],
     )
     pairs = [
-        (str(Text("show.pipeline", "pipeline")), named(whole.id, whole.name)),
+        (str(Text("show.pipeline", "pipeline")), out.named(whole.id, whole.name)),
         (str(Text("show.state", "state")), whole.state),
     ]
-    return f"{format_pairs(pairs)}\n{table}\n"
+    return f"{out.format_pairs(pairs)}\n{table}\n"
 
 
 def _why(ctx: CliContext, detail: JobDetail) -> str | None:
@@ -83,32 +72,32 @@ def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None
     if why is not None:
         pairs.append((str(Text("show.why", "cause")), why))
         pairs.append((str(Text("show.evidence", "evidence")), f"ascendrun explain {detail.job.id}"))
-    parts = [format_pairs(pairs)]
+    parts = [out.format_pairs(pairs)]
     if detail.past_attempts:
         parts.append(_describe_attempts(detail))
     if detail.nodes:
         has_ended = detail.job.ended_at_s is not None
         parts.append(
-            format_table(
+            out.format_table(
                 detail.nodes,
                 [
-                    Column("NODE", lambda node: node.host),
-                    Column("RANKS", lambda node: fold_numbers(node.ranks)),
-                    Column("LIVENESS", lambda node: "-" if has_ended else node.liveness),
-                    Column("SEEN", lambda node: "-" if has_ended else describe_time(node.heard_at_s)),
-                    Column("PHASE", lambda node: node.phase),
+                    out.Column("NODE", lambda node: node.host),
+                    out.Column("RANKS", lambda node: fold_numbers(node.ranks)),
+                    out.Column("LIVENESS", lambda node: "-" if has_ended else node.liveness),
+                    out.Column("SEEN", lambda node: "-" if has_ended else out.describe_time(node.heard_at_s)),
+                    out.Column("PHASE", lambda node: node.phase),
                 ],
             )
         )
     parts.append(_describe_ranks(detail, wide=wide))
     if detail.events:
         parts.append(
-            format_table(
+            out.format_table(
                 detail.events,
                 [
-                    Column("TIME", lambda event: describe_time(event.at_s)),
-                    Column("EVENT", lambda event: event.code),
-                    Column("MESSAGE", lambda event: str(event.message())),
+                    out.Column("TIME", lambda event: out.describe_time(event.at_s)),
+                    out.Column("EVENT", lambda event: event.code),
+                    out.Column("MESSAGE", lambda event: str(event.message())),
                 ],
             )
         )
@@ -127,25 +116,25 @@ def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:
     job = detail.job
     hosts = fold_hosts(job.hosts)
     pairs = [
-        (Text("show.job", "job"), named(job.id, job.name)),
-        (Text("show.state", "state"), labelled(job.state, job.reason)),
+        (Text("show.job", "job"), out.named(job.id, job.name)),
+        (Text("show.state", "state"), out.labelled(job.state, job.reason)),
         (Text("show.attempt", "attempt"), str(job.attempt)),
         (Text("show.nodes", "nodes"), hosts),
         (Text("show.ranks", "ranks"), str(job.world_size or "-")),
         (Text("show.directory", "directory"), _directories(detail.directories)),
-        (Text("show.created", "created"), describe_time(job.created_at_s)),
-        (Text("show.started", "started"), describe_time(job.started_at_s)),
-        (Text("show.ended", "ended"), describe_time(job.ended_at_s)),
+        (Text("show.created", "created"), out.describe_time(job.created_at_s)),
+        (Text("show.started", "started"), out.describe_time(job.started_at_s)),
+        (Text("show.ended", "ended"), out.describe_time(job.ended_at_s)),
     ]
     if job.spares:
         pairs.append((Text("show.spares", "spares"), _describe_spares(detail)))
     if job.started_at_s is not None:
         end_s = now_s if job.ended_at_s is None else job.ended_at_s
-        pairs.append((Text("show.duration", "duration"), describe_seconds(end_s - job.started_at_s)))
+        pairs.append((Text("show.duration", "duration"), out.describe_seconds(end_s - job.started_at_s)))
     if job.file:
         pairs.append((Text("show.file", "file"), job.file))
     if job.progress:
-        pairs.append((Text("show.progress", "progress"), describe_progress(job.progress)))
+        pairs.append((Text("show.progress", "progress"), out.describe_progress(job.progress)))
     if detail.outputs:
         pairs.append((Text("show.outputs", "outputs"), detail.outputs))
     if detail.outputs_waiting:
@@ -158,7 +147,7 @@ def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:
         pairs.append((label, fold_hosts(detail.unconfirmed_hosts)))
     for hold in job.holds:
         if hold.processes:
-            pairs.append((Text("show.held-host", "held host"), labelled(hold.host, hold.reason())))
+            pairs.append((Text("show.held-host", "held host"), out.labelled(hold.host, hold.reason())))
     return [(str(label), value) for label, value in pairs]
 
 
@@ -179,15 +168,15 @@ def _describe_spares(detail: JobDetail) -> str:
 
 def _describe_attempts(detail: JobDetail) -> str:
     """Return a table of the attempts that ended, with the cause that was diagnosed."""
-    return format_table(
+    return out.format_table(
         detail.past_attempts,
         [
-            Column("ATTEMPT", lambda one: str(one.number)),
-            Column("NODES", lambda one: fold_hosts(one.hosts) or "-"),
-            Column("STARTED", lambda one: describe_time(one.started_at_s)),
-            Column("ENDED", lambda one: describe_time(one.ended_at_s)),
-            Column("STEP", lambda one: "-" if one.last_step is None else str(one.last_step)),
-            Column("ERROR", lambda one: describe_attempt_failure(one.failure)),
+            out.Column("ATTEMPT", lambda one: str(one.number)),
+            out.Column("NODES", lambda one: fold_hosts(one.hosts) or "-"),
+            out.Column("STARTED", lambda one: out.describe_time(one.started_at_s)),
+            out.Column("ENDED", lambda one: out.describe_time(one.ended_at_s)),
+            out.Column("STEP", lambda one: "-" if one.last_step is None else str(one.last_step)),
+            out.Column("ERROR", lambda one: out.describe_attempt_failure(one.failure)),
         ],
     )
 
@@ -217,13 +206,13 @@ def _describe_alike(ranks: Sequence[RankView], *, wide: bool) -> str:
 
 def _rank_table(ranks: Sequence[RankView], title: str, name: Callable[[RankView], str]) -> str:
     columns = [
-        Column(title, name),
-        Column("NODE", lambda rank: rank.host),
-        Column("PID", lambda rank: "-" if rank.pid is None else str(rank.pid)),
-        Column("ENDED", lambda rank: describe_time(rank.exited_at_s)),
-        Column("STATUS", describe_rank),
+        out.Column(title, name),
+        out.Column("NODE", lambda rank: rank.host),
+        out.Column("PID", lambda rank: "-" if rank.pid is None else str(rank.pid)),
+        out.Column("ENDED", lambda rank: out.describe_time(rank.exited_at_s)),
+        out.Column("STATUS", describe_rank),
     ]
-    return format_table(ranks, columns) if ranks else ""
+    return out.format_table(ranks, columns) if ranks else ""
 
 
 def describe_rank(rank: RankView) -> str:

@@ -20,18 +20,7 @@ from ascendrun.cli.top.columns import HOST_COLUMNS, JOB_COLUMNS, ROW_COLUMNS, la
 from ascendrun.cli.top.screens import DetailScreen, EventScreen, LogScreen, RowsTable, TextScreen, plain
 from ascendrun.cli.top.text import NO_ROWS, clock, failure_of, host_style, row_style, totals_line, why_no_data
 from ascendrun.cluster import Cluster, TopSource
-from ascendrun.health.top.view import (
-    SORTS,
-    Choice,
-    HostLine,
-    IdleHosts,
-    Order,
-    TopRow,
-    TopView,
-    arrange,
-    fold_idle,
-    rows_by_host,
-)
+from ascendrun.health.top import view as model
 from ascendrun.text import Text
 
 MOST_JOBS = 5
@@ -40,7 +29,7 @@ LATE_S = 5.0
 """Seconds: a refresh that takes longer is shown."""
 
 
-def run_app(ctx: CliContext, source: TopSource, choice: Choice, order: Order, *, interval_s: float) -> int:
+def run_app(ctx: CliContext, source: TopSource, choice: model.Choice, order: model.Order, *, interval_s: float) -> int:
     if not ctx.has_color(sys.stdout):
         os.environ["NO_COLOR"] = "1"  # the only way to tell textual
     TopApp(ctx.cluster, source, choice, order, interval_s=interval_s).run()
@@ -140,11 +129,13 @@ class TopApp(App[None]):
     #prompt.-shown { display: block; }
     """
 
-    def __init__(self, cluster: Cluster, source: TopSource, choice: Choice, order: Order, *, interval_s: float) -> None:
+    def __init__(
+        self, cluster: Cluster, source: TopSource, choice: model.Choice, order: model.Order, *, interval_s: float
+    ) -> None:
         super().__init__()
         self.cluster = cluster
         self.source, self.choice, self.order, self.interval_s = source, choice, order, interval_s
-        self.view: TopView | None = None
+        self.view: model.TopView | None = None
         self.failure: str | None = None
         self.is_paused = False
         self._refresh_started_s: float | None = None
@@ -191,7 +182,7 @@ class TopApp(App[None]):
         if not worker.is_cancelled:
             self.call_from_thread(self._refreshed, view, failure)
 
-    def _refreshed(self, view: TopView | None, failure: str | None) -> None:
+    def _refreshed(self, view: model.TopView | None, failure: str | None) -> None:
         self._refresh_started_s = None
         self.failure = failure
         if view is not None:
@@ -207,7 +198,7 @@ class TopApp(App[None]):
         """Draw everything from the latest view."""
         if self.view is None or not self.screen_stack or not self.query("#rows"):
             return
-        view = arrange(self.view, self.choice, self.order)
+        view = model.arrange(self.view, self.choice, self.order)
         width = self.size.width - 2
         self.query_one("#totals", Static).update(
             plain(cut(f"{clock(self.view.at_s)}  {totals_line(self.view.totals)}", width))
@@ -228,12 +219,12 @@ class TopApp(App[None]):
         self.query_one("#without-data", Static).display = bool(lines)
         self.show_state()
 
-    def _draw_rows(self, view: TopView, width: int) -> None:
+    def _draw_rows(self, view: model.TopView, width: int) -> None:
         if self.order.by_host:
-            lines: list[Any] = list(rows_by_host(view.rows, view.hosts))
+            lines: list[Any] = list(model.rows_by_host(view.rows, view.hosts))
             laid, styles = lay_out(HOST_COLUMNS, lines, width - 1), [host_style(line) for line in lines]
         else:
-            lines = list(fold_idle(view.rows))
+            lines = list(model.fold_idle(view.rows))
             laid, styles = lay_out(ROW_COLUMNS, lines, width - 1), [row_style(line) for line in lines]
         self.query_one("#header", Static).update(plain(cut(laid.header, width)))
         self.query_one(RowsTable).show(laid, lines, styles, empty=str(NO_ROWS))
@@ -243,7 +234,7 @@ class TopApp(App[None]):
         if self.view is None or not self.query("#state"):
             return
         parts = [f"{KEY_SORT}: {self.order.by}{' ↑' if self.order.is_reversed else ''}"]
-        rows = len(arrange(self.view, self.choice, self.order).rows)
+        rows = len(model.arrange(self.view, self.choice, self.order).rows)
         if rows != len(self.view.rows):
             parts.append(str(Text("top.shown-rows", "{n} of {total} rows", n=rows, total=len(self.view.rows))))
         if self.choice.text:
@@ -265,12 +256,12 @@ class TopApp(App[None]):
     # Keys
 
     @property
-    def selected(self) -> TopRow | None:
+    def selected(self) -> model.TopRow | None:
         """The row under the cursor, the first of a host's line; None for folded hosts and an empty table."""
         line = self.query_one(RowsTable).selected
-        if isinstance(line, HostLine):
+        if isinstance(line, model.HostLine):
             return line.rows[0]
-        return None if line is None or isinstance(line, IdleHosts) else line
+        return None if line is None or isinstance(line, model.IdleHosts) else line
 
     def choose(self, **changes: Any) -> None:
         self.choice = replace(self.choice, **changes)
@@ -283,7 +274,7 @@ class TopApp(App[None]):
         self.draw()
 
     def action_next_sort(self) -> None:
-        names = list(SORTS)
+        names = list(model.SORTS)
         self.arrange_by(by=names[(names.index(self.order.by) + 1) % len(names)])
 
     def action_turn(self, name: str) -> None:
@@ -341,7 +332,7 @@ class TopApp(App[None]):
             self.exit()
         elif name == "all" and not value:
             self.choose(job=None, hosts=(), text="", only_problems=False, only_busy=False)
-        elif name == "sort" and value in SORTS:
+        elif name == "sort" and value in model.SORTS:
             self.arrange_by(by=value)
         elif name == "job" and value in jobs:
             self.choose(job=value)

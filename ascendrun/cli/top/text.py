@@ -12,18 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ascendrun.cli.output import cut, describe_memory
 from ascendrun.cli.top.columns import HOST_COLUMNS, JOB_COLUMNS, ROW_COLUMNS, Line, TopColumn, clean, lay_out
 from ascendrun.core.errors import AscendrunError
-from ascendrun.health.top.view import (
-    Choice,
-    HostLine,
-    HostRow,
-    IdleHosts,
-    Order,
-    TopView,
-    Totals,
-    arrange,
-    fold_idle,
-    rows_by_host,
-)
+from ascendrun.health.top import view as model
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
@@ -46,7 +35,7 @@ WHY: Mapping[str, Text] = {
 
 
 def top_lines(
-    view: TopView,
+    view: model.TopView,
     *,
     width: int | None,
     color: bool = False,
@@ -58,7 +47,7 @@ def top_lines(
     lines = [f"{clock(view.at_s)}  {totals_line(view.totals)}"]
     if view.jobs:
         lines += ["", *_table(view.jobs, JOB_COLUMNS, width, color=color, is_wide=is_wide)]
-    rows: Sequence[Any] = rows_by_host(view.rows, view.hosts) if by_host else fold_idle(view.rows)
+    rows: Sequence[Any] = model.rows_by_host(view.rows, view.hosts) if by_host else model.fold_idle(view.rows)
     shown = rows if most_rows is None else rows[:most_rows]
     if rows:
         columns, style = (HOST_COLUMNS, host_style) if by_host else (ROW_COLUMNS, row_style)
@@ -72,7 +61,9 @@ def top_lines(
     return lines if width is None else [line if "\x1b" in line else cut(line, width) for line in lines]
 
 
-def run_plain(ctx: CliContext, source: TopSource, choice: Choice, order: Order, *, interval_s: float) -> int:
+def run_plain(
+    ctx: CliContext, source: TopSource, choice: model.Choice, order: model.Order, *, interval_s: float
+) -> int:
     """Print the view in place every `interval_s` until ^C; used without textual."""
     color = ctx.has_color(sys.stdout)
     pause = threading.Event()
@@ -80,7 +71,7 @@ def run_plain(ctx: CliContext, source: TopSource, choice: Choice, order: Order, 
     sys.stdout.write(ALTERNATE_SCREEN)
     try:
         while True:
-            view = arrange(source.refresh(now_s=time.time()), choice, order)
+            view = model.arrange(source.refresh(now_s=time.time()), choice, order)
             width, height = shutil.get_terminal_size()
             room = max(1, height - 8 - len(view.jobs) - min(4, sum(1 for host in view.hosts if host.why)))
             lines = top_lines(view, width=width, color=color, most_rows=room, by_host=order.by_host)[: height - 2]
@@ -95,7 +86,7 @@ def run_plain(ctx: CliContext, source: TopSource, choice: Choice, order: Order, 
         sys.stdout.flush()
 
 
-def totals_line(totals: Totals) -> str:
+def totals_line(totals: model.Totals) -> str:
     """Return 12 hosts · 96 devices: 80 busy, 16 idle · 1 unhealthy · 4.1/6.0 TiB · 28.4 kW."""
     parts: list[Text | str] = [Text("top.total-hosts", "{n:plural host hosts}", n=totals.hosts)]
     if totals.hosts_without_data:
@@ -132,7 +123,7 @@ def clock(at_s: float) -> str:
 
 def row_style(line: Line) -> str | None:
     """Return red: unhealthy; yellow: slow or with an external process; dim: idle or stale."""
-    if isinstance(line, IdleHosts):
+    if isinstance(line, model.IdleHosts):
         return "dim"
     if {"health", "link", "unreachable"} & set(line.problems):
         return "red"
@@ -141,7 +132,7 @@ def row_style(line: Line) -> str | None:
     return "dim" if "stale" in line.problems or line.job is None else None
 
 
-def host_style(line: HostLine) -> str | None:
+def host_style(line: model.HostLine) -> str | None:
     """Return the style of its worst row."""
     styles = {row_style(row) for row in line.rows}
     return next((style for style in ("red", "yellow", None, "dim") if style in styles), None)
@@ -168,7 +159,7 @@ def _table(
     ]
 
 
-def _without_data(hosts: Sequence[HostRow]) -> list[str]:
+def _without_data(hosts: Sequence[model.HostRow]) -> list[str]:
     """Return hosts without data; hosts with the same reason share a line."""
     reasons: dict[str, list[str]] = {}
     for host in hosts:
@@ -180,7 +171,7 @@ def _without_data(hosts: Sequence[HostRow]) -> list[str]:
     return ["", header, *(f"  {fold_hosts(names)}  {why}" for why, names in reasons.items())]
 
 
-def why_no_data(host: HostRow) -> str:
+def why_no_data(host: model.HostRow) -> str:
     """Return why a host has no data, with the observed error."""
     why = WHY[host.why or "no-samples"]
     if not host.detail:

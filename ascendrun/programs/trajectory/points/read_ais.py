@@ -12,18 +12,8 @@ import numpy as np
 from ascendrun.facts.columns import Columns
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.points import tables
+from ascendrun.programs.trajectory.points import tracks as points
 from ascendrun.programs.trajectory.points.clean import LeftOut, class_name, class_texts, clean_rows, texts
-from ascendrun.programs.trajectory.points.tracks import (
-    Agreement,
-    Cleaning,
-    Limits,
-    Track,
-    agreement,
-    cut_tracks,
-    in_order,
-    is_shared_name,
-    with_derived,
-)
 from ascendrun.text import Text
 
 CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?")
@@ -53,14 +43,14 @@ class Source:
 
     file: Path
     columns: Columns
-    tracks: list[Track] = field(default_factory=list)
+    tracks: list[points.Track] = field(default_factory=list)
     derives_speed: bool = False
     derives_course: bool = False
     names_ships: bool = True
     classes: int = 0
 
 
-def read_tracks(path: Path, reading: Reading, *, limits: Limits) -> tuple[list[Track], Cleaning]:
+def read_tracks(path: Path, reading: Reading, *, limits: points.Limits) -> tuple[list[points.Track], points.Cleaning]:
     """Return all tracks of a file, or of all files of a directory.
 
     Raises InvalidDataError, with the problems of all files and the options that solve them, if no track is usable or a
@@ -75,7 +65,7 @@ def read_tracks(path: Path, reading: Reading, *, limits: Limits) -> tuple[list[T
 class Import:
     """The reading of several files: problems and notes of all of them are collected."""
 
-    def __init__(self, reading: Reading, limits: Limits) -> None:
+    def __init__(self, reading: Reading, limits: points.Limits) -> None:
         self._reading, self._limits = reading, limits
         self._problems: list[Text | str] = []
         self._notes: list[Text] = []
@@ -110,7 +100,7 @@ class Import:
         else:
             self._clean(source, table, None)
 
-    def finish(self, path: Path) -> tuple[list[Track], Cleaning]:
+    def finish(self, path: Path) -> tuple[list[points.Track], points.Cleaning]:
         more = sum(self._unmatched.values())
         if more:
             self._problems.append(Text("program.files-alike", "{count} more with the same columns", count=more))
@@ -128,17 +118,17 @@ class Import:
             raise InvalidDataError.of(self._problems)
         spelled: dict[str, str] = {}
         raw = [
-            with_derived(spelled_alike(track, spelled), speed=source.derives_speed, course=source.derives_course)
+            points.with_derived(spelled_alike(track, spelled), speed=source.derives_speed, course=source.derives_course)
             for source in self._sources
             for track in source.tracks
         ]
-        tracks, counts = cut_tracks(raw, self._limits)
+        tracks, counts = points.cut_tracks(raw, self._limits)
         counts["repeated_points"] += self._repeated
         if not tracks:
             raise self._no_track(path, counts)
         bad, why = self._left_out.count, tuple(self._left_out.reasons())
         notes = tuple(self._notes)
-        return tracks, Cleaning(
+        return tracks, points.Cleaning(
             points=self._points, bad_points=bad, tracks=len(tracks), **counts, why_bad=why, notes=notes
         )
 
@@ -167,7 +157,7 @@ class Import:
             times=tables.read_times(table.columns[found["time"]], order=order, time_format=self._reading.time_format),
             knots=tables.KNOTS[unit],
         )
-        ordered = [in_order(track) for track in raw]
+        ordered = [points.in_order(track) for track in raw]
         self._repeated += sum(again for _, again in ordered)
         source.tracks = [track for track, _ in ordered]
         source.classes = len(set(class_texts(table.columns, found, len(table.columns[found["time"]]))) - {""})
@@ -242,7 +232,7 @@ class Import:
         no_column = [source for source in self._sources if not source.names_ships]
         for source in self._sources:
             jumping = source.tracks if self._limits.max_knots else ()
-            shared = [track for track in jumping if is_shared_name(track)]
+            shared = [track for track in jumping if points.is_shared_name(track)]
             if not source.names_ships and (shared or source.classes > 1):
                 self._problems.append(
                     Text(
@@ -268,16 +258,16 @@ class Import:
         """Compare speeds and courses with the distances: of each file, or of all files too small for that together."""
         small: list[Source] = []
         for source in self._sources:
-            found = agreement(source.tracks)
+            found = points.agreement(source.tracks)
             if found is None:
                 small.append(source)
             else:
                 self._judge(source, found)
-        together = agreement([track for source in small for track in source.tracks])
+        together = points.agreement([track for source in small for track in source.tracks])
         if together is not None:
             self._judge(small[0], together)
 
-    def _judge(self, source: Source, found: Agreement) -> None:
+    def _judge(self, source: Source, found: points.Agreement) -> None:
         columns, file = source.columns.of, source.file
         if found.is_exchanged:
             self._problems.append(
@@ -306,7 +296,7 @@ class Import:
         if self._reading.units == "auto" and found.unit() != "knots":
             self._judge_speed(source, found)
 
-    def _judge_speed(self, source: Source, found: Agreement) -> None:
+    def _judge_speed(self, source: Source, found: points.Agreement) -> None:
         """Report speeds that are not in knots, or note that they do not match the distances."""
         columns, file = source.columns.of, source.file
         knots = tables.KNOTS[source.columns.speed_unit or "knots"]
@@ -398,7 +388,7 @@ def with_dates(table: tables.Table) -> tables.Table:
     return replace(table, columns={**table.columns, names["time"]: joined})
 
 
-def spelled_alike(track: Track, spelled: dict[str, str]) -> Track:
+def spelled_alike(track: points.Track, spelled: dict[str, str]) -> points.Track:
     """Return the track with its class as first spelled: Cargo and CARGO are one class."""
     if track.label is None or spelled.setdefault(track.label.casefold(), track.label) == track.label:
         return track

@@ -10,21 +10,8 @@ import pytest
 
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
+from ascendrun.health.top import view as model
 from ascendrun.health.top.join import make_view, progress_of
-from ascendrun.health.top.view import (
-    Choice,
-    IdleHosts,
-    Progress,
-    RankPlace,
-    Slow,
-    TopJob,
-    TopRow,
-    choose_rows,
-    choose_view,
-    fold_idle,
-    natural_key,
-    sort_rows,
-)
 
 NOW_S = 1000.0
 
@@ -35,13 +22,13 @@ def device(host: str = "a", number: int = 0, **changes: Any) -> DeviceSample:
     return replace(sound, **changes)
 
 
-def job(places: Mapping[int, tuple[str, int | None]] = {0: ("a", 0), 1: ("a", 1)}, **changes: Any) -> TopJob:
-    ranks = tuple(RankPlace(rank, host, number, pid=100 + rank) for rank, (host, number) in places.items())
+def job(places: Mapping[int, tuple[str, int | None]] = {0: ("a", 0), 1: ("a", 1)}, **changes: Any) -> model.TopJob:
+    ranks = tuple(model.RankPlace(rank, host, number, pid=100 + rank) for rank, (host, number) in places.items())
     hosts = tuple(dict.fromkeys(host for host, _ in places.values()))
-    return replace(TopJob("j-1", "train", "RUNNING", "", 1, hosts, len(ranks), places=ranks), **changes)
+    return replace(model.TopJob("j-1", "train", "RUNNING", "", 1, hosts, len(ranks), places=ranks), **changes)
 
 
-def rows_of(**world: Any) -> dict[tuple[str, int | None, int | None], TopRow]:
+def rows_of(**world: Any) -> dict[tuple[str, int | None, int | None], model.TopRow]:
     return {(row.host, row.device, row.rank): row for row in make_view(now_s=NOW_S, **world).rows}
 
 
@@ -235,35 +222,38 @@ def test_the_phase_is_the_one_that_began_after_the_last_step_and_has_not_ended()
     assert progress_of(evaluates).phase == "evaluation"
     assert progress_of([*evaluates, phase("evaluation", begins=False)]).phase is None
     assert progress_of([*evaluates, MetricsLine(step=5)]).phase is None
-    [row] = make_view(jobs=[job(progress={0: progress_of(evaluates), 1: Progress(step=4)})], now_s=NOW_S).jobs
+    [row] = make_view(jobs=[job(progress={0: progress_of(evaluates), 1: model.Progress(step=4)})], now_s=NOW_S).jobs
     assert row.progress.phase == "evaluation"
 
 
 def test_no_lines_say_nothing() -> None:
-    assert progress_of([]) == Progress()
+    assert progress_of([]) == model.Progress()
 
 
 def test_a_rank_is_compared_with_the_others_not_with_itself() -> None:
-    progress = {0: Progress(step_s=2.0), 1: Progress(step_s=1.0)}
+    progress = {0: model.Progress(step_s=2.0), 1: model.Progress(step_s=1.0)}
     rows = rows_of(jobs=[job(progress=progress)])
     assert (rows[("a", 0, 0)].slower_by, rows[("a", 1, 1)].slower_by) == (2.0, 0.5)
 
 
 def test_what_ranks_wait_for_each_other_is_taken_off_where_all_tell_it() -> None:
-    progress = {rank: Progress(step_s=2.0, own_s=1.5 if rank == 1 else 1.0) for rank in range(4)}
+    progress = {rank: model.Progress(step_s=2.0, own_s=1.5 if rank == 1 else 1.0) for rank in range(4)}
     places: dict[int, tuple[str, int | None]] = {rank: ("a", rank) for rank in range(4)}
     found = rows_of(jobs=[job(places=places, progress=progress)])
     assert found[("a", 1, 1)].slower_by == 1.5
-    progress[2] = Progress(step_s=2.0)  # one that does not: then whole steps are compared
+    progress[2] = model.Progress(step_s=2.0)  # one that does not: then whole steps are compared
     assert rows_of(jobs=[job(places=places, progress=progress)])[("a", 1, 1)].slower_by == 1.0
 
 
 def test_one_rank_alone_is_not_compared() -> None:
-    assert rows_of(jobs=[job(progress={0: Progress(step_s=1.0)})])[("a", 0, 0)].slower_by is None
+    assert rows_of(jobs=[job(progress={0: model.Progress(step_s=1.0)})])[("a", 0, 0)].slower_by is None
 
 
 def test_a_straggler_is_a_problem_with_its_sign() -> None:
-    seen = job(progress={0: Progress(step_s=1.0), 1: Progress(step_s=1.0)}, slow={1: Slow(1.3, "temperature")})
+    seen = job(
+        progress={0: model.Progress(step_s=1.0), 1: model.Progress(step_s=1.0)},
+        slow={1: model.Slow(1.3, "temperature")},
+    )
     row = rows_of(jobs=[seen])[("a", 1, 1)]
     assert (row.slower_by, row.slow_cause, row.problems) == (1.3, "temperature", ("slow",))
     (told,) = make_view(now_s=NOW_S, jobs=[seen]).jobs
@@ -271,7 +261,7 @@ def test_a_straggler_is_a_problem_with_its_sign() -> None:
 
 
 def test_a_straggler_of_which_only_the_story_tells_keeps_its_own_figure() -> None:
-    seen = job(progress={0: Progress(step_s=1.0), 1: Progress(step_s=1.2)}, slow={1: Slow()})
+    seen = job(progress={0: model.Progress(step_s=1.0), 1: model.Progress(step_s=1.2)}, slow={1: model.Slow()})
     assert rows_of(jobs=[seen])[("a", 1, 1)].slower_by == 1.2
 
 
@@ -281,58 +271,58 @@ def test_a_straggler_of_which_only_the_story_tells_keeps_its_own_figure() -> Non
 def test_hosts_stand_as_people_count() -> None:
     view = make_view(now_s=NOW_S, devices=[device(f"npu{number}") for number in (10, 9, 1, 100)])
     assert [row.host for row in view.rows] == ["npu1", "npu9", "npu10", "npu100"]
-    assert sorted(["b", "1b", "b2", "b10", "10.0.0.2"], key=natural_key)[0] == "1b"
+    assert sorted(["b", "1b", "b2", "b10", "10.0.0.2"], key=model.natural_key)[0] == "1b"
 
 
 def test_the_greatest_first_and_unknown_last_in_both_directions() -> None:
-    rows = [TopRow("a", number, device(temperature_c=value)) for number, value in enumerate((50.0, None, 70.0))]
-    assert [row.metrics.temperature_c for row in sort_rows(rows, "temp")] == [70.0, 50.0, None]
-    assert [row.metrics.temperature_c for row in sort_rows(rows, "temp", reverse=True)] == [50.0, 70.0, None]
+    rows = [model.TopRow("a", number, device(temperature_c=value)) for number, value in enumerate((50.0, None, 70.0))]
+    assert [row.metrics.temperature_c for row in model.sort_rows(rows, "temp")] == [70.0, 50.0, None]
+    assert [row.metrics.temperature_c for row in model.sort_rows(rows, "temp", reverse=True)] == [50.0, 70.0, None]
 
 
 def test_rows_of_a_job_stand_in_rank_order() -> None:
     rows = [
-        TopRow("a", 0, job="j-2", rank=1),
-        TopRow("b", 0),
-        TopRow("c", 0, job="j-10", rank=0),
-        TopRow("d", 0, job="j-2", rank=0),
+        model.TopRow("a", 0, job="j-2", rank=1),
+        model.TopRow("b", 0),
+        model.TopRow("c", 0, job="j-10", rank=0),
+        model.TopRow("d", 0, job="j-2", rank=0),
     ]
-    assert [row.host for row in sort_rows(rows, "job")] == ["d", "a", "c", "b"]
+    assert [row.host for row in model.sort_rows(rows, "job")] == ["d", "a", "c", "b"]
 
 
 @pytest.mark.parametrize(
     "choice, hosts",
     [
-        (Choice(job="train"), "ab"),
-        (Choice(hosts=("a", "d*")), "ad"),
-        (Choice(only_problems=True), "c"),
-        (Choice(only_busy=True), "ab"),
-        (Choice(text="ALARM"), "c"),
-        (Choice(text="rank1"), "b"),
-        (Choice(text="?"), "abcd"),
-        (Choice(text="[ab]"), "ab"),
-        (Choice(text="nothing"), ""),
+        (model.Choice(job="train"), "ab"),
+        (model.Choice(hosts=("a", "d*")), "ad"),
+        (model.Choice(only_problems=True), "c"),
+        (model.Choice(only_busy=True), "ab"),
+        (model.Choice(text="ALARM"), "c"),
+        (model.Choice(text="rank1"), "b"),
+        (model.Choice(text="?"), "abcd"),
+        (model.Choice(text="[ab]"), "ab"),
+        (model.Choice(text="nothing"), ""),
     ],
 )
-def test_rows_are_chosen(choice: Choice, hosts: str) -> None:
+def test_rows_are_chosen(choice: model.Choice, hosts: str) -> None:
     world = make_view(
         now_s=NOW_S, jobs=[job(places={0: ("a", 0), 1: ("b", 0)})], devices=[device("c", health="Alarm"), device("d")]
     )
-    assert "".join(row.host for row in choose_rows(world.rows, choice)) == hosts
+    assert "".join(row.host for row in model.choose_rows(world.rows, choice)) == hosts
 
 
 def test_a_host_that_does_not_answer_is_shown_among_what_is_not_well_and_the_unasked_is_not() -> None:
     view = make_view(now_s=NOW_S, names=["x", "y"], refused={"x": "timed out"}, devices=[device("d")])
-    assert [host.host for host in choose_view(view, Choice(only_problems=True)).hosts] == ["x"]
-    assert [host.host for host in choose_view(view, Choice(job="j-1")).hosts] == []
+    assert [host.host for host in model.choose_view(view, model.Choice(only_problems=True)).hosts] == ["x"]
+    assert [host.host for host in model.choose_view(view, model.Choice(job="j-1")).hosts] == []
 
 
 def test_hosts_that_idle_alike_become_one_line_and_none_is_lost() -> None:
     idle = [device(f"n{host}", number, temperature_c=30.0 + host) for host in range(5) for number in (0, 1)]
     busy = device("n9", 0)
     view = make_view(now_s=NOW_S, devices=[*idle, busy], jobs=[job(places={0: ("n9", 0)})])
-    lines_ = fold_idle(view.rows)
-    (folded,) = [line for line in lines_ if isinstance(line, IdleHosts)]
+    lines_ = model.fold_idle(view.rows)
+    (folded,) = [line for line in lines_ if isinstance(line, model.IdleHosts)]
     assert folded.hosts == ("n0", "n1", "n2", "n3", "n4") and folded.devices == (0, 1)
     assert {sample.temperature_c for sample in folded.samples} == {30.0, 31.0, 32.0, 33.0, 34.0} and len(lines_) == 2
 
@@ -352,9 +342,9 @@ def test_hosts_that_idle_alike_become_one_line_and_none_is_lost() -> None:
 def test_a_host_that_differs_stands_for_itself(change: dict[str, Any]) -> None:
     world = [device(f"n{host}") for host in range(4)] + [device("odd", **change)]
     rows = make_view(now_s=NOW_S, devices=world).rows
-    assert [line.host for line in fold_idle(rows) if isinstance(line, TopRow)] == ["odd"]
+    assert [line.host for line in model.fold_idle(rows) if isinstance(line, model.TopRow)] == ["odd"]
 
 
 def test_two_idle_hosts_are_not_folded() -> None:
     rows = make_view(now_s=NOW_S, devices=[device("a"), device("b")]).rows
-    assert fold_idle(rows) == rows
+    assert model.fold_idle(rows) == rows
