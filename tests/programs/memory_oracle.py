@@ -16,14 +16,8 @@ from ascendrun.programs.qwen_lora import rules as chats
 from ascendrun.programs.qwen_lora.base import build, checkpoint_activations, shape_config
 from ascendrun.programs.qwen_lora.lora import add_lora
 from ascendrun.programs.qwen_lora.sft_task import forward
+from ascendrun.programs.trajectory import model as models
 from ascendrun.programs.trajectory import rules as tracks
-from ascendrun.programs.trajectory.model import (
-    Sizes,
-    TrackClassifier,
-    WordGuesser,
-    config_of_sizes,
-    enable_gradient_checkpointing,
-)
 from tests.programs.simulated_step import Simulated, simulate
 
 INT, FLOAT = torch.int64, torch.float32
@@ -97,16 +91,16 @@ def finetuning_step(case: Case) -> tuple[Simulated, Workload]:
 
 
 def track_step(case: Case, *, mode: str) -> tuple[Simulated, Workload]:
-    config = config_of_sizes(
+    config = models.config_of_sizes(
         words=case.words, hidden=case.hidden, layers=case.layers, heads=case.heads, max_length=case.length
     )
     knots = [[0.0] * 17] * 35
-    sizes = Sizes(config, 7, case.dropout, "mean", "causal", knots)
+    sizes = models.Sizes(config, 7, case.dropout, "mean", "causal", knots)
 
     def make() -> nn.Module:
-        model = WordGuesser(sizes) if mode == "pretrain" else TrackClassifier(sizes)
+        model = models.WordGuesser(sizes) if mode == "pretrain" else models.TrackClassifier(sizes)
         if case.recomputes:
-            enable_gradient_checkpointing(model)
+            models.enable_gradient_checkpointing(model)
         return model
 
     def step(model: nn.Module, x: dict[str, torch.Tensor]) -> torch.Tensor:

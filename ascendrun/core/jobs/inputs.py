@@ -10,18 +10,8 @@ from dataclasses import field, replace
 
 from ascendrun.core.dataclass import dataclass_transform, make_frozen
 from ascendrun.core.findings import Finding
+from ascendrun.core.jobs import draft as drafts
 from ascendrun.core.jobs.checkpoints import Listed, ResumePoint
-from ascendrun.core.jobs.draft import (
-    CONFIRM_S,
-    JUDGE_S,
-    PASSED_OVER_S,
-    AbortNodes,
-    Draft,
-    QueryNodes,
-    can_restart_without,
-    may_restart,
-    stop_grace_s,
-)
 from ascendrun.core.jobs.job import BEFORE_GO, Cause, Job, NodeProgress, Phase, StageFiles, State
 from ascendrun.core.jobs.outcome import judge_quickly
 from ascendrun.core.jobs.reasons import Detail, Reason, because
@@ -37,7 +27,7 @@ class JobInput:
     def __init_subclass__(cls) -> None:
         make_frozen(cls)
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         """Change the job of `draft`; a repeated input changes nothing."""
         raise NotImplementedError
 
@@ -56,7 +46,7 @@ class NodesFree(JobInput):
     spares: tuple[str, ...] = ()
     replaced: Mapping[str, StageFiles] = field(default_factory=dict)
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         if draft.job.state is not State.QUEUED:
             return
         nodes = tuple(NodeProgress(host, k, replaces=self.replaced.get(host)) for k, host in enumerate(self.hosts))
@@ -66,7 +56,7 @@ class NodesFree(JobInput):
         draft.transition(State.CHECKING, because("nodes-available", count=len(nodes)))
         if len(self.spares) < draft.job.request.spares:
             draft.record("spares-missing", values={"found": len(self.spares), "count": draft.job.request.spares})
-        draft.actions.append(QueryNodes())
+        draft.actions.append(drafts.QueryNodes())
 
 
 class WaitingForNodes(JobInput):
@@ -74,7 +64,7 @@ class WaitingForNodes(JobInput):
 
     reason: Reason
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         if draft.job.state is State.QUEUED and draft.job.reason != self.reason:
             draft.job = replace(draft.job, reason=self.reason)
             draft.record("waiting", values={"reason": self.reason})
@@ -85,7 +75,7 @@ class DependencyFailed(JobInput):
 
     reason: Reason
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         if draft.job.state is State.QUEUED:
             draft.stop(Cause.NEED, self.reason)
 
@@ -96,7 +86,7 @@ class NodeReported(OfNode):
     machine_key: str | None = None
     incarnation: str | None = None
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         node = draft.job.node(self.host)
         identity = {"boot_id": self.boot_id, "machine_key": self.machine_key, "incarnation": self.incarnation}
         draft.set_node(self.host, clock_offset_s=self.clock_offset_s, **identity)
@@ -109,7 +99,7 @@ class Checked(JobInput):
 
     warnings: tuple[tuple[Finding, Detail], ...] = ()
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         for finding, line in self.warnings:
             values = {"finding": finding.code, "values": finding.values, "warning": line}
             draft.record("preflight-warning", finding.hosts, values=values)
@@ -121,7 +111,7 @@ class ResumeChosen(JobInput):
     point: ResumePoint
     incomplete: tuple[tuple[str, Listed], ...] = ()
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         if draft.job.state is not State.CHECKING:
             return
         point = self.point
@@ -141,7 +131,7 @@ class ResumeLost(JobInput):
     step: int
     hosts: tuple[str, ...]
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         if draft.job.state is State.CHECKING:
             draft.hold(because("only-copy", self.hosts, step=self.step), self.hosts, None)
 
@@ -152,14 +142,14 @@ class Planned(JobInput):
     ranks: Mapping[str, tuple[int, ...]]
     world_size: int
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         for host, ranks in self.ranks.items():
             draft.set_node(host, ranks=ranks)
         draft.job = replace(draft.job, world_size=self.world_size)
 
 
 class NodeStaged(OfNode):
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         if draft.job.node(self.host).phase is Phase.REPORTED:
             draft.set_node(self.host, phase=Phase.STAGED)
 
@@ -171,9 +161,9 @@ class NodeReady(OfNode):
     master_port: int | None
     hccl: tuple[int, ...] | None = None
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         if draft.job.go_sent_at_s is None and draft.job.state is not State.STARTING:
-            draft.actions.append(AbortNodes(draft.job.run_id, (self.host,)))  # stopped while it was preparing
+            draft.actions.append(drafts.AbortNodes(draft.job.run_id, (self.host,)))  # stopped while it was preparing
             return
         if draft.job.state is not State.STARTING or draft.job.node(self.host).phase is not Phase.STAGED:
             return
@@ -191,7 +181,7 @@ class Refused(JobInput):
     hosts: tuple[str, ...] = ()
     is_away: bool = False
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         job = draft.job
         hosts = self.hosts or (() if self.host is None else (self.host,))
         why = self.why if self.host is None else because("on-host", hosts, why=self.why)
@@ -209,7 +199,7 @@ class TrainingRefused(JobInput):
     why: Detail
     hosts: tuple[str, ...] = ()
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         """Place the job on other hosts if only these lack something and there are others; else only a change helps."""
         job = draft.job
         if job.state is not State.CHECKING:
@@ -230,7 +220,7 @@ class StageFilesMissing(JobInput):
 
     host: str
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         files = draft.job.node(self.host).replaces
         if files is not None and draft.job.state in BEFORE_GO:
             pipeline = draft.job.pipeline
@@ -243,7 +233,7 @@ class HoldChanged(JobInput):
 
     by: str | None
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         if not draft.job.is_terminal and draft.job.held_by != self.by:
             draft.record(
                 "hold-ended" if self.by is None else "hold-started", values={"by": self.by or draft.job.held_by}
@@ -260,7 +250,7 @@ class Held(JobInput):
     by: str | None = None
     hosts: tuple[str, ...] = ()
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         if draft.job.state in (State.CHECKING, State.STAGING, State.STARTING):
             hosts = (self.host, *(host for host in self.hosts if host != self.host))
             draft.hold(because("held", hosts, why=self.what), hosts, self.by)
@@ -271,7 +261,7 @@ class RankStarted(OfNode):
     pid: int
     local_rank: int = 0
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         node = draft.job.node(self.host)
         if self.rank in node.pids:
             return
@@ -286,7 +276,7 @@ class HostGivenUp(JobInput):
     host: str
     by: str
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         """Wait no longer for checkpoints that only this host has."""
         job = draft.job
         if job.is_terminal or self.host in job.lost_hosts or self.host not in job.used_hosts:
@@ -300,14 +290,14 @@ class HostGivenUp(JobInput):
 class StopRequested(JobInput):
     now: bool
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         draft.stop(Cause.USER, because("stopped-by-user"), now=self.now)
 
 
 class RetryRequested(JobInput):
     """A user started the next attempt of a job that had ended without success."""
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         job = draft.job
         if job.state not in (State.FAILED, State.STOPPED):
             return
@@ -321,7 +311,7 @@ class RetryRequested(JobInput):
 class HeadRestarted(JobInput):
     """A new controller found the job in a start without GO from the previous controller."""
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         draft.stop(Cause.HEAD_RESTARTED, because("controller-restarted"))
 
 
@@ -333,7 +323,7 @@ class Tick(JobInput):
     fenced: frozenset[str] = frozenset()
     quiet_s: Mapping[str, float] = field(default_factory=dict)
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: drafts.Draft) -> None:
         job, draft.fenced = draft.job, self.fenced
         if (
             job.state is State.STARTING
@@ -345,14 +335,14 @@ class Tick(JobInput):
             hosts = [node.host for node in late]
             draft.stop(Cause.START_TIMEOUT, because("start-timeout", hosts, count=missing, limit_s=job.start_s))
         if job.state is State.STOPPING:
-            waited_s = draft.now_s - job.since_s - stop_grace_s(job)
+            waited_s = draft.now_s - job.since_s - drafts.stop_grace_s(job)
             _give_up_waiting(draft, self, waited_s=waited_s)
-            if waited_s > JUDGE_S and may_restart(job) and job.failure is None:
+            if waited_s > drafts.JUDGE_S and drafts.may_restart(job) and job.failure is None:
                 draft.job = replace(draft.job, failure=judge_quickly(job))
 
 
-def _pass_over(draft: Draft, hosts: Sequence[str], why: Detail) -> None:
-    until_s = draft.now_s + PASSED_OVER_S
+def _pass_over(draft: drafts.Draft, hosts: Sequence[str], why: Detail) -> None:
+    until_s = draft.now_s + drafts.PASSED_OVER_S
     draft.record("host-passed-over", hosts, values={"why": why, "until_s": until_s})
     draft.job = replace(draft.job, passed_over={**draft.job.passed_over, **dict.fromkeys(hosts, until_s)})
     draft.stop(Cause.PASSED_OVER, because("passed-over", hosts, why=why))
@@ -370,16 +360,16 @@ def _can_pass_over(job: Job, hosts: Sequence[str], now_s: float, *, is_away: boo
     return bool(hosts) and (is_away or not is_of_job) and (has_others or has_run)
 
 
-def _give_up_waiting(draft: Draft, tick: Tick, *, waited_s: float) -> None:
+def _give_up_waiting(draft: drafts.Draft, tick: Tick, *, waited_s: float) -> None:
     """Mark hosts that do not confirm the end in time as unconfirmed, so that the job can end. One that was silent long
     before is not waited for again."""
     waiting = [n.host for n in draft.job.nodes if n.may_run_processes and n.host not in draft.job.unconfirmed]
     silent = tuple(host for host in waiting if host not in tick.reachable)
-    is_fenced = bool(silent) and can_restart_without(replace(draft.job, unconfirmed=silent), silent)
-    patience_s = 0.0 if is_fenced and may_restart(draft.job) else CONFIRM_S
+    is_fenced = bool(silent) and drafts.can_restart_without(replace(draft.job, unconfirmed=silent), silent)
+    patience_s = 0.0 if is_fenced and drafts.may_restart(draft.job) else drafts.CONFIRM_S
     waits_s = {host: waited_s if waited_s <= 0 else max(waited_s, tick.quiet_s.get(host, 0.0)) for host in silent}
     unreachable = tuple(host for host in silent if waits_s[host] > patience_s)
-    stuck = tuple(host for host in waiting if host in tick.reachable and waited_s > 2 * CONFIRM_S)
+    stuck = tuple(host for host in waiting if host in tick.reachable and waited_s > 2 * drafts.CONFIRM_S)
     if unreachable:
         draft.record("end-unconfirmed", unreachable)
     if stuck:

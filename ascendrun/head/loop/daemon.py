@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING
 
 from ascendrun.core.errors import AscendrunError, DeadlineExceededError, UnreachableError
 from ascendrun.core.settings import STATE_VARIABLE
-from ascendrun.head.loop.guard import (
-    ARGV,
-    GUARDED_VARIABLE,
-    LOCK_NAME,
-    LOG_NAME,
-    guard_pid,
-    is_restart,
-    should_run,
-    tested_lock,
-)
+from ascendrun.head.loop import guard as guarding
 from ascendrun.head.ssh.transport import Backend
 from ascendrun.head.state.state_dir import make_state_dir
 from ascendrun.node.files import write_json
@@ -50,7 +41,7 @@ def _locked(state_dir: Path) -> Iterator[int | None]:
 
     `is_running` takes the lock for a moment to test it: only the controller keeps it.
     """
-    path, kept = state_dir / LOCK_NAME, os.environ.pop(KEPT_LOCK_VARIABLE, "")
+    path, kept = state_dir / guarding.LOCK_NAME, os.environ.pop(KEPT_LOCK_VARIABLE, "")
     fd = int(kept) if kept else os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     os.set_inheritable(fd, False)
     try:
@@ -84,7 +75,7 @@ def is_running(state_dir: Path) -> bool:
 def running_pid(state_dir: Path) -> int | None:
     """Return the pid of the controller that holds the lock; 0: it has not written it yet, None: none runs."""
     try:
-        with tested_lock(str(state_dir)) as (fd, is_free):
+        with guarding.tested_lock(str(state_dir)) as (fd, is_free):
             text = b"" if is_free else os.read(fd, 32).strip()
     except FileNotFoundError:
         return None
@@ -110,7 +101,7 @@ def wait_until_free(state_dir: Path, *, timeout_s: float) -> None:
 def mark_stopped(state_dir: Path) -> bool:
     """Make the end of a controller that died an end on purpose: no guard starts it again. False: one runs."""
     try:
-        with tested_lock(str(state_dir)) as (fd, is_free):
+        with guarding.tested_lock(str(state_dir)) as (fd, is_free):
             if is_free:
                 os.ftruncate(fd, 0)
             return is_free
@@ -131,7 +122,7 @@ def run_controller(
     from ascendrun.head.notify.notifier import Notifier
 
     make_state_dir(state_dir)
-    if is_restart() and KEPT_LOCK_VARIABLE not in os.environ and not should_run(str(state_dir)):
+    if guarding.is_restart() and KEPT_LOCK_VARIABLE not in os.environ and not guarding.should_run(str(state_dir)):
         return False  # stopped meanwhile, or a command started another
     with _locked(state_dir) as lock_fd:
         if lock_fd is not None:
@@ -167,8 +158,8 @@ def _replace_process(lock_fd: int) -> None:
     """Become the controller of the release on disk, with the same pid, guard and lock."""
     print("controller: the release on disk was replaced; restarting", flush=True)
     os.set_inheritable(lock_fd, True)
-    guard = {GUARDED_VARIABLE: str(guard_pid() or "none"), KEPT_LOCK_VARIABLE: str(lock_fd)}
-    os.execve(sys.executable, ARGV, {**os.environ, **guard})
+    guard = {guarding.GUARDED_VARIABLE: str(guarding.guard_pid() or "none"), KEPT_LOCK_VARIABLE: str(lock_fd)}
+    os.execve(sys.executable, guarding.ARGV, {**os.environ, **guard})
 
 
 def start_controller(state_dir: Path, *, deadline_s: float) -> None:
@@ -180,7 +171,7 @@ def start_controller(state_dir: Path, *, deadline_s: float) -> None:
     from ascendrun.head.protocol.control_socket import ControlClient
 
     make_state_dir(state_dir)
-    log_path = state_dir / LOG_NAME
+    log_path = state_dir / guarding.LOG_NAME
     with suppress(OSError):
         (state_dir / REFUSAL_NAME).unlink()
     with open(log_path, "ab") as log:

@@ -9,13 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from ascendrun.head.state.state_dir import (
-    StoreDamagedError,
-    StoreUnusableError,
-    make_private_file,
-    make_state_dir,
-    set_aside,
-)
+from ascendrun.head.state import state_dir as paths
 from ascendrun.text import Text
 
 D = TypeVar("D", bound="Database")
@@ -55,15 +49,15 @@ class Database:
     @classmethod
     def open(cls: type[D], state_dir: Path) -> D:
         """Create or migrate the file, open it for writing; a damaged file is set aside. Raises StoreUnusableError."""
-        make_state_dir(state_dir)
+        paths.make_state_dir(state_dir)
         path = state_dir / cls.FILE_NAME
         try:
             return cls._open(path)
-        except StoreDamagedError as error:
+        except paths.StoreDamagedError as error:
             if str(error.__cause__).startswith(_READ_OR_WRITE) and cls._is_sound(path):
                 raise
             with cls.raising_unusable(path):
-                set_aside_at = set_aside(path)
+                set_aside_at = paths.set_aside(path)
         store = cls._open(path, is_new=True)
         store.was_damaged, store.set_aside_at = True, set_aside_at
         return store
@@ -73,7 +67,7 @@ class Database:
         with cls.raising_unusable(path):
             if not is_new:
                 cls._expect_file(path)
-            make_private_file(path)
+            paths.make_private_file(path)
             store = cls(cls._connect(path, cls.BUSY_S), path)
             try:
                 store._migrate()
@@ -89,7 +83,7 @@ class Database:
         try:
             with cls.raising_unusable(path), closing(cls._connect(path, cls.BUSY_S)) as other:
                 cls(other, path)._check_structure()
-        except StoreDamagedError:
+        except paths.StoreDamagedError:
             return False
         return True
 
@@ -176,7 +170,7 @@ class Database:
             raise
         except (sqlite3.Error, OSError) as error:
             if is_damage(error):
-                raise StoreDamagedError(
+                raise paths.StoreDamagedError(
                     Text("store.damaged", "{path} is damaged: {error}", path=str(path), error=str(error)),
                     hint=Text("store.damaged.hint", "run `ascendrun controller stop`; the next controller replaces it"),
                 ) from error
@@ -185,7 +179,7 @@ class Database:
     def _refuse_newer(self) -> None:
         found, known = version_of(self._db), len(self.MIGRATIONS)
         if found > known:
-            raise StoreUnusableError(
+            raise paths.StoreUnusableError(
                 Text(
                     "store.newer",
                     "{path} was written by a newer ascendrun (schema {found}; this release supports {known})",
@@ -214,7 +208,7 @@ class Database:
         target = self.path.with_name(f"{self.path.name}.v{version}")
         unfinished = target.with_name(f"{target.name}.tmp")
         unfinished.unlink(missing_ok=True)
-        make_private_file(unfinished)
+        paths.make_private_file(unfinished)
         with closing(sqlite3.connect(unfinished)) as copy:
             self._db.backup(copy)
         os.replace(unfinished, target)
@@ -260,7 +254,7 @@ _READ_OR_WRITE = "disk I/O error"
 """Message of SQLite for a file that was cut, but also for a disk that fails or a quota that is used up."""
 
 
-def unwritable(path: Path, error: Exception) -> StoreUnusableError:
+def unwritable(path: Path, error: Exception) -> paths.StoreUnusableError:
     """Return the error for a file that cannot be read or written now."""
     try:
         found = os.statvfs(path.parent)
@@ -268,7 +262,7 @@ def unwritable(path: Path, error: Exception) -> StoreUnusableError:
         free = None
     else:
         free = found.f_bavail * found.f_frsize
-    return StoreUnusableError(
+    return paths.StoreUnusableError(
         Text(
             "store.cannot-write",
             "cannot write {path}: {error} ({free:bytes} free)",

@@ -10,13 +10,7 @@ import numpy as np
 import torch
 
 from ascendrun.facts.columns import find_columns
-from ascendrun.programs.devices.accelerator import (
-    Accelerator,
-    Precision,
-    choose_family,
-    choose_precision,
-    open_accelerator,
-)
+from ascendrun.programs.devices import accelerator as devices
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.data import in_points, without_class
 from ascendrun.programs.trajectory.grammars import as_texts
@@ -51,13 +45,13 @@ class Classifier:
         dtype: str = "auto",
     ) -> None:
         paths = [path] if isinstance(path, (str, Path)) else list(path)
-        self.accelerator = open_accelerator(choose_family(device, {}), index)
-        self.precision = choose_precision(dtype, self.accelerator)
+        self.accelerator = devices.open_accelerator(devices.choose_family(device, {}), index)
+        self.precision = devices.choose_precision(dtype, self.accelerator)
         self.vote = load_vote([Path(each) for each in paths], self.accelerator, self.precision)
         self.warm_up(warm_up)
 
     @classmethod
-    def of(cls, vote: Vote, accelerator: Accelerator, precision: Precision) -> Classifier:
+    def of(cls, vote: Vote, accelerator: devices.Accelerator, precision: devices.Precision) -> Classifier:
         """Create a classifier from a model that is loaded on that device."""
         fresh = cls.__new__(cls)
         fresh.vote, fresh.accelerator, fresh.precision = vote, accelerator, precision

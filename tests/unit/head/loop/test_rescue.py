@@ -17,18 +17,9 @@ import pytest
 from ascendrun.core.jobs.job import Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.head.loop.rescue import restore_rows
+from ascendrun.head.state import state_dir as paths
 from ascendrun.head.state.job_files import read_copy
 from ascendrun.head.state.job_table import StoredJob
-from ascendrun.head.state.state_dir import (
-    REBUILT_FILE,
-    SPOOL_COMPLETE,
-    SPOOL_RUN,
-    StoreDamagedError,
-    StoreUnusableError,
-    claim_spool_dir,
-    make_spool_dir,
-    spool_dir,
-)
 from ascendrun.head.state.store import Store
 from tests.thorough import examples
 from tests.unit.head.state.test_job_files import submission, submit
@@ -53,8 +44,8 @@ def end(store: Store, job_id: str) -> Job:
     job = replace(run(store, job_id), state=State.SUCCEEDED, ended_at_s=8.0, reason=because("succeeded", count=2))
     job = replace(job, nodes=tuple(replace(node, phase=Phase.ENDED) for node in job.nodes))
     store.jobs.save(job, [], now_s=8.0)
-    make_spool_dir(spool_dir(store.path.parent, job_id, 1) / "n1")
-    (spool_dir(store.path.parent, job_id, 1) / SPOOL_COMPLETE).touch()
+    paths.make_spool_dir(paths.spool_dir(store.path.parent, job_id, 1) / "n1")
+    (paths.spool_dir(store.path.parent, job_id, 1) / paths.SPOOL_COMPLETE).touch()
     store.jobs.mark_drained(job_id)
     return job
 
@@ -101,7 +92,7 @@ LOSSES: dict[str, Callable[[Path], object]] = {
 def test_every_job_is_back_after_the_loss_of_the_list(tmp_path: Path, jobs: dict[str, Job], how: str) -> None:
     LOSSES[how](tmp_path / "state.db")
     if how != "read only":
-        with pytest.raises(StoreDamagedError):
+        with pytest.raises(paths.StoreDamagedError):
             Store.open_for_reading(tmp_path).jobs.all()
     with open_store(tmp_path) as store:
         assert listed(store) == jobs
@@ -110,7 +101,7 @@ def test_every_job_is_back_after_the_loss_of_the_list(tmp_path: Path, jobs: dict
         assert submit(store, submission("new"))[0] > "j-0100"
         codes = {event.event.code for event in store.events.stream()}
         assert {"job-rebuilt", "store-rebuilt"} <= codes
-    told = json.loads((tmp_path / REBUILT_FILE).read_text())
+    told = json.loads((tmp_path / paths.REBUILT_FILE).read_text())
     assert sorted(told["jobs"]) == sorted(jobs) and told["lost"] == []
     assert how == "deleted" or Path(told["file"]).exists()
     with open_store(tmp_path) as store:
@@ -124,7 +115,7 @@ def test_an_old_backup_is_brought_up_to_date(tmp_path: Path, jobs: dict[str, Job
         new = submit(store, submission("new"))
         later = run(store, new[0])
     shutil.copy(tmp_path / "backup", tmp_path / "state.db")
-    with pytest.raises(StoreDamagedError):
+    with pytest.raises(paths.StoreDamagedError):
         Store.open_for_reading(tmp_path)
     with open_store(tmp_path) as store:
         assert listed(store) == {**jobs, "j-0001": ended, new[0]: later}
@@ -138,7 +129,7 @@ def test_one_damaged_row_is_rebuilt_and_the_others_keep_their_events(tmp_path: P
         db.execute("""UPDATE jobs SET hosts = '[{"name": "other"}]' WHERE id = 'j-0003'""")
         db.execute("UPDATE events SET hosts = '[' WHERE job = 'j-0004-1'")
     db.close()
-    with pytest.raises(StoreDamagedError):
+    with pytest.raises(paths.StoreDamagedError):
         Store.open_for_reading(tmp_path).jobs.all()
     with open_store(tmp_path) as store:
         assert listed(store) == jobs
@@ -149,8 +140,8 @@ def test_one_damaged_row_is_rebuilt_and_the_others_keep_their_events(tmp_path: P
 
 
 def records(state_dir: Path, job_id: str, host: str, *lines: dict[str, object]) -> None:
-    folder = spool_dir(state_dir, job_id, 1) / host
-    make_spool_dir(folder)
+    folder = paths.spool_dir(state_dir, job_id, 1) / host
+    paths.make_spool_dir(folder)
     text = "".join(json.dumps({"seq": seq, **line}) + "\n" for seq, line in enumerate(lines))
     (folder / "events.0").write_text(text)
 
@@ -179,7 +170,7 @@ def test_a_job_whose_records_are_complete_has_its_end(
 ) -> None:
     records(tmp_path, "j-0003", "n1", start(0, 10), exit_(0, 20, code), ended(21))
     records(tmp_path, "j-0003", "n2", start(1, 11), exit_(1, 22, 0), ended(23))
-    (spool_dir(tmp_path, "j-0003", 1) / SPOOL_COMPLETE).touch()
+    (paths.spool_dir(tmp_path, "j-0003", 1) / paths.SPOOL_COMPLETE).touch()
     lose_everything_but_copies(tmp_path)
     with open_store(tmp_path) as store:
         job = store.jobs.find("j-0003").job
@@ -191,7 +182,7 @@ def test_a_job_that_a_user_stopped_is_stopped(tmp_path: Path, jobs: dict[str, Jo
     stop = {"event": "stopping", "by": "head", "at_ns": int(15e9), "reason": {"code": "stop-requested"}}
     for rank, host in enumerate(("n1", "n2")):
         records(tmp_path, "j-0003", host, start(rank, 10), stop, exit_(rank, 20, 0, stopped=True), ended(21))
-    (spool_dir(tmp_path, "j-0003", 1) / SPOOL_COMPLETE).touch()
+    (paths.spool_dir(tmp_path, "j-0003", 1) / paths.SPOOL_COMPLETE).touch()
     lose_everything_but_copies(tmp_path)
     with open_store(tmp_path) as store:
         assert store.jobs.find("j-0003").job.state is State.STOPPED
@@ -209,16 +200,16 @@ def test_a_job_with_records_of_a_start_is_not_started_again(tmp_path: Path, jobs
 
 def test_the_spool_of_another_run_is_moved_aside_and_tells_nothing(tmp_path: Path, jobs: dict[str, Job]) -> None:
     records(tmp_path, "j-0001", "n1", start(0, 10))
-    folder = spool_dir(tmp_path, "j-0001", 1)
-    (folder / SPOOL_RUN).write_text("other000-j-0001.1")
+    folder = paths.spool_dir(tmp_path, "j-0001", 1)
+    (folder / paths.SPOOL_RUN).write_text("other000-j-0001.1")
     (tmp_path / "state.db").unlink()
     with open_store(tmp_path) as store:
         assert store.jobs.find("j-0001").job.state is State.QUEUED
     for _ in range(2):
-        claim_spool_dir(folder, f"{jobs['j-0001'].run}.1")
+        paths.claim_spool_dir(folder, f"{jobs['j-0001'].run}.1")
     assert (folder.with_name("attempt-1.other-1") / "n1" / "events.0").exists()
-    assert [path.name for path in folder.iterdir()] == [SPOOL_RUN]
-    assert folder.stat().st_mode & 0o077 == (folder / SPOOL_RUN).stat().st_mode & 0o077 == 0
+    assert [path.name for path in folder.iterdir()] == [paths.SPOOL_RUN]
+    assert folder.stat().st_mode & 0o077 == (folder / paths.SPOOL_RUN).stat().st_mode & 0o077 == 0
 
 
 def test_a_running_controller_notices_that_its_file_was_moved_and_loses_nothing(
@@ -229,7 +220,7 @@ def test_a_running_controller_notices_that_its_file_was_moved_and_loses_nothing(
         before = store.events.stream()
         (tmp_path / "state.db").rename(tmp_path / "moved")
         running = store.jobs.find("j-0002")
-        with pytest.raises(StoreDamagedError):
+        with pytest.raises(paths.StoreDamagedError):
             store.jobs.save(running.job, [], now_s=9.0)
         store.replace_if_damaged()
         restore_rows(store, [running])
@@ -249,7 +240,7 @@ def test_an_error_of_the_disk_does_not_replace_a_sound_file(tmp_path: Path, jobs
         def _take_over(self) -> None:
             raise sqlite3.OperationalError("disk I/O error")
 
-    with pytest.raises(StoreDamagedError):
+    with pytest.raises(paths.StoreDamagedError):
         Full.open(tmp_path)
     assert not (tmp_path / "damaged").exists()
     with open_store(tmp_path) as store:
@@ -284,7 +275,7 @@ def test_a_job_that_cannot_be_rebuilt_is_reported(tmp_path: Path, jobs: dict[str
     (tmp_path / "state.db").unlink()
     with open_store(tmp_path) as store:
         assert set(listed(store)) == set(jobs) - {"j-0003"}
-    assert json.loads((tmp_path / REBUILT_FILE).read_text())["lost"] == ["j-0003"]
+    assert json.loads((tmp_path / paths.REBUILT_FILE).read_text())["lost"] == ["j-0003"]
     Store.open_for_reading(tmp_path).close()
 
 
@@ -336,7 +327,7 @@ def test_no_damage_loses_a_job_or_gives_an_id_twice(
         shutil.copytree(tmp_path, state_dir)
         store.close()
     how = damage(state_dir, rng)
-    with suppress(StoreUnusableError), Store.open_for_reading(state_dir) as reader:
+    with suppress(paths.StoreUnusableError), Store.open_for_reading(state_dir) as reader:
         assert set(listed(reader)) == set(known), how
     if controller == "running":
         live = [stored for stored in in_memory(known, tmp_path) if not stored.job.is_terminal]
