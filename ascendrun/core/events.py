@@ -5,13 +5,94 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any
+from enum import Enum
+from typing import Any, NamedTuple
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
-from ascendrun.core.event_types import EVENT_TYPES, EventType, Severity
 from ascendrun.text import Text, from_json, to_json, translations
 
-EVENTS: Mapping[str, EventType] = {row.code: row for row in EVENT_TYPES}
+
+class Severity(str, Enum):
+    """Importance of an event for an operator."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class EventType(NamedTuple):
+    """One code. text/en.json has its template, by `event.CODE`; docs/events.md has its meaning and values.
+
+    A template may also use `{hosts}`, `{ranks}`, `{attempt}` and `{who}` ("ranks 0-3 on npu[01-02]", or the hosts).
+    `folded`: the events of hosts and ranks at the same time are one line although these values differ; None: never.
+    """
+
+    code: str
+    severity: Severity
+    folded: frozenset[str] | None = None
+
+
+SEPARATE = "separate-trainings"
+"""Code of an event; also a name for `checks.skip`."""
+_EVENT_TYPES = (
+    EventType("submitted", Severity.INFO),
+    EventType("store-rebuilt", Severity.WARNING),
+    EventType("job-rebuilt", Severity.WARNING),
+    EventType("state-changed", Severity.INFO),
+    EventType("diagnosed", Severity.INFO),
+    EventType("waiting", Severity.INFO),
+    EventType("held", Severity.WARNING),
+    EventType("restarting", Severity.WARNING),
+    EventType("gave-up", Severity.ERROR),
+    EventType("host-fenced", Severity.WARNING, frozenset()),
+    EventType("host-given-up", Severity.WARNING, frozenset()),
+    EventType("restart-waits", Severity.WARNING),
+    EventType("stop-requested", Severity.INFO),
+    EventType("host-passed-over", Severity.WARNING),
+    EventType("hold-started", Severity.INFO),
+    EventType("hold-ended", Severity.INFO),
+    EventType("preflight-warning", Severity.WARNING),
+    EventType("rank-hung-at-exit", Severity.WARNING, frozenset({"why"})),
+    EventType("rank-killed-at-exit", Severity.WARNING, frozenset()),
+    EventType("adopted", Severity.WARNING),
+    EventType("node-lost", Severity.ERROR, frozenset()),
+    EventType("processes-remain", Severity.ERROR),
+    EventType("leftovers-gone", Severity.INFO, frozenset()),
+    EventType("processes-gone", Severity.INFO, frozenset()),
+    EventType("host-released", Severity.WARNING, frozenset()),
+    EventType("spares-missing", Severity.WARNING, frozenset()),
+    EventType("spare-ready", Severity.INFO, frozenset()),
+    EventType("spare-not-ready", Severity.WARNING),
+    EventType("host-strike", Severity.WARNING),
+    EventType("host-closed", Severity.WARNING, frozenset()),
+    EventType("host-opened", Severity.INFO, frozenset()),
+    EventType("end-unconfirmed", Severity.WARNING),
+    EventType("end-failed", Severity.WARNING),
+    EventType("unreachable", Severity.WARNING),
+    EventType("reachable", Severity.INFO),
+    EventType("straggler", Severity.WARNING, frozenset({"finding", "likely_cause", "slower_by", "step_fraction"})),
+    EventType("straggler-resolved", Severity.INFO, frozenset()),
+    EventType("hang", Severity.ERROR),
+    EventType("hang-resolved", Severity.INFO),
+    EventType(SEPARATE, Severity.ERROR),
+    EventType("notification-failed", Severity.WARNING),
+    EventType("file-truncated", Severity.WARNING),
+    EventType("file-unreadable", Severity.WARNING),
+    EventType("file-limited", Severity.WARNING),
+    EventType("outputs-fetched", Severity.INFO),
+    EventType("outputs-missing", Severity.WARNING),
+    EventType("outputs-waiting", Severity.WARNING),
+    EventType("outputs-failed", Severity.WARNING),
+    EventType("pull-paused", Severity.WARNING),
+    EventType("resume-chosen", Severity.INFO),
+    EventType("checkpoint-incomplete", Severity.WARNING),
+    EventType("checkpoint-set-aside", Severity.WARNING),
+    EventType("checkpoint-pointer-repaired", Severity.WARNING),
+    EventType("pull-resumed", Severity.INFO),
+    EventType("io-error", Severity.WARNING, frozenset({"count"})),
+    EventType("records-lost", Severity.WARNING, frozenset({"count"})),
+)
+EVENTS: Mapping[str, EventType] = {row.code: row for row in _EVENT_TYPES}
 FOLD_S = 1.0
 """Seconds: events of one job this close that differ only in host, rank and measurement are merged into one line."""
 

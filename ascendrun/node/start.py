@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 CHECK_BYTES = 4
-USAGE = "python agent.pyz serve | supervise FOLDER | sample FOLDER | shell PID START | join COMMAND | grep"
+USAGE = "python agent.pyz serve | supervise DIRECTORY | sample DIRECTORY | shell PID START | join COMMAND | grep"
 
 
 class Modules:

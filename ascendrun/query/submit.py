@@ -14,7 +14,7 @@ from pathlib import Path
 
 import ascendrun
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
-from ascendrun.core.event_types import SEPARATE
+from ascendrun.core.events import SEPARATE
 from ascendrun.core.hosts import Host, select_hosts
 from ascendrun.core.jobfile import spec as specs
 from ascendrun.core.jobfile.model import JobSpec

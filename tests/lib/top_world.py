@@ -19,7 +19,7 @@ from ascendrun.core.jobs.reasons import because
 from ascendrun.core.pulse import Pulse
 from ascendrun.core.samples import PORT_COUNTERS, DeviceDetail, DeviceSample, HostSample, RankSample
 from ascendrun.core.settings import Settings
-from ascendrun.head.loop.daemon import LOCK_NAME
+from ascendrun.head.loop.guard import LOCK_NAME
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import PULSE_NAME, clock_now, spool_dir
 from ascendrun.head.state.store import Store

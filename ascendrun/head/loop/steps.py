@@ -12,8 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.errors import ConflictError, NotFoundError
-from ascendrun.core.event_types import SEPARATE
-from ascendrun.core.events import Event
+from ascendrun.core.events import SEPARATE, Event
 from ascendrun.head.state.state_dir import StoreDamagedError, StoreUnusableError
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.store_file import LostLeaseError

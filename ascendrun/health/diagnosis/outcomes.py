@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ascendrun.core.event_types import SEPARATE
-from ascendrun.core.events import Event
+from ascendrun.core.events import SEPARATE, Event
 from ascendrun.core.jobs.reasons import Reason
 from ascendrun.health.diagnosis.evidence import Evidence, moment
 from ascendrun.health.diagnosis.kinds import retry_of

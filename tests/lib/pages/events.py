@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from ascendrun.core.event_types import EventType
 from ascendrun.core.events import EVENTS
 from ascendrun.text import translations
 
@@ -34,13 +38,32 @@ cause or null.
 """
 
 
+class Told(NamedTuple):
+    """What the page tells of an event: when it is written, and the meaning of each of its values."""
+
+    meaning: str
+    values: Mapping[str, str]
+
+
+@lru_cache(maxsize=1)
+def events_told() -> Mapping[str, Told]:
+    """Return the rows of events.toml by the code of the event."""
+    toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    table = toml.loads(Path(__file__).with_name("events.toml").read_text(encoding="utf-8"))
+    return {
+        code: Told(row["meaning"], {**(table["judged"] if row.get("judged") else {}), **row.get("values", {})})
+        for code, row in table["event"].items()
+    }
+
+
 def render_page() -> str:
+    told = events_told()
     lines = [HEAD.rstrip(), "", "## Codes", "", "| Code | Severity | Meaning | Message |", "|---|---|---|---|"]
     for code, kind in EVENTS.items():
         template = _template(translations("en")[f"event.{code}"])
-        lines.append(f"| `{code}` | {kind.severity.value} | {kind.meaning} | {template} |")
+        lines.append(f"| `{code}` | {kind.severity.value} | {told[code].meaning} | {template} |")
     lines += ["", "## Values", "", "| Code | Value | Meaning |", "|---|---|---|"]
-    lines += [row for kind in EVENTS.values() for row in _values(kind)]
+    lines += [f"| `{code}` | `{name}` | {value} |" for code in EVENTS for name, value in told[code].values.items()]
     lines += [
         "",
         "## Reasons",
@@ -53,11 +76,6 @@ def render_page() -> str:
     reasons = ((key[7:], english) for key, english in translations("en").items() if key.startswith("reason."))
     lines += sorted(f"| `{code}` | {_template(english)} |" for code, english in reasons)
     return "\n".join(lines) + "\n"
-
-
-def _values(kind: EventType) -> Iterator[str]:
-    for name, meaning in kind.values.items():
-        yield f"| `{kind.code}` | `{name}` | {meaning} |"
 
 
 def _template(english: str) -> str:

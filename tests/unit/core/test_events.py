@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.core.event_types import Severity
-from ascendrun.core.events import EVENTS, Event, JobEvent, fold_events
+from ascendrun.core.events import EVENTS, Event, JobEvent, Severity, fold_events
 from ascendrun.core.jobs.reasons import because
 from ascendrun.core.records import as_record
+from tests.lib.pages.events import events_told
 
 HOSTS = tuple(f"npu{number:02d}" for number in range(1, 65))
 
@@ -23,11 +23,15 @@ def straggler(number: int, rank: int, *, at_s: float = 0.0, cause: str = "data",
 
 @pytest.mark.parametrize("code", sorted(EVENTS))
 def test_every_event_has_a_message_with_all_its_values(code: str) -> None:
-    kind = EVENTS[code]
-    event = Event(code, dict.fromkeys(kind.values, 1), ("npu01",), (3,), 1, 5.0)
+    told = events_told()[code]
+    event = Event(code, dict.fromkeys(told.values, 1), ("npu01",), (3,), 1, 5.0)
     for lang in ("en", "zh"):
         assert "?" not in event.message().render(lang).replace("（磁盘已满或故障？）", "").replace("disk?", "")
-    assert kind.meaning.endswith(".") and all(kind.values.values())
+    assert told.meaning.endswith(".") and all(told.values.values())
+
+
+def test_the_page_tells_of_events_that_exist() -> None:
+    assert set(events_told()) == set(EVENTS)
 
 
 def test_an_event_survives_the_trip_through_json() -> None:
