@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.cluster import Cluster, ExecResult, HostStatus, Job, JobDetail, JobView, NodeView, RankView
-from ascendrun.cluster.checks import Checks
+from ascendrun.cluster.api import Part
 from ascendrun.cluster.controller import Controller
 from ascendrun.cluster.hosts import Hosts
 from ascendrun.cluster.jobs import Jobs
@@ -159,7 +159,9 @@ class StoryHosts(Hosts):
             raise ConflictError(f"{host} shows processes")
 
 
-class StoryChecks(Checks):
+class StoryChecks(Part):
+    """Not Checks, whose imports would hide what a command loads."""
+
     _cluster: StoryCluster
 
     def doctor(self, hosts: Sequence[Host], *, is_full: bool) -> DoctorReport:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,11 +16,12 @@ from ascendrun.cli.options import UsageError, cli_command, exclusive, hostfile_o
 from ascendrun.cli.outcome import follow_job, print_outcome, print_outputs
 from ascendrun.cli.output import PEOPLE, describe_seconds, print_record, sanitise
 from ascendrun.cluster import JobView
-from ascendrun.core.jobs.plan_text import render_text
 from ascendrun.core.logs.log_view import LogView
 from ascendrun.core.records import as_record
-from ascendrun.planner.plan import TrainingPlan, render
 from ascendrun.text import Text
+
+if TYPE_CHECKING:
+    from ascendrun.planner.plan import TrainingPlan
 
 
 @cli_command(
@@ -102,6 +103,8 @@ def command(
 def _print_plan(
     job: str, plans: Sequence[Mapping[str, Any]], trainings: Sequence[TrainingPlan], output: str | None
 ) -> int:
+    from ascendrun.core.jobs.plan_text import render_text
+
     if output in PEOPLE:
         sys.stdout.write(sanitise("\n".join(render_text(plan) for plan in plans)))
         bundled = [plan for plan in trainings if plan.program is not None]
@@ -229,6 +232,8 @@ def exit_code(plans: Sequence[TrainingPlan]) -> int:
 
 def plan_lines(plans: Sequence[TrainingPlan], job: str) -> list[str]:
     """Return the text of all plans, each with a title."""
+    from ascendrun.planner.plan import render
+
     lines: list[str] = []
     for plan in plans:
         title = Text(
@@ -252,4 +257,6 @@ def plan_lines(plans: Sequence[TrainingPlan], job: str) -> list[str]:
 
 def plan_record(plan: TrainingPlan) -> dict[str, Any]:
     """Return a plan as plain data; `text` has the lines for people."""
+    from ascendrun.planner.plan import render
+
     return {**as_record(plan), "is_valid": not plan.fatal, "text": [str(line) for line in render(plan)]}

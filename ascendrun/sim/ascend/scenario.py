@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ascendrun.core.errors import InvalidInputError, Problem
-from ascendrun.core.reader.yaml_source import MappingNode, read_yaml, to_plain
 from ascendrun.sim.ascend.tool.model import FAMILIES, KINDS, OF_CARD, Chip, Family, Fault, Node, Row
 from ascendrun.text import Text, suggestion
 
@@ -224,6 +223,8 @@ def load_scenario(path: Path) -> Scenario:
 
 def read_scenario(text: str | bytes, file: str) -> Scenario:
     """Return the scenario. Raises InvalidInputError with every problem found."""
+    from ascendrun.core.reader.yaml_source import MappingNode, read_yaml, to_plain
+
     source = read_yaml(text, file)
     if source.problems:
         raise InvalidInputError(source.problems)
