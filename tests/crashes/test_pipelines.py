@@ -70,7 +70,10 @@ def test_a_failed_stage_calls_off_those_after_it_and_a_later_submit_goes_on_in_t
     assert head.run("wait", job).returncode == 1
     assert states(head) == ["SUCCEEDED", "FAILED", "STOPPED"]
     assert whole(head)["state"] == "FAILED" and whole(head)["stage"] == "train"
-    assert reason(head, f"{job}-2")[0] == "rank-exited"
+    codes = [
+        event["values"]["reason"]["code"] for event in head.show(f"{job}-2")["events"] if "reason" in event["values"]
+    ]
+    assert "rank-exited" in codes  # after it, the diagnosis may be there: both ranks failed
     train = {"needed": ("train", f"{job}-2"), "job": f"{job}-2", "state": "FAILED"}
     assert reason(head, f"{job}-3") == ("dependency-failed", train)
     assert head.show("pipe")["job"]["id"] == f"{job}-2"  # the stage that tells how it stands

@@ -12,7 +12,6 @@ import torch
 from ascendrun import programs
 from ascendrun.programs.devices.accelerator import NoDeviceError, open_accelerator
 from ascendrun.programs.errors import InvalidDataError, in_words
-from ascendrun.programs.qwen_lora.dataset import read_texts
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trajectory.data import load_data
 from tests.programs.conftest import TINY
@@ -50,14 +49,14 @@ def test_an_output_that_cannot_be_written_is_told_before_a_step_is_taken(launch,
     assert "Traceback" not in run.text() and "step 1/" not in run.text()
 
 
-@pytest.mark.parametrize(
-    "program, read", [("trajectory", load_data), ("qwen_lora", read_texts)], ids=["trajectory", "qwen_lora"]
-)
-def test_a_program_without_data_does_not_make_its_own(program, read):
-    table = option_table.read_table(Path(programs.__file__).parent / program / "options.json")
+def test_a_program_without_data_does_not_make_its_own(launch):
+    table = option_table.read_table(Path(programs.__file__).parent / "trajectory" / "options.json")
     with pytest.raises(InvalidDataError, match="--data_path=generated"):
-        read(option_table.parse([], table))
-    assert read(option_table.parse(["--data_path=generated"], table))
+        load_data(option_table.parse([], table))
+    assert load_data(option_table.parse(["--data_path=generated"], table))
+    run = launch("qwen_lora", ["--mode=train"])
+    assert run.wait() == [1]
+    assert "args.data_path is required" in run.text() and "Traceback" not in run.text()
 
 
 def test_a_device_that_is_not_there_is_told_without_a_trace(start):

@@ -9,7 +9,7 @@ import pytest
 
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import curriculum
-from ascendrun.programs.qwen_lora.rules import read_stages, stage_of
+from ascendrun.programs.qwen_lora.rules import InvalidStagesError, read_stages, stage_of
 from ascendrun.text import Text
 
 GUIDE = ["0.3=80/20/0", "0.7=40/40/20", "1=25/35/40"]
@@ -156,5 +156,6 @@ def test_how_often_each_level_is_seen_is_printed():
     ],
 )
 def test_a_table_that_is_none_is_refused(texts, says):
-    with pytest.raises(InvalidDataError, match=says):
+    with pytest.raises(InvalidStagesError) as refused:
         read_stages(texts, 3)
+    assert says in str(refused.value.problem.message)
