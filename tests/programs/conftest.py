@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -51,7 +52,15 @@ class Server:
     """The forking process, asked over its pipes."""
 
     def __init__(self) -> None:
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO), "DS_ACCELERATOR": "cpu"}
+        # inductor's cache of graphs does not know for which vectors (ATEN_CPU_CAPABILITY) it compiled them.
+        self.compiled = tempfile.TemporaryDirectory(prefix="ascendrun-inductor-")
+        environ = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(REPO),
+            "DS_ACCELERATOR": "cpu",
+            "TORCHINDUCTOR_CACHE_DIR": self.compiled.name,
+        }
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("forkserver.py"))],
             env=environ,
@@ -71,6 +80,7 @@ class Server:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(DEADLINE_S)
+        self.compiled.cleanup()
 
 
 class Run:
