@@ -233,8 +233,23 @@ class Builder:
             hosts=hosts,
             connect_timeout_s=float(row.get("connect_timeout", 120)),
             exec_timeout_s=float(row.get("exec_timeout", 1836)),
-            events=tuple(_changed(*change) for change in row.get("story", ())),
+            events=(*(_changed(*change) for change in row.get("story", ())), *self._trouble()),
         )
+
+    def _trouble(self) -> list[Event]:
+        """What the supervisors told of their own input and output."""
+        return [
+            Event(
+                "io-error",
+                {"step": one["step"], "errno": one["errno"], "count": 1},
+                (host,),
+                (),
+                1,
+                BEGAN_S + one["at"],
+            )
+            for host, row in self.row.get("hosts", {}).items()
+            for one in row.get("trouble", ())
+        ]
 
     def _stop_times(self) -> dict[str, float]:
         """When each host was told to stop, by the head's clock: right after the first bad end, unless `stop` says."""

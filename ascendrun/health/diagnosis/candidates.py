@@ -8,6 +8,7 @@ from dataclasses import field, replace
 
 from ascendrun.ascend.signatures import Hit, scan, signature_of, strongest
 from ascendrun.core.dataclass import dataclass
+from ascendrun.core.events import Event
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Moment, RankEvidence, earliest, moment
 from ascendrun.health.diagnosis.lines.exits import signal_of
@@ -49,7 +50,7 @@ def candidates_of(evidence: Evidence, timelines: Sequence[RankTimeline]) -> tupl
     found += [make_candidate(group) for group in _together(indicator for indicator in causes if indicator.is_vague)]
     found += _of_symptoms(timelines)
     found += _of_sufferers(timelines)
-    hosts = [one for host in evidence.hosts for one in _of_host(evidence, host)]
+    hosts = [one for host in evidence.hosts for one in _of_host(evidence, host, found)]
     return (*found, *hosts, *_of_devices(evidence, timelines, found))
 
 
@@ -150,16 +151,44 @@ def make_candidate(indicators: Sequence[result.Indicator]) -> Candidate:
     )
 
 
-def _of_host(evidence: Evidence, host: HostEvidence) -> list[Candidate]:
-    ranks = tuple(rank.rank for rank in evidence.ranks_of(host.host))
+_OF_ERRNO = {
+    "ENOSPC": "disk-full",
+    "EDQUOT": "quota-exceeded",
+    "EROFS": "read-only-disk",
+    "EIO": "io-error",
+    "ESTALE": "stale-file-handle",
+}
+"""Codes of the catalogue for errors that a supervisor met in the attempt's directory."""
+
+
+def _of_host(evidence: Evidence, host: HostEvidence, found: Sequence[Candidate]) -> list[Candidate]:
+    """Return what is known of the host itself. What its supervisor could not write precedes the silence of its ranks,
+    whose output it took with it; not a reason of their own."""
+    here = evidence.ranks_of(host.host)
+    ranks = tuple(rank.rank for rank in here)
     lost = {"rebooted": "node-rebooted", "directory-gone": "node-directory-gone"}.get(host.lost or "")
     codes = [code for code in (lost, "supervisor-lost" if host.supervisor_lost else None) if code is not None]
-    return [
+    made = [
         Candidate(
             code, result.STRENGTH[code], ranks, (host.host,), proofs=_events_of(evidence, host.host, f"reason.{code}")
         )
         for code in codes
     ]
+    trouble = next((event for event in evidence.events if _is_trouble(event, host, here)), None)
+    reasons = [one for one in found if one.is_credible and not (one.is_vague and set(one.ranks).isdisjoint(ranks))]
+    if trouble is not None and not reasons:
+        code = _OF_ERRNO[trouble.values["errno"]]
+        failed = tuple(rank.rank for rank in here if rank.has_failed)
+        proof = result.Proof(text=trouble.message(), host=host.host, at_s=trouble.at_s)
+        at = Moment(trouble.at_s, 0.0, host.host)
+        made.append(Candidate(code, result.STRENGTH["kernel"], failed or ranks, (host.host,), at, (proof,), sure=False))
+    return made
+
+
+def _is_trouble(event: Event, host: HostEvidence, here: Sequence[RankEvidence]) -> bool:
+    is_known = event.code == "io-error" and host.host in event.hosts and event.values.get("errno") in _OF_ERRNO
+    node_s = 2 * event.at_s - host.clock.to_head_s(event.at_s)
+    return is_known and _is_timely(node_s, here)
 
 
 def _events_of(evidence: Evidence, host: str, key: str) -> tuple[result.Proof, ...]:
@@ -296,21 +325,23 @@ def _hits(evidence: Evidence, host: HostEvidence) -> list[Hit]:
     """Return causes in kernel lines shortly before the end, or before the last output of stopped ranks."""
     lines = host.dmesg or ()
     here = evidence.ranks_of(host.host)
-    end_s = max((rank.exited_at_s for rank in here if rank.exited_at_s is not None), default=None)
-    outputs_s = [rank.last_output_s for rank in here if rank.last_output_s is not None and not rank.has_failed]
-    timely = {
-        index
-        for index, line in enumerate(lines)
-        if line.at_s is None
-        or end_s is None
-        or -BEFORE_S < line.at_s - end_s < AFTER_S
-        or any(-AFTER_S < line.at_s - last_s < NEAR_S for last_s in outputs_s)
-    }
+    timely = {index for index, line in enumerate(lines) if line.at_s is None or _is_timely(line.at_s, here)}
     return [
         hit
         for hit in scan((index, line.text) for index, line in enumerate(lines))
         if hit.line in timely and hit.signature.role == result.CAUSE and hit.signature.family in KERNEL_FAMILIES
     ]
+
+
+def _is_timely(at_s: float, here: Sequence[RankEvidence]) -> bool:
+    """Return whether this time of their host is shortly before the end of the ranks, or near their last output."""
+    end_s = max((rank.exited_at_s for rank in here if rank.exited_at_s is not None), default=None)
+    outputs_s = [rank.last_output_s for rank in here if rank.last_output_s is not None and not rank.has_failed]
+    return (
+        end_s is None
+        or -BEFORE_S < at_s - end_s < AFTER_S
+        or any(-AFTER_S < at_s - last_s < NEAR_S for last_s in outputs_s)
+    )
 
 
 def _may_explain(evidence: Evidence, host: HostEvidence, hit: Hit, one: Candidate) -> bool:
