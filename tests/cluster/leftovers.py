@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ascendrun.core.settings import STATE_VARIABLE
+from tests.lib.vcluster import slurm
 from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.groups import groups_present
 from tests.lib.vcluster.machines import HEAD
@@ -31,7 +32,8 @@ def strangers(cluster: VirtualCluster) -> dict[str, list[Process]]:
     everything = cluster.all_processes()
     found = {name: [one for one in everything[name] if not is_of_the_system(one)] for name in cluster.hosts}
     found[HEAD] = [one for one in everything[HEAD] if one.inner_pid != 1]
-    return {name: processes for name, processes in found.items() if processes}
+    left = {name: [one for one in processes if not slurm.is_daemon(one)] for name, processes in found.items()}
+    return {name: processes for name, processes in left.items() if processes}
 
 
 def require_none(cluster: VirtualCluster, *, deadline_s: float = SETTLE_S) -> None:

@@ -83,6 +83,7 @@ def _add_life(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     up.add_argument("--sshd-option", action="append", default=[], help="a line of sshd_config")
     up.add_argument("--share", action="append", default=[], metavar="FOLDER[:WHERE]", help="all hosts see it")
     up.add_argument("--shared-home", action="store_true", help="all hosts have one ~/.ascendrun and one /home")
+    up.add_argument("--slurm", action="store_true", help="a Slurm of all hosts, with 8 NPUs each")
     up.add_argument("--user", action="append", default=[], metavar="NAME[:SHELL]", help="an account on every host")
     run = _add(verbs, "exec", _exec, "run a command as the head, or on a host's console")
     run.add_argument("host")
@@ -123,6 +124,7 @@ def _up(arguments: argparse.Namespace) -> int:
         shares=_pairs(arguments.share, lambda source: source),
         users=_pairs(arguments.user, lambda _: "bash"),
         shared_home=arguments.shared_home,
+        has_slurm=arguments.slurm,
         is_kept=True,
     )
     print(f"{cluster.cluster_id}: {arguments.count} hosts up in {time.monotonic() - started_s:.2f} s", file=sys.stderr)

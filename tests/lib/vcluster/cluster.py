@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from tests.lib.vcluster import slurm
 from tests.lib.vcluster import state as states
 from tests.lib.vcluster.faults import Faults
 from tests.lib.vcluster.groups import Groups
@@ -38,12 +39,16 @@ class VirtualCluster(Faults):
         shared_home: bool = False,
         is_trusted: bool = True,
         is_kept: bool = False,
+        has_slurm: bool = False,
     ) -> VirtualCluster:
         """Boot `count` hosts; the options are those of `ClusterSpec`. `shared_home`: all hosts have one ~/.ascendrun.
+        `has_slurm`: with a Slurm of all hosts.
 
         `is_kept`: it outlives this process, until `down`. Raises NotSupportedError where the machine cannot carry it.
         """
         require_all()
+        if has_slurm:
+            slurm.require_slurm()
         base = states.base_folder(os.environ)
         sweep(base)
         spec = make_spec(
@@ -59,12 +64,16 @@ class VirtualCluster(Faults):
             is_trusted=is_trusted,
         )
         cluster_id, folder = states.make_folder(base)
+        if has_slurm:
+            spec = replace(spec, shares={**spec.shares, **slurm.shares(folder)})
         owner = None if is_kept else states.name_process(os.getpid())
         states.save(folder, states.State(cluster_id=cluster_id, owner=owner, spec=asdict(spec)))
         Groups(cluster_id).make()
         cluster = cls(folder)
         try:
             cluster._boot(spec.names, with_head=True)
+            if has_slurm:
+                slurm.start(cluster)
         except BaseException:
             cluster.down()
             raise
@@ -84,6 +93,7 @@ class VirtualCluster(Faults):
         self._let_go_of_disks(self.hosts)
         self._power_off((*self.hosts, HEAD))
         self._groups.remove()
+        slurm.remove_groups(self)
         states.forget(self.folder)
 
     def hostfile(self, *, slots: int | None = None, names: Sequence[str] | None = None, user: str | None = None) -> str:

@@ -105,4 +105,5 @@ def _remove_tree(tree: Path) -> bool:
 
 def groups_present(cluster_id: str) -> Sequence[str]:
     """The groups of a cluster that exist now, for checking that none is left."""
-    return [str(tree) for tree in Groups(cluster_id)._trees()]
+    freezer = ROOT / "freezer" / f"vcluster-{cluster_id}"  # of slurm.py
+    return [str(tree) for tree in {*Groups(cluster_id)._trees(), freezer} if tree.is_dir()]

@@ -84,12 +84,12 @@ class Machines:
         """The command line that runs `argv` as the head, for whatever starts processes (a pty, a benchmark)."""
         return self._argv(HEAD, argv, cwd or os.getcwd())
 
-    def host_argv(self, name: str, argv: Sequence[str], *, cwd: str = "/") -> list[str]:
-        """The command line that runs `argv` on a host's console, past its sshd."""
-        return self._argv(name, argv, cwd)
+    def host_argv(self, name: str, argv: Sequence[str], *, cwd: str = "/", groups: Sequence[str] = ()) -> list[str]:
+        """The command line that runs `argv` on a host's console, past its sshd. `groups`: more cgroup.procs to join."""
+        return self._argv(name, argv, cwd, groups)
 
-    def _argv(self, name: str, argv: Sequence[str], cwd: str) -> list[str]:
-        groups = ":".join(self._groups.join_files(name)) or "-"
+    def _argv(self, name: str, argv: Sequence[str], cwd: str, more: Sequence[str] = ()) -> list[str]:
+        groups = ":".join((*self._groups.join_files(name), *more)) or "-"
         return [sys.executable, "-I", "-S", _ENTER, str(self.init_pid(name)), cwd, groups, "--", *argv]
 
     def head_run(self, argv: Sequence[str], *, cwd: str | None = None, **options: Any) -> Completed[Any]:
@@ -101,11 +101,13 @@ class Machines:
         """`subprocess.Popen` in the head's namespaces. Signals to it reach the command, SIGKILL too."""
         return subprocess.Popen(self.head_argv(argv, cwd=cwd), **options)
 
-    def host_run(self, name: str, argv: Sequence[str], *, cwd: str = "/", **options: Any) -> Completed[Any]:
+    def host_run(
+        self, name: str, argv: Sequence[str], *, cwd: str = "/", groups: Sequence[str] = (), **options: Any
+    ) -> Completed[Any]:
         """`subprocess.run` on a host's console, with a login's plain environment unless `env` is given."""
         options.setdefault("timeout", RUN_DEADLINE_S)
         options.setdefault("env", self.host_environ())
-        return subprocess.run(self.host_argv(name, argv, cwd=cwd), **options)
+        return subprocess.run(self.host_argv(name, argv, cwd=cwd, groups=groups), **options)
 
     def host_popen(self, name: str, argv: Sequence[str], *, cwd: str = "/", **options: Any) -> subprocess.Popen[Any]:
         options.setdefault("env", self.host_environ())
