@@ -1,7 +1,7 @@
 """Parsers of the output of `hccn_tool -i N -<item> -g`: the network port of one NPU.
 
     parse_link, parse_ip, parse_net_health, parse_tls, parse_ping, parse_fec, parse_stat, parse_optical,
-    parse_link_history
+    parse_link_history, parse_mtu
 
 The output names the NPU only where `device_id` is printed; the caller knows which NPU it queried.
 """
@@ -59,6 +59,12 @@ class Fec(reading.Answer):
     """One of FEC_MODES; `no FEC mode` is a fault on a training port."""
 
     mode: str | None = reading.printed("fec mode", read=reading.choice(*FEC_MODES))
+
+
+class Mtu(reading.Answer):
+    """The largest packet of the port in bytes. Only the tool's own format string is known; no output was recorded."""
+
+    mtu: int | None = reading.printed("mtu", read=reading.whole(65536, 68))
 
 
 class Address(reading.Answer):
@@ -135,6 +141,10 @@ def parse_net_health(text: str) -> NetHealth:
 
 def parse_fec(text: str) -> Fec:
     return reading.read_answer(Fec, text)
+
+
+def parse_mtu(text: str) -> Mtu:
+    return reading.read_answer(Mtu, text)
 
 
 def parse_ip(text: str) -> Address:

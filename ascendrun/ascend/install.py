@@ -80,7 +80,10 @@ class DriverInstall(reading.Answer):
 
 @dataclass(frozen=True)
 class Component:
+    """`build`: the component's own version; ranks compare that of HCCL."""
+
     name: str
+    build: str
     cann_version: str
 
 
@@ -134,7 +137,7 @@ def parse_components(text: str) -> Components:
     for name, suffix, one in ((*one.name.partition("_running_version")[:2], one) for one in settings):
         found = _COMPONENT.fullmatch(one.value)
         if found and suffix:
-            components.append(Component(name, found[2]))
+            components.append(Component(name, found[1], found[2]))
         elif suffix:
             unread.append(one.line)
     return Components(errors, reading.unparsed_of(unread), tuple(components))

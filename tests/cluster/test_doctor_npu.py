@@ -100,8 +100,13 @@ def examine_faults(nodes, doctor):
         (2, "ghost_process"),
         (1, "hbm_held"),
         (3, "dropped"),
+        (0, "throttled"),
+        (1, "rated_clock"),
+        (2, "mtu"),
     ):
         plant(nodes, "node2", card, fault)
+    with nodes.host_popen("node2", ["ip", "link", "set", "dev", "eth0", "mtu", "1400"]) as change:
+        assert change.wait() == 0
     examined = doctor()
     assert examined.code == 3
     expected = {
@@ -112,6 +117,11 @@ def examine_faults(nodes, doctor):
         "hccn-conf-stale": ("WARN", "devices", [2], "29.1.3.12"),
         "npu-ghost": ("WARN", "pid", 39999, "NPU 2"),
         "hbm-owner-unknown": ("WARN", "npus", [1], "MB in use"),
+        "device-mtu-differs": ("WARN", "devices", [2], "1 of 7 ports: 4200"),
+        "mtu-differs": ("WARN", "value", 1400, "node1"),
+        "npu-hot": ("WARN", "npus", [0], "94 °C"),
+        "npu-throttled": ("WARN", "npus", [0], "440 MHz"),
+        "npu-clock-differs": ("WARN", "value", 1500, ""),
         "npu-missing": ("FAIL", "found", 3, "npu-smi info lists NPU 0-2"),
     }
     for code, (severity, name, value, evidence) in expected.items():

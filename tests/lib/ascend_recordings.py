@@ -26,6 +26,7 @@ TOOLS = {
     "fec": hccn.parse_fec,
     "stat": hccn.parse_stat,
     "optical": hccn.parse_optical,
+    "mtu": hccn.parse_mtu,
     "nvidia-gpus": nvidia_smi.parse_gpus,
     "nvidia-apps": nvidia_smi.parse_apps,
 }

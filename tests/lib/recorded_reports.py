@@ -133,6 +133,7 @@ def _host_answers(number, address):
             }
         },
         "addresses": ran(f"1: lo    inet 127.0.0.1/8 scope host lo\n2: eth0    inet {address}/24 scope global eth0\n"),
+        "mtus": {"texts": {"/sys/class/net/lo/mtu": "65536\n", "/sys/class/net/eth0/mtu": "1500\n"}},
         "sshd": ran("maxstartups 100:30:200\nmaxsessions 64\n"),
         "logind": {"texts": {}},
         "null-device": ran("character special file 1,3 666\n"),

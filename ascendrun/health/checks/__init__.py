@@ -7,7 +7,18 @@ from dataclasses import replace
 from types import ModuleType
 
 from ascendrun.core.findings import Finding, Severity, fold_findings, paused_collector
-from ascendrun.health.checks import cann, device_network, environment, host, network, npu, npu_job, software, storage
+from ascendrun.health.checks import (
+    cann,
+    device_network,
+    environment,
+    host,
+    network,
+    npu,
+    npu_heat,
+    npu_job,
+    software,
+    storage,
+)
 from ascendrun.health.survey.check_context import Check, CheckContext
 
 
@@ -16,7 +27,7 @@ def _checks_in(*modules: ModuleType) -> tuple[Check, ...]:
     return tuple(value for module in modules for value in vars(module).values() if isinstance(value, Check))
 
 
-NPU_CHECKS = _checks_in(npu, cann, device_network, npu_job)
+NPU_CHECKS = _checks_in(npu, npu_heat, cann, device_network, npu_job)
 CHECKS = (*_checks_in(host, storage, network, software, environment), *NPU_CHECKS)
 """In the order of a manual search for causes: faults that make other results unknown come first."""
 

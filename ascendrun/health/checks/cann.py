@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ascendrun.ascend.compatibility import HDK_HINT, INCOMPATIBLE, UNKNOWN, VersionFact, Versions, compare_versions
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.survey.check_context import CheckContext, check, differing, finding, npu_check
+from ascendrun.health.survey.check_context import CheckContext, check, compare, differing, finding, npu_check, outliers
 from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.text import Text
 
@@ -27,16 +27,21 @@ _CANN_NAMES = ("libhccl", "libascendcl", "libascend_hal", "ASCEND_OPP_PATH", "se
 @check(
     "versions-consistency",
     "driver, firmware and CANN are the same on all nodes",
-    "driver-differs firmware-differs cann-differs",
+    "driver-differs firmware-differs cann-differs hccl-build-differs",
 )
 def check_versions_consistency(context: CheckContext) -> Iterator[Finding]:
+    """HCCL compares its own version, with its build, when two ranks connect (EI0008: local_version 1.83.T10.0.B206,
+    remote_version 1.83.T10.0.B207): this prevents a start. No source states that it compares driver or firmware."""
     if context.device_type not in (None, "npu"):
         return
     yield from differing(context, "driver-differs", Severity.WARN, lambda facts: facts.npu.driver_version)
     yield from differing(context, "firmware-differs", Severity.WARN, lambda facts: facts.npu.firmware_version)
-    # HCCL of two CANN versions cannot communicate (EI0008).
     severity = Severity.FAIL if context.job is not None else Severity.WARN
-    yield from differing(context, "cann-differs", severity, lambda facts: facts.npu.cann_version)
+    canns = {host: facts.npu.cann_version for host, facts in context.facts.items()}
+    yield from outliers("cann-differs", severity, canns)
+    usual = compare(canns)
+    builds = {host: context.facts[host].npu.hccl_build for host in (usual.majority_hosts if usual else ())}
+    yield from outliers("hccl-build-differs", severity, builds, cann=usual.majority if usual else "")
 
 
 @npu_check(

@@ -172,6 +172,18 @@ def check_tls(context: check_context.CheckContext) -> Iterator[Finding]:
     )
 
 
+@check_context.check("device-mtu", "the NPU ports have one MTU", "device-mtu-differs", is_full=True)
+def check_mtu(context: check_context.CheckContext) -> Iterator[Finding]:
+    """Find ports with another largest packet: the network may lose those that the other side cannot receive.
+
+    It is a warning: no source states what HCCL does with two values.
+    """
+    mtus = _outliers(
+        context, "device-mtu-differs", lambda port: str(port.mtu.mtu) if port.mtu and port.mtu.mtu else None
+    )
+    yield from (replace(one, severity=_risk(context)) for one in mtus)
+
+
 def _outliers(
     context: check_context.CheckContext, code: str, value_of: Callable[[Port], str | None]
 ) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.network import HCCL_FIRST, HCCL_LAST, HCCL_PORTS, MOVES_HCCL, candidate_bases
 from ascendrun.core.reports import Route
-from ascendrun.health.survey.check_context import CheckContext, check, finding, node_check
+from ascendrun.health.survey.check_context import CheckContext, check, finding, node_check, outliers
 from ascendrun.health.survey.facts import ConnectionTest, NodeFacts, PortHolder
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
@@ -42,6 +42,16 @@ def check_one_interface(context: CheckContext, host: str, facts: NodeFacts) -> I
     if len(used) > 1:
         evidence = tuple(f"{name}: {fold_hosts(peers)}" for name, peers in sorted(used.items()))
         yield finding("several-interfaces", Severity.WARN, host, evidence, interfaces=tuple(sorted(used)))
+
+
+@check("mtu", "the interfaces between the nodes have one MTU", "mtu-differs")
+def check_mtu(context: CheckContext) -> Iterator[Finding]:
+    """Compare the MTU towards other nodes: TCP agrees on the smaller one, but a switch may drop what is larger."""
+    mtus = {}
+    for host, facts in context.facts.items():
+        used = {route.interface for route in facts.route_kinds if not _is_loopback(route.source)}
+        mtus[host] = min((mtu for name, mtu in (facts.mtus or {}).items() if name in used), default=None)
+    yield from outliers("mtu-differs", Severity.WARN, mtus)
 
 
 def _by_route(facts: NodeFacts, context: CheckContext) -> list[tuple[Route, list[str]]]:

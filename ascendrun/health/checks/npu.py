@@ -178,11 +178,11 @@ def check_health(context: CheckContext, host: str, facts: NodeFacts) -> Iterator
             f"NPU {chip.npu_id} {chip.name or '?'} ({chip.bus_id or 'no bus id'}): health {chip.health}"
             for chip in chips.values()
         ]
-        yield finding(code, severity, host, (*lines, *_code_lines(facts.npu, ids)), **_named(ids))
+        yield finding(code, severity, host, (*lines, *_code_lines(facts.npu, ids)), **named_npus(ids))
     yield from _fault_codes(context, host, facts.npu)
 
 
-def _named(ids: Iterable[int]) -> dict[str, Any]:
+def named_npus(ids: Iterable[int]) -> dict[str, Any]:
     npus = tuple(sorted(set(ids)))
     return {"npus": npus, "first": npus[0]}
 
@@ -241,7 +241,7 @@ def check_ecc(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Fi
         ids = [npu_id for npu_id, _ in lines]
         if severity is Severity.FAIL:
             severity = severity_at(context, host, [one for one, chip in facts.npu.chips.items() if chip.npu_id in ids])
-        yield finding(code, severity, host, evidence=tuple(line for _, line in lines), **_named(ids))
+        yield finding(code, severity, host, evidence=tuple(line for _, line in lines), **named_npus(ids))
 
 
 def _ecc_fault(counts: EccCounts) -> tuple[str, Severity] | None:
@@ -285,7 +285,7 @@ def check_memory_size(context: CheckContext, host: str, facts: NodeFacts) -> Ite
     if short:
         evidence = tuple(short.values())
         severity = severity_at(context, host, short)
-        yield finding("hbm-short", severity, host, evidence, **_named(chips[device].npu_id for device in short))
+        yield finding("hbm-short", severity, host, evidence, **named_npus(chips[device].npu_id for device in short))
 
 
 @npu_check("hbm-owner", "all NPU memory in use belongs to listed processes", "hbm-owner-unknown hbm-not-released")
@@ -309,11 +309,15 @@ def check_memory_held(context: CheckContext, host: str, facts: NodeFacts) -> Ite
             )
     if held:
         yield finding(
-            "hbm-owner-unknown", Severity.WARN, host, tuple(held.values()), **_named(chips[one].npu_id for one in held)
+            "hbm-owner-unknown",
+            Severity.WARN,
+            host,
+            tuple(held.values()),
+            **named_npus(chips[one].npu_id for one in held),
         )
     if taken:
         more_mb = max(unowned_memory(facts.npu)[device] - idle[device] for device in taken)
-        named = _named(chips[device].npu_id for device in taken)
+        named = named_npus(chips[device].npu_id for device in taken)
         severity = severity_at(context, host, taken)
         yield finding("hbm-not-released", severity, host, tuple(taken.values()), **named, memory_mb=more_mb)
 
@@ -326,14 +330,14 @@ def unowned_memory(npu: NpuFacts, *, is_idle: bool = False) -> dict[int, int]:
     if npu.info is None or npu.info.processes is None:
         return {}
     return {
-        device: chip.hbm_used_mb - sum(one.memory_mb or 0 for one in npu.info.processes if _is_on(one, chip))
+        device: chip.hbm_used_mb - sum(one.memory_mb or 0 for one in npu.info.processes if is_on(one, chip))
         for device, chip in npu.chips.items()
         if chip.hbm_total_mb and chip.hbm_used_mb is not None
-        if not (is_idle and any(_is_on(one, chip) for one in npu.info.processes))
+        if not (is_idle and any(is_on(one, chip) for one in npu.info.processes))
     }
 
 
-def _is_on(process: NpuProcess, chip: NpuChip) -> bool:
+def is_on(process: NpuProcess, chip: NpuChip) -> bool:
     return process.npu_id == chip.npu_id and process.chip_id in (None, chip.chip_id)
 
 
@@ -347,7 +351,7 @@ def check_processes(context: CheckContext, host: str, facts: NodeFacts) -> Itera
     for process in info.processes:
         by_pid.setdefault(process.pid, []).append(process)
     for pid, rows in by_pid.items():
-        devices = {device for device, chip in facts.npu.chips.items() if any(_is_on(row, chip) for row in rows)}
+        devices = {device for device, chip in facts.npu.chips.items() if any(is_on(row, chip) for row in rows)}
         yield _holder(context, host, pid, rows, table.owners.get(pid), devices)
 
 
@@ -358,7 +362,7 @@ def foreign_processes(npu: NpuFacts) -> Iterator[tuple[int, int, Owner | None, s
     for process in (info.processes or ()) if info is not None else ():
         owner = npu.table.owners.get(process.pid) if npu.table is not None else None
         for device, chip in npu.chips.items():
-            if _is_on(process, chip) and (owner is None or owner.tag is None):
+            if is_on(process, chip) and (owner is None or owner.tag is None):
                 yield process.pid, device, owner, process.name
 
 
@@ -367,7 +371,7 @@ def _holder(
 ) -> Finding:
     values = {
         "pid": pid,
-        **_named(row.npu_id for row in rows),
+        **named_npus(row.npu_id for row in rows),
         "memory_mb": sum(row.memory_mb or 0 for row in rows),
         "name": rows[0].name or "?",
     }

@@ -7,10 +7,10 @@ from dataclasses import field
 from functools import cached_property
 from typing import Any
 
-from ascendrun.ascend.hccn import Address, Fec, Link, LinkHistory, NetHealth, Optical, Ping, Tls
+from ascendrun.ascend.hccn import Address, Fec, Link, LinkHistory, Mtu, NetHealth, Optical, Ping, Tls
 from ascendrun.ascend.install import CannVersion, Components, DriverInstall, DriverVersion, FirmwareVersion, HccnConf
 from ascendrun.ascend.npu_smi import NpuChip, NpuSmiInfo
-from ascendrun.ascend.npu_smi_views import Board, ChipEcc, ChipHealth
+from ascendrun.ascend.npu_smi_views import Board, ChipCommon, ChipEcc, ChipHealth
 from ascendrun.ascend.reading import ToolError
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.reports import Route
@@ -198,6 +198,7 @@ class CardViews:
     ecc: Mapping[int, tuple[ChipEcc, ...]] = field(default_factory=dict)
     health: Mapping[int, tuple[ChipHealth, ...]] = field(default_factory=dict)
     boards: Mapping[int, Board] = field(default_factory=dict)
+    common: Mapping[int, tuple[ChipCommon, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,7 @@ class Port:
     fec: Fec | None = None
     optical: Optical | None = None
     history: LinkHistory | None = None
+    mtu: Mtu | None = None
 
     @property
     def address(self) -> str | None:
@@ -328,6 +330,12 @@ class NpuFacts:
         return self.cann.version if self.cann is not None else None
 
     @property
+    def hccl_build(self) -> str | None:
+        """Return the build of HCCL in the CANN of the job's shell; None: unknown."""
+        parts = self.shell_cann.components if self.shell_cann is not None else None
+        return next((one.build for one in parts.components if one.name == "hccl"), None) if parts is not None else None
+
+    @property
     def cann(self) -> CannVersion | None:
         """Return the CANN of the job's shell; otherwise the only CANN on the disk."""
         if self.shell_cann is not None and self.shell_cann.version is not None:
@@ -344,6 +352,7 @@ class NodeFacts:
     `login_s`: from the command's start to its first output, with startup files; `login_noise`: their output.
     `clock_offset_s`: node clock minus head node clock. `kills_user_processes`: logind does so at logout.
     `disks`, `writes`, `paths`: by queried path. `taken_ports`: of the queried ports.
+    `mtus`: the largest packet in bytes by interface.
     `training`: what node/agent/training_files.py found at each queried path.
     `late`: names of probes that timed out. `machine_key`, `neighbours`: see NodeReport.
     """
@@ -379,6 +388,7 @@ class NodeFacts:
     environ: Mapping[str, str] | None = field(default=None, repr=False)
     routes: Mapping[str, Route] | None = None
     addresses: Mapping[str, tuple[str, ...]] | None = None
+    mtus: Mapping[str, int] | None = None
     taken_ports: Mapping[int, PortHolder] | None = None
     port_ranges: tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None = None
     connection_tests: tuple[ConnectionTest, ...] | None = None

@@ -77,6 +77,11 @@ def read_addresses(raw: Raw) -> dict[str, tuple[str, ...]] | None:
     return {name: tuple(addresses) for name, addresses in found.items()}
 
 
+def read_mtus(raw: Raw) -> dict[str, int]:
+    """Return the largest packet in bytes by interface."""
+    return {path.split("/")[-2]: int(text) for path, text in raw["texts"].items() if text.strip().isdigit()}
+
+
 def read_sshd(raw: Raw) -> facts.SshdFacts | None:
     found: dict[str, str] = {}
     for line in raw.get("out", "").splitlines():
@@ -209,6 +214,7 @@ ITEMS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "fec": ("fec", _once(hccn.parse_fec)),
     "optical": ("optical", hccn.parse_optical),
     "link_stat": ("history", hccn.parse_link_history),
+    "mtu": ("mtu", _once(hccn.parse_mtu)),
 }
 """By hccn_tool's item: the field of Port, and its parser."""
 
@@ -216,6 +222,7 @@ _VIEWS: Mapping[str, Callable[[str], Any]] = {
     "ecc": _once(lambda text: npu_smi_views.parse_ecc(text).chips),
     "health": _once(lambda text: npu_smi_views.parse_health(text).chips),
     "board": _once(npu_smi_views.parse_board),
+    "common": _once(lambda text: npu_smi_views.parse_common(text).chips),
 }
 _driver = _once(install.parse_driver)
 _firmware = _once(install.parse_firmware)
@@ -278,7 +285,7 @@ def read_cards(raw: Raw) -> facts.CardViews:
         npu_id, label = _number(section), section.labels[0]
         if npu_id is not None and section.code is not None and label in _VIEWS:
             found[label][npu_id] = _VIEWS[label](section.text)
-    return facts.CardViews(found["ecc"], found["health"], found["board"])
+    return facts.CardViews(*found.values())
 
 
 def read_ports(raw: Raw) -> facts.Ports | None:

@@ -21,8 +21,8 @@ DRIVER_NODES = ("davinci_manager", "devmm_svm", "hisi_hdc")
 MOST_DEVICES = 32
 CARDS_S, PORTS_S, PINGS_S = 45.0, 45.0, 30.0
 LIGHT_PORT_ITEMS = ("link", "ip", "tls")
-PORT_ITEMS = (*LIGHT_PORT_ITEMS, "net_health", "fec", "optical", "link_stat")
-CARD_VIEWS = ("ecc", "health", "board")
+PORT_ITEMS = (*LIGHT_PORT_ITEMS, "net_health", "fec", "optical", "link_stat", "mtu")
+CARD_VIEWS = ("ecc", "health", "board", "common")
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,7 @@ HOST_PROBES: tuple[Probe, ...] = (
         parsers.read_port_ranges,
     ),
     Probe("addresses", {"kind": "argv", "argv": ["ip", "-o", "address", "show"]}, parsers.read_addresses),
+    Probe("mtus", _files("/sys/class/net/*/mtu"), parsers.read_mtus),
     Probe("sshd", {"kind": "argv", "argv": ["sh", "-c", scripts.SSHD]}, parsers.read_sshd),
     Probe(
         "logind",

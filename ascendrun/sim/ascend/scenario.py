@@ -55,7 +55,8 @@ class Scenario:
     `tool`: npu-smi's own version, None: the driver's. `layout` None: the chip's usual one for that driver.
     `npu_ids` None: 0, 1, 2, …. `addresses`: of the ports by device, None: of their own network; an address may
     be None (not set). `number`: which node of the cluster, for the addresses. `cann`, `nnae`: None: not installed.
-    `components`: versions in version.cfg that differ from CANN's own. `fixed`: readings by device that do not follow
+    `components`: versions in version.cfg that differ from CANN's own, `build`: the builds' own number there, None: of
+    the usual build. `fixed`: readings by device that do not follow
     the processes (names: FIXABLE).
     """
 
@@ -69,6 +70,7 @@ class Scenario:
     is_complete: bool = True
     cann: str | None = "8.0.RC3"
     components: Mapping[str, str] = field(default_factory=dict)
+    build: str | None = None
     nnae: str | None = None
     arch: str = "aarch64"
     layout: str | None = None

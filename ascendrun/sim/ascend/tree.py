@@ -261,7 +261,10 @@ def _cann(scenario: Scenario, cann: str, seen_as: str) -> dict[str, str]:
     latest = f"{seen_as}/{home}" if is_new_layout(cann) else f"{seen_as}/{ASCEND}/ascend-toolkit/latest"
     inner_of = dict.fromkeys(_COMPONENTS, cann)
     inner_of.update(scenario.components)
-    running = {f"{name}_running_version": f"[{_numbers(version)}:{version}]" for name, version in inner_of.items()}
+    running = {
+        f"{name}_running_version": f"[{scenario.build or _numbers(version)}:{version}]"
+        for name, version in inner_of.items()
+    }
     return {
         f"{arch_path}/ascend_toolkit_install.info": _package(
             "Ascend-cann-toolkit", cann, compatible, scenario.arch, f"{seen_as}/{arch_path}"

@@ -87,6 +87,7 @@ def sound(host: str, **changes) -> NodeFacts:
         environ={"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/usr/local/lib"},
         routes={peer: Route("eth0", f"10.0.0.{number}") for peer in NAMES if peer != host},
         addresses={"lo": ("127.0.0.1",), "eth0": (f"10.0.0.{number}",)},
+        mtus={"lo": 65536, "eth0": 1500},
         taken_ports={},
         port_ranges=((32768, 60999), ((60000, 60031),)),
         connection_tests=tuple(ConnectionTest(peer, "10.0.0.9", 20001, wall_s=0.001) for peer in NAMES if peer != host),
@@ -161,6 +162,7 @@ PLANTED = {
         "directory-slow": {"writes": {"/ckpt": WriteResult("/ckpt", wall_s=4.2)}},
         "path-differs": {"paths": {"/data/train": PathSize("folder", 9 * GIB, 12)}},
         "several-interfaces": {"routes": {"n1": Route("eth0", "10.0.0.2"), "n3": Route("eth1", "10.1.0.2")}},
+        "mtu-differs": {"mtus": {"lo": 65536, "eth0": 1400, "docker0": 9000}},
         "python-slow": {"python": PythonFacts(setup="failed", error="killed after 8 s"), "late": ("python",)},
         "build-lock-left": {
             "python": PythonFacts(version="3.10.13", locks={"/c/op/lock": 601.0, "/c/new/lock": 9.0, "/c/x/lock": None})

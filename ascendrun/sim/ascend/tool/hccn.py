@@ -271,7 +271,7 @@ ITEMS: dict[str, Callable[[Port], str]] = {
     "-gateway": lambda port: (
         f"default gateway:{port.chip.gateway}, Iface:{interface(port.chip)}\n" if port.chip.gateway else "\n"
     ),
-    "-mtu": lambda port: "mtu:1500\n",
+    "-mtu": lambda port: f"mtu:{int(port.faults.number('mtu', port.chip.npu_id) or 1500)}\n",
     "-speed": lambda port: f"Speed: {port.node.family.speed_mbit} Mb/s\n" if port.is_up else "Speed: Unknown!\n",
     "-fec": lambda port: f"fec mode: {'no' if port.fault('fec_none') else 'rs'} FEC mode\n",
     "-vnic": _vnic,

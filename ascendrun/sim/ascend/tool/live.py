@@ -29,7 +29,8 @@ CHANGES: dict[str, tuple[str, ...]] = {
 
 
 class Reading(NamedTuple):
-    """One chip now. `error_codes` are shown by `-t health`; `aicore_mhz` is the present clock."""
+    """One chip now. `error_codes` are shown by `-t health`; `aicore_mhz` is the present clock, `rated_mhz` the
+    highest."""
 
     chip: model.Chip
     health: str
@@ -38,6 +39,7 @@ class Reading(NamedTuple):
     temperature_c: int
     load_percent: int
     aicore_mhz: int
+    rated_mhz: int
     ddr_used_mb: int
     hbm_used_mb: int
     hbm_mb: int
@@ -64,7 +66,8 @@ def _reading(family: model.Family, chip: model.Chip, faults: model.Faults, rows:
     heat = chip.idle_c + (family.busy_c - family.idle_c) * warmth
     hot = faults.number("hot", card) if throttled is None else max(heat, family.busy_c) + 36
     health, codes = _health(faults, card)
-    clock = family.mhz if load else family.idle_mhz
+    rated = int(faults.number("rated_clock", card) or family.mhz)
+    clock = rated if load else min(rated, family.idle_mhz)
     watts = chip.idle_w + (family.busy_w - family.idle_w) * load / 100
     natural = Reading(
         chip=chip,
@@ -73,7 +76,8 @@ def _reading(family: model.Family, chip: model.Chip, faults: model.Faults, rows:
         power_w=round(watts, 1),
         temperature_c=int(heat if hot is None else hot),
         load_percent=load,
-        aicore_mhz=clock if throttled is None else int(family.mhz * throttled / 100),
+        aicore_mhz=clock if throttled is None else int(clock * throttled / 100),
+        rated_mhz=rated,
         ddr_used_mb=chip.ddr_used_mb if chip.hbm_mb else min(chip.ddr_mb, chip.ddr_used_mb + held_mb),
         hbm_used_mb=min(hbm_mb, chip.hbm_idle_mb + held_mb),
         hbm_mb=hbm_mb,

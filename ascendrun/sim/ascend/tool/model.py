@@ -236,7 +236,8 @@ KINDS: dict[str, Kind] = {
         OF_CARD, "a process VALUE that no longer runs is listed and holds HBM", "39999", is_number=True
     ),
     "hbm_held": Kind(OF_CARD, "VALUE MB of HBM are held, by no process of the table", "29000", is_number=True),
-    "throttled": Kind(OF_CARD, "hot, and at VALUE percent of its clock under load", "55", is_number=True),
+    "throttled": Kind(OF_CARD, "hot, and at VALUE percent of its usual clock", "55", is_number=True),
+    "rated_clock": Kind(OF_CARD, "the AI cores are rated for VALUE MHz", "1500", is_number=True),
     "hot": Kind(OF_CARD, "VALUE degrees", "96", is_number=True),
     "link_down": Kind(OF_CARD, "the link of its port is down"),
     "link_flaps": Kind(OF_CARD, "the link goes down for a second every VALUE seconds", "10", is_number=True),
@@ -246,6 +247,7 @@ KINDS: dict[str, Kind] = {
     "ip_missing": Kind(OF_CARD, "the port has no address"),
     "ip_v6": Kind(OF_CARD, "the port has an IPv6 address only"),
     "hccn_conf_stale": Kind(OF_CARD, "the port has another address than in /etc/hccn.conf"),
+    "mtu": Kind(OF_CARD, "the port sends packets of up to VALUE bytes", "4200", is_number=True),
     "unreachable": Kind(OF_CARD, "no reply to ping from the address VALUE, or from any", "any"),
     "fec_none": Kind(OF_CARD, "no forward error correction"),
     "optical_absent": Kind(OF_CARD, "no optical module"),

@@ -89,7 +89,7 @@ def _common(view: View, reading: Reading) -> list[str]:
         lines.append(line("HBM Usage Rate(%)", percent(used, total)))
     lines += [
         line("Aicore Usage Rate(%)", reading.load_percent),
-        line("Aicore Freq(MHZ)", view.node.family.mhz),
+        line("Aicore Freq(MHZ)", reading.rated_mhz),
         line("Aicore curFreq(MHZ)", reading.aicore_mhz),
         line("Aicore Count", view.node.family.cores),
         line("Temperature(C)", reading.temperature_c),

@@ -12,7 +12,7 @@ from ascendrun.health.checks import NPU_CHECKS, run_checks
 from ascendrun.health.checks.npu import unowned_memory
 from ascendrun.health.comparison import finding_line
 from ascendrun.health.survey.facts import DeviceNode
-from ascendrun.sim.ascend.scenario import Scenario
+from ascendrun.sim.ascend.scenario import Scenario, ShownProcess
 from ascendrun.sim.ascend.tool.model import FAMILIES
 from ascendrun.text import LANGUAGES
 from tests.lib.npu_worlds import RESERVED, codes, findings, node, ran, section, the, world
@@ -242,6 +242,24 @@ def test_device_files_that_are_closed_or_not_there_are_told():
     lone = {name: one for name, one in whole.npu.devices.items() if name != "hisi_hdc"}
     finding = the(world(replace(whole, npu=replace(whole.npu, devices=lone))), "device-file-missing")
     assert finding.values["files"] == ("hisi_hdc",)
+
+
+def test_heat_clock_and_mtu_are_compared_with_the_other_npus_and_busy_ones_are_left_out():
+    faults = [("throttled", 0, None), ("rated_clock", 1, "1500"), ("mtu", 2, "4200")]
+    sick = world(node("n1"), node("n2", None, *faults), per_node=8)
+    for code, name, value in (
+        ("npu-hot", "npus", (0,)),
+        ("npu-throttled", "npus", (0,)),
+        ("npu-clock-differs", "npus", (1,)),
+        ("device-mtu-differs", "devices", (2,)),
+    ):
+        finding = the(sick, code)
+        assert (finding.severity, finding.hosts, finding.values[name]) == (Severity.WARN, ("n2",), value)
+    assert "npu-hot" in codes(world(node("n1"), node("n2", None, *faults)), is_full=False)
+    busy = Scenario(processes=tuple(ShownProcess(device, 50 + device, "python", 9000, 90) for device in range(8)))
+    assert not {"npu-hot", "npu-throttled"} & codes(world(node("n1", busy), node("n2", busy, ("hot", 3, "88"))))
+    room = [(f"n{number}", None, *(("hot", card, "81") for card in range(8))) for number in (1, 2)]
+    assert len(the(world(*(node(*one) for one in room)), "npu-hot").hosts) == 2
 
 
 def test_a_driver_that_is_half_installed_is_told():

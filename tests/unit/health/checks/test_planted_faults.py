@@ -71,6 +71,10 @@ OF_THE_NPUS = [
     ("hbm-short", of("hbm_short", 5)),
     ("hbm-owner-unknown", of("hbm_held", 5)),
     ("npu-ghost", of("ghost_process", 6)),
+    ("npu-hot", of("hot", 6, "71")),
+    ("npu-throttled", of("throttled", 6)),
+    ("npu-clock-differs", of("rated_clock", 6)),
+    ("device-mtu-differs", of("mtu", 4)),
     ("device-link-down", of("link_down", 4)),
     ("device-ip-missing", of("ip_missing", 4)),
     ("device-ip-family", of("ip_v6", 4)),
@@ -89,6 +93,7 @@ OF_THE_NPUS = [
     ("cann-mixed", Scenario(components={"hccl": "8.0.RC2"})),
     ("driver-differs", Scenario(driver="24.1.rc1")),
     ("cann-differs", Scenario(cann="8.0.RC2")),
+    ("hccl-build-differs", Scenario(build="7.6.0.2.117")),
     ("chip-differs", Scenario(chip="910B1")),
     ("npu-more", Scenario(cards=10)),
 ]
@@ -131,6 +136,7 @@ OF_THE_ANSWERS = [
     ("path-not-found", {"results.paths.sizes./data": {"missing": True, "error": "no such file"}}),
     ("path-differs", {"results.paths.sizes./data": {"kind": "folder", "bytes": 9 * GIB, "files": 12}}),
     ("path-unreadable", {"results.paths.sizes./data": {"error": "permission denied"}}),
+    ("mtu-differs", {"results.mtus.texts./sys/class/net/eth0/mtu": "1400\n"}),
     ("no-route", {"report.routes": [["eth0", "10.0.9.1", ["n1", "n2"]]]}),
     ("peer-is-loopback", {"report.routes": [["lo", "127.0.0.1", None]]}),
     (
@@ -172,6 +178,8 @@ FAULTS = [*OF_THE_NPUS, *OF_THE_ANSWERS]
 COMPANIONS = {
     "driver-differs": {"driver-firmware"},
     "cann-differs": {"torch-npu-cann"},
+    "cann-mixed": {"hccl-build-differs"},
+    "npu-throttled": {"npu-hot"},
     "python-differs": {"torch-npu-python"},
     "torch-npu-torch": {"package-differs"},
     "device-ip-family": {"hccn-conf-stale", "device-net-health"},

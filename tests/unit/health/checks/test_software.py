@@ -10,7 +10,7 @@ from ascendrun.core.findings import Severity
 from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.facts import PythonFacts, TorchFacts
 from ascendrun.sim.ascend.scenario import Scenario
-from tests.lib.npu_worlds import ENVIRON, HOME, PYTHON, RESERVED, codes, node, ran, section, the, world
+from tests.lib.npu_worlds import ENVIRON, HOME, PYTHON, RESERVED, codes, node, ran, section, shell_text, the, world
 
 
 def test_versions_that_differ_between_nodes_are_told_with_both():
@@ -26,6 +26,16 @@ def test_versions_that_differ_between_nodes_are_told_with_both():
     assert the(one, "cann-differs").severity is Severity.WARN
     job = world(node("n1", **RESERVED), node("n2", new, **RESERVED), per_node=8)
     assert the(job, "cann-differs").severity is Severity.FAIL
+    assert "hccl-build-differs" not in codes(job)
+
+
+def test_two_builds_of_one_cann_prevent_a_start_as_their_ranks_do_not_connect():
+    one, two = node("n1", **RESERVED), node("n2", Scenario(build="7.6.0.2.117"), **RESERVED)
+    finding = the(world(one, two, per_node=8), "hccl-build-differs")
+    assert (finding.severity, finding.hosts, finding.values["value"]) == (Severity.FAIL, ("n2",), "7.6.0.2.117")
+    assert the(world(one, two), "hccl-build-differs").severity is Severity.WARN
+    bare = node("n2", raw={"cann": ran(shell_text(Scenario()).partition("@@ components")[0])}, **RESERVED)
+    assert "hccl-build-differs" not in codes(world(one, bare, per_node=8))
 
 
 @pytest.mark.parametrize(
