@@ -40,8 +40,9 @@ OTHER_NAME = Host("npu-2", addr="10.0.0.2")
 
 class Node:
     """One machine as its agent reports it. `survey`: its results, None: it answers no survey and no probe. `records`:
-    the events of its attempts. `supervised`: whether their supervisors live. `asked`: the requests that it got. `slow`:
-    answers to stop requests, which wait to be called; None: it answers at once."""
+    the events of its attempts. `supervised`: whether their supervisors live. `checkpoints`: that it lists.
+    `asked`: the requests that it got. `slow`: answers to stop requests, which wait to be called; None: it answers at
+    once."""
 
     def __init__(self, key: str) -> None:
         self.key, self.boot_id, self.incarnation = key, "b", "i"
@@ -51,6 +52,7 @@ class Node:
         self.records: dict[str, bytes] = {}
         self.supervised = False
         self.copies: dict[str, Any] = {}
+        self.checkpoints: tuple[dict[str, Any], ...] = ()
         self.survey: dict[str, Any] | None = None
         self.asked: list[Any] = []
         self.slow: list[Callable[[], None]] | None = None
@@ -64,6 +66,8 @@ class Node:
             return PutFileReply(0, True)
         if isinstance(request, agent.Copy):
             return agent.CopyReply(self.copies.get(request.tag))
+        if isinstance(request, agent.Checkpoints):
+            return agent.CheckpointsReply(self.checkpoints)
         if isinstance(request, agent.Live):
             return agent.LiveReply(self.boot_id, self.incarnation, None if self.live is None else tuple(self.live))
         if isinstance(request, agent.Processes):

@@ -257,6 +257,7 @@ class Draft:
             "window_s": job.policy.window_s,
             "stalled": restart.attempts_without_progress(past),
             "last_step": job.last_step,
+            "saved_step": job.saved_step,
         }
         if isinstance(decision, Again):
             pause_s = round(decision.not_before_s - self.now_s, 1)
@@ -301,6 +302,7 @@ class Draft:
             self.now_s,
             job.failure,
             last_step=job.last_step,
+            saved_step=job.saved_step,
             resumed_step=job.resume.step if job.resume else None,
             older_step=job.resume.older if job.resume else None,
         )
@@ -337,6 +339,7 @@ class Draft:
             first_failure=None,
             failure=None,
             last_step=None,
+            saved_step=None,
             unconfirmed=(),
             not_before_s=None,
             resume=None,

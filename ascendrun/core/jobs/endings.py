@@ -216,12 +216,14 @@ class TrainsSeparately(JobInput):
 
 class Diagnosed(JobInput):
     """The failure of an attempt was diagnosed. `first`: what failed first, None: there is no diagnosis, or the attempt
-    did not fail by itself. `last_step`: the newest step that it reported, None: unknown."""
+    did not fail by itself. `last_step`: the newest step that it reported, `saved_step`: of the newest complete
+    checkpoint on its hosts, None: unknown."""
 
     attempt: int
     failure: Failure
     last_step: int | None = None
     first: FirstFailure | None = None
+    saved_step: int | None = None
 
     def apply(self, draft: Draft) -> None:
         """Take what failed first by the diagnosis, also after the end; a later one, with more evidence, replaces it."""
@@ -231,7 +233,8 @@ class Diagnosed(JobInput):
             draft.job = replace(job, past=tuple(past))
         elif job.state in (State.STOPPING, State.BACKOFF, State.FAILED):
             failure = judge_quickly(job) if job.cause is Cause.HUNG else self.failure  # what was seen before
-            draft.job = _with_first(replace(job, failure=failure, last_step=self.last_step), self.first)
+            job = replace(job, failure=failure, last_step=self.last_step, saved_step=self.saved_step)
+            draft.job = _with_first(job, self.first)
             if self.first is not None and self.first != job.first_failure:
                 first = self.first
                 values = {"reason": first.reason, "finding": self.failure.code, "confidence": first.confidence}

@@ -194,7 +194,7 @@ class Job:
     ended since devices or ports were in use. `go_sent_at_s`: when GO was decided for this attempt, None: not yet.
     `unconfirmed`: hosts on which the end of all processes is unknown; they stay reserved until they are reachable.
     `first_failure`: what every screen shows, replaced by the diagnosis. `failure`, `last_step`: of this attempt, as
-    diagnosed. `resume`: what it resumes from, None: unknown.
+    diagnosed. `saved_step`: see PastAttempt. `resume`: what it resumes from, None: unknown.
     `past`: the newest ended attempts. `not_before_s`: earliest time of the next start, None: no pause. Times are UTC
     seconds.
     """
@@ -228,6 +228,7 @@ class Job:
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     failure: Failure | None = None
     last_step: int | None = None
+    saved_step: int | None = None
     past: tuple[PastAttempt, ...] = ()
     not_before_s: float | None = None
     pool: tuple[str, ...] = ()

@@ -106,7 +106,8 @@ class RestartPolicy:
 @dataclass(frozen=True)
 class PastAttempt:
     """An attempt that ended. `started_at_s`: None, it never ran. `failure`: None, it was not diagnosed. Steps: None,
-    unknown. `older_step`: of the next older checkpoint than the one that it resumed from, 0: none. `counted`: its end
+    unknown. `older_step`: of the next older checkpoint than the one that it resumed from, 0: none. `saved_step`: of the
+    newest complete checkpoint on its hosts after its end, 0: none. `counted`: its end
     used one of the restarts. `avoid`: hosts chosen last after it."""
 
     number: int
@@ -119,6 +120,7 @@ class PastAttempt:
     counted: bool = True
     avoid: tuple[str, ...] = ()
     older_step: int | None = None
+    saved_step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -161,9 +163,10 @@ def decide(
     if is_counted and restarts_used(policy, past[:-1], now_s) >= policy.max_restarts:
         return Enough("max-restarts")
     goes_back = policy.max_restarts_without_progress is None and may_try_older(past)
+    has_saved = _has_saved(past, len(past) - 1)
     if limit is not None and stalled >= limit and not goes_back:
         return Enough("no-progress")
-    if failure.kind in _REPEATS and _is_repeated(past) and not goes_back:
+    if failure.kind in _REPEATS and _is_repeated(past) and not (goes_back or has_saved):
         return Enough("repeated")
     pause_s = _pause_s(policy, stalled, tag)
     rule = "again" if is_counted else "not-counted"
@@ -228,8 +231,11 @@ def keep(past: Sequence[PastAttempt], policy: RestartPolicy) -> tuple[PastAttemp
 
 
 def _made_progress(past: Sequence[PastAttempt], index: int) -> bool:
-    """Return whether attempt `index` went further: by the checkpoint of the next one, else by its steps."""
+    """Return whether attempt `index` went further: by the checkpoint that it left, or that the next one resumed from,
+    else by its steps."""
     one = past[index]
+    if _has_saved(past, index):
+        return True
     later = past[index + 1] if index + 1 < len(past) else None
     if later is not None and later.resumed_step is not None and one.resumed_step is not None:
         return later.resumed_step > one.resumed_step
@@ -239,6 +245,15 @@ def _made_progress(past: Sequence[PastAttempt], index: int) -> bool:
     if one.started_at_s is None:
         return False
     return one.ended_at_s - one.started_at_s >= SILENT_PROGRESS_S
+
+
+def _has_saved(past: Sequence[PastAttempt], index: int) -> bool:
+    """Return whether attempt `index` left a complete checkpoint that is newer than the one that it resumed from."""
+    one = past[index]
+    before = one.resumed_step
+    if before is None:  # unknown: what the attempts before it left
+        before = max((earlier.saved_step or 0 for earlier in past[:index]), default=0)
+    return one.saved_step is not None and one.saved_step > before
 
 
 def _is_repeated(past: Sequence[PastAttempt]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.dataclass import load_dataclass
@@ -126,7 +126,6 @@ def query_checkpoints(
     spec: JobSpec,
     job: Job,
     hosts: Sequence[Host],
-    reports: Mapping[str, NodeReport],
     *,
     links: Connections,
     post: Callable[[Callable[[], None]], None],
@@ -147,10 +146,9 @@ def query_checkpoints(
             done(found)
 
     def ask(host: Host) -> None:
-        folder = spec.checkpoint.dir or layout.checkpoints_dir(reports[host.name].root, job.run)
-        links.get(host).call(
-            Checkpoints(folder), deadline_s=LIST_S, done=lambda reply: post(lambda: take(host.name, reply))
-        )
+        link = links.get(host)
+        folder = spec.checkpoint.dir or layout.checkpoints_dir(link.info.root, job.run)
+        link.call(Checkpoints(folder), deadline_s=LIST_S, done=lambda reply: post(lambda: take(host.name, reply)))
 
     if not waiting:
         done(found)

@@ -8,16 +8,20 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
+from ascendrun.core.jobs.checkpoints import Listings, choose
 from ascendrun.core.jobs.endings import Diagnosed
 from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.outcome import judge_quickly
 from ascendrun.core.jobs.reasons import FirstFailure
-from ascendrun.core.jobs.restart import Failure
+from ascendrun.core.jobs.restart import Failure, set_aside
+from ascendrun.head.agents.node_query import query_checkpoints
 from ascendrun.head.spool.artifact_store import is_outdated
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.node.failpoint import failpoint
@@ -83,20 +87,39 @@ class Judging:
         is_complete = runner.copies.has_all(but=gone) and not self._artifacts().is_waiting(job.id, job.attempt)
         if is_complete or now - case.proven_mono > GATHER_WAIT_S or job.go_sent_at_s is None:
             case.is_running = True
-            self._judge(job.id, job.attempt, lambda: Diagnosed(job.attempt, judge_quickly(runner.job)))
+            judge = partial(self._judge, job.id, job.attempt, lambda: Diagnosed(job.attempt, judge_quickly(runner.job)))
+            self._list_saved(runner, judge)
+
+    def _list_saved(self, runner: JobRunner, then: Callable[[int | None], None]) -> None:
+        """Give `then` the step of the newest complete checkpoint on the hosts that respond, 0: there is none; None:
+        unknown, or no restart depends on it."""
+        job = runner.job
+        hosts = [host for host in runner.placed if runner.link(host.name).is_up]
+        names = [host.name for host in hosts]
+
+        def take(listings: Listings) -> None:
+            chosen = choose(listings, names, skip=set_aside(job.past)) if set(names) <= set(listings) else None
+            then(chosen.step if chosen is not None else None)
+
+        if not hosts or job.policy.max_restarts <= 0:
+            then(None)
+            return
+        query_checkpoints(runner.spec, job, hosts, links=runner.context.links, post=self._post, done=take)
 
     def repeat(self, job_id: str, attempt: int) -> None:
         """Diagnose an attempt again if more evidence has arrived since its diagnosis."""
         if job_id not in self._cases and is_outdated(spool_dir(self._state_dir, job_id, attempt)):
-            self._judge(job_id, attempt, lambda: None)
+            self._judge(job_id, attempt, lambda: None, None)
 
-    def _judge(self, job_id: str, attempt: int, without: Callable[[], Diagnosed | None]) -> None:
+    def _judge(
+        self, job_id: str, attempt: int, without: Callable[[], Diagnosed | None], saved_step: int | None
+    ) -> None:
         """Run the child in a thread, and feed its answer; `without` gives the answer if there is none."""
 
         def take(result: Diagnosed | None) -> None:
             result = result or without()
             if result is not None:
-                self._feed(job_id, result)
+                self._feed(job_id, replace(result, saved_step=saved_step))
 
         def run() -> None:
             result = self._run_child(job_id, attempt)

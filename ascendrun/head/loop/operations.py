@@ -157,7 +157,7 @@ class Operations:
                 )
                 answer(PreflightError(what, problems=problems), b"", True)
                 return
-            query_checkpoints(submission.spec, job, hosts, reports, links=self._links, post=self._post, done=reply)
+            query_checkpoints(submission.spec, job, hosts, links=self._links, post=self._post, done=reply)
 
         def reply(listings: Listings) -> None:
             chosen = choose(job, [host.name for host in hosts], listings)

@@ -90,7 +90,6 @@ class JobStart:
                 live.spec,
                 live.job,
                 live.placed,
-                self.reports,
                 links=live.context.links,
                 post=live.post,
                 done=partial(self._take_checkpoints, live.job.run_id),

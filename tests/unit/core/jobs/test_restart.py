@@ -104,6 +104,17 @@ def test_progress_is_what_an_attempt_adds_to_the_checkpoint_that_it_resumed_from
     assert judge(RestartPolicy(9), stuck).rule == "no-progress"
 
 
+def test_a_newer_complete_checkpoint_is_progress_whatever_the_steps_were() -> None:
+    past = [replace(one, resumed_step=680, last_step=760) for one in attempts(REBOOTED, KILLED, KILLED)]
+    assert judge(RestartPolicy(9), past).rule == "no-progress"
+    saved = [*past[:2], replace(past[2], saved_step=720)]
+    assert judge(RestartPolicy(9), saved).rule == "again", "nor is it the same failure at the same step"
+    loaded = [*past[:2], replace(past[2], saved_step=680)]
+    assert judge(RestartPolicy(9), loaded).rule == "no-progress", "it is the one that they resumed from"
+    unknown = [replace(one, resumed_step=None, saved_step=720) for one in past]
+    assert judge(RestartPolicy(9), unknown).rule == "no-progress", "it was there before"
+
+
 def test_attempts_that_die_while_they_load_a_checkpoint_go_back_to_the_one_before() -> None:
     story = Story(restarting_job(policy=RestartPolicy(9, backoff_s=(0.0, 0.0))))
     steps = {"a": [Listed("deepspeed", f"/c/{step}", step) for step in (10, 5)]}
