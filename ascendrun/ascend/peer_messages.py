@@ -225,14 +225,30 @@ _add(
 )
 
 
+_GROUP = r"(?:\[PG (?:ID \d+ PG GUID )?(?P<group>[^\]]*?) Rank \d+\].*?)?"
+_OF_EQUAL_SIZES = frozenset(
+    "ALLREDUCE BROADCAST REDUCE ALLGATHER _ALLGATHER_BASE REDUCE_SCATTER _REDUCE_SCATTER_BASE".split()
+)
+"""Collectives that every rank of a group calls with equal numbers of elements."""
+
+
 @_message(
     ["Watchdog caught collective operation timeout"],
-    r"(?:\[Rank (?P<rank>\d+)\] )?Watchdog caught collective operation timeout: \w+\("
-    r"(?:.*?SeqNum=(?P<seq>\d+))?(?:.*?OpType=(?P<op>\w+))?",
+    _GROUP + r"Watchdog caught collective operation timeout: \w+\((?:.*?SeqNum=(?P<seq>\d+))?"
+    r"(?:.*?OpType=(?P<op>\w+))?(?:.*?NumelIn=(?P<in>\d+), NumelOut=(?P<out>\d+))?",
 )
 def _watchdog(found: Match[str]) -> PeerMessage:
-    values = {name: found[name] for name in ("seq", "op") if found[name]}
+    names = ("seq", "op", "group", *(("in", "out") if found["op"] in _OF_EQUAL_SIZES else ()))
+    values = {name: found[name] for name in names if found[name]}
     return PeerMessage("sequence" if "seq" in values else "timeout", wait=EXEC, values=values)
+
+
+_add(
+    "progress",
+    ["last enqueued"],
+    _GROUP
+    + r"last enqueued (?:NCCL |HCCL )?work: (?P<enqueued>\d+), last completed (?:NCCL |HCCL )?work: (?P<completed>\d+)",
+)
 
 
 _add("stuck", ["watchdog got stuck"], r"ProcessGroup\w+'s watchdog got stuck for \d+ seconds", EXEC)

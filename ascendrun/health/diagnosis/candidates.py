@@ -322,14 +322,18 @@ def _ended(host: HostEvidence, here: Sequence[RankEvidence], hit: Hit) -> tuple[
 
 
 def _hits(evidence: Evidence, host: HostEvidence) -> list[Hit]:
-    """Return causes in kernel lines shortly before the end, or before the last output of stopped ranks."""
+    """Return causes in kernel lines shortly before the end, or before the last output of stopped ranks, and all that
+    the kernel says about the process of a rank that did not fail."""
     lines = host.dmesg or ()
     here = evidence.ranks_of(host.host)
     timely = {index for index, line in enumerate(lines) if line.at_s is None or _is_timely(line.at_s, here)}
+    silent = {str(rank.pid) for rank in here if not rank.has_failed}
     return [
         hit
         for hit in scan((index, line.text) for index, line in enumerate(lines))
-        if hit.line in timely and hit.signature.role == result.CAUSE and hit.signature.family in KERNEL_FAMILIES
+        if hit.line in timely
+        and hit.signature.family in KERNEL_FAMILIES
+        and (hit.signature.role == result.CAUSE or str(hit.values.get("pid")) in silent)
     ]
 
 

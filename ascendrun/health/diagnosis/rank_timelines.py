@@ -164,8 +164,11 @@ def known_line_indicators(lines: Fatal) -> list[result.Indicator]:
         )
     ]
     closing = _closing(lines, shown)
+    last = {hit.signature.code: hit for hit in shown}
     indicators = []
     for hit in shown:
+        if hit.signature.is_general and hit is not last[hit.signature.code]:
+            continue  # of NCCL's warnings only the last came right before the failure
         line = lines.lines[hit.line]
         is_last = lines.after[hit.line] <= LAST_OUTPUT_LINES and lines.rank.has_failed and not lines.has_waited
         since_s = None if line.at_s is None or closing is None or closing.at_s is None else closing.at_s - line.at_s

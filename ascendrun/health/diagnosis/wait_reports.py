@@ -21,6 +21,9 @@ from ascendrun.health.diagnosis.result import Proof, proof_of
 from ascendrun.text import Rendered
 from ascendrun.text.format import fold_hosts
 
+COUNTED = ("tag", "index", "sequence", "progress")
+"""Kinds of messages with the number or the name of an operation of a communication group."""
+
 
 class Report(NamedTuple):
     """What one rank says about others."""
@@ -139,23 +142,28 @@ class Table:
                 found.append(proof_of(self.evidence, last, one))
         return found
 
-    def groups(self) -> dict[int, str]:
-        """Return the communication group of each rank's wait, by its plog: operations of two groups are not
-        comparable."""
-        return {one.rank: one.message.values["group"] for one in self.messages("tag")}
+    def in_largest_group(self, name: str) -> dict[int, str]:
+        """Return each rank's last value of this name in the largest communication group, by what it reports of its
+        wait: operations of two groups are not comparable."""
+        found: dict[int, str] = {}
+        groups = {one.rank: one.message.values["group"] for one in self.messages("tag")}
+        counted = self.messages(*COUNTED)
+        common = most_common(groups.values()) or most_common(one.message.values.get("group") for one in counted)
+        for one in counted:
+            if groups.get(one.rank, one.message.values.get("group") or common) == common and name in one.message.values:
+                found[one.rank] = one.message.values[name]
+        return found
 
     def tags(self) -> dict[int, str]:
         """Return the collective of each rank in the largest group."""
-        groups = self.groups()
-        common = most_common(groups.values())
-        return {one.rank: one.message.values["tag"] for one in self.messages("tag") if groups[one.rank] == common}
+        return self.in_largest_group("tag")
 
 
 def has_finished(rank: RankEvidence) -> bool:
     return rank.code == 0 and not rank.stopped
 
 
-def most_common(values: Iterable[str]) -> str | None:
+def most_common(values: Iterable[str | None]) -> str | None:
     return next((value for value, _ in Counter(values).most_common(1)), None)
 
 

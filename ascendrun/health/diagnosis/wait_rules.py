@@ -15,7 +15,7 @@ from ascendrun.health.diagnosis import wait_reports
 from ascendrun.health.diagnosis.candidates import Candidate
 from ascendrun.health.diagnosis.evidence import Evidence
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
-from ascendrun.health.diagnosis.wait_reports import Table, has_finished, minority, most_common
+from ascendrun.health.diagnosis.wait_reports import COUNTED, Table, has_finished, minority
 
 FEW_SHARE = 0.25
 """Ranks without output, and ends of chains, are blamed up to this fraction of all, or if they are entire hosts."""
@@ -139,23 +139,28 @@ def blame_sequence(table: Table) -> Candidate | None:
     named = {rank for one in lagging for rank in one.message.ranks}
     if named and 2 * len(named) < len(table.timelines):
         return table.make("collective-not-reached", 56, named, lagging, values=lagging[0].message.values)
-    groups = table.groups()
-    common = most_common(groups.values())
-    for kind, name in (("index", "index"), ("sequence", "seq")):
-        numbers: dict[int, int] = {}
-        for one in table.messages(kind):
-            if groups.get(one.rank, common) == common:
-                numbers.setdefault(one.rank, int(one.message.values[name]))
-        lowest = min(numbers.values(), default=0)
-        behind = [rank for rank, number in numbers.items() if number == lowest]
-        if behind and 2 * len(behind) < len(numbers):
-            reports = [one for one in table.messages(kind) if one.rank in behind]
-            values = {"index": str(lowest), "others": str(max(numbers.values()))}
-            return table.make("collective-not-reached", 56, behind, reports, values=values)
-    operations = [one for one in table.messages("sequence") if "op" in one.message.values]
-    outliers = minority(table.tags()) or minority({one.rank: one.message.values["op"] for one in operations})
+    for name in ("index", "seq"):
+        found = _behind(table, name)
+        if found is not None:
+            return found
+    of_kinds = (table.tags(), *(table.in_largest_group(name) for name in ("op", "in", "out")))
+    outliers = next((few for few in map(minority, of_kinds) if few), ())
     reports = [one for one in table.messages("tag", "sequence") if one.rank in outliers]
-    return table.make("collective-differs", 57, outliers, reports) if outliers else None
+    if outliers:
+        return table.make("collective-differs", 57, outliers, reports)
+    return _behind(table, "completed") or _behind(table, "enqueued")
+
+
+def _behind(table: Table, name: str) -> Candidate | None:
+    """Blame the minority of ranks with the lowest number of this name in the largest group."""
+    numbers = {rank: int(text) for rank, text in table.in_largest_group(name).items()}
+    lowest = min(numbers.values(), default=0)
+    behind = [rank for rank, number in numbers.items() if number == lowest]
+    if not behind or 2 * len(behind) >= len(numbers):
+        return None
+    reports = [one for one in table.messages(*COUNTED) if one.rank in behind]
+    values = {"index": str(lowest), "others": str(max(numbers.values()))}
+    return table.make("collective-not-reached", 56, behind, reports, values=values)
 
 
 def blame_lagging(table: Table) -> Candidate | None:

@@ -36,7 +36,8 @@ _OF_CPP = re.compile(r"^(?:\[rank\d+\]:\s?)?\[[EWIF]\d{4} \d\d:\d\d")
 _OUTER_CODES = frozenset({"ACL-107002", "ACL-507001"})
 """Return codes that may represent a failure in a lower layer, whose code is in the same message."""
 _RETURN_CODE = re.compile(
-    r"\b(?:errCode|retCode|rtCode|drvRetCode|drvRet|drv_ret_code)\s*[=:]\s*\[?(?P<code>0x[0-9a-f]+|\d+)", re.IGNORECASE
+    r"\b(?:errCode|retCode|rtCode|drvRetCode|drvRet|drv_ret_code|InnerCode|ret)\s*[=:\[]\s*\[?(?P<code>0x[0-9a-f]+|\d+)",
+    re.IGNORECASE,
 )
 _POSTSCRIPT = re.compile(r"^\s*(?:\[\w*\d*\]:\s?)*\[ERROR\] \d{4}-\d\d-\d\d-\S+ \(PID:")
 
@@ -266,7 +267,7 @@ class Fatal(rank_lines.RankLines):
             or was_handled
             or is_aside
             or chain.is_argued
-            or line_kinds.points_elsewhere(shown.text)
+            or (hit is None and line_kinds.points_elsewhere(shown.text))
         )
         if hit is not None:
             unsure = unsure or has_inner_code(hit, (lines[index].text for index in self._message(chain.root)))

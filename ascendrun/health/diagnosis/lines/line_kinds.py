@@ -125,7 +125,8 @@ _CONNECTS = re.compile(r"c10d\].*client socket has failed to connect.*(?:errno: 
 
 
 _POINTS = re.compile(
-    r"\bsee (?:the )?(?:\w+ ){0,3}(?:above|below|logs?)\b|\bdetails are lost\b|terminated with (?:signal|exit code)|"
+    r"\bsee (?:the )?(?:\w+ ){0,3}\(?(?:above|below|logs?)\b|"
+    r"\breported (?:as )?above\b|\broot cause of the above\b|\bdetails are lost\b|terminated with (?:signal|exit code)|"
     r"\b(?:exited|died|terminated) (?:unexpectedly|abruptly)\b|returned non-zero exit status|"
     r"\b(?:engine|process|worker|server)\w*\b.{0,20}\b(?:initialization failed|failed to start|died)\b|"
     r"\ban error occurred while (?:generating|running|executing)\b",

@@ -257,7 +257,7 @@ class _Parser:
                 found = _exception_line(body, after_frame=after_frame)
                 if found is not None:
                     self._unended = frames
-                    raised = self._raised(start, at, self._with_next(at, found), frames)
+                    raised = self._raised(start, at, self._with_next(at, body, found), frames)
                     if frames:
                         caught, thrown = (frames[0][0], names[0]), (frames[-1][0], names[-1])
                         raised = replace(raised, caught_in=caught, raised_in=thrown, statement=statement)
@@ -266,12 +266,13 @@ class _Parser:
             at += 1
         return None, max(start + 1, at if noise <= NOISE_LIMIT else start + 1)
 
-    def _with_next(self, at: int, found: tuple[str, str]) -> tuple[str, str]:
-        """Append the next line to a message that announces it, such as "backend='inductor' raised:"."""
+    def _with_next(self, at: int, body: str, found: tuple[str, str]) -> tuple[str, str]:
+        """Append the next line to a message that announces it, such as "backend='inductor' raised:", or whose first
+        line is empty."""
         after = self._group[at + 1][1] if at + 1 < len(self._group) else ""
-        if not found[1].rstrip().endswith(":") or not after.strip() or TRACEBACK_HEAD in after or after[:1] in _BOX:
+        if not body.rstrip().endswith(":") or not after.strip() or TRACEBACK_HEAD in after or after[:1] in _BOX:
             return found
-        return found[0], f"{found[1].rstrip()} {after.strip()}"
+        return found[0], f"{found[1].rstrip()} {after.strip()}".lstrip()
 
     def _raised(self, start: int, end: int, found: tuple[str, str], frames: Sequence[tuple[str, int]]) -> Raised:
         own = [index for index, frame in enumerate(frames) if not _LIBRARY.search(frame[0])]
@@ -280,7 +281,8 @@ class _Parser:
         deeper = frames[own[-1] + 1 :] if own else frames  # decorators above the program's line made no call
         collective = any(_COLLECTIVE.search(frame[0]) for frame in deeper[-2:]) or _OF_TRANSPORT.search(found[1])
         lines = (self._group[start][0], self._group[end][0])
-        return Raised(found[0], found[1].strip(), where, bool(collective), *lines, last or ("", 0))
+        origin = ("", 0) if last is None else (last[0].rpartition("/")[2], last[1])  # directories differ by host
+        return Raised(found[0], found[1].strip(), where, bool(collective), *lines, origin)
 
 
 def _prefix_of(body: str) -> int:
