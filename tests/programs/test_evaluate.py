@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import importlib.util
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory import tokens
 from ascendrun.programs.trajectory.data import Samples
 from ascendrun.programs.trajectory.grammars import as_texts
-from ascendrun.programs.trajectory.judge import judge, missing
+from ascendrun.programs.trajectory.judge import Judged, judge, missing
 from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_model, pad
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.points.tracks import FEATURES
@@ -275,3 +276,13 @@ def test_without_scikit_learn_the_majority_class_remains_and_the_report_says_wha
     samples = [tokens.Encoded(np.array([3]), (), label) for label in (0, 1, 1)]
     assert list(judged(samples, samples, words=4, classes=2)) == ["model", "majority"]
     assert missing().key == "program.no-scikit-learn"
+
+
+def test_a_simple_method_without_an_error_is_a_leak_suspected_and_one_with_some_is_not(tmp_path):
+    truth = [number % 4 for number in range(80)]
+    right = np.eye(4)[truth]
+    mostly = np.eye(4)[[0, *truth[1:-8], *[0] * 8]]
+    judged = Judged(list("abcd"), list(map(str, range(80))), truth, {MODEL: right, "forest": mostly, "tokens": right})
+    text = judged.write(tmp_path, "test", {}, seed=1, is_leaky=False)
+    assert json.loads((tmp_path / "report.json").read_text())["leak_suspected"] == ["tokens"]
+    assert "leak suspected: regression on tokens" in text

@@ -15,9 +15,9 @@ from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trajectory import grammars, tokens
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import Record, text_of
+from ascendrun.programs.trajectory.leaks import LabelLeakError, check_leak, check_same_segments
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.points.tracks import FEATURES, Track
-from ascendrun.programs.trajectory.split import LabelLeakError, check_leak, check_same_segments
 
 
 def make_track(**changes: object) -> Track:
@@ -87,7 +87,8 @@ def test_the_class_is_never_in_the_text(grammar):
     plain = grammars.as_texts(tracks, grammar=grammar, resolution=10)
     renamed = grammars.as_texts([replace(track, label="X") for track in tracks], grammar=grammar, resolution=10)
     assert plain == renamed
-    check_leak(plain, [str(track.label) for track in tracks])
+    ships = [track.ship for track in tracks]
+    assert check_leak(plain, [str(track.label) for track in tracks], ships) == []
 
 
 @pytest.mark.parametrize("grammar", grammars.GRAMMARS)
@@ -100,13 +101,44 @@ def test_points_without_speed_or_course_have_words_too(grammar):
 def test_the_leak_check_trips_on_a_class_word_in_any_spelling():
     texts = [tokens.Words((), (("SPD_STOP", "oil-tanker"),)), tokens.Words((), (("SPD_STOP", "x"),))]
     with pytest.raises(LabelLeakError, match="oil-tanker"):
-        check_leak(texts, ["Oil_Tanker", "Cargo"])
+        check_leak(texts, ["Oil_Tanker", "Cargo"], ["1", "2"])
 
 
-def test_the_leak_check_trips_on_a_label_under_another_name():
-    texts = [tokens.Words((), (("a", f"TYPE_{number % 3}"),)) for number in range(12)]
-    with pytest.raises(LabelLeakError, match="TYPE_0 = Cargo"):
-        check_leak(texts, [("Cargo", "Tanker", "Tug")[number % 3] for number in range(12)])
+CLASSES = ("Cargo", "Fishing", "Tanker", "Tug")
+
+
+def leaking(token_of, *, ships=120):
+    """Texts of two pieces a ship: noise, and the tokens of `token_of(number of the class, number of the ship)`."""
+    dice = np.random.default_rng(5)
+    rows = [(ship, ship % len(CLASSES)) for ship in range(ships) for _ in range(2)]
+    noise = [tuple(f"n{i}" for i in dice.integers(40, size=12)) for _ in rows]
+    texts = [tokens.Words((), ((*more, *token_of(kind, ship)),)) for more, (ship, kind) in zip(noise, rows)]
+    return texts, [CLASSES[kind] for _, kind in rows], [str(ship) for ship, _ in rows]
+
+
+LEAKS = {
+    "each class has its token": lambda kind, ship: (f"CODE_{kind}",),
+    "one wrong row of 120": lambda kind, ship: (f"CODE_{0 if ship == 7 else kind}",),
+    "three of four classes have one": lambda kind, ship: (f"CODE_{kind}",) if kind else (),
+    "a pair of two columns": lambda kind, ship: (f"A_{kind // 2}", f"B_{kind % 2}"),
+}
+
+
+@pytest.mark.parametrize("case", LEAKS)
+def test_a_label_under_another_name_is_refused_with_the_tokens_that_tell_each_class(case):
+    with pytest.raises(LabelLeakError) as refused:
+        check_leak(*leaking(LEAKS[case]))
+    found = {row.values["name"]: set(row.values["tokens"]) for row in refused.value.args[0].values["found"]}
+    told = {kind: set(LEAKS[case](kind, kind)) for kind in range(4)}
+    assert found == {CLASSES[kind]: words for kind, words in told.items() if words}
+
+
+def test_one_class_that_a_token_tells_is_named_and_chance_is_not():
+    warned = check_leak(*leaking(lambda kind, ship: ("CODE",) if kind == 2 else ()))
+    assert [(each.values["name"], each.values["tokens"], each.values["f1"]) for each in warned] == [
+        ("Tanker", ["CODE"], 1.0)
+    ]
+    assert check_leak(*leaking(lambda kind, ship: (f"SHIP_{ship}",), ships=8)) == []
 
 
 def test_words_that_training_hardly_knows_become_unknown():

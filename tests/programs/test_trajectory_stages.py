@@ -285,7 +285,7 @@ def test_the_guide_s_texts_lose_their_class_words_and_a_word_that_still_tells_st
     folder = tmp_path / "again"
     # Every class still has a word of its own, SPD_SLOW and SPD_FAST: the check says so too.
     own = start("--mode=prepare", f"--data_path={tmp_path / 'good.jsonl'}", f"--output_dir={folder}", name="own")
-    assert own.wait() == [1] and "one token identifies each class" in own.text() and not folder.exists()
+    assert own.wait() == [1] and "tokens identify the class of a ship" in own.text() and not folder.exists()
     mixed = guide_lines(leaks=False).replace("SPD_SLOW", "SPD_FAST", 12 * 12)
     (tmp_path / "mixed.jsonl").write_text(mixed)
     fine = start(

@@ -18,11 +18,12 @@ from ascendrun.programs.errors import InvalidDataError, check_given
 from ascendrun.programs.trainer.checkpoint import replace_text, replacing
 from ascendrun.programs.trajectory.data_rules import column_map
 from ascendrun.programs.trajectory.grammars import TEXTS, as_texts, fit_text
+from ascendrun.programs.trajectory.leaks import check_leak, check_same_segments, fingerprint
 from ascendrun.programs.trajectory.points.clean import NUMBERED_CLASSES, class_name, split_name
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.points.read_ais import Reading, read_tracks
 from ascendrun.programs.trajectory.points.tracks import FEATURES, SPLITS, Limits, Track
-from ascendrun.programs.trajectory.split import check_leak, check_same_segments, fingerprint, split_records
+from ascendrun.programs.trajectory.split import split_records
 from ascendrun.programs.trajectory.store import load_pretrained, pretrained_folder
 from ascendrun.programs.trajectory.tokens import END, Encoded, Words, encode, make_vocabulary
 from ascendrun.text import Text, to_json
@@ -139,7 +140,7 @@ def prepare(options: Options, text: Mapping[str, Any] | None = None) -> Samples:
     text = dict(text or text_of(options, parts["train"]))
     made = {name: sorted(as_records(part, text), key=lambda record: record.id) for name, part in parts.items()}
     labelled = [record for name in SPLITS for record in made[name]]
-    check_leak([record.words for record in labelled], [str(record.label) for record in labelled])
+    leaks = check_leak(*zip(*((record.words, str(record.label), record.ship) for record in labelled)))
     check_same_segments({name: [(record.id, record.mark) for record in made[name]] for name in SPLITS})
     vocabulary = make_vocabulary(
         ((record.ship, record.words) for record in made["train"]), min_count=options["min_frequency"]
@@ -151,6 +152,7 @@ def prepare(options: Options, text: Mapping[str, Any] | None = None) -> Samples:
             "names": names,
             "text": text,
             "split": options["split"],
+            "leaks": to_json(leaks),
             "cleaning": counts,
             "segments": {name: len(part) for name, part in made.items()},
             "tokens": {name: tokens_of(encode_all(part, vocabulary, {})) for name, part in made.items()},

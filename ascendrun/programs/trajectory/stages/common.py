@@ -68,6 +68,9 @@ def introduce(options: Options, samples: Samples, here: Runtime) -> None:
         tokens=len(samples.vocabulary),
         grammar=samples.text["grammar"],
     )
+    for leak in from_json(samples.facts.get("leaks", ())):
+        suspected = Text("program.leak-suspected", "leak suspected: {found}", found=leak)
+        here.log("program.warning", "warning: {text}", text=suspected)
     for doubt in doubts(samples.records):
         here.log("program.warning", "warning: {text}", text=doubt)
     if options["mode"] != "plan":

@@ -1,0 +1,163 @@
+"""What gives away the class of a track without its motion: class names, tokens that are a label under another name,
+copies of a segment in two splits. A model that reads any of it scores well on its test ships and nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import ceil, exp, lgamma
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascendrun.programs.errors import InvalidDataError
+from ascendrun.programs.trajectory.tokens import Words
+from ascendrun.text import Text
+
+OWN_F1 = {1: 0.95, 2: 0.98}
+"""F1, by ship, from which a token, or a pair of them, is taken for the class: one wrong row of 120 leaves it above. Of
+thousands of pairs, some of size and speed come close to a class."""
+CHANCE = 1e-3
+"""Expected number of tokens that are so by chance, above which nothing is said: with few ships some always are."""
+PAIRED = 64
+"""Tokens of a class, the rarest elsewhere, of which all pairs are tried."""
+ROWS = 4096
+
+
+class LabelLeakError(InvalidDataError):
+    """The text contains the label, or the same text is in two splits; any score would be meaningless."""
+
+
+def check_leak(texts: Sequence[Words], labels: Sequence[str], ships: Sequence[str]) -> list[Text]:
+    """Return the classes that a token or a pair of tokens identifies alone, each with these and their F1 by ship.
+
+    Raises LabelLeakError if a token names a class, or if tokens identify all classes but at most one: the label is in
+    the text under another name.
+    """
+    rows = [frozenset(words.all()) for words in texts]
+    classes = sorted(set(labels))
+    class_words = [plain(name) for name in classes if len(plain(name)) > 2]
+    in_plain = {word: plain(word) for word in frozenset().union(*rows)}
+    named = sorted(word for word, letters in in_plain.items() if any(name in letters for name in class_words))
+    if named:
+        raise LabelLeakError(
+            "program.leak-named",
+            "the text names the class: {tokens}; class names must not be in the text",
+            tokens=list(named[:5]),
+        )
+    found = identified(rows, labels, ships)
+    if len(found) >= max(2, len(classes) - 1):
+        raise LabelLeakError(
+            "program.leak-token",
+            "tokens identify the class of a ship: {found}; a column derived from the class is in the text\n"
+            "hint: remove it from the text",
+            found=found,
+        )
+    return found
+
+
+def identified(rows: Sequence[frozenset[str]], labels: Sequence[str], ships: Sequence[str]) -> list[Text]:
+    """Return the best token, else pair of tokens, of each class of OWN_F1. Each ship counts once, by the share of its
+    pieces with the tokens."""
+    pieces = Counter(ships)
+    weights = [1 / pieces[ship] for ship in ships]
+    inside: dict[str, Counter[str]] = {name: Counter() for name in labels}
+    for row, label, weight in zip(rows, labels, weights):
+        inside[label].update(dict.fromkeys(row, weight))  # of shares
+    everywhere: Counter[str] = sum(inside.values(), Counter())
+    found = []
+    for name, hits in sorted(inside.items()):
+        size = sum(weight for label, weight in zip(labels, weights) if label == name)
+        least = size * OWN_F1[1] / (2 - OWN_F1[1])  # of hits, else no number of calls has this F1
+        words = sorted((word for word in hits if hits[word] > least - 1e-9), key=lambda each: (everywhere[each], each))
+        tried: list[tuple[float, float, tuple[str, ...]]]
+        tried = [(hits[word], everywhere[word], (word,)) for word in words]
+        if len(words) > 1 and not any(2 * hit / (size + calls) >= OWN_F1[1] for hit, calls, _ in tried):
+            tried = in_pairs(words[:PAIRED], rows, [label == name for label in labels], weights)
+        best = max(((2 * hit / (size + calls), calls, both) for hit, calls, both in tried), default=(0.0, 0.0, ()))
+        if not best[2] or best[0] < (f1 := OWN_F1[len(best[2])]):
+            continue
+        tries = len(everywhere) ** len(best[2])
+        if tries * by_chance(len(pieces), round(size), round(best[1]), f1) < CHANCE:
+            found.append(
+                Text(
+                    "program.identified",
+                    "{tokens} = {name} (F1 {f1:.2f})",
+                    tokens=list(best[2]),
+                    name=name,
+                    f1=round(best[0], 4),
+                )
+            )
+    return found
+
+
+def in_pairs(
+    words: Sequence[str], rows: Sequence[frozenset[str]], is_inside: Sequence[bool], weights: Sequence[float]
+) -> list[tuple[float, float, tuple[str, ...]]]:
+    """Return of each pair of tokens the ships of the class that have both, and all ships that do."""
+    inside: NDArray[np.float64] = np.zeros((len(words), len(words)))
+    everywhere = inside.copy()
+    for start in range(0, len(rows), ROWS):
+        part = slice(start, start + ROWS)
+        has = np.array([[word in row for word in words] for row in rows[part]], dtype=np.float64)
+        weighted = has.T * weights[part]
+        everywhere += weighted @ has
+        inside += (weighted * np.array(is_inside[part])) @ has
+    return [
+        (float(inside[i, j]), float(everywhere[i, j]), (words[i], words[j]))
+        for i in range(len(words))
+        for j in range(i)
+    ]
+
+
+def by_chance(ships: int, size: int, calls: int, f1: float) -> float:
+    """Return the probability that `calls` ships drawn at random are a class of `size` of all ships with this F1."""
+
+    def ways(number: int, chosen: int) -> float:  # logarithm
+        return lgamma(number + 1) - lgamma(chosen + 1) - lgamma(number - chosen + 1)
+
+    hits = range(max(ceil(f1 * (size + calls) / 2 - 1e-9), size + calls - ships), min(size, calls) + 1)
+    return sum(exp(ways(size, hit) + ways(ships - size, calls - hit) - ways(ships, calls)) for hit in hits)
+
+
+def plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+def check_same_segments(parts: Mapping[str, Sequence[tuple[str, str]]]) -> None:
+    """Raise LabelLeakError if two splits share a fingerprint, as for one track under two names in copied files.
+    `parts`: (name, fingerprint) of every segment by split."""
+    home: dict[str, tuple[str, str]] = {}
+    shared: list[Text] = []
+    for split, rows in parts.items():
+        for name, mark in rows:
+            first_split, first = home.setdefault(mark, (split, name))
+            if first_split != split:
+                shared.append(
+                    Text(
+                        "program.copied-segment",
+                        "{first} in {first_split} = {second} in {second_split}",
+                        first=first,
+                        first_split=first_split,
+                        second=name,
+                        second_split=split,
+                    )
+                )
+    if shared:
+        raise LabelLeakError(
+            "program.leak-copies",
+            "{count:plural segment segments} in two splits under other names, such as {example}\n"
+            "hint: remove the copies, or give both the same ship",
+            count=len(shared),
+            example=shared[0],
+        )
+
+
+def fingerprint(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()
