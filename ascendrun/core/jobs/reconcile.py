@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from ascendrun.core.dataclass import dataclass
+from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, NodeProgress, Phase, State
 
 
@@ -50,6 +51,11 @@ _BEFORE_PREPARE = (State.QUEUED, State.CHECKING, State.STAGING)
 """States in which no node has anything of the attempt."""
 
 
+def node_stopped(host: str, tag: str, why: str, now_s: float) -> Event:
+    """Return the event of a stop on one host that no decision about the job caused. `why`: a code."""
+    return Event("node-stopped", {"why": why}, (host,), attempt=int(tag.rpartition(".")[2]), at_s=now_s)
+
+
 def compare(
     job: Job | None, host: str | None, tag: str, node: NodeState, attempt: AttemptState | None = None
 ) -> Verdict:
@@ -72,6 +78,8 @@ def compare(
         return Verdict.AGREES
     if number == job.attempt and job.go_sent_at_s is None:
         return Verdict.ABORT if job.is_terminal else Verdict.AGREES
+    if number == job.attempt and job.state in (State.STARTING, State.RUNNING):
+        return Verdict.AGREES  # the attempt of the present GO, which the job itself ends
     return Verdict.STOP
 
 

@@ -152,7 +152,8 @@ class Abort(Request[Done], op="abort"):
 
 
 class Stop(Request[Done], op="stop"):
-    """End an attempt; the event `ended` of its records is the proof. `now`: without the grace period. `hung`: its ranks
+    """End an attempt; the event `ended` of its records is the proof. `why`: a code, which the node records: the cause
+    of the job's stop, or what the comparison with the node found. `now`: without the grace period. `hung`: its ranks
     print their stacks and end by SIGABRT.
 
     `events`: by generation, the bytes of the attempt's events that are here, so that a node whose folder was made again
@@ -161,6 +162,7 @@ class Stop(Request[Done], op="stop"):
     tag: str
     now: bool
     grace_s: float
+    why: str
     events: Mapping[str, int] = field(default_factory=dict)
     hung: bool = False
 

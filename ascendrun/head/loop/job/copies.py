@@ -218,7 +218,13 @@ class JobCopies:
         self.present = self._of_attempt()
 
     def _of_attempt(self) -> AttemptFiles:
-        return AttemptFiles(self._live, self.limits, self._live.job.attempt, on_records=self._on_records)
+        number = self._live.job.attempt
+
+        def take(host: str, records: Sequence[Mapping[str, Any]]) -> None:
+            if self._live.job.attempt == number:  # else its late records would end the next attempt
+                self._on_records(host, records)
+
+        return AttemptFiles(self._live, self.limits, number, on_records=take)
 
     def __iter__(self) -> Iterator[AttemptFiles]:
         return iter((self.present, *self._earlier))

@@ -12,6 +12,7 @@ from ascendrun.core.errors import AscendrunError
 from ascendrun.core.jobs import draft, endings
 from ascendrun.core.jobs.draft import Action, stop_grace_s
 from ascendrun.core.jobs.job import Cause, Job, Phase, State
+from ascendrun.core.jobs.reconcile import node_stopped
 from ascendrun.head.loop.job.copies import JobCopies
 from ascendrun.head.loop.job.live_job import AGAIN_S, REPLY_S, JobContext, LiveJob
 from ascendrun.head.loop.job.start import JobStart
@@ -118,7 +119,8 @@ class Ending:
                 self._stop_due[host] = time.monotonic() + AGAIN_S
 
         events = self._copies.present.spool(host).offsets().get(EVENTS, {})
-        request = agent.Stop(job.run_id, job.stop_now, grace_s, events, job.cause is Cause.HUNG)
+        why = "end-unknown" if job.cause is None else job.cause.value
+        request = agent.Stop(job.run_id, job.stop_now, grace_s, why, events, job.cause is Cause.HUNG)
         self._live.call(host, request, then=replied)
 
     def take_records(self, host: str, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -157,7 +159,10 @@ class Ending:
             elif reply.message.supervisor:
                 self._end_due[host] = time.monotonic() + END_AGAIN_S
             else:
-                self._live.call(host, agent.Stop(run_id, True, 0.0))
+                self._live.context.record(
+                    self._live.job.id, [node_stopped(host, run_id, "end-with-processes", time.time())]
+                )
+                self._live.call(host, agent.Stop(run_id, True, 0.0, "end-with-processes"))
 
         self._live.call(host, agent.Processes(run_id), then=replied)
 

@@ -13,7 +13,7 @@ from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs import endings, inputs
 from ascendrun.core.jobs.job_copy import JobCopy
-from ascendrun.core.jobs.reconcile import AttemptState, NodeState, Verdict, compare
+from ascendrun.core.jobs.reconcile import AttemptState, NodeState, Verdict, compare, node_stopped
 from ascendrun.core.machines import ADDRESS_KEY, MachineRecord, address_of, machine_id
 from ascendrun.head.agents.connections import Connections, dialled
 from ascendrun.head.loop.steps import JobSteps
@@ -229,13 +229,16 @@ class Reconciler:
                 self._records.keep(replace(record, found={**record.found, tag: time.time()}))
             self._ask(link, agent.Copy(tag), partial(self._adopt, tag))
         elif verdict is Verdict.STOP and (attempt is None or self._is_twice(link, tag)):
-            self._stop(link, tag, seen)
+            is_old = job is not None and (job.is_terminal or job.run_id != tag)
+            self._stop(link, tag, seen, "attempt-over" if is_old else "records-gone")
         elif verdict is Verdict.ABORT:
             self._abort(link, tag, seen)
         elif runner is not None and host is not None:
             self._act(runner, host, verdict)
             if verdict is Verdict.REBOOTED and tag in (seen.live or ()):
-                self._stop(link, tag, seen)  # its disk has survived: the end is recorded there, and copied
+                self._stop(
+                    link, tag, seen, "host-rebooted"
+                )  # its disk has survived: the end is recorded there, and copied
 
     def _complete(self, runner: JobRunner, host: str, link: AgentConnection, seen: NodeState) -> None:
         """Give a job that was rebuilt without it the identity of the node that runs it: its next reboot is then one."""
@@ -269,8 +272,11 @@ class Reconciler:
 
         self._ask(link, agent.Processes(tag), take)
 
-    def _stop(self, link: AgentConnection, tag: str, seen: NodeState) -> None:
+    def _stop(self, link: AgentConnection, tag: str, seen: NodeState, why: str) -> None:
         """End an attempt by its tag. The node's answer, or the next look, shows whether it has gone."""
+        job_id = self._job_id(tag)
+        if job_id is not None:
+            self._jobs.record(job_id, [node_stopped(link.host.name, tag, why, time.time())])
 
         def take(told: agent.ProcessesReply) -> None:
             if not told.processes and not told.supervisor:
@@ -280,14 +286,14 @@ class Reconciler:
         def query(reply: Reply[Done]) -> None:
             self._ask(link, agent.Processes(tag), take)
 
-        link.call(agent.Stop(tag, True, 0.0), deadline_s=DEADLINE_S, done=query)
+        link.call(agent.Stop(tag, True, 0.0, why), deadline_s=DEADLINE_S, done=query)
 
     def _abort(self, link: AgentConnection, tag: str, seen: NodeState) -> None:
         """Remove a prepared attempt; end it if it was started all the same."""
 
         def take(reply: Reply[Done]) -> None:
             if reply.error is not None and reply.error.code == "attempt-running":
-                self._post(lambda: self._stop(link, tag, seen))
+                self._post(lambda: self._stop(link, tag, seen, "attempt-over"))
 
         link.call(agent.Abort(tag), deadline_s=DEADLINE_S, done=take)
 
@@ -318,7 +324,7 @@ class Reconciler:
             for host in record.hosts
         ]
         for link, tag in found:
-            link.call(agent.Stop(tag, now, FOUND_GRACE_S), deadline_s=DEADLINE_S, done=self._look_soon)
+            link.call(agent.Stop(tag, now, FOUND_GRACE_S, "user"), deadline_s=DEADLINE_S, done=self._look_soon)
         return bool(found)
 
     def _look_soon(self, reply: object) -> None:

@@ -205,7 +205,7 @@ def stop(root: str, request: dict[str, Any]) -> dict[str, Any]:
         "now": bool(request.get("now")),
         "hung": bool(request.get("hung")),
         "grace_s": request.get("grace_s"),
-        "reason": request.get("reason"),
+        "why": request.get("why"),
         "at_ns": time.time_ns(),
         "first_ns": reap.since_boot_ns(),
     }

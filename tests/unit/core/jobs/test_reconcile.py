@@ -57,6 +57,7 @@ TABLE: dict[str, tuple[Job | None, NodeState, AttemptState | None, Verdict]] = {
     "GO not acknowledged": (job(State.STARTING, Phase.GO_SENT), node(), None, Verdict.GO),
     "prepared": (job(State.STARTING, Phase.READY, go_sent_at_s=None), node(TAG), None, Verdict.AGREES),
     "an older attempt": (job(), node("head-j-0001.1", TAG), None, Verdict.AGREES),
+    "its end there is known, others run": (job(State.RUNNING, Phase.ENDED), node(TAG), None, Verdict.AGREES),
     "over": (job(State.STOPPED, Phase.ENDED), node(TAG), None, Verdict.STOP),
     "over, released by a user": (job(State.STOPPED, Phase.LOST), node(TAG), None, Verdict.STOP),
     "over, gone": (job(State.STOPPED, Phase.ENDED), node(), None, Verdict.AGREES),
@@ -95,6 +96,7 @@ def test_an_attempt_before_the_present_one_is_stopped() -> None:
 
 def test_an_attempt_on_a_host_that_its_ended_job_does_not_have_is_stopped() -> None:
     assert compare(job(State.STOPPED, Phase.ENDED), None, TAG, node(TAG)) is Verdict.STOP
+    assert compare(job(), None, TAG, node(TAG)) is Verdict.AGREES, "the present GO, by another name of its host"
 
 
 nodes = st.builds(
