@@ -153,7 +153,7 @@ class SshBackend:
         if obstacle is not None:  # only if paramiko is configured: it would connect elsewhere than the config specifies
             raise UnreachableError.of(
                 "ssh.paramiko-unsupported",
-                "{host}: paramiko does not support a setting of the ssh configuration ({setting})",
+                "{host} ({endpoint}): paramiko does not support a setting of the ssh configuration ({setting})",
                 "set transport: auto or openssh",
                 **target.names,
                 setting=obstacle,
@@ -178,7 +178,7 @@ class SshBackend:
             self._dial(target),
             deadlines=self._options.deadlines,
             key_types=algorithms_of(recorded),
-            verify_key=lambda key, address: verify_key(key, recorded, host=target.name, label=target.label),
+            verify_key=lambda key, address: verify_key(key, recorded, host=target.name, endpoint=target.endpoint),
             identities=lambda: self._key_ring().identities(target),
         )
 
@@ -264,7 +264,7 @@ class _Jump:
         if not self._slots.acquire(timeout=patience_s):
             raise UnreachableError.of(
                 "ssh.jump-busy",
-                "{host}: jump host {jump} was busy for {limit_s:.0f} s",
+                "{host} ({endpoint}): jump host {jump} was busy for {limit_s:.0f} s",
                 "check the load of the jump host",
                 **target.names,
                 jump=self._target.label,
@@ -286,7 +286,7 @@ class _Jump:
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise UnreachableError.of(
                 "ssh.jump-failed",
-                "{host}: not reachable through jump host {jump} ({error})",
+                "{host} ({endpoint}): not reachable through jump host {jump} ({error})",
                 "ssh -J {via} -p {port} {address}",
                 **target.names,
                 jump=self._target.label,
@@ -300,7 +300,8 @@ class _Jump:
             if self._connection is not None and self.is_up:
                 return self._connection
             if self._failure is not None and self._failed_at > requested_at:
-                raise type(self._failure)(self._failure.message, hint=self._failure.hint)  # it failed while waiting
+                failed = self._failure  # it failed while waiting
+                raise type(failed)(failed.message, hint=failed.hint, host=failed.host)
             try:
                 self._connection = self._make(self._target)
             except UnreachableError as error:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ascendrun.core.errors import AscendrunError, HostsFailedError, NotFoundError, Problem
+from ascendrun.core.errors import AscendrunError, HostsFailedError, NotFoundError
 from ascendrun.core.logs.folding import unfold
 from ascendrun.core.logs.log_lines import LogLine
 from ascendrun.core.logs.log_view import LogView
@@ -98,11 +98,7 @@ class Job:
         outputs. Raises NotFoundError if a path matches no file, HostsFailedError with each host that sent not all.
         """
         ended = [reply for reply in self._cluster.files.fetch(self.id, paths, into=into) if reply.ended]
-        problems = [
-            Problem(reply.host, None, None, reply.problem.message, reply.problem.hint)
-            for reply in ended
-            if reply.problem is not None
-        ]
+        problems = [reply.problem.problem_of(reply.host) for reply in ended if reply.problem is not None]
         if problems:
             hosts = [problem.file for problem in problems]
             what = Text(

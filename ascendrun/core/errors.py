@@ -11,20 +11,12 @@ from ascendrun.text import Text, from_json, to_json
 E = TypeVar("E", bound="AscendrunError")
 
 
-def names_host(message: Any, host: str) -> bool:
-    """Return whether a message has this host among its values, as those of connections do."""
-    if not isinstance(message, Text):
-        return False
-    named = str(message.values.get("host", "")).partition(" ")[0]
-    return named == host or names_host(message.values.get("message"), host)
-
-
 @dataclass(frozen=True)
 class Problem:
     """One fault of one input or of one host: its location, what is wrong, how to fix it.
 
     `file` is a file, a flag or a host. `line` and `column` count from 1; None: the problem has no such place.
-    `is_private`: that line may hold a credential and is not shown.
+    `is_private`: that line may hold a credential and is not shown. `named`: the host that the message names.
     """
 
     file: str
@@ -33,11 +25,12 @@ class Problem:
     message: Text | str
     hint: Text | str | None = None
     is_private: bool = False
+    named: str | None = None
 
     @property
     def place(self) -> str:
         """File, line and column; "" for a host that the message names itself."""
-        if names_host(self.message, self.file):
+        if self.named == self.file:
             return ""
         return ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
 
@@ -49,24 +42,38 @@ class Problem:
 class AscendrunError(Exception):
     """Base class of all errors. `message` and `hint` are texts; str only for the output of other programs.
 
-    `problems`: every fault found, where there may be several.
+    `problems`: every fault found, where there may be several. `host`: the one that the message names, None: none.
     """
 
     code: ClassVar[str] = "internal"
     exit_code: ClassVar[int] = 8
 
     def __init__(
-        self, message: Text | str, *, hint: Text | str | None = None, problems: Sequence[Problem] = ()
+        self,
+        message: Text | str,
+        *,
+        hint: Text | str | None = None,
+        problems: Sequence[Problem] = (),
+        host: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.problems: tuple[Problem, ...] = tuple(problems)
+        self.host = host
 
     @classmethod
-    def of(cls: type[E], key: str, english: str, hint: str | None = None, /, **values: Any) -> E:
-        """Make an error of a message and the English of its hint, whose key is `KEY.hint`; they share their values."""
-        return cls(Text(key, english, **values), hint=None if hint is None else Text(f"{key}.hint", hint, **values))
+    def of(
+        cls: type[E], key: str, english: str, hint: str | None = None, /, *, host: str | None = None, **values: Any
+    ) -> E:
+        """Make an error of a message and the English of its hint, whose key is `KEY.hint`; they share their values.
+
+        `host`: the one that the message names, also as a value.
+        """
+        values = values if host is None else {"host": host, **values}
+        error = cls(Text(key, english, **values), hint=None if hint is None else Text(f"{key}.hint", hint, **values))
+        error.host = host
+        return error
 
     def to_json(self) -> dict[str, Any]:
         """Return the error as data for a socket or a store: code, and texts with their keys and values."""
@@ -75,6 +82,7 @@ class AscendrunError(Exception):
             "message": to_json(self.message),
             "hint": to_json(self.hint),
             "problems": to_json(self.problems),
+            "host": self.host,
         }
 
     @staticmethod
@@ -84,7 +92,7 @@ class AscendrunError(Exception):
         message, hint = from_json(row.get("message") or ""), from_json(row.get("hint"))
         error = kind.__new__(kind)
         problems = [load_dataclass(Problem, one) for one in row.get("problems") or ()]
-        AscendrunError.__init__(error, message, hint=hint, problems=problems)
+        AscendrunError.__init__(error, message, hint=hint, problems=problems, host=row.get("host"))
         return error
 
 

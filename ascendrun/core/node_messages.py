@@ -9,23 +9,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.errors import AscendrunError
+from ascendrun.core.errors import AscendrunError, Problem
 from ascendrun.text import Text, from_json, listed, to_json, translations
 
 
 @dataclass(frozen=True)
 class Failure:
     """Reason why a node, or the connection to it, gave no result. `code`: of a node's error or an AscendrunError.
-    `owner`: the run that holds what was requested, None: unknown, or nothing is held."""
+    `owner`: the run that holds what was requested, None: unknown, or nothing is held. `host`: the one that the message
+    names, None: none."""
 
     code: str
     message: Text | str
     hint: Text | str | None = None
     owner: str | None = None
+    host: str | None = None
 
     @classmethod
-    def of(cls, error: AscendrunError) -> Failure:
-        return cls(error.code, error.message, error.hint)
+    def of(cls, error: AscendrunError, code: str | None = None) -> Failure:
+        """`code` None: that of the error."""
+        return cls(code or error.code, error.message, error.hint, host=error.host)
 
     @classmethod
     def of_node(cls, row: Mapping[str, Any]) -> Failure:
@@ -35,11 +38,16 @@ class Failure:
         return cls(code, node_text(data), node_hint(data), None if owner is None else str(owner))
 
     def to_json(self) -> dict[str, Any]:
-        return {"code": self.code, "message": to_json(self.message), "hint": to_json(self.hint)}
+        return {"code": self.code, "message": to_json(self.message), "hint": to_json(self.hint), "host": self.host}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Failure:
-        return cls(str(row.get("code")), from_json(row.get("message") or ""), from_json(row.get("hint")))
+        message, hint = from_json(row.get("message") or ""), from_json(row.get("hint"))
+        return cls(str(row.get("code")), message, hint, host=row.get("host"))
+
+    def problem_of(self, host: str) -> Problem:
+        """Return it as the problem of this host."""
+        return Problem(host, None, None, self.message, self.hint, named=self.host)
 
     def line(self) -> Text:
         """Return message and hint in one line, for a table cell or an event."""

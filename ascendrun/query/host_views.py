@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExecResult:
-    """Reply of one host to `exec`. `exit_code` None with `error` set: it did not run or did not end in time."""
+    """Reply of one host to `exec`. `exit_code` None with `error` set: it did not run or did not end in time.
+    `error_host`: the host that the error names, None: none."""
 
     host: str
     exit_code: int | None
@@ -27,6 +28,7 @@ class ExecResult:
     stderr: bytes
     error: Text | str | None
     wall_s: float
+    error_host: str | None = None
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ def make_device_uses(context: CheckContext) -> tuple[DeviceUse, ...]:
 def make_exec_result(reply: ExecReply, body: bytes, timeout_s: float) -> ExecResult:
     """Make the result of one host's reply to `exec` from the controller."""
     if reply.failed is not None:
-        return ExecResult(reply.host, None, b"", b"", reply.failed.line(), reply.wall_s)
+        return ExecResult(reply.host, None, b"", b"", reply.failed.line(), reply.wall_s, reply.failed.host)
     code, error = reply.code, None
     if reply.timed_out:
         code = None

@@ -19,7 +19,7 @@ SAME_IN_CHINESE = frozenset(
     sim.no-compiler.hint options.row options.value diagnosis.stage-skipped.hint diagnosis.time-limit.cause
     notify.block-url program.device-speed node.command-not-executable.hint node.unknown-op.hint
     signature.inotify-exhausted.hint signature.memlock-too-small.hint signature.no-buffers-left.hint ssh.trust
-    ssh.verbose ssh.trust-name ssh.jump-failed.hint
+    ssh.verbose ssh.jump-failed.hint
     """.split()
 )
 """Entries that are a command, the name of a key or a unit and nothing else, each looked at."""

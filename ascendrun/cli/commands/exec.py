@@ -12,7 +12,6 @@ import click
 from ascendrun.cli.options import Duration, cli_command, hostfile_option, hosts_of, output_option
 from ascendrun.cli.output import PEOPLE, format_many, sanitise
 from ascendrun.cluster import ExecResult
-from ascendrun.core.errors import names_host
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
@@ -90,17 +89,17 @@ def _print_folded(results: Sequence[ExecResult]) -> None:
 
 
 def _print_failures(ctx: CliContext, results: Sequence[ExecResult]) -> int:
-    reasons: dict[Text | str, list[str]] = {}
+    reasons: dict[tuple[Text | str, bool], list[str]] = {}
     for result in results:
         if result.exit_code is None:
             reason = result.error or Text("exec.no-response", "no response")
-            reasons.setdefault(reason, []).append(result.host)
+            reasons.setdefault((reason, result.error_host == result.host), []).append(result.host)
         elif result.exit_code != 0:
             reason = Text("exec.exit-code", "exit code {code}", code=result.exit_code)
-            reasons.setdefault(reason, []).append(result.host)
-    for reason, names in reasons.items():
+            reasons.setdefault((reason, False), []).append(result.host)
+    for (reason, is_named), names in reasons.items():
         message = Text("cli.at", "{place}: {message}", place=fold_hosts(names), message=reason)
-        ctx.error(reason if names_host(reason, names[0]) else message)
+        ctx.error(reason if is_named else message)
     failed = sum(len(names) for names in reasons.values())
     if failed and len(results) > 1:
         ctx.say("exec.failed", "{failed} of {count} hosts failed", failed=failed, count=len(results))

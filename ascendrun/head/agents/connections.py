@@ -207,7 +207,7 @@ class OneShotCommand:
                 host=self._host.name,
                 reason=reason,
             )
-            self._done(Reply(None, error=Failure("connection-lost", error.message)))
+            self._done(Reply(None, error=Failure.of(error, "connection-lost")))
             self._link.fail(self._turn, error)
             return
         signal = status - 128 if status > 128 else None

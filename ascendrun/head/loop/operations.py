@@ -174,7 +174,7 @@ class Operations:
             reply_when_complete()
 
         def refused(host: str, failure: Failure) -> None:
-            problems.append(Problem(host, None, None, failure.message, failure.hint))
+            problems.append(failure.problem_of(host))
             reply_when_complete()
 
         self.run(NodeQuery(hosts, self._links, self._post, reported=reported, refused=refused))

@@ -153,8 +153,8 @@ def is_permanent(error: errors.AscendrunError) -> bool:
     )
 
 
-def closed(host: str) -> Text:
-    return Text("agent.closed", "{host}: the connection was closed", host=host)
+def closed(host: str) -> errors.UnreachableError:
+    return errors.UnreachableError.of("agent.closed", "{host}: the connection was closed", host=host)
 
 
 def other_version(host: str, agent: object) -> errors.AgentVersionError:
@@ -165,7 +165,7 @@ def other_version(host: str, agent: object) -> errors.AgentVersionError:
         agent=agent,
         controller=wire.PROTOCOL,
     )
-    return errors.AgentVersionError(what, hint=OTHER_VERSION_HINT)
+    return errors.AgentVersionError(what, hint=OTHER_VERSION_HINT, host=host)
 
 
 def invalid_data(host: str, error: ValueError | errors.InvalidInputError) -> errors.UnreachableError:
@@ -201,5 +201,5 @@ def no_reply(host: str, limit_s: float) -> errors.UnreachableError:
     )
 
 
-def on_host(host: str, reason: Text | str) -> Text:
-    return Text("agent.on-host", "{host}: {reason}", host=host, reason=reason)
+def on_host(host: str, reason: Text | str) -> errors.UnreachableError:
+    return errors.UnreachableError.of("agent.on-host", "{host}: {reason}", host=host, reason=reason)

@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from typing import Any, Callable, Generic
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.errors import AscendrunError, InvalidInputError, UnreachableError
+from ascendrun.core.errors import AscendrunError, InvalidInputError
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol import agent_bootstrap
@@ -185,9 +185,9 @@ class AgentConnection:
                 self._epoch += 1
             epoch = self._epoch
         for call in expired:
-            late_reply = Text("agent.reply-timeout", "{host} did not reply in time", host=self.host.name)
-            hint = self.last_error.hint if self.last_error else None
-            call.done(Reply(None, error=Failure("deadline", late_reply, hint)))
+            name, hint = self.host.name, self.last_error.hint if self.last_error else None
+            late_reply = Text("agent.reply-timeout", "{host} did not reply in time", host=name)
+            call.done(Reply(None, error=Failure("deadline", late_reply, hint, host=name)))
         if error is not None:
             self.fail(epoch, error)
         if should_connect:
@@ -208,11 +208,11 @@ class AgentConnection:
         with self._lock:
             self._is_closed = True
             epoch = self._epoch
-        self.fail(epoch, UnreachableError(agent_bootstrap.closed(self.host.name)))
+        self.fail(epoch, agent_bootstrap.closed(self.host.name))
         with self._lock:
             rest, self._outbox = list(self._outbox.values()), {}
         for call in rest:
-            call.done(Reply(None, error=Failure("connection-lost", agent_bootstrap.closed(self.host.name))))
+            call.done(Reply(None, error=Failure.of(agent_bootstrap.closed(self.host.name), "connection-lost")))
 
     # Connecting
 
@@ -336,15 +336,11 @@ class AgentConnection:
         if connection is not None:
             connection.close()
         for call in lost:
-            call.done(Reply(None, error=Failure("connection-lost", error.message, error.hint)))
+            call.done(Reply(None, error=Failure.of(error, "connection-lost")))
         self._listener.on_down(self, error)
 
     def _as_error(self, error: AscendrunError | StreamClosedError) -> AscendrunError:
-        return (
-            error
-            if isinstance(error, AscendrunError)
-            else UnreachableError(agent_bootstrap.on_host(self.host.name, error.reason))
-        )
+        return error if isinstance(error, AscendrunError) else agent_bootstrap.on_host(self.host.name, error.reason)
 
     # Sending: one task at a time drains the outbox, so frames keep their order and no caller's thread waits
 
@@ -372,7 +368,8 @@ class AgentConnection:
             except wire.FrameError as error:
                 with self._lock:
                     self._pending.pop(request_id, None)
-                call.done(Reply(None, error=Failure("too-large", agent_bootstrap.on_host(self.host.name, str(error)))))
+                refused = agent_bootstrap.on_host(self.host.name, str(error))
+                call.done(Reply(None, error=Failure.of(refused, "too-large")))
 
 
 def boot_s() -> float:

@@ -53,15 +53,21 @@ class SshTarget:
     why_openssh: Text | None = None
 
     @property
-    def label(self) -> str:
-        """Return the name for messages, such as "npu01 (10.0.0.3:22)"."""
+    def endpoint(self) -> str:
+        """Return address and port for messages, such as "10.0.0.3:22"."""
         address = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{self.name} ({address}:{self.port})"
+        return f"{address}:{self.port}"
+
+    @property
+    def label(self) -> str:
+        """Return the name for messages about another host, such as "npu01 (10.0.0.3:22)"."""
+        return f"{self.name} ({self.endpoint})"
 
     @property
     def names(self) -> dict[str, Any]:
-        """Return the values that messages about the host have; `host`: its label."""
-        return {"host": self.label, "name": self.name, "user": self.user, "address": self.address, "port": self.port}
+        """Return the values that messages about the host have."""
+        address = {"endpoint": self.endpoint, "address": self.address, "port": self.port}
+        return {"host": self.name, "user": self.user, **address}
 
 
 class ConfigError(ValueError):

@@ -166,18 +166,19 @@ def find_recorded(names: Sequence[str], *, own: KnownHostsFile, others: Sequence
     )
 
 
-def verify_key(shown: HostKey, recorded: Recorded, *, host: str, label: str) -> None:
+def verify_key(shown: HostKey, recorded: Recorded, *, host: str, endpoint: str) -> None:
     """Return if `shown` is the recorded key; else raise HostKeyUnknownError or HostKeyChangedError with a hint.
 
-    `host`: the name for `ascendrun trust`; `label`: the name in messages, with its address.
+    `endpoint`: the address and port of the host, for messages.
     """
     for entry in recorded.revoked:
         if entry.key == shown:
             raise HostKeyChangedError.of(
                 "ssh.host-key-revoked",
-                "{host}: host key {key} is revoked ({file}:{line}); not connected",
+                "{host} ({endpoint}): host key {key} is revoked ({file}:{line}); not connected",
                 "generate new host keys on the host: ssh-keygen -A",
-                host=label,
+                host=host,
+                endpoint=endpoint,
                 key=str(shown),
                 file=entry.file,
                 line=entry.line,
@@ -188,26 +189,28 @@ def verify_key(shown: HostKey, recorded: Recorded, *, host: str, label: str) -> 
         alike = [entry for entry in recorded.keys if entry.key.type == shown.type] or recorded.keys
         raise HostKeyChangedError.of(
             "ssh.host-key-changed",
-            "{host}: host key {key} differs from the recorded key {recorded}; not connected",
+            "{host} ({endpoint}): host key {key} differs from the recorded key {recorded}; not connected",
             "if the host was reinstalled, compare with ssh-keygen -lf /etc/ssh/ssh_host_{type}_key.pub on "
-            "its console, then run: ascendrun trust --replace {name}",
-            host=label,
+            "its console, then run: ascendrun trust --replace {host}",
+            host=host,
+            endpoint=endpoint,
             key=str(shown),
             recorded=[f"{entry.key} ({entry.file}:{entry.line})" for entry in alike],
             type=shown.short_type.lower(),
-            name=host,
         )
-    what = Text("ssh.host-key-unknown", "{host}: unknown host key {key}; not connected", host=label, key=str(shown))
+    names = {"host": host, "endpoint": endpoint}
+    english = "{host} ({endpoint}): unknown host key {key}; not connected"
+    what = Text("ssh.host-key-unknown", english, **names, key=str(shown))
     for entry in recorded.authorities[:1]:
         what = Text(
             "ssh.host-certificate",
-            "{host}: host keys of this name are signed by a certificate authority ({file}:{line}); not "
+            "{host} ({endpoint}): host keys of this name are signed by a certificate authority ({file}:{line}); not "
             "supported by this transport",
-            host=label,
+            **names,
             file=entry.file,
             line=entry.line,
         )
-    raise HostKeyUnknownError(what, hint=Text("ssh.trust", "ascendrun trust {host}", host=host))
+    raise HostKeyUnknownError(what, hint=Text("ssh.trust", "ascendrun trust {host}", host=host), host=host)
 
 
 def record_host_keys(file: Path, entries: Sequence[tuple[str, HostKey]], *, replace: bool = False) -> int:

@@ -158,7 +158,7 @@ def connect(route: OpensshRoute) -> OpensshConnection:
         except _HungUpError as error:
             pause_s = random.uniform(*_RETRY_S)
             if time.monotonic() + pause_s > until - limits.kex_s - limits.auth_s:
-                raise errors.UnreachableError(error.message, hint=error.hint) from error
+                raise errors.UnreachableError(error.message, hint=error.hint, host=target.name) from error
             time.sleep(pause_s)
 
 
@@ -226,7 +226,8 @@ class _Login:
                     self._read_log(0)
                     output = (self.error_backlog + b"\n" + self._log).decode("utf-8", "replace")
                     error = classify(output, self._target)
-                    raise _HungUpError(error.message, hint=error.hint) if _HUNG_UP.search(output) else error
+                    has_hung_up = _HUNG_UP.search(output)
+                    raise _HungUpError(error.message, hint=error.hint) if has_hung_up else error
                 if time.monotonic() > until:
                     raise _no_login(self._target, limit_s)
                 self._read_log(min(0.2, max(until - time.monotonic(), 0.001)))
@@ -297,7 +298,7 @@ OUTPUTS: Sequence[tuple[str, type[errors.UnreachableError], str, str, str, str]]
         r"REVOKED HOST KEY|marked as revoked",
         errors.HostKeyChangedError,
         "ssh.openssh-revoked",
-        "{host}: the host key is revoked; not connected",
+        "{host} ({endpoint}): the host key is revoked; not connected",
         "ssh.host-key-revoked.hint",
         "generate new host keys on the host: ssh-keygen -A",
     ),
@@ -305,32 +306,32 @@ OUTPUTS: Sequence[tuple[str, type[errors.UnreachableError], str, str, str, str]]
         r"IDENTIFICATION HAS CHANGED",
         errors.HostKeyChangedError,
         "ssh.openssh-changed",
-        "{host}: host key {key} differs from the recorded key ({file}); not connected",
+        "{host} ({endpoint}): host key {key} differs from the recorded key ({file}); not connected",
         "ssh.openssh-changed.hint",
         "if the host was reinstalled, compare with ssh-keygen -lf on its console, then run: ascendrun "
-        "trust --replace {name}",
+        "trust --replace {host}",
     ),
     (
         r"host key is known for|Host key verification failed",
         errors.HostKeyUnknownError,
         "ssh.openssh-unknown",
-        "{host}: unknown host key; not connected ({line})",
-        "ssh.trust-name",
-        "ascendrun trust {name}",
+        "{host} ({endpoint}): unknown host key; not connected ({line})",
+        "ssh.trust",
+        "ascendrun trust {host}",
     ),
     (
         r"Permission denied|Too many authentication failures|No more authentication methods",
         errors.AuthenticationError,
         "ssh.openssh-rejected",
-        "{host}: sshd rejected user {user} ({line})",
+        "{host} ({endpoint}): sshd rejected user {user} ({line})",
         "ssh.openssh-rejected.hint",
-        "check the user name; add keys with a passphrase to the agent: ssh-add; details: ssh -v {name}",
+        "check the user name; add keys with a passphrase to the agent: ssh-add; details: ssh -v {host}",
     ),
     (
         r"Could not resolve hostname",
         errors.UnreachableError,
         "ssh.openssh-line",
-        "{host}: {line}",
+        "{host} ({endpoint}): {line}",
         "ssh.openssh-resolve.hint",
         "check /etc/hosts and DNS, or set addr= in the hostfile",
     ),
@@ -338,15 +339,15 @@ OUTPUTS: Sequence[tuple[str, type[errors.UnreachableError], str, str, str, str]]
         r"during banner exchange",
         errors.UnreachableError,
         "ssh.openssh-banner",
-        "{host}: connected, but no SSH banner ({line})",
+        "{host} ({endpoint}): connected, but no SSH banner ({line})",
         "ssh.openssh-banner.hint",
-        "check the load of the host and which service uses the port: ssh -v {name}",
+        "check the load of the host and which service uses the port: ssh -v {host}",
     ),
     (
         r"Unable to negotiate|no matching",
         errors.UnreachableError,
         "ssh.openssh-line",
-        "{host}: {line}",
+        "{host} ({endpoint}): {line}",
         "ssh.openssh-algorithms.hint",
         "allow one of the algorithms of this host in ~/.ssh/config",
     ),
@@ -354,17 +355,17 @@ OUTPUTS: Sequence[tuple[str, type[errors.UnreachableError], str, str, str, str]]
         r"Bad configuration|Bad owner|terminating, \d+ bad|keyword .* extra|[Mm]issing argument|line \d+:",
         errors.UnreachableError,
         "ssh.openssh-config",
-        "{host}: ssh rejected its configuration ({line})",
+        "{host} ({endpoint}): ssh rejected its configuration ({line})",
         "ssh.openssh-config.hint",
-        "fix the file and check it: ssh -G {name}",
+        "fix the file and check it: ssh -G {host}",
     ),
     (
         r"Connection refused|timed out|No route|Network is unreachable",
         errors.UnreachableError,
         "ssh.openssh-line",
-        "{host}: {line}",
+        "{host} ({endpoint}): {line}",
         "ssh.openssh-connect.hint",
-        "check the host, sshd and firewalls: ssh -v {name}",
+        "check the host, sshd and firewalls: ssh -v {host}",
     ),
 )
 
@@ -383,19 +384,20 @@ def classify(output: str, target: SshTarget) -> errors.UnreachableError:
                 "key": " ".join(shown.groups()) if shown else None,
                 "file": place.group(2) if place else None,
             }
-            return error(Text(key, english, **values), hint=Text(hint_key, hint, **values))
+            return error(Text(key, english, **values), hint=Text(hint_key, hint, **values), host=target.name)
     last = lines[-1][:200] if lines else None
     return errors.UnreachableError(
-        Text("ssh.not-connected", "{host}: not connected ({error})", host=target.label, error=last),
+        Text("ssh.not-connected", "{host} ({endpoint}): not connected ({error})", **target.names, error=last),
         hint=Text("ssh.verbose", "ssh -v {host}", host=target.name),
+        host=target.name,
     )
 
 
 def _no_login(target: SshTarget, limit_s: float) -> errors.UnreachableError:
     return errors.UnreachableError.of(
         "ssh.openssh-timeout",
-        "{host}: ssh did not log in within {limit_s:.3g} s",
-        "check the load of the host and prompts for input: ssh -v {name}",
+        "{host} ({endpoint}): ssh did not log in within {limit_s:.3g} s",
+        "check the load of the host and prompts for input: ssh -v {host}",
         **target.names,
         limit_s=limit_s,
     )

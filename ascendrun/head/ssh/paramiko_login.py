@@ -123,8 +123,9 @@ def start_transport(
             if time.monotonic() + pause_s > until:
                 raise UnreachableError.of(
                     "ssh.closed-before-banner",
-                    "{host}: connection closed before the SSH banner ({tries:plural attempt attempts}: {error})",
-                    "check MaxStartups in sshd_config and the log on {name}: journalctl -u sshd",
+                    "{host} ({endpoint}): connection closed before the SSH banner "
+                    "({tries:plural attempt attempts}: {error})",
+                    "check MaxStartups in sshd_config and the log on {host}: journalctl -u sshd",
                     **target.names,
                     tries=tries,
                     error=str(dropped),
@@ -176,8 +177,8 @@ def _await_banner(transport: SshTransport, target: SshTarget, banner_s: float) -
     if not transport.banner_event.wait(banner_s):
         raise UnreachableError.of(
             "ssh.no-banner",
-            "{host}: connected, but no SSH banner within {limit_s:.3g} s",
-            "check the load of the host and which service uses the port: ssh -v {name}",
+            "{host} ({endpoint}): connected, but no SSH banner within {limit_s:.3g} s",
+            "check the load of the host and which service uses the port: ssh -v {host}",
             **target.names,
             limit_s=banner_s,
         )
@@ -187,8 +188,8 @@ def _await_banner(transport: SshTransport, target: SshTarget, banner_s: float) -
     if "Not allowed at this time" in received:
         raise UnreachableError.of(
             "ssh.penalty",
-            "{host}: sshd is rejecting this address after failed logins (PerSourcePenalties)",
-            "wait for the penalty to expire, or set PerSourcePenaltyExemptList in sshd_config on {name}",
+            "{host} ({endpoint}): sshd is rejecting this address after failed logins (PerSourcePenalties)",
+            "wait for the penalty to expire, or set PerSourcePenaltyExemptList in sshd_config on {host}",
             **target.names,
         )
     error = transport.saved_exception
@@ -208,7 +209,7 @@ def _await_kex(transport: SshTransport, target: SshTarget, kex_s: float) -> None
     if not transport.ready_event.wait(kex_s):
         raise UnreachableError.of(
             "ssh.no-key-exchange",
-            "{host}: no key exchange within {limit_s:g} s of the banner",
+            "{host} ({endpoint}): no key exchange within {limit_s:g} s of the banner",
             "check the load of the host, and the MTU of the network: large packets may be lost",
             **target.names,
             limit_s=kex_s,
@@ -219,16 +220,18 @@ def _await_kex(transport: SshTransport, target: SshTarget, kex_s: float) -> None
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
         raise NoCommonAlgorithmError.of(
             "ssh.no-common-algorithm",
-            "{host}: {error}",
+            "{host} ({endpoint}): {error}",
             "use the OpenSSH transport for this host: transport: openssh",
             **target.names,
             error=str(error),
         )
     if error is None or isinstance(error, (EOFError, OSError)):
         raise _DroppedError("EOF during the key exchange")
+    english = "{host} ({endpoint}): key exchange failed ({error})"
     raise UnreachableError(
-        Text("ssh.key-exchange-failed", "{host}: key exchange failed ({error})", host=target.label, error=str(error)),
+        Text("ssh.key-exchange-failed", english, **target.names, error=str(error)),
         hint=Text("ssh.sshd-log", "check the log of sshd on the host: journalctl -u sshd"),
+        host=target.name,
     )
 
 
@@ -246,8 +249,8 @@ def _log_in(
             if time.monotonic() >= until:
                 raise UnreachableError.of(
                     "ssh.login-timeout",
-                    "{host}: no reply to the login within {limit_s:g} s",
-                    "name lookups or PAM on the host may hang; run: ssh -v {name}",
+                    "{host} ({endpoint}): no reply to the login within {limit_s:g} s",
+                    "name lookups or PAM on the host may hang; run: ssh -v {host}",
                     **target.names,
                     limit_s=auth_s,
                 )
@@ -264,7 +267,7 @@ def _stop_when_hopeless(transport: SshTransport, target: SshTarget) -> None:
     if isinstance(error, PartialAuthentication):
         raise AuthenticationError.of(
             "ssh.second-method",
-            "{host}: user {user} requires a second authentication method ({methods})",
+            "{host} ({endpoint}): user {user} requires a second authentication method ({methods})",
             "allow key-only login for {user}; ascendrun cannot enter passwords or codes",
             **target.names,
             methods=list(error.allowed_types),
@@ -272,7 +275,7 @@ def _stop_when_hopeless(transport: SshTransport, target: SshTarget) -> None:
     if isinstance(error, paramiko.BadAuthenticationType):
         raise AuthenticationError.of(
             "ssh.keys-not-accepted",
-            "{host}: sshd does not accept keys for user {user} (only {methods})",
+            "{host} ({endpoint}): sshd does not accept keys for user {user} (only {methods})",
             "check PubkeyAuthentication and AllowUsers in sshd_config on the host",
             **target.names,
             methods=list(error.allowed_types),
@@ -280,7 +283,7 @@ def _stop_when_hopeless(transport: SshTransport, target: SshTarget) -> None:
     if not transport.active:
         raise AuthenticationError.of(
             "ssh.closed-at-login",
-            "{host}: connection closed during the login of user {user} ({error})",
+            "{host} ({endpoint}): connection closed during the login of user {user} ({error})",
             "set IdentityFile and IdentitiesOnly if many keys are offered; see the log: journalctl -u sshd",
             **target.names,
             error="EOF" if error is None or isinstance(error, EOFError) else str(error),
@@ -292,17 +295,17 @@ def _auth_failed(target: SshTarget, keys: Sequence[Identity], unusable: Sequence
     if keys:
         return AuthenticationError.of(
             "ssh.login-rejected",
-            "{host}: sshd rejected user {user} with {keys}",
+            "{host} ({endpoint}): sshd rejected user {user} with {keys}",
             "check the user name; allow a key: ssh-copy-id -p {port} {user}@{address}",
             **target.names,
             keys=[*(identity.label for identity in keys), *facts],
         )
     if unusable:
-        what = Text("ssh.no-usable-key", "{host}: no usable key: {keys}", host=target.label, keys=facts)
-        return NoKeyError(what, hint=unusable[0].hint)
+        what = Text("ssh.no-usable-key", "{host} ({endpoint}): no usable key: {keys}", **target.names, keys=facts)
+        return NoKeyError(what, hint=unusable[0].hint, host=target.name)
     return NoKeyError.of(
         "ssh.no-key",
-        "{host}: no key for the login (no ssh-agent, no key file)",
+        "{host} ({endpoint}): no key for the login (no ssh-agent, no key file)",
         "run ssh-keygen, then ssh-copy-id; or set IdentityFile in ~/.ssh/config",
         **target.names,
     )
@@ -361,7 +364,7 @@ def dial(target: SshTarget, tcp_s: float) -> tuple[QuickAckSocket, str]:
             failures.append(_failure(str(address[1][0]), error, share_s))
     raise UnreachableError.of(
         "ssh.no-connection",
-        "{host}: no TCP connection to port {port} ({errors})",
+        "{host} ({endpoint}): no TCP connection to port {port} ({errors})",
         "check the host, sshd and firewalls: ssh -p {port} {address}",
         **target.names,
         errors=failures,
@@ -397,18 +400,23 @@ def resolve(target: SshTarget) -> list[Address]:
     if found is None:
         error = Text(
             "ssh.resolve-timeout",
-            "{host}: name {address} was not resolved within {limit_s:.0f} s",
+            "{host} ({endpoint}): name {address} was not resolved within {limit_s:.0f} s",
             **names,
             limit_s=RESOLVE_S,
         )
     elif isinstance(found, OSError):
-        error = Text("ssh.no-address", "{host}: name {address} has no address ({error})", **names, error=found.strerror)
+        error = Text(
+            "ssh.no-address",
+            "{host} ({endpoint}): name {address} has no address ({error})",
+            **names,
+            error=found.strerror,
+        )
     else:
-        error = Text("ssh.invalid-name", "{host}: invalid host name {address:quote}", **names)
+        error = Text("ssh.invalid-name", "{host} ({endpoint}): invalid host name {address:quote}", **names)
     hint = Text(
         "ssh.no-address.hint", "check /etc/hosts and DNS: getent hosts {address}; or set addr= in the hostfile", **names
     )
-    raise UnreachableError(error, hint=hint) from found
+    raise UnreachableError(error, hint=hint, host=target.name) from found
 
 
 def _connect_to(address: Address, timeout_s: float) -> socket.socket:

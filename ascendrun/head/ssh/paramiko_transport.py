@@ -393,7 +393,7 @@ class ParamikoConnection:
                 if self.transport.sinks or left_s <= pause_s:
                     raise UnreachableError.of(
                         "ssh.session-rejected",
-                        "{host}: sshd rejected another session ({error})",
+                        "{host} ({endpoint}): sshd rejected another session ({error})",
                         "raise MaxSessions in sshd_config on the host",
                         **self._target.names,
                         error=error.text,
@@ -417,7 +417,7 @@ class ParamikoConnection:
         if replied and self.transport.active:
             raise UnreachableError.of(
                 "ssh.command-rejected",
-                "{host}: sshd rejected the command",
+                "{host} ({endpoint}): sshd rejected the command",
                 "check ForceCommand, the login shell and restrictions of the key on the host",
                 **self._target.names,
             )
@@ -427,7 +427,7 @@ class ParamikoConnection:
         if self.transport.active:
             return DeadlineExceededError.of(
                 "ssh.command-timeout",
-                "{host}: the command was not started within {limit_s:g} s",
+                "{host} ({endpoint}): the command was not started within {limit_s:g} s",
                 **self._target.names,
                 limit_s=deadline_s,
             )

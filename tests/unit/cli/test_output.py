@@ -26,7 +26,7 @@ from ascendrun.cli.output import (
     width_of,
 )
 from ascendrun.cluster import ExecResult, HostStatus, JobView
-from ascendrun.core.errors import AscendrunError, InvalidInputError, Problem
+from ascendrun.core.errors import AscendrunError, InvalidInputError, Problem, UnreachableError
 from ascendrun.core.events import Event
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.records import as_record
@@ -163,9 +163,14 @@ def test_stopping_an_ended_job_is_a_conflict(desk: Desk) -> None:
 
 
 def answer(
-    host: str, out: bytes = b"", err: bytes = b"", code: int | None = 0, why: Text | str | None = None
+    host: str,
+    out: bytes = b"",
+    err: bytes = b"",
+    code: int | None = 0,
+    why: Text | str | None = None,
+    named: str | None = None,
 ) -> ExecResult:
-    return ExecResult(host, code, out, err, why, 0.1)
+    return ExecResult(host, code, out, err, why, 0.1, named)
 
 
 def test_exec_shows_identical_output_once_under_folded_names(desk: Desk) -> None:
@@ -186,17 +191,18 @@ def test_exec_with_failures_exits_6_and_names_the_hosts(desk: Desk) -> None:
 
 
 def test_a_host_is_named_once_where_a_connection_failed(desk: Desk) -> None:
-    refused = Text("ssh.no-key", "{host}: no key for the login", host="n2 (10.0.0.2:22)")
-    failed = [
-        Failure("unreachable", refused, Text("t.hint", "try")).line(),
-        Failure("unreachable", Text("t.other", "{host}: see", host="gateway")).line(),
+    english = "{host} ({endpoint}): no key for the login"
+    refused = Failure.of(UnreachableError.of("ssh.no-key", english, "try", host="n2", endpoint="10.0.0.2:22"))
+    other = Failure.of(UnreachableError.of("t.other", "{host}: see", host="gateway"))
+    desk.cluster.answers = [
+        answer("n2", code=None, why=refused.line(), named=refused.host),
+        answer("n1", code=None, why=other.line(), named=other.host),
     ]
-    desk.cluster.answers = [answer("n2", code=None, why=failed[0]), answer("n1", code=None, why=failed[1])]
     err = desk.say("exec", "-H", "all.hosts", "ls").err
     assert err.count("n2") == 1 and "error: n2 (10.0.0.2:22): " in err
     assert "error: n1: gateway: " in err
-    assert str(Problem("n2", None, None, refused)).count("n2") == 1
-    assert str(Problem("n1", None, None, refused)).startswith("n1: n2 (")
+    assert str(Failure.from_json(refused.to_json()).problem_of("n2")).count("n2") == 1
+    assert str(refused.problem_of("n1")).startswith("n1: n2 (")
 
 
 def test_exec_on_some_hosts_of_the_file_or_on_names_alone(desk: Desk) -> None:

@@ -42,7 +42,7 @@ def entry(names: str, key: host_keys.HostKey = GOOD) -> str:
 
 
 def judged(shown: host_keys.HostKey, recorded: host_keys.Recorded) -> None:
-    host_keys.verify_key(shown, recorded, host="npu01", label="npu01 (10.0.0.1 port 22)")
+    host_keys.verify_key(shown, recorded, host="npu01", endpoint="10.0.0.1:22")
 
 
 def keys_for(file: host_keys.KnownHostsFile, *names: str) -> Sequence[host_keys.HostKey]:
@@ -160,7 +160,7 @@ def test_a_changed_key_shows_old_and_new_and_the_way_out(tmp_path: Path) -> None
     own = written(tmp_path / "own", entry("npu01"))
     with pytest.raises(HostKeyChangedError) as caught:
         judged(EVIL, host_keys.find_recorded(["npu01"], own=own, others=[]))
-    for part in (EVIL.fingerprint, GOOD.fingerprint, f"{own.path}:1", "npu01 (10.0.0.1 port 22)"):
+    for part in (EVIL.fingerprint, GOOD.fingerprint, f"{own.path}:1", "npu01 (10.0.0.1:22)"):
         assert part in str(caught.value.message)
     assert "ascendrun trust --replace npu01" in str(caught.value.hint)
 
