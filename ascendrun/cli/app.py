@@ -215,8 +215,10 @@ def _templates(ctx: click.Context) -> Iterable[str]:
 
 def _keys(ctx: click.Context) -> Iterable[str]:
     from ascendrun.core.jobfile.keys import explained_names
+    from ascendrun.core.jobfile.spec import parse_program_options
+    from ascendrun.planner.training import load_programs
 
-    return explained_names()
+    return explained_names(load_programs(parse_program_options))
 
 
 _COMPLETERS = {

@@ -12,6 +12,7 @@ from ascendrun.cluster.api import Part
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.keys import explain_key
 from ascendrun.core.jobfile.model import JobSpec, job_json_schema
+from ascendrun.core.jobfile.spec import parse_program_options
 from ascendrun.core.jobs.placement import choose_hosts
 from ascendrun.head.protocol.control_messages import Plan
 from ascendrun.head.spool.output_progress import read_log
@@ -19,6 +20,7 @@ from ascendrun.head.survey.submission import Submission
 from ascendrun.head.survey.training_plan import PROBES, RUNS_READ, plan_stage, recorded_runs, training_stages
 from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.planner.plan import TrainingPlan
+from ascendrun.planner.training import load_programs
 from ascendrun.query.submit import ValidStage, make_submissions, read_hosts, read_job, read_pool, read_stages
 from ascendrun.query.templates import NewJob, Template, check_new_job, copy_template, list_templates, write_new_job
 from ascendrun.query.train_env import ensure_training_stack
@@ -184,7 +186,7 @@ class JobFiles(Part):
 
     def describe_key(self, key: str) -> list[str]:
         """Return lines about a key of job files, a bundled program, or PROGRAM.OPTION. Raises NotFoundError."""
-        return explain_key(key)
+        return explain_key(key, load_programs(parse_program_options))
 
 
 def _path(name: str | Path | None) -> Path | None:

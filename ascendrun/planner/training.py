@@ -162,6 +162,20 @@ def find_programs() -> Mapping[str, Program]:
     return _find(tuple(sys.path))
 
 
+def load_programs(parse: Callable[[str, str, str], ProgramOptions]) -> Mapping[str, ProgramOptions]:
+    """Return the option tables of all programs by name. `parse` makes one of name, text and file, and may raise."""
+    return {
+        name: parse(name, program.options_file.read_text(encoding="utf-8"), str(program.options_file))
+        for name, program in find_programs().items()
+    }
+
+
+def package_of(program: str | None) -> str | None:
+    """Return the package of a program, as Python names it; None: there is no such program."""
+    found = find_programs().get(program or "")
+    return None if found is None else found.package
+
+
 def rules_of(program: str | None) -> Any:
     """Return the module of a program's rules; None: it has none, or there is no such program."""
     found = find_programs().get(program or "")

@@ -31,7 +31,7 @@ from ascendrun.health.checks import NAMES
 from ascendrun.node import tree_hash
 from ascendrun.options import ProgramOptions
 from ascendrun.output_file import write_output
-from ascendrun.planner.training import find_programs
+from ascendrun.planner.training import find_programs, load_programs
 from ascendrun.text import Text, suggestion
 
 _CACHE = "__pycache__"
@@ -73,7 +73,7 @@ def read_stages(
     """
     directory = job_file.absolute().parent
     text = read_source(job_file)
-    programs = {**specs.load_programs(), **_own_programs(text, directory)}
+    programs = {**load_programs(specs.parse_program_options), **_own_programs(text, directory)}
     stages = specs.parse_stages(
         text,
         str(job_file),

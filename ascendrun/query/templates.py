@@ -19,8 +19,9 @@ import yaml
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
 from ascendrun.core.hosts import Host, parse_hostfile
 from ascendrun.core.jobfile.model import job_json_schema
-from ascendrun.core.jobfile.spec import load_programs, parse_stages
+from ascendrun.core.jobfile.spec import parse_program_options, parse_stages
 from ascendrun.core.names import split_list
+from ascendrun.planner.training import load_programs
 from ascendrun.text import Text, language, template_of
 
 JOB_FILE = "job.yaml"
@@ -161,7 +162,7 @@ def check_new_job(answers: NewJob, target: Path) -> str:
             "init.exists-here", "{paths}: file exists; nothing was copied", "run it in another directory", paths=taken
         )
     job_text = _job_text(answers, parse_hostfile(_hostfile_text(answers), HOSTFILE))
-    parse_stages(job_text, JOB_FILE, programs=load_programs())
+    parse_stages(job_text, JOB_FILE, programs=load_programs(parse_program_options))
     return job_text
 
 

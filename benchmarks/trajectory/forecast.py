@@ -18,11 +18,11 @@ from datetime import date
 from pathlib import Path
 from statistics import median
 
-from ascendrun.core.jobfile.spec import load_programs
+from ascendrun.core.jobfile.spec import parse_program_options
 from ascendrun.options import make_arguments, with_defaults
 from ascendrun.planner.cost import Devices, RecordedRun, with_history
 from ascendrun.planner.plan import make_plan
-from ascendrun.planner.training import Training
+from ascendrun.planner.training import Training, load_programs
 from ascendrun.programs.trajectory import rules as trajectory
 
 RESULTS = Path(__file__).with_name("results") / "forecast.json"
@@ -50,7 +50,7 @@ def main() -> None:
         "eval_steps": 10 * asked.steps,
     }
     first, loads = run("0", args), [os.getloadavg()[0]]
-    options = with_defaults(load_programs()["trajectory"], args)
+    options = with_defaults(load_programs(parse_program_options)["trajectory"], args)
     training = Training("trajectory", options, frozenset(args), 1, 1, ("here",), "cpu")
     work = trajectory.workload(training)
     assert work is not None

@@ -84,8 +84,9 @@ def tables() -> Iterator[Message]:
     """The rows of tables that keep English next to their codes."""
     from ascendrun.ascend.signatures import signatures
     from ascendrun.ascend.tables import load_table
-    from ascendrun.core.jobfile.spec import load_programs
+    from ascendrun.core.jobfile.spec import parse_program_options
     from ascendrun.head.ssh.openssh import OUTPUTS
+    from ascendrun.planner.training import load_programs
     from ascendrun.text import translations
 
     for key, english in translations("en").items():
@@ -102,7 +103,7 @@ def tables() -> Iterator[Message]:
         yield Message(f"tool-error.{error['name']}", error["message"], None, "ascend/tables/tool_errors.json")
         if "hint" in error:
             yield Message(f"tool-error.{error['name']}.hint", error["hint"], None, "ascend/tables/tool_errors.json")
-    for program, table in load_programs().items():
+    for program, table in load_programs(parse_program_options).items():
         for option in table.options.values():
             help_ = table.help(option)
             yield Message(help_.key, help_.english, None, f"programs/{program}/options.json")

@@ -14,7 +14,8 @@ from ascendrun.cli.commands.completion import make_manuals
 from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.jobfile.keys import list_keys
 from ascendrun.core.jobfile.model import UNSUPPORTED
-from ascendrun.core.jobfile.spec import load_programs, parse_stages
+from ascendrun.core.jobfile.spec import parse_program_options, parse_stages
+from ascendrun.planner.training import load_programs
 from ascendrun.query.submit import read_stages
 from ascendrun.text import translations
 
@@ -31,7 +32,7 @@ def test_the_example_of_a_key_is_accepted(key) -> None:
     devices = {**base.get("devices", {}), **given.get("devices", {})}
     stages = [{"name": "prepare"}, *given["stages"]] if "needs" in key.path else given.get("stages")
     job = {**base, **given, **({"devices": devices} if devices else {}), **({"stages": stages} if stages else {})}
-    assert parse_stages(yaml.safe_dump(job), "job.yaml", programs=load_programs())
+    assert parse_stages(yaml.safe_dump(job), "job.yaml", programs=load_programs(parse_program_options))
 
 
 @pytest.mark.parametrize("key", UNSUPPORTED)
@@ -52,9 +53,9 @@ def test_a_shipped_job_names_the_schema_and_uses_no_old_key(path: Path) -> None:
     assert text and read_stages(path)
 
 
-@pytest.mark.parametrize("program", load_programs())
+@pytest.mark.parametrize("program", load_programs(parse_program_options))
 def test_keys_and_options_are_explained_in_chinese(program: str) -> None:
-    table = load_programs()[program]
+    table = load_programs(parse_program_options)[program]
     texts = [key.meaning for key in list_keys()] + [table.help(option) for option in table.options.values()]
     assert not [text.key for text in texts if text.key not in translations("zh")]
     for text in texts:

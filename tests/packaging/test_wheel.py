@@ -178,7 +178,7 @@ def test_the_quickstart_trains_from_the_wheel(user: dict[str, str], tmp_path: Pa
 
 
 def test_the_installed_package_knows_its_programs(installed: Path, environ: dict[str, str]) -> None:
-    code = "from ascendrun.core.jobfile.spec import load_programs; print(sorted(load_programs()))"
+    code = "from ascendrun.planner.training import find_programs; print(sorted(find_programs()))"
     assert ask(installed, environ, code) == "['codon', 'meshtest', 'nanochat', 'qwen_lora', 'trajectory']\n"
 
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ascendrun.core.jobfile.spec import load_programs
+from ascendrun.core.jobfile.spec import parse_program_options
 from ascendrun.facts.rows import read_conversation
 from ascendrun.node.agent import training_files
 from ascendrun.options import make_arguments, with_defaults
 from ascendrun.planner.models import LINEAR, steps_of
-from ascendrun.planner.training import Training, judge
+from ascendrun.planner.training import Training, judge, load_programs
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import chat_template, dataset
 from ascendrun.programs.qwen_lora import rules as qwen_lora
@@ -26,7 +26,7 @@ from ascendrun.programs.trajectory.data import prepare, save_prepared
 from ascendrun.programs.trajectory.train import plan_of, unlabelled
 from tests.thorough import examples
 
-TABLES = load_programs()
+TABLES = load_programs(parse_program_options)
 LEVELS = ("explain", "reasoning", "topology")
 
 

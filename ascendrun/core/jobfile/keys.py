@@ -8,7 +8,6 @@ from typing import Any
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import NotFoundError
 from ascendrun.core.jobfile.model import SECTIONS, JobSpec, PipelineStage, job_json_schema
-from ascendrun.core.jobfile.spec import load_programs
 from ascendrun.core.reader.model_reader import flow
 from ascendrun.options import Option, ProgramOptions
 from ascendrun.text import Text, language, template_of
@@ -76,18 +75,18 @@ def describe_rows(rows: Iterable[tuple[Text | str, str]]) -> Iterator[str]:
         yield str(Text("schema.row", "{title}: {value}", title=title, value=value))
 
 
-def explained_names() -> Iterator[str]:
+def explained_names(programs: Mapping[str, ProgramOptions]) -> Iterator[str]:
     """Yield what `explain_key` knows: keys of job files, programs, and PROGRAM.OPTION."""
     yield from (key.path for key in list_keys())
-    for program, table in load_programs().items():
+    for program, table in programs.items():
         yield from (program, *(f"{program}.{option}" for option in table.options))
 
 
-def explain_key(key: str) -> list[str]:
+def explain_key(key: str, programs: Mapping[str, ProgramOptions]) -> list[str]:
     """The lines about a key of job files, a program, or PROGRAM.OPTION. Raises NotFoundError."""
     from ascendrun.text import closest, did_you_mean
 
-    keys, programs = {each.path: each for each in list_keys()}, load_programs()
+    keys = {each.path: each for each in list_keys()}
     program, _, option_name = key.partition(".")
     table = programs.get(program)
     if table is not None and not option_name:

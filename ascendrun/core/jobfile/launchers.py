@@ -18,12 +18,11 @@ LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 """Launchers of a job file that run once on each node and start its ranks."""
 
 
-def program_command(program: str, arguments: Sequence[str], *, python: str) -> tuple[str, ...]:
-    """Return the command of a program that is a file, or a package that `find_programs` has."""
-    from ascendrun.planner.training import BUNDLED, find_programs
-
-    found = find_programs().get(program)
-    package = f"{BUNDLED}.{program}" if found is None else found.package
+def program_command(
+    program: str, arguments: Sequence[str], *, python: str, package: str | None = None
+) -> tuple[str, ...]:
+    """Return the command of a program: a file, or a package. `package`: its name in Python, None: a bundled one."""
+    package = package or f"ascendrun.programs.{program}"
     return (python, *([program] if program.endswith(".py") else ["-m", package]), *arguments)
 
 

@@ -30,16 +30,6 @@ def parse_program_options(name: str, json_text: str, file: str = "") -> ProgramO
         raise InvalidInputError([Problem(file, error.line, error.column, fault) for fault in error.faults]) from error
 
 
-def load_programs() -> Mapping[str, ProgramOptions]:
-    """Return the option tables of all programs by name. Raises InvalidInputError."""
-    from ascendrun.planner.training import find_programs
-
-    return {
-        name: parse_program_options(name, program.options_file.read_text(encoding="utf-8"), str(program.options_file))
-        for name, program in find_programs().items()
-    }
-
-
 def parse_stages(
     text: str | bytes,
     file: str,

@@ -121,9 +121,11 @@ def make_plan(
     trees: Sequence[Tree],
     home: str | None = None,
     resume: ResumePoint | None = None,
+    package: str | None = None,
 ) -> LaunchPlan:
     """Return the processes of each node. `hosts`: the hostfile's, in its order; `reports`, `folders`: by host name;
-    `home`: as in LaunchPlan. `resume`: the checkpoint to continue from, None: unknown.
+    `home`: as in LaunchPlan. `resume`: the checkpoint to continue from, None: unknown. `package`: of the job's program,
+    None: it is a bundled one, a file, or none.
 
     Raises PreflightError with every reason why the hosts cannot run the job.
     """
@@ -147,7 +149,7 @@ def make_plan(
     for host, share in zip(chosen, shares):
         # A local agent's interpreter has the job's packages; of other nodes only its name is known.
         python = spec.python or (reports[host.name].python if host.is_local else "python3")
-        nodes.append(_make_node(spec, share, folders[host.name], devices, host.name, python, resume))
+        nodes.append(_make_node(spec, share, folders[host.name], devices, host.name, python, resume, package))
     return LaunchPlan(
         job=job,
         attempt=attempt,
@@ -222,11 +224,13 @@ def _make_node(
     host: str,
     python: str,
     resume: ResumePoint,
+    package: str | None,
 ) -> NodePlan:
     if spec.program is None:
         words = launchers.user_command(spec.command or (), python=spec.python)
     else:
-        words = launchers.program_command(spec.program, make_arguments(spec.args), python=python)
+        arguments = make_arguments(spec.args)
+        words = launchers.program_command(spec.program, arguments, python=python, package=package)
     launcher, ranks = None, []
     if spec.launcher in launchers.LAUNCHERS:
         launcher = launchers.launcher_command(

@@ -323,9 +323,10 @@ def input_paths(spec: JobSpec | None) -> tuple[str, ...]:
     """Return the paths that the job's program will read on every node."""
     if spec is None or spec.program is None:
         return ()
-    from ascendrun.core.jobfile.spec import load_programs
+    from ascendrun.core.jobfile.spec import parse_program_options
+    from ascendrun.planner.training import load_programs
 
-    program = load_programs().get(spec.program)
+    program = load_programs(parse_program_options).get(spec.program)
     if program is None:
         return ()
     return tuple(

@@ -215,6 +215,7 @@ def build_plan(
     """Return the plan of the job's current attempt. Raises PreflightError or InvalidInputError with every reason."""
     from ascendrun.core.jobs.plan import make_plan
     from ascendrun.health.samples.device_samples import sampling_request
+    from ascendrun.planner.training import package_of
 
     folders = {
         host: Folders(
@@ -236,6 +237,7 @@ def build_plan(
         trees=trees,
         home=job.home,
         resume=job.resume,
+        package=package_of(spec.program),
     )
     return replace(
         plan, sampling=sampling_request(spec.devices.type, every_s=spec.sampling.interval_s, hosts=len(plan.nodes))

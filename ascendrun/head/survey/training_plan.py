@@ -10,14 +10,14 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.jobfile.model import JobSpec
-from ascendrun.core.jobfile.spec import load_programs
+from ascendrun.core.jobfile.spec import parse_program_options
 from ascendrun.facts.chips import Chip, chip_of
 from ascendrun.head.survey.submission import Submission
 from ascendrun.options import JOB_FILE, check_arguments, with_defaults
 from ascendrun.planner.cost import RecordedRun, with_history
 from ascendrun.planner.models import Workload
 from ascendrun.planner.plan import Disk, TrainingPlan, devices_of, make_plan
-from ascendrun.planner.training import ANYWHERE, PlanProblem, Training, batch_of_ranks, rules_of
+from ascendrun.planner.training import ANYWHERE, PlanProblem, Training, batch_of_ranks, load_programs, rules_of
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def training_stages(submissions: Sequence[Submission]) -> tuple[TrainingStage, .
     for submission in submissions:
         spec = submission.spec
         name = spec.program or ""
-        table, rules = load_programs().get(name), rules_of(name)
+        table, rules = load_programs(parse_program_options).get(name), rules_of(name)
         if table is None or rules is None:
             found.append(TrainingStage(submission))
             written.append(ANYWHERE)
@@ -133,7 +133,7 @@ def plan_stage(stage: TrainingStage, world: CheckContext, runs_of: RunsOf) -> Tr
         hosts = tuple(host.name for host in submission.hosts)
         return TrainingPlan(submission.stage, spec.program, hosts, 0)
     name, inputs = training.program, stage.inputs
-    table, program = load_programs()[name], rules_of(name)
+    table, program = load_programs(parse_program_options)[name], rules_of(name)
     made = {path for path in inputs.values() if training.is_from_stage(path)}
     unknown = [
         Text("plan.unreached", "files of {host}: {reason}", host=host, reason=one.message)

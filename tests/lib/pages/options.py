@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ascendrun.core.jobfile.spec import load_programs
+from ascendrun.core.jobfile.spec import parse_program_options
 from ascendrun.options import Option, ProgramOptions
+from ascendrun.planner.training import load_programs
 
 HEAD = """# Options of the bundled programs
 
@@ -18,7 +19,7 @@ Options are the keys of `args` in a job file, `--set args.NAME=VALUE` for `ascen
 
 
 def render_page() -> str:
-    return HEAD + "".join(_section(table) for table in load_programs().values())
+    return HEAD + "".join(_section(table) for table in load_programs(parse_program_options).values())
 
 
 def _section(table: ProgramOptions) -> str:

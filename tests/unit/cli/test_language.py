@@ -17,7 +17,8 @@ from spooling import spool_case
 
 from ascendrun.cli import main
 from ascendrun.cli.app import ALIASES, BY_NAME
-from ascendrun.core.jobfile.spec import load_programs
+from ascendrun.core.jobfile.spec import parse_program_options
+from ascendrun.planner.training import load_programs
 from ascendrun.programs.trainer.options import make_help
 from ascendrun.text import use_language
 from tests.chinese import english_lines
@@ -216,5 +217,5 @@ def test_command(say: Say, world: TopWorld, command: str) -> None:
 
 def test_the_help_of_bundled_programs() -> None:
     use_language("zh")
-    for table in load_programs().values():
+    for table in load_programs(parse_program_options).values():
         assert english_lines(make_help(table), "You are a helpful assistant.") == []  # a default

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascendrun.core.jobfile.spec import load_programs
+from ascendrun.core.jobfile.spec import parse_program_options
 from ascendrun.options import with_defaults
 from ascendrun.planner import cost
 from ascendrun.planner.cost import Devices, Option, Range
 from ascendrun.planner.models import LINEAR
 from ascendrun.planner.plan import TrainingPlan, make_plan, render
-from ascendrun.planner.training import Training, rules_of
+from ascendrun.planner.training import Training, load_programs, rules_of
 from ascendrun.programs.qwen_lora import rules as qwen_lora
 from ascendrun.programs.trajectory import rules as trajectory
 from tests.thorough import examples
@@ -73,7 +73,7 @@ def trainings(draw: st.DrawFn) -> tuple[Training, Devices]:
     if args.get("strategy") == "ddp" or hosts * each == 1:
         args.pop("cpu_offload", None)
     names = tuple(f"n{number}" for number in range(hosts))
-    options = with_defaults(load_programs()[program], args)
+    options = with_defaults(load_programs(parse_program_options)[program], args)
     training = Training(program, options, frozenset(args), hosts * each, each, names, family)
     recorded = draw(st.sampled_from([None, Range(1e9, 1.5e9)]))
     is_known = family != "cpu"

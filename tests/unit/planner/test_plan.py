@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ascendrun.cli import main
-from ascendrun.core.jobfile.spec import load_programs
+from ascendrun.core.jobfile.spec import parse_program_options
 from ascendrun.core.settings import Settings
 from ascendrun.head.survey.training_plan import expected, hosts_at_fault, refusal
 from ascendrun.node import tree_hash
@@ -24,7 +24,7 @@ from ascendrun.node.agent import training_files
 from ascendrun.options import Option
 from ascendrun.planner.cost import Devices, Range, RecordedRun, compare, layouts, with_history
 from ascendrun.planner.models import Workload, shape_of
-from ascendrun.planner.training import find_programs
+from ascendrun.planner.training import find_programs, load_programs
 from ascendrun.programs.qwen_lora.rules import presets
 from tests.lib.plan_world import BAD, HOSTS, POINTS, USUAL, Change, PlanCluster, files, saved
 from tests.thorough import examples
@@ -353,7 +353,8 @@ def values_of(option: Option) -> st.SearchStrategy[Any] | None:
 
 def random_args(program: str) -> st.SearchStrategy[tuple[str, Change]]:
     """Return a program with some of all its options. Those that often meet in a rule have values of their own."""
-    of_table = {name: values_of(option) for name, option in load_programs()[program].options.items()}
+    options = load_programs(parse_program_options)[program].options
+    of_table = {name: values_of(option) for name, option in options.items()}
     chosen = {**OF_BOTH, **OF_ONE.get(program, {})}
     every = {**{name: values for name, values in of_table.items() if values is not None}, **chosen}
     known = {name: values for name, values in every.items() if name in of_table}

@@ -16,7 +16,7 @@ from ascendrun.cli.app import cli
 from ascendrun.core.jobfile.launchers import program_command
 from ascendrun.core.settings import Settings
 from ascendrun.head.state.state_dir import tree_file
-from ascendrun.planner.training import find_programs
+from ascendrun.planner.training import find_programs, package_of
 from tests.lib.pages import options
 from tests.lib.plan_world import PlanCluster
 
@@ -88,7 +88,8 @@ def test_a_package_of_a_user_is_validated_planned_and_submitted(
     assert say(cluster, "submit", "--dry-run", "job.yaml", "-o", "json") == planned
     assert say(cluster, "submit", "--detach", "job.yaml") == valid
     assert bool(cluster.stored) == (valid == 0), "its plan is judged at the start"
-    assert program_command("toy", ["--depth=4"], python="python3") == ("python3", "-m", "toy", "--depth=4")
+    started = program_command("toy", ["--depth=4"], python="python3", package=package_of("toy"))
+    assert started == ("python3", "-m", "toy", "--depth=4")
 
 
 def test_its_options_are_on_the_page_and_in_the_completion(toy: Path) -> None:
