@@ -123,12 +123,12 @@ class Hosts(Part):
         """Open hosts to new jobs again, also from quarantine, without a check; return them. Raises NotFoundError."""
         return self._change_machines("undrain", hosts)
 
-    def lost(self, hosts: HostSelection, *, reason: str = "") -> tuple[Host, ...]:
+    def lost(self, hosts: HostSelection, *, reason: str = "", force: bool = False) -> tuple[Host, ...]:
         """State that hosts are gone with all their processes; return them. They are drained until `undrain`.
 
-        Raises NotFoundError, and ConflictError if one of them responds.
+        Raises NotFoundError, and ConflictError if one of them answers now; with `force` they are not asked.
         """
-        return self._change_machines("lost", hosts, reason=reason)
+        return self._change_machines("lost", hosts, reason=reason, force=force)
 
     def end_quarantine(self, hosts: Sequence[Host]) -> None:
         """Open hosts in quarantine that passed a deep examination."""

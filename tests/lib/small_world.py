@@ -40,7 +40,8 @@ OTHER_NAME = Host("npu-2", addr="10.0.0.2")
 
 class Node:
     """One machine as its agent reports it. `survey`: its results, None: it answers no survey and no probe. `records`:
-    the events of its attempts. `supervised`: whether their supervisors live. `checkpoints`: that it lists.
+    the events of its attempts. `supervised`: whether their supervisors live. `is_silent`: no
+    answer to a ping comes in time. `checkpoints`: that it lists.
     `asked`: the requests that it got. `slow`: answers to stop requests, which wait to be called; None: it answers at
     once."""
 
@@ -50,7 +51,7 @@ class Node:
         self.processes: dict[str, tuple[agent.Process, ...]] = {}
         self.phases: dict[str, str] = {}
         self.records: dict[str, bytes] = {}
-        self.supervised = False
+        self.supervised = self.is_silent = False
         self.copies: dict[str, Any] = {}
         self.checkpoints: tuple[dict[str, Any], ...] = ()
         self.survey: dict[str, Any] | None = None
@@ -59,6 +60,8 @@ class Node:
 
     def answer(self, request: Any) -> Any:
         self.asked.append(request)
+        if isinstance(request, agent.Ping):
+            return None if self.is_silent else agent.Pong(time.time_ns())
         if isinstance(request, (agent.Survey, agent.Probe)) and self.survey is not None:
             is_probe = isinstance(request, agent.Probe)
             return agent.ProbeReply(time.time_ns(), 1 << 40) if is_probe else agent.SurveyReply(self.survey)
@@ -112,8 +115,8 @@ class Link:
         answer = self.node.answer(request) if self.is_up else None
         if answer is not None:
             done(Reply(answer))
-        elif not self.is_up:
-            done(Reply(None, error=Failure("connection-lost", "lost")))
+        elif not self.is_up or self.node.is_silent:
+            done(Reply(None, error=Failure("deadline" if self.is_up else "connection-lost", "lost")))
 
 
 class NoSamples:
@@ -236,6 +239,11 @@ class World:
         return self.store.jobs.find(job.id).job
 
 
-def change(world: World, what: str, *hosts: Host, **more: Any) -> None:
-    world.jobs.machines.change(ChangeMachines(hosts, what, "wang", **more))
+def change(world: World, what: str, *hosts: Host, by: str = "wang", **more: Any) -> None:
+    """Raises the error of the answer."""
+    answers: list[AscendrunError | None] = []
+    world.jobs.machines.change(ChangeMachines(hosts, what, by, **more), answers.append)
+    for error in answers:
+        if error is not None:
+            raise error
     world.turn()

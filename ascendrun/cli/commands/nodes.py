@@ -187,14 +187,15 @@ def undrain_command(ctx: CliContext, hosts: str, no_check: bool) -> int:
 )
 @click.argument("hosts", metavar="HOSTS")
 @click.option("--reason", default="", metavar="TEXT", help="Shown with the state of the host.")
+@click.option("--force", is_flag=True, help="Also hosts that respond: what runs there may damage the checkpoints.")
 @click.pass_obj
-def lost_command(ctx: CliContext, hosts: str, reason: str) -> int:
+def lost_command(ctx: CliContext, hosts: str, reason: str, force: bool) -> int:
     """State that hosts are gone with all their processes. Their jobs end or restart; the hosts are drained.
 
     State it only of hosts that are certainly off: a process that still runs there could write into the checkpoints of
-    the restarted job. A host that responds is refused (exit code 7).
+    the restarted job. A host that answers within 5 s is refused (exit code 7); --force does not ask it.
     """
-    gone = ctx.cluster.hosts.lost(hosts, reason=reason)
+    gone = ctx.cluster.hosts.lost(hosts, reason=reason, force=force)
     names = sorted({host.name for host in gone})
     ctx.say("lost.done", "{hosts:hosts} lost; drained until `ascendrun undrain`", hosts=names)
     return 0

@@ -154,9 +154,7 @@ class Requests:
         self._jobs.machines.release(request.host, request.by, lambda error: answer(error or Done(), b"", True))
 
     def _change_machines(self, request: messages.ChangeMachines, answer: Answer) -> None:
-        self._jobs.machines.change(request)
-        self._jobs.steps.work_off()
-        answer(Done(), b"", True)
+        self._jobs.machines.change(request, lambda error: answer(error or Done(), b"", True))
 
     def _hold(self, request: messages.HoldJob, answer: Answer) -> None:
         from ascendrun.core.jobs.inputs import HoldChanged

@@ -74,7 +74,7 @@ class Release(Request[Done], op="release"):
 class ChangeMachines(Request[Done], op="change-machines"):
     """Close machines to new placements, open them, or state that they are gone. `change`: drain, undrain, lost, or
     deep (they passed a deep examination, which ends a quarantine); `by`: the user; `until_s`: end of a drain in UTC,
-    None: until undrain; `now`: also move the jobs that may restart."""
+    None: until undrain; `now`: also move the jobs that may restart; `force`: they are gone although they respond."""
 
     hosts: tuple[Host, ...] = converted(load_hosts)
     change: str = "drain"
@@ -82,6 +82,7 @@ class ChangeMachines(Request[Done], op="change-machines"):
     reason: str = ""
     until_s: float | None = None
     now: bool = False
+    force: bool = False
 
 
 class HoldJob(Request[Done], op="hold"):

@@ -19,7 +19,7 @@ from ascendrun.head.loop.machine.reconcile import DEADLINE_S, MachineRecords, Re
 from ascendrun.head.loop.steps import JobSteps
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import ChangeMachines
-from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store
 from ascendrun.node.layout import split_tag
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ascendrun.head.loop.job.runner import JobRunner
 
 CONNECT_S = 20.0
+ANSWER_S = 5.0
+"""Seconds for the answer of a host that a user says is gone: its connection may not have noticed."""
 
 
 class Machines:
@@ -143,17 +145,49 @@ class Machines:
 
     # Closures
 
-    def change(self, request: ChangeMachines) -> None:
-        """Drain hosts, open them again, or believe the user that they are gone. On return it is on disk.
+    def change(self, request: ChangeMachines, done: Callable[[AscendrunError | None], None]) -> None:
+        """Drain hosts, open them again, or believe the user that they are gone.
 
-        Raises ConflictError if a host that is said to be gone responds, and StoreUnusableError; nothing is changed
-        then.
+        `done` gets None when it is on disk, else nothing has changed: ConflictError if a host that is said to be gone
+        answers now, StoreUnusableError.
         """
-        links = [self._links.get(host) for host in request.hosts if request.change == "lost"]
-        for link in links:
-            if link.is_up:
-                message = Text("lost.responds", "{host} responds; it is not lost", host=link.host.name)
-                raise ConflictError(message, hint=f"ascendrun drain {link.host.name}")
+        is_asked = request.change == "lost" and not request.force
+        waiting = [link for link in map(self._links.get, request.hosts) if link.is_up and is_asked]
+        alive: list[str] = []
+
+        def finish() -> None:
+            if alive:
+                message = Text("lost.responds", "{hosts:hosts} responded just now: not lost", hosts=alive)
+                hint = Text(
+                    "lost.responds.hint", "ascendrun drain {hosts:hosts}; off all the same: --force", hosts=alive
+                )
+                done(ConflictError(message, hint=hint))
+                return
+            try:
+                self._change(request)
+            except StoreUnusableError as error:
+                done(error)
+                return
+            self._jobs.work_off()
+            done(None)
+
+        def take(link: AgentConnection, reply: Reply[agent.Pong]) -> None:
+            waiting.remove(link)
+            alive.extend([link.host.name] if reply.error is None else [])
+            if not waiting:
+                finish()
+
+        asked = tuple(waiting)
+        for link in asked:
+            link.call(
+                agent.Ping(),
+                deadline_s=ANSWER_S,
+                done=lambda reply, link=link: self._post(partial(take, link, reply)),  # type: ignore[misc]
+            )
+        if not asked:
+            finish()
+
+    def _change(self, request: ChangeMachines) -> None:
         is_lost = request.change == "lost"
         reason = request.reason or (Text("machine.lost", "reported as lost") if is_lost else "")
         drain = machines.Closure(

@@ -20,7 +20,6 @@ from ascendrun.head.agents.connections import dialled
 from ascendrun.head.loop.machine.placement import SCARCE_S
 from ascendrun.head.loop.machine.reconcile import LOOK_S
 from ascendrun.head.protocol import agent_messages as agent
-from ascendrun.head.protocol.control_messages import ChangeMachines
 from ascendrun.head.state.job_files import read_copy
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.query.host_views import make_machine_views
@@ -398,7 +397,7 @@ def test_a_drained_host_gets_no_job_until_the_drain_ends_also_by_another_name(wo
 def test_the_word_of_an_operator_is_stored_before_it_is_acknowledged(world: World, what: str) -> None:
     world.jobs.machines.quarantine(N1, Text("x", "x"))
     change(world, "drain", N1)
-    world.jobs.machines.change(ChangeMachines((N1,), what, "li"))
+    change(world, what, N1, by="li")
     world.restart()
     [record] = world.store.machines.all()
     drain = record.drain
@@ -454,6 +453,16 @@ def test_a_lost_host_ends_what_ran_there_and_is_closed(world: World) -> None:
     with pytest.raises(ConflictError):
         change(world, "lost", N1)
     assert world.now(job).node("n1").phase is Phase.STARTED
+
+
+def test_a_host_is_lost_if_it_does_not_answer_now_or_if_the_operator_insists(world: World) -> None:
+    job = world.running(N1, N2)
+    world.up(N1, N2)
+    world.get(N1).node.is_silent = True  # its power has gone, and its connection is still there
+    change(world, "lost", N1)
+    assert world.now(job).node("n1").lost == "by-user"
+    change(world, "lost", N2, force=True)
+    assert world.now(job).node("n2").lost == "by-user"
 
 
 def test_a_stage_leaves_a_lost_host_and_waits_for_a_drained_one(world: World) -> None:
