@@ -107,6 +107,9 @@ class CliContext:
             self.warn(Text("store.rebuilt-file", "the damaged file is {path}", path=found["file"]))
         if found["lost"]:
             self.warn(Text("store.rebuilt-lost", "jobs that could not be rebuilt: {jobs}", jobs=found["lost"]))
+        if found.get("machines"):
+            english = "hosts whose state (drain, quarantine) is lost: {hosts:hosts}"
+            self.warn(Text("store.rebuilt-machines", english, hosts=found["machines"]))
 
     def hint(self, hint: Text | str) -> None:
         from ascendrun.cli.errors import hint_lines

@@ -91,15 +91,15 @@ def restore_rows(store: Store, known: Sequence[StoredJob] = ()) -> bool:
         for one in sorted(found.values(), key=lambda one: one.copy.number):
             event = Event("job-rebuilt", {"source": one.source}, one.job.hosts, attempt=one.job.attempt, at_s=now_s)
             store.jobs.put(db, one.copy, one.job, (*one.events, event), is_drained=_is_drained(state_dir, one.job))
+        machines = store.machines.restore(db) if store.is_suspect else []
         if store.is_suspect:
             store.events.remove_unreadable()
-            store.machines.remove_unreadable()
-        if store.was_damaged or lost:
-            values = {"count": len(found), "lost": lost, "file": file}
+        if store.was_damaged or lost or machines:
+            values = {"count": len(found), "lost": lost, "machines": machines, "file": file}
             add_events(db, "", [Event("store-rebuilt", values, at_s=now_s)])
-    has_changed = bool(found or lost or store.was_damaged)
+    has_changed = bool(found or lost or machines or store.was_damaged)
     if has_changed:  # what commands print
-        report = {"at_s": now_s, "jobs": list(found), "lost": lost, "file": file}
+        report = {"at_s": now_s, "jobs": list(found), "lost": lost, "machines": machines, "file": file}
         print(f"controller: job list rebuilt: {json.dumps(report)}", flush=True)
         with suppress(OSError):
             write_json(str(state_dir / REBUILT_FILE), report)

@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
 
 from ascendrun.core.events import Event
 from ascendrun.head.state.job_table import EventTable, JobTable, add_events
 from ascendrun.head.state.notice_queue import NoticeQueue
 from ascendrun.head.state.store_file import StoreFile
+from ascendrun.node.files import write_json
 from ascendrun.text import to_json
 
 if TYPE_CHECKING:
     from ascendrun.core.machines import Machine, MachineRecord
 
 
+MACHINES_FOLDER = "machines"
+
+
 class MachineTable:
-    """The machines of a store. `jobs`: some may hold machines."""
+    """The machines of a store, each with a file of its own, from which its row is rebuilt. `jobs`: some may hold
+    machines."""
 
     def __init__(self, file: StoreFile, jobs: JobTable) -> None:
         self._file, self._jobs = file, jobs
+        self._folder = file.path.parent / MACHINES_FOLDER
+
+    @property
+    def has_files(self) -> bool:
+        """Return whether any machine has a file; a state directory of an earlier release has none."""
+        return self._folder.is_dir()
 
     def all(self) -> tuple[MachineRecord, ...]:
         """Return the machines that jobs have used."""
@@ -36,7 +50,11 @@ class MachineTable:
             return tuple(load_dataclass(MachineRecord, json.loads(row[0])) for row in rows)
 
     def save(self, records: Sequence[MachineRecord], events: Sequence[Event] = ()) -> None:
-        """Write machines, and events that belong to no job, in one transaction."""
+        """Write machines, and events that belong to no job, in one transaction; their files come first."""
+        with suppress(OSError):  # without space the older ones remain
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            for one in records:
+                write_json(str(self._folder / quote(one.key, safe="")), to_json(one))
         with self._file.writing() as db:
             rows = [(one.key, json.dumps(to_json(one))) for one in records]
             db.executemany("INSERT OR REPLACE INTO machines VALUES (?, ?)", rows)
@@ -57,14 +75,37 @@ class MachineTable:
 
         return held_machines([(stored.job, load_hosts(stored.hosts)) for stored in jobs], records)
 
-    def remove_unreadable(self) -> None:
-        """Remove machines that cannot be read, within a transaction of the caller."""
-        from ascendrun.core.dataclass import load_dataclass
-        from ascendrun.core.machines import MachineRecord
+    def restore(self, db: sqlite3.Connection) -> list[str]:
+        """Rebuild rows that are missing, damaged or older than their files, within a transaction of the caller.
 
-        self._file.remove_unreadable(
-            "machines", ("key", "record"), lambda row: load_dataclass(MachineRecord, json.loads(row[0]))
-        )
+        Return the names of the machines that have neither a row nor a file that can be read.
+        """
+        rows = {str(key): str(record) for key, record in self._file.raw_rows("machines", ("key", "record"))}
+        paths = sorted(self._folder.iterdir()) if self.has_files else ()
+        files = {unquote(path.name): path.read_text("utf-8", "replace") for path in paths}
+        lost: list[str] = []
+        for key in sorted({*rows, *files}):
+            known = [one for one in (_record_in(key, files.get(key)), _record_in(key, rows.get(key))) if one]
+            if known:
+                newest = max(known, key=lambda one: one.heard_at_s)
+                db.execute("INSERT OR REPLACE INTO machines VALUES (?, ?)", (key, json.dumps(to_json(newest))))
+                continue
+            db.execute("DELETE FROM machines WHERE key = ?", (key,))
+            named = re.search(r'"name": "([^"]+)"', files.get(key, "") + rows.get(key, ""))
+            lost.append(named[1] if named else key)
+        return lost
+
+
+def _record_in(key: str, text: str | None) -> MachineRecord | None:
+    """Return the record of this machine; None: it is missing or damaged."""
+    from ascendrun.core.dataclass import load_dataclass
+    from ascendrun.core.machines import MachineRecord
+
+    try:
+        record = load_dataclass(MachineRecord, json.loads(text or ""))
+        return record if record.key == key else None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 class Store(StoreFile):

@@ -266,7 +266,8 @@ class StoreFile(Database):
         """Return whether rows must be compared with the directories of their jobs before the store is used."""
         ids = self.ids()
         has_live = self.query("SELECT 1 FROM jobs WHERE has_unconfirmed OR NOT is_drained LIMIT 1")
-        is_doubtful = bool(ids) and (self.is_suspect or bool(has_live))
+        has_machines = bool(self.query("SELECT 1 FROM machines LIMIT 1"))
+        is_doubtful = (bool(ids) and bool(has_live)) or (self.is_suspect and (bool(ids) or has_machines))
         return self.was_damaged or is_doubtful or bool(jobs_without_row(self.path.parent, ids))
 
     def raw_rows(self, table: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:

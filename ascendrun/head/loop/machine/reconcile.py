@@ -40,7 +40,7 @@ class MachineRecords:
     def __init__(self, table: MachineTable, links: Connections) -> None:
         self._table, self._links = table, links
         self._records = {record.key: record for record in table.all()}
-        self._unsaved: set[str] = set()
+        self._unsaved: set[str] = set() if table.has_files else set(self._records)
         self._events: list[Event] = []
         self.version = 0
 

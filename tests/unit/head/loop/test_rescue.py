@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.reasons import because
+from ascendrun.core.machines import Closure, MachineRecord, MachineState
 from ascendrun.head.loop.rescue import restore_rows
 from ascendrun.head.state import state_dir as paths
 from ascendrun.head.state.job_files import read_copy
@@ -50,6 +52,13 @@ def end(store: Store, job_id: str) -> Job:
     return job
 
 
+DRAINED = Closure(MachineState.DRAINED, "fan", "wang", 5.0, None, False)
+MACHINES = (
+    MachineRecord("address:10.0.0.2:22", (Host("n2", addr="10.0.0.2"),), drain=DRAINED, heard_at_s=9.0),
+    MachineRecord("k1", (Host("n1"),), boot_id="b", heard_at_s=9.0),
+)
+
+
 @pytest.fixture
 def jobs(tmp_path: Path) -> dict[str, Job]:
     """A queued, a running, an ended job, and a pipeline; the controller has ended."""
@@ -60,6 +69,7 @@ def jobs(tmp_path: Path) -> dict[str, Job]:
         submit(store, submission("a", stage="prepare"), submission("b", stage="train", needs="prepare"))
         run(store, "j-0002")
         end(store, "j-0003")
+        store.machines.save(MACHINES)
         found = {stored.job.id: stored.job for stored in store.jobs.all()}
     assert len(found) == 5
     return found
@@ -309,6 +319,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", range(examples(10, 200)))
 
 
+def test_a_machine_that_cannot_be_rebuilt_is_reported_by_its_name(tmp_path: Path, jobs: dict[str, Job]) -> None:
+    (tmp_path / "state.db").unlink()
+    (drained, *_) = [path for path in (tmp_path / "machines").iterdir() if b"wang" in path.read_bytes()]
+    drained.write_bytes(drained.read_bytes()[:-9])
+    with open_store(tmp_path) as store:
+        assert store.machines.all() == MACHINES[1:]
+        [rebuilt] = [event for event in store.events.of("") if event.code == "store-rebuilt"]
+    assert rebuilt.values["machines"] == ["n2"]
+    assert json.loads((tmp_path / paths.REBUILT_FILE).read_text())["machines"] == ["n2"]
+
+
 @pytest.mark.parametrize("controller", ["ended", "killed", "running"])
 def test_no_damage_loses_a_job_or_gives_an_id_twice(
     tmp_path: Path, jobs: dict[str, Job], controller: str, seed: int
@@ -336,6 +357,7 @@ def test_no_damage_loses_a_job_or_gives_an_id_twice(
     else:
         store = open_store(state_dir)
     assert listed(store) == known, how
+    assert store.machines.all() == MACHINES, how
     assert submit(store, submission("next"))[0] not in known
     with Store.open_for_reading(state_dir) as reader:
         assert len(listed(reader)) == len(known) + 1, how
