@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.errors import NotFoundError
 from ascendrun.core.events import Event
-from ascendrun.core.jobs.job import Exit, Job, NodeProgress, PipelineStatus, StageStatus
+from ascendrun.core.jobs.job import Exit, Job, NodeProgress, Phase, PipelineStatus, StageStatus
 from ascendrun.core.jobs.reasons import Reason, because
 from ascendrun.core.jobs.restart import PastAttempt
 from ascendrun.core.machines import Hold, Machine, job_holds
@@ -169,6 +169,9 @@ def running_reason(job: Job, sight: JobSight) -> Reason:
         running = sum(rank.exit is None for node in seen for rank in node.forked.values())
     if not silent and running == job.rank_count:
         return because("running", count=running)
+    if not silent and not running:
+        hosts = tuple(node.host for node in seen if node.phase is not Phase.ENDED)
+        return because("ending", hosts, total=job.rank_count)
     if not silent:
         return because("running-some", running=running, total=job.rank_count)
     texts = [_silent_text(silent, state, sight) for state in ("UNREACHABLE", UNKNOWN) if state in silent.values()]

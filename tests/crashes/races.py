@@ -3,8 +3,8 @@
     python -m tests.crashes.races --races 2000 --history races.jsonl
 
 In each round every head submits PAIRS jobs, the k-th of both for the k-th port: one of the two starts, the other is
-refused by a host, which may have prepared it, and starts when the first has ended. All of them succeed, at their first
-GO, and no supervisor is told to stop by a head. One JSON line for each round goes to stdout, or into --history.
+refused by a host, which may have prepared it, and starts when the first has ended. All of them succeed, and nothing
+ends an attempt but a port that is held. One JSON line for each round goes to stdout, or into --history.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import TERMINAL, Job, State
 from ascendrun.head.state.store import Store
 from tests.cluster.conftest import head_environ
@@ -63,11 +64,9 @@ class Head:
         with Store.open_for_reading(self.hosts.state_dir) as store:
             return [store.jobs.find(name).job for name in self.ids]
 
-    def stops(self) -> list[str]:
-        """Stops that no decision about a job caused."""
+    def stories(self) -> dict[str, list[Event]]:
         with Store.open_for_reading(self.hosts.state_dir) as store:
-            events = [event for name in self.ids for event in store.events.of(name)]
-        return [str(event.to_json()) for event in events if event.code in ("node-stopped", "stop-requested")]
+            return {name: list(store.events.of(name)) for name in self.ids}
 
     def close(self) -> None:
         self._client.kill()
@@ -86,11 +85,21 @@ def race(heads: Sequence[Head]) -> int:
         head.take_id()
     await_true(lambda: all(job.state in TERMINAL for head in heads for job in head.jobs()), deadline_s=ROUND_S)
     jobs = [job for head in heads for job in head.jobs()]
-    bad = [f"{job.id}: {job.state.value}, {job.reason}" for job in jobs if job.state is not State.SUCCEEDED or job.past]
-    bad += [stop for head in heads for stop in head.stops()]
+    bad = {job.id for job in jobs if job.state is not State.SUCCEEDED}
+    stories = [story for head in heads for story in head.stories().items()]
+    bad |= {name for name, story in stories if any(map(is_stop, story))}
     if bad:
-        raise CampaignError("\n".join(bad))
+        raise CampaignError(
+            "\n".join(str(event.to_json()) for name, story in stories if name in bad for event in story)
+        )
     return len(jobs)
+
+
+def is_stop(event: Event) -> bool:
+    """Whether it ends an attempt for another reason than that a host holds the port for somebody else."""
+    return event.code == "node-stopped" or (
+        event.values.get("state") == "STOPPING" and event.values.get("cause") != "held"
+    )
 
 
 def races(folder: Path, count: int, tell: Path | None) -> None:

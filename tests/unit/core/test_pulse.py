@@ -57,6 +57,9 @@ def test_a_recent_pulse_tells_how_many_ranks_run() -> None:
     ended = replace(JOB, nodes=(replace(JOB.nodes[0], exits={1: Exit(0, None, 12)}), JOB.nodes[1]))
     state, reason = present(pulse_of(ALIVE, ALIVE), job=ended)
     assert (state, reason.code) == ("RUNNING", "running-some")
+    exits = [replace(node, exits={rank: Exit(0, None, 12) for rank in node.ranks}) for node in JOB.nodes]
+    over = replace(JOB, nodes=(exits[0], replace(exits[1], phase=Phase.ENDED)))
+    assert present(pulse_of(ALIVE, ALIVE), job=over) == ("RUNNING", because("ending", HOSTS[:1], total=4))
 
 
 @pytest.mark.parametrize("liveness", ["UNREACHABLE", "ALIVE"], ids=["told", "too-old"])
