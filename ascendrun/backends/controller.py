@@ -38,7 +38,7 @@ def make_notifier(store: Store) -> Notifier:
 
     def read() -> NoticeSettings | None:
         settings = load_settings(os.environ)
-        if not settings.notice_blocks:
+        if not settings.blocks:
             return None
         from ascendrun.core.notice_settings import read_notices
 

@@ -38,6 +38,10 @@ SET_HELP = "Override the job file: args.lr=1e-4."
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 
 
+def engine_option(command: Command) -> Command:
+    return click.option("--engine", metavar="NAME", help="Run on this engine of the settings.")(command)
+
+
 def output_option(command: Command) -> Command:
     return click.option(
         "-o", "--output", type=click.Choice(FORMATS), help="Choose the output format.  [default: table]"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ascendrun.core.errors import ControllerReplacedError, UnreachableError
-from ascendrun.core.settings import NOTICE_BLOCKS, SETTINGS, Settings
+from ascendrun.core.settings import BLOCKS, ENGINE_BLOCK, SETTINGS, Settings
 from ascendrun.head.state.user_files import load_settings
 from ascendrun.text import Text
 
@@ -105,18 +105,22 @@ class Cluster:
             value = setting.value(settings)
             text = None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
             views.append(SettingView(setting.name, text, settings.origins[setting.name], setting.meaning))
-        shown: dict[str, list[str]] = {block: [] for block in NOTICE_BLOCKS}
+        shown: dict[str, list[str]] = {block: [] for block in BLOCKS}
         origins: dict[str, str] = {}
-        if settings.notice_blocks:
+        if settings.blocks:
+            from ascendrun.core.engines import read_engines
             from ascendrun.core.notice_settings import read_notices
             from ascendrun.head.notify.delivery import where_of
 
+            for name, engine in read_engines(settings).items():
+                shown[ENGINE_BLOCK].append(f"{name} ({engine['type']})")
+                origins[ENGINE_BLOCK] = engine["file"]
             notices = read_notices(settings)
             origins.update(notices.origins)
             for target in notices.targets:
                 name = f"{target.name} ({target.type})" if target.name != target.type else target.name
                 shown[target.block].append(f"{name} {where_of(target)}")
-        for block, meaning in NOTICE_BLOCKS.items():
+        for block, meaning in BLOCKS.items():
             views.append(SettingView(block, ", ".join(shown[block]) or None, origins.get(block, "default"), meaning))
         return tuple(views)
 

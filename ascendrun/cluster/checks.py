@@ -57,7 +57,7 @@ class Checks(Part):
         submission, hosts = None, self._cluster.hosts.select(hosts)
         if job_file is not None:
             submission = make_submission(
-                Path(job_file), overrides=overrides, hosts=hosts, state_dir=self._head.state_dir, key="doctor"
+                Path(job_file), self._head.settings, overrides=overrides, hosts=hosts, key="doctor"
             )
             hosts = submission.hosts
         return self._head.survey(

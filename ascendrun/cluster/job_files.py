@@ -44,7 +44,7 @@ class JobFiles(Part):
                 stage.spec,
                 read_hosts(stage.spec, file, hostfile=hostfile) if hostfile or stage.spec.hostfile else (),
             )
-            for stage in read_stages(file, overrides=overrides, is_placed=True, hostfile=hostfile)
+            for stage in read_stages(file, self._head.settings, overrides=overrides, is_placed=True, hostfile=hostfile)
         )
 
     def sample_progress(self, log: str | Path, *, pattern: str | None = None) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ class JobFiles(Part):
 
     def read(self, job_file: str | Path, *, overrides: Sequence[str] = ()) -> JobSpec:
         """Return the job of a file (of a pipeline its first stage), without its hosts. Raises InvalidInputError."""
-        return read_job(Path(job_file), overrides=overrides)
+        return read_job(Path(job_file), self._head.settings, overrides=overrides)
 
     def hosts(
         self, job_file: str | Path, *, overrides: Sequence[str] = (), hostfile: str | Path | None = None
@@ -70,18 +70,21 @@ class JobFiles(Part):
         *,
         overrides: Sequence[str] = (),
         hostfile: str | Path | None = None,
+        engine: str | None = None,
         log: Callable[[str], None] | None = None,
     ) -> None:
         """Install the packages of bundled programs if the job runs on this machine. Takes minutes the first time.
 
         `log` gets every line of progress, None: stderr. Raises PreflightError.
         """
-        specs = [stage.spec for stage in read_stages(Path(job_file), overrides=overrides)]
+        file, settings = Path(job_file), self._head.settings
+        stages = read_stages(file, settings, overrides=overrides, hostfile=_path(hostfile), engine=engine)
+        specs = [stage.spec for stage in stages]
         hosts = [
             host
             for spec in specs
             if spec.program is not None and spec.python is None
-            for host in read_pool(spec, Path(job_file), hostfile=_path(hostfile))
+            for host in read_pool(spec, file, hostfile=_path(hostfile))
         ]
         if any(host.is_local for host in hosts):
             ensure_training_stack(None, log)
@@ -94,18 +97,24 @@ class JobFiles(Part):
         hostfile: str | Path | None = None,
         hosts: str | None = None,
         exclude: str | None = None,
+        engine: str | None = None,
     ) -> tuple[Mapping[str, Any], ...]:
         """Return exactly what `submit` would start now, one plan for each stage. Queries the nodes, starts nothing."""
-        return self._launch_plans(self._submissions(job_file, overrides, hostfile, hosts, exclude))
+        return self._launch_plans(self._submissions(job_file, overrides, hostfile, hosts, exclude, engine))
 
     def training_plans(
-        self, job_file: str | Path, *, overrides: Sequence[str] = (), hostfile: str | Path | None = None
+        self,
+        job_file: str | Path,
+        *,
+        overrides: Sequence[str] = (),
+        hostfile: str | Path | None = None,
+        engine: str | None = None,
     ) -> tuple[TrainingPlan, ...]:
         """Return the plan of each stage: problems, strategy, memory, time, disk. Queries the nodes, uses no device.
 
         A start is refused if a plan with the facts of that moment has a fatal problem. Raises InvalidInputError.
         """
-        return self._training_plans(self._submissions(job_file, overrides, hostfile))
+        return self._training_plans(self._submissions(job_file, overrides, hostfile, engine=engine))
 
     def dry_run(
         self,
@@ -115,9 +124,10 @@ class JobFiles(Part):
         hostfile: str | Path | None = None,
         hosts: str | None = None,
         exclude: str | None = None,
+        engine: str | None = None,
     ) -> tuple[tuple[Mapping[str, Any], ...], tuple[TrainingPlan, ...]]:
         """Return `plan` and `training_plans` of the same submission, which is made once."""
-        submissions = self._submissions(job_file, overrides, hostfile, hosts, exclude)
+        submissions = self._submissions(job_file, overrides, hostfile, hosts, exclude, engine)
         return self._launch_plans(submissions), self._training_plans(submissions)
 
     def _submissions(
@@ -127,19 +137,22 @@ class JobFiles(Part):
         hostfile: str | Path | None,
         hosts: str | None = None,
         exclude: str | None = None,
+        engine: str | None = None,
     ) -> tuple[Submission, ...]:
         return make_submissions(
             Path(job_file),
+            self._head.settings,
             overrides=overrides,
             hostfile=_path(hostfile),
-            state_dir=self._head.state_dir,
+            engine=engine,
             key="dry-run",
             only=hosts,
             exclude=exclude,
         )
 
     def _launch_plans(self, submissions: Sequence[Submission]) -> tuple[Mapping[str, Any], ...]:
-        return tuple(self._head.request(Plan(one.to_json()), timeout_s=120.0).plan for one in submissions)
+        plans = [self._head.request(Plan(one.to_json()), timeout_s=120.0).plan for one in submissions]
+        return tuple({**plan, "engine": one.spec.engine} for plan, one in zip(plans, submissions))
 
     def _training_plans(self, submissions: Sequence[Submission]) -> tuple[TrainingPlan, ...]:
         placed = [replace(one, hosts=choose_hosts(one.spec, one.hosts)) for one in submissions]

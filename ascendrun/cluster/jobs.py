@@ -52,25 +52,27 @@ class Jobs(Part):
         priority: int = 0,
         hosts: str | None = None,
         exclude: str | None = None,
+        engine: str | None = None,
     ) -> Job:
         """Validate the file, stage its directories, store the job. After the return, the job survives a crash.
 
         `overrides`: "args.lr=1e-4" texts. `key`: repeated calls with one key return the same job. `resume`: a pipeline
         of the same stages to resume in its directory, from `from_stage`; None: from the first stage that has not
         succeeded. `priority`: jobs with a higher one are placed first. `hosts`, `exclude`: use only these hosts of the
-        hostfile (`npu[01-03]` or `@group`), or not these.
+        hostfile (`npu[01-03]` or `@group`), or not these. `engine`: of the settings, in place of the job's own.
         """
         from ascendrun.query.submit import make_submissions, stages_to_repeat
 
-        if self._head.settings.notice_blocks:
+        if self._head.settings.blocks:
             from ascendrun.core.notice_settings import read_notices
 
             read_notices(self._head.settings)  # the controller would only log what is wrong with them
         submissions = make_submissions(
             Path(job_file),
+            self._head.settings,
             overrides=overrides,
             hostfile=None if hostfile is None else Path(hostfile),
-            state_dir=self._head.state_dir,
+            engine=engine,
             key=key or secrets.token_hex(16),
             only=hosts,
             exclude=exclude,

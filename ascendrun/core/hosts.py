@@ -53,6 +53,11 @@ class Host:
     def is_local(self) -> bool:
         return self.addr == LOCAL_ADDRESS
 
+    @property
+    def engine_type(self) -> str:
+        """How it is reached: a module of backends/."""
+        return LOCAL_ADDRESS if self.is_local else "ssh"
+
 
 class _InvalidHostError(ValueError):
     """A value that cannot be parsed."""

@@ -16,8 +16,8 @@ from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.notices import DEFAULT_JOBS, ON, SERVICES, NoticeSettings, Target, with_name
 from ascendrun.core.reader.model_reader import read_model
 from ascendrun.core.reader.strict import Name, Strict
-from ascendrun.core.reader.yaml_source import ListNode, MappingNode, Node, place_of
-from ascendrun.core.settings import NOTICE_BLOCKS, NoticeBlocks, Settings
+from ascendrun.core.reader.yaml_source import MappingNode, place_of, texts
+from ascendrun.core.settings import NOTICE_BLOCKS, Settings, SettingsBlocks
 from ascendrun.text import LANGUAGES, Text, write
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def read_notices(settings: Settings) -> NoticeSettings:
     """
     problems: list[Problem] = []
     merged = NoticeSettings()
-    for blocks in settings.notice_blocks:
+    for blocks in settings.blocks:
         own = parse_blocks(blocks, problems)
         of_file = dict.fromkeys((name for name in NOTICE_BLOCKS if name in blocks.root.entries), str(blocks.file))
         weak = [target for target in merged.targets if target.block not in of_file]
@@ -103,12 +103,12 @@ def read_notices(settings: Settings) -> NoticeSettings:
     return replace(merged, targets=tuple(replace(one, lang=one.lang or settings.lang) for one in merged.targets))
 
 
-def parse_blocks(blocks: NoticeBlocks, problems: list[Problem]) -> tuple[Target, ...]:
+def parse_blocks(blocks: SettingsBlocks, problems: list[Problem]) -> tuple[Target, ...]:
     """Return the targets of one file; () when it has problems, which are added to `problems`. Paths are relative to
     the file."""
     root = blocks.root
     found: list[Problem] = []
-    data = {name: _texts(root.entries[name]) for name in NOTICE_BLOCKS if name in root.entries}
+    data = {name: texts(root.entries[name]) for name in NOTICE_BLOCKS if name in root.entries}
     model = read_model(Blocks, data, root, blocks.source, found)
     found += _credential_problems(root, data)
     found += _name_problems(root, data)
@@ -141,15 +141,6 @@ def _targets(blocks: Blocks, folder: Path) -> tuple[Target, ...]:
 def _paths(block: Any, folder: Path) -> dict[str, str]:
     files = {name: getattr(block, name, None) for name in ("url_file", "secret_file")}
     return {name: os.path.abspath(folder / os.path.expanduser(file)) for name, file in files.items() if file}
-
-
-def _texts(node: Node) -> Any:
-    """Return a tree as dicts, tuples and texts; None for a null."""
-    if isinstance(node, MappingNode):
-        return {key: _texts(value) for key, value in node.entries.items()}
-    if isinstance(node, ListNode):
-        return tuple(map(_texts, node.items))
-    return None if node.plain and node.text in ("", "~", "null") else node.text
 
 
 def _mappings(data: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], str, Mapping[str, Any]]]:

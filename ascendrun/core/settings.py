@@ -27,12 +27,15 @@ NOTICE_BLOCKS: Mapping[str, Text] = {
     "deadman": Text("config.meaning.deadman", "URL requested at intervals while jobs run"),
 }
 """Blocks of a settings file, see core/notice_settings.py."""
+ENGINE_BLOCK = "engines"
+"""Block of a settings file with the engines of a site by name, see core/engines.py."""
+BLOCKS = {**NOTICE_BLOCKS, ENGINE_BLOCK: Text("config.meaning.engines", "engines of this site by name")}
 FORM = Text("settings.form", "write one setting on each line, such as `color: never`")
 
 
 @dataclass(frozen=True)
-class NoticeBlocks:
-    """The blocks of one settings file that name recipients of notifications, not yet checked."""
+class SettingsBlocks:
+    """The blocks of one settings file, not yet checked: recipients of notifications, and engines."""
 
     file: Path
     root: MappingNode
@@ -44,9 +47,10 @@ class Settings:
     """`state_dir`: all data of the head node (0700, on a local disk). `hostfile`: for commands without a hostfile,
     None: they fail. `color`: auto, always or never. `exec_timeout_s`: time limit of an `exec` command on a host.
     `transport`: connection to hosts behind SSH: auto, paramiko, or openssh (the ssh program). `lang`: the language of
-    messages, en or zh, None: that of the locale. `retention`: the settings with a `limit`. `origins`: by name, the
-    origin of its value, such as "default" or "$ASCENDRUN_COLOR". `notice_blocks`: the weakest file first;
-    `notice_settings.read_notices` checks them.
+    messages, en or zh, None: that of the locale. `default_engine`: of jobs that name neither an engine nor a hostfile,
+    None: they fail. `retention`: the settings with a `limit`. `origins`: by name, the origin of its value, such as
+    "default" or "$ASCENDRUN_COLOR". `blocks`: the weakest file first; `notice_settings.read_notices` and
+    `engines.find_engine` check them.
     """
 
     state_dir: Path
@@ -55,10 +59,11 @@ class Settings:
     exec_timeout_s: float = 60.0
     transport: str = "auto"
     lang: str | None = None
+    default_engine: str | None = None
     idle_check_s: float | None = None
     retention: Retention = field(default_factory=Retention)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
-    notice_blocks: tuple[NoticeBlocks, ...] = field(default=(), compare=False)
+    blocks: tuple[SettingsBlocks, ...] = field(default=(), compare=False)
 
 
 class InvalidSettingError(ValueError):
@@ -176,6 +181,11 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("lang", Text("settings.lang", "language of messages: en or zh (default: that of the locale)"), _parse_lang),
     Setting(
+        "default_engine",
+        Text("settings.default-engine", "engine of jobs that name neither an engine nor a hostfile"),
+        lambda text, _folder: text,
+    ),
+    Setting(
         "idle_check_s",
         Text("settings.idle-check", "seconds between background checks of an idle host, or off"),
         _parse_interval,
@@ -203,7 +213,7 @@ def parse_settings(
     *,
     flags: Mapping[str, str],
     folder: Path,
-    check_blocks: Callable[[NoticeBlocks, list[Problem]], object],
+    check_blocks: Callable[[SettingsBlocks, list[Problem]], object],
     problems: Sequence[Problem] = (),
 ) -> Settings:
     """Return the settings: flag > environment > files > default. `texts`: of the files, the weakest first; `folder`:
@@ -215,7 +225,7 @@ def parse_settings(
     found = list(problems)
     values: dict[str, Any] = {"state_dir": default_state_dir(environ)}
     origins = dict.fromkeys(_BY_NAME, "default")
-    blocks: list[NoticeBlocks] = []
+    blocks: list[SettingsBlocks] = []
     for file, text in texts.items():
         _set_all(values, origins, _of_file(file, text, blocks, found), found)
     given = [
@@ -226,9 +236,7 @@ def parse_settings(
     given += [_Given(name, text, folder, (f"--{name.replace('_', '-')}", None, None)) for name, text in flags.items()]
     _set_all(values, origins, given, found)
     limits = {one.limit: values.pop(one.name) for one in SETTINGS if one.limit and one.name in values}
-    settings = Settings(
-        origins=origins, retention=replace(Retention(), **limits), notice_blocks=tuple(blocks), **values
-    )
+    settings = Settings(origins=origins, retention=replace(Retention(), **limits), blocks=tuple(blocks), **values)
     if found:
         from ascendrun.core.errors import InvalidInputError
 
@@ -260,8 +268,8 @@ def _set_all(values: dict[str, Any], origins: dict[str, str], given: Iterable[_G
             problems.append(Problem(*one.place, error.message, hint, one.is_private))
 
 
-def _of_file(file: Path, text: bytes, blocks: list[NoticeBlocks], problems: list[Problem]) -> Iterator[_Given]:
-    """Yield the plain settings of a file; NOTICE_BLOCKS go to `blocks`."""
+def _of_file(file: Path, text: bytes, blocks: list[SettingsBlocks], problems: list[Problem]) -> Iterator[_Given]:
+    """Yield the plain settings of a file; BLOCKS go to `blocks`."""
     from ascendrun.core.reader.yaml_source import MappingNode, ScalarNode, read_yaml
 
     source = read_yaml(text, str(file), is_plain=True)
@@ -273,12 +281,12 @@ def _of_file(file: Path, text: bytes, blocks: list[NoticeBlocks], problems: list
         problem = root.place.problem(Text("settings.mapping", "expected a mapping of names to values"), FORM)
         problems.append(replace(problem, is_private=True))
         return
-    if any(name in NOTICE_BLOCKS for name in root.entries):
-        blocks.append(NoticeBlocks(file, root, source))
+    if any(name in BLOCKS for name in root.entries):
+        blocks.append(SettingsBlocks(file, root, source))
     is_block = root.place == next(iter(root.keys.values()), None)  # each name has its own line
     for name, node in root.entries.items():
         place = root.keys[name]
-        if name in NOTICE_BLOCKS or source.is_invalid(node):
+        if name in BLOCKS or source.is_invalid(node):
             continue
         if isinstance(node, ScalarNode):
             is_private = name not in _BY_NAME or not is_block

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Callable
 
 import ascendrun
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
@@ -24,6 +25,7 @@ from ascendrun.core.jobs.job import Job, State, newest_stages
 from ascendrun.core.jobs.placement import choose_hosts, placement_faults, pool_of
 from ascendrun.core.jobs.plan import CODE_TREE, LIBRARY_TREE, PROGRAMS_TREE, Tree
 from ascendrun.core.node_messages import node_hint, node_text
+from ascendrun.core.settings import Settings
 from ascendrun.head.state.state_dir import make_state_dir, tree_file
 from ascendrun.head.state.user_files import read_hostfile, read_source
 from ascendrun.head.survey.submission import Submission
@@ -56,21 +58,34 @@ class ValidStage:
     hosts: tuple[Host, ...]
 
 
-def read_job(job_file: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
+def read_job(job_file: Path, settings: Settings | None = None, *, overrides: Sequence[str] = ()) -> JobSpec:
     """Return the job of a file (of a pipeline its first stage), with its paths made absolute.
 
     Raises InvalidInputError with every problem.
     """
-    return read_stages(job_file, overrides=overrides)[0].spec
+    return read_stages(job_file, settings, overrides=overrides)[0].spec
 
 
 def read_stages(
-    job_file: Path, *, overrides: Sequence[str] = (), is_placed: bool = False, hostfile: Path | None = None
+    job_file: Path,
+    settings: Settings | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    is_placed: bool = False,
+    hostfile: Path | None = None,
+    engine: str | None = None,
 ) -> tuple[StageJob, ...]:
     """Return every stage of a pipeline, as `read_job`; of any other file its one job.
 
-    `is_placed`: also report what the hosts lack: those of `hostfile`, or of the job's own hostfile.
+    `is_placed`: also report what the hosts lack: those of `hostfile`, of `engine`, or of the job's own. `settings`:
+    with the engines, None: an engine stays as it is written.
     """
+
+    def on_engine(spec: JobSpec) -> JobSpec:
+        if settings is None:
+            return spec
+        return specs.on_engine(spec, settings, name=engine, hostfile=hostfile, file=str(job_file))
+
     directory = job_file.absolute().parent
     text = read_source(job_file)
     programs = {**load_programs(specs.parse_program_options), **_own_programs(text, directory)}
@@ -84,9 +99,11 @@ def read_stages(
             is_directory=lambda path: (directory / path).is_dir(),
             is_readable=lambda path: os.access(directory / path, os.R_OK),
         ),
-        placement=partial(_placement_faults, directory=directory, hostfile=hostfile) if is_placed else None,
+        placement=partial(_placement_faults, on_engine, directory=directory, hostfile=hostfile) if is_placed else None,
     )
-    return tuple(replace(stage, spec=specs.resolve_paths(stage.spec, str(directory), programs)) for stage in stages)
+    return tuple(
+        replace(stage, spec=on_engine(specs.resolve_paths(stage.spec, str(directory), programs))) for stage in stages
+    )
 
 
 def _own_programs(text: bytes, directory: Path) -> dict[str, ProgramOptions]:
@@ -124,29 +141,30 @@ def read_pool(
 
 
 def _placement_faults(
-    spec: JobSpec, *, directory: Path, hostfile: Path | None
+    on_engine: Callable[[JobSpec], JobSpec], spec: JobSpec, *, directory: Path, hostfile: Path | None
 ) -> Sequence[tuple[tuple[str, ...], Text, Text]]:
     """Return what the hosts lack for the job; () without a hostfile, or with one that `read_hosts` will reject."""
-    path = hostfile or (directory / spec.hostfile if spec.hostfile else None)
     try:
+        spec = on_engine(spec)
+        path = hostfile or (directory / spec.hostfile if spec.hostfile else None)
         return () if path is None else tuple(placement_faults(spec, read_hostfile(path)))
-    except InvalidInputError:
+    except (InvalidInputError, NotFoundError):
         return ()
 
 
 def make_submission(
-    job_file: Path, *, overrides: Sequence[str], state_dir: Path, key: str, hosts: Sequence[Host]
+    job_file: Path, settings: Settings, *, overrides: Sequence[str], key: str, hosts: Sequence[Host]
 ) -> Submission:
     """Make everything that the controller needs for a job on some of `hosts`; its directories are copied now.
 
     Raises InvalidInputError (job file, directories) and StoreUnusableError.
     """
-    spec = read_job(job_file, overrides=overrides)
+    spec = read_job(job_file, settings, overrides=overrides)
     return Submission(
         key=key,
         spec=spec,
         hosts=choose_hosts(spec, hosts),
-        trees=pack_trees(spec, state_dir),
+        trees=pack_trees(spec, settings.state_dir),
         file=str(job_file.absolute()),
         user=_user(),
     )
@@ -162,11 +180,12 @@ def _user() -> str | None:
 
 def make_submissions(
     job_file: Path,
+    settings: Settings,
     *,
     overrides: Sequence[str],
     hostfile: Path | None,
-    state_dir: Path,
     key: str,
+    engine: str | None = None,
     only: str | None = None,
     exclude: str | None = None,
     priority: int = 0,
@@ -175,13 +194,13 @@ def make_submissions(
 
     A file that is not a pipeline gives the one submission of its job, without a stage.
     """
-    stages = read_stages(job_file, overrides=overrides, is_placed=True, hostfile=hostfile)
+    stages = read_stages(job_file, settings, overrides=overrides, is_placed=True, hostfile=hostfile, engine=engine)
     hosts = [read_pool(stage.spec, job_file, hostfile=hostfile, only=only, exclude=exclude) for stage in stages]
     packed: dict[str, tuple[Tree, ...]] = {}  # stages usually have the same directories
     keys = [f"{stage.spec.program} {stage.spec.workdir!r}" for stage in stages]
     for stage, tree_key in zip(stages, keys):
         if tree_key not in packed:
-            packed[tree_key] = pack_trees(stage.spec, state_dir)
+            packed[tree_key] = pack_trees(stage.spec, settings.state_dir)
     return tuple(
         Submission(
             key=key if one.stage is None else f"{key}.{one.stage}",

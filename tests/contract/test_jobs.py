@@ -18,7 +18,7 @@ SSH_HOSTS = "node1 slots=2\nnode2 slots=2\n"
 LOCAL_HOSTS = "near1 slots=2 addr=local\nnear2 slots=2 addr=local\n"
 BACKENDS: dict[str, dict[str, str]] = {
     "local": {"hosts": LOCAL_HOSTS, "transport": "auto"},
-    "paramiko": {"hosts": SSH_HOSTS, "transport": "paramiko"},
+    "paramiko": {"hosts": SSH_HOSTS, "transport": "paramiko", "engine": "site"},
     "openssh": {"hosts": SSH_HOSTS, "transport": "openssh"},
 }
 
@@ -30,15 +30,20 @@ class Place(Scene):
         super().__init__(ascendrun, cluster)
         self.backend = backend
         (self.folder / "hosts").write_text(backend["hosts"])
+        (self.folder / "ascendrun").mkdir()
+        engine = json.dumps({"type": "ssh", "hostfile": str(self.folder / "hosts")})
+        (self.folder / "ascendrun/config.yaml").write_text(f"engines:\n  site: {engine}\n")
 
     def options(self) -> tuple[str, ...]:
+        if "engine" in self.backend:
+            return ("--engine", self.backend["engine"])
         return ("--hostfile", str(self.folder / "hosts"))
 
     def run(self, job_file: Any, *options: str) -> Any:
         return self.ascendrun("submit", job_file, *self.options(), *options, env=self.env())
 
     def env(self) -> dict[str, str]:
-        return {"ASCENDRUN_TRANSPORT": self.backend["transport"]}
+        return {"ASCENDRUN_TRANSPORT": self.backend["transport"], "XDG_CONFIG_HOME": str(self.folder)}
 
 
 @pytest.fixture(params=list(BACKENDS))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sshd import Ear, wait_until
 
-from ascendrun.backends import read_login
+from ascendrun.backends.local import read_login
 from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.settings import LOGIN_FILE, local_root

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ascendrun.cli.context import CliContext
-from ascendrun.cli.options import UsageError, cli_command, exclusive, hostfile_option, output_option
+from ascendrun.cli.options import UsageError, cli_command, engine_option, exclusive, hostfile_option, output_option
 from ascendrun.cli.outcome import follow_job, print_outcome, print_outputs
 from ascendrun.cli.output import PEOPLE, describe_seconds, print_record, sanitise
 from ascendrun.cluster import JobView
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 @click.option("--hosts", "only", metavar="HOSTS", help="Use only these hosts of the hostfile: npu[01-04] or @group.")
 @click.option("--exclude", metavar="HOSTS", help="Do not use these hosts of the hostfile.")
 @hostfile_option
+@engine_option
 @output_option
 @click.pass_obj
 def command(
@@ -64,6 +65,7 @@ def command(
     only: str | None,
     exclude: str | None,
     hostfile: str | None,
+    engine: str | None,
     output: str | None,
 ) -> int:
     """Validate a job file, start the job on all its nodes, follow its output.
@@ -76,6 +78,7 @@ def command(
     if from_stage is not None and resume is None:
         raise UsageError.of("submit.from-stage", "--from-stage requires --resume PIPELINE")
     of_file: dict[str, Any] = {"overrides": overrides, "hostfile": Path(hostfile) if hostfile else None}
+    of_file["engine"] = engine
     here = {**of_file, "hosts": only, "exclude": exclude}
     if dry_run:
         return _print_plan(file.stem, *ctx.cluster.job_files.dry_run(file, **here), output)
@@ -205,17 +208,23 @@ def follow_to_the_end(
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key: args.learning_rate=1e-4.")
 @hostfile_option
+@engine_option
 @output_option
 @click.pass_obj
 def plan_command(
-    ctx: CliContext, file: Path, overrides: tuple[str, ...], hostfile: str | None, output: str | None
+    ctx: CliContext,
+    file: Path,
+    overrides: tuple[str, ...],
+    hostfile: str | None,
+    engine: str | None,
+    output: str | None,
 ) -> int:
     """Report what would fail, which strategy fits, memory, time and disk; use no device.
 
     The nodes read the headers of models and the rows of data. Every start of a job makes the same checks.
     Exits 3 if a training would fail.
     """
-    plans = ctx.cluster.job_files.training_plans(file, overrides=overrides, hostfile=hostfile or None)
+    plans = ctx.cluster.job_files.training_plans(file, overrides=overrides, hostfile=hostfile or None, engine=engine)
 
     if output in PEOPLE:
         for line in plan_lines(plans, file.stem):

@@ -164,6 +164,9 @@ class JobBody(Strict):
     """The devices that each node gives to the job."""
     hostfile: Optional[FileName] = Field(None, examples=["cluster.hosts"])
     """File that lists the hosts, relative to the job file."""
+    engine: Optional[Union[Name, Dict[str, Any]]] = Field(None, examples=["hpc"])
+    """Where the job runs: the name of an engine of the settings, or its type and options. Cannot be combined with
+    `hostfile`."""
     args: Mapping[str, Argument] = Field(default_factory=dict, examples=[{"learning_rate": 2e-5}])
     """Options of the program. `ascendrun schema PROGRAM` lists them."""
     env: Mapping[str, Word] = Field(default_factory=dict, examples=[{"OMP_NUM_THREADS": 8}])

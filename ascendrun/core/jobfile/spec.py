@@ -8,6 +8,7 @@ from typing import Any, Callable
 
 from pydantic import ValidationError
 
+from ascendrun.core.engines import find_engine, in_folder, read_engine
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.jobfile.model import UNSUPPORTED, JobSpec
 from ascendrun.core.jobfile.pipeline import StageJob, StageRoot, parallel_conflicts, split_stages
@@ -16,6 +17,7 @@ from ascendrun.core.jobfile.tree import Draft, LocalFiles, apply_overrides, job_
 from ascendrun.core.reader.model_reader import IsReported, Path, read_model
 from ascendrun.core.reader.source_text import INIT_HINT, in_order
 from ascendrun.core.reader.yaml_source import KEY_VALUE, MappingNode, find, place_of, read_yaml
+from ascendrun.core.settings import Settings
 from ascendrun.option_tables import InvalidTableError, read_table
 from ascendrun.options import ProgramOptions
 from ascendrun.text import Text
@@ -82,13 +84,16 @@ def _read_spec(draft: Draft, problems: list[Problem]) -> JobSpec | None:
     """Return the job of a tree; None when it has problems."""
     problems.extend(broken_rules(draft))
     data = {**draft.data, "args": typed_args(draft)} if isinstance(draft.data.get("args"), dict) else draft.data
+    node = draft.root.entries.get("engine")
+    if isinstance(node, MappingNode):
+        data = {**data, "engine": read_engine(node, draft.source, problems)}
     return read_model(JobSpec, data, draft.root, draft.source, problems, is_reported=_reported_by_a_rule(draft))
 
 
 def _placement_part(draft: Draft) -> JobSpec | None:
     """Return a job with the keys that decide its placement; None when one of them has a problem."""
     name = draft.data.get("name")
-    keys = {key: draft.data[key] for key in ("nodes", "devices", "launcher", "hostfile") if key in draft.data}
+    keys = {key: draft.data[key] for key in ("nodes", "devices", "launcher", "hostfile", "engine") if key in draft.data}
     try:
         return JobSpec.model_validate({**keys, "name": name if isinstance(name, str) else "job", "command": ("true",)})
     except ValidationError:
@@ -103,6 +108,8 @@ def resolve_paths(spec: JobSpec, folder: str, programs: Mapping[str, ProgramOpti
     changes: dict[str, Any] = {"env_file": tuple(_absolute(file, folder) for file in spec.env_file)}
     if spec.hostfile is not None:
         changes["hostfile"] = _absolute(spec.hostfile, folder)
+    if isinstance(spec.engine, dict):
+        changes["engine"] = in_folder(spec.engine, folder)
     if spec.workdir is not None:
         changes["workdir"] = spec.workdir.model_copy(update={"path": _absolute(spec.workdir.path, folder)})
     known = programs.get(spec.program or "")
@@ -112,6 +119,32 @@ def resolve_paths(spec: JobSpec, folder: str, programs: Mapping[str, ProgramOpti
             for name, value in spec.args.items()
         }
     return spec.model_copy(update=changes)
+
+
+def on_engine(spec: JobSpec, settings: Settings, *, name: str | None, hostfile: object, file: str) -> JobSpec:
+    """Return the job with its engine in full, and with what the site adds: values of the job win. `name`: an engine
+    that replaces the job's own engine and hostfile; `hostfile`: one that replaces the job's, None: neither was given.
+
+    Without any of them it is the settings' default; a job without an engine is unchanged. Raises NotFoundError,
+    InvalidInputError.
+    """
+    given = name or spec.engine
+    if given is not None and (hostfile is not None or (name is None and spec.hostfile is not None)):
+        text = Text("engine.and-hostfile", "engine cannot be combined with a hostfile")
+        raise InvalidInputError(
+            [Problem(file, None, None, text, Text("engine.and-hostfile.hint", "remove one of them"))]
+        )
+    chosen = given or (settings.default_engine if hostfile is None and spec.hostfile is None else None)
+    if chosen is None:
+        return spec
+    engine = find_engine(settings, chosen) if isinstance(chosen, str) else chosen
+    site: dict[str, Any] = {
+        key: engine[key] for key in ("setup", "python") if key in engine and getattr(spec, key) is None
+    }
+    env = {key: value for key, value in engine.get("env", {}).items() if key not in spec.env}
+    applied = [*site, *(f"env.{key}" for key in env)]
+    changes: dict[str, Any] = {**site, "hostfile": engine.get("hostfile"), "env": {**env, **spec.env}}
+    return spec.model_copy(update={**changes, "engine": {**engine, "applied": applied}})
 
 
 def require_hostfile(spec: JobSpec, file: str) -> str:

@@ -85,6 +85,10 @@ def render_text(rendered: Mapping[str, Any]) -> str:
             port=port,
         ),
     ]
+    engine = rendered.get("engine")
+    if engine:
+        name, applied = engine.get("name") or engine["type"], engine["applied"] or ["-"]
+        heads.append(Text("plan.engine", "engine {name} sets {applied}", name=name, applied=applied))
     heads += [
         Text(
             "plan.staged",

@@ -188,6 +188,15 @@ def find(node: Node | None, path: tuple[str | int, ...]) -> Node | None:
     return node
 
 
+def texts(node: Node) -> Any:
+    """Return a tree as dicts, tuples and texts; None for a null."""
+    if isinstance(node, MappingNode):
+        return {key: texts(value) for key, value in node.entries.items()}
+    if isinstance(node, ListNode):
+        return tuple(map(texts, node.items))
+    return None if node.plain and node.text in ("", "~", "null") else node.text
+
+
 def place_of(root: Node, path: Sequence[Any]) -> Place:
     """Return the location of the value at `path`; of a missing value, that of the nearest enclosing section."""
     steps: list[Any] = list(path)

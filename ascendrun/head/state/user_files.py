@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ascendrun.core.settings import FORM, NoticeBlocks, Settings, parse_settings, settings_files
+from ascendrun.core.settings import FORM, Settings, SettingsBlocks, parse_settings, settings_files
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def load_settings(
     )
 
 
-def _check_blocks(blocks: NoticeBlocks, problems: list[Problem]) -> None:
+def _check_blocks(blocks: SettingsBlocks, problems: list[Problem]) -> None:
     from ascendrun.core.notice_settings import parse_blocks
 
     parse_blocks(blocks, problems)

@@ -34,6 +34,7 @@ def test_a_stronger_source_wins_and_says_so(tmp_path: Path) -> None:
         "hostfile": str(system),
         "transport": "default",
         "lang": "default",
+        "default_engine": "default",
         "idle_check_s": "default",
         **{setting.name: "default" for setting in SETTINGS if setting.limit},
     }

@@ -1,0 +1,102 @@
+"""This machine as a host: commands run as child processes, with a separate node root and no SSH."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from ascendrun.core.errors import UnreachableError
+from ascendrun.core.hosts import Host
+from ascendrun.core.settings import LOGIN_FILE, Settings, local_root
+from ascendrun.head.ssh.child_process import ChildStream
+from ascendrun.head.ssh.transport import CLOSED_HERE, Receiver, StreamClosedError
+
+ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
+
+
+class LocalConnection:
+    """Implementation of `transport.Connection`; each opened command is a child in a separate session."""
+
+    peer_address: str | None = None
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self._env = env
+        self._streams: list[ChildStream] = []
+        self._is_closed = False
+
+    def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> ChildStream:
+        if self._is_closed:
+            raise StreamClosedError(CLOSED_HERE)
+        try:
+            stream = ChildStream(["/bin/sh", "-c", command], env=self._env, cwd=os.path.expanduser("~"))
+        except OSError as error:
+            raise UnreachableError.of(
+                "ssh.local-no-process",
+                "cannot start a process on this machine ({error})",
+                "check the limits of processes and open files: ulimit -a",
+                error=error.strerror or str(error),
+            ) from error
+        stream.start(receiver)
+        self._streams.append(stream)
+        return stream
+
+    def close(self) -> None:
+        self._is_closed = True
+        for stream in self._streams:
+            stream.close()
+        self._streams.clear()
+
+
+class LocalBackend:
+    """This machine as a host, with `addr` "local": a node root of its own, no SSH."""
+
+    def __init__(self, settings: Settings, options: object = None) -> None:
+        self._settings = settings
+
+    def connect(self, host: Host) -> LocalConnection:
+        """Connect with the head's environment, the head's Python first in PATH, and the variables of the host's login.
+        Raises UnreachableError."""
+        root = local_root(self._settings, host.name)
+        try:
+            root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            root.mkdir(mode=0o700, exist_ok=True)
+            root.chmod(0o700)
+        except OSError as error:
+            raise UnreachableError.of(
+                "ssh.local-no-directory",
+                "{host}: cannot create {path} ({error})",
+                "free disk space, or set ASCENDRUN_STATE_DIR to another directory",
+                host=host.name,
+                path=str(root),
+                error=error.strerror or str(error),
+            ) from error
+        folder = os.path.dirname(os.path.abspath(sys.executable))
+        env = {
+            **os.environ,
+            ROOT_VARIABLE: str(root),
+            "PATH": os.pathsep.join([folder, os.environ.get("PATH") or os.defpath]),
+        }
+        return LocalConnection({**env, **read_login(root)})
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def read_login(root: Path) -> dict[str, str]:
+    """Return the variables of the host's login; {} if it has none. Raises UnreachableError."""
+    path = root / LOGIN_FILE
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreachableError.of(
+            "ssh.file-unreadable",
+            "cannot read {path} ({error})",
+            "fix or remove the file",
+            path=str(path),
+            error=str(error),
+        ) from error
+    pairs = [line.partition("=") for line in lines if line.strip() and not line.startswith("#")]
+    return {name: value for name, equals, value in pairs if equals}

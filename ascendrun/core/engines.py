@@ -1,0 +1,99 @@
+"""Engines: what a site already has to run jobs on, by the name that its settings give it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal, Optional
+
+from pydantic import ConfigDict, Field
+
+from ascendrun.core.errors import InvalidInputError, NotFoundError, Problem
+from ascendrun.core.reader.model_reader import read_model
+from ascendrun.core.reader.strict import Name, Strict
+from ascendrun.core.reader.yaml_source import MappingNode, Node, Source, place_of, texts
+from ascendrun.core.settings import ENGINE_BLOCK, Settings, SettingsBlocks
+from ascendrun.text import Text, closest, did_you_mean, write
+
+
+class Site(Strict):
+    """An engine, and what its site adds to a job; values of the job win. Its values are texts, as those of settings."""
+
+    model_config = ConfigDict(strict=False)
+
+    name: Optional[Name] = None
+    """Its name in the settings."""
+    env: Mapping[str, str] = Field(default_factory=dict, examples=[{"HCCL_CONNECT_TIMEOUT": "1200"}])
+    setup: Optional[str] = Field(None, examples=["source /usr/local/Ascend/ascend-toolkit/set_env.sh"])
+    python: Optional[str] = Field(None, examples=["/opt/conda/bin/python"])
+
+
+class SshEngine(Site):
+    """Hosts of a hostfile."""
+
+    type: Literal["ssh"] = Field(examples=["ssh"])
+    hostfile: str = Field(examples=["cluster.hosts"])
+
+
+ENGINE_TYPES: Mapping[str, type[Site]] = {"ssh": SshEngine}
+
+
+def read_engine(node: Node, source: Source, problems: list[Problem]) -> dict[str, Any] | None:
+    """Return the options of an engine of a settings or job file, without unset ones; None when it has problems, which
+    are added to `problems`."""
+    if not isinstance(node, MappingNode):
+        text = Text("engine.mapping", "engine: expected a mapping with a type")
+        problems.append(node.place.problem(text, write("{type: ssh, hostfile: cluster.hosts}")))
+        return None
+    data = {name: texts(value) for name, value in node.entries.items()}
+    model = ENGINE_TYPES.get(str(data.get("type")))
+    if model is None:
+        text = Text("engine.type", "unknown type of an engine: {type}", type=str(data.get("type")))
+        known = Text("engine.types", "the types are {types}", types=list(ENGINE_TYPES))
+        problems.append(place_of(node, ("type",)).problem(text, known))
+        return None
+    made = read_model(model, data, node, source, problems)
+    return None if made is None else made.model_dump(mode="json", exclude_none=True)
+
+
+def parse_engines(blocks: SettingsBlocks, problems: list[Problem]) -> dict[str, dict[str, Any]]:
+    """Return the engines of one settings file by name; paths are relative to the file."""
+    block = blocks.root.entries.get(ENGINE_BLOCK)
+    if block is not None and not isinstance(block, MappingNode):
+        text = Text("engine.block", "engines: expected a mapping of names to engines")
+        problems.append(block.place.problem(text, write("engines: {lab: {type: ssh, hostfile: lab.hosts}}")))
+    found = {}
+    for name, node in block.entries.items() if isinstance(block, MappingNode) else ():
+        engine = read_engine(node, blocks.source, problems)
+        if engine is not None:
+            found[name] = in_folder({**engine, "name": name}, str(blocks.file.parent))
+    return found
+
+
+def in_folder(engine: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Return an engine with the hostfile of that directory."""
+    path = os.path.join(folder, os.path.expanduser(engine.get("hostfile", "")))
+    return {**engine, "hostfile": os.path.abspath(path)} if "hostfile" in engine else engine
+
+
+def read_engines(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Return the engines of the settings by name, each of the strongest file that has it; `file`: that one. Raises
+    InvalidInputError with every problem."""
+    problems: list[Problem] = []
+    engines: dict[str, dict[str, Any]] = {}
+    for blocks in settings.blocks:
+        found = parse_engines(blocks, problems)
+        engines.update((name, {**engine, "file": str(blocks.file)}) for name, engine in found.items())
+    if problems:
+        raise InvalidInputError(problems)
+    return engines
+
+
+def find_engine(settings: Settings, name: str) -> dict[str, Any]:
+    """Return an engine of the settings. Raises NotFoundError; InvalidInputError for an invalid block."""
+    engines = read_engines(settings)
+    if name not in engines:
+        near = closest(name, engines)
+        hint = did_you_mean(near) if near else Text("engine.define", "name it in the settings: docs/engines.md")
+        raise NotFoundError(Text("engine.unknown", "engine {name} not found in the settings", name=name), hint=hint)
+    return engines[name]

@@ -1,0 +1,93 @@
+"""Engines of the settings and of job files: what a site adds, and what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ascendrun.core.errors import InvalidInputError, NotFoundError
+from ascendrun.core.settings import Settings
+from ascendrun.head.state.user_files import load_settings
+from ascendrun.query.submit import read_job, read_pool
+
+SETTINGS = """
+engines:
+  lab: {type: ssh, hostfile: lab.hosts, env: {A: site, B: site}, setup: source /site.sh, python: /site/python}
+  far: {type: ssh, hostfile: /far.hosts}
+default_engine: lab
+"""
+JOB = "name: a\ncommand: [x]\nenv: {B: own}\n"
+
+
+def site(folder: Path, text: str = SETTINGS) -> Settings:
+    (folder / "config.yaml").write_text(text)
+    (folder / "lab.hosts").write_text("npu1\nnpu2\n")
+    return load_settings({"XDG_STATE_HOME": str(folder)}, files=[folder / "config.yaml"])
+
+
+def job(folder: Path, more: str = "") -> Path:
+    (folder / "job.yaml").write_text(JOB + more)
+    return folder / "job.yaml"
+
+
+def test_the_site_adds_to_a_job_whose_own_values_win(tmp_path: Path) -> None:
+    file, settings = job(tmp_path, "python: own\n"), site(tmp_path)
+    spec = read_job(file, settings)
+    assert spec.env == {"A": "site", "B": "own"} and (spec.setup, spec.python) == ("source /site.sh", "own")
+    assert spec.engine["name"] == "lab" and spec.engine["applied"] == ["setup", "env.A"]
+    assert [host.name for host in read_pool(spec, file, hostfile=None)] == ["npu1", "npu2"]
+
+
+@pytest.mark.parametrize(
+    ("more", "engine", "hostfile"),
+    [("", "far", "/far.hosts"), ("engine: far\n", None, "/far.hosts"), ("hostfile: own.hosts\n", "far", "/far.hosts")],
+)
+def test_the_engine_that_is_named_replaces_the_default(tmp_path: Path, more: str, engine: str, hostfile: str) -> None:
+    from ascendrun.query.submit import read_stages
+
+    (stage,) = read_stages(job(tmp_path, more), site(tmp_path), engine=engine)
+    assert (stage.spec.engine["name"], stage.spec.hostfile) == ("far", hostfile)
+
+
+def test_a_job_with_a_hostfile_has_no_engine_by_default(tmp_path: Path) -> None:
+    spec = read_job(job(tmp_path, "hostfile: own.hosts\n"), site(tmp_path))
+    assert spec.engine is None and spec.hostfile == str(tmp_path / "own.hosts") and spec.setup is None
+
+
+def test_an_engine_in_full_is_that_of_the_job_and_its_paths_are_relative_to_it(tmp_path: Path) -> None:
+    spec = read_job(job(tmp_path, "engine: {type: ssh, hostfile: near.hosts}\n"), site(tmp_path))
+    assert spec.hostfile == str(tmp_path / "near.hosts")
+
+
+def test_engine_and_hostfile_together_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        read_job(job(tmp_path, "engine: lab\nhostfile: own.hosts\n"), site(tmp_path))
+    assert [each.message.key for each in caught.value.problems] == ["engine.and-hostfile"]
+
+
+def test_an_unknown_engine_is_named_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError) as caught:
+        read_job(job(tmp_path, "engine: lap\n"), site(tmp_path))
+    assert caught.value.message.key == "engine.unknown" and "lab" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("engines", "key", "line"),
+    [
+        ("engines:\n  lab: {type: ssh, hostfil: x}\n", "jobfile.required", 2),
+        ("engines:\n  lab: {type: shh}\n", "engine.type", 2),
+        ("engines:\n  lab: ssh\n", "engine.mapping", 2),
+        ("engines: lab\n", "engine.block", 1),
+    ],
+)
+def test_problems_of_the_settings_have_their_place(tmp_path: Path, engines: str, key: str, line: int) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        read_job(job(tmp_path), site(tmp_path, engines + "default_engine: lab\n"))
+    assert (key, line) in [(each.message.key, each.line) for each in caught.value.problems]
+
+
+def test_problems_of_an_engine_in_a_job_file_are_reported_with_the_others(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        read_job(job(tmp_path, "engine: {type: ssh, hostfile: a, partition: x}\nnodes: 0\n"), site(tmp_path))
+    assert [each.line for each in caught.value.problems] == [4, 5]
