@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
-import tempfile
 from pathlib import Path
 from typing import IO, Callable, TypeVar
 
@@ -20,6 +18,9 @@ def write_output(path: Path, write: Callable[[IO[bytes]], Result], *, mode: int 
     """
     target = _regular_target(path)
     if target is None:
+        import shutil
+        import tempfile
+
         with tempfile.TemporaryFile() as complete, open(path, "wb", buffering=0) as out:
             result = write(complete)
             complete.seek(0)

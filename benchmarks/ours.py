@@ -35,6 +35,7 @@ class Ours:
             "PYTHONPATH": str(self._checkout),
             STATE_VARIABLE: str(self.state_dir),
             ROOT_VARIABLE: str(self._bed.folder / "local-node"),
+            "PYTHONDONTWRITEBYTECODE": "",  # as at a user's, modules are compiled once
         }
 
     def hostfile(self, hosts: Sequence[str]) -> Path:

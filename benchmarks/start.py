@@ -67,7 +67,7 @@ def run(repeats: int, sheet: Sheet) -> None:
 
 def make_environ(folder: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ASCENDRUN_", "XDG_"))}
-    ours = {STATE_VARIABLE: str(folder / "state"), ROOT_VARIABLE: str(folder / "node")}
+    ours = {STATE_VARIABLE: str(folder / "state"), ROOT_VARIABLE: str(folder / "node"), "PYTHONDONTWRITEBYTECODE": ""}
     return {**kept, **ours, "HOME": str(folder), "PYTHONPATH": str(CHECKOUT)}
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from ascendrun.cli.output import cut, sanitise, sanitise_line
+from ascendrun.cli.output import cut, sanitise, sanitise_line, screen_columns
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cluster import Cluster
+    from ascendrun.core.machines import Hold
     from ascendrun.core.settings import Settings
 
 Reply = TypeVar("Reply")
@@ -187,6 +187,14 @@ class Screen:
     def _draw(self, text: str) -> None:
         if text and self.is_live:
             # One cell less than the terminal: a full line would wrap, and could not be erased.
-            self._err.write(cut(sanitise_line(text), shutil.get_terminal_size().columns - 1))
+            self._err.write(cut(sanitise_line(text), screen_columns() - 1))
             self._err.flush()
             self._bottom = text
+
+
+def print_held(ctx: CliContext, holds: Iterable[Hold]) -> None:
+    """Print why no job may use some hosts, each with what a user can do."""
+    for hold in holds:
+        held = Text("outcome.held", "no job starts on {host}: {why}", host=hold.host, why=hold.reason())
+        fix = f"ascendrun stop {hold.tag}" if hold.is_found else f"ascendrun release {hold.host}"
+        ctx.warn(held, fix)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ascendrun.cli.output import sanitise, sanitise_line, width_of, wrap
+from ascendrun.cli.output import sanitise, sanitise_line, screen_columns, width_of, wrap
 from ascendrun.core.errors import AscendrunError, InvalidInputError, Problem
 from ascendrun.text import Text, language
 
@@ -86,8 +83,7 @@ def wrapped(text: Text | str) -> list[str]:
     lines = str(text).split("\n")
     if not sys.stderr.isatty():
         return lines
-
-    width = shutil.get_terminal_size().columns
+    width = screen_columns()
     return [part for line in lines for part in wrap(line, width)]
 
 
@@ -191,6 +187,8 @@ def _describe_crash(error: Exception, state_dir: Callable[[], Path]) -> list[str
 
 def _write_crash(error: Exception, state_dir: Callable[[], Path]) -> Path | None:
     """Write the traceback to a private file; None when no directory is writable."""
+    import traceback
+
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.txt"
     for directory in _crash_dirs(state_dir):
@@ -206,6 +204,8 @@ def _write_crash(error: Exception, state_dir: Callable[[], Path]) -> Path | None
 
 
 def _crash_dirs(state_dir: Callable[[], Path]) -> list[Path]:
+    import tempfile
+
     temporary = Path(tempfile.gettempdir()) / f"ascendrun-crashes-{os.getuid()}"
     try:
         return [state_dir() / "crashes", temporary]

@@ -10,8 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.cli import output as out
-from ascendrun.cli.context import CliContext, Screen
-from ascendrun.cluster import AttemptFiles, Cluster, FetchReply, JobDetail, JobView, LogFile, LogGap
+from ascendrun.cli.context import CliContext, Screen, print_held
 from ascendrun.core.jobs.reasons import CONFIDENCE, Reason
 from ascendrun.core.logs.log_lines import LogLine, label_processes, process_label
 from ascendrun.core.logs.log_view import LogView
@@ -21,8 +20,8 @@ from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts, format_bytes
 
 if TYPE_CHECKING:
+    from ascendrun.cluster import AttemptFiles, Cluster, FetchReply, JobDetail, JobView, LogGap
     from ascendrun.core.logs.folding import FoldedLine
-    from ascendrun.core.machines import Hold
 
 FAILED_TAIL_LINES = 20
 DIAGNOSIS_S, POLL_S = 10.0, 0.2
@@ -105,14 +104,6 @@ def print_left(ctx: CliContext, detail: JobDetail) -> bool:
         ctx.warn(warning, hint)
     print_held(ctx, [hold for hold in detail.job.holds if hold.processes])
     return bool(hosts or detail.job.holds)
-
-
-def print_held(ctx: CliContext, holds: Iterable[Hold]) -> None:
-    """Print why no job may use some hosts, each with what a user can do."""
-    for hold in holds:
-        held = Text("outcome.held", "no job starts on {host}: {why}", host=hold.host, why=hold.reason())
-        fix = f"ascendrun stop {hold.tag}" if hold.is_found else f"ascendrun release {hold.host}"
-        ctx.warn(held, fix)
 
 
 def _print_failure(ctx: CliContext, detail: JobDetail) -> None:
@@ -342,6 +333,8 @@ class _HcclRow:
 
 def print_files(ctx: CliContext, found: AttemptFiles, output: str | None) -> None:
     """Print the files of an attempt, its HCCL settings from the logs, and the hosts of pending files."""
+    from ascendrun.cluster import LogFile
+
     if found.files or output not in out.PEOPLE:
         columns = [
             out.Column("HOST", lambda row: row.host),

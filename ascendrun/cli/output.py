@@ -5,12 +5,10 @@ Output of a rank, a node or a file must not control the terminal that shows it.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import io
 import json
 import re
-import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -104,6 +102,8 @@ def _to_yaml(value: Any) -> str:
 
 def _to_csv(names: Sequence[str], records: Iterable[Mapping[str, Any]]) -> str:
     out = io.StringIO()
+    import csv
+
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
     for record in records:
@@ -201,8 +201,14 @@ def terminal_width(output: str | None) -> int | None:
     """Return the cells of the terminal; None where nothing may be truncated: in a pipe, or with -o wide."""
     if output == "wide" or not sys.stdout.isatty():
         return None
+    return screen_columns()
 
-    return shutil.get_terminal_size().columns
+
+def screen_columns() -> int:
+    """Return the columns of the terminal, or 80."""
+    from shutil import get_terminal_size
+
+    return get_terminal_size().columns
 
 
 def width_of(text: str) -> int:

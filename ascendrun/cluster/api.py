@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import ControllerReplacedError, UnreachableError
 from ascendrun.core.settings import BLOCKS, ENGINE_BLOCK, SETTINGS, Settings
 from ascendrun.head.state.user_files import load_settings

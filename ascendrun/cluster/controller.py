@@ -15,7 +15,6 @@ from ascendrun.core.settings import Settings
 from ascendrun.head.loop.daemon import mark_stopped, running_pid, wait_until_free
 from ascendrun.head.loop.guard import guard
 from ascendrun.head.protocol.control_messages import CheckStore, ControllerStatus, Shutdown, Status
-from ascendrun.head.protocol.control_socket import ControlClient, no_reply
 from ascendrun.head.state.state_dir import REBUILT_FILE, clock_now, read_pulse
 from ascendrun.node.files import read_json
 from ascendrun.text import Text
@@ -42,6 +41,8 @@ class Controller(Part):
 
         Raises DeadlineExceededError: one runs, but does not reply (it starts, hangs, or is suspended).
         """
+        from ascendrun.head.protocol.control_socket import ControlClient, no_reply
+
         until_mono = time.monotonic() + timeout_s
         while True:
             try:
@@ -85,6 +86,8 @@ class Controller(Part):
 
     def stop(self, *, timeout_s: float = 30.0) -> None:
         """End the controller and return when it has ended; jobs keep running. Does nothing when none runs."""
+        from ascendrun.head.protocol.control_socket import ControlClient
+
         deadline = time.monotonic() + timeout_s
         while True:
             try:

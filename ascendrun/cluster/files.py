@@ -7,7 +7,6 @@ import posixpath
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ascendrun.backends.ssh import terminal_argv
 from ascendrun.cluster.api import Part
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
 from ascendrun.core.hosts import Host, load_hosts
@@ -94,6 +93,8 @@ class Files(Part):
         rank has ended, UnreachableError.
         """
         detail = self._with_rank(ref, rank)
+        from ascendrun.backends.ssh import terminal_argv
+
         found = self._head.request(RankProcess(detail.job.id, rank), repeat=True)
         host = self._host_of(detail.job.id, found.host)
         text = [json.dumps(list(command)).encode().hex()] if command else []

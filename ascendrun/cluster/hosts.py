@@ -8,13 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-from ascendrun.backends.ssh import record_scans, scan_host_keys
 from ascendrun.cluster.api import Part
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.hosts import load_hosts, parse_hostfile, select_hosts
 from ascendrun.core.names import expand_names, split_list
 from ascendrun.head.state.user_files import read_hostfile
-from ascendrun.query.host_views import make_device_uses, make_exec_result, make_host_status, make_machine_views
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -81,6 +79,7 @@ class Hosts(Part):
         `timeout_s`: of the command on a host, None: the setting.
         """
         from ascendrun.head.protocol.control_messages import Exec
+        from ascendrun.query.host_views import make_exec_result
 
         timeout_s = self._head.settings.exec_timeout_s if timeout_s is None else timeout_s
         request = Exec(self.select(hosts), tuple(argv), timeout_s)
@@ -95,6 +94,7 @@ class Hosts(Part):
         `with_usage`: also the disk use of ascendrun, for which a host reads its directories.
         """
         from ascendrun.head.protocol.control_messages import Nodes
+        from ascendrun.query.host_views import make_host_status
 
         holders, keepers = users_of(self._cluster.jobs.list())
         machines = self.held()
@@ -107,6 +107,8 @@ class Hosts(Part):
 
     def machines(self) -> tuple[MachineView, ...]:
         """Return every machine that this head node knows, with its state. Works without a controller."""
+        from ascendrun.query.host_views import make_machine_views
+
         with self._head.store() as store:
             return make_machine_views(store.machines.all(), store.machines.held(), store.jobs.live(), now_s=time.time())
 
@@ -144,6 +146,8 @@ class Hosts(Part):
 
     def leases(self, hosts: HostSelection = None) -> tuple[tuple[DeviceUse, ...], Mapping[str, Text | str]]:
         """Return what uses devices and ports of ascendrun on the hosts, and why hosts did not respond, by host."""
+        from ascendrun.query.host_views import make_device_uses
+
         context = self._cluster.checks.survey(hosts, names=LEASE_PROBES, is_full=False)
         return make_device_uses(context), {host: one.message for host, one in context.unreached.items()}
 
@@ -163,10 +167,14 @@ class Hosts(Part):
 
     def scan_keys(self, hosts: HostSelection = None) -> Iterator[HostKeyScan]:
         """Yield the SSH host key of each host in order of arrival; record nothing. Local hosts are skipped."""
+        from ascendrun.backends.ssh import scan_host_keys
+
         return scan_host_keys(self._head.settings, [host for host in self.select(hosts) if not host.is_local])
 
     def record_keys(self, scans: Iterable[HostKeyScan], *, replaces: bool = False) -> None:
         """Trust the scanned keys. `replaces`: also if another key is recorded."""
+        from ascendrun.backends.ssh import record_scans
+
         record_scans(self._head.settings, scans, replaces=replaces)
 
     def _change_machines(self, change: str, hosts: HostSelection, **values: Any) -> tuple[Host, ...]:

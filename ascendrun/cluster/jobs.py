@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import secrets
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,21 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from ascendrun.cluster.api import POLL_S, Part
 from ascendrun.cluster.hosts import WAITING
-from ascendrun.cluster.job import Job
 from ascendrun.core.errors import ConflictError, DeadlineExceededError
 from ascendrun.core.jobs.job import TERMINAL, pipeline_status
-from ascendrun.core.metrics import progress_pattern
 from ascendrun.core.reachability import UNKNOWN
 from ascendrun.head.protocol.control_messages import HoldJob, Prune, Remove, Retry, Stop, Submit
-from ascendrun.head.spool.metrics_reader import newest_progress
 from ascendrun.head.state.state_dir import spool_dir
-from ascendrun.query.history import read_history
 from ascendrun.query.views import make_found_views, make_job_detail, make_job_view, make_pipeline_view
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from ascendrun.cluster.job import Job
     from ascendrun.core.events import Event
     from ascendrun.core.jobs.job import Job as JobRecord
     from ascendrun.core.pulse import Sight
@@ -61,6 +57,9 @@ class Jobs(Part):
         succeeded. `priority`: jobs with a higher one are placed first. `hosts`, `exclude`: use only these hosts of the
         hostfile (`npu[01-03]` or `@group`), or not these. `engine`: of the settings, in place of the job's own.
         """
+        import secrets
+
+        from ascendrun.cluster.job import Job
         from ascendrun.query.submit import make_submissions, stages_to_repeat
 
         if self._head.settings.blocks:
@@ -137,12 +136,16 @@ class Jobs(Part):
         `since_s`: only jobs that ended since (UTC seconds); `user`: only those that this user submitted. None: all.
         Works without a controller.
         """
+        from ascendrun.query.history import read_history
+
         with self._head.store() as store:
             return read_history(store, since_s=since_s, user=user)
 
     def find(self, ref: str) -> Job:
         """Return a job, or a pipeline, by id, name (the newest of it) or unambiguous start of an id. Raises
         NotFoundError."""
+        from ascendrun.cluster.job import Job
+
         with self._head.store() as store:
             return Job(self._cluster, store.jobs.pipeline_id(ref) or store.jobs.find(ref).job.id)
 
@@ -279,6 +282,8 @@ class Jobs(Part):
         host = next((node.host for node in job.nodes if 0 in node.ranks), None)
         if host is None:
             return None
+        from ascendrun.core.metrics import progress_pattern
+        from ascendrun.head.spool.metrics_reader import newest_progress
 
         directory = spool_dir(self._head.state_dir, job.id, job.attempt)
         values = newest_progress(directory, host=host, pattern=progress_pattern(stored.spec))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import NotFoundError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Exit, Job, NodeProgress, Phase, PipelineStatus, StageStatus

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import click
 
 from ascendrun.cli import options
-from ascendrun.cli.context import CliContext
+from ascendrun.cli.context import CliContext, print_held
 from ascendrun.cli.errors import describe_error
-from ascendrun.cli.outcome import print_held
 from ascendrun.cli.output import PEOPLE, Column, describe_memory, describe_time, format_table, labelled, print_rows
 from ascendrun.cluster import DeviceUse, HostKeyScan, HostStatus, MachineView
 from ascendrun.core.errors import AscendrunError

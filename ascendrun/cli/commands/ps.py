@@ -10,12 +10,10 @@ from contextlib import suppress
 import click
 
 from ascendrun.cli import output as out
-from ascendrun.cli.context import CliContext
+from ascendrun.cli.context import CliContext, print_held
 from ascendrun.cli.options import UsageError, cli_command, exclusive, list_output_option, parse_since
-from ascendrun.cli.outcome import print_held
 from ascendrun.cluster import JobView
 from ascendrun.core.errors import NotFoundError
-from ascendrun.health.report.cost import JobUse, UserUse, sum_users
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
@@ -134,6 +132,8 @@ def history_command(
     DEVICE-HOURS are devices times hours in which the job had its hosts: from the checks before a start to the confirmed
     end, in all attempts. A stage of a pipeline is a row. Jobs that `ascendrun rm` has removed are not listed.
     """
+    from ascendrun.health.report.cost import JobUse, UserUse, sum_users
+
     output = "name" if quiet else output
     if by == "user" and output == "name":
         raise UsageError(exclusive("--by user", "--quiet" if quiet else "-o name"))

@@ -7,10 +7,10 @@ import time
 
 import click
 
-from ascendrun.cli.context import CliContext
+from ascendrun.cli.context import CliContext, print_held
 from ascendrun.cli.errors import describe_error
 from ascendrun.cli.options import Duration, cli_command
-from ascendrun.cli.outcome import print_held, print_left, print_outcome
+from ascendrun.cli.outcome import print_left, print_outcome
 from ascendrun.cli.output import describe_seconds, labelled
 from ascendrun.cluster import JobDetail, JobView
 from ascendrun.core.errors import AscendrunError

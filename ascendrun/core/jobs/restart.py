@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import Enum
@@ -266,6 +265,8 @@ def _is_repeated(past: Sequence[PastAttempt]) -> bool:
 def _pause_s(policy: RestartPolicy, stalled: int, tag: str) -> float:
     """Return the pause: doubled with each attempt without progress, and 0.5 to 1.0 of that by the tag."""
     first_s, longest_s = policy.backoff_s
+    import hashlib
+
     fraction = int.from_bytes(hashlib.sha256(tag.encode()).digest()[:4], "big") / 0xFFFFFFFF
     return float(min(longest_s, first_s * 2 ** min(stalled, 30)) * (0.5 + fraction / 2))
 

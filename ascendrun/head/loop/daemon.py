@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 from ascendrun.core.errors import AscendrunError, DeadlineExceededError, UnreachableError
 from ascendrun.core.settings import STATE_VARIABLE
 from ascendrun.head.loop import guard as guarding
-from ascendrun.head.ssh.transport import Backend
 from ascendrun.head.state.state_dir import make_state_dir
 from ascendrun.node.files import write_json
 from ascendrun.text import Text
@@ -24,6 +22,7 @@ from ascendrun.text import Text
 if TYPE_CHECKING:
     from ascendrun.core.retention import Retention
     from ascendrun.head.notify.notifier import NotifierMaker
+    from ascendrun.head.ssh.transport import Backend
 
 IDLE_VARIABLE = "ASCENDRUN_CONTROLLER_IDLE_S"
 REFUSAL_NAME = "controller-refused.json"
@@ -168,6 +167,8 @@ def start_controller(state_dir: Path, *, deadline_s: float) -> None:
     Concurrent starts are harmless: one gets the lock, others end. Raises the error of a controller that refused to
     start, else UnreachableError with the end of its log.
     """
+    import subprocess
+
     from ascendrun.head.protocol.control_socket import ControlClient
 
     make_state_dir(state_dir)

@@ -159,6 +159,15 @@ def test_what_needs_no_library_imports_none(world: dict[str, str], argv: list[st
     assert loaded.isdisjoint({"paramiko", "pydantic", "rich", "torch", "asyncio", "ClusterShell", "sqlite3", "yaml"})
 
 
+def test_the_list_of_jobs_imports_nothing_for_hosts_logs_and_costs(world: dict[str, str]) -> None:
+    code = "import sys; from ascendrun.cli import main; code = main(['ps']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=world, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "ascendrun.query.views" in loaded
+    unused = {"statistics", "tempfile", "csv", "subprocess", "hashlib", "paramiko", "pydantic", "yaml"}
+    assert loaded.isdisjoint({*unused, "ascendrun.backends", "ascendrun.health", "ascendrun.core.logs.folding"})
+
+
 def test_reading_logs_needs_neither_paramiko_nor_pydantic(world: dict[str, str]) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.argv[1:1] = []; import story_cluster; "
