@@ -45,6 +45,12 @@ class DeviceSample:
         host_column=HostColumn("mem", Text("top.column-mem", "MEM GiB"), 60, "sum"),
         beside="memory_total_bytes",
         detail=Text("top.metric-mem", "memory GiB"),
+        sign=Sign(
+            "work",
+            lambda here, others: others is not None and here > 1.05 * others,
+            Text("straggler.memory", "{here:.1f} GiB in use (others {others:.1f} GiB)", here=0, others=0),
+            size=2**30,
+        ),
     )
     memory_total_bytes: int | None = metric(
         "total memory",
@@ -60,6 +66,11 @@ class DeviceSample:
         host_column=HostColumn("power", Text("top.column-power", "POWER"), 50, "sum"),
         detail=Text("top.metric-power", "power"),
         chart=Text("report.chart-power-w", "Power per device, W"),
+        sign=Sign(  # devices draw up to 10% more or less for the same work
+            "work",
+            lambda here, others: others is not None and here > 1.1 * others,
+            Text("straggler.power", "drawing {here:.0f} W (others {others:.0f} W)", here=0, others=0),
+        ),
     )
     temperature_c: float | None = metric(
         "temperature",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable
@@ -16,6 +17,14 @@ SAMPLED_S = 5.0
 
 Own = Callable[[int, int], float]
 """(rank, step) -> what this rank's part is multiplied by."""
+
+
+@dataclass
+class Played:
+    """One step: when it began, and by rank when its device began and ended to compute."""
+
+    began_s: float
+    computes: Mapping[int, tuple[float, float]]
 
 
 @dataclass
@@ -38,6 +47,7 @@ class World:
     log_every: int = 1
     skew_s: Mapping[str, float] = field(default_factory=dict)
     lines: dict[int, list[MetricsLine]] = field(default_factory=dict)
+    played: list[Played] = field(default_factory=list)
     ended_s: float = 0.0
 
     @property
@@ -62,12 +72,12 @@ class World:
                 rank: abs(dice.gauss(self.data_s, self.data_s / 3)) + self.data_more_s(rank, step)
                 for rank in self.ranks
             }
-            own = {
-                rank: data[rank]
-                + self.compute_s * devices[rank] * self.slower(rank, step) * max(0.5, dice.gauss(1, self.noise))
-                + self._pause(dice, rank, step)
-                for rank in self.ranks
-            }
+            own, computes = {}, {}
+            for rank in self.ranks:
+                busy_s = self.compute_s * devices[rank] * self.slower(rank, step) * max(0.5, dice.gauss(1, self.noise))
+                computes[rank] = now_s + data[rank], now_s + data[rank] + busy_s
+                own[rank] = data[rank] + busy_s + self._pause(dice, rank, step)
+            self.played.append(Played(now_s, computes))
             step_s = max(own.values()) + self.shared_s
             now_s += step_s
             if step % self.log_every == 0:
@@ -161,3 +171,33 @@ class World:
                 busy.update({name: value for name, value in given.items() if value is not None})
                 hosts.append(HostSample(at_s, self.host(node * self.per_node), memory_total_bytes=1024 * 2**30, **busy))
         return Newest(tuple(devices), tuple(hosts), tuple(ranks))
+
+    def used(self, kind: str = "npu", *, for_s: float = 600.0, average_s: float = 1.0) -> Newest:
+        """What the tools say of `for_s` seconds of such a training: a device that waits for others in a collective is
+        idle (npu), busy with waiting (cuda), or there is none, and the rank's own CPU waits (cpu). The tool's number is
+        the mean over the last `average_s`; devices draw other power for the same work."""
+        dice = random.Random(self.seed + 2)
+        draws = {rank: dice.gauss(1, 0.05) for rank in self.ranks}
+        begins = [one.began_s for one in self.played]
+        devices: list[DeviceSample] = []
+        ranks: list[RankSample] = []
+        for turn in range(int(for_s / SAMPLED_S)):
+            at_s = self.ended_s - for_s + turn * SAMPLED_S
+            for rank in self.ranks:
+                busy = self._busy(begins, rank, at_s - average_s, at_s) / average_s
+                place = (at_s, self.host(rank), rank % self.per_node)
+                cpu = 100.0 * busy if kind == "cpu" else 105.0
+                ranks.append(RankSample(at_s, self.host(rank), "j-0001", 1, rank, pid=1000 + rank, cpu=cpu))
+                if kind == "cpu":
+                    continue
+                shown = 100.0 if kind == "cuda" else 100.0 * busy
+                power_w = (90.0 + (210.0 if kind == "npu" else 150.0) * busy) * draws[rank]
+                figures = {"frequency_mhz": 1800.0, "temperature_c": 58.0 + dice.gauss(0, 3), "power_w": power_w}
+                devices.append(DeviceSample(*place, kind, utilisation=round(shown), **figures))
+        return Newest(tuple(devices), (), tuple(ranks))
+
+    def _busy(self, begins: list[float], rank: int, since_s: float, until_s: float) -> float:
+        first = max(0, bisect_right(begins, since_s) - 1)
+        last = bisect_right(begins, until_s)
+        spans = [one.computes[rank] for one in self.played[first:last]]
+        return sum(max(0.0, min(end, until_s) - max(begin, since_s)) for begin, end in spans)

@@ -29,6 +29,7 @@ CAUSES: Mapping[str, Text] = {
     "cpu": Text("top.cause-cpu", "CPU shortage"),
     "shared": Text("top.cause-shared", "shared device"),
     "health": Text("top.cause-health", "unhealthy device"),
+    "work": Text("top.cause-work", "busier device"),
 }
 
 

@@ -26,6 +26,7 @@ class StragglerCause(str, Enum):
     """Likely cause of a slow rank. SHARED: another process uses its device. HEALTH: the device is unhealthy.
 
     CPU: the cores or the memory of the host are exhausted, or the rank gets a small fraction.
+    WORK: its device is busier than the others, with more work or because it is slower.
     """
 
     FREQUENCY = "frequency"
@@ -35,6 +36,7 @@ class StragglerCause(str, Enum):
     CPU = "cpu"
     SHARED = "shared"
     HEALTH = "health"
+    WORK = "work"
 
 
 ORDER = (
@@ -45,6 +47,7 @@ ORDER = (
     StragglerCause.DATA,
     StragglerCause.LINK,
     StragglerCause.HEALTH,
+    StragglerCause.WORK,
 )
 """The most likely first: a hot device with a low clock is slow because of its temperature."""
 
@@ -101,8 +104,6 @@ def find_marks(
     mine = [one for one in devices if one.host == host and places.rank_of.get((host, one.device)) in ranks]
     slow = {-1, *lame}
     fine = [one for one in devices if places.rank_of.get((one.host, one.device), -1) not in slow]
-    hosts = [one for one in samples.hosts if one.at_s >= since_s]
-    here = [one for one in hosts if one.host == host]
     of_ranks = [one for one in samples.ranks if one.at_s >= since_s]
     own = [one for one in of_ranks if one.rank in ranks]
     states = [one.state for one in own if one.state][-ENOUGH:]
@@ -116,10 +117,20 @@ def find_marks(
         *_others_pids(mine, fine, samples.ranks),
         *(_link_down(mine, fine) or _link_flaps(mine) or _compared(DeviceSample, mine, fine, "link_tx_bytes_s")),
         *_complaints(mine),
-        *_compared(HostSample, here, [one for one in hosts if one.host != host and one.host in places.hosts]),
-        *_memory(here),
+        *host_marks(host, samples, places.hosts, since_s=since_s),
         *of_processes,
+        *_compared(DeviceSample, mine, fine, "power_w", "memory_used_bytes"),
     )
+
+
+def host_marks(host: str, samples: Newest, hosts: Collection[str], *, since_s: float) -> list[Mark]:
+    """Return the outlying metrics of a host, compared with the others of `hosts`."""
+    known = [one for one in samples.hosts if one.at_s >= since_s]
+    here = [one for one in known if one.host == host]
+    return [
+        *_compared(HostSample, here, [one for one in known if one.host != host and one.host in hosts]),
+        *_memory(here),
+    ]
 
 
 def slow_by_metrics(

@@ -3,6 +3,7 @@
 In synchronous training the steps of all ranks take equally long; the slow rank waits least. So ranks
 are compared by their own time (step_s - comm_s). If programs do not report that, by the end of the same step: the last
 rank is slow. Ranks that do not wait for each other are compared by step time; and all ranks by the wait for data.
+Where programs report no time of their collectives, the use of the devices is compared too (load.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from typing import Callable, Optional
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.samples import Newest
 from ascendrun.health.samples.step_times import StepTimes
-from ascendrun.health.stragglers.causes import Mark, Places, StragglerCause, find_marks, likely_cause, slow_by_metrics
+from ascendrun.health.stragglers.causes import (
+    Mark,
+    Places,
+    StragglerCause,
+    find_marks,
+    host_marks,
+    likely_cause,
+    slow_by_metrics,
+)
+from ascendrun.health.stragglers.load import Busy, busier_ranks
 from ascendrun.text import Text
 
 WINDOW = 8
@@ -37,6 +47,12 @@ LATE_S = 0.05
 """The last rank of a step must be later than this, and than the uncertainty of clocks."""
 STARTED_S = 300.0
 """Minimum age in seconds up to which metrics are read."""
+USES_S = 600.0
+"""Age in seconds up to which the use of devices is compared."""
+NOW_AND_THEN, SELDOM, APART, FEW = 5, 0.25, 0.25, 4
+"""Least number and largest fraction of steps in which one rank alone is slow, by which fraction of a step; and ranks
+among which random pauses are no pattern."""
+MOST_STEPS = 480
 
 
 @dataclass(frozen=True)
@@ -45,7 +61,7 @@ class Straggler:
 
     `slower_by`: its time relative to the others', above 1; None: only device metrics show it. `step_fraction`: the
     fraction of each step that the job loses, None: unknown. `since_s`: start as far as known, by the head node's clock.
-    `cause`: the likely cause, None: no measured metric explains it.
+    `cause`: the likely cause, None: no measured metric explains it. `every`: only one in that many steps is slow.
     """
 
     rank: int | None
@@ -56,6 +72,7 @@ class Straggler:
     step_fraction: float | None
     cause: StragglerCause | None
     evidence: tuple[Mark, ...]
+    every: int | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +81,7 @@ class _Slow:
     excess_s: float
     step_s: float
     slower_by: float
+    every: int | None = None
 
 
 @dataclass(frozen=True)
@@ -96,8 +114,11 @@ def find_stragglers(
     """
     known = {rank: found for rank, found in steps.items() if rank in hosts_of_ranks and found}
     compared, by_time = _slow_by_time(known)
-    slow = {**_slow_ranks(known, lambda one: one.data_s, of_step=True)[1], **by_time}
     places = Places.of(samples, hosts_of_ranks)
+    busy: Mapping[int, Busy] = {} if compared else busier_ranks(samples, places, since_s=now_s - USES_S)
+    by_use = {rank: _Slow(one.since_s, one.idle, 1.0, one.slower_by) for rank, one in busy.items()}
+    waiting = _slow_ranks(known, lambda one: one.data_s, of_step=True)[1]
+    slow = {**_slow_now_and_then(known), **by_use, **waiting, **by_time}
     stragglers = []
     for host, rank, ranks in _by_host(slow, hosts_of_ranks):
         mine = [slow[one] for one in ranks]
@@ -105,25 +126,69 @@ def find_stragglers(
         excess_s, step_s = median(one.excess_s for one in mine), median(one.step_s for one in mine)
         figures_s = min([now_s - STARTED_S, *begins])
         marks = find_marks(host, ranks, samples, places, lame=set(slow), since_s=figures_s)
-        waits = _waits_for_data(ranks, known, excess_s)
-        marks = marks if waits is None else (waits, *marks)
+        waits = None if mine[0] in by_use.values() else _waits_for_data(ranks, known, excess_s)
+        marks = (*([waits] if waits else []), *(busy[one].mark for one in ranks[:1] if one in busy), *marks)
         slower_by, fraction = round(median(one.slower_by for one in mine), 4), round(min(1.0, excess_s / step_s), 4)
         since_s, cause = min(begins, default=None), likely_cause(marks)
-        stragglers.append(Straggler(rank, host, ranks, since_s, slower_by, fraction, cause, marks))
+        stragglers.append(Straggler(rank, host, ranks, since_s, slower_by, fraction, cause, marks, mine[0].every))
     more = slow_by_metrics(samples, places, without=set(slow), compared=compared, since_s=now_s - STARTED_S)
     stragglers += [Straggler(rank, host, (rank,), None, None, None, mark.cause, (mark,)) for host, rank, mark in more]
+    if not slow and not compared:
+        stragglers += _crowded_hosts(samples, hosts_of_ranks, since_s=now_s - STARTED_S)
     return tuple(sorted(stragglers, key=lambda one: (-(one.slower_by or 0.0), one.host, one.ranks)))
 
 
 def _slow_by_time(steps: Steps) -> tuple[set[int], Mapping[int, _Slow]]:
-    """Compare ranks by the first of the three methods for which they report enough."""
+    """Compare ranks by the first of the three methods for which they report enough. Steps that end together and take
+    equally long compare nobody: the ranks wait for each other."""
     compared, slow = _slow_ranks(steps, lambda one: one.own_s)
     if compared:
         return compared, slow
     compared, slow = _slow_ranks(_from_the_end(steps), lambda one: one.step_s)
-    if slow:
-        return compared, slow
-    return _slow_ranks(_lateness(steps), lambda one: one.own_s, of_step=True)
+    if not slow:
+        compared, slow = _slow_ranks(_lateness(steps), lambda one: one.own_s, of_step=True)
+    return (compared, slow) if slow else (set(), {})
+
+
+def _slow_now_and_then(steps: Steps) -> Mapping[int, _Slow]:
+    """Return ranks that alone are slow in some of their steps, from the oldest third of the steps to the newest: the
+    median does not show it. Rank 0 is left out, since it saves, logs and evaluates for all."""
+    by_step: dict[int, dict[int, StepTimes]] = defaultdict(dict)
+    for rank, found in steps.items():
+        for one in found[-MOST_STEPS:]:
+            if one.own_s is not None and one.step_s:
+                by_step[one.step][rank] = one
+    whole = [by_step[step] for step in sorted(by_step) if len(by_step[step]) > max(1, len(steps) / 2)]
+    if len(whole) < 2 * WIDE_WINDOW or len(steps) < FEW:
+        return {}
+    step_s = median(one.step_s or 0.0 for ranks in whole for one in ranks.values())
+    alone: dict[int, dict[int, float]] = defaultdict(dict)
+    for number, ranks in enumerate(whole):
+        (second_s, _), (first_s, rank) = sorted((one.own_s or 0.0, rank) for rank, one in ranks.items())[-2:]
+        if first_s - second_s >= APART * step_s:
+            alone[rank][number] = first_s - second_s
+    alone.pop(0, None)
+    counts = sorted(map(len, alone.values()))
+    slow = {}
+    for rank, excess in alone.items():
+        lost_s, all_s = sum(excess.values()), sum(next(iter(ranks.values())).step_s or 0.0 for ranks in whole)
+        least, most = max(NOW_AND_THEN, 3 * (counts[-2] if len(counts) > 1 else 0)), SELDOM * len(whole)
+        thirds = {3 * number // len(whole) for number in excess}
+        if least <= len(excess) <= most and len(thirds) == 3 and lost_s >= COSTS * all_s:
+            begins = next((one.at_s for one in (whole[min(excess)][rank],)), None)
+            every = round(len(whole) / len(excess))
+            slow[rank] = _Slow(begins, lost_s / len(whole), all_s / len(whole), 1 + lost_s / (all_s - lost_s), every)
+    return slow
+
+
+def _crowded_hosts(samples: Newest, hosts_of_ranks: Mapping[int, str], *, since_s: float) -> list[Straggler]:
+    """Return the hosts without free cores, unlike the others: their ranks are probably slow."""
+    hosts = {host: tuple(rank for rank, at in hosts_of_ranks.items() if at == host) for host in hosts_of_ranks.values()}
+    return [
+        Straggler(None, host, ranks, None, None, None, marks[0].cause, tuple(marks))
+        for host, ranks in hosts.items()
+        if len(hosts) > 1 and (marks := host_marks(host, samples, hosts, since_s=since_s))
+    ]
 
 
 def _from_the_end(steps: Steps) -> Steps:
@@ -276,6 +341,9 @@ _CAUSES: Mapping[StragglerCause, Text] = {
     StragglerCause.CPU: Text("straggler.cpu", "not enough CPU or memory on the host"),
     StragglerCause.SHARED: Text("straggler.shared", "another process uses the device"),
     StragglerCause.HEALTH: Text("straggler.health", "device health"),
+    StragglerCause.WORK: Text(
+        "straggler.work", "more work than the other ranks, or a slower device: samples do not distinguish them"
+    ),
 }
 
 
@@ -284,6 +352,13 @@ def describe_slowness(straggler: Straggler) -> Text:
     if straggler.slower_by is None:
         return Text("straggler.metrics-only", "with unusual device metrics")
     slower = straggler.slower_by - 1
+    if straggler.every is not None:
+        return Text(
+            "straggler.now-and-then",
+            "slow in one of {every} steps, which costs {step_fraction:percent} of the time",
+            every=straggler.every,
+            step_fraction=straggler.step_fraction,
+        )
     if straggler.step_fraction is None:
         return Text("straggler.slower", "slower than the median by {slower_by:percent}", slower_by=slower)
     return Text(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Callable
 
 import pytest
@@ -259,3 +260,72 @@ def test_the_slowness_and_the_likely_cause_are_texts_with_values() -> None:
     assert cause.values["cause"].key == "straggler.frequency"
     [metric] = cause.values["metrics"]
     assert (metric.key, metric.values) == ("straggler.clock", {"here": 1200.0, "others": 1800.0})
+
+
+FOREIGN = {"tells": (), "steps": 500, "compute_s": 1.0}
+
+
+def by_use(world: World, samples: Newest) -> tuple[Straggler, ...]:
+    return find_stragglers({}, samples, hosts_of_ranks=world.hosts_of_ranks, now_s=world.ended_s)
+
+
+@pytest.mark.parametrize("kind", ["npu", "cpu"])
+def test_of_a_program_that_tells_nothing_the_rank_that_never_waits_is_named(kind: str) -> None:
+    world = World(slower=lambda rank, step: 1.3 if rank == 5 else 1.0, **FOREIGN).run()
+    [found] = by_use(world, world.used(kind))
+    assert (found.rank, found.host, found.cause) == (5, "npu00", StragglerCause.WORK)
+    assert found.slower_by == pytest.approx(1.3, abs=0.06)
+    assert found.step_fraction == pytest.approx(0.23, abs=0.05)
+    assert describe_cause(found).values["metrics"][0].key == f"straggler.busy-{kind}"
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", ["npu", "cuda", "cpu"])
+def test_devices_of_a_sound_training_are_used_alike_and_nobody_is_blamed(kind: str, seed: int) -> None:
+    world = World(seed=seed, noise=0.1, **FOREIGN).run()
+    assert by_use(world, world.used(kind)) == ()
+
+
+def test_use_that_counts_waiting_tells_nothing() -> None:
+    world = World(slower=lambda rank, step: 1.5 if rank == 5 else 1.0, **FOREIGN).run()
+    assert by_use(world, world.used("cuda")) == ()
+
+
+def test_a_node_whose_devices_never_wait_is_named_as_the_node() -> None:
+    world = World(slower=lambda rank, step: 1.4 if rank >= 8 else 1.0, **FOREIGN).run()
+    [found] = by_use(world, world.used())
+    assert (found.rank, found.host) == (None, "npu01")
+
+
+def test_one_rank_that_works_while_all_others_pause_is_no_straggler() -> None:
+    world = World(**FOREIGN).run()
+    samples = world.used()
+    alone = tuple(
+        replace(one, utilisation=95.0 if (one.host, one.device) == ("npu00", 0) else 0.0)
+        if world.ended_s - 400 <= one.at_s < world.ended_s - 100
+        else one
+        for one in samples.devices
+    )
+    assert by_use(world, Newest(alone, (), samples.ranks)) == ()
+
+
+def test_steps_that_take_equally_long_do_not_contradict_a_low_clock() -> None:
+    world = World(tells=NO_COMM).run()
+    [found] = look(world, world.samples(frequency_mhz=at_rank_5(1000.0)))
+    assert (found.rank, found.cause) == (5, StragglerCause.FREQUENCY)
+
+
+def test_a_host_without_free_cores_is_named_where_no_times_are_told() -> None:
+    world = World().run()
+    [found] = by_use(world, world.samples(cpu=lambda rank, part: 99.0 if rank == 8 else None))
+    assert (found.rank, found.host, found.cause, found.slower_by) == (None, "npu01", StragglerCause.CPU, None)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_slow_step_in_ten_is_found_by_what_it_costs(seed: int) -> None:
+    world = World(seed=seed, steps=240, slower=lambda rank, step: 3.0 if rank == 5 and step % 10 == 3 else 1.0).run()
+    [found] = look(world)
+    assert found.rank == 5 and found.every in (9, 10, 11) and describe_slowness(found).values["every"] == found.every
+    assert found.step_fraction == pytest.approx(0.07, abs=0.03)
+    first = World(seed=seed, steps=240, slower=lambda rank, step: 3.0 if rank == 0 and step % 10 == 3 else 1.0).run()
+    assert look(first) == ()  # rank 0 saves, evaluates and logs for all
