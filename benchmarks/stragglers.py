@@ -59,8 +59,8 @@ def named(world: World, tells: str, samples: Newest) -> list[int]:
     steps = {}
     for rank, found in world.step_times().items() if tells != "nothing" else ():
         steps[rank] = [replace(one, own_s=one.own_s if tells == "own" else None, data_s=None) for one in found[-400:]]
-    found = find_stragglers(steps, samples, hosts_of_ranks=world.hosts_of_ranks, now_s=world.ended_s)
-    return sorted({rank for one in found for rank in one.ranks})
+    slow = find_stragglers(steps, samples, hosts_of_ranks=world.hosts_of_ranks, now_s=world.ended_s)
+    return sorted({rank for one in slow for rank in one.ranks})
 
 
 def run(sheet: Sheet, seeds: int) -> None:
