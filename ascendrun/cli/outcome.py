@@ -202,7 +202,8 @@ def follow_job(ctx: CliContext, job_id: str, view: LogView, *, shows_lines: bool
     try:
         for update in ctx.cluster.logs.follow(job_id, view, with_lines=shows_lines):
             if update.detail is not None:
-                states.show(update.detail)
+                for warning in states.show(update.detail):
+                    ctx.warn(warning)
             if update.lines:
                 screen.lines([format_line(view, line, screen) for line in update.lines])
             if update.problem is not None:
@@ -224,7 +225,13 @@ class _States:
         self.detail: JobDetail | None = None
         self._staging, self._staging_mono = "", 0.0
 
-    def show(self, detail: JobDetail) -> None:
+    def show(self, detail: JobDetail) -> list[Text]:
+        """Return the warnings of the checks before a start that are new."""
+        seen = 0 if self.detail is None else len(self.detail.events)
+        self._show_state(detail)
+        return [event.message() for event in detail.events[seen:] if event.code == "preflight-warning"]
+
+    def _show_state(self, detail: JobDetail) -> None:
         screen, job = self._screen, detail.job
         before, self.detail = self.detail.job if self.detail is not None else None, detail
         if before is not None and before.attempt and job.attempt != before.attempt:

@@ -12,17 +12,19 @@ from ascendrun.cluster.api import Part
 from ascendrun.core.errors import NotFoundError
 from ascendrun.core.jobs.reasons import CONFIDENCE
 from ascendrun.head.protocol.control_messages import Gather, Stacks
+from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.health.diagnosis import Confidence
-from ascendrun.query.explain import explain_job, fold_stacks, kept_stacks
+from ascendrun.health.diagnosis.render import render
+from ascendrun.query.explain import explain_job, fold_stacks, kept_stacks, stored_diagnosis
 from ascendrun.query.report_reader import read_report
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ascendrun.health.diagnosis import Confidence
     from ascendrun.health.report.data import Report
     from ascendrun.query.bundle.job import Bundle
+    from ascendrun.query.views import JobView
 from ascendrun.query.explain import Explanation, JobStacks
 
 COLLECT_S = 180.0
@@ -58,6 +60,13 @@ class Diagnosis(Part):
         if found.confidence is Confidence.UNKNOWN or not found.message:
             return None
         return f"{found.message} [{CONFIDENCE[found.confidence.value].render(lang)}]"
+
+    def known_cause(self, job: JobView) -> str | None:
+        """Return why a failed job failed, as the controller has stored it, in one sentence. None: not known."""
+        if job.state != "FAILED" or job.confidence == "preliminary":
+            return None
+        found = stored_diagnosis(spool_dir(self._head.state_dir, job.id, job.attempt))
+        return None if found is None or found.confidence is Confidence.UNKNOWN else render(found).message or None
 
     def stacks(self, ref: str, *, rank: int | None = None, attempt: int | None = None) -> JobStacks:
         """Return what the ranks of a running job do now, equal stacks once. `rank`: only this one, with all threads.

@@ -16,12 +16,12 @@ LIVES = "import os, time\nif os.environ['RANK'] != '1': time.sleep(600)\n"
 FILES = {
     "plain.log": "the loss of the next step is not known\n",
     "steps.log": "iter 1: loss 2.5\n",
-    "never.yaml": "name: x\ncommand: [python3, rank.py]\nprogress: {pattern: 'round (?P<step>[0-9]+) of'}\n",
-    "regex.yaml": "name: x\ncommand: [python3, rank.py]\nprogress: {pattern: '(?P<step>'}\n",
-    "group.yaml": "name: x\ncommand: [python3, rank.py]\nprogress: {pattern: 'round ([0-9]+)'}\n",
-    "home.yaml": "name: x\ncommand: [python3, rank.py]\noutputs: ['~/out']\n",
-    "parent.yaml": "name: x\ncommand: [python3, rank.py]\noutputs: [../out]\n",
-    "disk.yaml": "name: x\ncommand: [python3, rank.py]\noutputs: [/]\n",
+    "never.yaml": "name: x\ncommand: [python3, -m, rank]\nprogress: {pattern: 'round (?P<step>[0-9]+) of'}\n",
+    "regex.yaml": "name: x\ncommand: [python3, -m, rank]\nprogress: {pattern: '(?P<step>'}\n",
+    "group.yaml": "name: x\ncommand: [python3, -m, rank]\nprogress: {pattern: 'round ([0-9]+)'}\n",
+    "home.yaml": "name: x\ncommand: [python3, -m, rank]\noutputs: ['~/out']\n",
+    "parent.yaml": "name: x\ncommand: [python3, -m, rank]\noutputs: [../out]\n",
+    "disk.yaml": "name: x\ncommand: [python3, -m, rank]\noutputs: [/]\n",
     "inner.yaml": "name: x\ncommand: [accelerate, launch, rank.py]\n",
     "fabric.yaml": "name: x\ncommand: [fabric, run, rank.py]\n",
 }

@@ -28,7 +28,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.C
     monkeypatch.setenv("LANG", "C.UTF-8")
     (tmp_path / "all.hosts").write_text("n1 addr=10.0.0.1 slots=2 groups=g\nn2 addr=10.0.0.2 slots=2\n")
     (tmp_path / "job.yaml").write_text(
-        "name: demo\ncommand: [python, train.py]\nnodes: 2\ndevices: {type: cpu, per_node: 2}\nhostfile: all.hosts\n"
+        "name: demo\ncommand: [python, -m, train]\nnodes: 2\ndevices: {type: cpu, per_node: 2}\nhostfile: all.hosts\n"
     )
     monkeypatch.chdir(tmp_path)
     cluster = StoryCluster(Settings(state_dir=tmp_path / "state"))

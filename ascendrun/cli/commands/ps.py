@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 
 import click
 
@@ -44,7 +45,8 @@ def command(ctx: CliContext, everything: bool, quiet: bool, watch: bool, output:
         raise UsageError(exclusive("--watch", "--quiet" if quiet else f"-o {output}"))
     output = "name" if quiet else output
     jobs = _list_jobs(ctx, everything)
-    out.print_rows(jobs, job_columns(time.time()), output, name="jobs", kind=JobView)
+    causes = {job.id: ctx.cluster.diagnosis.known_cause(job) for job in jobs if job.state == "FAILED"}
+    out.print_rows(jobs, job_columns(time.time(), causes), output, name="jobs", kind=JobView)
     if not jobs and output in out.PEOPLE:
         ctx.echo(Text("cli.no-jobs", "no jobs") if everything else Text("cli.no-live-jobs", "no live jobs"))
         if not everything:
@@ -86,7 +88,9 @@ def _mark(job: JobView) -> tuple[object, ...]:
     return job.state, str(job.reason), job.attempt, job.hosts, job.held_by
 
 
-def job_columns(now_s: float) -> list[out.Column]:
+def job_columns(now_s: float, causes: Mapping[str, str | None] = MappingProxyType({})) -> list[out.Column]:
+    """`causes`: of failed jobs that were diagnosed, by id, in place of their reason."""
+
     def duration_s(job: JobView) -> float | None:
         ended_at_s = now_s if job.ended_at_s is None else job.ended_at_s
         return None if job.started_at_s is None else ended_at_s - job.started_at_s
@@ -106,7 +110,7 @@ def job_columns(now_s: float) -> list[out.Column]:
         out.Column("ENDED", lambda job: out.describe_time(job.ended_at_s), is_wide=True),
         out.Column("FILE", lambda job: job.file or "-", is_wide=True),
         out.Column("PROGRESS", lambda job: out.describe_progress(job.progress), dropped=1),
-        out.Column("REASON", lambda job: out.headline(str(job.reason))),
+        out.Column("REASON", lambda job: out.headline(causes.get(job.id) or str(job.reason))),
     ]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from typing import Any
 
 from ascendrun.core.errors import Problem
+from ascendrun.core.jobfile.launchers import LAUNCHERS
 from ascendrun.core.jobfile.tree import Draft
 from ascendrun.core.rank_env import OWN_VARIABLES, VISIBLE_DEVICES, is_own_variable
 from ascendrun.core.reader.source_text import REMOVE
@@ -34,6 +37,8 @@ _WRAPPERS = {
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
 _FLAGS = frozenset({"-u", "-B", "-I", "-E", "-s"})
 """Options of Python without a value."""
+_ENVIRONMENT_ONLY = frozenset({"source", ".", "export", "unset", "ulimit", "module", "conda", "set", "echo"})
+"""Commands of `setup` that leave no files in the working directory."""
 _TO_FILE = Text("jobfile.put-into-file", "put the value into a file")
 
 
@@ -76,11 +81,62 @@ def command_rule(draft: Draft) -> Iterator[Problem]:
         )
 
 
-def _wrapper(words: Sequence[str]) -> tuple[str, str] | None:
-    """Return the item of _WRAPPERS that the command calls, by name, as a module or in the text of a shell."""
+def staged_rule(draft: Draft) -> Iterator[Problem]:
+    """Yield a problem for a command whose file no node will have: in the working directory is only what is staged."""
+    words, files = draft.data.get("command"), draft.files
+    setup = draft.data.get("setup") or ""
+    makes_files = [words for words in _simple_commands(str(setup)) if words and words[0] not in _ENVIRONMENT_ONLY]
+    if files is None or draft.is_later_stage or not isinstance(words, tuple) or makes_files:
+        return
+    script = _script([word if isinstance(word, str) else "" for word in words], draft.data.get("launcher", "spawn"))
+    if script is None or script.startswith("/"):
+        return
+    place, below = draft.value("command", 0), draft.section("workdir")
+    path = below.get("path")
+    is_outside = posixpath.normpath(script).startswith("../")
+    values = {"file": script, "directory": path}
+    hint = Text("jobfile.stage-or-absolute", "put it into workdir.path, or write its absolute path on the nodes")
+    if not draft.has("workdir"):
+        is_here = not is_outside and files.is_readable(script)
+        message = Text("jobfile.not-staged", "command: {file:quote} is not sent to the nodes without workdir", **values)
+        yield place.problem(message, write("workdir: {path: .}") if is_here else hint)
+    elif isinstance(path, str) and files.is_directory(path):
+        is_excluded = any(fnmatch(script.lstrip("./"), str(each)) for each in below.get("exclude") or ())
+        if is_outside or is_excluded or not files.is_readable(posixpath.join(path if path != "." else "", script)):
+            message = Text(
+                "jobfile.not-in-workdir", "command: {file:quote} is not in {directory}, or excluded", **values
+            )
+            yield place.problem(message, hint)
+
+
+def _script(words: Sequence[str], launcher: Any) -> str | None:
+    """Return the file that the command runs, by its path; None: a name on PATH, a module, or not known here."""
+    rest = _without_environment(words)
+    if not rest:
+        return None
+    first, name = rest[0], rest[0].rpartition("/")[2]
+    if name in _SHELLS or name.startswith("python"):
+        while len(rest) > 2 and rest[1] in _FLAGS:
+            rest.pop(1)
+        commands = _simple_commands(rest[2]) if name in _SHELLS and rest[1:2] == ["-c"] and len(rest) > 2 else []
+        if len(commands) == 1:
+            return _script(commands[0], launcher)
+        found = rest[1] if len(rest) > 1 and not rest[1].startswith("-") else None
+    else:
+        found = first if "/" in first or launcher in LAUNCHERS and first.endswith(".py") else None
+    return None if found is None or set("$`*~") & set(found) else found
+
+
+def _without_environment(words: Sequence[str]) -> list[str]:
     rest = list(words)
     while rest and (rest[0] in ("env", "exec") or _ASSIGNMENT.match(rest[0])):
         rest.pop(0)
+    return rest
+
+
+def _wrapper(words: Sequence[str]) -> tuple[str, str] | None:
+    """Return the item of _WRAPPERS that the command calls, by name, as a module or in the text of a shell."""
+    rest = _without_environment(words)
     if not rest:
         return None
     first = rest.pop(0).rpartition("/")[2]

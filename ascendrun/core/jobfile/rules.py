@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 from ascendrun.core.errors import Problem
 from ascendrun.core.jobfile import model
-from ascendrun.core.jobfile.command_rules import command_rule, env_rule
+from ascendrun.core.jobfile.command_rules import command_rule, env_rule, staged_rule
 from ascendrun.core.jobfile.tree import Draft, home_problem
 from ascendrun.core.metrics import PROGRESS_NAMES
 from ascendrun.core.reader.source_text import REMOVE
@@ -280,6 +280,7 @@ _RULES: Sequence[Callable[[Draft], Iterator[Problem]]] = (
     _program,
     _args,
     command_rule,
+    staged_rule,
     env_rule,
     _devices,
     _paths,

@@ -65,7 +65,8 @@ def parse_stages(
     problems: list[Problem] = []
     jobs: list[StageJob] = []
     for stage in [StageRoot("", None, root)] if roots is None else roots:
-        draft = Draft(stage.root, job_data(stage.root, source), source, programs, check_names, files)
+        data, is_later = job_data(stage.root, source), stage.needs is not None
+        draft = Draft(stage.root, data, source, programs, check_names, files, is_later)
         spec = _read_spec(draft, problems)
         placed = spec or _placement_part(draft)
         if placement is not None and placed is not None:

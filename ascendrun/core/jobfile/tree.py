@@ -27,7 +27,8 @@ class LocalFiles:
 @dataclass(frozen=True)
 class Draft:
     """A job file before validation as a JobSpec. `data`: unchecked input of the model; `args` go through `typed_args`.
-    `check_names` returns the names of the checks; `files`: the disk. None: not checked."""
+    `check_names` returns the names of the checks; `files`: the disk. None: not checked.
+    `is_later_stage`: it finds the files that an earlier stage left."""
 
     root: yaml_source.MappingNode
     data: dict[str, Any]
@@ -35,6 +36,7 @@ class Draft:
     programs: Mapping[str, ProgramOptions]
     check_names: Callable[[], Collection[str]] | None = None
     files: LocalFiles | None = None
+    is_later_stage: bool = False
 
     def has(self, name: str) -> bool:
         return name in self.data

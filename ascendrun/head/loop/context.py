@@ -85,6 +85,9 @@ class Context:
             separate=lambda source, world: self.post(
                 lambda: self.steps.note_separate(source.job, source.attempt, source.host, world)
             ),
+            alone=lambda source, alone: self.post(
+                lambda: self.steps.note_alone(source.job, source.attempt, source.host, alone)
+            ),
         )
         ingest.start()
         return ingest

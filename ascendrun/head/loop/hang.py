@@ -45,6 +45,9 @@ STACKS_S = 25.0
 GAPS = 64
 WORLD_S = 3600.0
 """Seconds after the start in which the world size is looked for in the output."""
+ALONE_S = 60.0
+"""Seconds without a connection between ranks after which steps are those of separate trainings: a group is formed
+before its first step, and nodes look for connections more often."""
 LOG = re.compile(r"^((?:rank|node)-\d+)\.(?:out|err)\.\d+$")
 REPORTED, RESOLVED = "hang", "hang-resolved"
 
@@ -107,6 +110,12 @@ class JobReader:
             },
             network_bytes_s=network,
         )
+
+    def trains(self, pattern: str | None) -> bool:
+        """Return whether a rank has reported a step, in its metrics or output."""
+        from ascendrun.head.spool.output_progress import newest_of_outputs
+
+        return bool(self._steps) or newest_of_outputs(self._dir, pattern=pattern) is not None
 
     def _note(self, rank: int, line: MetricsLine) -> None:
         if line.event == "phase" and line.phase is not None:
@@ -252,6 +261,9 @@ class HangMonitor:
             world = watched.reader.world
             if world is not None and world[1] < runner.job.rank_count:
                 self._steps.note_separate(job_id, watched.attempt, *world)
+            alone_on = self._steps.alone_on(job_id, watched.attempt, for_s=ALONE_S)
+            if alone_on is not None and watched.reader.trains(runner.spec.progress.pattern):
+                self._steps.note_separate(job_id, watched.attempt, alone_on, 1)
             self._judge(runner, watched, look)
 
     def _judge(self, runner: JobRunner, watched: _Watched, look: Look) -> None:

@@ -67,6 +67,7 @@ class JobSteps:
         self.carry_out: Callable[[JobRunner, Job, Step], None] = lambda runner, before, step: None
         self._inputs: deque[tuple[str, JobInput]] = deque()
         self._unsaved: dict[str, Step] = {}
+        self._alone: dict[str, tuple[int, str, float]] = {}
 
     def __iter__(self) -> Iterator[JobRunner]:
         """Iterate over a copy: a runner may be removed during the loop."""
@@ -105,6 +106,18 @@ class JobSteps:
         self.record(job_id, [Event(SEPARATE, values, (host,), attempt=attempt, at_s=time.time())])
         if SEPARATE not in ((self._store.jobs.find(job_id).spec.get("checks") or {}).get("skip") or ()):
             self.feed(job_id, TrainsSeparately(attempt, host, world_size))
+
+    def note_alone(self, job_id: str, attempt: int, host: str, is_alone: bool) -> None:
+        """Note that rank 0 has no connection to another rank, or has one."""
+        self._alone.pop(job_id, None)
+        if is_alone and job_id in self.runners:
+            self._alone[job_id] = attempt, host, time.monotonic()
+
+    def alone_on(self, job_id: str, attempt: int, *, for_s: float) -> str | None:
+        """Return the host of a rank 0 without a connection to another rank for so long; None: it has one, or it is not
+        known."""
+        noted, host, since_s = self._alone.get(job_id, (0, "", 0.0))
+        return host if noted == attempt and time.monotonic() - since_s >= for_s else None
 
     # Inputs
 

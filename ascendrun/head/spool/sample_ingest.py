@@ -92,13 +92,21 @@ class _Batch:
 
 
 class SampleIngest:
-    """One for each controller; `start` before use, `close` at the end. `separate(source, world size)` is called in the
+    """One for each controller; `start` before use, `close` at the end. `alone(source, bool)`: whether rank 0 has no
+    connection to another rank, at each change. `separate(source, world size)` is called in the
     class's thread when processes of a host first train without the other hosts of their job; None: not reported."""
 
-    def __init__(self, state_dir: Path, *, separate: Callable[[Source, int], None] | None = None) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        separate: Callable[[Source, int], None] | None = None,
+        alone: Callable[[Source, bool], None] | None = None,
+    ) -> None:
         self._state_dir = state_dir
         self._separate = separate
         self._separated: set[str] = set()
+        self._alone, self._are_alone = alone, dict[str, bool]()
         self._changed = threading.Condition()
         self._waiting: list[_Piece] = []
         self._requested: list[_Lines] = []
@@ -242,6 +250,10 @@ class SampleIngest:
             if world is not None and is_world and self._separate is not None and tag not in self._separated:
                 self._separated.add(tag)
                 self._separate(piece.source, world)
+            alone = values.get("is_alone")
+            if isinstance(alone, bool) and self._alone is not None and self._are_alone.get(tag) is not alone:
+                self._are_alone[tag] = alone
+                self._alone(piece.source, alone)
 
     def _read_line(self, reader: LineReader, line: Mapping[str, Any], ahead_s: float, batch: _Batch) -> None:
         """Read a line. If the reader fails on it, only this line is lost; it is kept raw and logged."""

@@ -11,6 +11,7 @@ import os
 import time
 
 from ascendrun.node import layout, procs, reap
+from ascendrun.node.sampler import connections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,12 +46,16 @@ class RankFigures:
         """Ranks that a script started itself, as of the last search: {rank: (pid, start)}."""
         self.own_world: int | None = None
         """World size of processes that train on this node only, though the job has other nodes; None: none seen."""
+        self.is_alone: bool | None = None
+        """Whether rank 0 is not connected to another rank, nor was; None: it is elsewhere, has no others, or a launcher
+        or script starts the ranks, or this is not known."""
 
     def take(self, now_s: float) -> list[dict[str, Any]]:
         """Take a sample. `now_s`: monotonic. One item per living rank, in order of rank."""
         if now_s >= self._next_scan_s:
             started_s = time.thread_time()
             self._scan()
+            self._look_for_peers()
             took_s = time.thread_time() - started_s
             self._next_scan_s = now_s + took_s * SCAN_SHARE
         boot_ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * procs.TICKS_PER_S
@@ -140,6 +145,16 @@ class RankFigures:
                 self._roots.setdefault(rank, process.pid)
                 if is_own and leader.forks:
                     self.forked.setdefault(rank, (process.pid, process.start))
+
+    def _look_for_peers(self) -> None:
+        first = next((one for one in self._leaders if one.rank == 0 and not one.forks and not one.may_launch), None)
+        if first is None or self.is_alone is False:
+            return
+        if procs.variables_of(procs.read_environ(first.pid)).get(b"WORLD_SIZE", b"1") == b"1":
+            return
+        own = [pid for pid, (_, rank, _) in self._members.items() if rank == 0]
+        found = connections.is_connected(own, set(self._members).difference(own))
+        self.is_alone = None if found is None else not found
 
     @staticmethod
     def _age_s(process: procs.Stat) -> float:

@@ -5,7 +5,7 @@ On standard output, as JSON lines {rank, pid, start}, the supervisor gets the ra
 `prepare` has its configuration (`sampling`: {every_s, items: [{name, argv, every_s, timeout_s}], devices}) and
 does not interpret the output. JSON lines, each complete in itself, in `samples.<generation>`:
 
-    {at_ns, host: {...}, ranks: [{rank, pid, device, ...}], own_world?}     see HostFigures, rank_metrics.py
+    {at_ns, host: {...}, ranks: [{rank, pid, device, ...}], own_world?, is_alone?}     see rank_metrics.py
     {at_ns, tool, code, wall_s, timed_out?, truncated?, text | z}   z: the text, zlib, base64
 
 On a full disk samples are lost, never the space of the attempt's records. Excess old generations are deleted.
@@ -136,6 +136,7 @@ class Sampler:
             "host": _known(self._host.take(now_s)),
             "ranks": [_known(rank) for rank in self._ranks.take(now_s)],
             "own_world": self._ranks.own_world,
+            "is_alone": self._ranks.is_alone,
         }
         self._out(_known(line), now_s)
         for rank, (pid, start) in self._ranks.forked.items():

@@ -45,7 +45,7 @@ checkpoint: {{dir: {checkpoints}, grace_period_s: 10}}
 # No torch is needed; no real device means no HCCL and no files in /dev; each node's CANN is in its own directory.
 checks: {{skip: [{skipped}]}}
 """
-SKIPPED = ("torch", "torch-npu", "hccl-ports", "device-files", "variables-consistency")
+SKIPPED = ("torch", "torch-npu", "hccl-ports", "device-files", "variables-consistency", "separate-trainings")
 
 
 def tree_of(folder: Path, name: str) -> Path:

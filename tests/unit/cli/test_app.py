@@ -25,7 +25,7 @@ STORY = CHECKOUT / "tests" / "lib" / "story_cluster.py"
 def world(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "all.hosts").write_text("n1 addr=10.0.0.1 slots=2\nn2 addr=10.0.0.2 slots=2\n")
     (tmp_path / "job.yaml").write_text(
-        "name: demo\ncommand: [python, train.py]\nnodes: 2\ndevices: {type: cpu, per_node: 2}\nhostfile: all.hosts\n"
+        "name: demo\ncommand: [python, -m, train]\nnodes: 2\ndevices: {type: cpu, per_node: 2}\nhostfile: all.hosts\n"
     )
     terminal = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")  # xdist sets the last two
     kept = {name: value for name, value in os.environ.items() if name not in terminal}

@@ -29,7 +29,7 @@ Say = Callable[..., str]
 
 GOOD = """
 name: demo
-command: [python3, train.py]
+command: [python3, -m, train]
 nodes: 1
 devices: {type: cpu, per_node: 2}
 hostfile: all.hosts

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 
 from ascendrun.core.errors import UnreachableError
+from ascendrun.core.events import Event
+from ascendrun.head.spool.artifact_store import write_verdict
+from ascendrun.health.diagnosis import Confidence, Diagnosis
+from ascendrun.health.diagnosis.render import render
+from ascendrun.text import to_json
 from tests.lib.story_cluster import STORIES, Desk, end, make_job, once_exists, rank_fails, run, says, state
 
 
@@ -151,3 +157,24 @@ def test_a_controller_that_dies_meanwhile_does_not_end_the_follower(desk: Desk) 
     result = desk.say("logs", "-f", "demo")
     assert (result.code, result.out) == (0, "[0-3] still here\n")
     assert result.err.count("warning: the controller ended;") == 1
+
+
+def test_submit_prints_what_the_checks_before_the_start_warn_of_once(desk: Desk) -> None:
+    def warns(cluster: Any) -> None:
+        values = {"finding": "clock-offset", "values": {}, "warning": "n1: the clock is 3 s ahead"}
+        cluster.job_events = (*cluster.job_events, Event("preflight-warning", values, ("n1",), attempt=1))
+
+    desk.cluster.story = [state("CHECKING"), warns, run(), says(b"x\n"), *end("SUCCEEDED")]
+    assert desk.say("submit", "job.yaml").err.count("the clock is 3 s ahead") == 1
+
+
+def test_ps_shows_the_cause_of_a_failed_job_that_was_diagnosed(desk: Desk) -> None:
+    reason = "rank 3 on n2 ended with exit code 1"
+    desk.cluster.view = make_job(state="FAILED", attempt=1, ended_at_s=9.0, reason=reason)
+    assert reason in desk.say("ps", "-a").out
+    known = Diagnosis("python-name", Confidence.CERTAIN, (3,), ("n2",))
+    desk.cluster.spool.mkdir(parents=True)
+    write_verdict(desk.cluster.spool, {}, to_json(known))
+    out = desk.say("ps", "-a").out
+    assert str(render(known, "en").message) in out and reason not in out
+    assert json.loads(desk.say("ps", "-a", "-o", "json").out)["jobs"][0]["reason"] == reason

@@ -9,6 +9,7 @@ import pytest
 from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.hosts import parse_hostfile
 from ascendrun.core.jobfile.spec import parse_program_options, parse_stages
+from ascendrun.core.jobfile.tree import LocalFiles
 from ascendrun.text import Text
 from ascendrun.text.format import is_hidden
 
@@ -150,3 +151,67 @@ def test_a_hostfile_that_is_a_bomb_is_refused_without_building_it(line):
 def test_a_file_above_a_megabyte_is_refused_for_its_size():
     for problems in (problems_of_job("#" * 1_000_001), problems_of_hostfile("#" * 1_000_001)):
         assert [problem.message.values for problem in problems] == [{"size": 1000001, "limit": 1000000}]
+
+
+LOST = [
+    "[python, lost.py]",
+    "[python3, -u, ./lost.py, --lr, '1']",
+    "[bash, lost.sh]",
+    "[./lost]",
+    "[env, A=1, sub/lost]",
+    "[bash, -c, 'exec python lost.py']",
+    "[python, ../train.py]",
+]
+HERE_TOO = ["[python, train.py]", "[python3, -u, ./train.py, lost.py]", "[bash, run.sh]", "[./run.sh]"]
+UNKNOWN_HERE = [
+    "[train, --x]",
+    "[train.py]",
+    "[python, -m, pkg]",
+    "[python, -X, dev, lost.py]",
+    "[python, /data/lost.py]",
+    "[bash, -c, 'cp /d/a.py . && python a.py']",
+    "[bash, -c, 'python $HOME/a.py']",
+]
+
+
+def placed(text):
+    """Return (key of the message, key of the hint) of each problem, on a disk where train.py and run.sh are."""
+    there = {"train.py", "./train.py", "run.sh", "./run.sh"}
+    files = LocalFiles(is_directory=lambda path: path == ".", is_readable=lambda path: path in there)
+    try:
+        parse_stages(f"name: x\n{text}\n", "job.yaml", programs=PROGRAMS, files=files)
+    except InvalidInputError as error:
+        return [(problem.message.key, problem.hint.key) for problem in error.problems]
+    return []
+
+
+@pytest.mark.parametrize("command", LOST)
+def test_a_command_of_a_file_that_no_node_will_have_is_refused(command):
+    assert placed(f"command: {command}") == [("jobfile.not-staged", "jobfile.stage-or-absolute")]
+    assert placed(f"command: {command}\nworkdir: {{path: .}}") == [
+        ("jobfile.not-in-workdir", "jobfile.stage-or-absolute")
+    ]
+    assert placed(f"command: {command}\nsetup: source /opt/env.sh") != []
+    assert placed(f"command: {command}\nsetup: git clone https://host/x .") == []
+
+
+@pytest.mark.parametrize("command", HERE_TOO)
+def test_a_command_of_a_file_beside_the_job_file_needs_workdir(command):
+    assert placed(f"command: {command}") == [("jobfile.not-staged", "suggest.write")]
+    assert placed(f"command: {command}\nworkdir: {{path: .}}") == []
+    assert placed(f"command: {command}\nworkdir: {{path: ., exclude: [r*, train.py]}}") == [
+        ("jobfile.not-in-workdir", "jobfile.stage-or-absolute")
+    ]
+
+
+@pytest.mark.parametrize("command", UNKNOWN_HERE)
+def test_a_command_whose_files_only_the_nodes_know_is_left_to_them(command):
+    assert placed(f"command: {command}") == []
+
+
+def test_a_script_of_a_launcher_is_looked_for_like_one_of_python():
+    assert placed("command: [lost.py]\nlauncher: torchrun") == [("jobfile.not-staged", "jobfile.stage-or-absolute")]
+
+
+def test_a_later_stage_may_run_what_an_earlier_one_left():
+    assert placed("stages:\n- {name: build, command: [make, all]}\n- {name: run, command: [./made]}") == []

@@ -12,6 +12,7 @@ import pytest
 
 from ascendrun.core.jobs.job import NodeProgress, Phase, State
 from ascendrun.core.samples import RankSample
+from ascendrun.head.loop import hang
 from ascendrun.head.loop.hang import HangMonitor, JobReader, _Watched
 from ascendrun.head.protocol.agent_messages import StacksReply
 from ascendrun.head.protocol.remote import Reply
@@ -137,3 +138,25 @@ def test_stacks_are_kept_while_the_job_runs(
     runner.job = replace(runner.job, state=state)
     replies[0](Reply(StacksReply((), at_ns=1)))
     assert (spool_dir(world.folder, job.id, job.attempt) / "n1" / SPOOL_STACKS).exists() == is_kept
+
+
+@pytest.mark.parametrize(
+    ("output", "alone", "is_told"),
+    [("step 5 loss 2.0\n", [True], True), ("loading\n", [True], False), ("step 5 loss 2.0\n", [True, False], False)],
+)
+def test_steps_of_a_rank_that_is_connected_to_no_other_are_those_of_separate_trainings(
+    world: World, monkeypatch: pytest.MonkeyPatch, output: str, alone: list[bool], is_told: bool
+) -> None:
+    monkeypatch.setattr(hang, "ALONE_S", 0.0)
+    job = world.running(N1)
+    path = spool_dir(world.folder, job.id, job.attempt) / "n1" / "rank-0.out.0"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(output)
+    monitor = HangMonitor(world.context)
+    monitor._runners = dict(world.context.steps.runners)
+    monitor._watched[job.id] = _Watched(world.folder, job, Windows(), is_reported=False)
+    for is_alone in alone:
+        world.context.steps.note_alone(job.id, job.attempt, "n1", is_alone)
+    monitor._take([(job.id, Look(0.0, 3600.0, {}))], 0.0)
+    told = [event for event in world.context.steps.events_of(job.id) if event.code == "separate-trainings"]
+    assert [(event.hosts, dict(event.values)) for event in told] == [(("n1",), {"world_size": 1})] * is_told

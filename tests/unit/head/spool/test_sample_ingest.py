@@ -96,6 +96,18 @@ def test_hosts_that_train_separately_are_reported_once_for_each_attempt(tmp_path
     assert found == [("a1", 1, 2), ("a1", 2, 4)]
 
 
+def test_a_rank_without_connections_is_reported_at_each_change(tmp_path: Path) -> None:
+    found: list[tuple[int, bool]] = []
+    keeper = SampleIngest(tmp_path, alone=lambda source, is_alone: found.append((source.attempt, is_alone)))
+    keeper.start()
+    rows = [{}, {"is_alone": True}, {"is_alone": 1}, {"is_alone": True}, {"is_alone": False}, {}]
+    data = b"".join(json.dumps({"at_ns": T * 10**9, "ranks": [], **row}).encode() + b"\n" for row in rows)
+    assert keeper.take(SOURCE, 0, 0, data, ahead_s=0.0)
+    wait_for(lambda: len(found) == 2)
+    keeper.close()
+    assert found == [(1, True), (1, False)]
+
+
 def test_what_is_remembered_of_a_file_does_not_grow_with_its_generations(keepers: Any, tmp_path: Path) -> None:
     keeper = keepers()
     for generation in range(200):

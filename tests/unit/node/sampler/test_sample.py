@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -252,3 +253,48 @@ def test_a_disk_without_space_costs_samples_until_there_is_space_again(tmp_path:
     assert names(tmp_path) == [], "nobody asks the disk at each line"
     file.write({"a": 3}, SPACE_CHECK_S)
     assert (tmp_path / "samples.0").read_text() == '{"a":3}\n'
+
+
+CONNECTS = """
+import os, socket, sys, time
+rank, port, grouped = int(os.environ["RANK"]), int(sys.argv[1]), sys.argv[2] == "grouped"
+if rank == 0:
+    store = socket.create_server(("127.0.0.1", port))
+print("ready", flush=True)
+sys.stdin.readline()
+ends = [socket.create_connection(("127.0.0.1", port)) for _ in range(grouped or rank == 0)]
+ends += [store.accept()[0] for _ in range(2 if grouped else 1)] if rank == 0 else []
+print("done", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("kind, world, alone", [("grouped", "2", False), ("apart", "2", True), ("grouped", "1", None)])
+def test_ranks_of_one_training_are_connected_and_those_of_two_are_not(kind, world, alone) -> None:
+    """As Lightning with a world size of 1: each rank has a store, to which only itself connects."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", CONNECTS, port, kind],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": world},
+        )
+        for rank in range(2)
+    ]
+    try:
+        for word in ("ready", "done"):
+            assert {rank.stdout.readline() for rank in ranks} == {f"{word}\n"}
+            if word == "ready":
+                for rank in ranks:
+                    rank.stdin.write("go\n")
+                    rank.stdin.flush()
+        leaders = [Leader(one.pid, procs.read_stat(one.pid).start, rank, rank) for rank, one in enumerate(ranks)]
+        figures = RankFigures(leaders, group=None, devices=None)
+        figures.take(time.monotonic())
+        assert figures.is_alone is alone
+    finally:
+        for rank in ranks:
+            rank.communicate("end\n")
