@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
-Row = dict[str, Any]
+from ascendrun.core.logs.progress_lines import TOTAL_MARKS
+from ascendrun.core.logs.progress_values import NUM, Row, StepCounter, named, number
 
-_NUM = r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)\b"
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_PAIR = re.compile(rf"""["']([\w/(). %-]+)["']\s*:\s*["']?(\d+/\d+|{_NUM}|[^,"'{{}}\[\]]+)""", re.I)
+_PAIR = re.compile(rf"""["']([\w/(). %-]+)["']\s*:\s*["']?(\d+/\d+|{NUM}|[^,"'{{}}\[\]]+)""", re.I)
 _BAR = re.compile(
     r"(?P<percent>\d{1,3})%\s*(?:\|[^|]*\|)?\s*(?P<n>\d+)/(?P<total>\d+)\s*"
     r"\[[\d:]+<[^,\]]+,\s*[\d.?]+\s*(?:it|batch(?:es)?|steps?|s)/(?:s|it|batch|step)(?P<values>,[^\]]*)?\]"
@@ -24,19 +23,20 @@ _RICH = re.compile(
     r"^\s*(?P<name>[^━╸╺]*?)(?:\s+\d+%)?\s*[━╸╺]{2}[━╸╺ ]*(?P<n>\d+)/(?P<total>\d+)\s+\[?\s*[-\d:]+(?P<values>.*)$"
 )
 _TRAINING_BAR = re.compile(r"(?:train(?:ing)?|(?:global[ _])?steps?|iter(?:ation)?s?)(?: steps?)?", re.I)
-_LOSS_NAME = re.compile(rf"loss\s*[:=]?\s*({_NUM})", re.I)
+_LOSS_NAME = re.compile(rf"loss\s*[:=]?\s*({NUM})", re.I)
 _EPOCH_BAR = re.compile(r"(?:train(?:ing)?\s*)?epoch\s*:?\s*\[?(\d+)(?:\s*/\s*(\d+))?\]?", re.I)
 _NOT_TRAINING = re.compile(r"(?:^|[^a-z])(?:val|valid|eval|test|sanity|predict|infer)", re.I)
-_TOTAL = re.compile(r"optimization steps[^=:]{0,40}[=:]\s*([\d,]+)", re.I)
+_TOTAL = re.compile(r"(?:optimization steps[^=:]{0,40}|\bmax_(?:iters|steps)['\"]?\s*)[=:]\s*([1-9][\d,]*)", re.I)
+_TABLE = re.compile(rf"\|\s*(total_timesteps|loss)\s*\|\s*({NUM})\s*\|", re.I)
 _ITERATION = re.compile(r"\biteration:?\s+(\d+)\s*/\s*(\d+)\b(?=(.*(?:elapsed time|consumed samples|loss).*))", re.I)
-_FIELD = re.compile(rf"\s*([^:|]+?)\s*:\s*((?:{_NUM})[KMG]?)\s*\S*\s*", re.I)
+_FIELD = re.compile(rf"\s*([^:|]+?)\s*:\s*((?:{NUM})[KMG]?)\s*\S*\s*", re.I)
 _DEEPSPEED = re.compile(r"\bstep=(\d+), skipped=\d+, lr=\[([^\],]+)")
 _TIMER = re.compile(
     r"(?:global_step=(\d+)|\b\d+/\d+), (?:RunningAvg)?SamplesPerSec=([\d.]+)(?:, CurrSamplesPerSec=([\d.]+))?"
 )
 _EVALUATION = re.compile(
-    rf"(?:\bstep (?P<a>\d+): train loss (?:{_NUM}), val loss (?P<b>{_NUM})"
-    rf"|validation loss at iteration (?P<c>\d+) \| lm loss value: (?P<d>{_NUM}))",
+    rf"(?:\bstep (?P<a>\d+): train loss (?:{NUM}), val loss (?P<b>{NUM})"
+    rf"|validation loss at iteration (?P<c>\d+) \| lm loss value: (?P<d>{NUM}))",
     re.I,
 )
 _STEP = re.compile(
@@ -51,79 +51,15 @@ _BATCH = re.compile(
 )
 _BEFORE = re.compile(
     r"\[[^\[\]]{0,80}\]|\d[\d:.,/TZ+-]*|\b(?:INFO|DEBUG|WARNING|NOTICE)\b(?::[\w.]+:)?|\b(?:rank|gpu)[ _]?\d*"
-    r"|\b(?:train(?:ing)?|global|epoch)\b|\b[\w.]+ [-|] ",
+    r"|\b(?:train(?:ing)?|global|epoch)\b|\b[\w.]+ [-|] |\(\w+ pid=\d+[^)]*\)",
     re.I,
 )
 """What loggers write before the text of a line, and an epoch before the step."""
 _EPOCH_BEFORE = re.compile(r"\bepoch\W{0,3}(\d+(?:\.\d+)?)", re.I)
-_VALUE = re.compile(rf"([A-Za-z][\w /.()-]{{0,60}}?)\s*[:=]?\s*(?<![\w.])({_NUM})(?![\w.]*[A-Za-z]\w*[:=])", re.I)
+_VALUE = re.compile(rf"([A-Za-z][\w /.()-]{{0,60}}?)\s*[:=]?\s*(?<![\w.])({NUM})(?![\w.]*[A-Za-z]\w*[:=])", re.I)
 
-_TEXT_MARKS = ("oss", "{", "teration", "PerSec", "skipped=", "━")
+_TEXT_MARKS = ("oss", "{", "teration", "PerSec", "skipped=", "━", "timesteps")
 """One of these is in every text that a parser of lines reads."""
-
-_UNIT = re.compile(r"^\S+/\S+\s+(?=\S)")
-"""The unit of the number before a name: `0.53 samples/s lr: 1e-4`."""
-
-_KEYS: Mapping[str, str] = {
-    **dict.fromkeys(("learning_rate", "lr"), "learning_rate"),
-    **dict.fromkeys(("grad_norm", "gradient_norm", "gnorm", "total_norm"), "grad_norm"),
-    **dict.fromkeys(("samples_per_second", "samples/sec", "samples/s", "samples_per_s"), "samples_per_s"),
-    **dict.fromkeys(
-        ("tokens_per_second", "tokens_per_sec", "tokens/sec", "tokens/s", "tok/s", "tokens_per_s"), "tokens_per_s"
-    ),
-    **dict.fromkeys(("step", "global_step", "current_steps"), "step"),
-    **dict.fromkeys(("total_steps", "max_steps"), "total_steps"),
-    "epoch": "epoch",
-}
-_LOSSES = (
-    "loss",
-    "lm_loss",
-    "train_loss",
-    "training_loss",
-    "train_loss_step",
-    "loss_step",
-    "total_loss",
-    "step_loss",
-    "avr_loss",
-    "avg_loss",
-    "mean_loss",
-    "closs",
-    "reduced_train_loss",
-)
-"""Names of the loss of training; of several in one line the first of these counts."""
-
-
-_PREFIXES = {"k": 1e3, "m": 1e6, "g": 1e9}
-
-
-def _number(text: str) -> float | None:
-    """Return the number of a text like `1,500`, `nan` or `22.8K`, None for another text."""
-    text = text.strip().replace(",", "")
-    factor = _PREFIXES.get(text[-1:].lower(), 1.0)
-    try:
-        return float(text) if factor == 1.0 else float(text[:-1]) * factor
-    except ValueError:
-        return None
-
-
-def _named(pairs: list[tuple[str, str]]) -> Row:
-    """Return the values of a line by the names of metrics."""
-    row: Row = {}
-    losses: dict[str, float] = {}
-    for key, text in pairs:
-        name = re.sub(r"[\s_]+", "_", _UNIT.sub("", key.strip().lower()))
-        name = name[6:] if name[:6] == "train/" else name
-        value = _number(text)
-        if value is None:
-            continue
-        if name in _LOSSES:
-            losses.setdefault(name, value)
-        elif name in _KEYS:
-            row.setdefault(_KEYS[name], value)
-        elif name.startswith("eval_") and name.endswith(("loss", "accuracy", "acc")):
-            row[name] = value
-    loss = next((losses[name] for name in _LOSSES if name in losses), None)
-    return row if loss is None else {**row, "loss": loss}
 
 
 def merge_rows(rows: Iterable[Row]) -> list[Row]:
@@ -158,6 +94,7 @@ class ProgressReader:
         self._base: dict[str, int] = {}
         self._drawn: int | None = None
         self._is_ahead: bool | None = None
+        self._counter, self._bar_counts = StepCounter(), dict[int, int]()
 
     def read(self, raw: bytes) -> list[Row]:
         """Return the rows that a line completes, oldest first; their names are those of a metrics file."""
@@ -165,7 +102,7 @@ class ProgressReader:
         line = _ANSI.sub("", line) if "\x1b" in line else line
         if self._own is not None:
             return self._read_own(self._own, line)
-        total = _TOTAL.search(line) if "ptimization steps" in line else None
+        total = _TOTAL.search(line) if any(mark in line for mark in TOTAL_MARKS) else None
         if total:
             self._total = int(total[1].replace(",", ""))
             return []
@@ -175,8 +112,9 @@ class ProgressReader:
         while bar:
             start = bar.start()
             named = max(line.rfind(mark, at, start) for mark in "|]}") + 1 or at
-            rows += self._read_bar(line[named:start].strip().rstrip(":").strip(), bar)
-            rest, at = rest.replace(bar[0], " ", 1), bar.end()
+            name = line[named:start].strip().rstrip(":").strip()
+            rows += self._read_bar(name, bar)
+            rest, at = rest.replace(name if "oss" in name else bar[0], " ", 1).replace(bar[0], " ", 1), bar.end()
             bar = _BAR.search(line, at)
         if any(mark in rest for mark in _TEXT_MARKS):
             rows += self._read_text(rest.strip())
@@ -199,7 +137,7 @@ class ProgressReader:
 
     def _read_own(self, pattern: re.Pattern[str], line: str) -> list[Row]:
         found = pattern.search(line)
-        values = {} if found is None else {name: _number(text) for name, text in found.groupdict().items() if text}
+        values = {} if found is None else {name: number(text) for name, text in found.groupdict().items() if text}
         row: Row = {name: value for name, value in values.items() if value is not None}
         for name in ("step", "total_steps"):
             if name in row:
@@ -211,21 +149,23 @@ class ProgressReader:
     def _read_bar(self, name: str, bar: re.Match[str]) -> list[Row]:
         count, total = int(bar["n"]), int(bar["total"])
         in_name = _LOSS_NAME.search(name) if "oss" in name else None
+        epoch = _EPOCH_BAR.match(name) if in_name else _EPOCH_BAR.fullmatch(name)
+        if in_name and epoch is not None:
+            self._base.setdefault("epoch", min(int(epoch[1]), 1))
         name = "" if in_name else name
-        epoch = _EPOCH_BAR.fullmatch(name)
         is_named = bool(_TRAINING_BAR.fullmatch(name)) or epoch is not None
         # `loss=0.4, v_num=1`, or `loss: 0.4`
-        pairs = re.findall(rf"([\w/. ]+)[=:]\s*({_NUM})", bar["values"] or "", re.I)
+        pairs = re.findall(rf"([\w/. ]+)[=:]\s*({NUM})", bar["values"] or "", re.I)
         values = [(key.strip(), value) for key, value in pairs]
-        own = _named(values) if values else {}
+        own = named(values) if values else {}
         if in_name:
-            own["loss"] = _number(in_name[1])
+            own["loss"] = number(in_name[1])
         if name and ((not is_named and "loss" not in own) or _NOT_TRAINING.search(name)):
             return []
         if in_name:
             values = [*values, ("loss", in_name[1])]
         fresh = {key: text for key, text in values if self._values.get(key) != text}
-        is_fresh = any(_named([one]).get("loss") is not None for one in fresh.items())
+        is_fresh = any(named([one]).get("loss") is not None for one in fresh.items())
         self._values = dict(values)
         if "loss" not in own:
             self._drawn = count if self._drawn is None else self._drawn
@@ -239,6 +179,10 @@ class ProgressReader:
             return self._epoch_row(epoch, count, total, own)
         if not is_named and "loss" not in own and not in_name:
             return self._plain_bar(count, total)
+        before, self._bar_counts[total] = self._bar_counts.get(total, 0), count
+        if before < 0 or before > count > 0:  # the bar of another epoch
+            self._bar_counts[total] = -1
+            return [{**own, "step": None}]
         return self._step_row(count, total, own)
 
     def _plain_bar(self, count: int, total: int) -> list[Row]:
@@ -315,7 +259,7 @@ class ProgressReader:
             pairs = _PAIR.findall(part)
             if any(key == "train_runtime" for key, _ in pairs):  # the summary after the last step
                 continue
-            row = _named(pairs)
+            row = named(pairs)
             for key, text in pairs:
                 place = re.fullmatch(r"\s*(\d+)/(\d+)\s*", text)
                 if place and key == "global_step/max_steps":
@@ -343,8 +287,8 @@ class ProgressReader:
             return None
         fields = map(_FIELD.fullmatch, line.split("|"))
         pairs = [(field[1], field[2]) for field in fields if field] or _VALUE.findall(found[3])
-        row = {"step": int(found[1]), "total_steps": int(found[2]), **_named(pairs)}
-        known = {key.lower(): _number(text) for key, text in pairs}
+        row = {"step": int(found[1]), "total_steps": int(found[2]), **named(pairs)}
+        known = {key.lower(): number(text) for key, text in pairs}
         duration_ms, batch = known.get("elapsed time per iteration (ms)"), known.get("global batch size")
         if duration_ms:
             row["step_s"] = duration_ms / 1000
@@ -357,26 +301,26 @@ class ProgressReader:
             return None
         found = _DEEPSPEED.search(line)
         if found:
-            row = {"step": int(found[1]), "learning_rate": _number(found[2])}
+            row = {"step": int(found[1]), "learning_rate": number(found[2])}
             self._newest = int(found[1])
             return [*self.flush(), row]
         timer = _TIMER.search(line)
         if timer is None:
             return None
-        speed = _number(timer[3] or timer[2])
+        speed = number(timer[3] or timer[2])
         if timer[1]:
             return [{"step": int(timer[1]), "samples_per_s": speed}]
         return [{"step": self._newest, "samples_per_s": speed}] if self._newest else []
 
     def _evaluation(self, line: str) -> list[Row] | None:
         found = _EVALUATION.search(line) if "val" in line else None
-        return found and [{"step": int(found["a"] or found["c"]), "eval_loss": _number(found["b"] or found["d"])}]
+        return found and [{"step": int(found["a"] or found["c"]), "eval_loss": number(found["b"] or found["d"])}]
 
     def _rich(self, line: str) -> list[Row] | None:
         found = _RICH.match(line) if "━" in line else None
         if found is None:
             return None
-        values = _named([(key, text) for key, text in re.findall(rf"([\w/]+):\s*({_NUM})", found["values"], re.I)])
+        values = named([(key, text) for key, text in re.findall(rf"([\w/]+):\s*({NUM})", found["values"], re.I)])
         epoch = _EPOCH_BAR.fullmatch(found["name"])
         count, total = int(found["n"]), int(found["total"])
         if epoch is not None:
@@ -388,7 +332,7 @@ class ProgressReader:
         found = _BATCH.search(line) if "poch" in line or "POCH" in line else None
         if found is not None and not _is_prefix(line[: found.start()]):
             return None
-        values = {} if found is None else _named(_VALUE.findall(found["values"]))
+        values = {} if found is None else named(_VALUE.findall(found["values"]))
         if found is None or "loss" not in values:
             return None
         count, total, number = int(found["n"]), int(found["total"]), int(found["epoch"])
@@ -403,15 +347,28 @@ class ProgressReader:
         found = _STEP.search(line) if any(word in lower for word in ("step", "iter", "(epoch ")) else None
         if found is None or not _is_prefix(line[: found.start()]):
             return None
-        values = _named(_VALUE.findall(found["values"]))
+        values = named(_VALUE.findall(found["values"]))
         if "loss" not in values or not _is_record(found["values"]):
             return None
         epoch = _EPOCH_BEFORE.search(line)
-        row: Row = {"step": int(found["n"]), **({"epoch": float(epoch[1])} if epoch else {}), **values}
-        row["step"] = int(found["n"])
-        if found["total"]:
-            row["total_steps"] = int(found["total"])
-        return [row]
+        step, total = int(found["n"]), int(found["total"]) if found["total"] else None
+        row: Row = {**({"epoch": float(epoch[1])} if epoch else {}), **values, "step": step}
+        if epoch is not None:
+            row["step"] = self._counter.over_all(step, float(epoch[1]), total)
+        if row["step"] != step:  # the total is that of an epoch
+            return [row]
+        return [self._with_total(row if total is None else {**row, "total_steps": total})]
+
+    def _table(self, line: str) -> list[Row] | None:
+        """A row of Stable-Baselines3: the number of steps is above the loss."""
+        found = _TABLE.match(line) if line[:1] == "|" else None
+        value = None if found is None else number(found[2])
+        if found is None or value is None:
+            return None
+        if found[1] == "total_timesteps":
+            self._newest = int(value)
+            return [{"step": self._newest}]
+        return [{"step": self._newest, "loss": value}] if self._newest else []
 
     def _with_total(self, row: Row) -> Row:
         if "total_steps" in row:
@@ -424,6 +381,7 @@ class ProgressReader:
         _iteration,
         _deepspeed,
         _rich,
+        _table,
         _batch,
         _step,
     )
@@ -436,5 +394,5 @@ def _is_prefix(text: str) -> bool:
 
 def _is_record(text: str) -> bool:
     """Whether the text before the loss is names and values: a sentence has more words than numbers."""
-    before = re.split(r"loss", text, maxsplit=1, flags=re.I)[0]
+    before = re.sub(r"[\w/.@-]+[:=](?=\s?[-+.\d])", " ", re.split(r"loss", text, maxsplit=1, flags=re.I)[0])
     return len(re.findall(r"[A-Za-z]{2,}", before)) <= 2 * len(re.findall(r"\d+", before)) + 1

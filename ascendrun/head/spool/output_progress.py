@@ -47,14 +47,18 @@ def find_outputs(attempt_dir: Path) -> dict[int, tuple[Path, ...]]:
 
 
 def newest_of_outputs(attempt_dir: Path, *, pattern: str | None) -> Mapping[str, Any] | None:
-    """Return the newest value of each metric that the first or else the last rank printed; None: no step."""
+    """Return the newest value of each metric that the first or else the last rank printed; None: no step. Of a counter
+    that begins again in each epoch there is no step."""
     for paths in find_outputs(attempt_dir).values():
         for last_bytes in TAIL_BYTES:
             values: dict[str, Any] = {}
             for row in read_rows(paths, pattern=pattern, last_bytes=last_bytes):
                 values.update(row)
             if "step" in values:
-                return values
+                is_known = values["step"] is not None
+                return {
+                    name: one for name, one in values.items() if one is not None and (is_known or "step" not in name)
+                }
             if not _has_steps(paths, pattern):
                 break
     return None

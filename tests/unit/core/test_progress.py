@@ -119,3 +119,71 @@ def test_the_pattern_of_a_job_is_the_only_one_that_counts() -> None:
     text = "batch 7 of 90 | value 2.5e-1 | lr 1e-4\niter 8: loss 3.1\n"
     pattern = r"batch (?P<step>\d+) of (?P<total_steps>\d+) \| value (?P<loss>\S+) \| lr (?P<learning_rate>\S+)"
     assert read_all(text, pattern) == [{"step": 7, "total_steps": 90, "loss": 0.25, "learning_rate": 1e-4}]
+
+
+def bar(count: int, total: int, note: str, before: str = "") -> str:
+    return f"{before}{100 * count // total}%|███       | {count}/{total} [00:04<00:17,  1.10it/s{note}]"
+
+
+VERL = (
+    "step:0 - val-aux/openai/gsm8k/reward/mean@1:0.565 - val-core/openai/gsm8k/acc/mean@1:0.508\n"
+    "(TaskRunner pid=222265) step:34 - global_seqlen/min:419336 - global_seqlen/mean:458966.5 - actor/entropy:0.2226657"
+    " - actor/ppo_kl:-8.163164312320433e-06 - actor/pg_loss:0.042396901015308686 - actor/kl_loss:0.0013280365410537343"
+    " - actor/grad_norm:0.129638671875 - actor/lr:2e-06 - training/global_step:34"
+    " - training/epoch:0 - critic/score/max:1.0\n"
+)
+TABLE = """---------------------------------------
+| rollout/                |           |
+|    ep_len_mean          | 200       |
+| time/                   |           |
+|    fps                  | 8507      |
+|    iterations           | 18        |
+|    total_timesteps      | 73728     |
+| train/                  |           |
+|    entropy_loss         | -1.25     |
+|    learning_rate        | 0.001     |
+|    loss                 | 0.482     |
+|    value_loss           | 0.777     |
+---------------------------------------
+"""
+RICH = "Epoch 2/2  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 16/16 0:00:00 • 0:00:00 64.77it/s "
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        (RICH + "\n", [(48, None)]),
+        (RICH + "v_num: 1.000\n", [(48, None)]),
+        (VERL, [(34, 0.042397)]),
+        (TABLE + TABLE.replace("73728", "77824"), [(73728, 0.482), (77824, 0.482)]),
+        (TABLE[: TABLE.index("| train/")], [(73728, None)]),
+        # minGPT: the description of a bar for each epoch, which it counts from 1
+        (
+            "\r".join(
+                bar(n, 230, "", f"epoch {e} iter {n - 1}: train loss {e}.{n}. lr 6e-4: ")
+                for e in (1, 2, 3)
+                for n in (99, 230)
+            ),
+            [(99, 1.99), (230, 1.23), (329, 2.99), (460, 2.23), (559, 3.99), (690, 3.23)],
+        ),
+        # a counter that begins again in each epoch, of unknown length
+        (
+            "".join(f"epoch {e} step {n}: loss {e}.{n}\n" for e in (0, 1, 2) for n in (0, 200)),
+            [(0, 0.0), (200, 0.2), (None, 1.0), (None, 1.2), (None, 2.0), (None, 2.2)],
+        ),
+        (
+            "".join(f"epoch {e} step {n}/230: loss {e}.5\n" for e in (0, 1) for n in (10, 230)),
+            [(10, 0.5), (230, 0.5), (240, 1.5), (460, 1.5)],
+        ),
+        ("".join(f"Epoch {e} | Step {e * 50} | loss 1.{e}\n" for e in (1, 2, 3)), [(50, 1.1), (100, 1.2), (150, 1.3)]),
+        # a bar without a name for each epoch
+        (
+            "\r".join(bar(n, 230, f", loss=2.{i}") for i, n in enumerate((99, 230, 10, 99))),
+            [(99, 2.0), (230, 2.1), (None, 2.2), (None, 2.3)],
+        ),
+    ],
+)
+def test_steps_are_counted_over_all_epochs_or_unknown(text: str, steps: list[tuple[int | None, float | None]]) -> None:
+    found = read_all(text)
+    assert [row.get("step") for row in found] == [step for step, _ in steps], found
+    assert all(same(row.get("loss"), loss) for row, (_, loss) in zip(found, steps)), found
