@@ -25,7 +25,8 @@ STOP_DELAY_S = {"same": 0.02, "other": 0.15}
 
 @dataclass(frozen=True)
 class Expected:
-    """`first`: the ranks, None: any; `codes`: each of these is right. `sure`: what the confidence may be."""
+    """`first`: the ranks, None: any; `codes`: each of these is right. `sure`: what the confidence may be.
+    `domain`, `scope`: of the failure, "": it has none, or nobody can know it."""
 
     first: tuple[int, ...] | None
     hosts: tuple[str, ...] | None
@@ -34,6 +35,8 @@ class Expected:
     where: str | None = None
     text: str | None = None
     roles: tuple[tuple[str, str], ...] = ()
+    domain: str = ""
+    scope: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ def _expected(row: Mapping[str, Any]) -> Expected:
         where=row.get("where"),
         text=row.get("text"),
         roles=tuple((str(ranks), role) for ranks, role in row.get("roles", {}).items()),
+        domain=row.get("domain", ""),
+        scope=row.get("scope", ""),
     )
 
 

@@ -112,3 +112,19 @@ def test_an_unknown_exception_is_shown_whole(lang: str) -> None:
     message = "the shards were written with another stride; " * 20 + "set data.readers to a divisor of 16"
     found = explain({"err": raised(message)["err"].replace("RuntimeError", "ShardLayoutError")})
     assert found.code == "exception" and message in render(found, lang).message
+
+
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        ("the cache holds 3 blocks. Increase `memory_share`, or decrease `max_len` when the engine starts.",
+         "Increase `memory_share`, or decrease `max_len` when the engine starts"),
+        ("two plans for one axis; set plan.axis to 0", "set plan.axis to 0"),
+        ("an axis is used twice", None),
+        ("bad axis. Please report this to the authors.", None),
+    ],
+)  # fmt: skip
+def test_the_hint_has_what_the_message_advises(message: str, advice: str | None) -> None:
+    found = explain(raised(message))
+    assert found.values.get("advice") == advice
+    assert advice is None or advice in render(found, "en").hint

@@ -14,7 +14,7 @@ from ascendrun.cli.options import cli_command, output_option
 from ascendrun.core.events import name_ranks
 from ascendrun.core.jobs.reasons import CONFIDENCE
 from ascendrun.core.jobs.restart import PastAttempt
-from ascendrun.health.diagnosis.render import who
+from ascendrun.health.diagnosis.render import class_text, who
 from ascendrun.health.diagnosis.result import ChainLink, Diagnosis, Proof, Role
 from ascendrun.text import Text, language
 from ascendrun.text.format import fold_hosts, fold_numbers
@@ -102,6 +102,7 @@ CLEAR_ERROR_S = 0.05
 LABELS = {
     "when": Text("explain.when", "when"),
     "cause": Text("explain.cause", "cause"),
+    "class": Text("explain.class", "class"),
     "caveats": Text("explain.caveats", "caveats"),
     "alternatives": Text("explain.alternatives", "alternatives"),
     "evidence": Text("explain.evidence", "evidence"),
@@ -163,6 +164,9 @@ def _fields(found: Diagnosis, cells: int | None) -> list[str]:
         rows.append(("when", _when(found)))
     if found.cause:
         rows.append(("cause", found.cause))
+    where = class_text(found)
+    if where is not None:
+        rows.append(("class", f"{where}  [{CONFIDENCE[found.reason_grade.value]}]"))
     if found.caveats:
         rows.append(("caveats", _joined(found.caveats)))
     if found.alternatives:

@@ -8,7 +8,7 @@ rank_timelines  one rank's end in its own output    candidates  possible first f
 wait_rules    rules to find the culprit if all waited   wait_reports  their table, and explicit reports
 ranking       the choice, its caveats, the chain    outcomes    attempts without a failure
 lines/        the meaning of single lines           render      the sentences, from text/en.json and signatures
-kinds         restart kind and retry by code
+classes       domain, scope and phase of the choice   kinds       restart kind and retry by them
 """
 
 from __future__ import annotations

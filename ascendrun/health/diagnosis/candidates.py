@@ -23,8 +23,7 @@ AT_ONCE_S = 0.5
 @dataclass(frozen=True)
 class Candidate:
     """A possible first failure. `ranks`: with this reason; `at`: their earliest time. `sure`: the reason is a fact.
-    `caveats`: why it may be wrong. `is_vague`: the kind of end is known, its reason is not. `retry`: of the rule that
-    concluded it, None: that of the code."""
+    `caveats`: why it may be wrong. `is_vague`: the kind of end is known, its reason is not."""
 
     code: str
     strength: int
@@ -36,7 +35,6 @@ class Candidate:
     sure: bool = True
     is_vague: bool = False
     caveats: tuple[str, ...] = ()
-    retry: str | None = None
 
     @property
     def is_credible(self) -> bool:
@@ -188,7 +186,7 @@ def _of_host(evidence: Evidence, host: HostEvidence, found: Sequence[Candidate])
 def _is_trouble(event: Event, host: HostEvidence, here: Sequence[RankEvidence]) -> bool:
     is_known = event.code == "io-error" and host.host in event.hosts and event.values.get("errno") in _OF_ERRNO
     node_s = 2 * event.at_s - host.clock.to_head_s(event.at_s)
-    return is_known and _is_timely(node_s, here)
+    return is_known and is_timely(node_s, here)
 
 
 def _events_of(evidence: Evidence, host: str, key: str) -> tuple[result.Proof, ...]:
@@ -326,7 +324,7 @@ def _hits(evidence: Evidence, host: HostEvidence) -> list[Hit]:
     the kernel says about the process of a rank that did not fail."""
     lines = host.dmesg or ()
     here = evidence.ranks_of(host.host)
-    timely = {index for index, line in enumerate(lines) if line.at_s is None or _is_timely(line.at_s, here)}
+    timely = {index for index, line in enumerate(lines) if line.at_s is None or is_timely(line.at_s, here)}
     silent = {str(rank.pid) for rank in here if not rank.has_failed}
     return [
         hit
@@ -337,7 +335,7 @@ def _hits(evidence: Evidence, host: HostEvidence) -> list[Hit]:
     ]
 
 
-def _is_timely(at_s: float, here: Sequence[RankEvidence]) -> bool:
+def is_timely(at_s: float, here: Sequence[RankEvidence]) -> bool:
     """Return whether this time of their host is shortly before the end of the ranks, or near their last output."""
     end_s = max((rank.exited_at_s for rank in here if rank.exited_at_s is not None), default=None)
     outputs_s = [rank.last_output_s for rank in here if rank.last_output_s is not None and not rank.has_failed]

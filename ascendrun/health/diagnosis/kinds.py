@@ -1,60 +1,41 @@
-"""Kind of a diagnosed failure, for the restart policy: a table by code, else by the catalogue of known errors."""
+"""Kind of a diagnosed failure, for the restart policy, by its domain and scope, and whether another attempt helps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ascendrun.ascend.signatures import Signature, signature_of
+from ascendrun.ascend.signatures import signature_of
+from ascendrun.ascend.vocabularies import value_of
 from ascendrun.core.jobs.job import Exit
 from ascendrun.core.jobs.outcome import exit_reason
 from ascendrun.core.jobs.reasons import LOST, FirstFailure, Reason, because
 from ascendrun.core.jobs.restart import Failure, Kind
+from ascendrun.health.diagnosis.classes import code_value
 from ascendrun.health.diagnosis.evidence import Evidence
 from ascendrun.health.diagnosis.result import Diagnosis
 
-_CODES: Mapping[Kind, str] = {
-    Kind.INFRA: "node-rebooted node-directory-gone node-unreachable supervisor-lost start-timeout preflight-failed "
-    "host-memory-error memory-page-broken hang-unreachable",
-    Kind.DEVICE: "device-alarm",
-    Kind.HCCL: "late-rank ranks-missing wait-chain link-broken most-reported peer-lost",
-    Kind.HANG: "hang rank-unresponsive lagging collective-not-reached watchdog-stuck",
-    Kind.OOM: "host-oom host-oom-killer cgroup-oom-killer oom-killer-report dataloader-worker-killed "
-    "process-pool-broken python-memory",
-    Kind.PREEMPTED: "preempted slurm-preempted",
-    Kind.UNKNOWN: "exit-code killed terminated interrupted crash unknown",
-    Kind.USER: "exception start-failed collective-differs world-size-wrong finished-early wait-cycle "
-    "separate-trainings master-address-local own-address-local python-stop python-eof",
+_KINDS: Mapping[str, Kind] = {
+    **dict.fromkeys(("program", "data", "collectives"), Kind.USER),
+    **dict.fromkeys(("host-memory", "device-memory"), Kind.OOM),
+    **dict.fromkeys(("environment", "resource"), Kind.INFRA),
+    "device": Kind.DEVICE,
+    "network": Kind.HCCL,
+    "storage": Kind.STORAGE,
+    "silent": Kind.HANG,
 }
-KINDS: Mapping[str, Kind] = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
-"""Kinds by code of a diagnosis. Codes of the catalogue that are not here are classed by `_kind_of`."""
-
-RETRIES: Mapping[str, str] = {
-    **dict.fromkeys("killed crash host-oom node-rebooted node-directory-gone supervisor-lost".split(), "same"),
-    **dict.fromkeys("time-limit start-timeout head-restarted preempted hang hang-unreachable".split(), "same"),
-    **dict.fromkeys("start-failed preflight-failed stage-files-lost separate-trainings".split(), "never"),
-    "device-alarm": "exclude",
-}
-"""Whether another attempt helps, by code of a diagnosis. Other codes are those of the catalogue, with its own word."""
-RULE_RETRIES: Mapping[str, str] = {
-    **dict.fromkeys("rank-unresponsive node-unreachable late-rank".split(), "same"),
-    **dict.fromkeys("EI0013 nccl-ib-completion hccl-root-unreachable no-route".split(), "exclude"),
-    **dict.fromkeys("link-broken name-not-resolved master-unreachable".split(), "exclude"),
-    **dict.fromkeys("EI0005 EI0016 collectives-mismatch models-differ collective-differs".split(), "never"),
-    **dict.fromkeys("world-size-wrong finished-early own-address-local master-address-local".split(), "never"),
-}
-"""The same for conclusions from several ranks, whose code may be a single line's too."""
+"""Kinds by domain; others are unknown."""
+_OF_RUNTIMES = frozenset({"acl", "cann", "cuda", "signal", "torch_npu"})
+_OF_NODES = frozenset({"environment", "resource", "access", "storage", "network", "device"})
+"""Domains in which a failure that would come again may be one of a node."""
 
 REFUSED = 78
 """Exit code of a rank that refuses what it was given, EX_CONFIG of sysexits.h: another attempt is given the same."""
-_DEVICE_FAMILIES = frozenset({"acl", "cann", "cuda", "driver", "torch_npu"})
-_NETWORK_FAMILIES = frozenset({"hccl", "nccl", "gloo", "network"})
 
 
 def failure_of(found: Diagnosis, evidence: Evidence) -> Failure:
     """Return the failure that a diagnosis describes, for the restart policy."""
     signature = signature_of(found.code)
-    kind = KINDS.get(found.code) or (Kind.UNKNOWN if signature is None else _kind_of(signature))
-    retry = found.retry
+    kind, retry = kind_of(found), found.retry
     if any(one.code == REFUSED for one in evidence.ranks if one.rank in found.ranks):
         kind, retry = Kind.USER, "never"
     own = signature is not None and signature.blames == "node" and signature.role == "cause"
@@ -62,10 +43,34 @@ def failure_of(found: Diagnosis, evidence: Evidence) -> Failure:
     return Failure(kind, found.code, found.hosts, found.ranks, found.confidence.value, retry, is_proven=own or seen)
 
 
-def retry_of(code: str) -> str:
-    """Return whether another attempt helps: same, exclude (without its hosts), never, unknown."""
-    row = signature_of(code)
-    return RETRIES.get(code) or ("unknown" if row is None else row.retry)
+def kind_of(found: Diagnosis) -> Kind:
+    """Return the kind of a failure, by its domain and scope; what comes again wherever it runs is the user's."""
+    value, row = code_value(found.code), signature_of(found.code)
+    if value is not None and value.kind:
+        return Kind(value.kind)
+    if found.retry == "never" and found.domain in _OF_NODES:
+        return Kind.USER
+    if found.domain == "access":  # a service may be back later
+        return Kind.HCCL if found.retry in ("same", "exclude") else Kind.USER
+    if row is not None and found.domain == "silent":  # a library names the rank that it lost
+        return Kind.HCCL
+    if row is not None and row.family in _OF_RUNTIMES and found.domain == "program" and found.retry == "unknown":
+        return Kind.UNKNOWN  # a crash, or an operator that failed on the device: it may be the device's
+    return _KINDS.get(found.domain, Kind.UNKNOWN)
+
+
+def retry_of(code: str, *, scope: str = "", domain: str = "") -> str:
+    """Return whether another attempt helps: same, exclude (without its hosts), never, unknown. What fails on all ranks
+    of a host only is a fault of that host."""
+    row, value = signature_of(code), value_of("conclusions", code)
+    retry = value.retry if value is not None and value.retry else "unknown" if row is None else row.retry
+    return "exclude" if retry == "never" and scope == "host" and domain in _OF_NODES else retry
+
+
+def domain_of(code: str) -> str:
+    """Return the domain of a code that a diagnosis may have; "" for one that is no failure."""
+    value = code_value(code)
+    return "" if value is None else value.domain
 
 
 def first_of(found: Diagnosis, evidence: Evidence) -> FirstFailure:
@@ -87,16 +92,3 @@ def _reason(found: Diagnosis, evidence: Evidence) -> Reason:
             return because(end.code, found.hosts, found.ranks, **end.values)
         return because("rank-failed", found.hosts, found.ranks)
     return because("ranks-failed", found.hosts, found.ranks)
-
-
-def _kind_of(row: Signature) -> Kind:
-    """Return the kind of a known error: what fails again is an error of the program or its environment."""
-    if row.retry == "never" or row.blames == "job":
-        return Kind.USER
-    if row.family == "storage":
-        return Kind.STORAGE
-    if row.family in _NETWORK_FAMILIES or row.blames in ("network", "peer"):
-        return Kind.HCCL
-    if row.blames == "node":
-        return Kind.DEVICE if row.family in _DEVICE_FAMILIES else Kind.INFRA
-    return Kind.USER if row.family in ("python", "data", "numeric", "model") else Kind.UNKNOWN

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ascendrun.core.events import SEPARATE, Event
 from ascendrun.core.jobs.reasons import Reason
 from ascendrun.health.diagnosis.evidence import Evidence, moment
-from ascendrun.health.diagnosis.kinds import retry_of
+from ascendrun.health.diagnosis.kinds import domain_of, retry_of
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import Confidence, Diagnosis, Proof
 from ascendrun.text import Text
@@ -91,6 +91,7 @@ def _diagnosis(
         values={"reason": why or reason or "", "job": evidence.job, "needed": evidence.needs},
         anomalies=anomalies,
         retry=retry_of(code),
+        domain=domain_of(code),
         missing=evidence.missing,
     )
 

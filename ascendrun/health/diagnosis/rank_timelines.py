@@ -21,7 +21,7 @@ from ascendrun.health.diagnosis.lines.tracebacks import Chain, unfold, without_c
 class RankTimeline:
     """One rank. `own`: the best reason for its end in its own output, None: not found. `messages`: its reports
     about others before it was stopped. `waited`: effect of others, as in peers.PeerLine.wait. `survived`:
-    as RankLines.survived."""
+    as RankLines.survived. `said`, `frames`: all lines of the exceptions' messages, and of their tracebacks."""
 
     rank: RankEvidence
     own: result.Indicator | None
@@ -33,6 +33,9 @@ class RankTimeline:
     waited_at: Moment | None = None
     has_no_trace: bool = False
     survived: Mapping[str, bool] = field(default_factory=dict)
+    said: tuple[str, ...] = ()
+    frames: str = ""
+    plog: tuple[Line, ...] = ()
 
     @property
     def has_cause(self) -> bool:
@@ -53,6 +56,7 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
     waits = [message for message in messages if message.wait is not None]
     own = choose_own(indicators, has_failed=rank.has_failed, waited=bool(waits))
     suffered = waits[0] if waits else None
+    raised = () if fatal.chain is None else fatal.chain.leading
     return RankTimeline(
         rank=rank,
         own=own,
@@ -64,6 +68,9 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
         waited_at=None if suffered is None else moment(evidence, rank.host, suffered.line.at_s),
         has_no_trace=not rank.has_ended and not rank.lines,
         survived=fatal.survived(),
+        said=tuple(fatal.lines[index].text for one in raised for index in fatal.message_of(one)),
+        frames="\n".join(fatal.lines[index].text for one in raised for index in range(one.first, one.last)),
+        plog=tuple(plog),
     )
 
 

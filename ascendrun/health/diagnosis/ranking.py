@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ascendrun.health.diagnosis import classes
 from ascendrun.health.diagnosis.candidates import Candidate, candidates_of, candidates_of_kernels, make_candidate
 from ascendrun.health.diagnosis.evidence import Evidence, Moment, earliest
-from ascendrun.health.diagnosis.kinds import retry_of
+from ascendrun.health.diagnosis.kinds import domain_of, retry_of
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat
@@ -61,12 +63,14 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
     is_weak = "only-symptom" in caveats and winner.strength < 30
     chain = make_chain(winner, timelines)
     lags_s = [link.lag_s for link in chain if link.role is Role.CONSEQUENCE and link.lag_s is not None]
+    confidence = Confidence.UNKNOWN if is_weak else Confidence.LIKELY if caveats else Confidence.CERTAIN
+    found = classes.classify(winner, evidence, timelines)
     return Diagnosis(
         code=winner.code,
-        confidence=Confidence.UNKNOWN if is_weak else Confidence.LIKELY if caveats else Confidence.CERTAIN,
+        confidence=confidence,
         ranks=winner.ranks,
         hosts=winner.hosts,
-        values=winner.values,
+        values={**winner.values, **advice_of(winner, timelines)},
         at_s=winner.at.at_s if winner.at else None,
         time_error_s=winner.at.error_s if winner.at else None,
         lag_s=min(lags_s, default=None),
@@ -78,8 +82,26 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
             for one in _alternatives(winner, candidates)
         ),
         missing=_missing(evidence),
-        retry=winner.retry or retry_of(winner.code),
+        retry=retry_of(winner.code, scope=found.scope, domain=found.domain),
+        domain=found.domain,
+        scope=found.scope,
+        phase=found.phase,
+        reason_grade=classes.grade_of(found, confidence, winner.code),
     )
+
+
+_VERBS = (
+    "please(?! (?:see|report|refer|file))", "try", "set", "use", "install", "increase", "decrease", "reduce", "pass",
+    "specify", "enable", "disable", "upgrade", "downgrade", "make sure", "consider", "rename",
+)  # fmt: skip
+_ADVISES = re.compile(rf"(?:^|[.;:!)]\s+)((?:{'|'.join(_VERBS)})\b[^;\n]{{6,240}}?)(?=\.?\s*$|\.\s|;)", re.IGNORECASE)
+
+
+def advice_of(winner: Candidate, timelines: Sequence[RankTimeline]) -> Mapping[str, str]:
+    """Return what the message of the first failure advises, whole sentences; {} for nothing."""
+    said = (text for one in timelines if one.rank.rank in winner.ranks[:1] for text in one.said)
+    found = next((match[1] for match in map(_ADVISES.search, said) if match is not None), None)
+    return {} if found is None or winner.code != "exception" else {"advice": found}
 
 
 # ---------------------------------------------------------------- the choice
@@ -304,6 +326,7 @@ def _unknown(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis
         chain=make_chain(Candidate("unknown", 0), timelines),
         missing=_missing(evidence),
         values={"reason": evidence.reason or ""},
+        domain=domain_of("peer-lost") if suffered else "",
     )
 
 

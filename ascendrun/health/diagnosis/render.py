@@ -73,7 +73,7 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
     if f"diagnosis.{diagnosis.code}.message" in translations("en"):
         texts = {part: _fill(_sentence(diagnosis, part, lang), values) for part in ("message", "cause", "hint")}
         if diagnosis.code == "exception":
-            texts.update(_of_exception(values, lang))
+            texts.update(_of_exception(diagnosis, values, lang))
         return Description(**texts)
     signature = signature_of(diagnosis.code)
     if signature is None:
@@ -116,8 +116,17 @@ def _only(values: Mapping[str, str], *names: str) -> dict[str, str]:
     return {name: values[name] for name in names}
 
 
-def _of_exception(values: Mapping[str, str], lang: str) -> Mapping[str, str]:
-    """Return cause and hint of an exception: those of its class if the catalogue has it."""
+def class_text(found: Diagnosis) -> Text | None:
+    """Return domain and scope of a failure; None: it has none."""
+    if not found.domain:
+        return None
+    domain = listed(f"diagnosis.domain.{found.domain}")
+    return listed(f"diagnosis.scope.{found.scope}", domain=domain, hosts=found.hosts) if found.scope else domain
+
+
+def _of_exception(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> Mapping[str, str]:
+    """Return cause and hint of an exception: what its message advises, then what helps in its domain, or of the
+    program's own errors the words of the catalogue for their class."""
     where = values.get("where", "?")
     place = (
         Text("diagnosis.see-output", "`ascendrun logs JOB --rank R --stream err` shows all its output")
@@ -130,13 +139,16 @@ def _of_exception(values: Mapping[str, str], lang: str) -> Mapping[str, str]:
     ).render(lang)
     hits = [hit for hit in scan([(0, f"{values.get('type', '')}: ")]) if hit.signature.code.startswith("python-")]
     best = strongest(hits)
-    if best is None:
-        return {"hint": place}
-    known = best.signature.words(lang)
-    return {
-        "cause": known.cause,
-        "hint": Text("diagnosis.and", "{first}; {second}", first=place, second=known.hint).render(lang),
-    }
+    texts = {} if best is None else {"cause": best.signature.words(lang).cause, "hint": best.signature.words(lang).hint}
+    if diagnosis.domain not in ("", "program"):
+        name, fix = (listed(f"diagnosis.{part}.{diagnosis.domain}") for part in ("domain", "fix"))
+        texts = {"cause": texts.get("cause") or name.render(lang), "hint": fix.render(lang)}
+    if "advice" in values:
+        texts["hint"] = listed("diagnosis.advice", advice=values["advice"]).render(lang)
+    second = texts.get("hint")
+    if second is not None:
+        texts["hint"] = Text("diagnosis.and", "{first}; {second}", first=place, second=second).render(lang)
+    return {"hint": place, **texts}
 
 
 def _sentence(diagnosis: Diagnosis, part: str, lang: str) -> str:

@@ -67,7 +67,9 @@ class Diagnosis:
     """Reason for an attempt's end. `code`: of text/en.json or the signature catalogue; `ranks` and `hosts`: the
     first to fail, () for none. `caveats`: why it is not certain. `alternatives`: other possible first failures.
     `lag_s`: seconds from the first failure to its first consequence. `retry`: same, exclude, never,
-    unknown. `outcome`: later actions of ascendrun. `anomalies`: of a job that did not fail. `missing`: unreadable
+    unknown. `domain`, `scope`, `phase`: of its class (classes.Class), `reason_grade`: how certain the domain is; "" and
+    UNKNOWN: not known, or of an attempt that did not fail.
+    `outcome`: later actions of ascendrun. `anomalies`: of a job that did not fail. `missing`: unreadable
     evidence. `message`, `cause`, `hint`: set by `render`. Texts are rendered at output."""
 
     code: str
@@ -83,6 +85,10 @@ class Diagnosis:
     caveats: tuple[Text, ...] = ()
     alternatives: tuple[ChainLink, ...] = ()
     retry: str = "unknown"
+    domain: str = ""
+    scope: str = ""
+    phase: str = ""
+    reason_grade: Confidence = Confidence.UNKNOWN
     outcome: tuple[Text, ...] = ()
     anomalies: tuple[Text, ...] = ()
     missing: tuple[Text, ...] = ()

@@ -13,7 +13,6 @@ from ascendrun.ascend.peer_messages import CONNECT, EXEC, LOST
 from ascendrun.ascend.signatures import scan
 from ascendrun.health.diagnosis.candidates import Candidate
 from ascendrun.health.diagnosis.evidence import Evidence, Moment, RankEvidence, earliest
-from ascendrun.health.diagnosis.kinds import RULE_RETRIES
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
 from ascendrun.health.diagnosis.lines.line_kinds import PeerLine, is_loopback
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
@@ -122,7 +121,6 @@ class Table:
             proofs=(*(self._last_output(chosen) if shows_output else ()), *proofs),
             sure=sure,
             caveats=tuple(caveats.split()),
-            retry=RULE_RETRIES.get(code, "unknown"),
             values={**found, **(values or {})},
         )
 

@@ -115,7 +115,7 @@ class Fatal(rank_lines.RankLines):
         root = chain.root
         if root.short_type in _TEARDOWN_TYPES or _STOP_REQUESTED.search(root.message):
             return TEARDOWN
-        message = self._message(root)
+        message = self.message_of(root)
         messages = (
             ()
             if root.last in self.stated
@@ -217,7 +217,7 @@ class Fatal(rank_lines.RankLines):
 
     def _has_known_after(self, chain: Chain) -> bool:
         """Return whether a known reason follows outside of its message: that may have ended the rank."""
-        taken = {index for one in chain.raised for index in self._message(one)}
+        taken = {index for one in chain.raised for index in self.message_of(one)}
         return any(
             hit.line > chain.last
             and hit.line not in taken
@@ -270,7 +270,7 @@ class Fatal(rank_lines.RankLines):
             or (hit is None and line_kinds.points_elsewhere(shown.text))
         )
         if hit is not None:
-            unsure = unsure or has_inner_code(hit, (lines[index].text for index in self._message(chain.root)))
+            unsure = unsure or has_inner_code(hit, (lines[index].text for index in self.message_of(chain.root)))
             unsure = unsure or (
                 hit.signature.blames in ("peer", "network") and line_kinds.has_bare_service(chain.root.text)
             )
@@ -305,7 +305,7 @@ class Fatal(rank_lines.RankLines):
         """Return the most specific exception: the last, unless it only reports other ranks' ends or refers to an
         earlier one."""
         final = next((one for one in reversed(chain.leading) if not line_kinds.points_elsewhere(one.text)), chain.final)
-        echo = line_kinds.find_peer_lines(self.lines[index] for index in self._message(final))
+        echo = line_kinds.find_peer_lines(self.lines[index] for index in self.message_of(final))
         is_echo = role == CAUSE and (
             any(peer_message.wait is not None for peer_message in echo) or self._suffered_wait(final)
         )
@@ -322,7 +322,7 @@ class Fatal(rank_lines.RankLines):
         """Return the more specific signature of an exception after the root."""
         later = _best(
             hit
-            for message in map(self._message, chain.leading[1:])
+            for message in map(self.message_of, chain.leading[1:])
             for hit in self.hits
             if hit.line in message and hit.signature.role == CAUSE
         )
@@ -358,10 +358,10 @@ class Fatal(rank_lines.RankLines):
 
     def _best_in(self, raised: Raised) -> Hit | None:
         """Return the best known message in an exception's own."""
-        message = self._message(raised)
+        message = self.message_of(raised)
         return _best(hit for hit in self.hits if hit.line in message)
 
-    def _message(self, raised: Raised) -> range:
+    def message_of(self, raised: Raised) -> range:
         """Return the lines of an exception's message, without its frames, which may contain any code."""
         return range(raised.last, raised.last + 1 if raised.last in self.stated else self._range(raised).stop)
 

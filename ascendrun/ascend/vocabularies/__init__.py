@@ -1,0 +1,153 @@
+"""Closed vocabularies: what a code, an errno, the class of an exception or a kernel line says of a failure.
+
+    [one.domain for one in values_in("RuntimeError: error code is 207001")]    ["device-memory"]
+
+One TOML file per vocabulary, with its source and date. They are few, since their owners number them; a message that
+nobody has entered in signatures.toml usually has one of them.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import importlib
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from importlib import resources
+from re import Pattern
+from typing import Any
+
+from ascendrun.core.dataclass import dataclass
+
+DOMAINS = (
+    "program", "data", "environment", "host-memory", "device-memory", "device", "network", "storage", "resource",
+    "access", "outside", "silent", "collectives",
+)  # fmt: skip
+"""Where a failure lies. environment: versions, libraries, paths; resource: ports, limits, held devices; access: logins
+and services; outside: signals and schedulers; silent: waits and hangs; collectives: ranks that disagree."""
+SOFT = frozenset({"concepts", "exits"})
+"""Vocabularies whose values are never certain."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value. `party`: whose failure it is: self, peer or network. `retry`: whether another attempt helps, "": not
+    known. `depth`: of several values of one failure the deepest counts; below 0 it says nothing of its own. `is_outer`:
+    it may hide another value. `is_family`: it is known by its range. `kind`: of the restart, "": by domain and scope.
+    """
+
+    vocabulary: str
+    key: str
+    domain: str
+    party: str = "self"
+    retry: str = ""
+    depth: int = 0
+    is_outer: bool = False
+    is_family: bool = False
+    kind: str = ""
+
+    @property
+    def is_hard(self) -> bool:
+        """Return whether it is exact: no wait, no wording, no class that any program may raise, no code of a family or
+        that hides others."""
+        is_exact = not (self.is_outer or self.is_family or self.vocabulary in SOFT)
+        return self.depth > 0 and is_exact and self.domain != "silent"
+
+
+@cache
+def vocabulary(name: str) -> Mapping[str, Value]:
+    """Return the values of a vocabulary by key; a key of a range ends in *."""
+    toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    table = toml.loads(resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
+    found = {}
+    for row in table["values"]:
+        depth, is_outer = row.get("depth", table.get("depth", 0)), row.get("outer", False)
+        given = {field: row[field] for field in ("party", "retry", "kind") if field in row}
+        found.update(
+            {key: Value(name, key, row["domain"], depth=depth, is_outer=is_outer, **given) for key in row["keys"]}
+        )
+    return found
+
+
+def value_of(name: str, key: str) -> Value | None:
+    """Return a value of a vocabulary; of ranges the longest. None: the vocabulary has no such value."""
+    table = vocabulary(name)
+    for end in range(len(key), 0, -1):
+        found = table.get(key) if end == len(key) else table.get(f"{key[:end]}*")
+        if found is not None:
+            return replace(found, key=key, is_family=end < len(key) or found.is_family)
+    return None
+
+
+# ---------------------------------------------------------------- values of one text
+
+_CODES = re.compile(
+    r"\bHCCL (?:function )?error\b.{0,80}?error code is (?P<hccl>\d{1,2})\b|\b(?P<hccl_name>HCCL_E_[A-Z_]+)\b|"
+    r"\b(?P<cann>E[0-9A-Z]\d{4})\b|"
+    r"(?:code|[rR]et|result|err|errno|status|[eE]rror|return)\b[\s=:\[(]{1,3}(?:is )?(?P<acl>[1-5]\d{5})\b|"
+    r"(?:\[Errno |\berrno[:= ]{1,2}|\bos error )(?P<errno>\d{1,3})\b|\b(?P<errno_name>E[A-Z]{3,14})\b"
+)
+_VOCABULARY = {"hccl_name": "hccl", "errno_name": "errnos", "errno": "errnos"}
+_WORDS_OF_ERRNO = {
+    os.strerror(number): name for number, name in errno.errorcode.items() if len(os.strerror(number)) > 8
+}
+
+
+@cache
+def _phrases() -> tuple[Pattern[str], Mapping[str, Value]]:
+    """Return one pattern of all values that are words, and the values by their words."""
+    values = {key: value for name in ("nccl", "cuda") for key, value in vocabulary(name).items()}
+    known = ((words, value_of("errnos", name)) for words, name in _WORDS_OF_ERRNO.items())
+    values.update({words: value for words, value in known if value is not None})
+    longest = sorted(values, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest))), values
+
+
+def values_in(text: str) -> Iterator[Value]:
+    """Yield the codes and fixed words of a text, in their order by vocabulary."""
+    for found in _CODES.finditer(text):
+        name, key = str(found.lastgroup), str(found[found.lastgroup or 0])
+        if name == "errno":
+            key = errno.errorcode.get(int(key), key)
+        value = value_of(_VOCABULARY.get(name, name), key)
+        if value is not None:
+            yield value
+    pattern, values = _phrases()
+    for found in pattern.finditer(text):
+        yield values[found.group()]
+
+
+def concepts_in(text: str) -> Iterator[Value]:
+    """Yield what the nouns of a text suggest, the first of the table first."""
+    return (value for key, value in vocabulary("concepts").items() if _compiled(key).search(text) is not None)
+
+
+@cache
+def _compiled(key: str) -> Pattern[str]:
+    return re.compile(key)
+
+
+def kernel_values(text: str) -> Iterator[Value]:
+    """Yield the events that a line of the kernel log reports."""
+    return (value for key, value in vocabulary("kernel").items() if key in text)
+
+
+def class_of(name: str) -> Value:
+    """Return the value of an exception's class, such as "torch.OutOfMemoryError": that of its nearest known base
+    class; a class that nobody knows is the program's own."""
+    short = name.rpartition(".")[2]
+    builtin = getattr(builtins, short, None)
+    bases = builtin.__mro__ if isinstance(builtin, type) else ()
+    names: Iterable[str] = (name, short, *(base.__name__ for base in bases))
+    known = (vocabulary("exceptions").get(one) for one in names)
+    return next((one for one in known if one is not None), Value("exceptions", short, "program"))
+
+
+def deepest(values: Iterable[Value]) -> Value | None:
+    """Return the value that says most: the deepest, where an outer code is hardly deeper than a message; the first of
+    equals. None: there is none."""
+    return max(values, key=lambda one: min(one.depth, 0.5) if one.is_outer else one.depth, default=None)

@@ -1,0 +1,155 @@
+"""Class of a failure: its domain by the values of closed vocabularies, its scope by counting, its phase by the frames.
+
+A row of the catalogue is more exact than a vocabulary, but is not needed: codes, errno, the classes of exceptions and
+kernel events of the first ranks give the domain of a failure whose message nobody has entered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from ascendrun.ascend import vocabularies
+from ascendrun.ascend.signatures import signature_of
+from ascendrun.ascend.vocabularies import Value, deepest, value_of
+from ascendrun.core.dataclass import dataclass
+from ascendrun.health.diagnosis.candidates import Candidate, is_timely
+from ascendrun.health.diagnosis.evidence import Evidence
+from ascendrun.health.diagnosis.lines.line_kinds import has_bare_service, is_error_line, services_in
+from ascendrun.health.diagnosis.rank_timelines import RankTimeline
+from ascendrun.health.diagnosis.result import Confidence, without_quotes
+
+READ_RANKS = 4
+"""Ranks of the first failure whose words are read: the others say the same."""
+HOST_SHARE = 0.75
+PROVEN_FROM = 75
+"""Rows of this strength name the reason and not only its kind."""
+_OPEN = frozenset({"exception", "exit-code", "crash", "killed", "terminated", "start-failed", "unknown", "peer-lost"})
+"""Codes that say how a rank ended, and not why."""
+_PHASES = (
+    ("save", r"torch\.save|save_(?:checkpoint|pretrained|state|model)|\bin save\b|in _?write_|dist_cp|async_save"),
+    ("group-init", r"init_process_group|new_group|init_device_mesh|rendezvous"),
+    ("load", r"from_pretrained|load_(?:checkpoint|state_dict|dataset|model)|torch\.load|snapshot_download"),
+    ("evaluate", r"\bin (?:evaluate|validate|eval_\w+|evaluation_\w+)\b"),
+    ("step", r"\.backward\(|\bin (?:train_step|training_step|forward|backward|train|fit|step|train_epoch|run_epoch)\b"),
+    ("import", r"<frozen importlib|\bin _find_and_load|^\s*(?:import|from \S+ import) "),
+)
+
+
+@dataclass(frozen=True)
+class Class:
+    """`scope`: all, host (all ranks of few hosts), ranks, rank, or "" without a first failure. `phase`: "" if the
+    frames do not show it. `values`: what the domain follows from, the deciding one first."""
+
+    domain: str
+    scope: str
+    phase: str = ""
+    values: tuple[Value, ...] = ()
+
+
+def classify(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTimeline]) -> Class:
+    """Return the class of a first failure."""
+    first = [one for one in timelines if one.rank.rank in winner.ranks][:READ_RANKS]
+    phase = next((name for name, pattern in _PHASES for one in first if re.search(pattern, one.frames, re.M)), "")
+    row = signature_of(winner.code)
+    told = [one for one in (code_value(winner.code),) if one is not None]
+    if winner.code in _OPEN or not told or (row is not None and row.role != "cause" and told[0].domain != "silent"):
+        told += _said_by(winner, first)
+    found = _ordered(told, phase)
+    is_open = winner.code in _OPEN and winner.code != "exception"
+    if is_open or (found and found[0].domain == "silent"):
+        found = _ordered([*found, *_seen_on(winner, evidence, first)], phase)
+    return Class(found[0].domain if found else "program", scope_of(winner, evidence), phase, tuple(found))
+
+
+def code_value(code: str) -> Value | None:
+    """Return the value of a diagnosis's code: of a conclusion, a row, or the vocabulary that has the row's code."""
+    row = signature_of(code)
+    name, _, number = code.partition("-")
+    known = (
+        value_of("conclusions", code),
+        value_of("rows", code),
+        value_of("acl", number) if name == "ACL" else value_of("cann", code),
+        None if row is None else value_of("rows", row.family),
+    )
+    return next((one for one in known if one is not None), None)
+
+
+def _said_by(winner: Candidate, first: Sequence[RankTimeline]) -> Iterator[Value]:
+    """Yield what the first ranks say, and how they ended."""
+    said = [text for one in first for text in one.said] or [proof.line for proof in winner.proofs]
+    names = [str(winner.values[key]).partition(":")[0] for key in ("message", "root") if key in winner.values]
+    kinds = [vocabularies.class_of(name) for name in names if winner.code == "exception"]
+    yield from kinds
+    if any(one.domain == "program" and one.depth in (0, 1) for one in kinds):
+        said = [without_quotes(text) for text in said]  # a program's own data may have any words
+    for text in said:
+        yield from vocabularies.values_in(text)
+    if any(services_in(text) or has_bare_service(text) for text in said):
+        yield Value("services", "url", "access", depth=3)
+    if all(one.depth >= -1 for one in kinds):
+        yield from vocabularies.concepts_in("\n".join(said))
+    for one in first:
+        for line in one.plog:
+            if is_error_line(line.text):
+                yield from vocabularies.values_in(line.text)
+    for key in ("signal", "code"):
+        ended = value_of("exits", str(winner.values.get(key)))
+        if ended is not None and winner.code != "exception":
+            yield ended
+
+
+def _seen_on(winner: Candidate, evidence: Evidence, first: Sequence[RankTimeline]) -> Iterator[Value]:
+    """Yield what the kernels and devices of their hosts report."""
+    for host in (evidence.host(name) for name in winner.hosts):
+        here = evidence.ranks_of(host.host)
+        for line in host.dmesg or ():
+            if line.at_s is None or is_timely(line.at_s, here):
+                for value in vocabularies.kernel_values(line.text):
+                    if value.domain != "host-memory" or any(f"{one.rank.pid}" in line.text for one in first):
+                        yield value
+        devices = {one.rank.device for one in first}
+        if any(fact.device in devices for fact in host.devices):
+            yield Value("devices", "alarm", "device", depth=5)
+
+
+def _ordered(values: Iterable[Value], phase: str) -> list[Value]:
+    """Return the values, the deciding one first: the deepest; of nothing deep the nouns of the message."""
+    known = list(values)
+    best = deepest(known)
+    if best is not None and best.depth <= 0:
+        best = next((one for one in known if one.vocabulary == "concepts"), best)
+    if best is None:
+        return []
+    if best.key == "ENOENT" and phase == "save":
+        best = Value("errnos", "ENOENT", "storage", depth=best.depth)
+    return [best, *(one for one in known if one is not best)]
+
+
+def scope_of(winner: Candidate, evidence: Evidence) -> str:
+    """Return where it failed, by counting ranks."""
+    every = {rank.rank for rank in evidence.ranks}
+    ranks = set(winner.ranks) & every
+    hosts = {rank.host for rank in evidence.ranks}
+    if len(ranks) >= HOST_SHARE * max(2, len(every)):
+        return "all"
+    whole = [
+        host
+        for host in winner.hosts
+        if len(ranks & {one.rank for one in evidence.ranks_of(host)}) >= HOST_SHARE * len(evidence.ranks_of(host))
+    ]
+    if winner.hosts and len(winner.hosts) < max(2, len(hosts)) and (not ranks or set(whole) == set(winner.hosts)):
+        return "host"
+    return "rank" if len(ranks) == 1 else "ranks" if ranks else ""
+
+
+def grade_of(found: Class, confidence: Confidence, code: str) -> Confidence:
+    """Return how certain the domain is: certain only with a hard value, and no hard value of another domain."""
+    if confidence is not Confidence.CERTAIN or not found.values:
+        return Confidence.LIKELY if found.values else Confidence.UNKNOWN
+    first, *others = found.values
+    row = signature_of(code)
+    is_row = row is not None and row.role == "cause" and row.strength >= PROVEN_FROM
+    is_proven = is_row or first.is_hard or (row is None and code not in _OPEN)
+    is_disputed = any(one.is_hard and one.domain != first.domain for one in others)
+    return Confidence.CERTAIN if is_proven and not is_disputed else Confidence.LIKELY

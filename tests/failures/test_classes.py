@@ -1,0 +1,111 @@
+"""Where a failure lies, also without the catalogue: codes, classes of exceptions and kernel events give it too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from ablation import rows, score, share_of_rows
+from corpus import Case, case_files, load
+from test_corpus import case_of
+
+from ascendrun.ascend.signatures import signatures
+from ascendrun.ascend.vocabularies import DOMAINS, class_of, deepest, value_of, values_in, vocabulary
+from ascendrun.core.jobs.restart import Kind
+from ascendrun.health.diagnosis import diagnose
+from ascendrun.health.diagnosis.kinds import failure_of
+
+CASES = [load(path) for path in case_files()]
+TABLES = sorted(path.stem for path in (Path(__file__).parents[2] / "ascendrun/ascend/vocabularies").glob("*.toml"))
+
+
+def test_every_case_has_its_domain_and_scope() -> None:
+    found = score(CASES, lambda case: case_of(Path(__file__).parent / "cases" / f"{case.name}.yaml")[1])
+    assert (found.domain, found.scope, found.wrong) == (1.0, 1.0, ())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("share", "seed", "least"), [(0.5, 1, 0.90), (0.5, 2, 0.90), (0.0, 1, 0.85)])
+def test_domains_are_right_with_half_of_the_rows_and_with_none(share: float, seed: int, least: float) -> None:
+    with share_of_rows(share, seed):
+        found = score(CASES)
+    assert found.domain >= least and found.rank >= 0.96
+    assert not found.wrong, "wrong and certain"
+
+
+@pytest.mark.slow
+def test_domains_are_right_without_the_family_of_their_rows() -> None:
+    """The cases of one family of rows, without that family."""
+    families = {row.code: row.family for row in signatures()}
+    by_family: dict[str, list[Case]] = {}
+    for case in CASES:
+        by_family.setdefault(families.get(case.expected.codes[0], ""), []).append(case)
+    right = total = 0
+    for family, cases in by_family.items():
+        own = [case for case in cases if case.expected.domain]
+        if family and own:
+            with rows(lambda row, family=family: row.family != family):  # type: ignore[misc]
+                right += round(score(own).domain * len(own))
+            total += len(own)
+    assert right >= 0.8 * total
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_vocabulary_names_known_domains(name: str) -> None:
+    assert {one.domain for one in vocabulary(name).values()} <= set(DOMAINS)
+    assert {one.retry for one in vocabulary(name).values()} <= {"", "same", "exclude", "never", "unknown"}
+
+
+@pytest.mark.parametrize(
+    ("text", "domain"),
+    [
+        ("RuntimeError: aclnnAdd failed, error code is 161002", "program"),
+        ("HCCL function error: HcclCommInitRootInfo(), error code is 7", "resource"),
+        ("OSError: [Errno 28] No space left on device: '/ckpt/1'", "storage"),
+        ("rust: Os { code: 24, message: Too many open files (os error 24) }", "resource"),
+        ("rtMalloc failed, drvRetCode=6, ret = 207001", "device-memory"),
+        ("aclrtSynchronizeStream failed, error code is 507899, retCode=0x25; EL0004: no memory", "device-memory"),
+    ],
+)
+def test_the_deepest_code_of_a_message_gives_its_domain(text: str, domain: str) -> None:
+    found = deepest(values_in(text))
+    assert found is not None and found.domain == domain
+
+
+@pytest.mark.parametrize(
+    ("name", "domain"),
+    [
+        ("ModuleNotFoundError", "environment"),
+        ("ConnectionRefusedError", "network"),
+        ("torch.OutOfMemoryError", "device-memory"),
+        ("my.shards.ShardError", "program"),
+    ],
+)
+def test_a_class_has_the_domain_of_its_nearest_known_base(name: str, domain: str) -> None:
+    assert class_of(name).domain == domain
+
+
+def test_the_longest_range_of_a_code_counts() -> None:
+    found = [value_of("acl", code) for code in ("507999", "507015", "999999")]
+    assert [one and (one.domain, one.is_family) for one in found] == [("device", True), ("program", False), None]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "retry"),
+    [
+        ("a_module_is_missing_on_one_host", Kind.INFRA, "exclude"),
+        ("nccl_may_lock_no_memory_on_one_node", Kind.INFRA, "exclude"),
+        ("the_masters_address_is_not_in_the_environment", Kind.USER, "never"),
+        ("npu_out_of_memory", Kind.OOM, "never"),
+        ("sdma_error_on_one_device", Kind.DEVICE, "unknown"),
+    ],
+)
+def test_what_fails_on_one_host_only_is_started_again_without_it(name: str, kind: Kind, retry: str) -> None:
+    """It was filed under the user, and the host was used again."""
+    case = next(case for case in CASES if case.name == name)
+    found = failure_of(diagnose(case.evidence), case.evidence)
+    assert (found.kind, found.retry) == (kind, retry)
