@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.collector import allocated_bytes
 from ascendrun.head.state import job_files
 from ascendrun.head.state.job_table import StoredJob
+from ascendrun.head.state.state_dir import tree_file
 from ascendrun.head.state.store import Store
 from ascendrun.node.files import write_json
 from ascendrun.node.layout import make_run
@@ -61,10 +63,9 @@ class PruneOperation(HostOperation):
     ) -> None:
         self._request, older_s = request, request.older_s
         self._retention = retention if older_s is None else replace(retention, keep_jobs_s=older_s, keep_node_s=older_s)
-        self._state_dir, self._head_id = store.path.parent, store.head_id
+        self._store, self._state_dir, self._head_id = store, store.path.parent, store.head_id
         stored = store.jobs.all()
         self._jobs = {one.job.id: one.job for one in prunable_jobs(stored, live=live, keep=request.keep)}
-        self._used_trees = {str(tree["sha256"]) for one in stored if not one.job.is_terminal for tree in one.trees}
         hosts = hosts_of([one for one in stored if one.job.id in self._jobs])
         if hosts_up_only:
             connected = {dialled(link.host) for link in context.links if link.is_up}  # `get` would start to connect
@@ -92,24 +93,31 @@ class PruneOperation(HostOperation):
             if has_logs(job_files.job_folder(self._state_dir, job_id))
         ]
         chosen = choose_removals(stored, now_s=now_s, max_age_s=limits.keep_jobs_s, max_bytes=limits.keep_jobs_bytes)
-        packed = [one for one in packed_trees(self._state_dir) if one.name not in self._used_trees]
-        trees = choose_removals(packed, now_s=now_s, max_age_s=limits.keep_node_s, max_bytes=float("inf"))
         failed = None
         try:
             if not self._request.dry_run:
                 for one in chosen:
                     remove_logs(self._state_dir, one, now_s=now_s)
-                for one in trees:
-                    (self._state_dir / "trees" / f"{one.name}.tar").unlink(missing_ok=True)
                 write_json(str(self._state_dir / job_files.PRUNED_FILE), {"at_s": now_s})
         except OSError as error:
             failed = Failure("io-error", f"{error.filename}: {error.strerror}")
-        self._post(partial(self._finish_head, messages.PruneReply(None, chosen, trees, failed)))
+        self._post(partial(self._finish_head, messages.PruneReply(None, chosen, refused=failed)))
 
     def _finish_head(self, reply: messages.PruneReply) -> None:
+        """Remove packed directories too: in the controller's thread, where no job is submitted meanwhile."""
+        packed, max_age_s = self._unused(packed_trees(self._state_dir)), self._retention.keep_node_s
+        trees = choose_removals(packed, now_s=time.time(), max_age_s=max_age_s, max_bytes=float("inf"))
+        for one in () if self._request.dry_run else trees:
+            with suppress(OSError):  # the next run tries again
+                tree_file(self._state_dir, one.name).unlink()
         self._is_head_done = True
-        self._answer(reply, b"", self.is_done)
+        self._answer(replace(reply, trees=trees), b"", self.is_done)
         self._ended()
+
+    def _unused(self, trees: Sequence[Stored]) -> list[Stored]:
+        """Return those that no job needs that has not ended, now: one may have been submitted since the request."""
+        used = {str(tree["sha256"]) for one in self._store.jobs.live() if not one.job.is_terminal for tree in one.trees}
+        return [one for one in trees if one.name not in used]
 
     # Nodes
 
@@ -126,7 +134,7 @@ class PruneOperation(HostOperation):
         ]
         chosen = choose_removals(stored, now_s=now_s, max_age_s=limits.keep_node_s, max_bytes=limits.keep_node_bytes)
         trees = [Stored(tree, now_s - idle_s, int(size)) for tree, (size, idle_s) in reply.message.trees.items()]
-        unused = choose_removals(trees, now_s=now_s, max_age_s=limits.keep_node_s, max_bytes=float("inf"))
+        unused = choose_removals(self._unused(trees), now_s=now_s, max_age_s=limits.keep_node_s, max_bytes=float("inf"))
         planned = messages.PruneReply(host, tuple(replace(one, name=runs[one.name].id) for one in chosen), unused)
         if self._request.dry_run or not (chosen or unused):
             self._reply(planned)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
-from ascendrun.core.errors import InvalidInputError, Problem
+from ascendrun.core.errors import ConflictError, InvalidInputError, Problem
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Job, make_request, newest_stages
 from ascendrun.core.jobs.placement import choose_hosts
@@ -19,6 +19,7 @@ from ascendrun.core.rank_env import forks_ranks, is_own_variable
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.protocol.control_messages import Submit
 from ascendrun.head.state.job_table import StoredJob, job_id_of
+from ascendrun.head.state.state_dir import tree_file
 from ascendrun.head.state.store import Store
 from ascendrun.node import layout
 from ascendrun.text import Text
@@ -147,9 +148,16 @@ def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) ->
 
 
 def add_jobs(store: Store, request: Submit, *, now_s: float) -> Sequence[tuple[Job, Submission]]:
-    """Store the jobs of a request, all or none. With keys that are known, return those jobs and store nothing."""
+    """Store the jobs of a request, all or none. With keys that are known, return those jobs and store nothing.
+
+    Raises ConflictError if a directory that was packed for it has been removed since.
+    """
     submissions = [Submission.from_json(one) for one in request.submissions]
     first = submissions[0]
+    for tree in {tree.sha256: tree for one in submissions for tree in one.trees}.values():
+        if not tree_file(store.path.parent, tree.sha256).exists():
+            what = Text("submit.tree-removed", "the packed directory {name} was removed meanwhile", name=tree.name)
+            raise ConflictError(what, hint=Text("submit.tree-removed.hint", "submit again"))
     if first.stage is not None:
         return list(zip(add_stages(store, submissions, request.pipeline, now_s), submissions))
 
