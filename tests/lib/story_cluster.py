@@ -79,6 +79,7 @@ class StoryJobs(Jobs):
         priority: int = 0,
         hosts: str | None = None,
         exclude: str | None = None,
+        engine: str | None = None,
     ) -> Job:
         self._cluster.calls.append(("submit", job_file.name, tuple(overrides), hostfile))
         return StoryJob(self._cluster, self._cluster.view.id)

@@ -19,6 +19,8 @@ from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
 WATCH_S = 1.0
+DIAGNOSED = 100
+"""Failed jobs, the newest, whose diagnosis is read for REASON: each is a file."""
 
 
 @cli_command(
@@ -45,7 +47,8 @@ def command(ctx: CliContext, everything: bool, quiet: bool, watch: bool, output:
         raise UsageError(exclusive("--watch", "--quiet" if quiet else f"-o {output}"))
     output = "name" if quiet else output
     jobs = _list_jobs(ctx, everything)
-    causes = {job.id: ctx.cluster.diagnosis.known_cause(job) for job in jobs if job.state == "FAILED"}
+    failed = [job for job in jobs if job.state == "FAILED"][:DIAGNOSED] if output in out.PEOPLE else []
+    causes = {job.id: ctx.cluster.diagnosis.known_cause(job) for job in failed}
     out.print_rows(jobs, job_columns(time.time(), causes), output, name="jobs", kind=JobView)
     if not jobs and output in out.PEOPLE:
         ctx.echo(Text("cli.no-jobs", "no jobs") if everything else Text("cli.no-live-jobs", "no live jobs"))
