@@ -59,6 +59,7 @@ COMMANDS = (
     CommandEntry("demo", "demo", "Show the main features on two simulated nodes."),
     CommandEntry("sim", "demo", "Run a command on simulated NPUs with the real torch_npu.", attribute="sim_command"),
     CommandEntry("doctor", "doctor", "Check hosts: find differences, faults and fixes."),
+    CommandEntry("verify", "verify", "Compare what ascendrun knows of NPUs with a real cluster."),
     CommandEntry("env", "doctor", "Show the environment of a rank on each host.", attribute="env_command"),
     CommandEntry("nodes", "nodes", "Show whether hosts are reachable, and their resources."),
     CommandEntry("leases", "nodes", "List what uses devices and ports on hosts.", attribute="leases_command"),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ascendrun.cluster.logs import Logs
     from ascendrun.cluster.samples import Samples
     from ascendrun.core.hosts import Host
+    from ascendrun.head.protocol.control_messages import Survey, SurveyReply
     from ascendrun.head.protocol.control_socket import ControlClient
     from ascendrun.head.protocol.messages import R, Request
     from ascendrun.head.state.store import Store
@@ -213,8 +214,12 @@ class Head:
             is_full=is_full,
             every_pair=every_pair,
         )
-        replies = [reply for reply, _ in self.stream(request, timeout_s=SURVEY_S)]
+        replies = self.answers(request)
         return read_world(replies, submission, device_type=device_type, now_s=time.time())
+
+    def answers(self, request: Survey) -> list[SurveyReply]:
+        """Return the raw replies of all hosts of a survey."""
+        return [reply for reply, _ in self.stream(request, timeout_s=SURVEY_S)]
 
     def store(self) -> Store:
         from ascendrun.head.state.store import Store

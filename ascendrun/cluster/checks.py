@@ -5,20 +5,33 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable
 
 from ascendrun.cluster.api import Part
 from ascendrun.cluster.hosts import HostSelection, users_of
 from ascendrun.core.errors import PreflightError, UnreachableError
+from ascendrun.head.protocol.control_messages import Survey
 from ascendrun.health.checks import choose_checks, run_checks
 from ascendrun.health.comparison import make_report
 from ascendrun.health.env_view import make_env_report, write_env_file
 from ascendrun.health.forecast import make_forecast
-from ascendrun.query.deep_check import StoreJobs, default_options, evaluate_and_save, make_base, run_deep_check
+from ascendrun.health.survey import scripts
+from ascendrun.health.verify import make_verify_report, read_host, read_text, unmeasured
+from ascendrun.query.deep_check import (
+    Bench,
+    DeepOptions,
+    StoreJobs,
+    default_options,
+    evaluate_and_save,
+    make_base,
+    run_deep_check,
+)
 from ascendrun.query.history import read_losses
 from ascendrun.query.submit import make_submission
 from ascendrun.query.train_env import ensure_training_stack, print_line
+from ascendrun.query.verify import measure_claims, write_outputs
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
@@ -29,9 +42,12 @@ if TYPE_CHECKING:
     from ascendrun.health.env_view import EnvReport
     from ascendrun.health.forecast import Forecast
     from ascendrun.health.survey.check_context import CheckContext
-    from ascendrun.query.deep_check import DeepCheck, DeepOptions
+    from ascendrun.health.verify import VerifyReport
+    from ascendrun.query.deep_check import DeepCheck
 
 ENV_PROBES = ("environ", "limits", "python")
+DEVICE_PROBES = ("npu-smi", "leases")
+TINY = DeepOptions(burn_s=3.0, sizes=(1 << 20,), repeats=5, budget_s=1.0)
 
 
 class Checks(Part):
@@ -126,8 +142,7 @@ class Checks(Part):
                 "doctor.one-device", "one device is measured on each host without slots= or devices= in the hostfile"
             )
             (log or print_line)(str(note))
-        ensure = self._cluster.controller.ensure
-        jobs = StoreJobs(self._head.state_dir, lambda request: self._head.request(request, repeat=True), ensure)
+        jobs = self._store_jobs()
         holders, keepers = users_of(self._cluster.jobs.list())
         report = run_deep_check(
             jobs,
@@ -142,6 +157,53 @@ class Checks(Part):
         check = evaluate_and_save(report, self._head.state_dir)
         self._cluster.hosts.end_quarantine([host for host in hosts if host.name in check.passed])
         return check
+
+    def verify(
+        self,
+        hosts: HostSelection = None,
+        *,
+        job_file: str | Path | None = None,
+        overrides: Sequence[str] = (),
+        device_type: str = "npu",
+        uses_devices: bool = False,
+        archive: Path | None = None,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> VerifyReport:
+        """Return what ascendrun reads of every tool, file and probe of the hosts, and which claims hold there.
+
+        `uses_devices`: measure the claims with small jobs in the Python of `job_file`; otherwise nothing is changed.
+        `archive`: write the outputs and the report there, without credentials. Raises OSError.
+        """
+        hosts, submission = self._cluster.hosts.select(hosts), None
+        job = self._cluster.job_files.read(job_file, overrides=overrides) if job_file is not None else None
+        if job_file is not None:
+            submission = make_submission(
+                Path(job_file), self._head.settings, overrides=overrides, hosts=hosts, key="verify"
+            )
+        content = None if submission is None else submission.to_json()
+        replies = self._head.answers(Survey(tuple(hosts), content, device_type=device_type, is_full=True))
+        reached = {reply.host: reply.results for reply in replies if reply.refused is None}
+        outputs = [output for host, results in reached.items() for output in read_host(host, results)]
+        present = [host for host in hosts if host.name in reached]
+        for result in self._cluster.hosts.execute(present, ["sh", "-c", scripts.PORTS, "ascendrun", "stat"]):
+            outputs += read_text(result.host, result.stdout.decode("utf-8", "replace"))
+        claims = unmeasured(Text("verify.not-used", "no device was used"))
+        if uses_devices and present:
+            jobs = self._store_jobs()
+            base = make_base(job, device_type=device_type)
+            bench = Bench(jobs, base, {host.name: host for host in present}, TINY, self._head.state_dir, progress)
+            survey = partial(self.survey, present, device_type=device_type, names=DEVICE_PROBES, is_full=False)
+            claims = measure_claims(bench, present, lambda: survey().facts, progress)
+        unreached = {reply.host: reply.refused for reply in replies if reply.refused is not None}
+        report = make_verify_report((one for one, _ in outputs), claims, [host.name for host in hosts], unreached)
+        if archive is not None:
+            report = replace(report, archive=str(archive))
+            write_outputs(archive, report, outputs, reached)
+        return report
+
+    def _store_jobs(self) -> StoreJobs:
+        ensure = self._cluster.controller.ensure
+        return StoreJobs(self._head.state_dir, lambda request: self._head.request(request, repeat=True), ensure)
 
     def env(
         self,

@@ -157,7 +157,7 @@ def run_deep_check(
     `base` gives python, setup, environment and devices (see `make_base`). Raises children of AscendrunError only if
     nothing can be measured at all; failures of hosts are in the report.
     """
-    bench = _Bench(jobs, base, {host.name: host for host in hosts}, options, state_dir, log)
+    bench = Bench(jobs, base, {host.name: host for host in hosts}, options, state_dir, log)
     report = measurements.DeepReport(
         at_s=time.time(),
         device_type=base.devices.type,
@@ -201,7 +201,7 @@ def make_base(spec: JobSpec | None, *, device_type: str = "cpu") -> JobSpec:
     return spec.model_copy(update={"program": "meshtest", "launcher": "spawn", **unset, **small})
 
 
-class _Bench:
+class Bench:
     """Runner of small jobs: starts several in parallel on different hosts and reads their output."""
 
     def __init__(
@@ -213,7 +213,7 @@ class _Bench:
         state_dir: Path,
         log: Callable[[str], None],
     ) -> None:
-        self._jobs, self._hosts, self._options, self._state_dir, self._log = jobs, hosts, options, state_dir, log
+        self._jobs, self._hosts, self.options, self._state_dir, self._log = jobs, hosts, options, state_dir, log
         self._key = secrets.token_hex(8)
         self._count = 0
         limits = Timeouts(start_s=options.start_s, run_s=options.job_s + options.burn_s)
@@ -222,7 +222,7 @@ class _Bench:
 
     def measure_hosts(self, names: Sequence[str]) -> dict[str, measurements.HostResult]:
         results = {}
-        for name, outcome in zip(names, self._run([(name,) for name in names], burn_s=self._options.burn_s)):
+        for name, outcome in zip(names, self.run([(name,) for name in names], burn_s=self.options.burn_s)):
             results[name] = measurements.read_host(outcome.lines[name])
             if outcome.why is not None:
                 results[name] = replace(results[name], why=outcome.why)
@@ -235,7 +235,7 @@ class _Bench:
 
     def measure_pairs(self, pairs: Sequence[tuple[str, str]]) -> tuple[measurements.Exchange, ...]:
         found = []
-        for pair, outcome in zip(pairs, self._run(pairs, burn_s=0.0)):
+        for pair, outcome in zip(pairs, self.run(pairs, burn_s=0.0)):
             lines = [line for lines in outcome.lines.values() for line in lines]
             is_read = outcome.why is None
             found.append(
@@ -245,13 +245,21 @@ class _Bench:
             )
         return tuple(found)
 
-    def _run(self, groups: Sequence[tuple[str, ...]], *, burn_s: float) -> list[Outcome]:
+    def start(self, group: tuple[str, ...], *, burn_s: float) -> str:
+        """Submit one job and return its id."""
+        return self._jobs.submit_made(self._submission(group, burn_s))
+
+    def stop(self, job: str) -> None:
+        """Kill its ranks and wait for the end."""
+        self._jobs.end([job], timeout_s=SLACK_S)
+
+    def run(self, groups: Sequence[tuple[str, ...]], *, burn_s: float) -> list[Outcome]:
         """Run one job for each group, in parallel; return an outcome for each, also if the job never started."""
         started: list[str] = []
         try:
             for group in groups:
-                started.append(self._jobs.submit_made(self._submission(group, burn_s)))
-            limit_s = self._options.start_s + self._options.job_s + self._options.burn_s + SLACK_S
+                started.append(self.start(group, burn_s=burn_s))
+            limit_s = self.options.start_s + self.options.job_s + self.options.burn_s + SLACK_S
             late = self._jobs.await_ended(started, timeout_s=limit_s)
             return [
                 self._outcome(job, group, is_late=job in late, limit_s=limit_s) for job, group in zip(started, groups)
@@ -261,7 +269,7 @@ class _Bench:
 
     def _submission(self, group: tuple[str, ...], burn_s: float) -> Submission:
         self._count += 1
-        options = self._options
+        options = self.options
         args: dict[str, Any] = {
             "message_sizes": tuple(str(size) for size in options.sizes),
             "max_iterations": options.repeats,

@@ -61,3 +61,17 @@ def test_a_host_with_a_slow_cable_is_named_with_numbers_and_once_mended_nobody_i
     assert slow_cables(report) == []
     assert {name for one in report["deep"]["rounds"][0] for name in (one["one"], one["other"])} == set(cluster.hosts)
     assert len(list((scene.ascendrun.state_dir / "deep").glob("*.json"))) == 2
+
+
+@pytest.mark.timeout(2 * DEADLINE_S)
+def test_verify_starts_ranks_on_all_hosts_and_says_what_cannot_be_measured_without_npus(
+    ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]
+) -> None:
+    cluster = cluster_of(2)
+    scene = Scene(ascendrun.on(cluster), cluster)
+    words = (job_file(scene), "--device-type", "cpu", "--devices", "-O", scene.folder / "site.tar.gz", "-o", "json")
+    done = scene.ascendrun("verify", *words, timeout=DEADLINE_S)
+    claims = {one["name"]: one for one in json.loads(done.stdout)["claims"]}
+    started = claims.pop("hccl-start")
+    assert (started["outcome"], started["values"]["exchanges"]) == ("measured", ["mesh"]), run_text(done)
+    assert {one["outcome"] for one in claims.values()} == {"unverified"} and len(claims) == 4

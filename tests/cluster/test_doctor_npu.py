@@ -181,3 +181,31 @@ def test_a_port_that_reaches_nobody_is_found_by_the_ring_of_pings(nodes, doctor)
     assert (finding["hosts"], finding["values"]["devices"]) == (["node2"], [1])
     line = str(finding["evidence"][0])
     assert "node1 device 1" in line and "0 of 3 replies" in line
+
+
+def test_verify_reads_all_that_the_tools_print_and_uses_no_device_unasked(nodes, ascendrun):
+    (ascendrun.folder / "npu.hosts").write_text(nodes.hostfile(slots=CARDS))
+    archive = ascendrun.folder / "site.tar.gz"
+    done = ascendrun("verify", "-H", "npu.hosts", "-O", archive, "-o", "json", "--lang", "en", timeout=DEADLINE_S)
+    report = json.loads(done.stdout)
+    odd = [one for one in report["readings"] if one["outcome"] in ("partly", "unread")]
+    assert (done.returncode, report["is_passed"], odd) == (0, True, []), done.stderr
+    kinds = {one["kind"] for one in report["readings"] if one["outcome"] == "read"}
+    assert kinds >= {
+        "npu_smi_info",
+        "common",
+        "ecc",
+        "health",
+        "board",
+        "link",
+        "mtu",
+        "stat",
+        "tls",
+        "driver",
+        "probe",
+    }
+    assert {one["outcome"] for one in report["claims"]} == {"unverified"} and len(report["claims"]) == 5
+    assert archive.stat().st_mode & 0o777 == 0o600 and report["archive"] == str(archive)
+    plant(nodes, "node2", None, "garbage")
+    done = ascendrun("verify", "-H", "npu.hosts", "--no-devices", "-O", archive, "--lang", "en", timeout=DEADLINE_S)
+    assert done.returncode in (0, 3) and "Traceback" not in done.stderr and "node2: npu" in done.stdout, done.stdout

@@ -1,44 +1,23 @@
-"""The recordings of tests/recordings/ascend, and which parser reads which folder."""
+"""The recordings of tests/recordings/ascend: each folder is a kind of output.
+
+    python -m tests.lib.ascend_recordings ascendrun-verify.tar.gz SITE
+
+makes recordings of the outputs in an archive of `ascendrun verify`, each different one once, as SITE-1, SITE-2, ….
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import sys
+import tarfile
 from pathlib import Path
 
-from ascendrun.ascend import hccn, install, npu_smi, npu_smi_views, nvidia_smi
+from ascendrun.ascend.kinds import PARSERS
 from ascendrun.text import Text
 
 FOLDER = Path(__file__).resolve().parents[1] / "recordings" / "ascend"
 
-TOOLS = {
-    "npu_smi_info": npu_smi.parse_info,
-    "common": npu_smi_views.parse_common,
-    "ecc": npu_smi_views.parse_ecc,
-    "health": npu_smi_views.parse_health,
-    "board": npu_smi_views.parse_board,
-    "link": hccn.parse_link,
-    "link-history": hccn.parse_link_history,
-    "ip": hccn.parse_ip,
-    "net-health": hccn.parse_net_health,
-    "tls": hccn.parse_tls,
-    "ping": hccn.parse_ping,
-    "fec": hccn.parse_fec,
-    "stat": hccn.parse_stat,
-    "optical": hccn.parse_optical,
-    "mtu": hccn.parse_mtu,
-    "nvidia-gpus": nvidia_smi.parse_gpus,
-    "nvidia-apps": nvidia_smi.parse_apps,
-}
-FILES = {
-    "driver": install.parse_driver,
-    "firmware": install.parse_firmware,
-    "cann": install.parse_cann,
-    "install": install.parse_install,
-    "components": install.parse_components,
-    "hccn-conf": install.parse_hccn_conf,
-}
-PARSERS = {**TOOLS, **FILES}
 RECORDINGS = sorted(FOLDER.glob("*/*.txt"))
 NAMES = [f"{path.parent.name}/{path.stem}" for path in RECORDINGS]
 
@@ -71,3 +50,30 @@ def plain(value):
 
 def as_json(value):
     return json.dumps(plain(value), indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def record(archive, site, folder=FOLDER):
+    """Write the recordings of an archive with their meanings, for review; return their paths."""
+    written = []
+    known = {(path.parent.name, read(path)) for path in folder.glob("*/*.txt")}
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            kind, _, name = member.name.partition("/recordings/")[2].partition("/")
+            if kind not in PARSERS or "/" in name:
+                continue
+            text = tar.extractfile(member).read().decode()
+            if (kind, text) in known:
+                continue
+            known.add((kind, text))
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+            number = 1 + len(list((folder / kind).glob(f"{site}-*.txt")))
+            path = folder / kind / f"{site}-{number}.txt"
+            path.write_text(text, encoding="utf-8")
+            path.with_suffix(".json").write_text(as_json(PARSERS[kind](text)), encoding="utf-8")
+            written.append(path)
+    return written
+
+
+if __name__ == "__main__":
+    for one in record(sys.argv[1], sys.argv[2]):
+        print(one)

@@ -3,7 +3,8 @@ import pytest
 from ascendrun.ascend import compatibility, install
 from ascendrun.ascend.compatibility import COMPATIBLE, INCOMPATIBLE, UNKNOWN, Versions, compare_versions
 from ascendrun.ascend.install import is_within, parse_version, release_of
-from tests.lib.ascend_recordings import FILES, FOLDER, read
+from ascendrun.ascend.kinds import FILES
+from tests.lib.ascend_recordings import FOLDER, read
 
 ASCENDING = [
     "6.3.RC3", "6.3.RC3.1", "7.0.0", "8.0.RC1", "8.0.RC2.alpha002", "8.0.RC2", "8.0.RC3", "8.0.0", "8.1.RC1",

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from ascendrun.ascend import hccn, npu_smi
+from ascendrun.ascend.kinds import FILES
 from ascendrun.ascend.reading import split_errors
-from tests.lib.ascend_recordings import FILES, FOLDER, NAMES, PARSERS, RECORDINGS, as_json, npu_ids, parse, read
+from tests.lib.ascend_recordings import FOLDER, NAMES, PARSERS, RECORDINGS, as_json, npu_ids, parse, read
 
 ALLOWED_UNPARSED = {
     "npu_smi_info/login-noise-before",  # a greeting is no table

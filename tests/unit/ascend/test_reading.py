@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascendrun.ascend.kinds import TOOLS
 from ascendrun.ascend.reading import ToolError
-from tests.lib.ascend_recordings import NAMES, PARSERS, RECORDINGS, TOOLS, read
+from tests.lib.ascend_recordings import NAMES, PARSERS, RECORDINGS, read
 
 COUNT = int(os.environ.get("MUTATIONS", "50"))  # of each recording; 10000 is the long run
 LETTERS = "0123456789|:.,-+= \t%()[]/aAxXNUP\r\x00\x1b\u0663\uff15\u2028"
