@@ -24,6 +24,7 @@ from importlib import resources
 from re import Pattern
 from typing import Any
 
+from ascendrun.ascend.vocabularies import follows, value_of_row
 from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.text import template_of
 
@@ -76,6 +77,7 @@ class Signature:
 
     code: str
     family: str
+    domain: str
     role: str
     strength: int
     blames: str
@@ -257,8 +259,13 @@ def _read_row(row: Mapping[str, Any]) -> Signature:
     patterns += [form % code for code in row.get("error_codes", ()) for form in _CODE_FORMS]
     patterns += _any_of(row.get("return_codes", ()), _RETURN_FORMS)
     patterns += _any_of(row.get("driver_codes", ()), _DRIVER_FORMS)
+    role, value = row.get("role", "cause"), value_of_row(row["code"], row["family"])
+    domain = "program" if value is None else value.domain
+    stated = dict(zip(("blames", "retry"), follows(role, domain)))
     renamed = {"is_general": row.get("general", False), "is_verified": row.get("verified", True)}
-    return load_dataclass(Signature, {**row, **renamed, "english": row, "patterns": patterns})
+    return load_dataclass(
+        Signature, {"role": role, "domain": domain, **stated, **row, **renamed, "english": row, "patterns": patterns}
+    )
 
 
 def _any_of(codes: Sequence[Any], forms: Sequence[str]) -> list[str]:

@@ -59,10 +59,18 @@ class Value:
 
 
 @cache
+def _table(name: str) -> Mapping[str, Any]:
+    toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    table: Mapping[str, Any] = toml.loads(
+        resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    )
+    return table
+
+
+@cache
 def vocabulary(name: str) -> Mapping[str, Value]:
     """Return the values of a vocabulary by key; a key of a range ends in *."""
-    toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    table = toml.loads(resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
+    table = _table(name)
     found = {}
     for row in table["values"]:
         depth, is_outer = row.get("depth", table.get("depth", 0)), row.get("outer", False)
@@ -81,6 +89,19 @@ def value_of(name: str, key: str) -> Value | None:
         if found is not None:
             return replace(found, key=key, is_family=end < len(key) or found.is_family)
     return None
+
+
+def value_of_row(code: str, family: str) -> Value | None:
+    """Return the value of a row of the catalogue: its own, that of its error id or return code, or its family's."""
+    name, _, number = code.partition("-")
+    own = value_of("rows", code) or (value_of("acl", number) if name == "ACL" else value_of("cann", code))
+    return own or value_of("rows", family)
+
+
+def follows(role: str, domain: str) -> tuple[str, str]:
+    """Return whom a row blames and whether another attempt helps, where the row does not state it."""
+    blames, retry = _table("rows")["follows"].get(role, {}).get(domain, ("self", "unknown"))
+    return blames, retry
 
 
 # ---------------------------------------------------------------- values of one text

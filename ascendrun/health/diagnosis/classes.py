@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ascendrun.ascend import vocabularies
 from ascendrun.ascend.signatures import signature_of
-from ascendrun.ascend.vocabularies import Value, deepest, value_of
+from ascendrun.ascend.vocabularies import Value, deepest, value_of, value_of_row
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.candidates import Candidate, is_timely
 from ascendrun.health.diagnosis.evidence import Evidence
@@ -65,14 +65,7 @@ def classify(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTime
 def code_value(code: str) -> Value | None:
     """Return the value of a diagnosis's code: of a conclusion, a row, or the vocabulary that has the row's code."""
     row = signature_of(code)
-    name, _, number = code.partition("-")
-    known = (
-        value_of("conclusions", code),
-        value_of("rows", code),
-        value_of("acl", number) if name == "ACL" else value_of("cann", code),
-        None if row is None else value_of("rows", row.family),
-    )
-    return next((one for one in known if one is not None), None)
+    return value_of("conclusions", code) or value_of_row(code, "" if row is None else row.family)
 
 
 def _said_by(winner: Candidate, first: Sequence[RankTimeline]) -> Iterator[Value]:
