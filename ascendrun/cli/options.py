@@ -168,7 +168,7 @@ def target_options(command: Command) -> Command:
     return with_target  # type: ignore[return-value]
 
 
-RENAMED_COMMANDS: Mapping[str, str] = {"list": "ps", "log": "logs", "check": "doctor"}
+RENAMED_COMMANDS: Mapping[str, str] = {"list": "ps", "log": "logs", "check": "doctor", "delete": "rm"}
 """Usual names of other tools for a command."""
 LANG_HELP = "Language of everything printed.  [default: that of the locale]"
 HELP_WIDTH = 110

@@ -168,9 +168,12 @@ def _least_width(widths: Sequence[int]) -> int:
 
 
 def format_pairs(pairs: Sequence[tuple[str, str]]) -> str:
-    """Return names and values, one pair per line, the values aligned."""
+    """Return names and values, the values aligned; a value of several lines has no name before its later ones."""
     widest = max((width_of(name) for name, _ in pairs), default=0)
-    return "".join(f"{name}{' ' * (widest - width_of(name))}  {sanitise_line(value)}\n" for name, value in pairs)
+    rows = [
+        (name if number == 0 else "", line) for name, value in pairs for number, line in enumerate(value.split("\n"))
+    ]
+    return "".join(f"{name}{' ' * (widest - width_of(name))}  {sanitise_line(line)}\n" for name, line in rows)
 
 
 def print_rows(

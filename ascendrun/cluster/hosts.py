@@ -110,7 +110,7 @@ class Hosts(Part):
         from ascendrun.query.host_views import make_machine_views
 
         with self._head.store() as store:
-            return make_machine_views(store.machines.all(), store.machines.held(), store.jobs.live(), now_s=time.time())
+            return make_machine_views(store.machines.all(), store.machines.held(), store.jobs.all(), now_s=time.time())
 
     def drain(
         self, hosts: HostSelection, *, reason: str = "", until_s: float | None = None, now: bool = False

@@ -82,14 +82,15 @@ class MachineView:
 
 
 def make_machine_views(
-    records: Sequence[MachineRecord], held: Sequence[Machine], live: Sequence[StoredJob], *, now_s: float
+    records: Sequence[MachineRecord], held: Sequence[Machine], jobs: Sequence[StoredJob], *, now_s: float
 ) -> tuple[MachineView, ...]:
-    """Make the views of all machines. `held`: those that no job may use; `live`: the jobs that have not ended."""
+    """Make the views of all machines. `held`: those that no job may use; `jobs`: all, also
+    those that have ended: their hosts are known."""
     from ascendrun.core.machines import MachineRecord, address_of
 
     users: dict[str, list[str]] = {}
     keepers: dict[str, list[str]] = {}
-    for stored in live:
+    for stored in jobs:
         for host in load_hosts(stored.hosts):
             if not stored.job.is_terminal and host.name in stored.job.hosts:
                 users.setdefault(address_of(host), []).append(stored.job.id)
@@ -101,7 +102,7 @@ def make_machine_views(
         _machine_view(MachineRecord(address, (host,)), held, users, keepers, now_s)
         for address, host in {
             address_of(host): host
-            for stored in live
+            for stored in jobs
             for host in load_hosts(stored.hosts)
             if stored.job.used_hosts and host.name in stored.job.used_hosts
         }.items()

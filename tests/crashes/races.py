@@ -104,7 +104,7 @@ def is_stop(event: Event) -> bool:
 
 def races(folder: Path, count: int, tell: Path | None) -> None:
     """Raises CampaignError at the first start that fails or is stopped."""
-    with VirtualCluster.up(2) as cluster:
+    with VirtualCluster.up(2, disk="512M") as cluster:  # their records stay
         heads = [Head(cluster, folder / name) for name in ("one", "two")]
         try:
             done = 0

@@ -21,6 +21,10 @@ M = TypeVar("M", bound=BaseModel)
 HIDDEN = Text("value.hidden", "a hidden value")
 
 
+FLOOD, SHOWN_OF_FLOOD = 20, 5
+"""More unknown keys than the former are reported by the latter number of them."""
+
+
 def read_model(
     model: type[M],
     data: Mapping[str, Any],
@@ -37,7 +41,14 @@ def read_model(
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        for each in error.errors(include_url=False):
+        found = error.errors(include_url=False)
+        unknown = [each for each in found if each["type"] == "extra_forbidden"]
+        if len(unknown) > FLOOD:  # the wrong file, rather than misspelled keys
+            rest = Text("jobfile.unknown-keys", "and {count} more unknown keys", count=len(unknown) - SHOWN_OF_FLOOD)
+            problems.append(key_place(root, tuple(unknown[SHOWN_OF_FLOOD]["loc"])).problem(rest))
+            known = [each for each in found if each["type"] != "extra_forbidden"]
+            found = [*unknown[:SHOWN_OF_FLOOD], *known]
+        for each in found:
             path = tuple(each["loc"])
             node = find(root, path)
             if not (source.is_invalid(node) or _is_repeated(each, node) or is_reported(path, each)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +53,8 @@ def _check_blocks(blocks: SettingsBlocks, problems: list[Problem]) -> None:
 def read_source(path: Path) -> bytes:
     """Return the content of a user's file. Raises InvalidInputError: it cannot be read."""
     try:
+        if path.is_fifo() and path.parts[1:2] not in (("dev",), ("proc",)):  # of a shell: <(command)
+            raise OSError(errno.EINVAL, "a FIFO is not a file")  # it would wait for a writer
         return path.read_bytes()
     except OSError as error:
         from ascendrun.core.errors import InvalidInputError, Problem

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ascendrun.cli.context import Screen
 from ascendrun.cli.output import (
     HOSTILE,
     Column,
+    format_pairs,
     format_record,
     format_table,
     headline,
@@ -334,11 +336,22 @@ def test_init_without_a_name_and_a_terminal_names_the_templates(desk: Desk) -> N
     assert result.code == 2 and result.out == "" and "quickstart" in result.err
 
 
+def test_a_fifo_is_no_hostfile(desk: Desk, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.hosts")
+    result = desk.say("nodes", "-H", str(tmp_path / "pipe.hosts"))
+    assert result.code == 2 and "fifo" in result.err
+
+
+def test_a_value_of_several_lines_is_shown_in_several_lines() -> None:
+    assert format_pairs([("reason", "one\ntwo"), ("x", "y")]) == "reason  one\n        two\nx       y\n"
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
         (["sbmit", "x"], 2, "hint: ascendrun submit"),
         (["list"], 2, "hint: ascendrun ps"),
+        (["delete", "j-0001"], 2, "hint: ascendrun rm"),
         (["ps", "--nosuch"], 2, "hint: ascendrun ps --help"),
         (["submit"], 2, "error: missing FILE"),
         (["submit", "job.yaml", "--detatch"], 2, "--detach"),

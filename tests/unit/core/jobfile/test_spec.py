@@ -43,6 +43,13 @@ def problems(text, *overrides):
     return [str(problem) for problem in caught.value.problems]
 
 
+def test_ten_thousand_unknown_keys_are_a_few_lines() -> None:
+    keys = [f"nod{number}s: 1" for number in range(10_000)]
+    found = problems("\n".join(["name: x", "command: [a]", *keys]))
+    assert len(found) == 6 and "9995" in found[-1]
+    assert len(problems("\n".join(["name: x", "command: [a]", *keys[:20]]))) == 20
+
+
 FULL = """
 name: full
 command: [/bin/sh, -c, 'echo "$(id)" && true']
