@@ -348,6 +348,10 @@ def _pass_over(draft: drafts.Draft, hosts: Sequence[str], why: Detail) -> None:
     draft.stop(Cause.PASSED_OVER, because("passed-over", hosts, why=why))
 
 
+LOOKED_AT_S = 60.0
+"""Seconds after the submission of a job in which its user sees why its start failed."""
+
+
 def _can_pass_over(job: Job, hosts: Sequence[str], now_s: float, *, is_away: bool) -> bool:
     """Return whether the job is placed again, without these hosts: if there are others, or if it has run before.
 
@@ -355,9 +359,19 @@ def _can_pass_over(job: Job, hosts: Sequence[str], now_s: float, *, is_away: boo
     """
     passed = {host for host, until_s in job.passed_over.items() if until_s > now_s} | set(hosts)
     is_of_job = 2 * len(hosts) > len(job.hosts) if len(job.hosts) > 1 else len(passed) > 2
-    has_run = any(attempt.started_at_s is not None for attempt in job.past)
     has_others = len(job.pool) - len(passed) >= job.request.nodes
-    return bool(hosts) and (is_away or not is_of_job) and (has_others or has_run)
+    waits = waits_for_hosts(job, now_s) if is_away else has_run(job)
+    return bool(hosts) and (is_away or not is_of_job) and (has_others or waits)
+
+
+def has_run(job: Job) -> bool:
+    return any(attempt.started_at_s is not None for attempt in job.past)
+
+
+def waits_for_hosts(job: Job, now_s: float) -> bool:
+    """Return whether the job waits for hosts that do not respond. Its first start fails there instead, with their
+    error, while the user who submitted it may still look."""
+    return has_run(job) or now_s - job.created_at_s > LOOKED_AT_S
 
 
 def _give_up_waiting(draft: drafts.Draft, tick: Tick, *, waited_s: float) -> None:

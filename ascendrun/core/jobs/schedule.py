@@ -12,7 +12,7 @@ from dataclasses import field
 from typing import Callable, Union
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.jobs.inputs import DependencyFailed, NodesFree, WaitingForNodes
+from ascendrun.core.jobs.inputs import DependencyFailed, NodesFree, WaitingForNodes, waits_for_hosts
 from ascendrun.core.jobs.job import ACTIVE_STATES, Cause, Job, StageFiles, State
 from ascendrun.core.jobs.reasons import Detail, Reason, because, needed
 
@@ -114,7 +114,7 @@ def _decide(one: Contender, taken: _Taken, find: Callable[[str], Job | None], no
     if job.held_by is not None:
         return WaitingForNodes(because("held-by-user", user=job.held_by))
     bound = tuple(host for host in _bound_hosts(job, find) if host not in one.lost)[: job.request.nodes]
-    usable = _usable(one, bound)
+    usable = _usable(one, bound, now_s)
     missing = [host for host in bound if host not in usable]
     if missing or len(usable) < job.request.nodes:
         barred = {**one.away, **one.unusable}
@@ -153,13 +153,12 @@ def _each(barred: Mapping[str, Detail]) -> Detail:
     return found
 
 
-def _usable(one: Contender, bound: Sequence[str]) -> tuple[str, ...]:
+def _usable(one: Contender, bound: Sequence[str], now_s: float) -> tuple[str, ...]:
     """Return the hosts on which the job may be placed, in the order of choice: those of the attempt before, its spares,
     the others, those that it avoids. At its first start also those that do not respond, if there are no others: it then
-    fails with their error at once, unless it continues the work of a stage (`bound`) and waits for its hosts."""
+    fails with their error at once, unless it continues the work of a stage (`bound`), or was queued long: it waits."""
     hosts = [host for host in one.claims if host not in one.unusable and host not in one.away]
-    has_run = any(attempt.started_at_s is not None for attempt in one.job.past)
-    if not has_run and not bound and len(hosts) < one.job.request.nodes:
+    if not waits_for_hosts(one.job, now_s) and not bound and len(hosts) < one.job.request.nodes:
         hosts += [host for host in one.away if host in one.claims and host not in one.unusable]
     before = one.job.past[-1].hosts if one.job.past else ()
     return tuple(

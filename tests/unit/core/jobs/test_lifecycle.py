@@ -107,6 +107,8 @@ def test_a_host_that_is_not_ready_is_passed_over_and_the_job_placed_again() -> N
 def test_without_other_hosts_the_first_start_fails_and_a_restart_waits() -> None:
     story = Story(pooled("node1", "node2")).tell(*to_starting(), inputs.Refused("node2", "no", is_away=True))
     assert (story.job.state, story.job.cause) == (State.FAILED, Cause.REFUSED)
+    queued = Story(pooled("node1", "node2", created_at_s=-3600.0)).tell(*to_starting())
+    assert queued.tell(inputs.Refused("node2", "no", is_away=True)).job.state is State.QUEUED, "its turn came later"
     past = (PastAttempt(1, HOSTS, 1.0, 2.0),)
     story = Story(pooled("node1", "node2", past=past)).tell(*to_starting(), inputs.Refused("node2", "no", is_away=True))
     assert story.job.state is State.QUEUED

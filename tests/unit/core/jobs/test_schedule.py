@@ -135,7 +135,9 @@ def test_a_host_that_does_not_respond_is_used_only_at_the_first_start_and_withou
     assert hosts_of(decide(whole(job(1, "a", "b", "c", nodes=2), **away))["j-0001"]) == ("b", "c")
     busy = decide(whole(running(2, "c")), whole(job(1, "a", "b", "c", nodes=2), **away))
     assert why(busy["j-0001"]).hosts == ("c",), "it waits for the one that responds"
-    assert hosts_of(decide(whole(job(1, "a", "b"), **away))["j-0001"]) == ("b", "a"), "it fails there with the error"
+    new = job(1, "a", "b", created_at_s=NOW_S - 5.0)
+    assert hosts_of(decide(whole(new, **away))["j-0001"]) == ("b", "a"), "it fails there with the error"
+    assert why(decide(whole(job(1, "a", "b"), **away))["j-0001"]).code == "too-few-hosts", "nobody waits for its start"
     again = job(1, "a", "b", past=(PastAttempt(1, ("a", "b"), 1.0, 2.0),))
     assert why(decide(whole(again, **away))["j-0001"]).code == "too-few-hosts"
 

@@ -202,7 +202,7 @@ def unconfirmed(world: World) -> Job:
 
 def test_an_unreachable_host_is_free_by_the_word_of_a_person_and_the_story_says_whose(world: World) -> None:
     job = unconfirmed(world)
-    later = world.job(N2)
+    later = world.job(N2, created_at_s=time.time())
     world.turn()
     assert world.now(later).reason.why.key == "machine.unconfirmed"
     assert release(world, "n2") is None
