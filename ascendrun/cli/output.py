@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ascendrun.core.errors import InvalidInputError, Problem
+from ascendrun.core.metrics import seconds_left
 from ascendrun.core.records import as_record
 from ascendrun.output_file import write_bytes
 from ascendrun.text import Text, language, template_of
@@ -288,13 +289,15 @@ def describe_time(at_s: float | None) -> str:
 
 
 def describe_progress(progress: Mapping[str, Any] | None) -> str:
-    """Return step 120 · loss 2.31 · 15.3k tokens/s · phase evaluation; "" when a program reports none of these."""
+    """Return step 120/900 · 2h5m left · loss 2.31 · 15.3k tokens/s · phase evaluation; "": it reports none of these."""
     if not progress:
         return ""
     parts = []
     if "step" in progress:
         of = f"/{progress['total_steps']}" if progress.get("total_steps") is not None else ""
         parts.append(f"step {progress['step']}{of}")
+        left_s = seconds_left(*(progress.get(name) for name in ("step", "total_steps", "step_s")))
+        parts += [] if left_s is None else [str(Text("cli.left", "{time} left", time=describe_seconds(left_s)))]
     for name in ("epoch", "loss", "eval_macro_f1"):
         if progress.get(name) is not None:
             parts.append(f"{name} {_short_number(progress[name])}")

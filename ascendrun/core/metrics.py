@@ -107,6 +107,14 @@ def parse_line(line: bytes) -> MetricsLine | None:
     return None if values is None else read_values(values)
 
 
+def seconds_left(step: Any, total_steps: Any, step_s: Any) -> float | None:
+    """Return the time of the steps that are left at the pace of the latest; None: not known, or none is left."""
+    if not all(isinstance(one, (int, float)) for one in (step, total_steps, step_s)) or total_steps <= step:
+        return None
+    left_s = float((total_steps - step) * step_s)
+    return left_s if math.isfinite(left_s) else None
+
+
 def read_values(values: Mapping[str, Any]) -> MetricsLine:
     """Return the values of a parsed object. A value of the wrong type counts as missing."""
     found: dict[str, Any] = {}

@@ -19,7 +19,7 @@ from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import read_placement, spool_dir
 from ascendrun.head.state.store import Store
-from ascendrun.health.report.data import Fewer, Material, Report, StageRow, make_report, stage_row
+from ascendrun.health.report.data import Fewer, Material, Report, make_report, of_pipeline
 from ascendrun.query.explain import explain_job
 
 RUNS_READ = 40
@@ -29,7 +29,7 @@ POINTS = 1000
 
 
 def read_report(state_dir: Path, ref: str, *, now_s: float) -> Report:
-    """Read the data of a report; of a pipeline that of its current stage, with the results of all of them. Raises
+    """Read the data of a report; of a pipeline that of its current stage, with time, cost and results of all. Raises
     NotFoundError, ConflictError, StoreUnusableError."""
     with Store.open_for_reading(state_dir) as store:
         stored = store.jobs.find(ref)
@@ -37,7 +37,7 @@ def read_report(state_dir: Path, ref: str, *, now_s: float) -> Report:
         report = make_report(_read_material(store, state_dir, stored, now_s=now_s), now_s=now_s)
         report = replace(report, planned=read_plan(state_dir, job.id), fewer=_fewer(store, state_dir, stored, report))
         if job.id != ref and job.pipeline is not None and store.jobs.pipeline_id(ref) == job.pipeline:
-            report = replace(report, stages=_read_stages(store, state_dir, job.pipeline, report, now_s=now_s))
+            report = of_pipeline(report, _read_stages(store, state_dir, job.pipeline, report, now_s=now_s))
     if job.state is not State.FAILED:
         return report
     try:
@@ -46,16 +46,16 @@ def read_report(state_dir: Path, ref: str, *, now_s: float) -> Report:
         return report
 
 
-def _read_stages(store: Store, state_dir: Path, pipeline: str, known: Report, *, now_s: float) -> tuple[StageRow, ...]:
-    """Return the results of the newest job of each stage. `known`: the report of one of them."""
+def _read_stages(store: Store, state_dir: Path, pipeline: str, known: Report, *, now_s: float) -> dict[str, Report]:
+    """Return the report of the newest job of each stage. `known`: one of them."""
     jobs = store.jobs.stages(pipeline)
-    rows = []
+    found = {}
     for index in newest_stages([one.job for one in jobs]):
         stored = jobs[index]
         is_known = stored.job.id == known.id
         report = known if is_known else make_report(_read_material(store, state_dir, stored, now_s=now_s), now_s=now_s)
-        rows.append(stage_row(str(stored.job.stage), report))
-    return tuple(rows)
+        found[str(stored.job.stage)] = report
+    return found
 
 
 def _read_material(store: Store, state_dir: Path, stored: StoredJob, *, now_s: float) -> Material:

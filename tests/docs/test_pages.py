@@ -53,6 +53,28 @@ def test_a_shipped_job_names_the_schema_and_uses_no_old_key(path: Path) -> None:
     assert text and read_stages(path)
 
 
+def blocks(language: str, path: Path) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
+
+
+PAGES = [path for path in sorted(ROOT.glob("docs/**/*.md")) if blocks("yaml", path) and path.name != "job-file.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_the_job_files_of_a_page_are_accepted(page: Path) -> None:
+    """Whole or in part: the rest is the least that a job file has, of the program that the page is about."""
+    programs = load_programs(parse_program_options)
+    for table in blocks("json", page):
+        if '"options"' in table:
+            programs["./my_gpt.py"] = parse_program_options("./my_gpt.py", table)
+    for text in blocks("yaml", page):
+        given = yaml.safe_load(text)
+        if isinstance(given, dict):
+            runs = {"program": page.stem} if page.stem in programs else {"command": ["x"]}
+            rest = {"name": "demo", **({} if {"program", "command"} & set(given) else runs)}
+            assert parse_stages(yaml.safe_dump({**rest, **given}), "job.yaml", programs=programs)
+
+
 @pytest.mark.parametrize("program", load_programs(parse_program_options))
 def test_keys_and_options_are_explained_in_chinese(program: str) -> None:
     table = load_programs(parse_program_options)[program]

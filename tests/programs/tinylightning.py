@@ -28,6 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "precision": "auto",
     "strategy": "auto",
     "how": {},
+    "width": 0,
 }
 
 
@@ -56,10 +57,11 @@ class Layer(torch.nn.Module):
 
 
 class Model(pl.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = torch.nn.ModuleList([Layer(), Layer()])
+        wide = (torch.nn.Linear(8, width), torch.nn.Linear(width, width), torch.nn.Linear(width, 8))
+        self.layers = torch.nn.ModuleList([Layer(), Layer(), *(wide if width else ())])
         self.head = torch.nn.Linear(8, 1)
         self.seen: list[tuple[int, int, list[int], float]] = []
 
@@ -125,7 +127,7 @@ def main(argv: Sequence[str]) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    model = Model()
+    model = Model(options["width"])
     train = DataLoader(Rows(options["rows"]), batch_size=4, shuffle=True, num_workers=options["workers"])
     path = plugin.resume() if options["resumes"] else None
     try:

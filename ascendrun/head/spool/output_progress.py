@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ TAIL_BYTES = (256 * 1024, 4 << 20)
 MOST_BYTES = 128 << 20
 """Bytes of the end of one stream that are read at most."""
 BLOCK_BYTES = 4 << 20
+PACE_STEPS = 20
+"""Reports of which the time of a step is the mean."""
 OUTPUT_FIRST_S = 0.002
 """A dictionary on standard output precedes the bar on standard error that is drawn again after it. The node may read
 the two pipes in the other order."""
@@ -52,13 +55,18 @@ def newest_of_outputs(attempt_dir: Path, *, pattern: str | None) -> Mapping[str,
     for paths in find_outputs(attempt_dir).values():
         for last_bytes in TAIL_BYTES:
             values: dict[str, Any] = {}
+            steps: deque[tuple[float, int]] = deque(maxlen=PACE_STEPS)
             for row in read_rows(paths, pattern=pattern, last_bytes=last_bytes):
                 values.update(row)
-            if "step" in values:
-                is_known = values["step"] is not None
-                return {
-                    name: one for name, one in values.items() if one is not None and (is_known or "step" not in name)
-                }
+                if row.get("step") is not None and "timestamp" in row:
+                    steps.append((row["timestamp"], row["step"]))
+            if "step" not in values:
+                pass
+            elif values["step"] is None:
+                return {name: one for name, one in values.items() if "step" not in name}
+            else:
+                passed_s, done = (steps[-1][i] - steps[0][i] for i in (0, 1)) if steps else (0.0, 0)
+                return {**({"step_s": passed_s / done} if done > 0 else {}), **values}
             if not _has_steps(paths, pattern):
                 break
     return None

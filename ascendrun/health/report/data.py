@@ -242,6 +242,31 @@ def stage_row(stage: str, report: Report) -> StageRow:
     )
 
 
+def of_pipeline(report: Report, by_stage: Mapping[str, Report]) -> Report:
+    """Return the report of a stage with the time and cost of all of them. A stage waits in the queue while another
+    runs: queue is the time in which none did."""
+    stages = list(by_stage.values())
+    uses = [use for each in stages for use in each.time]
+    spent = {use.use: sum(one.seconds for one in uses if one.use == use.use) for use in report.time}
+    began_s = min(each.created_at_s for each in stages)
+    worked_s = sum(spent.values()) - spent.get("queue", 0.0)
+    spent["queue"] = max(0.0, max(each.created_at_s + each.wall_s for each in stages) - began_s - worked_s)
+    wall_s = worked_s + spent["queue"]
+    sums: dict[str, Any] = {}
+    for name in ("held_s", "device_hours", "energy_kwh"):
+        values = [getattr(each.cost, name) for each in stages]
+        sums[name] = None if None in values else sum(values)
+    return replace(
+        report,
+        stages=tuple(stage_row(name, each) for name, each in by_stage.items()),
+        created_at_s=began_s,
+        wall_s=wall_s,
+        effective_ratio=None if report.effective_ratio is None or not wall_s else spent["training"] / wall_s,
+        time=tuple(TimeUse(use, seconds, seconds / wall_s if wall_s else 0.0) for use, seconds in spent.items()),
+        cost=replace(report.cost, **sums),
+    )
+
+
 def _completed(line: MetricsLine, lines: Sequence[MetricsLine]) -> MetricsLine:
     """Add throughput and MFU if the start line has the input for them."""
     step_s = line.step_s

@@ -207,6 +207,31 @@ def test_where_rank_0_wrote_nothing_the_next_one_is_read(tmp_path: Path) -> None
     assert len(found) == 1
 
 
+def test_of_a_pipeline_time_and_cost_are_those_of_all_stages(tmp_path: Path) -> None:
+    """A stage waits in the queue while the one before it runs: no stage runs for 20 s of 200."""
+    store = Store.open(tmp_path)
+    for job_id, stage, since_s, until_s in (("j-0001-1", "base", 10.0, 100.0), ("j-0001-2", "sft", 110.0, 200.0)):
+
+        def make(number: int, head_id: str, stage: str = stage, job_id: str = job_id, until_s: float = until_s) -> Job:
+            own: dict[str, Any] = {"pipeline": "j-0001", "stage": stage, "state": State.SUCCEEDED, "world_size": 1}
+            times = {"created_at_s": BEGAN_S, "ended_at_s": BEGAN_S + until_s}
+            return Job(id=job_id, name=f"chat.{stage}", run="r", hosts=("a",), grace_s=1, start_s=1, **own, **times)
+
+        spec = {"devices": {"type": "npu", "per_node": 4}}
+        with store.writing() as db:
+            store.jobs.insert(db, key=job_id, make_job=make, spec=spec, hosts=[], trees=[], file=None, now_s=BEGAN_S)
+        job = store.jobs.find(job_id).job
+        for at_s, state in ((BEGAN_S + since_s, "RUNNING"), (BEGAN_S + until_s, "SUCCEEDED")):
+            moved = Event("state-changed", {"state": state, "reason": because("rejected", why="x")}, at_s=at_s)
+            store.jobs.save(job, [moved], now_s=at_s)
+    report = read_report(tmp_path, "j-0001", now_s=BEGAN_S + 300)
+    spent = {use.use: use.seconds for use in report.time if use.seconds}
+    assert report.wall_s == sum(spent.values()) == 200.0 and spent["queue"] == 20.0
+    assert report.cost.device_hours == pytest.approx(4 * 180 / 3600) and report.cost.held_s == 180.0
+    alone = read_report(tmp_path, "j-0001-2", now_s=BEGAN_S + 300)
+    assert {use.use: use.seconds for use in alone.time}["queue"] == 110.0
+
+
 def test_of_a_pipeline_the_scores_of_every_stage_are_read_and_of_one_stage_only_its_own(tmp_path: Path) -> None:
     """The final scores of a stage count more than its last evaluation; a stage that was tried again is there once."""
     store = Store.open(tmp_path)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ascendrun.cli.output import describe_progress
 from ascendrun.head.spool.metrics_reader import find_progress, iter_lines, newest_progress, read_first_rank
 from ascendrun.head.spool.output_progress import HEAD_BYTES, TAIL_BYTES
 from ascendrun.head.spool.spool_files import TIME_RECORD
@@ -121,3 +122,17 @@ def test_the_pattern_of_the_job_decides(tmp_path: Path, pattern: str | None) -> 
     spool(tmp_path, "rank-0.out", [(1.0, "iter 1: loss 4\nepoch done 12: 0.5 with a loss below 1\n")])
     values = newest_progress(tmp_path, host="a", pattern=pattern)
     assert values is not None and values["step"] == (1 if pattern is None else 12)
+
+
+def test_the_pace_of_the_newest_steps_gives_the_time_that_is_left(tmp_path: Path) -> None:
+    spool(tmp_path, "rank-0.out", [(10.0 * n, f"step {n}/9: loss 3.{n}\n") for n in range(1, 6)])
+    values = newest_progress(tmp_path, host="a")
+    assert values is not None and values["step_s"] == pytest.approx(10.0)
+    assert describe_progress(values) == "step 5/9 · 40s left · loss 3.5"
+
+
+def test_a_counter_that_begins_again_in_each_epoch_gives_no_step(tmp_path: Path) -> None:
+    lines = [(1.0 * e, f"epoch {e} step {n}: loss {e}.{n}\n") for e in (0, 1) for n in (0, 200)]
+    spool(tmp_path, "rank-0.out", lines)
+    values = newest_progress(tmp_path, host="a")
+    assert values is not None and "step" not in values and (values["epoch"], values["loss"]) == (1, 1.2)
