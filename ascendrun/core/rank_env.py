@@ -31,6 +31,23 @@ HCCL_CONNECT_S = 1200
 """Seconds that HCCL waits for its peers' links, as Huawei recommends for training. The default, 120, is too short when
 nodes load a large model at different speeds. It must stay below HCCL_EXEC_TIMEOUT (1836 unless set)."""
 
+FLIGHT_FILE = "flight-"
+"""In the attempt's directory; the rank's number is appended."""
+FLIGHT_RECORDER: Mapping[str, Mapping[str, str]] = {
+    "cuda": {
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_FR_DUMP_TEMP_FILE": f"{{folder}}/{FLIGHT_FILE}",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    },
+    "npu": {
+        "TORCH_HCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_HCCL_DEBUG_INFO_TEMP_FILE": f"{{folder}}/{FLIGHT_FILE}",
+        "TORCH_HCCL_DUMP_ON_TIMEOUT": "1",
+    },
+}
+"""The last collectives of each rank, written when the watchdog sees a timeout (torch 2.13; torch_npu's documents of its
+variables). The monitor of torch_npu, which ends ranks, is left as the user has it."""
+
 
 @dataclass(frozen=True)
 class NodeShare:
@@ -143,6 +160,8 @@ def _defaults(node: NodeShare, user: Mapping[str, str]) -> dict[str, str]:
         defaults["ACCELERATE_USE_CPU"] = "true"  # without it each rank of Accelerate on CPUs trains for itself
     if node.device_type == "cuda":
         defaults["NCCL_SOCKET_IFNAME"] = f"={node.interface}"
+    for name, value in FLIGHT_RECORDER.get(node.device_type, {}).items():
+        defaults[name] = value.format(folder=node.attempt_folder)
     return defaults
 
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from ascendrun.head.state.state_dir import read_host_facts
 from ascendrun.sim.ascend import tree
 from ascendrun.sim.ascend.scenario import Scenario
 from tests.lib.vcluster.npus import install_on
@@ -173,6 +174,10 @@ def test_a_job_is_refused_for_its_npus_and_starts_where_those_checks_are_left_ou
     assert "node2: NPU 0: link down" in told
     code, told = submit("{skip: [device-links]}")
     assert code == 0, told
+    [stored] = (ascendrun.state_dir / "jobs").glob("*/attempt-1/facts.json")
+    facts = read_host_facts(stored.parent)
+    assert set(facts) == {"node1", "node2"} and facts["node1"]["driver"] == "24.1.rc2"
+    assert facts["node2"]["mtu"]["eth0"] == 1500 and facts["node2"]["temperature_c"]["0"] > 30
 
 
 def test_a_port_that_reaches_nobody_is_found_by_the_ring_of_pings(nodes, doctor):

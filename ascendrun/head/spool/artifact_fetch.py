@@ -20,6 +20,7 @@ from ascendrun.core.errors import NotFoundError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.draft import Transition
 from ascendrun.core.jobs.job import Cause, Job, State
+from ascendrun.core.rank_env import FLIGHT_FILE
 from ascendrun.head.agents.connections import Connections, dialled, post_later
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Gather, GatherReply
@@ -68,6 +69,7 @@ def items_for(device_type: str) -> list[dict[str, Any]]:
     items = [
         _commands("dmesg", "excerpt.txt", ["dmesg"], JOURNAL, timeout_s=15, max_bytes=None, **kernel),
         _files("supervisor", ["$ASCENDRUN_ATTEMPT_DIR"], ["supervisor.log"], max_bytes=1 << 20),
+        _files("flight-recorder", ["$ASCENDRUN_ATTEMPT_DIR"], [f"{FLIGHT_FILE}*"], max_bytes=16 << 20, max_files=64),
         _commands("disk", "df.txt", ["sh", "-c", "df -Pk; echo; df -Pi"], timeout_s=10, max_bytes=None),
     ]
     if device_type in ("npu", "auto"):

@@ -2,7 +2,7 @@
 stored diagnosis of the attempt, with the evidence that it is based on.
 
 They are in the attempt's spool, in `<host>/gathered/<name>/<file>`, with the index `<host>/gathered/index.json`. Names:
-plog, dmesg, npu-smi, hccn, device-log, supervisor (its log).
+plog, dmesg, npu-smi, hccn, device-log, flight-recorder, supervisor (its log).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.pulse import Clock, Pulse
@@ -151,6 +152,15 @@ def read_placement(attempt_dir: Path) -> tuple[str, ...]:
         return ()
 
 
+def read_host_facts(attempt_dir: Path) -> dict[str, dict[str, Any]]:
+    """Return what each host reported before the attempt started, as recorded_facts; {}: nothing was stored."""
+    try:
+        found = json.loads((attempt_dir / SPOOL_FACTS).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def make_spool_dir(folder: Path) -> None:
     """Make a host's directory in an attempt's spool; private at every level, whatever the umask. Raises OSError."""
     for level in (*reversed(tuple(folder.parents)[:3]), folder):
@@ -180,6 +190,8 @@ SPOOL_RUN = "run"
 """File in an attempt's spool directory: the tag of the attempt."""
 SPOOL_HOSTS = "hosts"
 """File in an attempt's spool directory: its hosts, one on each line."""
+SPOOL_FACTS = "facts.json"
+"""File in an attempt's spool directory: by host, what it reported before the start (recorded_facts)."""
 SPOOL_STACKS = "stacks.json"
 """File in a host's spool directory: the newest stacks of its ranks that the hang monitor took, {at_s, ranks}."""
 REBUILT_FILE = "rebuilt.json"

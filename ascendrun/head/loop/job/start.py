@@ -28,10 +28,11 @@ from ascendrun.head.protocol.control_messages import SurveyReply
 from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.head.spool.transfer import TreePush, push_once_per_home
 from ascendrun.head.state.job_files import copy_for_nodes, write_plan
-from ascendrun.head.state.state_dir import claim_spool_dir, spool_dir, write_placement
+from ascendrun.head.state.state_dir import SPOOL_FACTS, claim_spool_dir, spool_dir, write_placement
 from ascendrun.head.survey.doctor import Examination
 from ascendrun.head.survey.submission import build_plan, read_secret_env, stages_around
 from ascendrun.head.survey.survey_reader import PreflightResult, evaluate_preflight, make_context, preflight_request
+from ascendrun.node.files import write_json
 
 if TYPE_CHECKING:
     from ascendrun.head.state.job_table import StoredJob
@@ -54,6 +55,7 @@ class JobStart:
         self.plan: LaunchPlan | None = None
         self._copy = copy_for_nodes(live.context.state_dir, live.job.id)
         self._pushes: dict[str, TreePush] = {}
+        self._facts: dict[str, dict[str, Any]] = {}
 
     # The state CHECKING: reports of the hosts, checkpoints, the launch plan, the examination
 
@@ -144,9 +146,12 @@ class JobStart:
         live = self._live
         if not self._is_current(plan):
             return
+        from ascendrun.health.survey.recorded_facts import recorded_facts
+
         context = make_context(replies.values(), self.reports, live.spec, plan, now_s=time.time())
         known = {host.name: live.context.idle_memory(host) for host in live.placed}
         result = evaluate_preflight(context, live.spec, idle_memory=known)
+        self._facts = {host: recorded_facts(facts) for host, facts in context.facts.items()}
         for host in live.placed:
             taken = result.not_released.get(host.name)
             memory = result.idle_memory.get(host.name, {})
@@ -276,6 +281,7 @@ class JobStart:
         with suppress(OSError):  # no space: the record of the job has it
             claim_spool_dir(folder, job.run_id)
             write_placement(folder, job.hosts)
+            write_json(str(folder / SPOOL_FACTS), self._facts, durable=False)
 
     def go(self, host: str) -> None:
         live = self._live

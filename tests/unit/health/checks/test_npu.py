@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from ascendrun.core.findings import Severity
 from ascendrun.health.checks import NPU_CHECKS, run_checks
 from ascendrun.health.checks.npu import unowned_memory
 from ascendrun.health.comparison import finding_line
-from ascendrun.health.survey.facts import DeviceNode
+from ascendrun.health.survey.facts import DeviceNode, NodeFacts
+from ascendrun.health.survey.recorded_facts import recorded_facts
 from ascendrun.sim.ascend.scenario import Scenario, ShownProcess
 from ascendrun.sim.ascend.tool.model import FAMILIES
 from ascendrun.text import LANGUAGES
@@ -260,6 +262,18 @@ def test_heat_clock_and_mtu_are_compared_with_the_other_npus_and_busy_ones_are_l
     assert not {"npu-hot", "npu-throttled"} & codes(world(node("n1", busy), node("n2", busy, ("hot", 3, "88"))))
     room = [(f"n{number}", None, *(("hot", card, "81") for card in range(8))) for number in (1, 2)]
     assert len(the(world(*(node(*one) for one in room)), "npu-hot").hosts) == 2
+
+
+def test_what_a_start_stores_of_a_host_is_json_without_secrets():
+    owners = {39999: ("eva", "python old.py", None)}
+    environ = {"HCCL_IF_IP": "10.0.0.1", "API_TOKEN": "x", "PATH": "/bin"}
+    sick = node("n1", None, ("ghost_process", 3, None), owners=owners, environ=environ, mtus={"eth0": 1500})
+    stored = json.loads(json.dumps(recorded_facts(sick)))
+    assert stored["processes"] == [[39999, 3, "eva", "python old.py"]]
+    assert (stored["environ"], stored["mtu"]) == ({"HCCL_IF_IP": "10.0.0.1", "PATH": "/bin"}, {"eth0": 1500})
+    assert (stored["driver"], stored["packages"]["torch"]) == ("24.1.rc2", "2.4.0")
+    assert stored["temperature_c"]["3"] > 30 and stored["clocks_mhz"]["3"] == [[800, 1800]]
+    assert recorded_facts(NodeFacts("n2")) == {}
 
 
 def test_a_driver_that_is_half_installed_is_told():

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from ascendrun.core.rank_env import FLIGHT_RECORDER
+from ascendrun.head.spool.artifact_fetch import items_for
 from ascendrun.node import layout
 from ascendrun.node.agent import artifacts
 from ascendrun.node.agent.artifacts import ArtifactCollection
@@ -238,3 +240,15 @@ def test_the_first_folder_whose_variables_are_set_counts(
     bases: list[str], environ: dict[str, str], path: str | None
 ) -> None:
     assert artifacts.expand_first(bases, environ) == path
+
+
+@pytest.mark.parametrize("device_type", ["npu", "cuda"])
+def test_dumps_of_the_flight_recorder_are_where_a_rank_is_told_to_write_them(tmp_path: Path, device_type: str) -> None:
+    desk = Desk(tmp_path)
+    folder = str(desk.folder)
+    variables = [value.format(folder=folder) for value in FLIGHT_RECORDER[device_type].values()]
+    [prefix] = [value for value in variables if value.startswith(folder)]
+    Path(f"{prefix}3").write_bytes(b"dump")
+    [item] = [item for item in items_for(device_type) if item["name"] == "flight-recorder"]
+    desk.gather(item)
+    assert desk.got() == {"flight-3": b"dump"}

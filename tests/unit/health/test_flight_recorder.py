@@ -1,0 +1,53 @@
+"""Dumps of the flight recorder are read without torch, and run nothing."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from ascendrun.health.flight_recorder import read_dump
+
+PROGRAM = """
+import sys, torch, torch.distributed as dist
+import torch._C._distributed_c10d as c10d
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + "/store", rank=0, world_size=1)
+dist.all_reduce(torch.ones(3, 4))
+dist.broadcast(torch.ones(2), 0)
+open(sys.argv[1] + "/pickle", "wb").write(c10d._dump_fr_trace())
+open(sys.argv[1] + "/json", "wb").write(c10d._dump_fr_trace_json())
+"""
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="no torch here")
+def test_what_the_real_torch_dumps_is_read_in_both_forms(tmp_path):
+    environ = {"TORCH_FR_BUFFER_SIZE": "100", "GLOO_SOCKET_IFNAME": "lo", "PATH": "/usr/bin"}
+    subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], env=environ, check=True, timeout=120)
+    for form in ("pickle", "json"):
+        found = read_dump((tmp_path / form).read_bytes())
+        ops = [(one.seq, one.op, one.sizes) for one in found.collectives]
+        assert ops == [(1, "gloo:all_reduce", (((3, 4),),) * 2), (2, "gloo:broadcast", (((2,),),) * 2)]
+        assert {(one.group, one.is_p2p, one.state) for one in found.collectives} == {("default_pg", False, "scheduled")}
+        assert found.last == {"0": (2, None, 2)} and found.version.startswith("2.")
+        assert all(one.frame in (None, f"<string>:{line}") for line, one in zip((5, 6), found.collectives))
+    assert read_dump((tmp_path / "pickle").read_bytes()[:-40]) is None
+
+
+class Call:
+    def __reduce__(self):
+        return (open, ("/tmp/owned", "w"))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"nonsense", b"[1]", json.dumps({"entries": [1]}).encode(), pickle.dumps({"entries": Call()})]
+)
+def test_what_is_no_dump_is_unknown_and_runs_nothing(data):
+    assert read_dump(data) is None
+
+
+def test_a_dump_without_entries_is_one_of_a_rank_that_did_nothing():
+    assert read_dump(b'{"version": "2.10"}').collectives == ()
