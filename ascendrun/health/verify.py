@@ -137,7 +137,7 @@ CLAIMS: Mapping[str, Text] = {
     "hccl-start": Text("verify.hccl-start", "ranks on all hosts start and exchange data"),
     "device-speed": Text("verify.device-speed", "plan: matrix products reach the assumed fraction of the chip's peak"),
     "device-lease": Text("verify.device-lease", "every device of a running job is leased, and used by this job only"),
-    "plan-memory": Text("verify.plan-memory", "plan: memory of a device that a rank takes beside its tensors"),
+    "plan-memory": Text("verify.plan-memory", "plan: memory of a device that a rank takes in addition to its tensors"),
     "memory-release": Text("verify.memory-release", "memory of a device is free again after its rank was killed"),
 }
 """What is measured, in this order; docs/doctor pages and the planner state it."""
