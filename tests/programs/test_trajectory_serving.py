@@ -114,7 +114,7 @@ def test_the_adjustment_that_an_evaluation_chose_is_in_every_answer(trained, cla
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_transformers_loads_a_classifier_of_the_last_token_and_computes_the_same(tmp_path, kind):
     """S0-B7: the published classifier was saved in a form that nothing loads."""
-    from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
     text = {"grammar": "guide", "resolution": 10}  # its texts have no summary, which transformers could not use
     words = sorted({word for number in range(6) for word in track_text(number, **text).split()})
@@ -125,7 +125,7 @@ def test_transformers_loads_a_classifier_of_the_last_token_and_computes_the_same
     torch.nn.init.normal_(model.head.weight)
     save_trained(Trained(model, sizes, vocabulary, ["Tanker", "Tug", "Ferry"], text, [0.3, 0.3, 0.4]), tmp_path)
     ours = Classifier(tmp_path, device="cpu")
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path / "transformers")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "transformers")
     theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "transformers").eval()
     texts = [track_text(number, **text) for number in range(4)]
     with torch.no_grad():
@@ -134,6 +134,8 @@ def test_transformers_loads_a_classifier_of_the_last_token_and_computes_the_same
     for row, said in zip(found.tolist(), ours.predict_batch(texts, return_probs=True)):
         assert list(said["probabilities"].values()) == pytest.approx(row, abs=1e-4)
     assert theirs.config.id2label == {0: "Tanker", 1: "Tug", 2: "Ferry"}
+    answers = pipeline("text-classification", model=str(tmp_path / "transformers"), device="cpu")(texts)
+    assert [answer["label"] for answer in answers] == [said["class_name"] for said in ours.predict_batch(texts)]
 
 
 def test_texts_and_points_of_a_track_are_answered_alike_alone_and_in_a_batch(classifier):

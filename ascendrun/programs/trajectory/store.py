@@ -78,7 +78,7 @@ def save_trained(trained: Trained, folder: Path) -> Path:
 
 
 def save_for_transformers(trained: Trained, folder: Path) -> None:
-    """Write config, weights and tokenizer for AutoModelForSequenceClassification and PreTrainedTokenizerFast."""
+    """Write config, weights and tokenizer for AutoModelForSequenceClassification, AutoTokenizer and pipelines."""
     from safetensors.torch import save_file
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -96,7 +96,12 @@ def save_for_transformers(trained: Trained, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "model.safetensors") as fresh:
         save_file(weights, str(fresh), metadata={"format": "pt"})
-    make(tokenizer_object=words, pad_token=PAD, unk_token=UNKNOWN, mask_token=MASK).save_pretrained(str(folder))
+    tokenizer = make(tokenizer_object=words, pad_token=PAD, unk_token=UNKNOWN, mask_token=MASK)
+    if (
+        config.model_type == "qwen2"
+    ):  # AutoTokenizer of transformers 5 else takes Qwen2Tokenizer, whatever the class here
+        tokenizer.init_kwargs["auto_map"] = {"AutoTokenizer": ["transformers.PreTrainedTokenizerFast"] * 2}
+    tokenizer.save_pretrained(str(folder))
     replace_text(folder / "config.json", str(config.to_json_string()))
 
 
