@@ -22,8 +22,8 @@ OWN_F1 = {1: 0.95, 2: 0.98}
 thousands of pairs, some of size and speed come close to a class."""
 CHANCE = 1e-3
 """Expected number of tokens that are so by chance, above which nothing is said: with few ships some always are."""
-PAIRED = 64
-"""Tokens of a class, the rarest elsewhere, of which all pairs are tried."""
+TRIED = 64
+"""Tokens of a class, the rarest elsewhere, of which each and all pairs are tried."""
 ROWS = 4096
 
 
@@ -63,54 +63,46 @@ def identified(rows: Sequence[frozenset[str]], labels: Sequence[str], ships: Seq
     """Return the best token, else pair of tokens, of each class of OWN_F1. Each ship counts once, by the share of its
     pieces with the tokens."""
     pieces = Counter(ships)
-    weights = [1 / pieces[ship] for ship in ships]
+    weights = np.array([1 / pieces[ship] for ship in ships])
     inside: dict[str, Counter[str]] = {name: Counter() for name in labels}
     for row, label, weight in zip(rows, labels, weights):
         inside[label].update(dict.fromkeys(row, weight))  # of shares
     everywhere: Counter[str] = sum(inside.values(), Counter())
     found = []
     for name, hits in sorted(inside.items()):
-        size = sum(weight for label, weight in zip(labels, weights) if label == name)
+        is_inside = np.array([label == name for label in labels])
+        size = float(is_inside @ weights)
         least = size * OWN_F1[1] / (2 - OWN_F1[1])  # of hits, else no number of calls has this F1
         words = sorted((word for word in hits if hits[word] > least - 1e-9), key=lambda each: (everywhere[each], each))
-        tried: list[tuple[float, float, tuple[str, ...]]]
-        tried = [(hits[word], everywhere[word], (word,)) for word in words]
-        if len(words) > 1 and not any(2 * hit / (size + calls) >= OWN_F1[1] for hit, calls, _ in tried):
-            tried = in_pairs(words[:PAIRED], rows, [label == name for label in labels], weights)
-        best = max(((2 * hit / (size + calls), calls, both) for hit, calls, both in tried), default=(0.0, 0.0, ()))
-        if not best[2] or best[0] < (f1 := OWN_F1[len(best[2])]):
-            continue
-        tries = len(everywhere) ** len(best[2])
-        if tries * by_chance(len(pieces), round(size), round(best[1]), f1) < CHANCE:
-            found.append(
-                Text(
-                    "program.identified",
-                    "{tokens} = {name} (F1 {f1:.2f})",
-                    tokens=list(best[2]),
-                    name=name,
-                    f1=round(best[0], 4),
-                )
-            )
+        for both, hit, calls in in_pairs(words[:TRIED], rows, is_inside, weights):
+            f1, tries = 2 * hit / (size + calls), len(everywhere) ** len(both)
+            is_own = f1 >= OWN_F1[len(both)]
+            if is_own and tries * by_chance(len(pieces), round(size), round(calls), OWN_F1[len(both)]) < CHANCE:
+                values = {"tokens": list(both), "name": name, "f1": round(f1, 4)}
+                found.append(Text("program.identified", "{tokens} = {name} (F1 {f1:.2f})", **values))
+                break
     return found
 
 
 def in_pairs(
-    words: Sequence[str], rows: Sequence[frozenset[str]], is_inside: Sequence[bool], weights: Sequence[float]
-) -> list[tuple[float, float, tuple[str, ...]]]:
-    """Return of each pair of tokens the ships of the class that have both, and all ships that do."""
+    words: Sequence[str], rows: Sequence[frozenset[str]], is_inside: NDArray[np.bool_], weights: NDArray[np.float64]
+) -> list[tuple[tuple[str, ...], float, float]]:
+    """Return each token and pair of tokens, the best first, with the ships of the class and all ships that have it."""
     inside: NDArray[np.float64] = np.zeros((len(words), len(words)))
     everywhere = inside.copy()
-    for start in range(0, len(rows), ROWS):
+    for start in range(0, len(rows) if words else 0, ROWS):
         part = slice(start, start + ROWS)
         has = np.array([[word in row for word in words] for row in rows[part]], dtype=np.float64)
         weighted = has.T * weights[part]
         everywhere += weighted @ has
-        inside += (weighted * np.array(is_inside[part])) @ has
-    return [
-        (float(inside[i, j]), float(everywhere[i, j]), (words[i], words[j]))
+        inside += (weighted * is_inside[part]) @ has
+    found = [
+        (tuple(dict.fromkeys((words[i], words[j]))), float(inside[i, j]), float(everywhere[i, j]))
         for i in range(len(words))
-        for j in range(i)
+        for j in range(i + 1)
     ]
+    size = float(is_inside @ weights)
+    return sorted(found, key=lambda each: (len(each[0]), -each[1] / (size + each[2])))
 
 
 def by_chance(ships: int, size: int, calls: int, f1: float) -> float:
