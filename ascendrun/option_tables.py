@@ -15,7 +15,7 @@ Keys of an option: `type` (one of TYPES), `default`, `help`, `choices`, `min` an
 
 A row without a type has the keys of `programs/trainer/shared_options.json`, where it has no others: `"save_steps": {}`.
 Chinese texts have the keys `option.PROGRAM.NAME` (help), `option.trainer.NAME` (the help of a shared row) and
-`option.PROGRAM.NAME.refused`.
+`option.PROGRAM.NAME.refused`; those of a bundled program are in its own zh.json.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ascendrun.planner import cost
 from ascendrun.planner.cost import PARTS, Choice, Devices, Option, Range
@@ -177,27 +178,15 @@ def memory_problems(training: Training, choice: Choice, devices: Devices) -> Ite
         return
     if choice.chosen is None:
         least = min(choice.options, key=lambda option: option.memory.total)
-        message = Text(
-            "plan.does-not-fit",
-            "{layout} requires {need:bytes} on each device, which has {limit:bytes}",
-            layout=least.layout.text(),
-            need=least.memory.total,
-            limit=limit,
-        )
-        yield PlanProblem("does-not-fit", message, _smaller(training, least), "strategy")
+        values: dict[str, Any] = {"layout": least.layout.text(), "need": least.memory.total, "limit": limit}
+        yield PlanProblem.of("does-not-fit", "strategy", changes=_smaller(training, least), **values)
     elif choice.chosen.memory.range.high > limit:
-        message = Text(
-            "plan.may-not-fit",
-            "{layout} requires {low:bytes} to {high:bytes} on each device, which has {limit:bytes}",
-            layout=choice.chosen.layout.text(),
-            low=choice.chosen.memory.range.low,
-            high=choice.chosen.memory.range.high,
-            limit=limit,
-        )
-        yield PlanProblem("may-not-fit", message, _smaller(training, choice.chosen), "strategy", is_fatal=False)
+        need, changes = choice.chosen.memory.range, _smaller(training, choice.chosen)
+        values = {"layout": choice.chosen.layout.text(), "low": need.low, "high": need.high, "limit": limit}
+        yield PlanProblem.of("may-not-fit", "strategy", is_fatal=False, changes=changes, **values)
 
 
-def _smaller(training: Training, option: Option) -> Text:
+def _smaller(training: Training, option: Option) -> list[str]:
     """Return changes that need less memory, none of which the training has already."""
     options, found = training.options, []
     if (options.get("micro_batch_size") or 2) > 1 and option.memory.parts.get("activations", 0):
@@ -210,27 +199,16 @@ def _smaller(training: Training, option: Option) -> Text:
         found.append("cpu_offload: true")
     if "cutoff_len" in options:
         found.append(f"cutoff_len: {max(16, int(options['cutoff_len']) // 2)}")
-    return Text("plan.change-one", "change one of: {changes}; or use more devices", changes=found)
+    return found
 
 
 def _disk_problems(costs: Cost, disks: Mapping[str, Disk]) -> Iterator[PlanProblem]:
     for host, disk in disks.items():
         if disk.error is not None:
-            message = Text(
-                "plan.not-writable", "checkpoint.dir: cannot write {path}: {reason}", path=disk.path, reason=disk.error
-            )
-            yield PlanProblem("not-writable", message, None, None, (host,))
+            yield PlanProblem.of("not-writable", None, (host,), path=disk.path, reason=disk.error)
         elif disk.free_bytes is not None and disk.free_bytes < costs.kept_bytes:
-            message = Text(
-                "plan.disk-full",
-                "{path} has {free:bytes} free; checkpoints need {need:bytes}",
-                path=disk.path,
-                free=disk.free_bytes,
-                need=costs.kept_bytes,
-            )
-            hint = Text("plan.other-disk", "set checkpoint.dir to a larger disk, or lower save_total_limit")
-            is_fatal = disk.free_bytes < costs.checkpoint_bytes
-            yield PlanProblem("disk-full", message, hint, None, (host,), is_fatal=is_fatal)
+            is_fatal, free, need = disk.free_bytes < costs.checkpoint_bytes, disk.free_bytes, costs.kept_bytes
+            yield PlanProblem.of("disk-full", None, (host,), is_fatal=is_fatal, path=disk.path, free=free, need=need)
 
 
 # --- text ---

@@ -23,36 +23,20 @@ def data_file(training: Training) -> str:
 def data_problems(training: Training) -> Iterator[PlanProblem]:
     """Report that no data is named: a program does not train on generated data unless it is asked to."""
     if not training.options["data_path"]:
-        message = Text("plan.no-data-path", "args.data_path is required")
-        hint = Text("plan.generated", "set it to your data, or to generated to try the program")
-        yield PlanProblem("no-data-path", message, hint, "data_path")
+        yield PlanProblem.of("no-data-path", "data_path")
 
 
 def input_problems(training: Training, option: str, path: str) -> Iterator[PlanProblem]:
     """Report an input path that a host does not have, cannot read, or that an earlier stage does not write."""
-    at = {"option": option, "path": path}
     if not path.startswith("/"):
         if not training.has_workdir and not training.is_from_stage(path):
-            message = Text(
-                "plan.not-written",
-                "args.{option}: no earlier stage writes {path}, which is relative to the job's directory",
-                **at,
-            )
-            hint = Text("plan.absolute", "write an absolute path, or the output_dir of an earlier stage")
-            yield PlanProblem("not-written", message, hint, option)
+            yield PlanProblem.of("not-written", option, path=path)
         return
     for host, raw in training.found(path).items():
         if raw.get("missing"):
-            message = Text("plan.not-found", "args.{option}: {path} not found", **at)
-            hint = Text("plan.same-path", "copy it to the same path on every node")
-            yield PlanProblem("not-found", message, hint, option, (host,))
+            yield PlanProblem.of("not-found", option, (host,), path=path)
         elif "kind" not in raw:
-            yield unreadable(host, str(raw.get("error")), at)
-
-
-def unreadable(host: str, reason: str, at: Mapping[str, str]) -> PlanProblem:
-    message = Text("plan.unreadable", "args.{option}: cannot read {path}: {reason}", reason=reason, **at)
-    return PlanProblem("unreadable", message, None, at["option"], (host,))
+            yield PlanProblem.of("unreadable", option, (host,), path=path, reason=str(raw.get("error")))
 
 
 def same_data(training: Training, option: str, path: str) -> Iterator[PlanProblem]:
@@ -65,11 +49,7 @@ def same_data(training: Training, option: str, path: str) -> Iterator[PlanProble
     first = next(iter(marks.values()), None)
     others = tuple(host for host, mark in marks.items() if mark != first)
     if others:
-        message = Text(
-            "plan.data-differs", "args.{option}: {path} differs from that of the first host", option=option, path=path
-        )
-        hint = Text("plan.copy-data", "copy the data of one host to all others")
-        yield PlanProblem("data-differs", message, hint, option, others)
+        yield PlanProblem.of("data-differs", option, others, path=path)
 
 
 def row_problem(code: str, value: str = "", number: int = 0) -> Text:
@@ -107,30 +87,20 @@ def rows_problems(training: Training, option: str, path: str, form: str) -> Iter
     """Report JSON data that the program cannot read. `form`: chat or text."""
     for host, raw in training.found(path).items():
         if raw.get("kind") in ("folder", "model", "prepared"):
-            message = Text("plan.not-a-file", "args.{option}: {path}: expected a file", option=option, path=path)
-            yield PlanProblem("not-a-file", message, None, option, (host,))
+            yield PlanProblem.of("not-a-file", option, (host,), path=path)
         for file in raw.get("files", ()) if raw.get("kind") == "data" else ():
-            at = {"option": option, "path": path}
             if "error" in file:
-                yield unreadable(host, file["error"], at)
+                yield PlanProblem.of("unreadable", option, (host,), path=path, reason=file["error"])
             elif "not_utf8" in file:
-                message = Text(
-                    "plan.not-utf8", "args.{option}: {path}: not valid UTF-8 at byte {at:,}", at=file["not_utf8"], **at
-                )
-                hint = Text("plan.iconv", "convert the file: iconv -f ENCODING -t UTF-8")
-                yield PlanProblem("not-utf8", message, hint, option, (host,))
+                yield PlanProblem.of("not-utf8", option, (host,), path=path, at=file["not_utf8"])
             elif file.get("whole") and "columns" not in file and not file.get("rows") and not file.get("faults"):
-                message = Text("plan.no-rows", "args.{option}: {path} has no samples", **at)
-                yield PlanProblem("no-rows", message, None, option, (host,))
+                yield PlanProblem.of("no-rows", option, (host,), path=path)
             if file.get("faults"):
                 place, *fault = file["faults"][0]
                 bad = row_problem(*fault)
-                message = Text("plan.bad-row", "args.{option}: {path}: row {row}: {fault}", row=place, fault=bad, **at)
-                hint = Text("plan.fix-rows", "fix or remove the sample")
-                yield PlanProblem("bad-row", message, hint, option, (host,))
+                yield PlanProblem.of("bad-row", option, (host,), path=path, row=place, fault=bad)
             elif "columns" in file or (file.get("forms") and set(file["forms"]) != {form}):
-                message = Text("plan.other-form", "args.{option}: {path} has samples of another program", **at)
-                yield PlanProblem("other-form", message, None, option, (host,))
+                yield PlanProblem.of("other-form", option, (host,), path=path)
 
 
 def checkpoint_problems(training: Training) -> Iterator[PlanProblem]:
@@ -165,16 +135,7 @@ def other_training(
     ]
     if not differs and not more:
         return None
-    message = Text(
-        "program.other-training",
-        "{directory} belongs to another training: {differs}",
-        directory=directory,
-        differs=[*differs, *more],
-    )
-    hint = Text(
-        "plan.other-checkpoints", "use another checkpoint directory, the old options, or resume_from_checkpoint: never"
-    )
-    return PlanProblem("other-training", message, hint)
+    return PlanProblem.of("other-training", directory=directory, differs=[*differs, *more])
 
 
 def compile_problems(training: Training) -> Iterator[PlanProblem]:
@@ -183,20 +144,10 @@ def compile_problems(training: Training) -> Iterator[PlanProblem]:
     if way == "none":
         return
     if (way == "torchair") != (family == "npu"):
-        message = Text(
-            "plan.compile-device", "args.compile: {way} does not compile for {family}", way=way, family=family
-        )
         other = "torchair" if family == "npu" else "torch"
-        hint = Text("plan.compile-other", "set compile: {other} or compile: none", other=other)
-        yield PlanProblem("compile-device", message, hint, "compile")
+        yield PlanProblem.of("compile-device", "compile", way=way, family=family, other=other)
     if training.options.get("strategy") == "zero3":
-        message = Text(
-            "plan.compile-zero3",
-            "args.compile: {way} cannot be combined with strategy: zero3, which replaces weights during a pass",
-            way=way,
-        )
-        hint = Text("plan.compile-none", "set compile: none, or another strategy")
-        yield PlanProblem("compile-zero3", message, hint, "compile")
+        yield PlanProblem.of("compile-zero3", "compile", way=way)
 
 
 def scales(training: Training) -> bool:
@@ -219,68 +170,35 @@ def strategy_problems(training: Training, *, has_muon: bool = False) -> Iterator
     options, ranks, strategy = training.options, training.ranks, str(training.options["strategy"])
 
     if strategy in SHARDED and ranks == 1:
-        message = Text("plan.one-rank", "args.strategy: {strategy} requires at least 2 ranks, got 1", strategy=strategy)
-        hint = Text("plan.set-ddp", "set strategy: ddp, or use more devices")
-        yield PlanProblem("one-rank", message, hint, "strategy")
+        yield PlanProblem.of("one-rank", "strategy", strategy=strategy)
     if strategy == "none" and ranks > 1:
-        message = Text("plan.strategy-none", "args.strategy: none is for 1 rank, got {ranks}", ranks=ranks)
-        hint = Text("plan.set-auto", "set strategy: ddp or strategy: auto")
-        yield PlanProblem("strategy-none", message, hint, "strategy")
+        yield PlanProblem.of("strategy-none", "strategy", ranks=ranks)
     if options.get("cpu_offload") and (strategy in ("none", "ddp") or ranks == 1):
-        message = Text("plan.offload", "args.cpu_offload requires a base that is sharded over at least 2 ranks")
-        hint = Text("plan.offload-hint", "set strategy: fsdp2 or zero3 on two or more devices, or cpu_offload: false")
-        yield PlanProblem("offload", message, hint, "cpu_offload")
+        yield PlanProblem.of("offload", "cpu_offload")
     elif options.get("cpu_offload") and strategy == "auto" and scales(training) and not training.has_deepspeed:
-        message = Text("plan.offload-deepspeed", "args.cpu_offload with float16 requires deepspeed")
-        hint = Text("plan.pip", "install it: pip install deepspeed")
-        yield PlanProblem("offload-deepspeed", message, hint, "cpu_offload")
+        yield PlanProblem.of("offload-deepspeed", "cpu_offload")
     if strategy in SHARDED and options.get("auto_find_batch_size"):
-        message = Text(
-            "plan.find-batch-sharded",
-            "args.auto_find_batch_size cannot be combined with strategy: {strategy}: a rank out of memory would leave "
-            "the others waiting",
-            strategy=strategy,
-        )
-        hint = Text("plan.set-micro-batch", "set micro_batch_size, or strategy: ddp")
-        yield PlanProblem("find-batch-sharded", message, hint, "auto_find_batch_size")
+        yield PlanProblem.of("find-batch-sharded", "auto_find_batch_size", strategy=strategy)
 
 
 def engine_problems(training: Training, *, has_muon: bool = False) -> Iterator[PlanProblem]:
     """Report a strategy that cannot have a model of this precision or optimizer, whatever else the options are."""
     options, ranks, strategy = training.options, training.ranks, str(training.options["strategy"])
     if strategy in ("fsdp2", "hsdp") and scales(training):
-        message = Text(
-            "plan.no-scaling",
-            "args.strategy: {strategy} does not support the loss scaling of float16",
-            strategy=strategy,
-        )
         others = ["ddp"] if has_muon else ["ddp", "zero3"]
-        hint = Text("plan.set-others", "set strategy to one of {others}", others=others)
-        yield PlanProblem("no-scaling", message, hint, "strategy")
+        yield PlanProblem.of("no-scaling", "strategy", strategy=strategy, others=others)
     if strategy == "zero3" and has_muon:
         yield muon_zero3()
     elif strategy == "zero3" and not training.has_deepspeed:
-        message = Text("plan.no-deepspeed", "args.strategy: zero3 requires deepspeed, which is not installed")
-        hint = Text("plan.install-deepspeed", "pip install deepspeed, or set strategy: fsdp2")
-        yield PlanProblem("no-deepspeed", message, hint, "strategy")
+        yield PlanProblem.of("no-deepspeed", "strategy")
     size = int(options["shard_size"])
     if size and ranks % size and (strategy in ("hsdp", "zero3") or (strategy == "auto" and ranks > 1)):
-        message = Text(
-            "plan.shard-size",
-            "args.shard_size: {ranks:plural rank ranks} cannot be divided into groups of {size}",
-            ranks=ranks,
-            size=size,
-        )
         near = [each for each in range(1, ranks + 1) if ranks % each == 0]
-        hint = Text("plan.shard-sizes", "set shard_size to one of {near}", near=near)
-        yield PlanProblem("shard-size", message, hint, "shard_size")
+        yield PlanProblem.of("shard-size", "shard_size", ranks=ranks, size=size, near=near)
 
 
 def muon_zero3() -> PlanProblem:
-    message = Text(
-        "plan.muon-zero3", "args.strategy: zero3 does not support Muon: DeepSpeed updates flat parts of the weights"
-    )
-    return PlanProblem("muon-zero3", message, Text("plan.set-fsdp2", "set strategy: fsdp2"), "strategy")
+    return PlanProblem.of("muon-zero3", "strategy")
 
 
 def device_problems(training: Training) -> Iterator[PlanProblem]:
@@ -288,13 +206,9 @@ def device_problems(training: Training) -> Iterator[PlanProblem]:
     yield from compile_problems(training)
     dtype = training.options.get("dtype")
     if dtype == "float16" and training.family == "cpu":
-        message = Text("plan.float16-cpu", "args.dtype: float16 is not supported on a CPU")
-        hint = Text("plan.float16-cpu-hint", "set dtype: float32 or dtype: bfloat16")
-        yield PlanProblem("float16-cpu", message, hint, "dtype")
+        yield PlanProblem.of("float16-cpu", "dtype")
     if dtype == "bfloat16" and training.chip is not None and not training.chip.has_bf16:
-        message = Text("plan.no-bfloat16", "args.dtype: {chip} does not support bfloat16", chip=training.chip.name)
-        hint = Text("plan.use-float16", "set dtype: float16 or dtype: auto")
-        yield PlanProblem("no-bfloat16", message, hint, "dtype")
+        yield PlanProblem.of("no-bfloat16", "dtype", chip=training.chip.name)
 
 
 def batch_problems(training: Training) -> Iterator[PlanProblem]:
@@ -305,73 +219,46 @@ def batch_problems(training: Training) -> Iterator[PlanProblem]:
     batch, micro = options["global_batch_size"], options["micro_batch_size"] or 1
     unit = ranks * micro
     if batch < ranks:
-        message = Text(
-            "plan.idle-ranks",
-            "args.global_batch_size: {batch} samples for {ranks} ranks: {idle} ranks have none",
-            batch=batch,
-            ranks=ranks,
-            idle=ranks - batch,
+        yield PlanProblem.of(
+            "idle-ranks", "global_batch_size", is_fatal=False, batch=batch, ranks=ranks, idle=ranks - batch, least=unit
         )
-        hint = Text("plan.batch-least", "set global_batch_size: {least} or more, or use fewer devices", least=unit)
-        yield PlanProblem("idle-ranks", message, hint, "global_batch_size", is_fatal=False)
     elif batch % unit and not options.get("packing"):
-        message = Text(
-            "plan.uneven-batch",
-            "args.global_batch_size: {batch} is not a multiple of {unit} ({ranks:plural rank ranks} x {micro}): some "
-            "ranks wait",
+        near = sorted({max(unit, batch // unit * unit), (batch // unit + 1) * unit})
+        yield PlanProblem.of(
+            "uneven-batch",
+            "global_batch_size",
+            is_fatal=False,
             batch=batch,
             unit=unit,
             ranks=ranks,
             micro=micro,
+            near=near,
         )
-        near = sorted({max(unit, batch // unit * unit), (batch // unit + 1) * unit})
-        hint = Text("plan.batch-near", "set global_batch_size to one of {near}", near=near)
-        yield PlanProblem("uneven-batch", message, hint, "global_batch_size", is_fatal=False)
 
 
 def data_size_problems(training: Training, samples: int | None) -> Iterator[PlanProblem]:
     """Warn of a step that needs more samples than the data has. `samples` None: unknown."""
     batch = int(training.options["global_batch_size"])
     if samples is not None and samples < batch and data_file(training):
-        message = Text(
-            "plan.batch-over-data",
-            "args.global_batch_size: {batch} exceeds the {rows} samples of the data",
-            batch=batch,
-            rows=samples,
-        )
-        yield PlanProblem("batch-over-data", message, None, "global_batch_size", is_fatal=False)
+        yield PlanProblem.of("batch-over-data", "global_batch_size", is_fatal=False, batch=batch, rows=samples)
 
 
 def steps_problems(training: Training, steps: int | None) -> Iterator[PlanProblem]:
     """Warn of a warm-up that is longer than the training."""
     warmup = training.options.get("warmup_steps")
     if steps is not None and warmup and warmup >= steps:
-        message = Text(
-            "plan.warmup-too-long",
-            "args.warmup_steps: {warmup} steps of warm-up, but the training has {steps}: the peak learning rate is not "
-            "reached",
-            warmup=warmup,
-            steps=steps,
-        )
         shorter = max(1, steps // 20)
-        hint = Text("plan.shorter-warmup", "set warmup_steps: {steps} or less, or warmup_ratio: 0.05", steps=shorter)
-        yield PlanProblem("warmup-too-long", message, hint, "warmup_steps", is_fatal=False)
+        yield PlanProblem.of(
+            "warmup-too-long", "warmup_steps", is_fatal=False, warmup=warmup, steps=steps, least=shorter
+        )
 
 
 def chip_problems(training: Training) -> Iterator[PlanProblem]:
     name = training.options.get("chip")
     if name and chip_of(str(name)) is None:
-        message = Text("plan.unknown-chip", "args.chip: unknown chip {name:quote}", name=str(name))
-        yield PlanProblem("unknown-chip", message, Text("plan.chip-examples", "examples: 910B3, 910A, H100"), "chip")
+        yield PlanProblem.of("unknown-chip", "chip", name=str(name))
 
 
-def known_names(option: str, unknown: list[str], known: list[str]) -> tuple[Text, Text | None]:
-    """Return the message and hint for names that a model or file does not have."""
-    message = Text(
-        "plan.unknown-names",
-        "args.{option}: {unknown} not found; there are {known}",
-        option=option,
-        unknown=unknown,
-        known=known,
-    )
-    return message, suggestion(unknown[0], known)
+def unknown_names(option: str, unknown: list[str], known: list[str]) -> PlanProblem:
+    """Return the problem of names that a model, a file or a program does not have."""
+    return PlanProblem.of("unknown-names", option, hint=suggestion(unknown[0], known), unknown=unknown, known=known)

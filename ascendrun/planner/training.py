@@ -20,7 +20,7 @@ from typing import Any, Callable
 
 from ascendrun.facts.chips import Chip
 from ascendrun.options import ProgramOptions
-from ascendrun.text import Text
+from ascendrun.text import Text, listed, translations
 
 Raw = Mapping[str, Any]
 ANYWHERE = ""
@@ -37,6 +37,25 @@ class PlanProblem:
     option: str | None = None
     hosts: tuple[str, ...] = ()
     is_fatal: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        code: str,
+        option: str | None = None,
+        hosts: tuple[str, ...] = (),
+        /,
+        *,
+        hint: Text | None = None,
+        is_fatal: bool = True,
+        **values: object,
+    ) -> PlanProblem:
+        """Make the problem with this code: `plan.CODE` and `plan.CODE.hint` of en.json (of the program, or of text/)
+        have the English of its message and its hint. `option` is a value of both. `hint`: in place of that one."""
+        values = {"option": option, **values}
+        if hint is None and f"plan.{code}.hint" in translations("en"):
+            hint = listed(f"plan.{code}.hint", **values)
+        return cls(code, listed(f"plan.{code}", **values), hint, option, hosts, is_fatal)
 
     @property
     def text(self) -> Text:

@@ -6,8 +6,9 @@ A `Text` is transmitted and stored as data. `str()` renders it for output, in th
 (`use_language`). The English template is the source. zh.json has the Chinese templates by key; a key that is
 missing there is rendered in English. tests/docs checks that no key is missing.
 
-Findings, diagnoses, events, reasons of jobs and messages of nodes are known by a code: en.json has their English by
-key, and `listed` makes their texts. Tables of other files (signatures) keep their English in the row.
+Findings, diagnoses, events, reasons of jobs, problems of plans and messages of nodes are known by a code: en.json has
+their English by key, and `listed` makes their texts. Tables of other files (signatures) keep their English in the row.
+A program of ascendrun has the texts that only it uses in en.json and zh.json of its own directory.
 Standard library only: programs on nodes use this package too.
 """
 
@@ -159,14 +160,19 @@ def template_of(key: str, english: str, lang: str) -> str:
 
 @cache
 def translations(lang: str) -> Mapping[str, str]:
-    """Return the templates of a language by key; of English those known by a code (the code has the rest)."""
+    """Return the templates of a language by key, with those of each program's directory; of English those known by a
+    code (the Python code has the rest)."""
     import json
 
-    path = os.path.join(os.path.dirname(__file__), f"{lang}.json")
-    if not os.path.exists(path):
-        return {}
-    with open(path, encoding="utf-8") as file:
-        rows: dict[str, str] = json.load(file)
+    here = os.path.dirname(__file__)
+    programs = os.path.join(os.path.dirname(here), "programs")
+    own = sorted(os.listdir(programs)) if os.path.isdir(programs) else []
+    rows: dict[str, str] = {}
+    for folder in (here, *(os.path.join(programs, name) for name in own)):
+        path = os.path.join(folder, f"{lang}.json")
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                rows.update(json.load(file))
     return rows
 
 

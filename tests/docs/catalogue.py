@@ -62,15 +62,19 @@ def inline() -> Iterator[Message]:
                     yield Message(f"{key}.hint", str(hint.value), values, place)
 
 
-def templates(lang: str) -> Mapping[str, str]:
+def files_of(lang: str) -> list[Path]:
+    """The catalogue's own file and those of programs."""
+    return [PACKAGE / "text" / f"{lang}.json", *sorted((PACKAGE / "programs").glob(f"*/{lang}.json"))]
+
+
+def templates(path: Path) -> Mapping[str, str]:
     """Every template of a file of the catalogue. Raises ValueError for a key that is there twice."""
-    text = (PACKAGE / "text" / f"{lang}.json").read_text(encoding="utf-8")
-    rows: dict[str, str] = json.loads(text, object_pairs_hook=_once)
+    rows: dict[str, str] = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     return rows
 
 
 def chinese() -> Mapping[str, str]:
-    return templates("zh")
+    return _once([row for path in files_of("zh") for row in templates(path).items()])
 
 
 def _once(found: list[tuple[str, str]]) -> dict[str, str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import re
 from collections import defaultdict
+from pathlib import Path
 
 import click
 import pytest
 
 from ascendrun.cli.app import COMMANDS
 from ascendrun.text import Text, use_language
-from tests.docs.catalogue import CHINESE, chinese, fields, inline, tables, templates
+from tests.docs.catalogue import CHINESE, chinese, fields, files_of, inline, tables, templates
 
 SAME_IN_CHINESE = frozenset(
     """
@@ -95,10 +96,10 @@ def test_examples_of_help_are_the_same_commands_in_chinese() -> None:
         assert commands(shown) == commands(command.examples), entry.name
 
 
-@pytest.mark.parametrize("lang", ["en", "zh"])
-def test_a_file_of_templates_is_sorted(lang: str) -> None:
+@pytest.mark.parametrize("path", [*files_of("en"), *files_of("zh")], ids=lambda path: path.parent.name)
+def test_a_file_of_templates_is_sorted(path: Path) -> None:
     """Two people who add keys change different lines."""
-    assert list(templates(lang)) == sorted(templates(lang))
+    assert list(templates(path)) == sorted(templates(path))
 
 
 def test_every_message_renders_in_both_languages_whatever_its_values() -> None:

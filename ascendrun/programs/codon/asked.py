@@ -17,7 +17,7 @@ from ascendrun.planner.training import PlanProblem, Raw, Training
 from ascendrun.programs.codon import vocabulary as v
 from ascendrun.programs.codon.constraints import Constraints, read_constraints
 from ascendrun.programs.codon.vocabulary import MAX_RESIDUES, ORGANISMS, Organisms
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 AMBIGUOUS: Mapping[str, str] = {"B": "ND", "Z": "QE", "X": "A", "J": "LI", "U": "C", "O": "K"}
 """Letters that stand for one of several amino acids, or for a rare one, and what may take their place."""
@@ -165,9 +165,8 @@ def check_optimization(training: Training) -> Iterator[PlanProblem]:
 def check_model(training: Training, path: str) -> Iterator[PlanProblem]:
     for host, raw in training.found(path).items():
         if raw.get("kind") in ("folder", "prepared") or (raw.get("kind") == "model" and not raw.get("config")):
-            message = Text("plan.no-config", "args.{option}: {path} has no config.json", option="model_path", path=path)
-            hint = Text("plan.model-hint", "set it to the directory `best` of a training")
-            yield PlanProblem("no-config", message, hint, "model_path", (host,))
+            best = listed("plan.model-required.hint")
+            yield PlanProblem.of("no-config", "model_path", (host,), hint=best, path=path)
 
 
 def code_of(problem: Text) -> str:
@@ -185,13 +184,7 @@ def check_proteins(training: Training, organisms: Organisms | None, ambiguity: A
             yield PlanProblem(code_of(problem), at("args.input", problem), None, "input")
         return
     if form_of(path) not in PROTEIN_FILES:
-        message = Text(
-            "plan.codon-input-form",
-            "args.input: {path} (expected a file that ends in {forms}, or a protein in letters)",
-            path=path,
-            forms=list(PROTEIN_FILES),
-        )
-        yield PlanProblem("codon-input-form", message, None, "input")
+        yield PlanProblem.of("codon-input-form", "input", path=path, forms=list(PROTEIN_FILES))
         return
     yield from rules.same_data(training, "input", path)
     for host, raw in training.found(path).items():

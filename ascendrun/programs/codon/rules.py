@@ -13,7 +13,6 @@ from ascendrun.planner.models import Shape, Workload, multiple_of, shape_of, ste
 from ascendrun.planner.training import PlanProblem, Raw, Rule, Training
 from ascendrun.programs.codon.asked import OPTIMIZES, check_optimization, is_file
 from ascendrun.programs.codon.vocabulary import LONGEST, ORGANISMS, TOKENS
-from ascendrun.text import Text
 
 TRAINS = ("pretrain", "finetune")
 MEAN_TOKENS = 350.0
@@ -45,14 +44,9 @@ def check_inputs(training: Training) -> Iterator[PlanProblem]:
         for file in raw.get("files", ()):
             missing = missing_columns(file, has_organism=bool(training.options["organism"]))
             if missing:
-                message = Text(
-                    "plan.codon-columns",
-                    "args.data_path: {path}: no column {missing} among {columns}",
-                    path=path,
-                    missing=missing,
-                    columns=list(file["columns"]),
+                yield PlanProblem.of(
+                    "codon-columns", "data_path", (host,), path=path, missing=missing, columns=list(file["columns"])
                 )
-                yield PlanProblem("codon-columns", message, None, "data_path", (host,))
 
 
 def missing_columns(file: Raw, *, has_organism: bool) -> list[str]:
@@ -70,17 +64,11 @@ def missing_columns(file: Raw, *, has_organism: bool) -> list[str]:
 def check_options(training: Training) -> Iterator[PlanProblem]:
     options = training.options
     if training.mode == "finetune" and not options["base_model"]:
-        message = Text("plan.codon-base", "args.base_model is required with mode: finetune")
-        hint = Text("plan.codon-pretrain", "set it to a model, or mode: pretrain to train a new one")
-        yield PlanProblem("codon-base", message, hint, "base_model")
+        yield PlanProblem.of("codon-base", "base_model")
     if training.mode in ("evaluate", *OPTIMIZES) and not options["model_path"]:
-        message = Text("plan.model-required", "args.model_path is required with mode: {mode}", mode=training.mode)
-        hint = Text("plan.model-hint", "set it to the directory `best` of a training")
-        yield PlanProblem("model-required", message, hint, "model_path")
+        yield PlanProblem.of("model-required", "model_path", mode=training.mode)
     if training.mode == "optimize" and not options["input"]:
-        message = Text("plan.codon-input", "args.input is required with mode: optimize")
-        hint = Text("plan.codon-input-hint", "set it to a file of proteins, or to one protein in letters")
-        yield PlanProblem("codon-input", message, hint, "input")
+        yield PlanProblem.of("codon-input", "input")
 
 
 def check_sizes(training: Training) -> Iterator[PlanProblem]:
@@ -90,32 +78,14 @@ def check_sizes(training: Training) -> Iterator[PlanProblem]:
     hidden, heads = int(options["hidden_size"]), int(options["num_attention_heads"])
     if hidden % heads:
         near = sorted({max(heads, hidden // heads * heads), (hidden // heads + 1) * heads})
-        message = Text(
-            "plan.codon-heads",
-            "args.hidden_size: {hidden} must be a multiple of num_attention_heads ({heads})",
-            hidden=hidden,
-            heads=heads,
-        )
-        hint = Text("plan.hidden-near", "set hidden_size to one of {near}", near=near)
-        yield PlanProblem("codon-heads", message, hint, "hidden_size")
+        yield PlanProblem.of("codon-heads", "hidden_size", hidden=hidden, heads=heads, near=near)
     longest, positions = lengths(training)[1], int(options["max_position_embeddings"])
     if is_known(training) and longest > positions:
         yield too_long(longest, positions)
 
 
 def too_long(longest: int, positions: int) -> PlanProblem:
-    message = Text(
-        "plan.codon-positions",
-        "args.max_position_embeddings: a sequence has {longest} tokens, the model {positions} positions",
-        longest=longest,
-        positions=positions,
-    )
-    hint = Text(
-        "plan.codon-more-positions",
-        "set max_position_embeddings: {longest} or more for a new model, or remove longer sequences",
-        longest=longest,
-    )
-    return PlanProblem("codon-positions", message, hint, "max_position_embeddings")
+    return PlanProblem.of("codon-positions", "max_position_embeddings", longest=longest, positions=positions)
 
 
 def facts(training: Training) -> Mapping[str, Any]:

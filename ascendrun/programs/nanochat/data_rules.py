@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ascendrun.facts.rows import FILE_KINDS
 from ascendrun.planner import rules
 from ascendrun.planner.training import PlanProblem, Raw, Training
 from ascendrun.programs.nanochat.sizes import ON_CHATS, SPECIAL, Sizes
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 FORMS = (".parquet", ".jsonl", ".txt")
 """Of files with documents, as programs/nanochat/texts.py reads them."""
@@ -26,21 +27,19 @@ def check_texts(training: Training) -> Iterator[PlanProblem]:
     for host, raw in training.found(path).items() if path else ():
         found = text_problem(path, raw) if "kind" in raw else None
         if found is not None:
-            yield PlanProblem(*found, "data_path", (host,))
+            code, values = found
+            yield PlanProblem.of(code, "data_path", (host,), **{"path": path, **values})
 
 
-def text_problem(path: str, raw: Raw) -> tuple[str, Text, Text | None] | None:
-    """Return (code, message, hint) of the first problem of the documents at a path, as a node has them."""
+def text_problem(path: str, raw: Raw) -> tuple[str, dict[str, Any]] | None:
+    """Return the code and values of the first problem of the documents at a path, as a node has them."""
     files = [file for file in raw.get("files", ()) if raw["kind"] == "data" and file["name"].endswith(FORMS)]
     if not files and raw.get("texts"):
         return None
     if not files:
-        message = Text(
-            "plan.no-shards", "args.data_path: {path} has no file that ends in {forms}", path=path, forms=list(FORMS)
-        )
-        return "no-shards", message, Text("plan.shards", "set it to a file, or to a directory of files of one form")
+        return "no-shards", {"forms": list(FORMS)}
     for file in files:
-        found = file_problem(file, {"path": path, "file": file["name"]})
+        found = file_problem(path, file)
         if found is not None:
             return found
     known = [int(file["rows"]) for file in files if file.get("whole") or "fields" in file]
@@ -49,39 +48,21 @@ def text_problem(path: str, raw: Raw) -> tuple[str, Text, Text | None] | None:
     *others, last = known
     if (sum(others) and last) if others else last > 1:
         return None
-    return "few-documents", few_documents(path, sum(known)), None
+    return "few-documents", {"count": sum(known)}
 
 
 def few_documents(path: str, count: int) -> Text:
-    return Text(
-        "plan.few-documents",
-        "args.data_path: {path}: {count:plural document documents}; expected some to train on and some to validate "
-        "with",
-        path=path,
-        count=count,
-    )
+    return listed("plan.few-documents", path=path, count=count)
 
 
-def file_problem(file: Raw, at: dict[str, str]) -> tuple[str, Text, Text | None] | None:
+def file_problem(path: str, file: Raw) -> tuple[str, dict[str, Any]] | None:
     if file.get("error") or "not_utf8" in file:
-        reason = file.get("error") or Text("plan.file-not-utf8", "not valid UTF-8 at byte {at:,}", at=file["not_utf8"])
-        message = Text(
-            "plan.bad-file", "args.{option}: invalid {path}/{file}: {reason}", option="data_path", reason=reason, **at
-        )
-        return "unreadable", message, None
+        not_utf8 = Text("plan.file-not-utf8", "not valid UTF-8 at byte {at:,}", at=file.get("not_utf8"))
+        return "unreadable", {"path": f"{path}/{file['name']}", "reason": file.get("error") or not_utf8}
     if "fields" in file and "text" not in file["fields"]:
-        message = Text(
-            "plan.no-text-column",
-            "args.data_path: {path}: {file} has no column text among {columns}",
-            columns=list(file["fields"]),
-            **at,
-        )
-        return "no-text-column", message, None
+        return "no-text-column", {"file": file["name"], "columns": list(file["fields"])}
     row = first_other(file, "text") if file["name"].endswith(".jsonl") else None
-    if row is not None:
-        message = Text("plan.no-text", "args.data_path: {path}: {file}: row {row} has no text", row=row, **at)
-        return "no-text", message, Text("plan.text-row", 'write {{"text": "…"}} for each document')
-    return None
+    return None if row is None else ("no-text", {"file": file["name"], "row": row})
 
 
 def first_other(file: Raw, kind: str) -> int | None:
@@ -99,49 +80,38 @@ def check_tokenizer(training: Training) -> Iterator[PlanProblem]:
     for option in ("tokenizer_dir", "model_dir"):
         path = str(training.options[option] or "")
         for host, raw in training.found(path).items() if path else ():
-            found = tokenizer_problem(raw, {"option": option, "path": path})
+            found = tokenizer_problem(raw, option)
             if found is not None:
-                yield PlanProblem(*found, None, option, (host,))
+                code, values = found
+                yield PlanProblem.of(code, option, (host,), path=path, **values)
     yield from other_tokenizer(training)
 
 
-def tokenizer_problem(raw: Raw, at: dict[str, str]) -> tuple[str, Text] | None:
+def tokenizer_problem(raw: Raw, option: str) -> tuple[str, dict[str, Any]] | None:
+    """Return the code and values of a directory whose tokenizer is not one of this program, or of another model."""
     if "kind" not in raw:
         return None
     wanted = None
-    if at["option"] == "model_dir":
+    if option == "model_dir":
         try:
             wanted = Sizes.of_config(raw.get("config") or {}).vocabulary
         except (KeyError, TypeError, ValueError):
             return None  # no model of this program, which another rule reports
     tokenizer = raw.get("tokenizer") or {}
     if not tokenizer.get("found"):
-        return "no-tokenizer", Text(
-            "plan.no-tokenizer", "args.{option}: {path} has no tokenizer (tokenizer.json)", **at
-        )
+        return "no-tokenizer", {}
     if tokenizer.get("error"):
-        reason = tokenizer["error"]
-        return "bad-tokenizer", Text(
-            "plan.bad-tokenizer", "args.{option}: {path}/tokenizer.json: {reason}", reason=reason, **at
-        )
+        return "bad-tokenizer", {"reason": tokenizer["error"]}
     missing = [token for token in SPECIAL if token not in tokenizer.get("added", SPECIAL)]
     if missing:
-        return "other-tokenizer", Text(
-            "plan.tokenizer-lacks", "args.{option}: {path}/tokenizer.json: no tokens {missing}", missing=missing, **at
-        )
+        return "other-tokenizer", {"missing": missing}
     if wanted is None or tokenizer.get("tokens") in (None, wanted):
         return None
-    return "foreign-tokenizer", foreign_tokenizer(at, tokenizer["tokens"], wanted)
+    return "foreign-tokenizer", {"tokens": tokenizer["tokens"], "vocabulary": wanted}
 
 
 def foreign_tokenizer(at: Mapping[str, str], tokens: int, vocabulary: int) -> Text:
-    return Text(
-        "plan.foreign-tokenizer",
-        "args.{option}: {path}: the tokenizer has {tokens:,} tokens, the model {vocabulary:,}",
-        tokens=tokens,
-        vocabulary=vocabulary,
-        **at,
-    )
+    return listed("plan.foreign-tokenizer", tokens=tokens, vocabulary=vocabulary, **at)
 
 
 def other_tokenizer(training: Training) -> Iterator[PlanProblem]:
@@ -157,11 +127,7 @@ def other_tokenizer(training: Training) -> Iterator[PlanProblem]:
         marks = [((training.first(each) or {}).get("tokenizer") or {}).get("mark") for each in (given, path)]
         is_other = None not in marks and marks[0] != marks[1]
     if is_other:
-        message = Text(
-            "plan.other-tokenizer", "args.tokenizer_dir: {path} is not the tokenizer of {model}", path=given, model=path
-        )
-        hint = Text("plan.model-has-tokenizer", "remove it: a model has its tokenizer in its own directory")
-        yield PlanProblem("foreign-tokenizer", message, hint, "tokenizer_dir")
+        yield PlanProblem.of("given-tokenizer", "tokenizer_dir", path=given, model=path)
 
 
 # --- tasks ---
@@ -174,48 +140,23 @@ def check_tasks(training: Training) -> Iterator[PlanProblem]:
     tasks, is_scored = training.options["mixture"], training.mode in ("evaluate", "rl")
     may_lack = training.mode == "evaluate"
     if may_lack and not (tasks or training.options["data_path"]):
-        message = Text("plan.nothing-to-evaluate", "args.data_path or args.mixture is required with mode: evaluate")
-        yield PlanProblem("no-mixture", message, Text("plan.mixture-form", "write - {{kind: sums}}"), "mixture")
+        yield PlanProblem.of("nothing-to-evaluate", "mixture")
     if not tasks and not may_lack:
-        message = Text("plan.no-mixture", "args.mixture is required with mode: {mode}", mode=training.mode)
-        yield PlanProblem("no-mixture", message, Text("plan.mixture-form", "write - {{kind: sums}}"), "mixture")
+        yield PlanProblem.of("no-mixture", "mixture", mode=training.mode)
     for at, task in enumerate(tasks):
         kind, path, option = task.get("kind"), str(task.get("file") or ""), f"mixture[{at}]"
         if kind not in KINDS:
-            message = Text(
-                "plan.task-kind",
-                "args.{option}: unknown kind {kind:quote}; expected one of {kinds}",
-                option=option,
-                kind=str(kind),
-                kinds=list(KINDS),
-            )
-            yield PlanProblem("task-kind", message, None, "mixture")
+            yield PlanProblem.of("task-kind", "mixture", option=option, kind=str(kind), kinds=list(KINDS))
         elif is_scored and kind == "messages":
-            message = Text(
-                "plan.no-answers", "args.{option}: {kind} has no answers to compare", option=option, kind=kind
-            )
-            yield PlanProblem("no-answers", message, None, "mixture")
+            yield PlanProblem.of("no-answers", "mixture", option=option, kind=kind)
         elif bool(path) != (kind in FILE_KINDS):
-            at_task = {"option": option, "kind": kind}
-            message = Text("plan.task-file", "args.{option}: {kind} requires a file", **at_task)
-            if path:
-                message = Text("plan.task-generated", "args.{option}: {kind} is generated and has no file", **at_task)
-            yield PlanProblem("task-file", message, None, "mixture")
+            yield PlanProblem.of("task-generated" if path else "task-file", "mixture", option=option, kind=kind)
         for key in ("epochs", "rows"):
             if not isinstance(task.get(key, 1), int) or task.get(key, 1) < (key == "epochs"):
-                message = Text("plan.task-number", "args.{option}.{key}: expected a number", option=option, key=key)
-                yield PlanProblem("task-number", message, None, "mixture")
+                yield PlanProblem.of("task-number", "mixture", option=option, key=key)
         for host, raw in training.found(path).items() if path and kind in FILE_KINDS else ():
             for file in raw.get("files", ()):
                 row = first_other(file, str(kind))
                 if row is not None or raw["kind"] != "data":
-                    message = Text(
-                        "plan.task-row",
-                        "args.{option}: {path}: row {row} is not of the kind {kind}",
-                        option=option,
-                        path=path,
-                        row=row,
-                        kind=kind,
-                    )
-                    fix = Text("plan.fix-rows", "fix or remove the sample")
-                    yield PlanProblem("task-row", message, fix, "mixture", (host,))
+                    values = {"option": option, "path": path, "row": row, "kind": kind}
+                    yield PlanProblem.of("task-row", "mixture", (host,), **values)

@@ -42,15 +42,12 @@ def check_inputs(training: Training) -> Iterator[PlanProblem]:
     for option, path in inputs(training).items():
         yield from rules.input_problems(training, option, path)
     if training.mode == "report" and not training.options["report_dirs"]:
-        message = Text("plan.no-report-dirs", "args.report_dirs is required with mode: report")
-        yield PlanProblem("no-report-dirs", message, None, "report_dirs")
+        yield PlanProblem.of("no-report-dirs", "report_dirs")
     if training.mode in (*WITH_MODEL, "report"):
         return
     yield from rules.data_problems(training)
     if training.mode == "base" and not training.options["tokenizer_dir"]:
-        message = Text("plan.no-tokenizer-dir", "args.tokenizer_dir is required with mode: base")
-        hint = Text("plan.tokenizer-first", "set it to the output_dir of a stage with mode: tokenizer")
-        yield PlanProblem("no-tokenizer-dir", message, hint, "tokenizer_dir")
+        yield PlanProblem.of("no-tokenizer-dir", "tokenizer_dir")
 
 
 def check_model(training: Training) -> Iterator[PlanProblem]:
@@ -60,23 +57,16 @@ def check_model(training: Training) -> Iterator[PlanProblem]:
     path = str(training.options["model_dir"] or "")
     hint = Text("plan.base-first", "set it to the output_dir of a stage with mode: base or mid")
     if not path:
-        message = Text("plan.no-model-dir", "args.model_dir is required with mode: {mode}", mode=training.mode)
-        yield PlanProblem("no-model-dir", message, hint, "model_dir")
+        yield PlanProblem.of("no-model-dir", "model_dir", hint=hint, mode=training.mode)
         return
     stage, raw = training.stage_at(path), training.first(path)
     model = model_at(training, path)
     if training.mode == "export" and is_checkpoint(raw):
         if not training.options["tokenizer_dir"]:
-            message = Text(
-                "plan.no-tokenizer-of-checkpoint",
-                "args.tokenizer_dir is required: {path} has checkpoints without a tokenizer",
-                path=path,
-            )
-            yield PlanProblem("no-tokenizer-dir", message, None, "tokenizer_dir")
+            yield PlanProblem.of("no-tokenizer-of-checkpoint", "tokenizer_dir", path=path)
         return
     if model is None and (stage is not None or raw is not None):
-        message = Text("plan.no-chat-model", "args.model_dir: {path} has no model of nanochat", path=path)
-        yield PlanProblem("no-chat-model", message, hint, "model_dir")
+        yield PlanProblem.of("no-chat-model", "model_dir", hint=hint, path=path)
     if model is None:
         return
     options, context = dials.settled(training.options, model), dials.Sizes.of_config(model).context
@@ -89,15 +79,7 @@ def check_model(training: Training) -> Iterator[PlanProblem]:
 
 def too_long(option: str, length: int, context: int, *, most: int) -> PlanProblem:
     """Return the problem of sequences that are longer than those that a model was trained with."""
-    message = Text(
-        "plan.long-context",
-        "args.{option}: {length} tokens, but the model is trained with {context}",
-        option=option,
-        length=length,
-        context=context,
-    )
-    hint = Text("plan.shorter-context", "set {option} to {most} or less", option=option, most=most)
-    return PlanProblem("long-context", message, hint, option)
+    return PlanProblem.of("long-context", option, length=length, context=context, most=most)
 
 
 def is_checkpoint(raw: Mapping[str, Any] | None) -> bool:
@@ -163,35 +145,14 @@ def check_sizes(training: Training) -> Iterator[PlanProblem]:
     options, sizes = planned(training)
     assert sizes is not None
     if sizes.head % 2:
-        message = Text("plan.head-dim", "args.head_dim: expected an even number, got {head}", head=sizes.head)
-        yield PlanProblem("head-dim", message, None, "head_dim")
+        yield PlanProblem.of("head-dim", "head_dim", head=sizes.head)
     if sizes.heads % sizes.kv_heads:
         near = [each for each in range(1, sizes.heads + 1) if sizes.heads % each == 0]
-        message = Text(
-            "plan.kv-heads",
-            "args.kv_heads: {kv_heads} does not divide the {heads} attention heads",
-            kv_heads=sizes.kv_heads,
-            heads=sizes.heads,
-        )
-        yield PlanProblem(
-            "kv-heads", message, Text("plan.kv-heads-near", "set kv_heads to one of {near}", near=near), "kv_heads"
-        )
+        yield PlanProblem.of("kv-heads", "kv_heads", kv_heads=sizes.kv_heads, heads=sizes.heads, near=near)
     if not sizes.window_pattern or set(sizes.window_pattern) - set("SL"):
-        message = Text(
-            "plan.window-pattern",
-            "args.window_pattern: {pattern:quote}: expected the letters S and L",
-            pattern=str(options["window_pattern"]),
-        )
-        yield PlanProblem("window-pattern", message, None, "window_pattern")
+        yield PlanProblem.of("window-pattern", "window_pattern", pattern=str(options["window_pattern"]))
     if not sizes.is_classic and sizes.hidden < dials.SMEAR_CHANNELS:
-        message = Text(
-            "plan.narrow-model",
-            "args.aspect_ratio: a hidden size of {hidden} is too small for model_preset: current; expected at least "
-            "{least}",
-            hidden=sizes.hidden,
-            least=dials.SMEAR_CHANNELS,
-        )
-        yield PlanProblem("narrow-model", message, None, "aspect_ratio")
+        yield PlanProblem.of("narrow-model", "aspect_ratio", hidden=sizes.hidden, least=dials.SMEAR_CHANNELS)
 
 
 def check_batch(training: Training) -> Iterator[PlanProblem]:
@@ -214,29 +175,11 @@ def batch_refusals(options: Mapping[str, Any], horizon: dials.Horizon, ranks: in
     if batch % unit == 0:
         return
     if not asked:
-        message = Text(
-            "plan.batch-tokens",
-            "args.total_batch_size: {batch} is not a multiple of {unit}: {ranks:plural rank ranks} x {rows} sequences "
-            "x {length} tokens",
-            batch=batch,
-            unit=unit,
-            ranks=ranks,
-            rows=rows,
-            length=length,
+        yield PlanProblem.of(
+            "batch-tokens", "total_batch_size", batch=batch, unit=unit, ranks=ranks, rows=rows, length=length, near=near
         )
-        hint = Text("plan.batch-tokens-near", "set total_batch_size to one of {near}", near=near)
-        yield PlanProblem("batch-tokens", message, hint, "total_batch_size")
         return
     near = [each // length for each in near]
-    message = Text(
-        "plan.batch-examples",
-        "args.target_examples_per_step: {asked} is not a multiple of {unit}: {ranks:plural rank ranks} x {rows} "
-        "sequences",
-        asked=asked,
-        unit=ranks * rows,
-        ranks=ranks,
-        rows=rows,
-    )
     hint = Text("plan.batch-examples-near", "set target_examples_per_step to one of {near}", near=near)
     if asked % ranks == 0:
         fewer = max(each for each in range(1, rows + 1) if asked // ranks % each == 0)
@@ -246,7 +189,9 @@ def batch_refusals(options: Mapping[str, Any], horizon: dials.Horizon, ranks: in
             near=near,
             fewer=fewer,
         )
-    yield PlanProblem("batch-examples", message, hint, "target_examples_per_step")
+    yield PlanProblem.of(
+        "batch-examples", "target_examples_per_step", hint=hint, asked=asked, unit=ranks * rows, ranks=ranks, rows=rows
+    )
 
 
 def check_replies(training: Training) -> Iterator[PlanProblem]:
@@ -256,25 +201,12 @@ def check_replies(training: Training) -> Iterator[PlanProblem]:
     options = dials.settled(training.options)
     asked, ranks = int(options["target_examples_per_step"]), training.ranks
     if asked % ranks:
-        message = Text(
-            "plan.rl-questions",
-            "args.target_examples_per_step: {asked} is not a multiple of {ranks:plural rank ranks}",
-            asked=asked,
-            ranks=ranks,
-        )
         near = [each for each in (asked // ranks * ranks, (asked // ranks + 1) * ranks) if each]
-        hint = Text("plan.batch-examples-near", "set target_examples_per_step to one of {near}", near=near)
-        yield PlanProblem("rl-questions", message, hint, "target_examples_per_step")
+        yield PlanProblem.of("rl-questions", "target_examples_per_step", asked=asked, ranks=ranks, near=near)
     if int(options["num_samples"]) < 2:
-        message = Text(
-            "plan.rl-samples",
-            "args.num_samples: {samples}: a single reply is its own mean, so nothing is learned; expected at least 2",
-            samples=options["num_samples"],
-        )
-        yield PlanProblem("rl-samples", message, None, "num_samples")
+        yield PlanProblem.of("rl-samples", "num_samples", samples=options["num_samples"])
     if int(options["rollout_updates"]) > 1 and not options["clip"]:
-        message = Text("plan.rl-updates", "args.rollout_updates above 1 requires args.clip")
-        yield PlanProblem("rl-updates", message, Text("plan.rl-clip", "set clip to 0.2"), "rollout_updates")
+        yield PlanProblem.of("rl-updates", "rollout_updates")
 
 
 def check_steps(training: Training) -> Iterator[PlanProblem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -36,26 +37,14 @@ def read_stages(texts: Sequence[Any], levels: int) -> list[Stage]:
         try:
             end, parts = Fraction(end_text.strip()), [Fraction(part.strip()) for part in parts_text.split("/")]
         except (ValueError, ZeroDivisionError):
-            message = Text(
-                "plan.stage-form", "args.curriculum_schedule: {text:quote}: expected END=PART/PART/…", text=text
-            )
-            hint = Text("plan.stage-example", "such as 0.3=80/20/0")
-            raise InvalidStagesError(PlanProblem("stage-form", message, hint, option)) from None
+            raise InvalidStagesError(PlanProblem.of("stage-form", option, text=text)) from None
         if len(parts) != levels or min(parts) < 0 or not sum(parts):
-            message = Text(
-                "plan.stage-parts",
-                "args.curriculum_schedule: the stage to {end} has {parts} parts; expected {levels}, one for "
-                "each level, 0 or more, and not all 0",
-                end=float(end),
-                parts=len(parts),
-                levels=levels,
-            )
-            raise InvalidStagesError(PlanProblem("stage-parts", message, None, option))
+            problem = PlanProblem.of("stage-parts", option, end=float(end), parts=len(parts), levels=levels)
+            raise InvalidStagesError(problem)
         stages.append((end, tuple(part / sum(parts) for part in parts)))
     ends = [end for end, _ in stages]
     if ends != sorted(set(ends)) or not ends or ends[-1] != 1 or ends[0] <= 0:
-        message = Text("plan.stage-order", "args.curriculum_schedule: the ends of stages must rise and the last be 1")
-        raise InvalidStagesError(PlanProblem("stage-order", message, None, option))
+        raise InvalidStagesError(PlanProblem.of("stage-order", option))
     return stages
 
 
@@ -64,28 +53,12 @@ def difficulty_problems(counts: Mapping[str, int], levels: Sequence[str], wanted
     auto or on."""
     named = sorted(level for level in counts if level)
     if not named and wanted == "on":
-        message = Text("plan.no-difficulty", "args.curriculum: on requires samples with a difficulty")
-        hint = Text("plan.add-difficulty", "add difficulty to the samples, or set curriculum: auto")
-        yield PlanProblem("no-difficulty", message, hint, "curriculum")
+        yield PlanProblem.of("no-difficulty", "curriculum")
     if named and counts.get(""):
-        message = Text(
-            "plan.some-difficulty",
-            "args.data_path: {missing} of {all} samples have no difficulty",
-            missing=counts[""],
-            all=sum(counts.values()),
-        )
-        hint = Text("plan.difficulty-off", "add it, or set curriculum: off")
-        yield PlanProblem("some-difficulty", message, hint, "data_path")
+        yield PlanProblem.of("some-difficulty", "data_path", missing=counts[""], all=sum(counts.values()))
     strange = [level for level in named if level not in levels]
     if strange:
-        message = Text(
-            "plan.unknown-level",
-            "args.difficulty_levels: the data has {strange}, expected {levels}",
-            strange=strange,
-            levels=list(levels),
-        )
-        hint = Text("plan.list-levels", "list all levels of the data from easy to hard")
-        yield PlanProblem("unknown-level", message, hint, "difficulty_levels")
+        yield PlanProblem.of("unknown-level", "difficulty_levels", strange=strange, levels=list(levels))
 
 
 def empty_stages(stages: Sequence[Stage], steps: int) -> Iterator[PlanProblem]:
@@ -94,14 +67,7 @@ def empty_stages(stages: Sequence[Stage], steps: int) -> Iterator[PlanProblem]:
     for number, (end, _) in enumerate(stages, start=1):
         near = range(max(0, int(start * steps) - 1), min(steps, int(end * steps) + 2))
         if not any(start <= Fraction(step, steps) < end for step in near):
-            message = Text(
-                "plan.stage-empty",
-                "args.curriculum_schedule: stage {stage} has no step of {steps}",
-                stage=number,
-                steps=steps,
-            )
-            hint = Text("plan.longer", "train for more steps, or use fewer stages")
-            yield PlanProblem("stage-empty", message, hint, "curriculum_schedule", is_fatal=False)
+            yield PlanProblem.of("stage-empty", "curriculum_schedule", is_fatal=False, stage=number, steps=steps)
         start = end
 
 
@@ -284,61 +250,29 @@ def check_inputs(training: Training) -> Iterator[PlanProblem]:
 def check_model(training: Training) -> Iterator[PlanProblem]:
     options = training.options
     if not options["base_model"] and str(options["model_preset"]) not in presets():
-        message = Text(
-            "plan.unknown-preset", "args.model_preset: unknown preset {name:quote}", name=str(options["model_preset"])
-        )
-        yield PlanProblem("unknown-preset", message, None, "model_preset")
+        yield PlanProblem.of("unknown-preset", "model_preset", name=str(options["model_preset"]))
     known = linear_names(training)
     unknown = [str(name) for name in options["target_modules"] if name not in known]
     if unknown and (config_of(training) is not None):
-        message, hint = rules.known_names("target_modules", unknown, known)
-        yield PlanProblem("unknown-target", message, hint, "target_modules")
+        yield replace(rules.unknown_names("target_modules", unknown, known), code="unknown-target")
     config = config_of(training)
     if config is None:
         return
     model = shape_of(config)
     if model is None:
-        message = Text("plan.no-sizes", "args.base_model: config.json lacks sizes of the model")
-        yield PlanProblem("no-sizes", message, None, "base_model")
+        yield PlanProblem.of("no-sizes", "base_model")
     elif model.hidden % model.heads and not config.get("head_dim"):
-        message = Text(
-            "plan.heads-divide",
-            "args.base_model: hidden_size {hidden} is not a multiple of {heads} heads",
-            hidden=model.hidden,
-            heads=model.heads,
-        )
-        yield PlanProblem("heads-divide", message, None, "base_model")
+        yield PlanProblem.of("heads-divide", "base_model", hidden=model.hidden, heads=model.heads)
     elif model.positions is not None and options["cutoff_len"] > model.positions:
-        message = Text(
-            "plan.over-positions",
-            "args.cutoff_len: {cutoff} exceeds the {positions} positions of the model",
-            cutoff=options["cutoff_len"],
-            positions=model.positions,
-        )
-        yield PlanProblem(
-            "over-positions",
-            message,
-            Text("plan.set-cutoff", "set cutoff_len: {positions} or less", positions=model.positions),
-            "cutoff_len",
-            is_fatal=False,
+        yield PlanProblem.of(
+            "over-positions", "cutoff_len", is_fatal=False, cutoff=options["cutoff_len"], positions=model.positions
         )
 
 
 def check_strategy(training: Training) -> Iterator[PlanProblem]:
     yield from rules.strategy_problems(training)
     if training.options["quantization_bit"] != "none":
-        message = Text(
-            "plan.no-qlora",
-            "args.quantization_bit: a quantised base is not supported on {family}: {why}",
-            family=training.family,
-            why=QLORA[training.family],
-        )
-        yield PlanProblem(
-            "no-qlora",
-            message,
-            Text("plan.use-sharding", "set strategy: fsdp2, or strategy: zero3 with cpu_offload: true"),
-            "quantization_bit",
-        )
+        yield PlanProblem.of("no-qlora", "quantization_bit", family=training.family, why=QLORA[training.family])
 
 
 def check_curriculum(training: Training) -> Iterator[PlanProblem]:
@@ -363,12 +297,7 @@ def check_steps(training: Training) -> Iterator[PlanProblem]:
     yield from rules.steps_problems(training, steps(training))
     rows = train_rows(training)
     if rows == 0:
-        yield PlanProblem(
-            "one-sample",
-            Text("plan.one-sample", "args.data_path: 1 sample for training and validation"),
-            Text("plan.add-samples", "add samples, or set val_size: 0"),
-            "data_path",
-        )
+        yield PlanProblem.of("one-sample", "data_path")
     else:
         yield from rules.data_size_problems(training, rows)
 

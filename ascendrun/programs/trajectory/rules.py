@@ -59,13 +59,7 @@ def check_inputs(training: Training) -> Iterator[PlanProblem]:
     if options["prepared_dir"]:
         for host, raw in training.found(str(options["prepared_dir"])).items():
             if "kind" in raw and raw["kind"] != "prepared":
-                message = Text(
-                    "plan.not-prepared",
-                    "args.prepared_dir: {path} has no prepared.json",
-                    path=str(options["prepared_dir"]),
-                )
-                hint = Text("plan.prepare-first", "run the stage with mode: prepare first")
-                yield PlanProblem("not-prepared", message, hint, "prepared_dir", (host,))
+                yield PlanProblem.of("not-prepared", "prepared_dir", (host,), path=str(options["prepared_dir"]))
 
 
 def prepared(training: Training) -> Mapping[str, Any]:
@@ -122,21 +116,9 @@ def check_data(training: Training) -> Iterator[PlanProblem]:
     if training.mode not in (*TRAINS, "prepare") or training.options["prepared_dir"]:
         return
     if "classes" in found and len(found["classes"]) < 2:
-        message = Text(
-            "plan.one-class",
-            "args.data_path: training requires at least two classes, got {found}",
-            found=found["classes"] or None,
-        )
-        hint = Text("plan.class-column", "write column_map: [class=NAME] with the column of the class")
-        yield PlanProblem("one-class", message, hint, "data_path")
+        yield PlanProblem.of("one-class", "data_path", found=found["classes"] or None)
     if "ships" in found and found["ships"] < 3 and training.options["split"] == "ship":
-        message = Text(
-            "plan.few-ships",
-            "args.data_path: {ships:plural ship ships} cannot be split into train, val and test by ship; "
-            "expected at least 3",
-            ships=found["ships"],
-        )
-        yield PlanProblem("few-ships", message, ADD_SHIPS, "data_path")
+        yield PlanProblem.of("few-ships", "data_path", hint=ADD_SHIPS, ships=found["ships"])
 
 
 def check_options(training: Training) -> Iterator[PlanProblem]:
@@ -144,39 +126,15 @@ def check_options(training: Training) -> Iterator[PlanProblem]:
     hidden, heads = int(options["hidden_size"]), int(options["num_attention_heads"])
     if not options["base_model"] and training.mode in (*TRAINS, "plan") and hidden % (2 * heads):
         near = sorted({max(2 * heads, hidden // (2 * heads) * 2 * heads), (hidden // (2 * heads) + 1) * 2 * heads})
-        message = Text(
-            "plan.hidden-heads",
-            "args.hidden_size: {hidden} must be an even multiple of num_attention_heads ({heads})",
-            hidden=hidden,
-            heads=heads,
-        )
-        yield PlanProblem(
-            "hidden-heads",
-            message,
-            Text("plan.hidden-near", "set hidden_size to one of {near}", near=near),
-            "hidden_size",
-        )
+        yield PlanProblem.of("hidden-heads", "hidden_size", hidden=hidden, heads=heads, near=near)
     if training.mode == "pretrain" and (options["objective"], options["attention"]) == ("clm", "bidirectional"):
-        message = Text("plan.clm-bidirectional", "args.objective: clm cannot be combined with attention: bidirectional")
-        yield PlanProblem(
-            "clm-bidirectional", message, Text("plan.set-mlm", "set objective: mlm, or attention: causal"), "objective"
-        )
+        yield PlanProblem.of("clm-bidirectional", "objective")
     if options["min_segment_size"] > options["segment_size"]:
-        message = Text(
-            "plan.segment-sizes",
-            "args.min_segment_size: {least} exceeds segment_size ({most}): no segment is kept",
-            least=options["min_segment_size"],
-            most=options["segment_size"],
+        yield PlanProblem.of(
+            "segment-sizes", "min_segment_size", least=options["min_segment_size"], most=options["segment_size"]
         )
-        yield PlanProblem("segment-sizes", message, None, "min_segment_size")
     if training.mode in USES_MODEL and not options["model_path"]:
-        message = Text("plan.model-required", "args.model_path is required with mode: {mode}", mode=training.mode)
-        yield PlanProblem(
-            "model-required",
-            message,
-            Text("plan.model-hint", "set it to the directory `best` of a training"),
-            "model_path",
-        )
+        yield PlanProblem.of("model-required", "model_path", mode=training.mode)
 
 
 def check_names(training: Training) -> Iterator[PlanProblem]:
@@ -184,32 +142,19 @@ def check_names(training: Training) -> Iterator[PlanProblem]:
     options = training.options
     wrong = column_map(options["column_map"])[1]
     if wrong:
-        message = Text(
-            "plan.column-map",
-            "args.column_map: {wrong}: expected NAME=COLUMN, with NAME one of {known}",
-            wrong=wrong,
-            known=list(ALIASES),
-        )
-        yield PlanProblem("column-map", message, None, "column_map")
+        yield PlanProblem.of("column-map", "column_map", wrong=wrong, known=list(ALIASES))
     for name, known in (("inputs", INPUTS), ("baselines", METHODS)):
         strange = [each for each in options[name] if each not in known]
         if strange:
-            yield PlanProblem("unknown-names", *rules.known_names(name, strange, list(known)), name)
+            yield rules.unknown_names(name, strange, list(known))
     folds, fold = options["folds"], options["fold"]
     if folds and options["prepared_dir"]:
-        message = Text("plan.folds-prepared", "args.folds cannot be combined with prepared_dir, whose split is fixed")
-        yield PlanProblem("folds-prepared", message, Text("plan.set-data", "set data_path"), "folds")
+        yield PlanProblem.of("folds-prepared", "folds")
     if folds and options["split"] != "ship":
-        yield PlanProblem("folds-split", Text("plan.folds-split", "args.folds requires split: ship"), None, "folds")
+        yield PlanProblem.of("folds-split", "folds")
     is_known = folds >= 2 and fold < folds and (fold >= 0 or training.mode == "train")
     if (folds or fold >= 0) and not is_known:
-        message = Text(
-            "plan.bad-folds",
-            "args.folds: {folds} with fold: {fold}: expected two or more folds, and one of them by its number from 0",
-            folds=folds,
-            fold=fold,
-        )
-        yield PlanProblem("bad-folds", message, None, "folds")
+        yield PlanProblem.of("bad-folds", "folds", folds=folds, fold=fold)
 
 
 def check_base(training: Training) -> Iterator[PlanProblem]:
@@ -225,12 +170,7 @@ def check_base(training: Training) -> Iterator[PlanProblem]:
         yield from model_rules.model_problems(model, "base_model", path, needs_tokenizer=False)
         kind = (raw.get("config") or {}).get("model_type") if isinstance(raw.get("config"), Mapping) else None
         if kind is not None and kind not in ("qwen2", "qwen3"):
-            message = Text(
-                "plan.model-type",
-                "args.base_model: model_type {kind:quote} is not supported; expected qwen2 or qwen3",
-                kind=str(kind),
-            )
-            yield PlanProblem("model-type", message, None, "base_model", (host,))
+            yield PlanProblem.of("model-type", "base_model", (host,), kind=str(kind))
 
 
 def steps(training: Training) -> int | None:

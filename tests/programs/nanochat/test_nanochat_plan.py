@@ -86,14 +86,14 @@ def test_a_model_that_is_not_there_or_not_ours_is_a_problem(mode):
 def test_an_export_reads_a_model_or_checkpoints_of_nanochat_with_a_tokenizer():
     usual = {"mode": "export", "model_dir": "/m", "data_path": ""}
     theirs = {"kind": "model", "names": ("meta_000120.json", "model_000120.pt")}
-    assert problems(1, {"/m": theirs}, **usual, tokenizer_dir="").keys() == {"no-tokenizer-dir"}
+    assert problems(1, {"/m": theirs}, **usual, tokenizer_dir="").keys() == {"no-tokenizer-of-checkpoint"}
     assert problems(1, {"/m": theirs}, **usual) == {}
     assert problems(1, {"/m": {"kind": "data", "names": ("x.pt",)}}, **usual).keys() == {"no-chat-model"}
 
 
 def test_an_evaluation_needs_something_to_score():
     usual = {"mode": "evaluate", "model_dir": "/m", "tokenizer_dir": ""}
-    assert problems(1, **usual, data_path="").keys() == {"no-mixture"}
+    assert problems(1, **usual, data_path="").keys() == {"nothing-to-evaluate"}
     assert problems(1, **usual, data_path="", mixture=[{"kind": "sums"}]) == {}
     assert problems(1, **usual) == {}
     assert "no-answers" in problems(1, **usual, mixture=[{"kind": "messages", "file": "/chats.jsonl"}])
@@ -197,9 +197,9 @@ def test_a_tokenizer_that_is_not_of_this_program_or_not_the_models_is_a_problem(
         assert refused.keys() == {"foreign-tokenizer"}
         assert refused["foreign-tokenizer"].message.values["tokens"] == 301
         both = problems(1, seen(own, other, bare), **usual, model_dir=str(own), tokenizer_dir=str(other))
-        assert both.keys() == {"foreign-tokenizer"} and both["foreign-tokenizer"].option == "tokenizer_dir"
+        assert both.keys() == {"given-tokenizer"} and both["given-tokenizer"].option == "tokenizer_dir"
     assert chat_problems(tokenizer_dir="tok", base={"max_steps": 90}).keys() == set()
-    assert "foreign-tokenizer" in chat_problems(tokenizer_dir="/elsewhere", base={"max_steps": 90})
+    assert "given-tokenizer" in chat_problems(tokenizer_dir="/elsewhere", base={"max_steps": 90})
 
 
 def test_prompts_longer_than_the_context_are_a_problem(tmp_path):
@@ -275,7 +275,7 @@ def test_conversations_inherit_the_batch_and_the_context_of_the_model():
         ({"mixture": ()}, "no-mixture"),
         ({"mixture": ({"kind": "poems"},)}, "task-kind"),
         ({"mixture": ({"kind": "gsm8k"},)}, "task-file"),
-        ({"mixture": ({"kind": "sums", "file": "/data/x.jsonl"},)}, "task-file"),
+        ({"mixture": ({"kind": "sums", "file": "/data/x.jsonl"},)}, "task-generated"),
         ({"mixture": ({"kind": "sums", "epochs": 0},)}, "task-number"),
         ({"mixture": ({"kind": "sums", "rows": "all"},)}, "task-number"),
         ({"mixture": ({"kind": "gsm8k", "file": "x.jsonl"},)}, "not-written"),
