@@ -7,10 +7,10 @@ bin/setup-env --venv .venv-npu --over .venv npu-sim && .venv-npu/bin/python -m p
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Callable
 
 import pytest
@@ -20,20 +20,6 @@ from ascendrun.sim.npu.build import build, environment, find_target
 from tests.programs.conftest import REPO, Run, Server
 
 PROGRAM_TESTS = REPO / "tests" / "programs"
-
-
-class NpuServer(Server):
-    """As the programs' own, with torch_npu imported and no device touched."""
-
-    def __init__(self, environ: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("npuserver.py"))],
-            env=environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
 
 
 Row = tuple[object, ...]
@@ -69,7 +55,6 @@ def toolkit() -> Path:
 @pytest.fixture(scope="session")
 def npu_environ(toolkit: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     own = {
-        "OMP_NUM_THREADS": "1",
         "PYTHONPATH": f"{REPO}{os.pathsep}{PROGRAM_TESTS}",
         "PYTHONWARNINGS": "ignore",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -81,7 +66,8 @@ def npu_environ(toolkit: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 @pytest.fixture(scope="session")
 def npu_server(npu_environ: dict[str, str]) -> Iterator[Server]:
-    server = NpuServer(npu_environ)
+    """As the programs' own, with torch_npu imported and no device touched."""
+    server = Server(Path(__file__).with_name("npuserver.py"), npu_environ)
     yield server
     server.close()
 
@@ -98,16 +84,10 @@ def launch(npu_server: Server, tmp_path: Path) -> Iterator[Callable[..., Run]]:
         name: str = "run",
         ranks: int = 1,
         family: str = "npu",
-        env: dict[str, str] = None,
-    ) -> Run:  # read only
-        if env is None:
-            env = {}
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> Run:
         folder = tmp_path / name
-        common: dict[str, Any] = {
-            "ASCENDRUN_DEVICE_TYPE": family,
-            "ASCEND_PROCESS_LOG_PATH": str(folder / "log"),
-            **env,
-        }
+        common = {"ASCENDRUN_DEVICE_TYPE": family, "ASCEND_PROCESS_LOG_PATH": str(folder / "log"), **env}
         rank_env = {rank: {"RANK": str(rank), **common} for rank in range(ranks)}
         if ranks == 1:
             rank_env[0].update(WORLD_SIZE="1", LOCAL_RANK="0")
@@ -116,10 +96,7 @@ def launch(npu_server: Server, tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
     yield begin
     for run in runs:
-        for pid in run.pids:
-            if npu_server.ask({"poll": pid}) is None:
-                os.kill(pid, 9)
-        run.wait()
+        run.kill()
 
 
 def plogs(run: Run) -> str:

@@ -48,22 +48,23 @@ def usual_positions(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return usual
 
 
+def alone(*, ranks: int = 1) -> Any:
+    """The runtime of a rank on the CPU that meets no other."""
+    from ascendrun.programs.devices.accelerator import open_accelerator
+    from ascendrun.programs.trainer.runtime import Runtime
+
+    return Runtime(0, 0, ranks, None, open_accelerator("cpu", 0))
+
+
 class Server:
     """The forking process, asked over its pipes."""
 
-    def __init__(self) -> None:
+    def __init__(self, script: Path, environ: dict[str, str]) -> None:
         # inductor's cache of graphs does not know for which vectors (ATEN_CPU_CAPABILITY) it compiled them.
         self.compiled = tempfile.TemporaryDirectory(prefix="ascendrun-inductor-")
-        environ = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(REPO),
-            "DS_ACCELERATOR": "cpu",
-            "TORCHINDUCTOR_CACHE_DIR": self.compiled.name,
-        }
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("forkserver.py"))],
-            env=environ,
+            [sys.executable, str(script)],
+            env={**environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": self.compiled.name},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -153,6 +154,22 @@ class Run:
         """Waits until rank 0 has reported this step."""
         until(lambda: any(line.get("step", 0) >= step for line in self.metrics()), self.text)
 
+    def serving(self) -> dict[str, Any]:
+        """Waits until rank 0 serves, and returns what it reports then."""
+
+        def lines() -> list[dict[str, Any]]:
+            return [line for line in self.metrics() if line.get("event") == "serving"]
+
+        until(lambda: bool(lines()), self.text)
+        return lines()[0]
+
+    def kill(self) -> None:
+        """Ends what still runs."""
+        for pid in self.pids:
+            if self.server.ask({"poll": pid}) is None:
+                os.kill(pid, signal.SIGKILL)
+        self.wait()
+
     def signal(self, rank: int, number: int = signal.SIGTERM) -> None:
         os.kill(self.pids[rank], number)
 
@@ -197,7 +214,8 @@ Start = Callable[..., Run]
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[Server]:
-    server = Server()
+    environ = {**os.environ, "PYTHONPATH": str(REPO), "DS_ACCELERATOR": "cpu"}
+    server = Server(Path(__file__).with_name("forkserver.py"), environ)
     yield server
     server.close()
 
@@ -235,10 +253,7 @@ def launch(fork_server: Server, tmp_path: Path) -> Iterator[Start]:
 
     yield begin
     for run in runs:
-        for pid in run.pids:
-            if fork_server.ask({"poll": pid}) is None:
-                os.kill(pid, signal.SIGKILL)
-        run.wait()
+        run.kill()
 
 
 @pytest.fixture

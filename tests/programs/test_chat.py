@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.generation import chat
 from ascendrun.programs.generation.cache import of_model
 from ascendrun.programs.generation.chat import Reader, Talker, Team, Writing
 from ascendrun.programs.generation.engine import Completion, Generator, Sampling
 from ascendrun.programs.generation.requests import Limits, RequestRefusedError
 from ascendrun.programs.generation.terminal import talk
-from ascendrun.programs.trainer.runtime import Runtime
-from tests.programs.conftest import until
+from tests.programs.conftest import alone, until
 from tests.programs.generating import WORDS, Plain, naive
 
 GREEDY = Sampling(0.0)
@@ -48,7 +46,7 @@ class World:
     """A team of one rank that serves."""
 
     def __init__(self, talker: Talker, **limits: Any) -> None:
-        self.here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+        self.here = alone()
         self.team = Team(talker, self.here)
         self.server = self.team.serve("127.0.0.1", 0, limits=Limits(**limits))
         self.ended: list[bool] = []
@@ -266,7 +264,7 @@ def test_characters_of_several_tokens_are_shown_when_they_are_complete(size):
 def test_the_terminal_keeps_the_chat_until_it_is_told_to_forget_it(talker, monkeypatch, capsys):
     import io
 
-    here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+    here = alone()
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\n\n/new\nship\n" + "x" * 200 + "\n"))
     talk(talker, here, limit=6)
     lines = capsys.readouterr().out.split("> ")
@@ -313,8 +311,7 @@ def test_ranks_serve_the_base_with_its_adapter(launch, tuned, ranks, strategy):
         ranks=ranks,
         name="serve",
     )
-    until(lambda: any(line.get("event") == "serving" for line in run.metrics()), run.text)
-    line = next(line for line in run.metrics() if line.get("event") == "serving")
+    line = run.serving()
     address = line["host"], line["port"]
     questions = [f"What is {number}?" for number in range(5)]
     clients = [post(address, messages=said(text), max_tokens=12, temperature=0) for text in questions]

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from ascendrun.programs.devices.accelerator import open_accelerator
-from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory import tokens
 from ascendrun.programs.trajectory.data import Samples
 from ascendrun.programs.trajectory.grammars import as_texts
@@ -24,6 +22,7 @@ from ascendrun.programs.trajectory.points.tracks import FEATURES
 from ascendrun.programs.trajectory.scores import MODEL, Adjustment, choose_adjustment, compare, measure, score
 from ascendrun.programs.trajectory.store import Trained, load_trained, merge, save_trained
 from ascendrun.programs.trajectory.trees import LEAVES, grow_trees
+from tests.programs.conftest import alone
 
 CONFIG = config_of_sizes(words=30, hidden=16, layers=2, heads=2, max_length=32)
 
@@ -240,7 +239,7 @@ def test_where_no_training_ship_was_trees_without_the_place_vote_also_after_a_fi
 
 def judged(train, samples, *, words, classes):
     """What all methods say of samples, beside a model that knows nothing."""
-    here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+    here = alone()
     records = [SimpleNamespace(ship=str(number)) for number in range(len(samples))]
     facts = {"names": [f"class{i}" for i in range(classes)]}
     data = Samples({"test": records}, {f"w{i}": i for i in range(words)}, facts)

@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ascendrun.programs.devices.accelerator import Precision, open_accelerator
+from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.trainer import checkpoint, optim, schedule
 from ascendrun.programs.trainer.data import Batch, Buckets
 from ascendrun.programs.trainer.loop import Loop
-from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.task import Settings, Task
+from tests.programs.conftest import alone
 
 
 def thorough(value):
@@ -415,7 +415,7 @@ class Noted(Task):
 
 def test_no_value_is_read_in_a_step_that_logs_nothing(tmp_path):
     """Clipping, AdamW and Muon, the loss and its parts: none of them."""
-    here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+    here = alone()
     module = nn.Sequential(nn.Linear(1, 8), nn.Linear(8, 1))
     matrices = [weight for weight in module.parameters() if weight.ndim == 2]
     vectors = [weight for weight in module.parameters() if weight.ndim < 2]

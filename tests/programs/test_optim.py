@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from ascendrun.programs.devices.accelerator import Precision, open_accelerator
+from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.trainer import optim, optimizer, schedule
-from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.parallel import wrap
+from tests.programs.conftest import alone
 
 FLOAT = Precision(torch.float32, torch.float32, False, "float32")
 
@@ -19,7 +19,7 @@ FLOAT = Precision(torch.float32, torch.float32, False, "float32")
 @pytest.fixture
 def engine():
     """engine(module, plan of the module): on one rank, on the CPU."""
-    here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+    here = alone()
     return lambda module, make: wrap(module, here, strategy="none", make_optimizer=make, precision=FLOAT)
 
 

@@ -27,11 +27,12 @@ from ascendrun.programs.trainer.strategies.fsdp2 import shard
 from ascendrun.programs.trajectory.data import prepare
 from ascendrun.programs.trajectory.train import unlabelled
 from tests.programs import reduced
+from tests.programs.conftest import alone
 
 
 @pytest.fixture
-def here() -> Runtime:
-    return Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+def here():
+    return alone()
 
 
 def test_two_steps_are_those_of_a_plain_loop(here, tmp_path):

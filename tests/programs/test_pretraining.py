@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ascendrun.programs.devices.accelerator import open_accelerator
-from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Samples
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.tokens import MASK, SPECIAL, encode, guessable, hide_words, make_vocabulary
 from ascendrun.programs.trajectory.train import Pretraining
+from tests.programs.conftest import alone
 
 
 def corpus(grammar):
@@ -95,7 +94,7 @@ def test_in_a_batch_each_answer_stands_at_the_row_and_place_that_is_asked(object
         "min_segment_size": 5,
         "pad_to_multiple_of": 16,
     }
-    here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+    here = alone()
     task = Pretraining(options, samples, here, None, None)
     tensors = task.batch([task.masked(sample, (i,), is_training=True) for i, sample in enumerate(encoded)]).tensors
     originals, shift = [sample.ids() for sample in encoded], int(objective == "clm")

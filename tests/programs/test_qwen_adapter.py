@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 
-from ascendrun.programs.devices.accelerator import Precision, open_accelerator
+from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import base, chat_template, lora
 from ascendrun.programs.qwen_lora.dataset import make_conversations
 from ascendrun.programs.qwen_lora.lora import IncompleteAdapterError, merge
-from ascendrun.programs.trainer.runtime import Runtime
+from tests.programs.conftest import alone
 
 FLOAT = Precision(torch.float32, torch.float32, False, "")
 OPTIONS = {
@@ -25,9 +25,9 @@ OPTIONS = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def here():
-    return Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+    return alone()
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from ascendrun.planner.cost import Layout
 from ascendrun.planner.models import shape_of
 from ascendrun.planner.training import Training
 from ascendrun.programs.devices import attention
-from ascendrun.programs.devices.accelerator import Precision, open_accelerator
+from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import base, chat_template, modes
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
@@ -24,8 +24,8 @@ from ascendrun.programs.qwen_lora.rules import RULES, presets, work_of
 from ascendrun.programs.qwen_lora.sft_task import forward
 from ascendrun.programs.trainer import optim
 from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.parallel import choose, refuse
+from tests.programs.conftest import alone
 
 TINY = (
     "--data_path=generated",
@@ -74,10 +74,6 @@ def wrapped_tokenizer():
             read_texts(options_of("--data_path=generated", "--synthetic_samples=20")).train.conversations, words=300
         )
     )
-
-
-def alone(*, ranks=1):
-    return Runtime(0, 0, ranks, None, open_accelerator("cpu", 0))
 
 
 # --- trained for real ---
@@ -310,7 +306,7 @@ def test_what_was_chosen_of_activations_is_what_a_run_does_and_its_attention_is_
 ):
     """S3-B7: no bit tells whether a forward pass was made a second time; who counts the passes knows."""
     base.write_model(tmp_path / "base", base.build(base.shape_config("tiny", vocab_size=64)))
-    here, chosen = Runtime(0, 0, 1, None, open_accelerator("cpu", 0)), cost.Layout("ddp", recomputes=is_anew)
+    here, chosen = alone(), cost.Layout("ddp", recomputes=is_anew)
     model, engine, _ = modes.make_engine(
         base.folder_config(tmp_path / "base"),
         options_of("--lora_r=2"),

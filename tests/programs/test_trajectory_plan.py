@@ -7,10 +7,8 @@ import re
 import pytest
 
 from ascendrun.planner import cost, rules
-from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.errors import InvalidDataError, ModelTooLargeError
 from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.parallel import training_of
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import make_samples
@@ -18,6 +16,7 @@ from ascendrun.programs.trajectory.model import make_guesser, make_model
 from ascendrun.programs.trajectory.stages import common
 from ascendrun.programs.trajectory.train import make_loop, work_on
 from benchmarks.memory.rank import peak_of
+from tests.programs.conftest import alone
 
 WITHIN = 0.15
 FINETUNE = ("--hidden_size=64", "--global_batch_size=24", "--attention=bidirectional", "--max_tokens_per_micro_batch=0")
@@ -39,7 +38,7 @@ CAUSAL = (
 
 @pytest.fixture
 def here(usual_positions):
-    return Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+    return alone()
 
 
 def options_of(*argv):

@@ -293,8 +293,7 @@ def test_a_port_that_is_taken_and_a_host_that_is_none_are_told_with_a_way_out(st
 
 def test_the_serve_stage_listens_on_loopback_and_ends_well_when_it_is_asked_to(start, trained):
     run = start("--mode=serve", f"--model_path={trained}", "--port=0", "--inference_warmup_steps=1", name="serve")
-    until(lambda: any(line.get("event") == "serving" for line in run.metrics()), run.text)
-    line = next(line for line in run.metrics() if line.get("event") == "serving")
+    line = run.serving()
     assert line["host"] == "127.0.0.1"
     assert ask((line["host"], line["port"]), "POST", "/predict", {"text": track_text()})[0] == 200
     run.signal(0, signal.SIGTERM)
@@ -303,8 +302,7 @@ def test_the_serve_stage_listens_on_loopback_and_ends_well_when_it_is_asked_to(s
 
 def test_what_was_asked_before_the_stop_signal_is_answered(start, trained):
     run = start("--mode=serve", f"--model_path={trained}", "--port=0", "--inference_warmup_steps=0", name="serve")
-    until(lambda: any(line.get("event") == "serving" for line in run.metrics()), run.text)
-    address = "127.0.0.1", next(line["port"] for line in run.metrics() if line.get("event") == "serving")
+    address = "127.0.0.1", run.serving()["port"]
     answers: list[tuple[int, Any]] = []
     long = {"texts": ["S_1 " * 4000] * 64}
     client = threading.Thread(target=lambda: answers.append(ask(address, "POST", "/predict", long)))

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import checkpoint
 from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.api import Classifier
 from ascendrun.programs.trajectory.data import Record, Samples, load_prepared, save_prepared
@@ -23,6 +21,7 @@ from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_gue
 from ascendrun.programs.trajectory.stages.common import start_with
 from ascendrun.programs.trajectory.store import save_pretrained
 from ascendrun.programs.trajectory.tokens import SPECIAL, Words, encode
+from tests.programs.conftest import alone
 from tests.programs.test_training import assert_same_bits, last_state
 
 
@@ -186,7 +185,7 @@ def test_a_base_that_was_pretrained_on_other_tokens_is_refused(tmp_path):
     vars(samples)["encoded"] = rows
     options = option_table.parse([f"--base_model={tmp_path}"], option_table.read_table(OPTIONS))
     with pytest.raises(InvalidDataError, match="33%"):
-        start_with(options, samples, Runtime(0, 0, 1, None, open_accelerator("cpu", 0)))
+        start_with(options, samples, alone())
 
 
 def test_an_early_stop_leaves_the_best_and_the_last_model(start, prepared):

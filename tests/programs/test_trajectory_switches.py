@@ -12,10 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.parallel import refuse_options
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import Samples, make_samples
@@ -36,6 +34,7 @@ from ascendrun.programs.trajectory.train import (
     plan_of,
     ship_weights,
 )
+from tests.programs.conftest import alone
 
 PLAIN = (
     "--data_path=generated",
@@ -66,7 +65,7 @@ def samples():
 
 @pytest.fixture
 def here(usual_positions):
-    return Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+    return alone()
 
 
 @pytest.mark.parametrize("stage", [training.train, training.pretrain_stage, plan_stage])

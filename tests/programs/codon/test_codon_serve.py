@@ -21,7 +21,6 @@ from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.options import parse, read_table
 from tests.programs import asking
 from tests.programs.asking import served
-from tests.programs.conftest import until
 
 ECOLI = "Escherichia coli general"
 PROTEIN = "MKTVRQERLKSIVRILERSKEPVSGAQ"
@@ -116,8 +115,7 @@ def test_a_stage_with_options_that_no_request_can_keep_does_not_start(folder: Pa
 def test_the_stage_serves_with_a_token_and_ends_at_the_stop_signal(launch: Any, folder: Path) -> None:
     options = ["--mode=serve", f"--model_path={folder}", "--port=0", "--organism=51"]
     run = launch("codon", options, name="serve", rank_env={0: {"ASCENDRUN_SERVE_TOKEN": "secret"}})
-    until(lambda: any(line.get("event") == "serving" for line in run.metrics()), run.text)
-    line = next(line for line in run.metrics() if line.get("event") == "serving")
+    line = run.serving()
     address = line["host"], line["port"]
     assert address[0] == "127.0.0.1" and ask(address, {"protein": "MK"})[0] == 401
     assert ask(address, {"protein": "MK"}, Authorization="Bearer secret")[0] == 200

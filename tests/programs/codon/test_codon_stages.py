@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from ascendrun.programs.codon import genes
 from ascendrun.programs.codon.files import load_stored
 from ascendrun.programs.codon.train import Scoring
-from ascendrun.programs.devices.accelerator import open_accelerator
-from ascendrun.programs.trainer.runtime import Runtime
+from tests.programs.conftest import alone
 
 SMALL = (
     "--mode=pretrain",
@@ -98,7 +97,7 @@ def test_a_training_ends_when_the_validation_loss_does_not_fall_and_keeps_the_be
     assert report["training"]["best_step"] == steps[losses.index(min(losses))] == steps[-4] and steps[-1] == last
     found = genes.load(tmp_path / "data")
     model = load_stored(first.folder / "out" / "best").make().eval()
-    here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+    here = alone()
     scores = Scoring(model, here, torch.float32, 16, seed=23, rate=0.15).table(found, found.numbers(val=True))
     assert scores["all"]["loss"] == pytest.approx(min(losses), rel=1e-5)
     kept = weights(first, "best"), weights(first, "final")

@@ -9,7 +9,6 @@ import shutil
 import pytest
 import torch
 
-from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.cache import of_model
 from ascendrun.programs.generation.engine import Completion, Sampling
@@ -20,8 +19,7 @@ from ascendrun.programs.nanochat.conversations import TOOL, Tools, decoded, stop
 from ascendrun.programs.nanochat.inference import open_model, open_talker
 from ascendrun.programs.nanochat.model import make_model
 from ascendrun.programs.nanochat.texts import of_characters
-from ascendrun.programs.trainer.runtime import Runtime
-from tests.programs.conftest import until
+from tests.programs.conftest import alone
 from tests.programs.generating import naive
 from tests.programs.nanochat.test_nanochat_model import lively, sizes_of
 from tests.programs.test_chat import post, reply_of, said
@@ -46,10 +44,6 @@ def save(folder, preset):
             model.lm_head.weight[tokenizer.token_to_id(mark)] *= 2
     save_model(model, tokenizer, folder, training={})
     return folder, model, tokenizer
-
-
-def here() -> Runtime:
-    return Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
 
 
 def reply(saved, messages, limit):
@@ -78,10 +72,10 @@ def test_calls_are_shown_as_in_gsm8k(saved):
 
 
 def test_the_terminal_keeps_the_chat_until_it_is_cleared(saved, monkeypatch, capsys):
-    talker = open_talker({**OPTIONS, "model_dir": str(saved[0])}, here(), rows=1)
+    talker = open_talker({**OPTIONS, "model_dir": str(saved[0])}, alone(), rows=1)
     monkeypatch.setattr("sys.stdin", io.StringIO("hi\nand\n\nclear\nhi\nquit\nnever\n"))
     capsys.readouterr()
-    talk(talker, here(), limit=9)
+    talk(talker, alone(), limit=9)
     first = reply(saved, said("hi"), 9)
     history = [*said("hi"), {"role": "assistant", "content": first}, *said("and")]
     shown = capsys.readouterr().out.split("> ")
@@ -97,8 +91,7 @@ def test_ranks_serve_the_model(saved, launch):
     """Each with the whole model; the calculator is used over HTTP too."""
     ranks = 2
     run = launch("nanochat", ["--mode=serve", f"--model_dir={saved[0]}", "--port=0", "--max_num_seqs=2"], ranks=ranks)
-    until(lambda: any(line.get("event") == "serving" for line in run.metrics()), run.text)
-    line = next(line for line in run.metrics() if line.get("event") == "serving")
+    line = run.serving()
     texts = [f"what is {number}" for number in range(5)]
     clients = [post((line["host"], line["port"]), messages=said(text), max_tokens=30, temperature=0) for text in texts]
     found = [reply_of(client)[1]["choices"][0]["message"]["content"] for client in clients]

@@ -8,14 +8,13 @@ import random
 import pytest
 import torch
 
-from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.nanochat import conversations
 from ascendrun.programs.nanochat.base import save_model
 from ascendrun.programs.nanochat.evaluation import Pupil, open_tasks, passed, replies, score
 from ascendrun.programs.nanochat.inference import open_engine
 from ascendrun.programs.nanochat.model import make_model
 from ascendrun.programs.nanochat.texts import of_characters
-from ascendrun.programs.trainer.runtime import Runtime
+from tests.programs.conftest import alone
 from tests.programs.nanochat.test_nanochat_model import lively, sizes_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -38,7 +37,7 @@ def guesser(tokenizer):
 
 
 def pupil_of(model, tokenizer):
-    here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+    here = alone()
     return Pupil(open_engine(model, OPTIONS, here), tokenizer, model.sizes.context, here)
 
 

@@ -9,13 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.generation.cache import of_model
 from ascendrun.programs.generation.engine import Generator, generate
 from ascendrun.programs.nanochat.export import our_name
 from ascendrun.programs.nanochat.model import NanoChat, empty_model, make_model
 from ascendrun.programs.nanochat.sizes import Sizes
-from ascendrun.programs.trainer.runtime import Runtime
+from tests.programs.conftest import alone
 from tests.programs.generating import naive, texts_of
 from tests.programs.nanochat import threesteps
 from tests.programs.nanochat.golden.start import LENGTH, first_weight
@@ -89,7 +88,7 @@ def check_steps(weights, losses, golden):
 
 def test_three_steps_are_those_of_upstream():
     """Losses of each micro-batch and all weights after three steps; every layer kind, window, gate and group."""
-    model, losses = threesteps.train(Runtime(0, 0, 1, None, open_accelerator("cpu", 0)))
+    model, losses = threesteps.train(alone())
     check_steps(dict(model.named_parameters()), losses, threesteps.GOLDEN["losses"])
 
 
