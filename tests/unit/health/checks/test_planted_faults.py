@@ -13,10 +13,11 @@ from dataclasses import replace
 
 import pytest
 
+from ascendrun.core.findings import Severity
 from ascendrun.core.network import candidate_bases
 from ascendrun.head.protocol.control_messages import SurveyReply
 from ascendrun.head.survey.survey_reader import read_world
-from ascendrun.health.checks import CHECKS, run_checks
+from ascendrun.health.checks import CHECKS, NPU_CHECKS, run_checks
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario
 from ascendrun.sim.ascend.tool.model import FAMILIES
 from tests.lib.npu_worlds import ran, raw_answers, section
@@ -191,15 +192,35 @@ COMPANIONS = {
     "allocator-setting-new": {"variable-differs"},
 }
 
+# How severe it is; the others are warnings.
+SEVERITIES = {
+    Severity.FAIL: (
+        "device-file-closed device-file-missing device-ip-family device-ip-missing device-link-down device-tls-differs "
+        "device-unreachable directory-hangs directory-not-writable disk-full ecc-double hbm-short hccn-hangs "
+        "if-ip-foreign inodes-low interface-missing no-route npu-driver-unreachable npu-health-alarm "
+        "npu-health-critical npu-health-unknown npu-held-elsewhere npu-missing npu-smi-error npu-smi-hangs "
+        "npu-smi-missing npu-smi-unreadable null-device-broken path-not-found path-unreadable peer-is-loopback "
+        "peer-refuses peer-timeout python-missing torch-npu-torch variable-wrong visible-beyond"
+    ),
+    Severity.NOTE: (
+        "cpus-differ ecc-single hccn-refused kernel-differs limits-differ login-noise npu-more os-differs "
+        "package-differs user-differs"
+    ),
+}
+FOR_NPUS = {"hccl-port-taken", "ports-not-reserved", "variable-wrong", "allocator-setting-new"}
+SEVERITY = {code: severity for severity, codes in SEVERITIES.items() for code in codes.split()}
+
 
 def cluster(scenarios, changes=None):
-    """The world of nodes n1, n2, …: their scenarios, and what stands elsewhere in their answers."""
+    """The world of nodes n1, n2, …: their scenarios (None: no NPUs), and what stands elsewhere in their answers."""
     names = [f"n{number}" for number in range(1, len(scenarios) + 1)]
     answers = []
     for number, (name, scenario) in enumerate(zip(names, scenarios), start=1):
-        has_ports = scenario.family.speed_mbit > 0
-        pings = [(3, f"29.1.{1 + number}.13")] if has_ports else ()
-        answer = recorded_answer(name, number, names, raw_answers(replace(scenario, number=number), pings=pings))
+        raw = {}
+        if scenario is not None:
+            pings = [(3, f"29.1.{1 + number}.13")] if scenario.family.speed_mbit > 0 else ()
+            raw = raw_answers(replace(scenario, number=number), pings=pings)
+        answer = recorded_answer(name, number, names, raw)
         answer["results"]["paths"] = {"sizes": {"/data": {"kind": "folder", "bytes": 10 * GIB, "files": 12}}}
         answer["results"].update(environ=environ(), python=python())
         for place, value in (changes or {}).get(name, {}).items():
@@ -223,14 +244,20 @@ def test_every_one_of_a_cluster_of_faults_is_found_on_its_node_and_the_sound_nod
     sick = {f"n{number}": row for number, row in enumerate(FAULTS, start=SOUND_NODES + 1)}
     changes = {name: plant for name, (_, plant) in sick.items() if isinstance(plant, dict)}
     told = {}
-    for finding in run_checks(cluster(scenarios, changes)):
+    world = cluster(scenarios, changes)
+    for finding in run_checks(world):
         for host in finding.hosts:
             told.setdefault(host, set()).add(finding.code)
+            if host in sick and sick[host][0] == finding.code:
+                assert finding.severity is SEVERITY.get(finding.code, Severity.WARN), finding
     missed = {name: (code, told.get(name)) for name, (code, _) in sick.items() if code not in told.get(name, ())}
     assert missed == {}
     beyond = {name: told[name] - {code} - COMPANIONS.get(code, set()) for name, (code, _) in sick.items()}
     assert {name: (sick[name][0], codes) for name, codes in beyond.items() if codes} == {}
     assert set(told) == set(sick)
+    of_hosts = {code for check in CHECKS if check not in NPU_CHECKS for code in check.codes} - FOR_NPUS
+    of_cpus = {(host, one.code) for one in run_checks(replace(world, device_type="cpu")) for host in one.hosts}
+    assert {(name, code) for name, (code, _) in sick.items() if code in of_hosts} <= of_cpus
 
 
 def test_the_codes_of_the_table_are_those_that_checks_can_find():
