@@ -30,6 +30,7 @@ from typing import Any, Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.jobs.job import TERMINAL, Job, State
+from ascendrun.core.records import format_rfc3339
 from ascendrun.head.state.store import Store
 from tests.cluster.leftovers import controllers
 from tests.crashes.hosts import QUIET, CampaignError, Hosts
@@ -39,7 +40,6 @@ from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.processes import Process
 
 HOSTS, RANKS = 5, 4
-DISK = "512M"
 SHARED = "/shared"
 DELAY_MS = 15.0
 """Of every frame, each way: 60 ms between a host's question and its peer's answer."""
@@ -350,7 +350,7 @@ class Night:
         attempt, at_s = run.seen.attempt, time.time()
         where = KINDS[fault.kind](self, run, fault)
         outcome = {"what": "fault", "kind": fault.kind, "where": where, "lasts_s": fault.lasts_s, "job": run.id}
-        outcome |= {"training": run.training.name, "attempt": attempt, "step": step, "struck_at": stamp(at_s)}
+        outcome |= {"training": run.training.name, "attempt": attempt, "step": step, "struck_at": format_rfc3339(at_s)}
 
         def is_over() -> bool:
             later = sorted((when - at_s, number) for number, _, when in run.told() if when > at_s)
@@ -408,15 +408,11 @@ KINDS: Mapping[str, Callable[[Night, Run, Fault], str]] = {
 }
 
 
-def stamp(at_s: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))
-
-
 def night(folder: Path, seed: int, seconds: float, faults: int, tell: Callable[[Mapping[str, Any]], None]) -> None:
     """Raises CampaignError at the first promise that is broken."""
     shared = folder / "shared"
     shared.mkdir()
-    with VirtualCluster.up(HOSTS, disk=DISK, shares={str(shared): SHARED}) as cluster:
+    with VirtualCluster.up(HOSTS, disk="512M", shares={str(shared): SHARED}) as cluster:
         hosts = Hosts(cluster, folder)
         try:
             Night(hosts, tell).run(seed, seconds, faults)
@@ -433,7 +429,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
 
     def tell(what: Mapping[str, Any]) -> None:
-        line = json.dumps({"at": stamp(time.time()), **what})
+        line = json.dumps({"at": format_rfc3339(time.time()), **what})
         print(line, flush=True)
         if options.history:
             with open(options.history, "a") as history:

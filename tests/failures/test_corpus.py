@@ -10,7 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from corpus import Case, case_files, load, mutate
+from corpus import Case, case_files, load
+from variations import mutate
 
 from ascendrun.health.diagnosis import Confidence, Diagnosis, diagnose, render
 

@@ -1,4 +1,4 @@
-"""The size of what one person must hold in the head: ceilings that only fall."""
+"""The size of what one person must hold in the head: ceilings that only fall. Of the tests, that of a file."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ RUFF = {"ANN401": 508, "BLE001": 40}
 
 def test_classes_files_and_functions_are_small() -> None:
     large = {}
-    for path in (CHECKOUT / "ascendrun").rglob("*.py"):
+    for path in [*(CHECKOUT / "ascendrun").rglob("*.py"), *(CHECKOUT / "tests").rglob("*.py")]:
         file = str(path.relative_to(CHECKOUT))
         if (lines := path.read_bytes().count(b"\n")) > FILE_LINES:
             large[file] = f"{lines} lines"
-        for node in statements(path):
+        for node in statements(path) if file.startswith("ascendrun") else ():
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 size = (node.end_lineno or 0) - node.lineno + 1
                 if size > FUNCTION_LINES:

@@ -27,76 +27,11 @@ from ascendrun.cli.output import (
     sanitise_line,
     width_of,
 )
-from ascendrun.cluster import ExecResult, HostStatus, JobView
-from ascendrun.core.errors import AscendrunError, InvalidInputError, Problem, UnreachableError
+from ascendrun.cluster import HostStatus
+from ascendrun.core.errors import AscendrunError, InvalidInputError, Problem
 from ascendrun.core.events import Event
-from ascendrun.core.node_messages import Failure
 from ascendrun.core.records import as_record
-from ascendrun.text import Text
-from tests.lib.story_cluster import Desk, StoryJobs, end, make_job, rank_fails, run
-
-
-def test_ps_is_a_table_of_live_jobs(desk: Desk) -> None:
-    desk.cluster.view = make_job(state="RUNNING", started_at_s=1.0, attempt=1, progress={"step": 5, "loss": 2.31})
-    lines = desk.say("ps").out.splitlines()
-    assert lines[0].split() == "ID NAME STATE ATTEMPT NODES RANKS AGE DURATION PROGRESS REASON".split()
-    assert lines[1].split()[:6] == ["j-0001", "demo", "RUNNING", "1", "n[1-2]", "4"]
-    assert "step 5 · loss 2.31" in lines[1]
-
-
-def test_ps_quiet_prints_the_ids_of_live_jobs(desk: Desk) -> None:
-    desk.cluster.view = make_job(state="RUNNING", started_at_s=1.0, attempt=1)
-    assert desk.say("ps", "-q").out == desk.say("ps", "-o", "name").out == "j-0001\n"
-
-
-def test_ps_watch_prints_a_job_again_when_it_changes_and_its_end(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ascendrun.cli.commands.ps.WATCH_S", 0.0)
-    views = [make_job(), make_job(), make_job(state="RUNNING"), make_job(state="RUNNING", progress={"step": 1})]
-
-    class Watched(StoryJobs):
-        """Each list is one moment; after the last one the job has ended, and then a user ends the command."""
-
-        def list(self, *, everything: bool = False, folded: bool = False) -> tuple[JobView, ...]:
-            if views:
-                return (views.pop(0),)
-            if self._cluster.view.ended_at_s is not None:
-                raise KeyboardInterrupt
-            self._cluster.view = make_job(state="FAILED", ended_at_s=2.0)
-            return ()
-
-    desk.cluster.jobs = Watched(desk.cluster)
-    result = desk.say("ps", "-w", "-o", "jsonl")
-    assert result.code == 130
-    assert [json.loads(line)["state"] for line in result.out.splitlines()] == ["QUEUED", "RUNNING", "FAILED"]
-    for argv in (["-q"], ["-o", "json"], ["-o", "name"]):
-        assert desk.say("ps", "-w", *argv).code == 2
-
-
-def test_ps_names_the_phase_in_which_a_program_makes_no_steps(desk: Desk) -> None:
-    for progress, shown in [({"phase": "data"}, "phase data"), ({"step": 5, "phase": "evaluation"}, "step 5 · phase")]:
-        desk.cluster.view = make_job(state="RUNNING", started_at_s=1.0, attempt=1, progress=progress)
-        assert shown in desk.say("ps").out
-
-
-def test_at_80_columns_ps_keeps_the_reason() -> None:
-    from ascendrun.cli.commands.ps import job_columns
-    from ascendrun.cli.output import format_table, width_of
-
-    reason = "28 of 32 ranks running; npu03 unreachable for 20 s"
-    progress = {"step": 12345, "loss": 2.31, "tokens_per_s": 15300.0}
-    job = make_job(state="RUNNING", name="qwen32b-lora", started_at_s=1.0, progress=progress, reason=reason)
-    lines = format_table([job], job_columns(9e9), width=80).splitlines()
-    assert all(width_of(line) <= 80 for line in lines)
-    assert lines[0].split()[:3] == ["ID", "NAME", "STATE"] and lines[0].split()[-1] == "REASON"
-    assert "28 of 32 ranks running" in lines[1]
-    assert "PROGRESS" in format_table([job], job_columns(9e9)), "in a pipe nothing is dropped"
-
-
-def test_an_empty_ps_says_where_ended_jobs_are(desk: Desk) -> None:
-    desk.cluster.view = make_job(state="FAILED")
-    result = desk.say("ps")
-    assert (result.code, len(result.out.splitlines())) == (0, 1)
-    assert "ascendrun ps -a" in result.err
+from tests.lib.story_cluster import Desk, make_job, rank_fails
 
 
 def test_every_format_holds_the_same_job(desk: Desk) -> None:
@@ -126,97 +61,6 @@ def test_show_tells_the_failing_rank_and_the_story(desk: Desk) -> None:
     assert "exit code 9\n" in out and "SIGTERM" in out
     assert "QUEUED -> CHECKING" in out
     assert json.loads(desk.say("show", "demo", "-o", "json").out)["ranks"][1]["exit_code"] == 9
-
-
-def test_stop_waits_until_the_job_has_ended(desk: Desk) -> None:
-    desk.cluster.view = make_job(state="RUNNING")
-    desk.cluster.story = [run(), *end("STOPPED", reason="stopped by you")]
-    result = desk.say("stop", "j-0001", "--now")
-    assert result.code == 0
-    assert desk.cluster.calls == [("stop", "j-0001", True)]
-    assert result.err.endswith("j-0001 STOPPED: stopped by you\n") and result.out == ""
-
-
-def test_stop_without_waiting_returns_at_once(desk: Desk) -> None:
-    desk.cluster.story = [run()]
-    assert desk.say("kill", "demo", "--no-wait").code == 0
-    assert desk.cluster.view.state == "STOPPING" and len(desk.cluster.story) == 1
-
-
-def test_stop_asks_every_job_even_when_one_is_unknown(desk: Desk) -> None:
-    desk.cluster.story = end("STOPPED")
-    result = desk.say("stop", "j-9", "j-0001")
-    assert result.code == 4
-    assert [call[1] for call in desk.cluster.calls] == ["j-9", "j-0001"]
-    assert "error: no job 'j-9'" in result.err
-
-
-def test_stop_names_nodes_that_could_not_confirm(desk: Desk) -> None:
-    desk.cluster.unconfirmed = ("n1", "n2")
-    desk.cluster.story = end("STOPPED")
-    result = desk.say("stop", "demo")
-    assert result.code == 6
-    assert "warning: " in result.err and "n[1-2]" in result.err
-
-
-def test_stopping_an_ended_job_is_a_conflict(desk: Desk) -> None:
-    desk.cluster.view = make_job(state="FAILED")
-    assert desk.say("stop", "demo").code == 7
-
-
-def answer(
-    host: str,
-    out: bytes = b"",
-    err: bytes = b"",
-    code: int | None = 0,
-    why: Text | str | None = None,
-    named: str | None = None,
-) -> ExecResult:
-    return ExecResult(host, code, out, err, why, 0.1, named)
-
-
-def test_exec_shows_identical_output_once_under_folded_names(desk: Desk) -> None:
-    desk.cluster.answers = [answer("n2", b"5.10\n"), answer("n1", b"5.10\n")]
-    result = desk.say("exec", "--hostfile", "all.hosts", "--", "uname", "-r")
-    assert (result.code, result.out) == (0, "---------------\nn[1-2] (2)\n---------------\n5.10\n")
-    assert desk.cluster.calls == [("execute", ("n1", "n2"), ("uname", "-r"), None)]
-
-
-def test_exec_with_failures_exits_6_and_names_the_hosts(desk: Desk) -> None:
-    desk.cluster.answers = [answer("n1", b"ok\n", b"warn\x1b[2J\n", 3), answer("n2", code=None, why="no route to host")]
-    result = desk.say("exec", "-H", "all.hosts", "--timeout", "5m", "ls", "-l")
-    assert result.code == 6
-    assert result.out == "---------------\nn1\n---------------\nok\n"
-    assert "n1 stderr\n---------------\nwarn\n" in result.err
-    assert "error: n1: exit code 3\nerror: n2: no route to host\n2 of 2 hosts failed" in result.err
-    assert desk.cluster.calls[0][2:] == (("ls", "-l"), 300.0)
-
-
-def test_a_host_is_named_once_where_a_connection_failed(desk: Desk) -> None:
-    english = "{host} ({endpoint}): no key for the login"
-    refused = Failure.of(UnreachableError.of("ssh.no-key", english, "try", host="n2", endpoint="10.0.0.2:22"))
-    other = Failure.of(UnreachableError.of("t.other", "{host}: see", host="gateway"))
-    desk.cluster.answers = [
-        answer("n2", code=None, why=refused.line(), named=refused.host),
-        answer("n1", code=None, why=other.line(), named=other.host),
-    ]
-    err = desk.say("exec", "-H", "all.hosts", "ls").err
-    assert err.count("n2") == 1 and "error: n2 (10.0.0.2:22): " in err
-    assert "error: n1: gateway: " in err
-    assert str(Failure.from_json(refused.to_json()).problem_of("n2")).count("n2") == 1
-    assert str(refused.problem_of("n1")).startswith("n1: n2 (")
-
-
-def test_exec_on_some_hosts_of_the_file_or_on_names_alone(desk: Desk) -> None:
-    desk.say("exec", "-H", "all.hosts", "--hosts", "@g", "--", "true")
-    desk.say("exec", "--hosts", "x[1-2],user@y", "--", "true")
-    assert [call[1] for call in desk.cluster.calls] == [("n1",), ("x1", "x2", "y")]
-
-
-def test_exec_as_json_keeps_every_answer(desk: Desk) -> None:
-    desk.cluster.answers = [answer("n1", b"\xff\n", code=1)]
-    results = json.loads(desk.say("exec", "-H", "all.hosts", "-o", "json", "--", "x").out)["results"]
-    assert (results[0]["exit_code"], results[0]["stdout"]) == (1, "\ufffd\n")
 
 
 def test_nodes_that_do_not_answer_are_named_with_the_way_out(desk: Desk) -> None:

@@ -1,6 +1,5 @@
 """Plans: what fits, what does not and why, and what each process gets."""
 
-import base64
 import json
 import subprocess
 from dataclasses import fields
@@ -11,80 +10,18 @@ from hypothesis import strategies as st
 
 from ascendrun.core.errors import PreflightError
 from ascendrun.core.hosts import parse_hostfile
-from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.jobs.checkpoints import ResumePoint
 from ascendrun.core.jobs.placement import choose_hosts, placement_faults
 from ascendrun.core.jobs.plan import PORT_TOKEN, Folders, Tree, make_plan
 from ascendrun.core.jobs.plan_text import prepare_request, render_plan, render_text
 from ascendrun.core.network import candidate_ports
 from ascendrun.core.rank_env import OWN_VARIABLES
-from ascendrun.core.reports import NodeReport, Route
+from ascendrun.core.reports import Route
 from ascendrun.head.protocol.agent_messages import Prepare
-from ascendrun.node import join, layout
+from ascendrun.node import layout
 from ascendrun.node import ranks as agent_ranks
 from ascendrun.options import make_arguments
-
-FOLDERS = Folders(work="/r/work", checkpoints="/r/ckpt", attempt="/r/attempt-1", trees="/r/trees")
-
-
-def job(**fields):
-    return JobSpec.model_validate({"name": "j", "command": ("python", "train.py"), **fields})
-
-
-def report(name, *, routes=None, cpus=64, python="/usr/bin/python3"):
-    return NodeReport(
-        host=name,
-        root="/r",
-        hostname=name,
-        boot_id="b",
-        machine_id=None,
-        user="u",
-        python=python,
-        python_version="3.9",
-        kernel="k",
-        arch="x",
-        cpus=cpus,
-        memory_bytes=None,
-        free_bytes=None,
-        clock_offset_s=None,
-        routes=routes or {},
-    )
-
-
-def meshed(hosts, source="10.0.0.{}", interface="eth0"):
-    return {
-        host.name: report(
-            host.name,
-            routes={other.name: Route(interface, source.format(index)) for other in hosts if other is not host},
-        )
-        for index, host in enumerate(hosts, start=1)
-    }
-
-
-def plan(spec, hostfile, reports=None, trees=(), resume=None):
-    hosts = parse_hostfile(hostfile, "h")
-    reports = meshed(hosts) if reports is None else reports
-    return make_plan(
-        spec,
-        hosts,
-        reports,
-        job="j1",
-        attempt=1,
-        run_id="h-j1.1",
-        folders={host.name: FOLDERS for host in hosts},
-        trees=trees,
-        resume=resume,
-    )
-
-
-def refusal(*args, **kwargs):
-    with pytest.raises(PreflightError) as caught:
-        plan(*args, **kwargs)
-    return caught.value.message
-
-
-def ranks_of(planned):
-    return [rank for node in planned.nodes for rank in node.ranks]
+from tests.lib.launch_plans import job, meshed, plan, ranks_of, refusal, report
 
 
 def test_the_plan_and_the_node_agree_on_the_words_between_them():
@@ -378,109 +315,6 @@ def test_candidate_ports_follow_from_the_tag_and_keep_clear_of_others(tag):
 def test_the_stages_of_a_pipeline_and_the_attempts_of_a_job_begin_at_ports_of_their_own():
     tags = [f"h1-j-0003-{stage}.{attempt}" for stage in range(1, 6) for attempt in (1, 2)]
     assert len({candidate_ports(tag, None)[0] for tag in tags}) == len(tags)
-
-
-def test_python_becomes_the_jobs_own_interpreter():
-    def argv(**fields):
-        return ranks_of(plan(job(**fields), "a"))[0].argv
-
-    assert argv(python="/opt/py") == ("/opt/py", "train.py")
-    assert argv() == ("python", "train.py")
-    assert argv(python="/opt/py", command=("/usr/bin/python3", "x")) == ("/usr/bin/python3", "x")
-
-
-def test_a_program_runs_under_the_agents_python_here_and_python3_elsewhere():
-    trees = [Tree("programs", "d" * 64, 1, 1)]
-    spec = JobSpec.model_validate({"name": "j", "program": "trajectory", "env": {"PYTHONPATH": "/mine"}})
-    reports = {
-        "here": report("here", routes={"there": Route("e", "10.0.0.1")}, python="/v/python"),
-        "there": report("there", routes={"here": Route("e", "10.0.0.2")}, python="/agent/python"),
-    }
-    first, second = ranks_of(plan(spec, "here addr=local\nthere\n", reports, trees))
-    assert first.argv == ("/v/python", "-m", "ascendrun.programs.trajectory")
-    assert second.argv[0] == "python3"
-    assert first.env["PYTHONPATH"] == "/r/trees/" + "d" * 64 + ":/mine"
-
-
-@pytest.mark.parametrize(
-    "command, tail, rank",
-    [
-        (("python", "-u", "t.py", "-x"), ("t.py", "-x"), ("python", "-u", "t.py", "-x")),
-        (
-            ("/opt/python3.10", "-m", "pkg.t", "-x"),
-            ("--module", "pkg.t", "-x"),
-            ("/opt/python3.10", "-u", "-m", "pkg.t", "-x"),
-        ),
-        (("python", "-X", "dev", "t.py"), ("--no-python", "python", "-X", "dev", "t.py"), None),
-        (("train.py", "-x"), ("train.py", "-x"), ("python3", "-u", "train.py", "-x")),
-        (("./run.sh", "a b"), ("--no-python", "./run.sh", "a b"), None),
-        (("python",), ("--no-python", "python"), None),
-    ],
-)
-def test_torchrun_gets_the_command_in_the_form_it_wants(command, tail, rank):
-    planned = plan(job(launcher="torchrun", command=command), "a slots=2\nb slots=2\n")
-    launcher = planned.nodes[1].launcher
-    assert launcher.argv == (*launcher.plain[:8], "--no-python") and launcher.command == (rank or command)
-    assert [(one.rank, one.local_rank) for one in ranks_of(planned)] == [(0, 0), (1, 1), (2, 0), (3, 1)]
-    assert set(ranks_of(planned)[3].env) == {"ASCENDRUN_METRICS_FILE", "TORCHELASTIC_ERROR_FILE"}
-    argv = launcher.plain
-    assert argv[1:8] == (
-        "-m",
-        "torch.distributed.run",
-        "--nnodes=2",
-        "--nproc-per-node=2",
-        "--node-rank=1",
-        "--master-addr=10.0.0.1",
-        f"--master-port={PORT_TOKEN}",
-    )
-    assert argv[8:] == tail
-    assert argv[0] == (command[0] if "python" in command[0] else "python3")
-
-
-def test_deepspeed_gets_the_whole_world_and_needs_nodes_of_one_size():
-    spec = job(launcher="deepspeed", devices={"type": "npu", "ids": (2, 3)})
-    launcher = plan(spec, "a\nb\n").nodes[1].launcher
-    argv = launcher.plain
-    world = argv[3].partition("=")[2]
-    assert json.loads(base64.urlsafe_b64decode(world)) == {"a": [2, 3], "b": [2, 3]}
-    assert argv[4:] == ("--node_rank=1", "--master_addr=10.0.0.1", f"--master_port={PORT_TOKEN}", "train.py")
-    assert launcher.argv == (*argv[:7], "--no_local_rank", "--no_python")
-    assert launcher.command == ("python", "-u", "train.py", f"--local_rank={join.LOCAL_RANK_TOKEN}")
-    assert refusal(job(launcher="deepspeed"), "a slots=1\nb slots=2\n").key == "plan.uneven-ranks"
-
-
-@pytest.mark.parametrize("slots, several", [(2, ("--multi_gpu",)), (1, ())])
-def test_accelerate_gets_all_processes_of_the_job(slots, several):
-    spec = job(launcher="accelerate", command=("python", "train.py", "-x"))
-    launcher = plan(spec, f"a slots={slots}\n").nodes[0].launcher
-    assert launcher.plain == (
-        "python",
-        "-m",
-        "accelerate.commands.launch",
-        *several,
-        "--num_machines=1",
-        f"--num_processes={slots}",
-        "--machine_rank=0",
-        "--main_process_ip=127.0.0.1",
-        f"--main_process_port={PORT_TOKEN}",
-        "--same_network",
-        "--rdzv_backend=static",
-        "train.py",
-        "-x",
-    )
-    assert launcher.argv == (*launcher.plain[:-2], "--no_python")
-    assert launcher.command == ("python", "-u", "train.py", "-x")
-    assert launcher.env["ACCELERATE_USE_CPU"] == "true", "each process would train for itself"
-    assert refusal(job(launcher="accelerate"), "a slots=1\nb slots=2\n").key == "plan.uneven-ranks"
-
-
-def test_the_launcher_none_runs_one_process_a_node_that_sees_all_devices():
-    planned = plan(job(launcher="none", devices={"type": "cuda", "per_node": 4}), "a\nb\n")
-    assert planned.world_size == 2
-    assert [
-        (rank.rank, rank.local_rank, rank.env["LOCAL_WORLD_SIZE"], rank.env["CUDA_VISIBLE_DEVICES"])
-        for rank in ranks_of(planned)
-    ] == [(0, 0, "1", "0,1,2,3"), (1, 0, "1", "0,1,2,3")]
 
 
 def test_the_request_to_an_agent_holds_what_was_planned():
