@@ -172,7 +172,7 @@ class Checks(Part):
         """Return what ascendrun reads of every tool, file and probe of the hosts, and which claims hold there.
 
         `uses_devices`: measure the claims with small jobs in the Python of `job_file`; otherwise nothing is changed.
-        `archive`: write the outputs and the report there, without credentials. Raises OSError.
+        `archive`: write the outputs and the report there, without credentials. Raises CannotWriteError.
         """
         hosts, submission = self._cluster.hosts.select(hosts), None
         job = self._cluster.job_files.read(job_file, overrides=overrides) if job_file is not None else None

@@ -14,7 +14,7 @@ from ascendrun.ascend.kinds import FILES, PARSERS, kind_of
 from ascendrun.ascend.reading import Answer
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.node_messages import Failure, with_texts
-from ascendrun.facts.chips import chip_of
+from ascendrun.health.checks.npu import is_on
 from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.health.survey.probes import PROBES, read_results
 from ascendrun.health.survey.scripts import read_sections
@@ -137,10 +137,10 @@ CLAIMS: Mapping[str, Text] = {
     "hccl-start": Text("verify.hccl-start", "ranks on all hosts start and exchange data"),
     "device-speed": Text("verify.device-speed", "plan: matrix products reach the assumed fraction of the chip's peak"),
     "device-lease": Text("verify.device-lease", "every device of a running job is leased, and used by this job only"),
-    "plan-memory": Text("verify.plan-memory", "plan: memory of a device that a rank takes in addition to its tensors"),
+    "plan-memory": Text("verify.plan-memory", "plan: memory of a device that a small rank takes, with its matrices"),
     "memory-release": Text("verify.memory-release", "memory of a device is free again after its rank was killed"),
 }
-"""What is measured, in this order; docs/doctor pages and the planner state it."""
+"""What is measured, in this order."""
 
 
 def unmeasured(why: Text | str, *names: str) -> tuple[Claim, ...]:
@@ -150,12 +150,9 @@ def unmeasured(why: Text | str, *names: str) -> tuple[Claim, ...]:
 
 def claim_speed(speeds: Mapping[str, float], facts: Mapping[str, NodeFacts], assumed: tuple[float, float]) -> Claim:
     """Compare TFLOP/s by host with the fractions of the chip's peak that `plan` assumes."""
-    shares = {}
-    for host, tflops in speeds.items():
-        names = [chip.name for chip in facts[host].npu.chips.values() if chip.name] if host in facts else []
-        chip = chip_of(names[0]) if names else None
-        if chip is not None and chip.peak_tflops:
-            shares[host] = round(tflops / chip.peak_tflops, 3)
+    chips = {host: facts[host].npu.chip for host in speeds if host in facts}
+    peaks = {host: chip.peak_tflops for host, chip in chips.items() if chip is not None and chip.peak_tflops}
+    shares = {host: round(speeds[host] / peak, 3) for host, peak in peaks.items()}
     if not shares:
         return unmeasured(Text("verify.no-peak", "the peak of these devices is not known"), "device-speed")[0]
     is_met = min(shares.values()) >= assumed[0]
@@ -169,8 +166,7 @@ def claim_lease(during: Mapping[str, NodeFacts], planned: Mapping[str, int]) -> 
     used = {host: _used(facts) for host, facts in during.items()}
     is_met = all(len(leased[host]) == count and used[host] <= leased[host] for host, count in planned.items())
     values = {
-        "leased": {host: sorted(ids) for host, ids in leased.items()},
-        "used": {h: sorted(i) for h, i in used.items()},
+        name: {host: sorted(ids) for host, ids in of.items()} for name, of in (("leased", leased), ("used", used))
     }
     return Claim("device-lease", ClaimOutcome.MEASURED if is_met else ClaimOutcome.FAILED, None, values)
 
@@ -184,8 +180,7 @@ def _used(facts: NodeFacts) -> set[int]:
     table, chips = facts.npu.table, facts.npu.chips
     owned = {pid for pid, owner in (table.owners if table is not None else {}).items() if owner.tag is not None}
     rows = (facts.npu.info.processes if facts.npu.info is not None else None) or ()
-    npus = {(row.npu_id, row.chip_id) for row in rows if row.pid in owned}
-    return {device for device, chip in chips.items() if {(chip.npu_id, chip.chip_id), (chip.npu_id, None)} & npus}
+    return {device for device, chip in chips.items() if any(row.pid in owned and is_on(row, chip) for row in rows)}
 
 
 def memory_of(facts: Mapping[str, NodeFacts]) -> dict[str, dict[int, int]]:

@@ -6,6 +6,7 @@ import re
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
@@ -16,7 +17,7 @@ from ascendrun.health import verify
 from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.health.verify import Claim, ClaimOutcome
 from ascendrun.planner.cost import ASSUMED, CONTEXT
-from ascendrun.query.bundle.archive import Piece, json_piece, make_archive, text_piece, write_archive
+from ascendrun.query.bundle.archive import Piece, cannot_write, json_piece, make_archive, text_piece, write_archive
 from ascendrun.query.bundle.contents import versions
 from ascendrun.query.deep_check import Bench
 from ascendrun.text import Text
@@ -102,7 +103,7 @@ def write_outputs(
     path: Path, report: verify.VerifyReport, outputs: Iterable[verify.Output], results: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Write the report, each output of a tool below recordings/KIND and each other probe below raw/HOST, without
-    credentials. Raises OSError."""
+    credentials. Raises CannotWriteError."""
     pieces: list[Piece] = [json_piece("report.json", as_record(report)), json_piece("versions.json", versions())]
     for reading, text in outputs:
         if reading.kind != "probe":
@@ -111,9 +112,10 @@ def write_outputs(
     for host, raw in results.items():
         kept = {probe: value for probe, value in raw.items() if probe not in SECRET_PROBES}
         pieces.append(json_piece(f"raw/{host}.json", kept))
-    write_archive(
-        path,
-        lambda out: make_archive(
-            pieces, Redactor(), root="ascendrun-verify", facts={"hosts": len(results)}, max_bytes=MOST_BYTES, out=out
-        ),
+    write = partial(
+        make_archive, pieces, Redactor(), root="ascendrun-verify", facts={"hosts": len(results)}, max_bytes=MOST_BYTES
     )
+    try:
+        write_archive(path, lambda out: write(out=out))
+    except OSError as error:
+        raise cannot_write(path, error) from error

@@ -11,20 +11,12 @@ import click
 
 from ascendrun.cli.options import Target, cli_command, output_option, target_options
 from ascendrun.cli.output import Column, format_table, print_record, sanitise_line
-from ascendrun.core.errors import AscendrunError
 from ascendrun.health.verify import CLAIMS, Outcome, Reading, VerifyReport
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-
-
-class CannotWriteError(AscendrunError):
-    """The archive cannot be written."""
-
-    code = "cannot-write"
-    exit_code = 2
 
 
 @cli_command(
@@ -67,15 +59,6 @@ def command(
             archive=Path(path),
             progress=ctx.screen.progress,
         )
-    except OSError as error:
-        english = "cannot write {path}: {error}"
-        raise CannotWriteError.of(
-            "bundle.cannot-write",
-            english,
-            "set another file with -O FILE.tar.gz",
-            path=str(error.filename or path),
-            error=error.strerror or str(error),
-        ) from error
     finally:
         ctx.screen.close()
     if not print_record(report, output):

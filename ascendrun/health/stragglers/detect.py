@@ -175,9 +175,14 @@ def _slow_now_and_then(steps: Steps) -> Mapping[int, _Slow]:
         least, most = max(NOW_AND_THEN, 3 * (counts[-2] if len(counts) > 1 else 0)), SELDOM * len(whole)
         thirds = {3 * number // len(whole) for number in excess}
         if least <= len(excess) <= most and len(thirds) == 3 and lost_s >= COSTS * all_s:
-            begins = next((one.at_s for one in (whole[min(excess)][rank],)), None)
             every = round(len(whole) / len(excess))
-            slow[rank] = _Slow(begins, lost_s / len(whole), all_s / len(whole), 1 + lost_s / (all_s - lost_s), every)
+            slow[rank] = _Slow(
+                whole[min(excess)][rank].at_s,
+                lost_s / len(whole),
+                all_s / len(whole),
+                1 + lost_s / (all_s - lost_s),
+                every,
+            )
     return slow
 
 

@@ -8,6 +8,8 @@ from ascendrun.ascend.npu_smi import NpuProcess
 from ascendrun.core.logs.redaction import SECRET_NAME
 from ascendrun.health.survey.facts import NodeFacts, Owner
 
+_OF_HOST = ("kernel", "os_name", "arch", "cpus", "memory_bytes", "clock_offset_s", "limits")
+
 
 def recorded_facts(facts: NodeFacts) -> dict[str, Any]:
     """Return JSON values by key; an unknown fact has no key.
@@ -20,19 +22,13 @@ def recorded_facts(facts: NodeFacts) -> dict[str, Any]:
     owners = npu.table.owners if npu.table is not None else {}
     rows = npu.info.processes if npu.info is not None else None
     values: dict[str, Any] = {
-        "kernel": facts.kernel,
-        "os": facts.os_name,
-        "arch": facts.arch,
-        "cpus": facts.cpus,
-        "memory_bytes": facts.memory_bytes,
-        "clock_offset_s": facts.clock_offset_s,
+        **{name: getattr(facts, name) for name in _OF_HOST},
         "driver": npu.driver_version,
         "firmware": npu.firmware_version,
         "cann": npu.cann_version,
         "hccl_build": npu.hccl_build,
         "python": python.version if python is not None else None,
         "packages": python.modules if python is not None else None,
-        "limits": facts.limits,
         "mtu": facts.mtus,
         "ports": sorted(facts.taken_ports) if facts.taken_ports is not None else None,
         "environ": {name: text for name, text in (facts.environ or {}).items() if not SECRET_NAME.search(name)},

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Callable
 
+from ascendrun.core.errors import AscendrunError
 from ascendrun.core.logs.redaction import Redactor
 from ascendrun.output_file import write_output
 from ascendrun.text import Text
@@ -66,6 +67,23 @@ class Contents:
     packed: tuple[Packed, ...]
     left_out: tuple[tuple[str, str | Text], ...]
     secrets: int
+
+
+class CannotWriteError(AscendrunError):
+    """The archive cannot be written."""
+
+    code = "cannot-write"
+    exit_code = 2
+
+
+def cannot_write(path: Path, error: OSError) -> CannotWriteError:
+    return CannotWriteError.of(
+        "bundle.cannot-write",
+        "cannot write {path}: {error}",
+        "set another file with -O FILE.tar.gz",
+        path=str(error.filename or path),
+        error=error.strerror or str(error),
+    )
 
 
 def text_piece(name: str, text: str | bytes) -> Piece:

@@ -21,19 +21,20 @@ from ascendrun.head.notify.hook import run_hook
 from ascendrun.head.spool.artifact_store import read_artifacts
 from ascendrun.head.spool.spool_files import find_streams
 from ascendrun.head.state.store import Store
-from ascendrun.query.bundle.archive import Contents, Piece, file_piece, make_archive, text_piece, write_archive
+from ascendrun.query.bundle.archive import (
+    Contents,
+    Piece,
+    cannot_write,
+    file_piece,
+    make_archive,
+    text_piece,
+    write_archive,
+)
 from ascendrun.query.bundle.contents import LeftOut, Subject, collect, make_redactor, read_samples
 from ascendrun.query.explain import explain_job
 from ascendrun.query.log_reader import StreamReader
 from ascendrun.query.report_reader import read_report
 from ascendrun.text import Text
-
-
-class CannotWriteError(AscendrunError):
-    """The archive cannot be written."""
-
-    code = "cannot-write"
-    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -101,14 +102,7 @@ def bundle_job(
         out = path.with_name(f"{path.name.partition('.')[0]}-ascend-fd")
         return replace(done, parsed=tuple(run_parse(tool, path, out, nodes=job.used_hosts)), parsed_dir=out / "parsed")
     except OSError as error:
-        file, why = str(error.filename or path), error.strerror or str(error)
-        raise CannotWriteError.of(
-            "bundle.cannot-write",
-            "cannot write {path}: {error}",
-            "set another file with -O FILE.tar.gz",
-            path=file,
-            error=why,
-        ) from error
+        raise cannot_write(path, error) from error
 
 
 def _views(subject: Subject, left_out: LeftOut) -> Mapping[str, str]:

@@ -21,7 +21,8 @@ from ascendrun.core.notices import NoticeSettings, Target
 from ascendrun.core.samples import DeviceSample
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.store import Store
-from ascendrun.query.bundle.job import Bundle, CannotWriteError, as_commands, bundle_job
+from ascendrun.query.bundle.archive import CannotWriteError
+from ascendrun.query.bundle.job import Bundle, as_commands, bundle_job
 from tests.lib.demo_jobs import add_job
 
 PLANTED = {
