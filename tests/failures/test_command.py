@@ -60,6 +60,15 @@ def test_one_screen_has_the_verdict_the_evidence_the_chain_and_the_way_out(tmp_p
     assert f"ascendrun logs {job} --rank 37 --stream err" in out
 
 
+def test_why_shows_what_the_class_follows_from(tmp_path: Path, say: Say) -> None:
+    job = keep(tmp_path, "a_truncated_parquet_on_one_rank")
+    _, out, _ = say("explain", job)
+    assert "class  the data that it reads; one rank  [certain]" in " ".join(out.split(" ")).replace("   ", "  ")
+    assert "exceptions" not in out
+    _, out, _ = say("explain", job, "--why")
+    assert "exceptions ArrowInvalid: data" in out
+
+
 def test_the_same_in_chinese(tmp_path: Path, say: Say) -> None:
     _, out, _ = say("explain", keep(tmp_path, "one_silent_node_hccl"), "--lang", "zh")
     assert "npu03 上的 rank 16-23" in out and "[很可能]" in out and "处理建议" in out

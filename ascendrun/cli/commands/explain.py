@@ -36,12 +36,20 @@ if TYPE_CHECKING:
 @click.argument("job")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Attempt to explain.  [default: the newest]")
 @click.option("--all", "everything", is_flag=True, help="Show all evidence and all consequences, uncut.")
+@click.option("--why", is_flag=True, help="Show the codes, classes and events from which the class follows.")
 @click.option("--collect", is_flag=True, help="First fetch kernel, device and CANN logs from the nodes.")
 @click.option("--fresh", is_flag=True, help="Diagnose again instead of reading the diagnosis of the controller.")
 @output_option
 @click.pass_obj
 def command(
-    ctx: CliContext, job: str, attempt: int | None, everything: bool, collect: bool, fresh: bool, output: str | None
+    ctx: CliContext,
+    job: str,
+    attempt: int | None,
+    everything: bool,
+    why: bool,
+    collect: bool,
+    fresh: bool,
+    output: str | None,
 ) -> int:
     """Find the first failing rank, the cause, the confidence and a fix.
 
@@ -57,7 +65,8 @@ def command(
             )
     explanation = ctx.cluster.diagnosis.explain(job, attempt=attempt, fresh=fresh or collect)
     if not out.print_record(explanation, output):
-        print_explanation(explanation, color=ctx.has_color(sys.stdout), everything=everything or output == "wide")
+        everything = everything or output == "wide"
+        print_explanation(explanation, color=ctx.has_color(sys.stdout), everything=everything, why=why or everything)
     return 0
 
 
@@ -103,6 +112,7 @@ LABELS = {
     "when": Text("explain.when", "when"),
     "cause": Text("explain.cause", "cause"),
     "class": Text("explain.class", "class"),
+    "why": Text("explain.why", "class follows from"),
     "caveats": Text("explain.caveats", "caveats"),
     "alternatives": Text("explain.alternatives", "alternatives"),
     "evidence": Text("explain.evidence", "evidence"),
@@ -120,13 +130,15 @@ LABELS = {
 }
 
 
-def print_explanation(explanation: Explanation, *, color: bool, everything: bool) -> None:
+def print_explanation(explanation: Explanation, *, color: bool, everything: bool, why: bool = False) -> None:
     """Print it in the language of the process. Text is wrapped; only log lines are truncated, unless `everything`."""
     found = explanation.diagnosis
     width = out.terminal_width(None)
     cells = None if everything or width is None else width
     summary = _wrapped(_summary(found), cells, indent=2)
     lines = [_title(explanation), "", *summary, *_fields(found, cells)]
+    values = [f"{one.vocabulary} {one.key}: {one.domain} ({one.depth:+d})" for one in found.why if why]
+    lines += _section("why", [_cut(value, cells) for value in values], True, 0)
     lines += _section("evidence", [_evidence(proof, cells) for proof in found.evidence], everything, MOST_EVIDENCE)
     followed = [link for link in found.chain if link.role is not Role.INITIATING]
     lines += _section("followed", _links(followed, cells), everything, MOST_LINKS)

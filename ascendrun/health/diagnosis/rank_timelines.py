@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
 from ascendrun.ascend.signatures import Hit, scan
+from ascendrun.ascend.vocabularies import class_of
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, moment, with_stamps
@@ -146,17 +147,13 @@ _NOT_FATAL = frozenset({"numeric", "data"})
 """Families of signatures after which a program continues; the reason is the resulting exception, if any."""
 _KILLING = frozenset({"memory", "host", "limits", "driver", "launcher"})
 """Families that can lead to a signal from outside."""
-_VAGUE_TYPES = frozenset({
-    "RuntimeError", "Exception", "SystemError", "CalledProcessError", "AcceleratorError", "ProcessRaisedException",
-    "ProcessExitedException", "ChildFailedError", "BaseException", "InternalError", "OSError",
-})  # fmt: skip
 
 
 def known_line_indicators(lines: Fatal) -> list[result.Indicator]:
     """Return known lines outside of exceptions. They are secondary to a later exception with its own message, and
     explain a vague exception."""
     chain = lines.chain
-    has_own_cause = chain is not None and lines.role == result.CAUSE and chain.root.short_type not in _VAGUE_TYPES
+    has_own_cause = chain is not None and lines.role == result.CAUSE and class_of(chain.root.short_type).depth >= 0
     was_killed = chain is None and signal_of(lines.rank) in FROM_OUTSIDE
     taken = set(lines.lines_of())
     shown = [

@@ -30,6 +30,8 @@ from ascendrun.text import Text
 CERTAIN_FROM = 60
 """A weaker reason is never reported as certain."""
 CLEARLY_S = 1.0
+MOST_VALUES = 12
+"""Values of a class that a diagnosis keeps."""
 MUTE_S = 0.3
 """Output is read in pieces: a line may have been written this long before it was received."""
 
@@ -87,6 +89,7 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
         scope=found.scope,
         phase=found.phase,
         reason_grade=classes.grade_of(found, confidence, winner.code),
+        why=tuple(dict.fromkeys(found.values))[:MOST_VALUES],
     )
 
 

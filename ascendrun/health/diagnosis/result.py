@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from enum import Enum
 
+from ascendrun.ascend.vocabularies import Value
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line, Moment, RankEvidence, moment
 from ascendrun.text import Rendered, Text
@@ -68,9 +69,9 @@ class Diagnosis:
     first to fail, () for none. `caveats`: why it is not certain. `alternatives`: other possible first failures.
     `lag_s`: seconds from the first failure to its first consequence. `retry`: same, exclude, never,
     unknown. `domain`, `scope`, `phase`: of its class (classes.Class), `reason_grade`: how certain the domain is; "" and
-    UNKNOWN: not known, or of an attempt that did not fail.
-    `outcome`: later actions of ascendrun. `anomalies`: of a job that did not fail. `missing`: unreadable
-    evidence. `message`, `cause`, `hint`: set by `render`. Texts are rendered at output."""
+    UNKNOWN: not known, or of an attempt that did not fail. `why`: what the domain follows from, the
+    deciding value first. `outcome`: later actions of ascendrun. `anomalies`: of a job that did not fail. `missing`:
+    unreadable evidence. `message`, `cause`, `hint`: set by `render`. Texts are rendered at output."""
 
     code: str
     confidence: Confidence
@@ -89,6 +90,7 @@ class Diagnosis:
     scope: str = ""
     phase: str = ""
     reason_grade: Confidence = Confidence.UNKNOWN
+    why: tuple[Value, ...] = ()
     outcome: tuple[Text, ...] = ()
     anomalies: tuple[Text, ...] = ()
     missing: tuple[Text, ...] = ()

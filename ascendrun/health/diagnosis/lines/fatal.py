@@ -21,7 +21,6 @@ SPECIFIC_FROM = 80
 """A known message of this strength is more specific than the exception that led to it."""
 FROM_OUTSIDE = frozenset({9, 15, 2, 1})
 """Signals that are sent from outside."""
-_TEARDOWN_TYPES = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException", "GracefulExit"})
 _STOP_REQUESTED = re.compile(
     r"killed by signal: Terminated|got signal: (?:15|2|SIGTERM|SIGINT)\b|received SIGTERM", re.IGNORECASE
 )
@@ -113,7 +112,7 @@ class Fatal(rank_lines.RankLines):
 
     def role_of(self, chain: Chain) -> str:
         root = chain.root
-        if root.short_type in _TEARDOWN_TYPES or _STOP_REQUESTED.search(root.message):
+        if root.short_type in rank_lines.ENDS or _STOP_REQUESTED.search(root.message):
             return TEARDOWN
         message = self.message_of(root)
         messages = (

@@ -241,7 +241,7 @@ _ASKS = frozenset({
 })  # fmt: skip
 """Exceptions with which a program tests whether something exists; it has an alternative."""
 _CLEARS = re.compile(r"__a?exit__|__del__|_*(?:close|cleanup|clean_up|shutdown|finalize|destroy|teardown|tear_down)\w*")
-_ENDS = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException", "GracefulExit"})
+ENDS = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException", "GracefulExit"})
 _DEVICE = frozenset({"acl", "cann", "cuda", "driver", "torch_npu", "hccl"})
 """Families of failures that no handler can repair."""
 _ERRNO = re.compile(r"^\[Errno -?\d+\]\s*")
@@ -262,7 +262,7 @@ def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) ->
         if _CLEARS.fullmatch(later.raised_in[1]):  # it failed while closing a resource: a consequence
             ends = place
             break
-        if later.short_type in _ENDS or later.collective or line_kinds.suffered_wait(later.text) is not None:
+        if later.short_type in ENDS or later.collective or line_kinds.suffered_wait(later.text) is not None:
             continue  # of a kind that any failure causes
         known = [hit for hit in hits if before[0].last <= hit.line < later.first and hit.signature.strength >= 20]
         if (
