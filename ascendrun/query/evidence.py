@@ -22,7 +22,7 @@ from ascendrun.head.spool.clocks import read_clocks
 from ascendrun.head.spool.metrics_reader import newest_values
 from ascendrun.head.spool.spool_files import StreamFiles, find_streams
 from ascendrun.head.state.sample_store import SampleStore
-from ascendrun.head.state.state_dir import spool_dir
+from ascendrun.head.state.state_dir import read_host_facts, spool_dir
 from ascendrun.health.diagnosis import evidence as given
 from ascendrun.health.diagnosis.lines.devices import (
     device_addresses,
@@ -162,7 +162,7 @@ class _Reading:
         self, stored: StoredJob, folder: Path, attempt: int, *, is_newest: bool, liveness: Mapping[str, str]
     ) -> None:
         self.stored, self.folder, self.liveness = stored, folder, liveness
-        self.clocks = read_clocks(folder)
+        self.clocks, self.facts = read_clocks(folder), read_host_facts(folder)
         self.rows = {str(row.get("name")): row for row in stored.hosts}
         self.nodes = {node.host: node for node in stored.job.nodes} if is_newest else {}
         found = find_streams(folder, attempt)
@@ -208,6 +208,7 @@ class _HostReading:
             supervisor_lost=records.lost,
             reachable=reachable,
             has_ended=records.has_ended,
+            facts=self._all.facts.get(self.host, {}),
             missing=tuple(
                 Text("cli.at", "{place}: {message}", place=name, message=why) for name, why in self._gathered.problems
             ),

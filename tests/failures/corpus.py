@@ -325,6 +325,7 @@ class Builder:
             supervisor_lost=row.get("supervisor_lost", False),
             reachable=row.get("reachable"),
             has_ended=row.get("reachable") is not False,
+            facts=row.get("facts", {}),
             memory_free_bytes=row.get("memory_free"),
             memory_total_bytes=row.get("memory_total"),
             disk_free_bytes=row.get("disk_free"),

@@ -128,3 +128,15 @@ def test_the_hint_has_what_the_message_advises(message: str, advice: str | None)
     found = explain(raised(message))
     assert found.values.get("advice") == advice
     assert advice is None or advice in render(found, "en").hint
+
+
+def test_a_failure_of_one_host_shows_what_only_this_host_has() -> None:
+    packages = [{"torch": "2.5.1", "torch_npu": version} for version in ("2.5.1", "2.5.1.dev", "2.5.1")]
+    hosts = {f"npu0{k + 1}": {"facts": {"driver": "24.1", "packages": one}} for k, one in enumerate(packages)}
+    text = raised("symbol table of libtorch_npu.so: undefined symbol: _ZN3c10")["err"]
+    groups = [{"ranks": "2-3", "at": 20, "spread": 0.1, "err": text, "exit": 1}, STOPPED]
+    row = {"ranks": 6, "per_host": 2, "family": "npu", "groups": groups, "hosts": hosts}
+    found = diagnose(Builder(row, seed="differs").evidence())
+    assert (found.domain, found.scope, found.hosts) == ("environment", "host", ("npu02",))
+    shown = [proof.text.values for proof in found.evidence if proof.line == "diagnosis.differs"]
+    assert shown == [{"host": "npu02", "key": "packages.torch_npu", "own": "2.5.1.dev", "others": "2.5.1"}]

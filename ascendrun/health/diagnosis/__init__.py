@@ -7,6 +7,7 @@ exits         codes, signals, out-of-memory killer  fatal       the exception th
 rank_timelines  one rank's end in its own output    candidates  possible first failures, kernel messages
 wait_rules    rules to find the culprit if all waited   wait_reports  their table, and explicit reports
 ranking       the choice, its caveats, the chain    outcomes    attempts without a failure
+differences   hosts by their facts at the start
 lines/        the meaning of single lines           render      the sentences, from text/en.json and signatures
 classes       domain, scope and phase of the choice   kinds       restart kind and retry by them
 """

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from datetime import datetime, timezone
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
@@ -98,7 +98,7 @@ class HostEvidence:
     """One host. `stopped_at_s`: when its supervisor started to stop the ranks, on its clock; `stopped_by`: origin of
     the request. `lost`: why its ranks are gone (endings.NodeLost), None: not lost. `dmesg`: lines since the start;
     None: unreadable. `reachable` None: not monitored. `memory_free_bytes`, `disk_free_bytes`: minimum around the end.
-    `missing`: unreadable items, with reasons.
+    `missing`: unreadable items, with reasons. `facts`: of the start (survey.recorded_facts).
     """
 
     host: str
@@ -117,6 +117,7 @@ class HostEvidence:
     memory_total_bytes: int | None = None
     disk_free_bytes: int | None = None
     missing: tuple[Text, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

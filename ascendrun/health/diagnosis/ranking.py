@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ascendrun.health.diagnosis import classes
 from ascendrun.health.diagnosis.candidates import Candidate, candidates_of, candidates_of_kernels, make_candidate
+from ascendrun.health.diagnosis.differences import differences_of
 from ascendrun.health.diagnosis.evidence import Evidence, Moment, earliest
 from ascendrun.health.diagnosis.kinds import domain_of, retry_of
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
@@ -67,6 +68,7 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
     lags_s = [link.lag_s for link in chain if link.role is Role.CONSEQUENCE and link.lag_s is not None]
     confidence = Confidence.UNKNOWN if is_weak else Confidence.LIKELY if caveats else Confidence.CERTAIN
     found = classes.classify(winner, evidence, timelines)
+    is_of_host = found.scope == "host"
     return Diagnosis(
         code=winner.code,
         confidence=confidence,
@@ -76,7 +78,7 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
         at_s=winner.at.at_s if winner.at else None,
         time_error_s=winner.at.error_s if winner.at else None,
         lag_s=min(lags_s, default=None),
-        evidence=winner.proofs,
+        evidence=(*winner.proofs, *(differences_of(evidence, winner.hosts, found.domain) if is_of_host else ())),
         chain=chain,
         caveats=tuple(map(caveat, caveats)),
         alternatives=tuple(

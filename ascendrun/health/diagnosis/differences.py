@@ -1,0 +1,60 @@
+"""What the hosts of a failure have that all others have not, by the facts that were recorded at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ascendrun.health.diagnosis.evidence import Evidence
+from ascendrun.health.diagnosis.result import Proof
+from ascendrun.text import Text
+
+MOST = 6
+_OF_DOMAIN: Mapping[str, tuple[str, ...]] = {
+    "environment": (
+        "packages",
+        "python",
+        "cann",
+        "driver",
+        "firmware",
+        "hccl_build",
+        "environ",
+        "arch",
+        "os",
+        "kernel",
+    ),
+    "device": ("driver", "firmware", "cann"),
+    "network": ("mtu", "hccl_build", "driver", "environ"),
+    "resource": ("limits", "ports", "environ"),
+    "storage": ("limits", "environ"),
+}
+"""The facts that fit a domain, the likeliest first; others are shown after them."""
+_OF_EACH = frozenset({"clock_offset_s", "processes", "temperature_c", "clocks_mhz", "memory_bytes", "HOSTNAME"})
+"""They differ between healthy hosts."""
+
+
+def differences_of(evidence: Evidence, hosts: tuple[str, ...], domain: str) -> tuple[Proof, ...]:
+    """Return what each of the hosts has and no other host, as observations; () also if nothing was recorded."""
+    known = {one.host: dict(_flat(one.facts)) for one in evidence.hosts if one.facts}
+    others = [facts for host, facts in known.items() if host not in hosts]
+    found: list[tuple[int, Proof]] = []
+    fits = _OF_DOMAIN.get(domain, ())
+    for host in (host for host in hosts if host in known and others):
+        for key, own in known[host].items():
+            theirs = {facts.get(key, "-") for facts in others}
+            if len(theirs) == 1 and own not in theirs:
+                values = {"host": host, "key": key, "own": own, "others": theirs.pop()}
+                text = Text("diagnosis.differs", "{host} only: {key} is {own}, {others} on all others", **values)
+                place = fits.index(key.partition(".")[0]) if key.partition(".")[0] in fits else len(fits)
+                found.append((place, Proof(text, host=host)))
+    return tuple(proof for _, proof in sorted(found, key=lambda one: one[0]))[:MOST]
+
+
+def _flat(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in facts.items():
+        if key in _OF_EACH:
+            continue
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", str(value)
