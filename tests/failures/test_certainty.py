@@ -32,7 +32,7 @@ INNER = "EE9999: [PID: 4] 2026-11-20-10:01:30.100.200 Stream synchronize failed,
 PLOG = "[ERROR] RUNTIME(4,python):2026-11-20-10:01:30.100.200 [stream.cc:12] "
 
 
-@pytest.mark.parametrize("code", ["507001", "107002"])
+@pytest.mark.parametrize("code", ["507001", "107002", "507899"])
 @pytest.mark.parametrize("place", ["exception", "line", "plog"])
 def test_a_return_code_with_another_one_below_it_is_not_certain(code: str, place: str) -> None:
     outer = f"aclrtSynchronizeStream failed, error code is {code}"

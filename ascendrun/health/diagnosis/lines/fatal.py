@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ascendrun.ascend.peer_messages import EXEC, LOST
 from ascendrun.ascend.signatures import Hit
+from ascendrun.ascend.vocabularies import value_of
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines import line_kinds, rank_lines
 from ascendrun.health.diagnosis.lines.exits import is_full, signal_of
@@ -32,8 +33,6 @@ _WORK_OF_THREADS = re.compile(
     r"\b(?:thread|writer|sav(?:e|ing)\b|checkpoint|background|async|queue\b|prefetch)", re.IGNORECASE
 )
 _OF_CPP = re.compile(r"^(?:\[rank\d+\]:\s?)?\[[EWIF]\d{4} \d\d:\d\d")
-_OUTER_CODES = frozenset({"ACL-107002", "ACL-507001"})
-"""Return codes that may represent a failure in a lower layer, whose code is in the same message."""
 _RETURN_CODE = re.compile(
     r"\b(?:errCode|retCode|rtCode|drvRetCode|drvRet|drv_ret_code|InnerCode|ret)\s*[=:\[]\s*\[?(?P<code>0x[0-9a-f]+|\d+)",
     re.IGNORECASE,
@@ -43,9 +42,10 @@ _POSTSCRIPT = re.compile(r"^\s*(?:\[\w*\d*\]:\s?)*\[ERROR\] \d{4}-\d\d-\d\d-\S+ 
 
 def has_inner_code(hit: Hit, texts: Iterable[str]) -> bool:
     """Return whether the message has another return code: the failure may be below the reporting call."""
-    if hit.signature.code not in _OUTER_CODES:
+    layer, _, outer = hit.signature.code.partition("-")
+    value = value_of("acl", outer) if layer == "ACL" else None
+    if value is None or not value.is_outer:  # such a code may stand for a failure in a lower layer
         return False
-    outer = hit.signature.code.partition("-")[2]
     return any(found["code"] not in (outer, "0", "0x0") for text in texts for found in _RETURN_CODE.finditer(text))
 
 
