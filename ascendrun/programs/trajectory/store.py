@@ -96,7 +96,8 @@ def save_for_transformers(trained: Trained, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "model.safetensors") as fresh:
         save_file(weights, str(fresh), metadata={"format": "pt"})
-    tokenizer = make(tokenizer_object=words, pad_token=PAD, unk_token=UNKNOWN, mask_token=MASK)
+    names = {"pad_token": PAD, "unk_token": UNKNOWN, "mask_token": MASK}  # transformers 4 adds token_type_ids else
+    tokenizer = make(tokenizer_object=words, model_input_names=["input_ids", "attention_mask"], **names)
     if (
         config.model_type == "qwen2"
     ):  # AutoTokenizer of transformers 5 else takes Qwen2Tokenizer, whatever the class here
