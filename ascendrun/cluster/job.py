@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,8 +42,9 @@ class Job:
     In a notebook it is shown as a table. Calls raise only children of AscendrunError; NotFoundError after its removal.
     """
 
-    def __init__(self, cluster: Cluster, job_id: str) -> None:
-        self._cluster, self.id = cluster, job_id
+    def __init__(self, cluster: Cluster, job_id: str, warnings: Sequence[Text] = ()) -> None:
+        """`warnings`: of its submission."""
+        self._cluster, self.id, self.warnings = cluster, job_id, tuple(warnings)
 
     @property
     def view(self) -> JobView:

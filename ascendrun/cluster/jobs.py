@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ascendrun.core.pulse import Sight
     from ascendrun.head.protocol.control_messages import PruneReply
     from ascendrun.head.state.job_table import StoredJob
+    from ascendrun.head.survey.submission import Submission
     from ascendrun.health.report.cost import JobUse
     from ascendrun.query.views import JobDetail, JobView
 
@@ -79,12 +80,13 @@ class Jobs(Part):
         )
         # The controller may die after it stored the job and before it replies; the key makes a repeat harmless.
         if resume is None and from_stage is None and submissions[0].stage is None:
-            return Job(self._cluster, self._head.request(Submit((submissions[0].to_json(),)), repeat=True).job)
+            job_id = self._head.request(Submit((submissions[0].to_json(),)), repeat=True).job
+            return Job(self._cluster, job_id, warnings_of(submissions, self._head.settings.state_dir))
         before = self.stages(resume) if resume is not None else ()
         repeated = stages_to_repeat(submissions, [stored.job for stored in before], from_stage, resume)
         request = Submit(tuple(stage.to_json() for stage in repeated), before[0].job.pipeline if before else None)
         pipeline = self._head.request(request, repeat=True).job
-        return Job(self._cluster, pipeline)
+        return Job(self._cluster, pipeline, warnings_of(submissions, self._head.settings.state_dir))
 
     def retry(self, ref: str) -> JobView:
         """Start the next attempt of a job that failed or was stopped, with a new budget of restarts. A pipeline is
@@ -290,3 +292,23 @@ class Jobs(Part):
         if values is not None and job.state.value != "RUNNING":
             return {name: value for name, value in values.items() if name != "phase"} or None
         return values
+
+
+def warnings_of(submissions: Sequence[Submission], state_dir: Path) -> list[Text]:
+    """Return what the user of these jobs should know: credentials in `env`, restarts that may not come."""
+    from ascendrun.cluster.install import installed
+    from ascendrun.core.logs.redaction import SECRET_NAME
+
+    found = []
+    secret = sorted({name for one in submissions for name in one.spec.env or () if SECRET_NAME.search(name)})
+    if secret:
+        english = "env: {names} would be stored with the job; write NAME=VALUE into a file: env_file: [secrets.env]"
+        found.append(Text("submit.secret-env", english, names=secret))
+    sections = (one.values["spec"].get("restart") or {} for one in submissions)
+    if any(section.get("max_restarts") for section in sections) and installed(state_dir) is None:
+        english = (
+            "neither systemd nor cron starts the controller again after a reboot, or when its guard is killed too: "
+            "`ascendrun controller install`"
+        )
+        found.append(Text("submit.no-entry", english))
+    return found

@@ -96,6 +96,8 @@ def command(
             stages=stages,
         )
     ctx.echo(submitted)
+    for warning in made.warnings:
+        ctx.warn(warning)
     if detach or (output is not None and not waits):
         return _leave(ctx, job, output)
     if job.stages:
