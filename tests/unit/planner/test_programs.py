@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.shell_completion import BashComplete
 
+import ascendrun
 from ascendrun.cli import main
 from ascendrun.cli.app import cli
 from ascendrun.core.jobfile.launchers import program_command
@@ -116,6 +117,7 @@ def test_it_is_sent_with_what_programs_may_import(toy: Path) -> None:
 
 def test_programs_are_packages(toy: Path) -> None:
     found = find_programs()
-    assert {"toy", "codon", "meshtest", "nanochat", "qwen_lora", "trajectory"} == set(found)
-    assert [name for name, program in found.items() if not program.has_rules] == ["meshtest"]
+    bundled = {path.parent.name for path in Path(ascendrun.__file__).parent.glob("programs/*/options.json")}
+    assert {"toy", *bundled} == set(found) and {"codon", "meshtest"} < bundled
+    assert found["codon"].has_rules and not found["meshtest"].has_rules
     assert [name for name, program in found.items() if not program.is_bundled] == ["toy"]
