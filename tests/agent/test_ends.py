@@ -264,37 +264,30 @@ def test_a_late_or_a_repeated_renewal_does_not_make_a_lease_longer(node, agent):
     agent.do("abort", tag=TAG)
 
 
-def test_a_rank_that_saves_and_exits_0_at_a_shutdown_was_stopped_and_its_work_is_not_complete(node, agent):
-    save = program(
+def shut_down(node, agent, metrics):
+    """A node shuts down under a rank that reported this line and exits 0 at the signal."""
+    rank = program(
         "import os,signal,sys,time\n"
-        "step = os.environ['ASCENDRUN_METRICS_FILE']\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
-        "open(step, 'a').write('{\"step\": 1}\\n')\n"
+        f"open(os.environ['ASCENDRUN_METRICS_FILE'], 'a').write('{metrics}\\n')\n"
         "print('ready', flush=True)\ntime.sleep(600)"
     )
-    agent.start(node.job(TAG, save))
+    agent.start(node.job(TAG, rank))
     agent.wait(lambda: agent.output(TAG) == b"ready\n")
     identity = node.identity(TAG)
     procs.send_signal(identity["pid"], identity["start"], signal.SIGTERM)
     assert agent.wait_ended(TAG)["codes"] == {"0": 0}
-    assert "done" not in agent.told(TAG, "stopping")[0]
-    exited = agent.told(TAG, "rank_exited")[0]
-    assert exited["stopped"] and "done" not in exited
+    return agent.told(TAG, "stopping")[0], agent.told(TAG, "rank_exited")[0]
+
+
+def test_a_rank_that_saves_and_exits_0_at_a_shutdown_was_stopped_and_its_work_is_not_complete(node, agent):
+    stopping, exited = shut_down(node, agent, '{"step": 1}')
+    assert "done" not in stopping and exited["stopped"] and "done" not in exited
 
 
 def test_a_shutdown_while_a_rank_that_is_done_exits_does_not_undo_its_work(node, agent):
-    late = program(
-        "import os,signal,sys,time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
-        "open(os.environ['ASCENDRUN_METRICS_FILE'], 'a').write('{\"done\": true}\\n')\n"
-        "print('ready', flush=True)\ntime.sleep(600)"
-    )
-    agent.start(node.job(TAG, late))
-    agent.wait(lambda: agent.output(TAG) == b"ready\n")
-    identity = node.identity(TAG)
-    procs.send_signal(identity["pid"], identity["start"], signal.SIGTERM)
-    assert agent.wait_ended(TAG)["codes"] == {"0": 0}
-    assert agent.told(TAG, "stopping")[0]["done"] and agent.told(TAG, "rank_exited")[0]["done"]
+    stopping, exited = shut_down(node, agent, '{"done": true}')
+    assert stopping["done"] and exited["done"]
 
 
 def test_a_child_without_any_trace_is_found_on_the_roll_of_a_dead_supervisor(node, agent):

@@ -29,34 +29,29 @@ from tests.lib.story_cluster import Desk, StoryJob, end, make_job, run, says
 PIPELINE = "j-0001"
 
 
+def insert_stages(state_dir: Path, *states: State, **more: Any) -> None:
+    """Store a pipeline of the stages prepare and train in these states."""
+    store = Store.open(state_dir)
+    with store.writing() as db:
+        for number, (stage, state) in enumerate(zip(("prepare", "train"), states), start=1):
+            times = {"grace_s": 1, "start_s": 1, "created_at_s": 1.0}
+            record = Record(id=f"{PIPELINE}-{number}", name=f"pipe.{stage}", run="r", hosts=("a",), **times, **more)
+            record = replace(record, state=state, pipeline=PIPELINE, stage=stage)
+
+            def make(row: int, head_id: str, record: Record = record) -> Record:
+                return record
+
+            store.jobs.insert(db, key=stage, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=1.0)
+    store.close()
+
+
 class Stages:
     """Two stages of one pipeline in a store. The first one ends with success as soon as the second one is stopped."""
 
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir
         self.stopped: list[str] = []
-        with_store = Store.open(state_dir)
-        with with_store.writing() as db:
-            for number, (stage, state) in enumerate((("prepare", State.RUNNING), ("train", State.QUEUED)), start=1):
-
-                def make(
-                    row: int, head_id: str, number: int = number, stage: str = stage, state: State = state
-                ) -> Record:
-                    return Record(
-                        id=f"{PIPELINE}-{number}",
-                        name=f"pipe.{stage}",
-                        run="r",
-                        hosts=("a",),
-                        grace_s=1,
-                        start_s=1,
-                        created_at_s=1.0,
-                        state=state,
-                        pipeline=PIPELINE,
-                        stage=stage,
-                    )
-
-                with_store.jobs.insert(db, key=stage, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=1.0)
-        with_store.close()
+        insert_stages(state_dir, State.RUNNING, State.QUEUED)
 
     def serve(self, op: str, header: Any, body: bytes, answer: Answer) -> None:
         if op == "status":
@@ -101,32 +96,10 @@ def test_a_stage_that_ends_while_the_others_are_stopped_is_no_conflict(stages: S
 
 
 def test_a_job_is_found_by_id_name_and_pipeline(tmp_path: Path) -> None:
-    from ascendrun.core.jobs.job import Job as Record
-
     cluster = ascendrun.connect(tmp_path)
     with pytest.raises(NotFoundError):
         cluster.jobs.find("pipe")
-    store = Store.open(tmp_path)
-    with store.writing() as db:
-        for number, stage in enumerate(("prepare", "train"), start=1):
-
-            def make(row: int, head_id: str, number: int = number, stage: str = stage) -> Record:
-                return Record(
-                    id=f"j-0001-{number}",
-                    name=f"pipe.{stage}",
-                    run="r",
-                    hosts=("a",),
-                    grace_s=1,
-                    start_s=1,
-                    created_at_s=1.0,
-                    ended_at_s=2.0,
-                    state=State.SUCCEEDED,
-                    pipeline="j-0001",
-                    stage=stage,
-                )
-
-            store.jobs.insert(db, key=stage, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=1.0)
-    store.close()
+    insert_stages(tmp_path, State.SUCCEEDED, State.SUCCEEDED, ended_at_s=2.0)
     for ref in ("j-0001", "pipe"):
         job = cluster.jobs.find(ref)
         assert (job.id, job.state, job.view.name) == ("j-0001", "SUCCEEDED", "pipe")
