@@ -25,7 +25,7 @@ OPTIONS = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def here():
     return alone()
 
