@@ -127,6 +127,7 @@ TOUR: dict[str, tuple[str, ...]] = {
     "sim": ("", "npu", "gpu -- x", "npu --devices 99 -- x", "npu --python /nowhere -- x", "npu --fault odd -- x"),
     "doctor": ("", "missing.yaml", "-H missing.hosts", "-H all.hosts --hosts n9", "--device-type x", "-H bad.hosts"),
     "env": ("", "missing.yaml", "-H missing.hosts"),
+    "verify": ("", "missing.yaml", "-H missing.hosts", "-H all.hosts --hosts n9"),
     "nodes": ("", "-H missing.hosts", "-H all.hosts --hosts n9", "--timeout x -H all.hosts"),
     "release": ("", "n[1-"),
     "drain": ("", "n9 --for x"),

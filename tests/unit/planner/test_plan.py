@@ -257,7 +257,7 @@ def test_a_stage_that_continues_a_pretrained_model_has_the_sizes_of_its_stage(he
 
 
 def test_a_stage_of_another_program_may_write_any_path(head: Head) -> None:
-    make = {"name": "make", "program": None, "command": ["python", "make.py"], "args": None}
+    make = {"name": "make", "program": None, "command": ["python", "/opt/make.py"], "args": None}
     job = head.write_job("trajectory", {"data_path": "/data/new.csv"}, stages=[make, {"name": "train"}])
     code, out, _ = head.say("plan", job, "-o", "json")
     train = json.loads(out)["stages"][1]
