@@ -143,8 +143,11 @@ def values_in(text: str) -> Iterator[Value]:
 
 
 def concepts_in(text: str) -> Iterator[Value]:
-    """Yield what the nouns of a text suggest, the first of the table first."""
-    return (value for key, value in vocabulary("concepts").items() if _compiled(key).search(text) is not None)
+    """Yield what the nouns of a text suggest, the first of the table first; their keys are these nouns."""
+    for key, value in vocabulary("concepts").items():
+        found = _compiled(key).search(text)
+        if found is not None:
+            yield replace(value, key=found.group())
 
 
 @cache

@@ -156,6 +156,7 @@ OTHERS = (
     "activations are not finite",  # an exception of the program
     "a rank failed",  # the reason that an old store has
     "step epoch loss",  # names of metrics in `ps`
+    "concepts not finite: data (+1)",  # codes: a vocabulary, the words that it found, their domain
 )
 
 
