@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Callable, cast
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.hosts import Host
 from ascendrun.core.settings import Settings
-from ascendrun.head.ssh.transport import Connection, Deadlines
+from ascendrun.head.ssh.transport import Backend, Connection, Deadlines
 
 if TYPE_CHECKING:
     from ascendrun.backends.ssh import SshBackend
+    from ascendrun.core.allocations import Allocator
 
-ENGINES: Mapping[str, str] = {"local": "LocalBackend", "ssh": "SshBackend"}
+ENGINES: Mapping[str, str] = {"local": "LocalBackend", "slurm": "SlurmBackend", "ssh": "SshBackend"}
 """Engine types: a module here, and in it the class of its `transport.Backend`, made of Settings and SshOptions."""
 
 
@@ -37,13 +38,12 @@ class Backends:
     def __init__(self, settings: Settings, options: SshOptions | None = None) -> None:
         self._settings, self._options = settings, options or SshOptions()
         self._lock = threading.Lock()
-        self._engines: dict[str, Any] = {}
+        self._engines: dict[str, Backend] = {}
 
     def connect(self, host: Host) -> Connection:
-        connection: Connection = self.engine(host.engine_type).connect(host)
-        return connection
+        return self.engine(host.engine_type).connect(host)
 
-    def engine(self, name: str) -> Any:
+    def engine(self, name: str) -> Backend:
         """Return the backend of an engine, made and imported at the first call."""
         with self._lock:
             if name not in self._engines:
@@ -51,9 +51,16 @@ class Backends:
                 self._engines[name] = kind(self._settings, self._options)
             return self._engines[name]
 
+    def allocator(self, engine: str) -> Allocator:
+        return cast("Allocator", self.engine(engine))
+
     def ssh(self) -> SshBackend:
-        backend: SshBackend = self.engine("ssh")
-        return backend
+        return cast("SshBackend", self.engine("ssh"))
+
+    def terminal_argv(self, host: Host, argv: Sequence[str], *, has_terminal: bool) -> list[str]:
+        """Return the command line that runs `argv` on the host, with or without a terminal there. Raises
+        UnreachableError."""
+        return list(self.engine(host.engine_type).terminal_argv(host, argv, has_terminal=has_terminal))
 
     def close(self) -> None:
         with self._lock:

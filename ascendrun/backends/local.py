@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from ascendrun.core.errors import UnreachableError
@@ -78,6 +79,9 @@ class LocalBackend:
             "PATH": os.pathsep.join([folder, os.environ.get("PATH") or os.defpath]),
         }
         return LocalConnection({**env, **read_login(root)})
+
+    def terminal_argv(self, host: Host, argv: Sequence[str], *, has_terminal: bool) -> list[str]:
+        return list(argv)
 
     def close(self) -> None:
         """Nothing is held."""

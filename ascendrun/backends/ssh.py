@@ -187,9 +187,15 @@ class SshBackend:
 
         return connect(self._openssh_route(host))
 
-    def terminal_argv(self, host: Host, *, has_terminal: bool) -> list[str]:
-        """Return the `ssh` command line up to the host's name, with or without a terminal there."""
-        return self._openssh_route(host).terminal_argv(has_terminal=has_terminal)
+    def terminal_argv(self, host: Host, argv: Sequence[str], *, has_terminal: bool) -> list[str]:
+        """Return the command line of the user's own OpenSSH that runs `argv` on the host. Host keys are verified as for
+        every other connection. Raises UnreachableError without an ssh command."""
+        if shutil.which("ssh") is None:
+            raise UnreachableError.of(
+                "shell.no-ssh", "{host}: ssh not found on this machine", "install the OpenSSH client", host=host.name
+            )
+        words = " ".join(map(shlex.quote, argv))
+        return [*self._openssh_route(host).terminal_argv(has_terminal=has_terminal), words]
 
     def _openssh_route(self, host: Host) -> OpensshRoute:
         """Only ascendrun's file is read if it has the host: a replaced key must not be accepted from another file."""
@@ -371,18 +377,3 @@ def record_scans(settings: Settings, scans: Iterable[HostKeyScan], *, replaces: 
     """Record the keys of these scans; with `replaces`, replace other recorded keys."""
     keys = [(scan.known_name, scan.key) for scan in scans if scan.key is not None]
     record_host_keys(settings.state_dir / OWN_FILE, keys, replace=replaces)
-
-
-def terminal_argv(settings: Settings, host: Host, argv: Sequence[str], *, has_terminal: bool) -> list[str]:
-    """Return the command line that runs `argv` on the host, through the user's own OpenSSH; on a local host `argv`.
-
-    Host keys are verified as for every other connection. Raises UnreachableError without an ssh command.
-    """
-    if host.is_local:
-        return list(argv)
-    if shutil.which("ssh") is None:
-        raise UnreachableError.of(
-            "shell.no-ssh", "{host}: ssh not found on this machine", "install the OpenSSH client", host=host.name
-        )
-    with closing(Backends(settings)) as backends:
-        return [*backends.ssh().terminal_argv(host, has_terminal=has_terminal), " ".join(map(shlex.quote, argv))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import posixpath
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from ascendrun.cluster.api import Part
@@ -93,12 +94,13 @@ class Files(Part):
         rank has ended, UnreachableError.
         """
         detail = self._with_rank(ref, rank)
-        from ascendrun.backends.ssh import terminal_argv
+        from ascendrun.backends import Backends
 
         found = self._head.request(RankProcess(detail.job.id, rank), repeat=True)
         host = self._host_of(detail.job.id, found.host)
         text = [json.dumps(list(command)).encode().hex()] if command else []
-        return tuple(terminal_argv(self._head.settings, host, [*found.argv, *text], has_terminal=has_terminal))
+        with closing(Backends(self._head.settings)) as backends:
+            return tuple(backends.terminal_argv(host, [*found.argv, *text], has_terminal=has_terminal))
 
     def _transfer(self, request: Fetch | Put) -> Iterator[FetchReply]:
         for reply, _ in self._head.stream(request, timeout_s=FETCH_S):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ascendrun.cluster.api import Part
+from ascendrun.core.errors import PreflightError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.keys import explain_key
 from ascendrun.core.jobfile.model import JobSpec, job_json_schema
@@ -139,7 +140,7 @@ class JobFiles(Part):
         exclude: str | None = None,
         engine: str | None = None,
     ) -> tuple[Submission, ...]:
-        return make_submissions(
+        submissions = make_submissions(
             Path(job_file),
             self._head.settings,
             overrides=overrides,
@@ -149,6 +150,14 @@ class JobFiles(Part):
             only=hosts,
             exclude=exclude,
         )
+        if not all(one.hosts for one in submissions):
+            raise PreflightError.of(
+                "engine.no-hosts",
+                "{file}: its engine grants the hosts when the job starts",
+                "ascendrun submit checks the job and its training on them, before a rank starts",
+                file=str(job_file),
+            )
+        return submissions
 
     def _launch_plans(self, submissions: Sequence[Submission]) -> tuple[Mapping[str, Any], ...]:
         plans = [self._head.request(Plan(one.to_json()), timeout_s=120.0).plan for one in submissions]

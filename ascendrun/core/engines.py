@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, Optional
+from typing import Any, Literal, Optional, Tuple
 
 from pydantic import ConfigDict, Field
 
@@ -35,7 +35,22 @@ class SshEngine(Site):
     hostfile: str = Field(examples=["cluster.hosts"])
 
 
-ENGINE_TYPES: Mapping[str, type[Site]] = {"ssh": SshEngine}
+class SlurmEngine(Site):
+    """A Slurm cluster, on whose login node the head runs."""
+
+    type: Literal["slurm"] = Field(examples=["slurm"])
+    partition: Optional[str] = Field(None, examples=["npu"])
+    account: Optional[str] = Field(None, examples=["llm"])
+    qos: Optional[str] = Field(None, examples=["normal"])
+    time: Optional[str] = Field(None, examples=["1-00:00:00"])
+    constraint: Optional[str] = Field(None, examples=["910b"])
+    reservation: Optional[str] = Field(None, examples=["maintenance"])
+    exclude: Optional[str] = Field(None, examples=["npu[03-04]"])
+    gres: str = Field("npu", examples=["npu:910b"])
+    options: Tuple[str, ...] = Field((), examples=[["--exclusive", "--mem=0"]])
+
+
+ENGINE_TYPES: Mapping[str, type[Site]] = {"ssh": SshEngine, "slurm": SlurmEngine}
 
 
 def read_engine(node: Node, source: Source, problems: list[Problem]) -> dict[str, Any] | None:

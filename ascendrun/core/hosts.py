@@ -38,6 +38,7 @@ class Host:
     `addr`: the address to connect to, None: the name (through `~/.ssh/config`); "local": this machine, no SSH.
     `devices`: the device ids that ascendrun may use there, None: all.
     `line`: its line in the hostfile, from 1; 0: not from a hostfile.
+    `engine`: the type of the engine that granted it, with the engine's id of the `allocation`; None: of a hostfile.
     """
 
     name: str
@@ -48,6 +49,8 @@ class Host:
     devices: tuple[int, ...] | None = None
     groups: tuple[str, ...] = ()
     line: int = 0
+    engine: str | None = None
+    allocation: str | None = None
 
     @property
     def is_local(self) -> bool:
@@ -56,7 +59,13 @@ class Host:
     @property
     def engine_type(self) -> str:
         """How it is reached: a module of backends/."""
-        return LOCAL_ADDRESS if self.is_local else "ssh"
+        return self.engine or (LOCAL_ADDRESS if self.is_local else "ssh")
+
+
+def queue_of(spec: Mapping[str, Any]) -> str | None:
+    """Return the type of the engine that a job gets its hosts from; None: they are those of its pool."""
+    engine = spec.get("engine")
+    return engine["type"] if isinstance(engine, Mapping) and engine["type"] != "ssh" else None
 
 
 class _InvalidHostError(ValueError):

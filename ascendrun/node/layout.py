@@ -57,7 +57,17 @@ JOIN_VARIABLE = "ASCENDRUN_JOIN"
 FORKS_VARIABLE = "ASCENDRUN_FORKS"
 """In the environment of a process that may start the ranks of its node itself, and so of all below it: its own RANK,
 WORLD_SIZE and LOCAL_WORLD_SIZE. A process with others is a rank. Equal to core/rank_env.FORKS_VARIABLE."""
-OURS = (ROOT_VARIABLE, TAG_VARIABLE, SAMPLER_VARIABLE, JOIN_VARIABLE, "ASCENDRUN_FAILPOINT", "ASCENDRUN_EXEC")
+HOLDER_VARIABLE = "ASCENDRUN_HOLDER"
+"""Name of the holder (node/hold.py) that starts supervisors; without it they are children of the agent."""
+OURS = (
+    ROOT_VARIABLE,
+    TAG_VARIABLE,
+    SAMPLER_VARIABLE,
+    JOIN_VARIABLE,
+    "ASCENDRUN_FAILPOINT",
+    "ASCENDRUN_EXEC",
+    HOLDER_VARIABLE,
+)
 """Variables that no rank inherits from the agent; root and tag are set for it, to identify its processes."""
 
 PULLED_FILE = re.compile(

@@ -16,7 +16,7 @@ from typing import Callable
 import ascendrun
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
 from ascendrun.core.events import SEPARATE
-from ascendrun.core.hosts import Host, select_hosts
+from ascendrun.core.hosts import Host, queue_of, select_hosts
 from ascendrun.core.jobfile import spec as specs
 from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.jobfile.pipeline import StageJob
@@ -133,7 +133,11 @@ def read_pool(
     spec: JobSpec, job_file: Path, *, hostfile: Path | None, only: str | None = None, exclude: str | None = None
 ) -> tuple[Host, ...]:
     """Return the hosts that the job may use, in the order of the file. `only`, `exclude`: use these (None: all), or not
-    these, as in `npu[01-03],@group`. Raises InvalidInputError; NotFoundError for a name or group that is not listed."""
+    these, as in `npu[01-03],@group`. (): its engine grants them.
+
+    Raises InvalidInputError; NotFoundError for a name or group that is not listed."""
+    if queue_of({"engine": spec.engine}) is not None:
+        return ()
     hosts = read_hostfile(hostfile or Path(specs.require_hostfile(spec, str(job_file))))
     chosen = select_hosts(hosts, only) if only else tuple(hosts)
     gone = select_hosts(hosts, exclude) if exclude else ()
@@ -195,6 +199,12 @@ def make_submissions(
     A file that is not a pipeline gives the one submission of its job, without a stage.
     """
     stages = read_stages(job_file, settings, overrides=overrides, is_placed=True, hostfile=hostfile, engine=engine)
+    flags = {"--hosts": only, "--exclude": exclude, "--priority": priority}
+    for kind in {queue_of({"engine": stage.spec.engine}) for stage in stages} - {None}:
+        for flag in [flag for flag, value in flags.items() if value]:
+            text = Text("engine.flags", "engine type {type} does not support {flag}", type=kind, flag=flag)
+            hint = Text("engine.flags.hint", "set options of the engine: docs/engines.md")
+            raise InvalidInputError([Problem(flag, None, None, text, hint)])
     hosts = [read_pool(stage.spec, job_file, hostfile=hostfile, only=only, exclude=exclude) for stage in stages]
     packed: dict[str, tuple[Tree, ...]] = {}  # stages usually have the same directories
     keys = [f"{stage.spec.program} {stage.spec.workdir!r}" for stage in stages]

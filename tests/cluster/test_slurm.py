@@ -1,28 +1,253 @@
-"""Slurm on the virtual cluster."""
+"""Jobs in a real Slurm, with processes tracked by control groups, on the virtual cluster."""
 
 from __future__ import annotations
 
 import json
+import re
+import signal
+from typing import Any
 
+import pytest
+from conftest import CODE, start_cluster
+from leftovers import kill
+from scenes import Scene
+
+from ascendrun.sim.ascend.scenario import Scenario
+from tests.lib.vcluster import slurm
+from tests.lib.vcluster.machines import HEAD
+from tests.lib.vcluster.npus import install_on
 from tests.lib.vcluster.processes import await_true
-from tests.lib.vcluster.slurm import ROOT
+
+ENDLESS = ("print", "ready", "hang")
+SET_ENV = "/usr/local/Ascend/ascend-toolkit/set_env.sh"
+
+
+@pytest.fixture(scope="module")
+def module_cluster():
+    with start_cluster(4, has_slurm=True) as cluster:
+        yield cluster
+
+
+class SlurmScene(Scene):
+    """Jobs of the engine `hpc`."""
+
+    def __init__(self, ascendrun: Any, cluster: Any) -> None:
+        super().__init__(ascendrun, cluster)
+        (self.folder / "ascendrun").mkdir()
+        (self.folder / "ascendrun/config.yaml").write_text(
+            "engines:\n  hpc: {type: slurm, partition: train}\n  whole: {type: slurm, options: [--exclusive]}\n"
+        )
+        self.env = {"XDG_CONFIG_HOME": str(self.folder)}
+
+    def launch(
+        self, name: str, *words: object, nodes: int = 2, more: str = "", engine: str = "hpc", **options: Any
+    ) -> str:
+        file = self.job(name, *words, more=f"nodes: {nodes}\n{more}", **options)
+        return self.start(file, "--engine", engine, env=self.env)
+
+    def slurm(self, *argv: str) -> str:
+        done = self.cluster.head_run(argv, cwd="/", capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
+    def allocations(self) -> list[str]:
+        return self.slurm("squeue", "--noheader", "--format=%i").split()
+
+    def queue(self) -> list[dict[str, Any]]:
+        return list(json.loads(self.slurm("squeue", "--states=all", "--json"))["jobs"])
+
+    def await_free(self) -> None:
+        assert await_true(lambda: not self.allocations(), deadline_s=60.0), self.slurm("squeue")
+
+    def codes(self, job: str) -> list[str]:
+        """Codes of a job's events, and those of their reasons."""
+        events = self.show(job)["events"]
+        reasons = [event["values"].get("reason") for event in events]
+        return [event["code"] for event in events] + [one["code"] for one in reasons if isinstance(one, dict)]
+
+    def links(self) -> list[Any]:
+        return [one for one in self.cluster.processes(HEAD) if "--overlap" in one.argv and "--jobid" in str(one.argv)]
+
+
+@pytest.fixture
+def scene(ascendrun, cluster):
+    return SlurmScene(ascendrun, cluster)
 
 
 def test_a_slurm_of_the_cluster_grants_typed_npus_and_is_gone_with_it(cluster_of):
     cluster = cluster_of(2, has_slurm=True)
-
-    def slurm(*argv: str) -> str:
-        return str(cluster.head_run(argv, cwd="/", capture_output=True, text=True, check=True).stdout)
-
-    assert sorted(slurm("srun", "-N2", "--gres=npu:910b:2", "hostname").split()) == ["node1", "node2"]
-    slurm("sbatch", "-N2", "--gres=npu:910b:2", "--output=/dev/null", "--wrap=sleep 60")
-    granted = ["npu:910b:2(IDX:0-1)"] * 2
-
-    def devices() -> list[str]:
-        return list(json.loads(slurm("squeue", "--json"))["jobs"][-1]["gres_detail"])
-
-    assert await_true(lambda: devices() == granted, deadline_s=30.0), devices()
-    group = ROOT / "freezer" / f"vcluster-{cluster.cluster_id}"
+    argv = ["srun", "-N2", "--gres=npu:910b:2", "hostname"]
+    assert sorted(cluster.head_run(argv, cwd="/", capture_output=True, text=True).stdout.split()) == ["node1", "node2"]
+    group = slurm.ROOT / "freezer" / f"vcluster-{cluster.cluster_id}"
     assert group.is_dir()
     cluster.down()
     assert not group.exists()
+
+
+def test_a_job_succeeds_and_its_allocation_ends_with_it(scene):
+    job = scene.launch("good", "meet", "print", "done")
+    scene.await_state(job, "SUCCEEDED")
+    assert set(scene.on_head(job, "rank-*.out.0").values()) == {b"done\n"}
+    scene.await_free()
+    codes = scene.codes(job)
+    assert "allocation-granted" in codes and "allocation-gone" not in codes
+
+
+def test_stop_ends_every_rank_and_the_allocation(scene):
+    job = scene.launch("endless", *ENDLESS)
+    scene.await_line(job, "ready", count=4)
+    assert scene.ascendrun("stop", job).returncode == 0
+    scene.await_state(job, "STOPPED")
+    scene.await_nobody(job)
+    scene.await_free()
+
+
+def test_a_killed_rank_is_started_again_in_the_same_allocation(scene):
+    job = scene.launch("again", *ENDLESS, more="restart: {max_restarts: 2, backoff_s: [0.1, 1]}\n")
+    scene.await_line(job, "ready", count=4)
+    before = scene.allocations()
+    kill([one for one in scene.cluster.processes("node1") if one.pid == scene.ranks_of(job, "node1")[-1]])
+    scene.await_line(job, "ready", count=8)
+    scene.await_state(job, "RUNNING")
+    assert (scene.allocations(), scene.show(job)["job"]["attempt"]) == (before, 2)
+    scene.ascendrun("stop", job, "--now")
+    scene.await_free()
+
+
+def test_ranks_outlive_the_steps_of_the_links_which_come_back(scene):
+    job = scene.launch("long", "print", "ready", "beat-on", "/tmp/enough")
+    scene.await_line(job, "ready", count=4)
+    ranks, links = set(scene.everywhere(job)), {one.pid for one in scene.links()}
+    assert links
+    (allocation,) = scene.allocations()
+    steps = scene.slurm("squeue", "--steps", "--noheader", "--format=%i %j", f"--job={allocation}").splitlines()
+    found = [step.split()[0] for step in steps if step.split()[1] == "link"]
+    assert len(found) == 2, steps
+    scene.slurm("scancel", *found)
+    assert await_true(lambda: not links & {one.pid for one in scene.links()}, deadline_s=20.0)
+    assert ranks <= set(scene.everywhere(job))
+    assert await_true(lambda: len(scene.links()) == 2, deadline_s=10.0)
+    scene.enough()
+    scene.await_state(job, "SUCCEEDED")
+
+
+def test_scancel_from_outside_leaves_nothing_and_the_job_tells(scene):
+    job = scene.launch("cancelled", *ENDLESS, more="restart: {max_restarts: 5}\n")
+    scene.await_line(job, "ready", count=4)
+    scene.slurm("scancel", *scene.allocations())
+    scene.await_state(job, "STOPPED")
+    assert scene.reason(job)["code"] == "allocation-gone" and "slurm-ended" in scene.codes(job)
+    scene.await_nobody(job)
+
+
+def test_a_job_waits_with_the_reason_of_slurm_and_starts_when_there_is_room(scene):
+    first = scene.launch("first", *ENDLESS, nodes=4, more="", per_node=1)
+    scene.await_line(first, "ready", count=4)
+    holder = scene.slurm("sbatch", "--parsable", "-N4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600").strip()
+    never = scene.launch("never", *ENDLESS, nodes=9)
+    waits = scene.launch("waits", "print", "x", nodes=1, engine="whole")
+    assert await_true(lambda: {"allocation-never", "slurm-never"} <= set(scene.codes(never)), deadline_s=30.0)
+    assert await_true(lambda: {"slurm-pending", "slurm-expected"} & set(scene.codes(waits)), deadline_s=30.0)
+    scene.ascendrun("stop", never)
+    scene.slurm("scancel", holder)
+    scene.ascendrun("stop", first, "--now")
+    scene.await_state(waits, "SUCCEEDED")
+    scene.await_free()
+
+
+def test_two_jobs_on_one_node_have_the_npus_that_each_was_granted(scene):
+    install_on(scene.cluster, "node1", Scenario(cards=8, number=1))
+    (scene.folder / "ascendrun/config.yaml").write_text("engines: {hpc: {type: slurm, options: [--nodelist=node1]}}\n")
+    command = ["sh", "-c", "echo devices=$ASCEND_RT_VISIBLE_DEVICES ready; sleep 600"]
+    jobs = []
+    for name in ("left", "right"):
+        file = scene.job(name, command=command, more=f"nodes: 1\nsetup: source {SET_ENV}\n")
+        file.write_text(file.read_text().replace("{type: cpu, per_node: 2}", "{type: npu, per_node: 2}"))
+        jobs.append(scene.start(file, "--engine", "hpc", env=scene.env))
+        scene.await_state(jobs[-1], "RUNNING")
+        scene.await_line(jobs[-1], "ready", count=2)
+    text = [b"".join(scene.on_head(job, "rank-*.out.0").values()).decode() for job in jobs]
+    seen = [set(",".join(re.findall("devices=([0-9,]+) ready", one)).split(",")) for one in text]
+    assert seen == [{"0", "1"}, {"2", "3"}]
+    for job in jobs:
+        scene.ascendrun("stop", job, "--now")
+    scene.await_free()
+
+
+def test_a_node_without_power_ends_the_allocation_and_the_job_trains_on_others(ascendrun, cluster_of):
+    cluster = cluster_of(4, has_slurm=True)
+    scene = SlurmScene(ascendrun.on(cluster), cluster)
+    more = "restart: {max_restarts: 2, backoff_s: [0.1, 1]}\n"
+    job = scene.launch("moved", *ENDLESS, more=more)
+    scene.await_line(job, "ready", count=4)
+    lost = scene.show(job)["nodes"][1]["host"]
+    scene.cluster.crash(lost)
+    scene.await_line(job, "ready", count=8, deadline_s=120.0)
+    assert lost not in [node["host"] for node in scene.show(job)["nodes"]] and "allocation-gone" in scene.codes(job)
+    scene.ascendrun("stop", job, "--now")
+    scene.await_nobody(job)
+    cluster.down()  # slurmctld ends the last allocation only when it has given up on the lost node
+
+
+def test_a_controller_that_is_killed_while_it_requests_leaves_one_allocation(scene):
+    jobs = []
+    for number in range(5):
+        jobs.append(scene.launch(f"killed-{number}", *ENDLESS, nodes=1, per_node=1))
+        kill([one for one in scene.cluster.processes(HEAD) if "controller" in " ".join(one.argv)], signal.SIGKILL)
+    scene.ascendrun("ps")
+    for job in jobs:
+        scene.await_line(job, "ready", deadline_s=120.0)
+    assert len(scene.allocations()) == len(jobs)
+    for job in jobs:
+        scene.ascendrun("stop", job, "--now")
+    scene.await_free()
+
+
+def test_a_slurm_that_does_not_answer_ends_no_job_and_the_job_tells(scene):
+    job = scene.launch("silent", "print", "ready", "beat-on", "/tmp/enough")
+    scene.await_line(job, "ready", count=4)
+    slurm.stop_controller(scene.cluster)
+    assert await_true(lambda: "engine-silent" in scene.codes(job), deadline_s=90.0)
+    assert scene.state(job) == "RUNNING"
+    slurm.start_controller(scene.cluster)
+    assert await_true(lambda: "engine-answers" in scene.codes(job), deadline_s=90.0)
+    scene.enough()
+    scene.await_state(job, "SUCCEEDED")
+    scene.await_free()
+
+
+def test_the_stages_of_a_pipeline_use_the_same_nodes_and_plans_are_refused(scene):
+    file = scene.job("pipe", "print", "x", more="nodes: 2\nstages: [{name: one}, {name: two}]\n")
+    assert scene.ascendrun("submit", file, "--engine", "hpc", "--dry-run", env=scene.env).returncode == 3
+    pipeline = scene.start(file, "--engine", "hpc", env=scene.env)
+    scene.await_state(f"{pipeline}-2", "SUCCEEDED", deadline_s=120.0)
+    hosts = [{node["host"] for node in scene.show(f"{pipeline}-{number}")["nodes"]} for number in (1, 2)]
+    assert hosts[0] == hosts[1]
+    scene.await_free()
+
+
+def test_the_quick_start_of_the_page_runs_as_printed(scene):
+    page = (CODE / "docs/slurm.md").read_text(encoding="utf-8")
+    settings, job = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (command,) = re.findall(r"^\$ ascendrun (.*)$", page, re.MULTILINE)
+    (scene.folder / "ascendrun/config.yaml").write_text(settings)
+    (scene.folder / "job.yaml").write_text(job)
+    done = scene.ascendrun(*command.split(), env=scene.env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = b"".join(scene.on_head("j-0001", "rank-*.out.0").values())
+    assert all(f"rank {rank} of 4\n".encode() in said for rank in range(4))
+    scene.await_free()
+
+
+def test_an_allocation_with_a_time_limit_is_followed_by_the_next_one(scene):
+    engine = "engines: {hpc: {type: slurm, time: '1'}}\n"
+    (scene.folder / "ascendrun/config.yaml").write_text(engine)
+    more = "restart: {max_restarts: 1, backoff_s: [0.1, 1]}\ncheckpoint: {grace_period_s: 5}\n"
+    job = scene.launch("limited", *ENDLESS, nodes=1, more=more)
+    scene.await_line(job, "ready", count=2)
+    first = scene.allocations()
+    scene.await_line(job, "ready", count=4, deadline_s=150.0)
+    assert first != scene.allocations() and "allocation-ends" in scene.codes(job)
+    assert [one["counted"] for one in scene.show(job)["past_attempts"]] == [False]
+    scene.ascendrun("stop", job, "--now")
+    scene.await_free()

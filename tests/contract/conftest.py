@@ -1,11 +1,30 @@
-"""The contract runs on the virtual cluster: its fixtures, from the folder of the scenarios."""
+"""The contract runs on the virtual cluster, with a Slurm: its fixtures, from the folder of the scenarios."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
 
 from tests.cluster.conftest import (  # noqa: F401  # fixtures
     ascendrun,
     cluster,
     cluster_of,
     machine_left_as_found,
-    module_cluster,
     no_leftovers,
     pytest_runtest_makereport,
+    start_cluster,
 )
+from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.requirements import NotSupportedError
+from tests.lib.vcluster.slurm import require_slurm
+
+
+@pytest.fixture(scope="module")
+def module_cluster() -> Iterator[VirtualCluster]:
+    try:
+        require_slurm()
+        has_slurm = True
+    except NotSupportedError:
+        has_slurm = os.environ.get("CI") == "true"  # there its absence is a failure
+    with start_cluster(2, has_slurm=has_slurm) as made:
+        yield made

@@ -10,6 +10,7 @@ import pexpect
 import pytest
 
 from tests.cluster.scenes import Scene, await_that, run_text
+from tests.lib.vcluster import slurm
 from tests.lib.vcluster.cluster import VirtualCluster
 
 Ascendrun = Any
@@ -20,6 +21,7 @@ BACKENDS: dict[str, dict[str, str]] = {
     "local": {"hosts": LOCAL_HOSTS, "transport": "auto"},
     "paramiko": {"hosts": SSH_HOSTS, "transport": "paramiko", "engine": "site"},
     "openssh": {"hosts": SSH_HOSTS, "transport": "openssh"},
+    "slurm": {"hosts": "node1\nnode2\n", "transport": "auto", "engine": "hpc"},
 }
 
 
@@ -32,11 +34,12 @@ class Place(Scene):
         (self.folder / "hosts").write_text(backend["hosts"])
         (self.folder / "ascendrun").mkdir()
         engine = json.dumps({"type": "ssh", "hostfile": str(self.folder / "hosts")})
-        (self.folder / "ascendrun/config.yaml").write_text(f"engines:\n  site: {engine}\n")
+        engines = f"engines:\n  site: {engine}\n  hpc: {{type: slurm, partition: train}}\n"
+        (self.folder / "ascendrun/config.yaml").write_text(engines)
 
     def options(self) -> tuple[str, ...]:
         if "engine" in self.backend:
-            return ("--engine", self.backend["engine"])
+            return ("--engine", self.backend["engine"], "--set", "nodes=2")
         return ("--hostfile", str(self.folder / "hosts"))
 
     def run(self, job_file: Any, *options: str) -> Any:
@@ -48,6 +51,8 @@ class Place(Scene):
 
 @pytest.fixture(params=list(BACKENDS))
 def place(request: pytest.FixtureRequest, ascendrun: Ascendrun, cluster: VirtualCluster) -> Place:
+    if request.param == "slurm" and not slurm.run_folder(cluster.folder).exists():
+        pytest.skip("Slurm is not installed")
     return Place(ascendrun, cluster, BACKENDS[request.param])
 
 
@@ -121,6 +126,9 @@ def test_files_are_copied_both_ways_between_this_machine_a_job_and_hosts(place: 
         assert sorted(str(path.relative_to(back)) for path in back.rglob("*") if path.is_file()) == files
     assert (place.folder / "back-2/data/b.bin").read_bytes() == b"2" * 3_000_000
     assert copy(f"{job}:in/data", place.folder, "--rank", 0).returncode == 4, "it is on the host of rank 3 only"
+    if place.backend.get("engine") == "hpc":
+        assert place.ascendrun("stop", job, "--now").returncode == 0
+        return  # it has no hosts without a job
     names = [line.split()[0] for line in place.backend["hosts"].splitlines()]
     far = f"/tmp/copied-{job}-{os.getpid()}"
     done = copy(place.folder / "data/b.bin", f"{','.join(names)}:{far}", "-H", place.folder / "hosts")

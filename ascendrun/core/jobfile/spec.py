@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from ascendrun.core.engines import find_engine, in_folder, read_engine
 from ascendrun.core.errors import InvalidInputError, Problem
+from ascendrun.core.hosts import queue_of
 from ascendrun.core.jobfile.model import UNSUPPORTED, JobSpec
 from ascendrun.core.jobfile.pipeline import StageJob, StageRoot, parallel_conflicts, split_stages
 from ascendrun.core.jobfile.rules import broken_rules, typed_args
@@ -139,6 +140,8 @@ def on_engine(spec: JobSpec, settings: Settings, *, name: str | None, hostfile: 
     if chosen is None:
         return spec
     engine = find_engine(settings, chosen) if isinstance(chosen, str) else chosen
+    if queue_of({"engine": engine}) is not None:
+        _refuse_of_hosts(spec, engine["type"], file)
     site: dict[str, Any] = {
         key: engine[key] for key in ("setup", "python") if key in engine and getattr(spec, key) is None
     }
@@ -146,6 +149,20 @@ def on_engine(spec: JobSpec, settings: Settings, *, name: str | None, hostfile: 
     applied = [*site, *(f"env.{key}" for key in env)]
     changes: dict[str, Any] = {**site, "hostfile": engine.get("hostfile"), "env": {**env, **spec.env}}
     return spec.model_copy(update={**changes, "engine": {**engine, "applied": applied}})
+
+
+def _refuse_of_hosts(spec: JobSpec, engine: str, file: str) -> None:
+    """Raise InvalidInputError for keys that an engine cannot honour whose hosts are known when it grants them."""
+    problems = []
+    if spec.nodes is None:
+        text = Text("engine.nodes", "engine type {type} requires nodes", type=engine)
+        problems.append(Problem(file, None, None, text, Text("engine.nodes.hint", "write nodes: 2")))
+    if spec.devices.ids is not None:
+        text = Text("engine.ids", "devices.ids is not supported by engine type {type}", type=engine)
+        hint = Text("engine.ids.hint", "write devices.per_node: {count}", count=len(spec.devices.ids))
+        problems.append(Problem(file, None, None, text, hint))
+    if problems:
+        raise InvalidInputError(problems)
 
 
 def require_hostfile(spec: JobSpec, file: str) -> str:

@@ -44,6 +44,9 @@ CONFIRM_S = 30.0
 JUDGE_S = 120.0
 """Seconds of STOPPING beyond the grace period after which a diagnosis is no longer awaited."""
 
+ENGINE_S = 15.0
+"""Seconds for which a job whose nodes report their end waits for what its engine says of the allocation."""
+
 RESTARTED = frozenset({Cause.FAILURE, Cause.NODE_LOST, Cause.START_TIMEOUT, Cause.PREEMPTED, Cause.HUNG, Cause.REFUSED})
 """Causes after which the restart policy decides; a refused first start is reported to the user who waits for it."""
 
@@ -223,6 +226,8 @@ class Draft:
         if waiting:
             return
         cause = self.job.cause
+        if cause is Cause.PREEMPTED and self.job.allocation and self.now_s - self.job.since_s < ENGINE_S:
+            return
         if cause in (Cause.HEAD_RESTARTED, Cause.PASSED_OVER):
             self.back_off(self.job.reason, self.now_s, counted=False)
             return

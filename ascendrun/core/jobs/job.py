@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
+from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.checkpoints import ResumePoint
 from ascendrun.core.jobs.reasons import FirstFailure, Reason, because
 from ascendrun.core.jobs.restart import Failure, PastAttempt, RestartPolicy
@@ -192,6 +193,8 @@ class Job:
     of the job that has to succeed before. `home`: the run that owns its working directory, None: its own run.
     `hccl_base`: first of the host ports of HCCL, None: not chosen by this job. `refusals`: starts in a row that
     ended since devices or ports were in use. `go_sent_at_s`: when GO was decided for this attempt, None: not yet.
+    `engine`: see hosts.queue_of. `allocation`: the key of its request for hosts, None: none is open; then `pool` has
+    the hosts of the allocation, (): not granted yet. `granted`: the hosts of all allocations, the newest of each name.
     `unconfirmed`: hosts on which the end of all processes is unknown; they stay reserved until they are reachable.
     `first_failure`: what every screen shows, replaced by the diagnosis. `failure`, `last_step`: of this attempt, as
     diagnosed. `saved_step`: see PastAttempt. `resume`: what it resumes from, None: unknown.
@@ -243,6 +246,9 @@ class Job:
     resume: ResumePoint | None = None
     user: str | None = None
     forks: bool = False
+    engine: str | None = None
+    allocation: str | None = None
+    granted: tuple[Host, ...] = ()
 
     @property
     def run_id(self) -> str:

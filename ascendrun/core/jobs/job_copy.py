@@ -61,13 +61,16 @@ class JobCopy:
             whole = copy.schema <= COPY_SCHEMA and all(
                 isinstance(value, str) for value in (copy.id, copy.name, copy.run, copy.key)
             )
-            assert whole and copy.run.endswith(f"-{copy.id}") and copy.number > 0 and copy.new_job().pool
+            assert whole and copy.run.endswith(f"-{copy.id}") and copy.number > 0
+            job = copy.new_job()
+            assert job.pool or job.engine
         except (TypeError, KeyError, AttributeError, AssertionError) as error:
             raise ValueError(f"not a copy of a job: {error}") from error
         return copy
 
     def new_job(self) -> Job:
         """Return the record of the job as it was when it was submitted."""
+        from ascendrun.core.hosts import queue_of
         from ascendrun.core.jobs.job import Job, make_request  # here: `exec` needs no job
         from ascendrun.core.jobs.restart import policy_of
         from ascendrun.core.rank_env import forks_ranks
@@ -91,6 +94,7 @@ class JobCopy:
             policy=policy_of(self.spec),
             user=self.user,
             forks=forks_ranks(self.spec),
+            engine=queue_of(self.spec),
         )
 
 

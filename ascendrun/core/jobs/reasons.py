@@ -69,7 +69,12 @@ def needed(job: str, stage: str | None) -> Reason:
     return because("needed-job", job=job) if stage is None else because("needed-stage", stage=stage, job=job)
 
 
-LOST = {"rebooted": "node-rebooted", "directory-gone": "node-directory-gone", "by-user": "node-released"}
+LOST = {
+    "rebooted": "node-rebooted",
+    "directory-gone": "node-directory-gone",
+    "by-user": "node-released",
+    "allocation": "allocation-gone",
+}
 """Code of the reason for each reason why a node is lost."""
 
 

@@ -113,6 +113,8 @@ def _decide(one: Contender, taken: _Taken, find: Callable[[str], Job | None], no
         return waits
     if job.held_by is not None:
         return WaitingForNodes(because("held-by-user", user=job.held_by))
+    if job.engine is not None and not job.pool:
+        return WaitingForNodes(job.reason)  # for the hosts that its engine grants
     bound = tuple(host for host in _bound_hosts(job, find) if host not in one.lost)[: job.request.nodes]
     usable = _usable(one, bound, now_s)
     missing = [host for host in bound if host not in usable]

@@ -33,7 +33,7 @@ class Connections:
     """Connections of a controller. `get` and use: any thread; `run_once`, `start_agents`, `tick`: one thread."""
 
     def __init__(self, backend: Backend, image: AgentImage, listener: ConnectionListener) -> None:
-        self._backend, self._image, self._listener = backend, image, listener
+        self.backend, self._image, self._listener = backend, image, listener
         self._connecting = ThreadPoolExecutor(CONNECTING_AT_ONCE, thread_name_prefix="connect")
         self._sending = ThreadPoolExecutor(SENDING_AT_ONCE, thread_name_prefix="send")
         self._links: dict[Host, AgentConnection] = {}
@@ -46,6 +46,13 @@ class Connections:
         link.tick()
         return link
 
+    def forget(self, host: Host) -> None:
+        """Close the connection to a host that will not be there again."""
+        with self._making:
+            link = self._links.pop(dialled(host), None)
+        if link is not None:
+            link.close()
+
     def run_once(
         self, host: Host, request: Exec, *, deadline_s: float, done: Callable[[Reply[ExecReply]], None]
     ) -> bool:
@@ -57,7 +64,7 @@ class Connections:
         turn = link.acquire()
         if turn is None:
             return False
-        self._connecting.submit(OneShotCommand(link, turn, request, self._backend, self._kept, deadline_s, done).run)
+        self._connecting.submit(OneShotCommand(link, turn, request, self.backend, self._kept, deadline_s, done).run)
         return True
 
     def start_agents(self) -> None:
@@ -75,7 +82,7 @@ class Connections:
             if link is None:
                 link = AgentConnection(
                     host,
-                    backend=self._backend,
+                    backend=self.backend,
                     image=self._image,
                     listener=self._listener,
                     connecting=self._connecting,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job
     from ascendrun.core.jobs.job_copy import JobCopy
     from ascendrun.head.loop.job.runner import JobRunner
+    from ascendrun.head.loop.machine.allocations import Allocations
     from ascendrun.head.loop.machine.machines import Machines
     from ascendrun.head.loop.machine.placement import Placement
     from ascendrun.head.survey.submission import Submission
@@ -150,8 +151,11 @@ class LiveJobs:
                 self._guard(partial(self.adopt, stored))
 
     def _forget(self, job_id: str) -> None:
-        runner = self.steps.runners[job_id]
-        if runner.job.held_hosts or self._context.is_judging(job_id):
+        runner = self.steps.runners.get(job_id)
+        if runner is None or runner.job.held_hosts or self._context.is_judging(job_id):
+            return
+        if runner.job.allocation is not None:
+            self.allocations.drained.add(job_id)
             return
         self._store.jobs.mark_drained(job_id)
         del self.steps.runners[job_id]
@@ -172,6 +176,12 @@ class LiveJobs:
 
         return Placement(self.machines, self._links, self.steps)
 
+    @cached_property
+    def allocations(self) -> Allocations:
+        from ascendrun.head.loop.machine.allocations import Allocations
+
+        return Allocations(self.steps, self._context, self.machines)
+
     def on_up(self, link: AgentConnection) -> None:
         if link.info.live or self.steps.runners:  # else a node without attempts, before the first job
             self._guard(lambda: self.machines.reconciler.on_up(link))
@@ -181,6 +191,8 @@ class LiveJobs:
                 runner.on_up(host)
 
     def on_down(self, link: AgentConnection, error: AscendrunError) -> None:
+        if link.host.engine is not None:
+            self.allocations.look_soon()
         for runner in self:
             host = runner.uses(link)
             if host is not None:
@@ -204,11 +216,15 @@ class LiveJobs:
             self._guard(partial(self._context.judging.tick, runner, quiet_s))
             if runner.job.is_terminal:
                 self._guard(runner.copies.drain)
+                if runner.job.engine is not None and runner.job.allocation is None:
+                    self._guard(partial(self._forget, runner.job.id))  # nothing can arrive any more
                 continue
             if was_away:
                 self.steps.restart_timers(runner.job.id)
             self.steps.feed(runner.job.id, Tick(reachable, runner.leases.expired(), quiet_s))
         self._guard(self.machines.tick)
+        if any(runner.job.engine is not None for runner in self):
+            self._guard(self.allocations.tick)
         self.schedule()
 
     def schedule(self) -> None:
@@ -226,6 +242,8 @@ class LiveJobs:
     def _carry_out(self, runner: JobRunner, before: Job, step: Step) -> None:
         from ascendrun.core.jobs.draft import Judge
 
+        if step.job.granted != before.granted:
+            runner.set_hosts(replace(runner.submission, hosts=step.job.granted))
         for event in step.events:
             if event.code in ("restarting", "gave-up"):
                 self._guard(partial(self.machines.note_failure, runner, event))

@@ -7,10 +7,11 @@ A connection offers a byte stream to a fixed command, and a deadline on everythi
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Callable, Protocol, Union
 
+from ascendrun.core.allocations import Allocator
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AuthenticationError, DeadlineExceededError
 from ascendrun.core.hosts import Host
@@ -106,6 +107,12 @@ class Backend(Protocol):
     def connect(self, host: Host) -> Connection:
         """Connect. Raises UnreachableError or one of its children (AuthenticationError, HostKeyUnknownError,
         HostKeyChangedError)."""
+
+    def terminal_argv(self, host: Host, argv: Sequence[str], *, has_terminal: bool) -> list[str]:
+        """Return the command line that runs `argv` on the host, with or without a terminal there."""
+
+    def allocator(self, engine: str) -> Allocator:
+        """Return the allocator of an engine type that has a queue."""
 
     def close(self) -> None:
         """Release the backend's own resources; connections are closed by their owners."""

@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from ascendrun.core.dataclass import dataclass
@@ -37,9 +38,23 @@ class StoredJob:
     trees: Sequence[Mapping[str, Any]]
     file: str | None
 
+    @classmethod
+    def of(
+        cls,
+        job: Job,
+        *,
+        key: str,
+        spec: Mapping[str, Any],
+        hosts: Sequence[Mapping[str, Any]],
+        trees: Sequence[Mapping[str, Any]],
+        file: str | None,
+    ) -> StoredJob:
+        """Return a row; its hosts are also those that an engine granted."""
+        return cls(job, key, spec, [*hosts, *map(asdict, job.granted)], trees, file)
+
     def copy(self, number: int) -> JobCopy:
         """Return the copy of the job for its directory and its nodes. `number`: of its row."""
-        job = self.job
+        job, own = self.job, {host.name for host in self.job.granted}
         return JobCopy(
             id=job.id,
             number=number,
@@ -47,7 +62,7 @@ class StoredJob:
             run=job.run,
             key=self.key,
             spec=self.spec,
-            hosts=self.hosts,
+            hosts=[host for host in self.hosts if host["name"] not in own],
             trees=self.trees,
             file=self.file,
             submitted_at_s=job.created_at_s,
@@ -110,7 +125,14 @@ class JobTable:
 
         with self._file.raising_damaged():
             return tuple(
-                StoredJob(load_job(unseal(record)), key, json.loads(spec), json.loads(hosts), json.loads(trees), file)
+                StoredJob.of(
+                    load_job(unseal(record)),
+                    key=key,
+                    spec=json.loads(spec),
+                    hosts=json.loads(hosts),
+                    trees=json.loads(trees),
+                    file=file,
+                )
                 for record, key, spec, hosts, trees, file in rows
             )
 

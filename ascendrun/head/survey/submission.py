@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.errors import ConflictError, InvalidInputError, Problem
-from ascendrun.core.hosts import Host
+from ascendrun.core.hosts import Host, queue_of
 from ascendrun.core.jobs.job import Job, make_request, newest_stages
 from ascendrun.core.jobs.placement import choose_hosts
 from ascendrun.core.jobs.plan import Folders, LaunchPlan, Tree
@@ -87,6 +87,9 @@ def stages_around(store: Store, job: Job) -> tuple[list[Submission], list[Submis
 
     def placed(one: StoredJob) -> Submission:
         submission = Submission.from_stored(one)
+        if job.engine is not None:  # it requests the hosts of the stage before it
+            here = tuple(host for host in job.granted if host.name in job.hosts)
+            return replace(submission, hosts=here, stage=one.job.stage)
         first = sorted(submission.hosts, key=lambda host: host.name not in job.hosts)
         return replace(submission, hosts=choose_hosts(submission.spec, first), stage=one.job.stage)
 
@@ -144,6 +147,7 @@ def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) ->
         policy=policy_of(values),
         user=submission.user,
         forks=forks_ranks(values),
+        engine=queue_of(values),
     )
 
 

@@ -117,7 +117,7 @@ def stop_controller(cluster: Machines) -> None:
     """slurmctld ends at once; jobs continue without it."""
     for process in cluster.processes(HEAD):
         if _is_daemon(process, ("slurmctld", "slurmscriptd")):
-            cluster.head_run(["kill", "-9", str(process.inner_pid)], cwd="/")
+            cluster.head_run(["kill", "-9", str(process.inner_pid)], cwd="/", capture_output=True)  # one ends the other
 
 
 def start_node(cluster: Machines, name: str) -> None:
@@ -141,8 +141,8 @@ def is_daemon(process: Process) -> bool:
 
 
 def _is_daemon(process: Process, names: Sequence[str]) -> bool:
-    first = process.argv[0].rstrip(":") if process.argv else ""
-    return Path(first.split()[0]).name in names if first else False
+    words = " ".join(process.argv).replace(":", " ").split()  # slurmctld's helper writes ": slurmscriptd"
+    return bool(words) and Path(words[0]).name in names
 
 
 def _idle(cluster: Machines) -> list[str]:

@@ -59,8 +59,13 @@ class LiveJob:
     """One live job. `claims`: what it uses of each host of its pool."""
 
     def __init__(self, job: Job, submission: Submission, context: JobContext) -> None:
-        self.job, self.submission, self.context = job, submission, context
-        self.spec, self.hosts, self.trees = submission.spec, submission.hosts, submission.trees
+        self.job, self.context = job, context
+        self.spec, self.trees = submission.spec, submission.trees
+        self.set_hosts(submission)
+
+    def set_hosts(self, submission: Submission) -> None:
+        """Take the hosts of its pool, or all that an engine has granted."""
+        self.submission, self.hosts = submission, submission.hosts
         self.claims = claims_of(self.spec, self.hosts)
         self._by_name = {host.name: host for host in self.hosts}
         # evaluated for every packet of the logs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.draft import PASSED_OVER_S
@@ -20,6 +21,9 @@ from ascendrun.head.loop.steps import JobSteps
 from ascendrun.head.protocol.remote import AgentConnection
 from ascendrun.head.survey.submission import Submission, claims_of, make_job
 from ascendrun.text import Text
+
+if TYPE_CHECKING:
+    from ascendrun.head.loop.job.runner import JobRunner
 
 SCARCE_S = 30.0
 """Seconds for which a host that was not ready for a job is not used by it, if there are too few others."""
@@ -54,7 +58,7 @@ class Placement:
 
     def _contenders(self, *more: tuple[Job, Sequence[Host], Mapping[str, Claim]]) -> tuple[Contender, ...]:
         """Return the live jobs, and more with the hosts and claims of their pools, with what the machines say."""
-        jobs = [*((runner.job, runner.hosts, runner.claims) for runner in self._jobs), *more]
+        jobs = [*((runner.job, *_offered(runner)) for runner in self._jobs), *more]
         held, now_s = self._machines.held(), time.time()
         links = {dialled(link.host): link for link in self._links}
         records = self._machines.records.all()
@@ -82,6 +86,8 @@ class Placement:
         used = {*job.hosts, *job.spares}
         hosts = [host for host in pool if is_queued or host.name in used]
         places = {host.name: barred.place(host) for host in hosts}
+        if job.engine is not None:  # two allocations may share a node
+            places = {host.name: f"{host.allocation}/{host.name}" for host in hosts}
         if not is_queued:
             return Contender(job, claims, places=places)
         unusable: dict[str, Detail] = {host.name: why for host in hosts if (why := barred.why(host)) is not None}
@@ -113,6 +119,14 @@ class Placement:
         unusable.update((host.name, because("host-unidentified")) for host in unknown)
         lost = frozenset(host.name for host in hosts if barred.is_lost(host))
         return Contender(job, claims, unusable, away, avoided, places, lost)
+
+
+def _offered(runner: JobRunner) -> tuple[Sequence[Host], Mapping[str, Claim]]:
+    """Return the hosts of a job's pool with its claims: of a job of an engine only those of its allocation."""
+    if runner.job.engine is None:
+        return runner.hosts, runner.claims
+    hosts = [host for host in runner.hosts if host.name in runner.job.pool]
+    return hosts, {host.name: runner.claims[host.name] for host in hosts}
 
 
 class _Barred:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import subprocess
 import time
 
-from ascendrun.node import layout, reap
+from ascendrun.node import hold, layout, reap
 from ascendrun.node.agent import checks
 from ascendrun.node.agent.attempt.state import ended_in_events, locked, phase, stop, wait_gone
 from ascendrun.node.agent.leases import Leases
@@ -25,7 +27,7 @@ from ascendrun.node.ranks import PATH_TOKEN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from typing import Any, Callable, Mapping
 
 START_S = 20.0
 """Seconds that a supervisor may take to report its start."""
@@ -217,24 +219,17 @@ class Attempts:
     def _spawn(self, folder: str, spec: dict[str, Any]) -> dict[str, Any]:
         """Start the supervisor; return its first message. Secrets use the pipe: never argv, environment or disk."""
         env = {name: value for name, value in self._login.items() if name != layout.TAG_VARIABLE.encode()}
+        argv, leased = self._agent + ["supervise", folder], [fd for fds in spec["leases"].values() for fd in fds]
+        holder = env.pop(layout.HOLDER_VARIABLE.encode(), None)
         with open(os.path.join(folder, "supervisor.log"), "ab") as log:
-            child = subprocess.Popen(
-                self._agent + ["supervise", folder],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=env,
-                start_new_session=True,
-                pass_fds=[fd for fds in spec["leases"].values() for fd in fds],
-            )
-        try:
-            out, _ = child.communicate(json.dumps(spec).encode("utf-8"), timeout=START_S)
-            reply = json.loads(out.decode("utf-8"))
-        except (subprocess.TimeoutExpired, ValueError, OSError) as error:
-            child.kill()
-            child.communicate()
-            lines = read_text(log.name).strip().splitlines() or [str(error)]
-            raise OperationError("start-failed", "supervisor-failed", error=lines[-1], log=log.name) from error
+            try:
+                if holder is not None:
+                    reply = _spawn_held(os.fsdecode(holder), argv, env, log.fileno(), spec)
+                else:
+                    reply = _spawn_here(argv, env, log.fileno(), spec, leased)
+            except (subprocess.TimeoutExpired, ValueError, OSError) as error:
+                lines = read_text(log.name).strip().splitlines() or [str(error)]
+                raise OperationError("start-failed", "supervisor-failed", error=lines[-1], log=log.name) from error
         assert isinstance(reply, dict)
         return reply
 
@@ -258,6 +253,55 @@ class Attempts:
             remove_attempt(folder)
             remove_tree(layout.live_mark(folder))
         return {}
+
+
+def _spawn_here(argv: list[str], env: Mapping[bytes, bytes], log: int, spec: dict[str, Any], leased: list[int]) -> Any:
+    """Start the supervisor as a child in a session of its own; return its first message. Raises OSError, ValueError and
+    TimeoutExpired."""
+    child = subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        env=env,
+        start_new_session=True,
+        pass_fds=leased,
+    )
+    try:
+        out, _ = child.communicate(json.dumps(spec).encode("utf-8"), timeout=START_S)
+        reply: dict[str, Any] = json.loads(out.decode("utf-8"))
+        return reply
+    except (subprocess.TimeoutExpired, ValueError, OSError):
+        child.kill()
+        child.communicate()
+        raise
+
+
+def _spawn_held(
+    holder: str, argv: list[str], env: dict[bytes, bytes], log: int, spec: dict[str, Any]
+) -> dict[str, Any]:
+    """Let the holder start the supervisor: it outlives the connection. Return its first message, as `_spawn_here`."""
+    leases: dict[str, list[int]] = spec["leases"]
+    stdin, to_child = os.pipe()
+    from_child, stdout = os.pipe()
+    with open(to_child, "wb") as writer, open(from_child, "rb") as reader:
+        try:
+            made = hold.spawn(holder, argv, env, [stdin, stdout, log, *(fd for fds in leases.values() for fd in fds)])
+        finally:
+            os.close(stdin)
+            os.close(stdout)
+        numbers = iter(made["fds"])
+        renumbered = {name: [next(numbers) for _ in fds] for name, fds in leases.items()}
+        try:
+            writer.write(json.dumps({**spec, "leases": renumbered}).encode("utf-8"))
+            writer.close()
+            if not select.select([reader], [], [], START_S)[0]:
+                raise subprocess.TimeoutExpired(argv, START_S)
+            reply: dict[str, Any] = json.loads(reader.read().decode("utf-8"))
+            return reply
+        except (subprocess.TimeoutExpired, ValueError, OSError):
+            os.kill(made["pid"], signal.SIGKILL)
+            raise
 
 
 def link_work(earlier: str, work: str, *, may_lack: bool) -> None:

@@ -1,0 +1,146 @@
+"""Slurm: an allocation for each job by sbatch, its hosts through srun, their supervisors started by a holder."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+
+from ascendrun.backends.slurm import queue
+from ascendrun.core.allocations import AllocationRequest, AllocationState, EngineError
+from ascendrun.core.errors import UnreachableError
+from ascendrun.core.hosts import Host
+from ascendrun.core.jobs.reasons import because
+from ascendrun.core.settings import Settings
+from ascendrun.head.ssh.child_process import ChildStream
+from ascendrun.head.ssh.transport import CLOSED_HERE, Receiver, StreamClosedError
+from ascendrun.node import hold, layout
+
+COMMAND_S = 60.0
+"""Seconds that a command of Slurm may take: a busy slurmctld answers late."""
+EXPORTED = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "PATH", "SLURM_CONF")
+_SCRIPT = """#!/bin/sh
+trap 'kill -USR1 $step' USR1
+trap 'kill -TERM $step' TERM
+srun --quiet --job-name=holder --overlap --ntasks-per-node=1 --cpus-per-task="${{SLURM_CPUS_ON_NODE:-1}}" \\
+    --cpu-bind=none --mpi=none --kill-on-bad-exit=0 --wait=0 --chdir=/ {python} -I -S -c {source} \\
+    slurm-$SLURM_JOB_ID &
+step=$!
+while kill -0 $step 2>/dev/null; do wait $step; done
+"""
+
+
+def holder_name(allocation: str) -> str:
+    return f"slurm-{allocation}"
+
+
+class SlurmBackend:
+    """Implementation of `transport.Backend` and `allocations.Allocator`. Thread-safe."""
+
+    def __init__(self, settings: Settings, options: object = None) -> None:
+        self._env = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
+
+    def connect(self, host: Host) -> SlurmConnection:
+        return SlurmConnection(host)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def terminal_argv(self, host: Host, argv: Sequence[str], *, has_terminal: bool) -> list[str]:
+        return step_argv(host, argv, options=["--pty"] if has_terminal else [])
+
+    def request(self, wanted: AllocationRequest) -> None:
+        with open(hold.__file__, encoding="utf-8") as file:
+            source = shlex.quote(file.read())
+        python = shlex.quote(wanted.options.get("python", "python3"))
+        script = _SCRIPT.format(python=python, source=source)
+        self._run(["sbatch", *queue.sbatch_options(wanted, exported=self._exported())], script)
+
+    def poll(self, keys: Collection[str]) -> Mapping[str, AllocationState]:
+        jobs = queue.read_jobs(self._run(["squeue", "--me", "--states=all", "--json"]))
+        doubled = queue.doubled(jobs, keys)
+        if doubled:  # a controller was killed while its sbatch ran
+            self._run(["scancel", *doubled])
+        return queue.states_of(jobs, keys)
+
+    def release(self, keys: Sequence[str]) -> None:
+        if keys:
+            jobs = queue.read_jobs(self._run(["squeue", "--me", "--states=all", "--json"]))
+            ids = [job.id for job in jobs if job.key in keys and job.is_live]
+            if ids:
+                self._run(["scancel", *ids])
+
+    def _exported(self) -> str:
+        return ",".join(name for name in EXPORTED if name in self._env)
+
+    def _run(self, argv: Sequence[str], text: str = "") -> str:
+        """Run a command of Slurm; return its output. Raises EngineError."""
+        try:
+            done = subprocess.run(
+                argv, input=text, capture_output=True, text=True, timeout=COMMAND_S, check=False, env=self._env, cwd="/"
+            )
+        except FileNotFoundError as error:
+            raise EngineError(because("engine-no-command", command=argv[0]), is_final=True) from error
+        except subprocess.TimeoutExpired as error:
+            raise EngineError(because("engine-silent", why=f"{argv[0]}: {COMMAND_S:g} s")) from error
+        if done.returncode:
+            words = done.stderr.strip() or f"{argv[0]}: {done.returncode}"
+            raise EngineError(because("engine-silent", why=words), is_final=queue.is_refusal(argv[0], words))
+        return done.stdout
+
+
+class SlurmConnection:
+    """Implementation of `transport.Connection`: each opened command is a step of the allocation."""
+
+    peer_address: str | None = None
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._streams: list[ChildStream] = []
+        self._is_closed = False
+
+    def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> ChildStream:
+        if self._is_closed:
+            raise StreamClosedError(CLOSED_HERE)
+        try:
+            stream = ChildStream(step_argv(self._host, ["/bin/sh", "-c", command]), cwd="/")
+        except OSError as error:
+            raise UnreachableError.of(
+                "slurm.no-srun",
+                "{host}: cannot start srun ({error})",
+                "run ascendrun on a login node of the cluster, where srun is on PATH",
+                host=self._host.name,
+                error=error.strerror or str(error),
+            ) from error
+        stream.start(receiver)
+        self._streams.append(stream)
+        return stream
+
+    def close(self) -> None:
+        self._is_closed = True
+        for stream in self._streams:
+            stream.close()
+        self._streams.clear()
+
+
+def step_argv(host: Host, command: Sequence[str], *, options: Sequence[str] = ("--unbuffered",)) -> list[str]:
+    """Return the command line that runs a command on a host of an allocation.
+
+    Unbuffered: else srun keeps every byte up to a newline. Programs take the variables of Slurm for a launch by srun,
+    so the command gets none of them.
+    """
+    given = {name: value for name in EXPORTED if (value := os.environ.get(name)) is not None}
+    given[layout.HOLDER_VARIABLE] = holder_name(host.allocation or "")
+    argv = [
+        "srun",
+        "--quiet",
+        "--job-name=link",
+        *options,
+        "--overlap",
+        f"--jobid={host.allocation}",
+        f"--nodelist={host.name}",
+    ]
+    argv += ["--nodes=1", "--ntasks=1", "--gres=none", "--mpi=none", "--kill-on-bad-exit=0"]
+    argv += ["--chdir=/", "--export=NONE", "/usr/bin/env", "-i", *(f"{name}={value}" for name, value in given.items())]
+    return [*argv, *command]

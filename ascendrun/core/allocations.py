@@ -1,0 +1,77 @@
+"""What an engine with a queue is asked for: hosts for the attempts of a job. Pure types; backends/ implements them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol, Union
+
+from ascendrun.core.dataclass import dataclass
+from ascendrun.core.hosts import Host
+from ascendrun.core.jobs.reasons import Reason
+
+
+@dataclass(frozen=True)
+class AllocationRequest:
+    """Hosts for the attempts of one job. `key`: the run id of the first of them, by which a repeated request is known.
+    `options`: of the engine, as in the settings. `nodes`: with the spares. `devices`: NPUs or GPUs of each host, 0: it
+    uses none. `hosts`: only these, (): any; `exclude`: not these. `grace_s`: how long before its end its processes are
+    told of it."""
+
+    key: str
+    name: str
+    options: Mapping[str, Any]
+    nodes: int
+    devices: int
+    grace_s: float
+    hosts: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """`will_start` False: not before something is changed, as `reason` says."""
+
+    reason: Reason
+    will_start: bool = True
+
+
+@dataclass(frozen=True)
+class Granted:
+    """The hosts are there. `ends_at_s`: UTC seconds, None: it has no limit."""
+
+    hosts: tuple[Host, ...]
+    ends_at_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Gone:
+    """The allocation has ended, with every process in it. `cause`: cancelled, time-limit, node-failed, preempted,
+    failed, or unknown (the engine does not know it any more). `hosts`: those that failed."""
+
+    cause: str
+    reason: Reason
+    hosts: tuple[str, ...] = ()
+
+
+AllocationState = Union[Waiting, Granted, Gone]
+
+
+class EngineError(Exception):
+    """An engine does not answer, or refuses a request. `is_final`: it would refuse it again."""
+
+    def __init__(self, reason: Reason, *, is_final: bool = False) -> None:
+        super().__init__(str(reason))
+        self.reason, self.is_final = reason, is_final
+
+
+class Allocator(Protocol):
+    """Allocations of one engine. Every call may block for seconds, and raises EngineError."""
+
+    def request(self, wanted: AllocationRequest) -> None:
+        """Request an allocation, unless one with its key exists."""
+
+    def poll(self, keys: Collection[str]) -> Mapping[str, AllocationState]:
+        """Return the state of these allocations by one query. A key that was never requested is missing."""
+
+    def release(self, keys: Sequence[str]) -> None:
+        """End these allocations with all their processes; repeatable."""

@@ -1,0 +1,217 @@
+"""Allocations of the live jobs: requested, watched and released, by one query of each engine at a time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ascendrun.core import allocations as engines
+from ascendrun.core.dataclass import dataclass
+from ascendrun.core.events import Event
+from ascendrun.core.jobs import allocated
+from ascendrun.core.jobs.job import State
+from ascendrun.core.jobs.reasons import because
+from ascendrun.core.jobs.restart import excluded_hosts
+from ascendrun.core.jobs.schedule import check_dependency
+from ascendrun.head.loop.steps import JobSteps
+
+if TYPE_CHECKING:
+    from ascendrun.head.loop.context import Context
+    from ascendrun.head.loop.job.runner import JobRunner
+    from ascendrun.head.loop.machine.machines import Machines
+
+INTERVAL_S = 5.0
+SOON_S = 0.3
+"""Seconds between queries while an allocation was requested less than EAGER_S ago."""
+EAGER_S = 10.0
+KEPT_S = 60.0
+"""Seconds after the end of a job for which its allocation is kept at most, while files of its nodes are fetched."""
+MARGIN_S = 30.0
+"""Seconds beyond the grace period before the end of an allocation at which its ranks are stopped."""
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What one query of an engine does, by key. `known`: those that were seen before."""
+
+    keys: tuple[str, ...]
+    requests: Mapping[str, engines.AllocationRequest]
+    releases: tuple[str, ...]
+
+
+class Allocations:
+    """Use from the controller's thread. `drained`: ids of ended jobs of which every byte is here."""
+
+    def __init__(self, jobs: JobSteps, context: Context, machines: Machines) -> None:
+        self._jobs, self._context, self._machines = jobs, context, machines
+        self.drained: set[str] = set()
+        self._due: dict[str, float] = defaultdict(float)
+        self._last: dict[str, _Work] = {}
+        self._busy: set[str] = set()
+        self._silent: set[str] = set()
+        self._ends: dict[str, float] = {}
+        self._ending: set[str] = set()
+
+    def look_soon(self) -> None:
+        """Query every engine at the next tick."""
+        self._due.clear()
+
+    def tick(self) -> None:
+        """Query the engines that are due, or for which there is something new to do. May be called at any rate."""
+        runners: dict[str, list[JobRunner]] = defaultdict(list)
+        for runner in self._jobs:
+            if runner.job.engine is not None:
+                runners[runner.job.engine].append(runner)
+        for engine, its in runners.items():
+            for runner in its:
+                self._advance(runner)
+            work = self._work(its)
+            is_due = time.monotonic() >= self._due[engine] or work != self._last.get(engine)
+            if work.keys and is_due and engine not in self._busy:
+                self._busy.add(engine)
+                self._last[engine] = work
+                threading.Thread(target=self._query, args=(engine, work), name=f"engine-{engine}", daemon=True).start()
+
+    def _advance(self, runner: JobRunner) -> None:
+        """Note that an allocation is to be requested, or that it ends soon."""
+        job, now_s = runner.job, time.time()
+        is_free = job.held_by is None and (not job.needs or check_dependency(job, self._jobs.find(job.needs)) is None)
+        if job.state is State.QUEUED and job.allocation is None and is_free:
+            self._jobs.feed(job.id, allocated.AllocationRequested(job.run_id))
+        ends_at_s = self._ends.get(job.allocation or "")
+        if ends_at_s is not None and now_s > ends_at_s - job.grace_s - MARGIN_S:
+            self._ending.add(str(job.allocation))
+            self._jobs.feed(job.id, allocated.AllocationEnding(ends_at_s))
+
+    def _work(self, runners: Sequence[JobRunner]) -> _Work:
+        keys, requests, releases = [], {}, []
+        for runner in runners:
+            job = runner.job
+            if job.allocation is None:
+                continue
+            keys.append(job.allocation)
+            if self._is_over(runner):
+                releases.append(job.allocation)
+            elif job.state is State.QUEUED and not job.pool:
+                requests[job.allocation] = self._request(runner)
+        return _Work(tuple(keys), requests, tuple(releases))
+
+    def _is_over(self, runner: JobRunner) -> bool:
+        """Return whether the allocation is of no use to the job any more."""
+        job = runner.job
+        if job.is_terminal:
+            is_fetched = job.id in self.drained and not self._context.is_fetching
+            return is_fetched or time.time() - (job.ended_at_s or 0.0) > KEPT_S
+        if job.state is not State.QUEUED:
+            return False
+        has_few = len(set(job.pool) - set(self._closed(runner))) < job.request.nodes
+        return job.allocation in self._ending or (bool(job.pool) and has_few)
+
+    def _closed(self, runner: JobRunner) -> Iterator[str]:
+        """Yield the hosts that the job must not use: excluded by its policy, or closed here."""
+        yield from sorted(excluded_hosts(runner.job.policy, runner.job.past))
+        for host in runner.hosts:
+            if any(record.closures(time.time()) for record in self._machines.records.at(host)):
+                yield host.name
+
+    def _request(self, runner: JobRunner) -> engines.AllocationRequest:
+        job, spec = runner.job, runner.spec
+        assert isinstance(spec.engine, dict) and job.allocation is not None
+        before = self._jobs.find(job.request.same_as) if job.request.same_as else None
+        return engines.AllocationRequest(
+            key=job.allocation,
+            name=job.name,
+            options=spec.engine,
+            nodes=job.request.nodes + job.request.spares,
+            devices=0 if spec.devices.type == "cpu" else spec.devices.per_node or 1,
+            grace_s=job.grace_s,
+            hosts=() if before is None else before.hosts,
+            exclude=tuple(dict.fromkeys(self._closed(runner))),
+        )
+
+    def _query(self, engine: str, work: _Work) -> None:
+        """Query the engine in a thread of its own, then do what is to be done."""
+        refused: dict[str, engines.EngineError] = {}
+        states: Mapping[str, engines.AllocationState] = {}
+        silence: engines.EngineError | None = engines.EngineError(because("engine-silent", why="internal error"))
+        try:
+            allocator = self._context.links.backend.allocator(engine)
+            states = allocator.poll(work.keys)
+            allocator.release(
+                [key for key in work.releases if not isinstance(states.get(key), (engines.Gone, type(None)))]
+            )
+            for key, wanted in work.requests.items():
+                if key not in states:
+                    try:
+                        allocator.request(wanted)
+                    except engines.EngineError as error:
+                        if not error.is_final:
+                            raise
+                        refused[key] = error
+            silence = None
+        except engines.EngineError as error:
+            silence = error
+        finally:  # also after a bug, whose traceback is in the log
+            self._context.post(partial(self._take, engine, work, states, refused, silence))
+
+    def _take(
+        self,
+        engine: str,
+        work: _Work,
+        states: Mapping[str, engines.AllocationState],
+        refused: Mapping[str, engines.EngineError],
+        silence: engines.EngineError | None,
+    ) -> None:
+        self._busy.discard(engine)
+        runners = [
+            runner for runner in self._jobs if runner.job.allocation in work.keys and runner.job.engine == engine
+        ]
+        is_eager = any(
+            time.time() - runner.job.since_s < EAGER_S and (not runner.job.pool or runner.job.state is State.STOPPING)
+            for runner in runners
+        )
+        self._due[engine] = time.monotonic() + (SOON_S if is_eager and silence is None else INTERVAL_S)
+        self._note_silence(engine, runners, silence)
+        for runner in runners if silence is None else ():
+            key = str(runner.job.allocation)
+            if key in refused:
+                self._jobs.feed(runner.job.id, allocated.AllocationRefused(refused[key].reason))
+            else:
+                self._take_state(runner, states.get(key), is_ours=key in work.releases)
+        self.drained &= {runner.job.id for runner in self._jobs}
+
+    def _take_state(self, runner: JobRunner, state: engines.AllocationState | None, *, is_ours: bool) -> None:
+        job = runner.job
+        if state is None and (job.pool or is_ours):
+            state = engines.Gone("unknown", because("allocation-unknown"))
+        if isinstance(state, engines.Waiting):
+            self._jobs.feed(job.id, allocated.AllocationWaiting(state.reason, state.will_start))
+        elif isinstance(state, engines.Granted):
+            if state.ends_at_s is not None:
+                self._ends[str(job.allocation)] = state.ends_at_s
+            if not job.pool and job.allocation not in self._ending:
+                self._jobs.feed(job.id, allocated.AllocationGranted(state.hosts))
+        elif state is not None:
+            self._ends.pop(str(job.allocation), None)
+            self._ending.discard(str(job.allocation))
+            gone = allocated.AllocationGone(state.cause, state.reason, state.hosts, is_ours=is_ours)
+            self._jobs.feed(job.id, gone)
+            for host in [host for host in runner.hosts if host.name in job.pool]:
+                self._context.links.forget(host)
+
+    def _note_silence(self, engine: str, runners: Sequence[JobRunner], silence: engines.EngineError | None) -> None:
+        """Record that an engine does not answer, or answers again; that ends no job."""
+        was_silent = engine in self._silent
+        if (silence is not None) == was_silent:
+            return
+        (self._silent.discard if silence is None else self._silent.add)(engine)
+        for runner in runners:
+            code = "engine-answers" if silence is None else "engine-silent"
+            values = {"engine": engine, "reason": None if silence is None else silence.reason}
+            if silence is not None:
+                self._jobs.feed(runner.job.id, allocated.AllocationWaiting(silence.reason))
+            self._jobs.record(runner.job.id, [Event(code, values, attempt=runner.job.attempt, at_s=time.time())])
