@@ -11,12 +11,12 @@ import click
 
 from ascendrun.cli.options import Target, cli_command, output_option, target_options
 from ascendrun.cli.output import Column, format_table, print_record, sanitise_line
-from ascendrun.health.verify import CLAIMS, Outcome, Reading, VerifyReport
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
+    from ascendrun.health.verify import Outcome, Reading, VerifyReport
 
 
 @cli_command(
@@ -71,6 +71,8 @@ def command(
 
 
 def print_report(report: VerifyReport) -> None:
+    from ascendrun.health.verify import CLAIMS, Outcome
+
     counts = Counter((one.kind, one.outcome) for one in report.readings)
     kinds = list(dict.fromkeys(one.kind for one in report.readings))
     columns = [Column("KIND", lambda kind: kind)]
