@@ -22,7 +22,12 @@ def nodes(cluster):
     """node1 and node2, four cards each, as they left the factory."""
     for number, name in enumerate(("node1", "node2"), start=1):
         install_on(cluster, name, Scenario(cards=CARDS, number=number))
+        set_mtu(cluster, name, 1500)
     return cluster
+
+
+def set_mtu(cluster, name, size):
+    cluster.host_run(name, ["ip", "link", "set", "dev", "eth0", "mtu", str(size)], check=True)
 
 
 @pytest.fixture
@@ -106,8 +111,7 @@ def examine_faults(nodes, doctor):
         (2, "mtu"),
     ):
         plant(nodes, "node2", card, fault)
-    with nodes.host_popen("node2", ["ip", "link", "set", "dev", "eth0", "mtu", "1400"]) as change:
-        assert change.wait() == 0
+    set_mtu(nodes, "node2", 1400)
     examined = doctor()
     assert examined.code == 3
     expected = {
