@@ -1,6 +1,6 @@
 """Classes of commands, and the options that several of them share.
 
-English help is next to the code: the docstring, `help=` of each option, `examples=`. Chinese is read when help is
+English help is next to the code: the docstring with its examples, `help=` of each option. Chinese is read when help is
 rendered, under derived keys: `help.COMMAND`, `help.COMMAND.--option`, `help.COMMAND.examples`; help of shared options
 under `help.--option`.
 """
@@ -238,33 +238,28 @@ def option_help(command: str, option: click.Option) -> str | None:
     return own if own != option.help else translated_help(f"help.{flag}", option.help)
 
 
-def cli_command(
-    name: str, *, examples: str, takes_command: bool = False
-) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a click command with examples, one per line. `takes_command`: options end at the first argument."""
+def cli_command(name: str, *, takes_command: bool = False) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a click command of a function whose first argument is the context. Its docstring is the help, with examples
+    after a line `Examples:`; it returns the exit code, None: 0. `takes_command`: options end at the first argument."""
 
     def make(function: Callable[..., Any]) -> click.Command:
-        params: list[click.Parameter] = getattr(function, "__click_params__", [])
-        has_lang = any(param.name == "lang" for param in params)
-        if not has_lang:
-            function = lang_option(function)
+        help_text, _, examples = inspect.cleandoc(function.__doc__ or "").partition("\nExamples:\n")
         made = click.command(
             name,
             cls=CliCommand,
+            help=help_text.rstrip(),
             context_settings={
                 "help_option_names": ["-h", "--help"],
                 "max_content_width": HELP_WIDTH,
                 "allow_interspersed_args": not takes_command,
             },
-        )(function)
-        if not has_lang:
-            made.params.append(made.params.pop(0))  # shared options are last in the help
-        made.examples = inspect.cleandoc(examples)
-        return made
+        )(click.pass_obj(function))
+        made.examples = examples
+        return lang_option(made)  # shared options are last in the help
 
     return make
 
 
-def lang_option(function: Callable[..., Any]) -> Callable[..., Any]:
+def lang_option(function: Command) -> Command:
     """Add `--lang`, which was read before all other options: here it is only accepted and checked."""
     return click.option("--lang", type=click.Choice(text.LANGUAGES), expose_value=False, help=LANG_HELP)(function)

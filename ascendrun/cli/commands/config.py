@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
+from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import Duration, UsageError, cli_command, output_option
 from ascendrun.cli.output import PEOPLE, Column, describe_memory, describe_time, print_rows, sanitise_line
 from ascendrun.cluster import PruneReply, SettingView
 from ascendrun.text import Text, suggestion
 
-if TYPE_CHECKING:
-    from ascendrun.cli.context import CliContext
-
 DEFAULT = Text("config.default", "default")
 
 
-@cli_command(
-    "config",
-    examples="""
-    ascendrun config                         # every setting and where it comes from
-    ascendrun config get state_dir
-    ASCENDRUN_COLOR=never ascendrun config list -o json
-""",
-)
+@cli_command("config")
 @click.argument("action", type=click.Choice(["list", "get"]), default="list")
 @click.argument("name", required=False)
 @output_option
-@click.pass_obj
-def command(ctx: CliContext, action: str, name: str | None, output: str | None) -> int:
-    """Show settings: flag > $ASCENDRUN_… > ~/.config/ascendrun/config.yaml > /etc/ascendrun/config.yaml > default."""
+def command(ctx: CliContext, action: str, name: str | None, output: str | None) -> None:
+    """Show settings: flag > $ASCENDRUN_… > ~/.config/ascendrun/config.yaml > /etc/ascendrun/config.yaml > default.
+
+    Examples:
+    ascendrun config                         # every setting and where it comes from
+    ascendrun config get state_dir
+    ASCENDRUN_COLOR=never ascendrun config list -o json
+    """
     views = ctx.cluster.config()
     if action == "list":
         if name is not None:
@@ -50,7 +44,7 @@ def command(ctx: CliContext, action: str, name: str | None, output: str | None) 
             name="settings",
             kind=SettingView,
         )
-        return 0
+        return
     if name is None:
         raise UsageError.of("config.no-name", "`config get` requires a name", "list settings: ascendrun config")
     view = next((view for view in views if view.name == name), None)
@@ -61,24 +55,16 @@ def command(ctx: CliContext, action: str, name: str | None, output: str | None) 
             or Text("config.list", "list settings: ascendrun config"),
         )
     print("" if view.value is None else sanitise_line(view.value))
-    return 0
 
 
 HEAD = Text("prune.head", "(head node)")
 
 
-@cli_command(
-    "prune",
-    examples="""
-    ascendrun prune --dry-run                # what would go, by the settings keep_…
-    ascendrun prune --older 7d --keep qwen32b-lora
-""",
-)
+@cli_command("prune")
 @click.option("--older", type=Duration(), metavar="TIME", help="Age limit instead of the settings.")
 @click.option("--keep", multiple=True, metavar="JOB", help="Keep the logs of this job; may be repeated.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @output_option
-@click.pass_obj
 def prune_command(
     ctx: CliContext, older: float | None, keep: tuple[str, ...], dry_run: bool, output: str | None
 ) -> int:
@@ -88,6 +74,10 @@ def prune_command(
     The controller does the same once a day, on nodes that are connected. Limits: settings `keep_jobs_days`,
     `keep_jobs_gib`, `keep_node_days`, `keep_node_gib` (`ascendrun config`). Live jobs, checkpoints and files that
     ranks wrote to their working directory stay. Exit code 6: some nodes are unreachable.
+
+    Examples:
+    ascendrun prune --dry-run                # what would go, by the settings keep_…
+    ascendrun prune --older 7d --keep qwen32b-lora
     """
     replies = ctx.gather(
         ctx.cluster.jobs.prune(older_s=older, keep=keep, dry_run=dry_run),
@@ -115,22 +105,19 @@ def _size(reply: PruneReply) -> int:
     return sum(one.size_bytes for one in (*reply.jobs, *reply.trees))
 
 
-@cli_command(
-    "rm",
-    examples="""
-    ascendrun rm j-0001 j-0002
-    ascendrun rm j-0003 --force         # its outputs were not fetched, or a host is gone
-""",
-)
+@cli_command("rm")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 @click.option("--force", is_flag=True, help="Also remove outputs that were not fetched, and jobs of unreachable hosts.")
-@click.pass_obj
 def rm_command(ctx: CliContext, jobs: tuple[str, ...], force: bool) -> int:
     """Remove ended jobs: their logs, events and outputs on the head node, their directories on the nodes.
 
     A pipeline is removed with all its stages. Live jobs are refused, and jobs whose declared outputs were not fetched.
     Files in directories that a job names itself (`checkpoint.dir`, absolute paths) stay. Exit code 6: a host is
     unreachable; the job stays in the list, so that the command can be repeated. 7: refused.
+
+    Examples:
+    ascendrun rm j-0001 j-0002
+    ascendrun rm j-0003 --force         # its outputs were not fetched, or a host is gone
     """
     code = 0
     for ref in jobs:
@@ -152,21 +139,19 @@ def rm_command(ctx: CliContext, jobs: tuple[str, ...], force: bool) -> int:
     return code
 
 
-@cli_command(
-    "notify",
-    examples="""
-    ascendrun notify                          # targets and the result of their last notification
-    ascendrun notify --test                   # send a test to every target and show the response
-    ascendrun notify --test team-feishu
-""",
-)
+@cli_command("notify")
 @click.option(
     "--test", "test", metavar="[NAME]", is_flag=False, flag_value="", help="Send a test to one target, or to all."
 )
 @output_option
-@click.pass_obj
 def notify_command(ctx: CliContext, test: str | None, output: str | None) -> int:
-    """Show the targets of notifications, or send a test. The settings file has them: notify, hook, deadman."""
+    """Show the targets of notifications, or send a test. The settings file has them: notify, hook, deadman.
+
+    Examples:
+    ascendrun notify                          # targets and the result of their last notification
+    ascendrun notify --test                   # send a test to every target and show the response
+    ascendrun notify --test team-feishu
+    """
     from ascendrun.cluster import NoticeTargetView
 
     if test is not None:

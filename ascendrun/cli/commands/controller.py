@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
+from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import cli_command
 from ascendrun.cluster.controller import revive_controller
 from ascendrun.cluster.install import Installation, install, installed, uninstall
 from ascendrun.text import Text
 
-if TYPE_CHECKING:
-    from ascendrun.cli.context import CliContext
 
-
-@cli_command(
-    "controller",
-    examples="""
-    ascendrun controller status
-    ascendrun controller install    # start it after a crash or a reboot
-    ascendrun controller run        # in the foreground
-    ascendrun controller stop       # jobs keep running; the next command starts it again
-""",
-)
+@cli_command("controller")
 @click.argument("action", type=click.Choice(["run", "status", "stop", "install", "uninstall", "ensure"]))
-@click.pass_obj
 def command(ctx: CliContext, action: str) -> int:
     """Run, query, stop or install the controller, the background process that monitors jobs.
 
     Other commands start it when they need it. Running jobs do not depend on it. `install` makes systemd or cron of this
     user start it again after a crash or a reboot; `uninstall` ends that. `ensure` is what they run.
+
+    Examples:
+    ascendrun controller status
+    ascendrun controller install    # start it after a crash or a reboot
+    ascendrun controller run        # in the foreground
+    ascendrun controller stop       # jobs keep running; the next command starts it again
     """
     controller = ctx.cluster.controller
     if action == "run":

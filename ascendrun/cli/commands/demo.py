@@ -12,12 +12,13 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 import ascendrun
 from ascendrun.cli import PIPE_CLOSED
+from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import cli_command
 from ascendrun.cluster import Cluster
 from ascendrun.core.errors import AscendrunError, PreflightError
@@ -26,9 +27,6 @@ from ascendrun.sim.demo.nodes import Actor, DemoInterruptedError, end_marked, re
 from ascendrun.sim.npu import build
 from ascendrun.sim.npu.build import Target, find_target
 from ascendrun.text import Text, language
-
-if TYPE_CHECKING:
-    from ascendrun.cli.context import CliContext
 
 MARK = "ASCENDRUN_DEMO"
 EXTERNAL_PREFIXES = ("ASCEND_", "HCCL_", "NCCL_", "ASCENDRUN_SIM_")
@@ -42,23 +40,20 @@ GRACE_S = 10.0
 KEEP_HINT = Text("demo.keep-hint", "run `ascendrun demo --keep` and read the files of the demo")
 
 
-@cli_command(
-    "demo",
-    examples="""
-    ascendrun demo                # wait for Enter after each step
-    ascendrun demo --no-pause     # run without pauses, about 30 s
-    ascendrun demo --keep         # keep the directory of the demo
-""",
-)
+@cli_command("demo")
 @click.option("--no-pause", is_flag=True, help="Do not wait for Enter after each step.")
 @click.option("--keep", is_flag=True, help="Keep the directory of the demo.")
-@click.pass_obj
 def command(ctx: CliContext, no_pause: bool, keep: bool) -> int:
     """Show the main features on two simulated Ascend nodes on this machine.
 
     `doctor` finds a fault, a job starts, one of its ranks is killed, `explain` finds the cause, the job resumes.
     No NPU, SSH, torch, network or root access is required. All files are in one directory. It is removed at the
     end, also after ^C.
+
+    Examples:
+    ascendrun demo                # wait for Enter after each step
+    ascendrun demo --no-pause     # run without pauses, about 30 s
+    ascendrun demo --keep         # keep the directory of the demo
     """
     check_machine()
     actor = Actor()
@@ -329,15 +324,7 @@ NOTE = Text(
 )
 
 
-@cli_command(
-    "sim",
-    examples="""
-    ascendrun sim npu -- python train.py                             # eight simulated 910B3
-    ascendrun sim npu --devices 2 -- torchrun --nproc-per-node 2 train.py
-    ascendrun sim npu --memory 8192 -- python train.py               # 8 GB a device: the real out-of-memory error
-    ascendrun sim npu --fault hbm-ecc:1@20 -- torchrun ...           # rank 1 loses its HBM at its 20th collective
-""",
-)
+@cli_command("sim")
 @click.argument("what", type=click.Choice(["npu"]))
 @click.option(
     "--python", metavar="PATH", help="Python with torch_npu 2.13.  [default: that of COMMAND, else of .venv-npu]"
@@ -353,7 +340,6 @@ NOTE = Text(
     help="Inject a fault: `device-lost`, `hbm-ecc`, `silent` or `absent`.",
 )
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.pass_obj
 def sim_command(
     ctx: CliContext,
     what: str,
@@ -367,6 +353,12 @@ def sim_command(
     """Run a COMMAND on simulated NPUs: device npu:0, backend hccl, the real torch_npu, no NPU and no CANN.
 
     The simulation shows control flow and API, not performance. It is compiled once in about 30 s (requires g++).
+
+    Examples:
+    ascendrun sim npu -- python train.py                             # eight simulated 910B3
+    ascendrun sim npu --devices 2 -- torchrun --nproc-per-node 2 train.py
+    ascendrun sim npu --memory 8192 -- python train.py               # 8 GB a device: the real out-of-memory error
+    ascendrun sim npu --fault hbm-ecc:1@20 -- torchrun ...           # rank 1 loses its HBM at its 20th collective
     """
     target = choose_target(python, argv[0])
     environ = build.environment(build.build(target), dict(os.environ))

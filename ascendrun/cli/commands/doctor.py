@@ -6,10 +6,10 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import Target, UsageError, cli_command, output_option, target_options
 from ascendrun.cli.output import cut, print_record, sanitise_line, terminal_width, width_of, wrap
 from ascendrun.core.findings import SEVERITIES, Severity
@@ -21,20 +21,8 @@ from ascendrun.output_file import write_bytes
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
-if TYPE_CHECKING:
-    from ascendrun.cli.context import CliContext
 
-
-@cli_command(
-    "doctor",
-    examples="""
-    ascendrun doctor -H hostfiles/cluster.hosts             # all hosts of the file
-    ascendrun doctor jobs/finetune.yaml                     # in the environment of this job
-    ascendrun doctor -H cluster.hosts --hosts 'npu[01-04]' --device-type npu --lang zh
-    ascendrun doctor jobs/finetune.yaml --deep              # also measure devices and links
-    ascendrun doctor -H cluster.hosts --fix-script > fix.sh # print the fixes as a script; run nothing
-""",
-)
+@cli_command("doctor")
 @target_options
 @click.option("--device-type", type=click.Choice(["npu", "cuda", "cpu"]), help="Device type of the nodes.")
 @click.option("--check-path", "paths", multiple=True, metavar="PATH", help="Require PATH on all nodes, with one size.")
@@ -49,7 +37,6 @@ if TYPE_CHECKING:
 )
 @click.option("--fix-script", is_flag=True, help="Print the fixes as a shell script; run nothing.")
 @output_option
-@click.pass_obj
 def command(
     ctx: CliContext,
     target: Target,
@@ -67,6 +54,13 @@ def command(
     With a job FILE the checks use its hosts, setup, Python and variables. Nothing on the nodes is changed.
     Exit code 0: all hosts are ready; 3: a finding prevents a start; 5: all hosts are unreachable; 6: some hosts are
     unreachable and the others are ready.
+
+    Examples:
+    ascendrun doctor -H hostfiles/cluster.hosts             # all hosts of the file
+    ascendrun doctor jobs/finetune.yaml                     # in the environment of this job
+    ascendrun doctor -H cluster.hosts --hosts 'npu[01-04]' --device-type npu --lang zh
+    ascendrun doctor jobs/finetune.yaml --deep              # also measure devices and links
+    ascendrun doctor -H cluster.hosts --fix-script > fix.sh # print the fixes as a script; run nothing
     """
     file, hosts = target.file, target.hosts(ctx)
     screen = ctx.screen
@@ -265,24 +259,21 @@ ENV_TITLES = {
 }
 
 
-@cli_command(
-    "env",
-    examples="""
-    ascendrun env jobs/finetune.yaml                      # the environment of its ranks
-    ascendrun env -H cluster.hosts --diff                 # only differences between nodes
-    ascendrun env job.yaml --write env.sh                 # as a file to source in a shell; run nothing
-""",
-)
+@cli_command("env")
 @target_options
 @click.option("--diff", is_flag=True, help="Show only differences between nodes.")
 @click.option("--write", "path", metavar="FILE", help="Write the variables as a file to source; - for standard output.")
 @output_option
-@click.pass_obj
 def env_command(ctx: CliContext, target: Target, diff: bool, path: str | None, output: str | None) -> int:
     """Show the variables, limits, interpreter and packages of a rank on each node.
 
     With a job FILE after its setup, otherwise in a non-interactive login shell. Secrets are masked. Exit code 6: some
     hosts are unreachable.
+
+    Examples:
+    ascendrun env jobs/finetune.yaml                      # the environment of its ranks
+    ascendrun env -H cluster.hosts --diff                 # only differences between nodes
+    ascendrun env job.yaml --write env.sh                 # as a file to source in a shell; run nothing
     """
     if path is not None:
         return _write(ctx, target, path)

@@ -5,36 +5,25 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import click
 
+from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import Duration, cli_command, hostfile_option, hosts_of, output_option
 from ascendrun.cli.output import PEOPLE, format_many, sanitise
 from ascendrun.cluster import ExecResult
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
-if TYPE_CHECKING:
-    from ascendrun.cli.context import CliContext
-
 RULE = "-" * 15
 
 
-@cli_command(
-    "exec",
-    examples="""
-    ascendrun exec -H hostfiles/cluster.hosts -- uname -r
-    ascendrun exec -H cluster.hosts --hosts 'npu[01-04]' --timeout 5m -- bash -c 'df -h /data | tail -1'
-""",
-    takes_command=True,
-)
+@cli_command("exec", takes_command=True)
 @hostfile_option
 @click.option("--hosts", "names", metavar="HOSTS", help="Run on these hosts only: npu[01-04] or @group.")
 @click.option("--timeout", type=Duration(), metavar="TIME", help="Limit of the time on each host.  [default: 60s]")
 @output_option
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-@click.pass_obj
 def command(
     ctx: CliContext,
     hostfile: str | None,
@@ -46,6 +35,10 @@ def command(
     """Run COMMAND on all hosts in parallel, without a shell. Identical output is printed once.
 
     Exits 0 when the command exited 0 on every host, else 6; the hosts that failed are listed.
+
+    Examples:
+    ascendrun exec -H hostfiles/cluster.hosts -- uname -r
+    ascendrun exec -H cluster.hosts --hosts 'npu[01-04]' --timeout 5m -- bash -c 'df -h /data | tail -1'
     """
     hosts = hosts_of(ctx, hostfile=hostfile, names=names)
     results = _collect(ctx, ctx.cluster.hosts.execute(hosts, argv, timeout_s=timeout), [host.name for host in hosts])
@@ -106,24 +99,21 @@ def _print_failures(ctx: CliContext, results: Sequence[ExecResult]) -> int:
     return 6 if failed else 0
 
 
-@cli_command(
-    "shell",
-    examples="""
-    ascendrun shell j-0001 --rank 3
-    ascendrun shell j-0001 -- py-spy dump --pid 4711
-    ascendrun shell j-0001 --rank 3 -- python -c 'import torch; print(torch.__file__)'
-""",
-)
+@cli_command("shell")
 @click.argument("job")
 @click.option("--rank", type=click.IntRange(min=0), default=0, metavar="N", help="Rank.  [default: 0]")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
-@click.pass_obj
 def shell_command(ctx: CliContext, job: str, rank: int, argv: tuple[str, ...]) -> int:
     """Open a shell on the host of a running rank, with its environment and in its directory.
 
     The shell is not a part of the job: it is not stopped with it, and it has no ASCENDRUN_RUN_ID and no
     ASCENDRUN_METRICS_FILE. With COMMAND this is run instead of a shell. Exits with the exit code of the shell or the
     command. Exit code 4: the job has no such rank; 5: its host is unreachable; 7: the rank does not run.
+
+    Examples:
+    ascendrun shell j-0001 --rank 3
+    ascendrun shell j-0001 -- py-spy dump --pid 4711
+    ascendrun shell j-0001 --rank 3 -- python -c 'import torch; print(torch.__file__)'
     """
     has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     line = ctx.cluster.files.shell(job, rank, argv, has_terminal=has_terminal)

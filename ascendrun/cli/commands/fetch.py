@@ -22,14 +22,7 @@ if TYPE_CHECKING:  # a bundle needs the store
     from ascendrun.cluster import Bundle
 
 
-@cli_command(
-    "fetch",
-    examples="""
-    ascendrun fetch j-0001                        # the `outputs` of its job file
-    ascendrun fetch j-0001 out/best -O models     # models/out/best/…
-    ascendrun fetch j-0001 'logs/**/*.csv'
-""",
-)
+@cli_command("fetch")
 @click.argument("job")
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
 @click.option(
@@ -40,7 +33,6 @@ if TYPE_CHECKING:  # a bundle needs the store
     help="Directory on this machine.  [default: that of the job's outputs]",
 )
 @output_option
-@click.pass_obj
 def command(ctx: CliContext, job: str, paths: tuple[str, ...], output_dir: Path | None, output: str | None) -> int:
     """Fetch files that a job left on its nodes. Without a PATH: the `outputs` of its job file.
 
@@ -48,6 +40,11 @@ def command(ctx: CliContext, job: str, paths: tuple[str, ...], output_dir: Path 
     absolute. It is read from the host of rank 0, or with `outputs_from: all` from every host. A transfer that was cut
     off continues where it ended, and every file is verified by its hash. Exit code 4: no file matches a PATH; 6: a
     host is unreachable, or its files could not be fetched.
+
+    Examples:
+    ascendrun fetch j-0001                        # the `outputs` of its job file
+    ascendrun fetch j-0001 out/best -O models     # models/out/best/…
+    ascendrun fetch j-0001 'logs/**/*.csv'
     """
     _check_paths(paths)
     try:
@@ -98,21 +95,12 @@ REMOTE = re.compile(r"([^:/]+):(.*)", re.DOTALL)
 """A job or hosts, and a path there. A file of this machine with a colon in its name is written ./a:b."""
 
 
-@cli_command(
-    "cp",
-    examples="""
-    ascendrun cp j-0001:out/best models              # models/best/…
-    ascendrun cp 'j-0001:logs/*.csv' --rank 8 .      # from the host of rank 8
-    ascendrun cp tokens.bin data 'npu[01-04]:/data'  # /data/tokens.bin, /data/data/… on four hosts
-    ascendrun cp patch.py j-0001:                    # into the working directory of the job's ranks
-""",
-)
+@cli_command("cp")
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.argument("destination", metavar="DIRECTORY")
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Of a job: the host of this rank.  [default: 0]")
 @hostfile_option
 @output_option
-@click.pass_obj
 def cp_command(
     ctx: CliContext,
     sources: tuple[str, ...],
@@ -127,6 +115,12 @@ def cp_command(
     working directory of its ranks, PATH of hosts to your home directory there. Each source keeps the last part of its
     name. Directories are created, existing files are replaced. A transfer that was cut off continues where it ended,
     and every file is verified by its hash. Exit code 4: no file matches; 6: a host is unreachable, or a copy failed.
+
+    Examples:
+    ascendrun cp j-0001:out/best models              # models/best/…
+    ascendrun cp 'j-0001:logs/*.csv' --rank 8 .      # from the host of rank 8
+    ascendrun cp tokens.bin data 'npu[01-04]:/data'  # /data/tokens.bin, /data/data/… on four hosts
+    ascendrun cp patch.py j-0001:                    # into the working directory of the job's ranks
     """
     replies: list[FetchReply] = []
     try:
@@ -179,15 +173,7 @@ class Size(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic
         return int(float(found.group(1)) * 1024 ** " KMG".index(found.group(2).upper() or " "))
 
 
-@cli_command(
-    "bundle",
-    examples="""
-    ascendrun bundle j-0007                        # ascendrun-j-0007.tar.gz
-    ascendrun bundle j-0007 --dry-run              # list the contents; write nothing
-    ascendrun bundle j-0007 -O /tmp/for-support.tar.gz --max-size 20M --no-logs
-    ascendrun bundle j-0007 --layout ascend-fd     # input of Huawei's `ascend-fd parse`
-""",
-)
+@cli_command("bundle")
 @click.argument("job")
 @click.option(
     "-O", "--output-file", "path", metavar="FILE.tar.gz", help="Write this file.  [default: LAYOUT-JOB.tar.gz]"
@@ -209,7 +195,6 @@ class Size(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic
     help="Limit the size before compression; the middle of long files is removed.",
 )
 @click.option("--dry-run", is_flag=True, help="List the contents; write nothing.")
-@click.pass_obj
 def bundle_command(
     ctx: CliContext, job: str, path: str | None, layout: str, no_logs: bool, max_size: int, dry_run: bool
 ) -> int:
@@ -217,6 +202,12 @@ def bundle_command(
 
     Credentials are masked, by value and by form. MANIFEST.json in the archive lists the size of each file, whether it
     was truncated, and how many values were masked. Check the archive before you send it.
+
+    Examples:
+    ascendrun bundle j-0007                        # ascendrun-j-0007.tar.gz
+    ascendrun bundle j-0007 --dry-run              # list the contents; write nothing
+    ascendrun bundle j-0007 -O /tmp/for-support.tar.gz --max-size 20M --no-logs
+    ascendrun bundle j-0007 --layout ascend-fd     # input of Huawei's `ascend-fd parse`
     """
 
     if no_logs and layout == "ascend-fd":

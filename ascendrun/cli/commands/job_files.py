@@ -6,27 +6,18 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import UsageError, cli_command
 from ascendrun.cli.output import Column, format_table, labelled
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.text import Text
 
-if TYPE_CHECKING:
-    from ascendrun.cli.context import CliContext
 
-
-@cli_command(
-    "validate",
-    examples="""
-    ascendrun validate jobs/*.yaml
-    ascendrun validate job.yaml --set nodes=4 hostfiles/cluster.hosts
-    ascendrun validate job.yaml --sample train.log
-""",
-)
+@cli_command("validate")
 @click.argument("files", nargs=-1, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override the job files: args.lr=1e-4.")
 @click.option(
@@ -35,9 +26,14 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Print the steps that are read from this output, with progress.pattern of FILE, if FILE has one.",
 )
-@click.pass_obj
-def validate(ctx: CliContext, files: tuple[Path, ...], overrides: tuple[str, ...], sample: Path | None) -> int:
-    """Report every problem of job files (and of hostfiles, named *.hosts), each with its place; ask no node."""
+def validate(ctx: CliContext, files: tuple[Path, ...], overrides: tuple[str, ...], sample: Path | None) -> None:
+    """Report every problem of job files (and of hostfiles, named *.hosts), each with its place; ask no node.
+
+    Examples:
+    ascendrun validate jobs/*.yaml
+    ascendrun validate job.yaml --set nodes=4 hostfiles/cluster.hosts
+    ascendrun validate job.yaml --sample train.log
+    """
     if not files and sample is None:
         raise click.UsageError(str(Text("cli.missing-files", "missing argument FILE...")))
     problems: list[Problem] = []
@@ -50,7 +46,6 @@ def validate(ctx: CliContext, files: tuple[Path, ...], overrides: tuple[str, ...
         raise InvalidInputError(problems)
     if sample is not None:
         _print_sample(ctx, sample, [file for file in files if file.suffix != ".hosts"], overrides)
-    return 0
 
 
 SAMPLE_ROWS = 10
@@ -117,24 +112,21 @@ def _describe_valid(ctx: CliContext, file: Path, overrides: tuple[str, ...]) -> 
     return Text("validate.on-hosts", "{what} on {hosts:plural host hosts}", what=what, hosts=hosts)
 
 
-@cli_command(
-    "schema",
-    examples="""
+@cli_command("schema")
+@click.argument("key", required=False)
+def schema(ctx: CliContext, key: str | None) -> None:
+    """Print the JSON Schema of job files for editors, or explain KEY: a job-file key, PROGRAM or PROGRAM.OPTION.
+
+    Examples:
     ascendrun schema > job.schema.json      # then, in a job file: # yaml-language-server: $schema=job.schema.json
     ascendrun schema devices.type           # type, default, meaning and an example of one key
     ascendrun schema qwen_lora              # the options of a bundled program
     ascendrun schema qwen_lora.lora_r
-""",
-)
-@click.argument("key", required=False)
-@click.pass_obj
-def schema(ctx: CliContext, key: str | None) -> int:
-    """Print the JSON Schema of job files for editors, or explain KEY: a job-file key, PROGRAM or PROGRAM.OPTION."""
+    """
     if key is None:
         click.echo(json.dumps(ctx.cluster.job_files.schema(), indent=2, ensure_ascii=False))
     else:
         click.echo("\n".join(ctx.cluster.job_files.describe_key(key)))
-    return 0
 
 
 QUESTIONS: tuple[tuple[str, Text, str], ...] = (
@@ -158,34 +150,30 @@ QUESTIONS: tuple[tuple[str, Text, str], ...] = (
 """Fields of NewJob in the order of the questions, with the default of each."""
 
 
-@cli_command(
-    "init",
-    examples="""
-    ascendrun init                       # ask, then write a job file and a hostfile
-    ascendrun init --list                # list templates
-    ascendrun init quickstart            # copy the template into this directory
-    ascendrun init quickstart ~/train
-""",
-)
+@cli_command("init")
 @click.argument("name", required=False)
 @click.argument("target", required=False, type=click.Path(path_type=Path))
 @click.option("--list", "is_list", is_flag=True, help="List the templates.")
-@click.pass_obj
-def init(ctx: CliContext, name: str | None, target: Path | None, is_list: bool) -> int:
+def init(ctx: CliContext, name: str | None, target: Path | None, is_list: bool) -> None:
     """Copy the template NAME (a job file and the files it uses) to the directory TARGET.
 
     The default is the current directory. Without NAME, ask for hosts, devices and script, and write a job file and a
     hostfile here; this requires a terminal.
+
+    Examples:
+    ascendrun init                       # ask, then write a job file and a hostfile
+    ascendrun init --list                # list templates
+    ascendrun init quickstart            # copy the template into this directory
+    ascendrun init quickstart ~/train
     """
     if is_list:
         for template in ctx.cluster.job_files.templates():
             print(f"{template.name:20s} {template.summary}")
-        return 0
+        return
     paths = _ask_for_job(ctx) if name is None else ctx.cluster.job_files.init(name, target or Path())
     for path in paths:
         print(path)
     ctx.hint(f"ascendrun {'submit' if name else 'doctor'} {paths[0]}")
-    return 0
 
 
 def _ask_for_job(ctx: CliContext) -> tuple[Path, ...]:

@@ -25,19 +25,7 @@ from ascendrun.core.records import event_record
 from ascendrun.text import Text, closest
 
 
-@cli_command(
-    "logs",
-    examples="""
-    ascendrun logs j-0001 --tail 50
-    ascendrun logs -f quickstart --rank 0,8-15
-    ascendrun logs j-0001 --grep 'Traceback|Error' --since 10m -t
-    ascendrun logs j-0001 --grep warn -i -v --until 10:30               # lines without warnings, until 10:30
-    ascendrun logs j-0001 --first-per-rank -t                           # the first error of each rank
-    ascendrun logs j-0001 --files                                       # all stored files and where they are
-    ascendrun logs j-0001 --rank 3 --stream err --raw > rank3.err       # the exact bytes
-    ascendrun logs -f j-0001 -o jsonl | jq -r 'select(.rank == 3) | .text'
-""",
-)
+@cli_command("logs")
 @click.argument("job")
 @click.option("--follow", "-f", is_flag=True, help="Follow until the job ends; exit with its exit code. ^C detaches.")
 @click.option("--hosts", metavar="HOSTS", help="Print the output of these hosts only: npu[01-03].")
@@ -69,7 +57,6 @@ from ascendrun.text import Text, closest
 @click.option("--timestamps", "-t", is_flag=True, help="Print the arrival time of each line (clock of this machine).")
 @click.option("--no-prefix", is_flag=True, help="Omit the prefix [ranks].")
 @output_option
-@click.pass_obj
 def command(
     ctx: CliContext,
     /,
@@ -85,6 +72,16 @@ def command(
 
     Measured numbers may differ between ranks: [0-63] step 120 loss 2.31±0.02. A rank whose number is far from the
     others has its own line. With -o jsonl each line of each rank is a record: time, host, rank, stream, attempt, text.
+
+    Examples:
+    ascendrun logs j-0001 --tail 50
+    ascendrun logs -f quickstart --rank 0,8-15
+    ascendrun logs j-0001 --grep 'Traceback|Error' --since 10m -t
+    ascendrun logs j-0001 --grep warn -i -v --until 10:30               # lines without warnings, until 10:30
+    ascendrun logs j-0001 --first-per-rank -t                           # the first error of each rank
+    ascendrun logs j-0001 --files                                       # all stored files and where they are
+    ascendrun logs j-0001 --rank 3 --stream err --raw > rank3.err       # the exact bytes
+    ascendrun logs -f j-0001 -o jsonl | jq -r 'select(.rank == 3) | .text'
     """
     _check_options(choice, follow=follow, attempt=attempt, raw=raw, files=files, output=output)
     view = _make_view(choice, folds=output is None)
@@ -221,16 +218,7 @@ DAY_S = 86400.0
 STYLES = {"FAILED": "bad", "SUCCEEDED": "good"}
 
 
-@cli_command(
-    "events",
-    examples="""
-    ascendrun events                          # all jobs, the last day
-    ascendrun events -f                       # follow new events; ^C ends
-    ascendrun events qwen32b --kind state-changed
-    ascendrun events --since 2h --kind straggler,unreachable -o jsonl
-    ascendrun events -f j-0007                # follow until the job ends; exit with its exit code
-""",
-)
+@cli_command("events")
 @click.argument("job", required=False)
 @click.option("--follow", "-f", is_flag=True, help="Print new events as they come; with JOB, until it has ended.")
 @click.option("--since", metavar="TIME", help="Skip events before: 10m (ago), 10:30, 2026-11-20T10:30.  [default: 1d]")
@@ -240,11 +228,18 @@ STYLES = {"FAILED": "bad", "SUCCEEDED": "good"}
 @click.option(
     "-o", "--output", type=click.Choice(["table", "json", "jsonl"]), help="Choose the format.  [default: table]"
 )
-@click.pass_obj
 def events_command(
     ctx: CliContext, job: str | None, follow: bool, since: str | None, kinds: tuple[str, ...], output: str | None
 ) -> int:
-    """Print the events of jobs in order of time. Events of several hosts are merged into one."""
+    """Print the events of jobs in order of time. Events of several hosts are merged into one.
+
+    Examples:
+    ascendrun events                          # all jobs, the last day
+    ascendrun events -f                       # follow new events; ^C ends
+    ascendrun events qwen32b --kind state-changed
+    ascendrun events --since 2h --kind straggler,unreachable -o jsonl
+    ascendrun events -f j-0007                # follow until the job ends; exit with its exit code
+    """
     if follow and output == "json":
         raise UsageError(exclusive("--follow", "-o json"), hint=Text("events.use-jsonl", "use -o jsonl"))
     since_s = _since(since, has_job=job is not None)

@@ -22,14 +22,7 @@ from ascendrun.text.format import fold_hosts, format_clock
 TIMEOUT_S = 90.0
 
 
-@options.cli_command(
-    "nodes",
-    examples="""
-    ascendrun nodes --hostfile hostfiles/cluster.hosts
-    ascendrun nodes -H cluster.hosts --hosts 'npu[01-04]' -o wide
-    ascendrun nodes --all                                # every machine that jobs have used, and its state
-""",
-)
+@options.cli_command("nodes")
 @options.hostfile_option
 @click.option("--hosts", "names", metavar="HOSTS", help="Only these hosts: npu[01-04] or @group.")
 @click.option(
@@ -40,7 +33,6 @@ TIMEOUT_S = 90.0
 )
 @click.option("--all", "everything", is_flag=True, help="Show every known machine and its state; query none.")
 @options.output_option
-@click.pass_obj
 def command(
     ctx: CliContext,
     hostfile: str | None,
@@ -54,6 +46,11 @@ def command(
     HELD: no job starts there, since processes of an earlier job may live (unconfirmed) or do live (leftovers), or since
     it is drained or quarantined. DISK USED, with -o wide and for programs, is what ascendrun stores there for you:
     logs, working directories, checkpoints, staged code. Exit code 6: some hosts are unreachable.
+
+    Examples:
+    ascendrun nodes --hostfile hostfiles/cluster.hosts
+    ascendrun nodes -H cluster.hosts --hosts 'npu[01-04]' -o wide
+    ascendrun nodes --all                                # every machine that jobs have used, and its state
     """
     if everything:
         columns = [
@@ -84,19 +81,16 @@ def command(
     return _print_unreached(ctx, rows)
 
 
-@options.cli_command(
-    "release",
-    examples="""
-    ascendrun release npu07               # it was replaced, or no process is left there
-    ascendrun release 'npu[01-04]'
-""",
-)
+@options.cli_command("release")
 @click.argument("hosts", nargs=-1, required=True, metavar="HOST...")
-@click.pass_obj
 def release_command(ctx: CliContext, hosts: tuple[str, ...]) -> int:
     """State that no process of a job is left on hosts that are held, so that jobs may start there.
 
     A host that responds is queried first: it is not released while it shows processes of the job (exit code 7).
+
+    Examples:
+    ascendrun release npu07               # it was replaced, or no process is left there
+    ascendrun release 'npu[01-04]'
     """
     code = 0
     for host in options.parse_host_names(list(hosts)):
@@ -110,25 +104,22 @@ def release_command(ctx: CliContext, hosts: tuple[str, ...]) -> int:
     return code
 
 
-@options.cli_command(
-    "drain",
-    examples="""
-    ascendrun drain npu07 --reason optics             # running jobs continue
-    ascendrun drain 'npu[01-04]' --for 2h --now       # jobs that may restart continue on other hosts
-""",
-)
+@options.cli_command("drain")
 @click.argument("hosts", metavar="HOSTS")
 @click.option("--reason", default="", metavar="TEXT", help="Shown to the jobs that wait.")
 @click.option(
     "--for", "for_s", type=options.Duration(), metavar="TIME", help="End the drain after TIME.  [default: undrain]"
 )
 @click.option("--now", is_flag=True, help="Stop the jobs there that may restart; they continue on other hosts.")
-@click.pass_obj
-def drain_command(ctx: CliContext, hosts: str, reason: str, for_s: float | None, now: bool) -> int:
+def drain_command(ctx: CliContext, hosts: str, reason: str, for_s: float | None, now: bool) -> None:
     """Place no new jobs on hosts. Running jobs continue.
 
     HOSTS are names in the hostfile of a job or of the setting: npu07 or npu[01-04]. With --now, jobs without
     restart.max_restarts keep running.
+
+    Examples:
+    ascendrun drain npu07 --reason optics             # running jobs continue
+    ascendrun drain 'npu[01-04]' --for 2h --now       # jobs that may restart continue on other hosts
     """
     until_s = None if for_s is None else time.time() + for_s
     drained = ctx.cluster.hosts.drain(hosts, reason=reason, until_s=until_s, now=now)
@@ -137,24 +128,20 @@ def drain_command(ctx: CliContext, hosts: str, reason: str, for_s: float | None,
     for machine in ctx.cluster.hosts.machines():
         if machine.state.value == "draining" and names & set(machine.names):
             ctx.say("drain.busy", "{host} is still used by {jobs}", host=machine.names[0], jobs=list(machine.jobs))
-    return 0
 
 
-@options.cli_command(
-    "undrain",
-    examples="""
-    ascendrun undrain npu07
-    ascendrun undrain 'npu[01-04]' --no-check
-""",
-)
+@options.cli_command("undrain")
 @click.argument("hosts", metavar="HOSTS")
 @click.option("--no-check", is_flag=True, help="Open the hosts without a check.")
-@click.pass_obj
 def undrain_command(ctx: CliContext, hosts: str, no_check: bool) -> int:
     """Place jobs on hosts again: ends a drain and a quarantine.
 
     The checks of `doctor --quick` run first. A host on which one fails, or that is unreachable, stays closed (exit code
     3).
+
+    Examples:
+    ascendrun undrain npu07
+    ascendrun undrain 'npu[01-04]' --no-check
     """
     chosen = ctx.cluster.hosts.known(hosts)
     refused: set[str] = set()
@@ -177,46 +164,39 @@ def undrain_command(ctx: CliContext, hosts: str, no_check: bool) -> int:
     return 3 if refused else 0
 
 
-@options.cli_command(
-    "lost",
-    examples="""
-    ascendrun lost npu07          # powered off, or taken out of the rack
-    ascendrun lost 'npu[01-04]' --reason rack3-off
-""",
-)
+@options.cli_command("lost")
 @click.argument("hosts", metavar="HOSTS")
 @click.option("--reason", default="", metavar="TEXT", help="Shown with the state of the host.")
 @click.option("--force", is_flag=True, help="Also hosts that respond: what runs there may damage the checkpoints.")
-@click.pass_obj
-def lost_command(ctx: CliContext, hosts: str, reason: str, force: bool) -> int:
+def lost_command(ctx: CliContext, hosts: str, reason: str, force: bool) -> None:
     """State that hosts are gone with all their processes. Their jobs end or restart; the hosts are drained.
 
     State it only of hosts that are certainly off: a process that still runs there could write into the checkpoints of
     the restarted job. A host that answers within 5 s is refused (exit code 7); --force does not ask it.
+
+    Examples:
+    ascendrun lost npu07          # powered off, or taken out of the rack
+    ascendrun lost 'npu[01-04]' --reason rack3-off
     """
     gone = ctx.cluster.hosts.lost(hosts, reason=reason, force=force)
     names = sorted({host.name for host in gone})
     ctx.say("lost.done", "{hosts:hosts} lost; drained until `ascendrun undrain`", hosts=names)
-    return 0
 
 
-@options.cli_command(
-    "leases",
-    examples="""
-    ascendrun leases 'npu[01-04]'
-    ascendrun leases -H cluster.hosts -o json
-""",
-)
+@options.cli_command("leases")
 @click.argument("hosts", nargs=-1, metavar="[HOST...]")
 @options.hostfile_option
 @options.output_option
-@click.pass_obj
 def leases_command(ctx: CliContext, hosts: tuple[str, ...], hostfile: str | None, output: str | None) -> int:
     """List what uses devices and ports on each host: runs of all users and head nodes, and other processes on NPUs
     and GPUs.
 
     A running attempt has its devices, MASTER_PORT (port) and 32 ports of HCCL (hccl) for itself. CPUs are not leased.
     Exit code 6: some hosts are unreachable.
+
+    Examples:
+    ascendrun leases 'npu[01-04]'
+    ascendrun leases -H cluster.hosts -o json
     """
     chosen = options.hosts_of(ctx, hostfile=hostfile, names=",".join(hosts) or None)
     rows, unreached = ctx.cluster.hosts.leases(chosen)
@@ -297,26 +277,23 @@ NODE_COLUMNS = (
 )
 
 
-@options.cli_command(
-    "trust",
-    examples="""
-    ascendrun trust --hostfile hostfiles/cluster.hosts
-    ascendrun trust 'npu[01-16]' --yes            # in a script, where the network is trusted
-    ascendrun trust --replace npu07               # after it was reinstalled
-""",
-)
+@options.cli_command("trust")
 @click.argument("hosts", nargs=-1, metavar="[HOSTS]...")
 @options.hostfile_option
 @click.option("--yes", "-y", is_flag=True, help="Record the keys without confirmation.")
 @click.option("--replace", is_flag=True, help="Replace a recorded key that differs.")
 @click.option("--print", "prints", is_flag=True, help="Print the keys as known_hosts lines; record nothing.")
-@click.pass_obj
 def trust_command(
     ctx: CliContext, hosts: tuple[str, ...], hostfile: str | None, yes: bool, replace: bool, prints: bool
 ) -> int:
     """Show the SSH host keys (SHA256 fingerprints) of hosts and record them after confirmation.
 
     Compare with `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` on the console of the host.
+
+    Examples:
+    ascendrun trust --hostfile hostfiles/cluster.hosts
+    ascendrun trust 'npu[01-16]' --yes            # in a script, where the network is trusted
+    ascendrun trust --replace npu07               # after it was reinstalled
     """
     chosen = [host for host in _choose(ctx, hosts, hostfile) if not host.is_local]
     scans = _scan(ctx, chosen)

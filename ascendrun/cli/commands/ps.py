@@ -23,25 +23,22 @@ DIAGNOSED = 100
 """Failed jobs, the newest, whose diagnosis is read for REASON: each is a file."""
 
 
-@cli_command(
-    "ps",
-    examples="""
-    ascendrun ps
-    ascendrun ps -w                       # print jobs again when they change; ^C ends
-    ascendrun ps -q | xargs ascendrun stop
-    ascendrun ps -a -o json | jq '.jobs[] | select(.state == "FAILED") | .id'
-""",
-)
+@cli_command("ps")
 @click.option("--all", "-a", "everything", is_flag=True, help="Also list ended jobs.")
 @click.option("--quiet", "-q", is_flag=True, help="Print ids only, as -o name.")
 @click.option("--watch", "-w", is_flag=True, help="Print a job again when its state, reason or hosts change, until ^C.")
 @list_output_option
-@click.pass_obj
 def command(ctx: CliContext, everything: bool, quiet: bool, watch: bool, output: str | None) -> int:
     """List live jobs, the newest first.
 
     A pipeline is one row. REASON shows why a job is in its state; of a running job it counts the ranks that run now.
     FOUND: an attempt runs on hosts, but its job is unknown; `ascendrun stop` ends it.
+
+    Examples:
+    ascendrun ps
+    ascendrun ps -w                       # print jobs again when they change; ^C ends
+    ascendrun ps -q | xargs ascendrun stop
+    ascendrun ps -a -o json | jq '.jobs[] | select(.state == "FAILED") | .id'
     """
     if watch and (quiet or output not in (*out.PEOPLE, "jsonl")):
         raise UsageError(exclusive("--watch", "--quiet" if quiet else f"-o {output}"))
@@ -117,27 +114,24 @@ def job_columns(now_s: float, causes: Mapping[str, str | None] = MappingProxyTyp
     ]
 
 
-@cli_command(
-    "history",
-    examples="""
-    ascendrun history --since 7d
-    ascendrun history --by user --since 2026-11-01T00:00
-    ascendrun history --user me -o csv > hours.csv
-""",
-)
+@cli_command("history")
 @click.option("--since", metavar="TIME", help="Only jobs that ended since: 7d (ago), 10:30, 2026-11-20T10:30.")
 @click.option("--user", metavar="USER", help="Only jobs that this user submitted.")
 @click.option("--by", type=click.Choice(["job", "user"]), default="job", help="One row for each.  [default: job]")
 @click.option("--quiet", "-q", is_flag=True, help="Print ids only, as -o name.")
 @list_output_option
-@click.pass_obj
 def history_command(
     ctx: CliContext, since: str | None, user: str | None, by: str, quiet: bool, output: str | None
-) -> int:
+) -> None:
     """List ended jobs with the device-hours that they used, the newest first.
 
     DEVICE-HOURS are devices times hours in which the job had its hosts: from the checks before a start to the confirmed
     end, in all attempts. A stage of a pipeline is a row. Jobs that `ascendrun rm` has removed are not listed.
+
+    Examples:
+    ascendrun history --since 7d
+    ascendrun history --by user --since 2026-11-01T00:00
+    ascendrun history --user me -o csv > hours.csv
     """
     from ascendrun.health.report.cost import JobUse, UserUse, sum_users
 
@@ -160,7 +154,6 @@ def history_command(
         unknown = sum(row.unknown_jobs for row in users)
         if unknown:
             ctx.warn(Text("history.unknown", "unknown number of devices: {jobs:plural job jobs}", jobs=unknown))
-    return 0
 
 
 def describe_hours(hours: float | None) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli import output as out
+from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import cli_command, output_option
 from ascendrun.cli.report import page
 from ascendrun.cli.report.picture import make_picture
@@ -18,20 +19,10 @@ from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import CliContext
     from ascendrun.health.report.data import Report
 
 
-@cli_command(
-    "report",
-    examples="""
-    ascendrun report j-0001                            # writes j-0001-report.html, prints a summary
-    ascendrun report qwen32b -O qwen.html --lang zh    # by name: the newest job of that name
-    ascendrun report j-0001 --png j-0001.png           # as a picture (needs matplotlib: pip install 'ascendrun[plot]')
-    ascendrun report j-0002                            # of a pipeline: with the scores of its stages
-    ascendrun report j-0001 -o json                    # the same as data; writes no file
-""",
-)
+@cli_command("report")
 @click.argument("job")
 @click.option(
     "-O",
@@ -47,12 +38,18 @@ if TYPE_CHECKING:
     help="Picture to write; without -O no page is written.",
 )
 @output_option
-@click.pass_obj
-def command(ctx: CliContext, job: str, output_file: Path | None, png: Path | None, output: str | None) -> int:
+def command(ctx: CliContext, job: str, output_file: Path | None, png: Path | None, output: str | None) -> None:
     """Report on one job in one HTML file: training, time, cost, events, and why it failed.
 
     The file needs no network and no other file. The report of a live job is up to now. That of a pipeline has the
     scores of every stage, and the rest of its current one.
+
+    Examples:
+    ascendrun report j-0001                            # writes j-0001-report.html, prints a summary
+    ascendrun report qwen32b -O qwen.html --lang zh    # by name: the newest job of that name
+    ascendrun report j-0001 --png j-0001.png           # as a picture (needs matplotlib: pip install 'ascendrun[plot]')
+    ascendrun report j-0002                            # of a pipeline: with the scores of its stages
+    ascendrun report j-0001 -o json                    # the same as data; writes no file
     """
     report = ctx.cluster.diagnosis.report(job)
     if output is None and output_file is None and png is None:
@@ -63,11 +60,10 @@ def command(ctx: CliContext, job: str, output_file: Path | None, png: Path | Non
         content = page.make_page(report).encode()
         if str(output_file) == "-":
             sys.stdout.buffer.write(content)
-            return 0
+            return
         _write(ctx, output_file, content)
     if not out.print_record(report, output):
         sys.stdout.write(describe_report(report))
-    return 0
 
 
 def _write(ctx: CliContext, path: Path, content: bytes) -> None:

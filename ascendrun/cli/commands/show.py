@@ -19,18 +19,16 @@ from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts, fold_numbers
 
 
-@cli_command(
-    "show",
-    examples="""
-    ascendrun show j-0001
-    ascendrun show quickstart -o yaml          # by name: the live job of that name, else the newest
-""",
-)
+@cli_command("show")
 @click.argument("job")
 @output_option
-@click.pass_obj
-def command(ctx: CliContext, job: str, output: str | None) -> int:
-    """Show one job: state, nodes, ranks, events. Ranks in the same state share a line; -o wide has a line for each."""
+def command(ctx: CliContext, job: str, output: str | None) -> None:
+    """Show one job: state, nodes, ranks, events. Ranks in the same state share a line; -o wide has a line for each.
+
+    Examples:
+    ascendrun show j-0001
+    ascendrun show quickstart -o yaml          # by name: the live job of that name, else the newest
+    """
     detail = ctx.cluster.jobs.detail(job)
     if not out.print_record(detail, output):
         whole = ctx.cluster.jobs.pipeline(detail.job.pipeline) if detail.job.pipeline else None
@@ -38,7 +36,6 @@ def command(ctx: CliContext, job: str, output: str | None) -> int:
             (describe_stages(whole) if whole is not None else "")
             + describe_job(detail, wide=output == "wide", now_s=time.time(), why=_why(ctx, detail))
         )
-    return 0
 
 
 def describe_stages(whole: JobView) -> str:

@@ -21,23 +21,20 @@ FOUND_S = 90.0
 """Seconds in which a found attempt ends: its grace period, and twice the time to confirm an end."""
 
 
-@cli_command(
-    "stop",
-    examples="""
-    ascendrun stop j-0001                 # send the checkpoint signal, wait for the save, then end all processes
-    ascendrun stop j-0001 j-0002 --now    # without time to save
-""",
-)
+@cli_command("stop")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 @click.option("--now", is_flag=True, help="Skip the time to save a checkpoint.")
 @click.option("--no-wait", is_flag=True, help="Return when the request is stored; do not wait for the end.")
-@click.pass_obj
 def command(ctx: CliContext, jobs: tuple[str, ...], now: bool, no_wait: bool) -> int:
     """Stop jobs: send the checkpoint signal, wait for the save, then end every process. Waits until they are gone.
 
     A JOB is an id, the start of an id, or a name; a live job is chosen before an ended one of the same name. It may be
     the id or name of an attempt that `ps` lists as FOUND. Exits 6 when processes are left on a node, or when it could
     not confirm that all are gone.
+
+    Examples:
+    ascendrun stop j-0001                 # send the checkpoint signal, wait for the save, then end all processes
+    ascendrun stop j-0001 j-0002 --now    # without time to save
     """
     requested: list[JobView] = []
     try:
@@ -107,75 +104,62 @@ def _await_found(ctx: CliContext, job: JobView) -> int:
     return 0
 
 
-@cli_command(
-    "retry",
-    examples="""
-    ascendrun retry j-0001                # the same job again, from its newest checkpoint
-    ascendrun retry train                 # the newest job of this name
-""",
-)
+@cli_command("retry")
 @click.argument("job")
-@click.pass_obj
-def retry_command(ctx: CliContext, job: str) -> int:
+def retry_command(ctx: CliContext, job: str) -> None:
     """Start the next attempt of a job that failed or was stopped, with a new budget of restarts.
 
     The job keeps its id, code, settings and checkpoints. A pipeline is resumed as with `submit --resume`. Exits 7 if
     the job has not ended, or succeeded.
+
+    Examples:
+    ascendrun retry j-0001                # the same job again, from its newest checkpoint
+    ascendrun retry train                 # the newest job of this name
     """
     view = ctx.cluster.jobs.retry(job)
     ctx.echo(describe(view))
     ctx.hint(f"ascendrun logs -f {view.id}")
-    return 0
 
 
-@cli_command(
-    "wait",
-    examples="""
-    ascendrun wait j-0001 && ./publish.sh
-    ascendrun wait j-0001 --timeout 2h       # exit code 124 if it still runs after 2 h
-""",
-)
+@cli_command("wait")
 @click.argument("job")
 @click.option("--timeout", type=Duration(), metavar="TIME", help="Limit: 90s, 10m, 2h.  [default: none]")
-@click.pass_obj
 def wait_command(ctx: CliContext, job: str, timeout: float | None) -> int:
     """Wait until a job has ended.
 
     Exits 0 when it succeeded, 1 when it failed or was stopped, 3 when its training would fail, 124 on timeout.
+
+    Examples:
+    ascendrun wait j-0001 && ./publish.sh
+    ascendrun wait j-0001 --timeout 2h       # exit code 124 if it still runs after 2 h
     """
     detail = ctx.cluster.jobs.wait(job, timeout_s=timeout)
     return print_outcome(ctx, detail)
 
 
-@cli_command(
-    "hold",
-    examples="""
+@cli_command("hold")
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+def hold_command(ctx: CliContext, jobs: tuple[str, ...]) -> None:
+    """Keep queued jobs from starting, until `unhold`. A job that has started is refused (exit code 7).
+
+    Examples:
     ascendrun hold j-0004          # it keeps its place in the queue, and does not start
     ascendrun hold j-0004 j-0005
-""",
-)
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
-@click.pass_obj
-def hold_command(ctx: CliContext, jobs: tuple[str, ...]) -> int:
-    """Keep queued jobs from starting, until `unhold`. A job that has started is refused (exit code 7)."""
+    """
     for ref in jobs:
         job = ctx.cluster.jobs.hold(ref)
         ctx.say("hold.done", "{job} held", job=job.id)
-    return 0
 
 
-@cli_command(
-    "unhold",
-    examples="""
+@cli_command("unhold")
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+def unhold_command(ctx: CliContext, jobs: tuple[str, ...]) -> None:
+    """Let held jobs start.
+
+    Examples:
     ascendrun unhold j-0004
     ascendrun unhold j-0004 j-0005
-""",
-)
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
-@click.pass_obj
-def unhold_command(ctx: CliContext, jobs: tuple[str, ...]) -> int:
-    """Let held jobs start."""
+    """
     for ref in jobs:
         job = ctx.cluster.jobs.unhold(ref)
         ctx.say("unhold.done", "{job} may start", job=job.id)
-    return 0

@@ -24,16 +24,7 @@ if TYPE_CHECKING:
     from ascendrun.planner.plan import TrainingPlan
 
 
-@cli_command(
-    "submit",
-    examples="""
-    ascendrun submit jobs/quickstart.yaml
-    ascendrun submit job.yaml --set args.learning_rate=1e-4 --set nodes=4 --hostfile cluster.hosts
-    ascendrun submit job.yaml --dry-run          # what every rank would run, and its plan
-    id=$(ascendrun submit job.yaml --detach -o json | jq -r .id)
-    ascendrun submit pipeline.yaml --resume j-0003 --from-stage finetune   # keep the outputs of earlier stages
-""",
-)
+@cli_command("submit")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--detach", "-d", is_flag=True, help="Return as soon as the job is stored.")
 @click.option("--wait", "waits", is_flag=True, help="Wait without printing log lines; exit with the job's exit code.")
@@ -51,7 +42,6 @@ if TYPE_CHECKING:
 @hostfile_option
 @engine_option
 @output_option
-@click.pass_obj
 def command(
     ctx: CliContext,
     file: Path,
@@ -72,6 +62,13 @@ def command(
 
     ^C detaches; the job keeps running. Exits 0 when the job succeeded, 1 when it failed or was stopped,
     3 when its training would fail.
+
+    Examples:
+    ascendrun submit jobs/quickstart.yaml
+    ascendrun submit job.yaml --set args.learning_rate=1e-4 --set nodes=4 --hostfile cluster.hosts
+    ascendrun submit job.yaml --dry-run          # what every rank would run, and its plan
+    id=$(ascendrun submit job.yaml --detach -o json | jq -r .id)
+    ascendrun submit pipeline.yaml --resume j-0003 --from-stage finetune   # keep the outputs of earlier stages
     """
     if detach and waits:
         raise UsageError(exclusive("--detach", "--wait"))
@@ -199,20 +196,12 @@ def follow_to_the_end(
     return code
 
 
-@cli_command(
-    "plan",
-    examples="""
-    ascendrun plan jobs/qwen32b.yaml           # from the files on its nodes
-    ascendrun plan job.yaml --set args.strategy=fsdp2 --set args.chip=910B3
-    ascendrun plan job.yaml -o json | jq '.problems[].message'
-""",
-)
+@cli_command("plan")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key: args.learning_rate=1e-4.")
 @hostfile_option
 @engine_option
 @output_option
-@click.pass_obj
 def plan_command(
     ctx: CliContext,
     file: Path,
@@ -225,6 +214,11 @@ def plan_command(
 
     The nodes read the headers of models and the rows of data. Every start of a job makes the same checks.
     Exits 3 if a training would fail.
+
+    Examples:
+    ascendrun plan jobs/qwen32b.yaml           # from the files on its nodes
+    ascendrun plan job.yaml --set args.strategy=fsdp2 --set args.chip=910B3
+    ascendrun plan job.yaml -o json | jq '.problems[].message'
     """
     plans = ctx.cluster.job_files.training_plans(file, overrides=overrides, hostfile=hostfile or None, engine=engine)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ascendrun.cli import options
+from ascendrun.cli.context import CliContext
 from ascendrun.cli.output import format_record, format_records, terminal_width, write_file
 from ascendrun.cli.top.text import run_plain, top_lines
 from ascendrun.core.errors import ConflictError
@@ -27,22 +28,12 @@ from ascendrun.text import Text
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from ascendrun.cli.context import CliContext
     from ascendrun.cluster import TopSource
 
 INTERVAL_S = 2.0
 
 
-@options.cli_command(
-    "top",
-    examples="""
-    ascendrun top                                  # live; press ? for the keys
-    ascendrun top --once -H cluster.hosts          # print once; also queries hosts without a job
-    ascendrun top --job qwen32b --sort step        # the slowest rank first
-    ascendrun top --once --problems 'npu0*'        # only rows with problems
-    ascendrun top --once -o json | jq '.rows[] | select(.health != "OK")'
-""",
-)
+@options.cli_command("top")
 @click.argument("names", nargs=-1, metavar="[HOSTS]...")
 @options.hostfile_option
 @click.option("--once", is_flag=True, help="Print once and exit; the default when stdout is not a terminal.")
@@ -58,7 +49,6 @@ INTERVAL_S = 2.0
     "--interval", type=options.Duration(), metavar="TIME", help="Refresh interval of the live view.  [default: 2s]"
 )
 @options.output_option
-@click.pass_obj
 def command(
     ctx: CliContext,
     names: tuple[str, ...],
@@ -75,6 +65,13 @@ def command(
 
     Unknown values show as "-". HOSTS: names (npu[01-04], @group of the hostfile) or globs. Hosts that are named or in
     the hostfile are queried when they run no job. Exits 6 when a queried host does not respond.
+
+    Examples:
+    ascendrun top                                  # live; press ? for the keys
+    ascendrun top --once -H cluster.hosts          # print once; also queries hosts without a job
+    ascendrun top --job qwen32b --sort step        # the slowest rank first
+    ascendrun top --once --problems 'npu0*'        # only rows with problems
+    ascendrun top --once -o json | jq '.rows[] | select(.health != "OK")'
     """
     hosts, globs = choose_hosts(ctx, hostfile, names)
     choice = Choice(job=_job_of(ctx, job) if job is not None else None, hosts=globs, only_problems=problems)
@@ -196,15 +193,7 @@ LISTEN = "127.0.0.1:9478"
 FILE_INTERVAL_S = 15.0
 
 
-@options.cli_command(
-    "metrics",
-    examples="""
-    ascendrun metrics                                           # http://127.0.0.1:9478/metrics until ^C
-    ascendrun metrics --textfile /var/lib/node_exporter/ascendrun.prom --interval 30s
-    ascendrun metrics --once | grep ascendrun_job_step
-    ascendrun metrics --grafana > ascendrun.json                # a dashboard to import
-""",
-)
+@options.cli_command("metrics")
 @options.hostfile_option
 @click.option("--listen", metavar="HOST:PORT", help=f"Address to serve on, without a password.  [default: {LISTEN}]")
 @click.option(
@@ -218,7 +207,6 @@ FILE_INTERVAL_S = 15.0
 )
 @click.option("--once", is_flag=True, help="Print the metrics, or write the file, once and exit.")
 @click.option("--grafana", is_flag=True, help="Print a Grafana dashboard of these metrics and exit.")
-@click.pass_obj
 def metrics_command(
     ctx: CliContext,
     hostfile: str | None,
@@ -231,6 +219,12 @@ def metrics_command(
     """Export the data of top to Prometheus: names of npu-exporter for NPUs, ascendrun_* for everything else.
 
     Unknown values are absent.
+
+    Examples:
+    ascendrun metrics                                           # http://127.0.0.1:9478/metrics until ^C
+    ascendrun metrics --textfile /var/lib/node_exporter/ascendrun.prom --interval 30s
+    ascendrun metrics --once | grep ascendrun_job_step
+    ascendrun metrics --grafana > ascendrun.json                # a dashboard to import
     """
     if grafana:
         sys.stdout.write(ctx.cluster.samples.dashboard())

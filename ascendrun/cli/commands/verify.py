@@ -9,24 +9,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import Target, cli_command, output_option, target_options
 from ascendrun.cli.output import Column, format_table, print_record, sanitise_line
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import CliContext
     from ascendrun.health.verify import Outcome, Reading, VerifyReport
 
 
-@cli_command(
-    "verify",
-    examples="""
-    ascendrun verify -H cluster.hosts                         # read-only; asks before it uses a device
-    ascendrun verify jobs/finetune.yaml --devices             # measure, with the setup and Python of this job
-    ascendrun verify -H cluster.hosts --no-devices -O site.tar.gz -o json
-""",
-)
+@cli_command("verify")
 @target_options
 @click.option("--devices/--no-devices", default=None, help="Use all devices for about two minutes.  [default: ask]")
 @click.option("--device-type", type=click.Choice(["npu", "cuda", "cpu"]), default="npu", show_default=True,
@@ -34,7 +27,6 @@ if TYPE_CHECKING:
 @click.option("-O", "--output-file", "path", metavar="FILE.tar.gz", default="ascendrun-verify.tar.gz",
               show_default=True, help="Write the outputs of all tools there, without credentials.")  # fmt: skip
 @output_option
-@click.pass_obj
 def command(
     ctx: CliContext, target: Target, devices: bool | None, device_type: str, path: str, output: str | None
 ) -> int:
@@ -42,6 +34,11 @@ def command(
 
     Every probe and parser runs on the hosts, read-only. With --devices two small jobs use all devices; one is killed.
     Exit code 0: everything was read and no claim failed; 3: something was not; 5, 6: all or some hosts are unreachable.
+
+    Examples:
+    ascendrun verify -H cluster.hosts                         # read-only; asks before it uses a device
+    ascendrun verify jobs/finetune.yaml --devices             # measure, with the setup and Python of this job
+    ascendrun verify -H cluster.hosts --no-devices -O site.tar.gz -o json
     """
     hosts = target.hosts(ctx)
     if devices is None:

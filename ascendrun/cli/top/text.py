@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ascendrun.cli.context import CliContext
 from ascendrun.cli.output import cut, describe_memory
 from ascendrun.cli.top.columns import HOST_COLUMNS, JOB_COLUMNS, ROW_COLUMNS, Line, TopColumn, clean, lay_out
 from ascendrun.core.errors import AscendrunError
@@ -17,7 +18,6 @@ from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import CliContext
     from ascendrun.cluster import TopSource
 
 COLORS = {"red": "\x1b[31m", "yellow": "\x1b[33m", "dim": "\x1b[2m", "bold": "\x1b[1m"}
