@@ -16,7 +16,7 @@ from tests.lib.vcluster.machines import HEAD
 from tests.lib.vcluster.processes import Process, await_true, describe, is_of_the_system, start_time
 
 CODE = Path(__file__).resolve().parents[2]
-SETTLE_S = 90.0
+SETTLE_S = 60.0
 """How long after a test its processes may take to end: an sshd session outlives its connection by a moment, which is
 long where the machine is busy."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from typing import Any
@@ -50,14 +51,11 @@ class SlurmScene(Scene):
         assert done.returncode == 0, done.stderr
         return str(done.stdout)
 
-    def allocations(self) -> list[str]:
-        return self.slurm("squeue", "--noheader", "--format=%i").split()
-
     def queue(self) -> list[dict[str, Any]]:
         return list(json.loads(self.slurm("squeue", "--states=all", "--json"))["jobs"])
 
     def await_free(self) -> None:
-        assert await_true(lambda: not self.allocations(), deadline_s=60.0), self.slurm("squeue")
+        assert await_true(lambda: not slurm.allocations(self.cluster), deadline_s=60.0), self.slurm("squeue")
 
     def codes(self, job: str) -> list[str]:
         """Codes of a job's events, and those of their reasons."""
@@ -105,11 +103,11 @@ def test_stop_ends_every_rank_and_the_allocation(scene):
 def test_a_killed_rank_is_started_again_in_the_same_allocation(scene):
     job = scene.launch("again", *ENDLESS, more="restart: {max_restarts: 2, backoff_s: [0.1, 1]}\n")
     scene.await_line(job, "ready", count=4)
-    before = scene.allocations()
+    before = slurm.allocations(scene.cluster)
     kill([one for one in scene.cluster.processes("node1") if one.pid == scene.ranks_of(job, "node1")[-1]])
     scene.await_line(job, "ready", count=8)
     scene.await_state(job, "RUNNING")
-    assert (scene.allocations(), scene.show(job)["job"]["attempt"]) == (before, 2)
+    assert (slurm.allocations(scene.cluster), scene.show(job)["job"]["attempt"]) == (before, 2)
     scene.ascendrun("stop", job, "--now")
     scene.await_free()
 
@@ -119,7 +117,7 @@ def test_ranks_outlive_the_steps_of_the_links_which_come_back(scene):
     scene.await_line(job, "ready", count=4)
     ranks, links = set(scene.everywhere(job)), {one.pid for one in scene.links()}
     assert links
-    (allocation,) = scene.allocations()
+    (allocation,) = slurm.allocations(scene.cluster)
     steps = scene.slurm("squeue", "--steps", "--noheader", "--format=%i %j", f"--job={allocation}").splitlines()
     found = [step.split()[0] for step in steps if step.split()[1] == "link"]
     assert len(found) == 2, steps
@@ -134,7 +132,7 @@ def test_ranks_outlive_the_steps_of_the_links_which_come_back(scene):
 def test_scancel_from_outside_leaves_nothing_and_the_job_tells(scene):
     job = scene.launch("cancelled", *ENDLESS, more="restart: {max_restarts: 5}\n")
     scene.await_line(job, "ready", count=4)
-    scene.slurm("scancel", *scene.allocations())
+    scene.slurm("scancel", *slurm.allocations(scene.cluster))
     scene.await_state(job, "STOPPED")
     assert scene.reason(job)["code"] == "allocation-gone" and "slurm-ended" in scene.codes(job)
     scene.await_nobody(job)
@@ -197,7 +195,7 @@ def test_a_controller_that_is_killed_while_it_requests_leaves_one_allocation(sce
     scene.ascendrun("ps")
     for job in jobs:
         scene.await_line(job, "ready", deadline_s=120.0)
-    assert len(scene.allocations()) == len(jobs)
+    assert len(slurm.allocations(scene.cluster)) == len(jobs)
     for job in jobs:
         scene.ascendrun("stop", job, "--now")
     scene.await_free()
@@ -211,6 +209,26 @@ def test_a_slurm_that_does_not_answer_ends_no_job_and_the_job_tells(scene):
     assert scene.state(job) == "RUNNING"
     slurm.start_controller(scene.cluster)
     assert await_true(lambda: "engine-answers" in scene.codes(job), deadline_s=90.0)
+    scene.enough()
+    scene.await_state(job, "SUCCEEDED")
+    scene.await_free()
+
+
+def test_a_queue_that_is_empty_for_some_seconds_ends_no_job(scene):
+    folder = scene.folder / "bin"
+    folder.mkdir()
+    (folder / "squeue").write_text(
+        f'#!/bin/sh\nif [ -e {folder}/empty ]; then echo >>{folder}/empty; echo \'{{"jobs": [], "errors": []}}\'\n'
+        'else exec /usr/bin/squeue "$@"; fi\n'
+    )
+    (folder / "squeue").chmod(0o755)
+    scene.env["PATH"] = f"{folder}:{os.environ['PATH']}"
+    job = scene.launch("forgotten", "print", "ready", "beat-on", "/tmp/enough")
+    scene.await_line(job, "ready", count=4)
+    (folder / "empty").touch()
+    assert await_true(lambda: len((folder / "empty").read_text()) > 2, deadline_s=60.0)
+    (folder / "empty").rename(folder / "full")
+    assert scene.state(job) == "RUNNING"
     scene.enough()
     scene.await_state(job, "SUCCEEDED")
     scene.await_free()
@@ -245,9 +263,9 @@ def test_an_allocation_with_a_time_limit_is_followed_by_the_next_one(scene):
     more = "restart: {max_restarts: 1, backoff_s: [0.1, 1]}\ncheckpoint: {grace_period_s: 5}\n"
     job = scene.launch("limited", *ENDLESS, nodes=1, more=more)
     scene.await_line(job, "ready", count=2)
-    first = scene.allocations()
+    first = slurm.allocations(scene.cluster)
     scene.await_line(job, "ready", count=4, deadline_s=150.0)
-    assert first != scene.allocations() and "allocation-ends" in scene.codes(job)
+    assert first != slurm.allocations(scene.cluster) and "allocation-ends" in scene.codes(job)
     assert [one["counted"] for one in scene.show(job)["past_attempts"]] == [False]
     scene.ascendrun("stop", job, "--now")
     scene.await_free()

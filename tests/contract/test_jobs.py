@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pexpect
@@ -50,10 +51,13 @@ class Place(Scene):
 
 
 @pytest.fixture(params=list(BACKENDS))
-def place(request: pytest.FixtureRequest, ascendrun: Ascendrun, cluster: VirtualCluster) -> Place:
-    if request.param == "slurm" and not slurm.run_folder(cluster.folder).exists():
+def place(request: pytest.FixtureRequest, ascendrun: Ascendrun, cluster: VirtualCluster) -> Iterator[Place]:
+    has_slurm = slurm.run_folder(cluster.folder).exists()
+    if request.param == "slurm" and not has_slurm:
         pytest.skip("Slurm is not installed")
-    return Place(ascendrun, cluster, BACKENDS[request.param])
+    yield Place(ascendrun, cluster, BACKENDS[request.param])
+    if has_slurm:  # its controller releases an allocation after the end of the job, and ends with the test
+        await_that(lambda: not slurm.allocations(cluster), "every allocation is released")
 
 
 def test_a_failing_rank_fails_the_job_by_name(place: Place) -> None:

@@ -114,10 +114,19 @@ def start_controller(cluster: Machines) -> None:
 
 
 def stop_controller(cluster: Machines) -> None:
-    """slurmctld ends at once; jobs continue without it."""
+    """slurmctld ends, and stores its jobs: one that is killed forgets those of the last seconds."""
     for process in cluster.processes(HEAD):
-        if _is_daemon(process, ("slurmctld", "slurmscriptd")):
-            cluster.head_run(["kill", "-9", str(process.inner_pid)], cwd="/", capture_output=True)  # one ends the other
+        if _is_daemon(process, ("slurmctld",)):
+            cluster.head_run(["kill", str(process.inner_pid)], cwd="/", check=True)
+    await_true(lambda: not any(_is_daemon(one, ("slurmctld",)) for one in cluster.processes(HEAD)), deadline_s=10.0)
+
+
+def allocations(cluster: Machines) -> list[str]:
+    """Ids of the jobs that Slurm has not ended."""
+    done = cluster.head_run(
+        ["squeue", "--noheader", "--format=%i"], cwd="/", capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
 
 
 def start_node(cluster: Machines, name: str) -> None:

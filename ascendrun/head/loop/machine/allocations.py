@@ -30,6 +30,9 @@ SOON_S = 0.3
 EAGER_S = 10.0
 KEPT_S = 60.0
 """Seconds after the end of a job for which its allocation is kept at most, while files of its nodes are fetched."""
+FORGOTTEN_S = 30.0
+"""Seconds for which an engine must answer without an allocation that it granted, before that has ended: while it
+restarts, it may not know all its jobs yet."""
 MARGIN_S = 30.0
 """Seconds beyond the grace period before the end of an allocation at which its ranks are stopped."""
 
@@ -55,6 +58,7 @@ class Allocations:
         self._silent: set[str] = set()
         self._ends: dict[str, float] = {}
         self._ending: set[str] = set()
+        self._missing_since: dict[str, float] = {}
 
     def look_soon(self) -> None:
         """Query every engine at the next tick."""
@@ -186,18 +190,21 @@ class Allocations:
 
     def _take_state(self, runner: JobRunner, state: engines.AllocationState | None, *, is_ours: bool) -> None:
         job = runner.job
-        if state is None and (job.pool or is_ours):
+        key, now_mono = str(job.allocation), time.monotonic()
+        if state is not None:
+            self._missing_since.pop(key, None)
+        elif (job.pool or is_ours) and now_mono - self._missing_since.setdefault(key, now_mono) > FORGOTTEN_S:
             state = engines.Gone("unknown", because("allocation-unknown"))
         if isinstance(state, engines.Waiting):
             self._jobs.feed(job.id, allocated.AllocationWaiting(state.reason, state.will_start))
         elif isinstance(state, engines.Granted):
             if state.ends_at_s is not None:
-                self._ends[str(job.allocation)] = state.ends_at_s
+                self._ends[key] = state.ends_at_s
             if not job.pool and job.allocation not in self._ending:
                 self._jobs.feed(job.id, allocated.AllocationGranted(state.hosts))
         elif state is not None:
-            self._ends.pop(str(job.allocation), None)
-            self._ending.discard(str(job.allocation))
+            self._ends.pop(key, None)
+            self._ending.discard(key)
             gone = allocated.AllocationGone(state.cause, state.reason, state.hosts, is_ours=is_ours)
             self._jobs.feed(job.id, gone)
             for host in [host for host in runner.hosts if host.name in job.pool]:
