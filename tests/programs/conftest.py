@@ -173,6 +173,13 @@ class Run:
     def signal(self, rank: int, number: int = signal.SIGTERM) -> None:
         os.kill(self.pids[rank], number)
 
+    def killed_at(self, step: int, *ranks: int) -> list[int]:
+        """Kills these ranks, in this order, once rank 0 has reported the step. The exit codes of all."""
+        self.until_step(step)
+        for rank in ranks:
+            self.signal(rank, signal.SIGKILL)
+        return self.wait()
+
     def text(self) -> str:
         return "".join(f"--- {path.name}\n{path.read_text()}" for path in self.out if path.exists())
 
@@ -191,6 +198,13 @@ class Run:
 
         return {name: tensor.flatten().tolist() for name, tensor in torch.load(self.folder / "final.pt").items()}
 
+    def weights(self, name: str = "") -> dict[str, Any]:
+        """Of the model that it wrote, in the directory `name` of its output."""
+        from safetensors.torch import load_file
+
+        stored = load_file(self.folder / "out" / name / "model.safetensors")
+        return {key: tensor.tolist() for key, tensor in stored.items()}
+
     def give(self, step: int, folder: Path) -> None:
         """Copies the checkpoint of a step to where a run in `folder` resumes from it."""
         shutil.copytree(self.folder / "ckpt", folder / "ckpt")
@@ -200,6 +214,17 @@ class Run:
 
     def report(self) -> dict[str, Any]:
         return dict(json.loads((self.folder / "out" / "report.json").read_text()))
+
+
+def resharded(straight: Run, begin: Callable[..., Run], ways: dict[int, Any]) -> Run:
+    """The last run of those that begin(way, name=…) starts, each at this step of the one before, with its losses."""
+    before = straight
+    for step, way in ways.items():
+        before.give(step, before.folder.with_name(f"from-{step}"))
+        before = begin(way, name=f"from-{step}").succeed()
+        assert min(before.losses()) == step + 1
+    assert before.losses() == pytest.approx({step: straight.losses()[step] for step in before.losses()}, rel=1e-5)
+    return before
 
 
 def until(condition: Callable[[], bool], story: Callable[[], str]) -> None:

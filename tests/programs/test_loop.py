@@ -23,17 +23,6 @@ def thorough(value):
     return pytest.param(value, marks=pytest.mark.thorough)
 
 
-WAYS = ["ddp", "fsdp2", thorough("zero3")]
-
-
-@pytest.fixture
-def way(request, fork_server):
-    """How the model lies over the ranks; what it needs is imported once."""
-    if request.param == "zero3":
-        fork_server.ask({"import": "deepspeed"})
-    return request.param
-
-
 EVERY_4 = {"save_steps": 4, "ranks": 2}
 
 
@@ -64,17 +53,6 @@ def test_a_checkpoint_of_another_training_is_refused_with_what_differs_an_empty_
     tiny(max_steps=2, save_steps=1, identity="o/pre").succeed()
     again = tiny(max_steps=2, save_steps=1, identity="")
     assert again.wait() == [78] and "task was o/pre, is (none)" in again.text()
-
-
-@pytest.mark.parametrize("way", WAYS, indirect=True)
-def test_a_rank_killed_at_some_step_changes_no_bit_of_what_comes_after_the_resume(tiny, straight, way):
-    broken = tiny(name="broken", strategy=way, kill=[14, 1], **EVERY_4)
-    assert broken.wait()[1] == -9
-    again = tiny(name="broken", strategy=way, **EVERY_4).succeed()
-    (resumed,) = [line["step"] for line in again.metrics() if line.get("event") == "resume"]
-    assert resumed in (8, 12), "the write of step 12 may be unfinished when the rank is killed"
-    assert again.losses() == straight(way).losses()
-    assert again.final() == straight(way).final()
 
 
 def test_a_model_that_is_sharded_inside_each_of_two_hosts_learns_the_same(tiny):
@@ -326,7 +304,7 @@ def test_the_best_model_is_kept_through_a_crash_and_comes_back_at_the_end(tiny, 
     whole = tiny(ranks=2, name="whole", **options).succeed()
     assert "best: 6" in whole.text()
     assert whole.losses() == straight("fsdp2").losses(), "an evaluation, without dropout, leaves the training as it was"
-    tiny(name="broken", kill=[14, 0], **options, **EVERY_4).wait()
+    assert -9 in tiny(name="broken", kill=[14, 0], **options, **EVERY_4).wait()
     again = tiny(name="broken", **options, **EVERY_4).succeed()
     assert "best: 6" in again.text()
     assert again.final() == whole.final()

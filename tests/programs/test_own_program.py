@@ -51,10 +51,7 @@ def test_a_run_that_was_killed_on_two_hosts_resumes_to_the_bit(launch, folder, t
         return launch("file", argv, ranks=2, name=name, rank_env=env, folders=hosts)
 
     straight = begin("straight").succeed()
-    broken = begin("broken")
-    broken.until_step(7)
-    broken.signal(1, signal.SIGKILL)
-    assert broken.wait()[1] == -signal.SIGKILL
+    assert begin("broken").killed_at(7, 1)[1] == -signal.SIGKILL
     again = begin("broken").succeed()
     assert "resumed at step" in again.text()
     one, other = (torch.load(tmp_path / name / "host0" / "out" / "model.pt") for name in ("straight", "broken"))

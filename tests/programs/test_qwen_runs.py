@@ -98,10 +98,7 @@ def test_a_rank_killed_in_mid_stage_changes_no_bit_after_the_resume(train, strat
     """S3-B9: resume worked for the first epoch only. Nine steps are more than two epochs of 32 rows."""
     options = f"--strategy={strategy}", "--synthetic_samples=34"
     straight = train(*options, name="straight").succeed()
-    broken = train(*options, name="broken")
-    broken.until_step(5)
-    broken.signal(1, signal.SIGKILL)
-    assert broken.wait()[1] == -signal.SIGKILL
+    assert train(*options, name="broken").killed_at(5, 1)[1] == -signal.SIGKILL
     again = train(*options, name="broken").succeed()
     assert "resumed at step" in again.out[0].read_text()
     assert numbers_of(again) == numbers_of(straight)

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from ascendrun.programs.codon import genes
 from tests.programs import recorded
+from tests.programs.conftest import resharded
 
 OWN = ["--max_steps=8", "--save_steps=2", "--save_total_limit=9", "--eval_steps=4", "--logging_steps=1"]
 OWN += ["--dtype=float32", "--output_dir=out"]
@@ -100,9 +101,7 @@ def test_killed_at_three_steps_and_started_again_no_bit_differs(train, program, 
     lot = random.Random(seed)
     for step in sorted(lot.sample(range(1, 8), 3)):
         broken = train(program, way, name="broken")
-        broken.until_step(step)
-        broken.signal(lot.randrange(len(broken.pids)), 9)
-        broken.wait()
+        broken.killed_at(step, lot.randrange(len(broken.pids)))
     again = train(program, way, name="broken").succeed()
     assert again.losses() == {step: straight.losses()[step] for step in again.losses()}
     assert scores_of(again) == scores_of(straight) and weights_of(again) == weights_of(straight)
@@ -111,12 +110,9 @@ def test_killed_at_three_steps_and_started_again_no_bit_differs(train, program, 
 @pytest.mark.parametrize("program, way", cases(of=[(program, "fsdp2-4") for program in SIZES]))
 def test_a_training_that_continues_on_2_and_on_3_ranks_has_the_same_losses(train, program, way):
     """4 ranks, 2 by another strategy, and 3, each from the checkpoint of the one before."""
-    straight = before = train(program, way, name="four").succeed()
-    for ranks, first, strategy in ((2, 2, "ddp"), (3, 4, "fsdp2")):
-        before.give(first, before.folder.with_name(f"from-{first}"))
-        before = train(program, str(ranks), f"--strategy={strategy}", name=f"from-{first}").succeed()
-        assert min(before.losses()) == first + 1
-    assert before.losses() == pytest.approx({step: straight.losses()[step] for step in before.losses()}, rel=1e-5)
+    ways = {2: ("2", "--strategy=ddp"), 4: ("3", "--strategy=fsdp2")}
+    straight = train(program, way, name="four").succeed()
+    resharded(straight, lambda how, name: train(program, *how, name=name), ways)
 
 
 def test_strategies_that_cannot_work_are_one_error_before_anything_is_read(train):

@@ -60,9 +60,7 @@ def stop_and_go_on(start: Any, *options: str, ranks: int, name: str, stopped_ran
 
 def test_a_rank_that_is_killed_ends_its_peers_with_an_error_instead_of_leaving_them_waiting(start):
     run = start("--num_train_epochs=200", ranks=2)
-    run.until_step(2)
-    run.signal(1, signal.SIGKILL)
-    assert run.wait() == [1, -signal.SIGKILL]
+    assert run.killed_at(2, 1) == [1, -signal.SIGKILL]
     assert "message" in json.loads(run.error_files[0].read_text())
 
 
@@ -102,7 +100,7 @@ def test_ranks_that_read_different_data_refuse_to_train(start, tmp_path):
     assert "read other data than the rest" in run.text()
 
 
-def test_a_training_of_uneven_shares_ends_on_both_ranks_and_its_loss_falls(start):
+def test_a_training_of_uneven_shares_ends_on_both_ranks_its_loss_falls_and_rank_0_alone_tells(start):
     run = start(
         "--global_batch_size=7",
         "--num_train_epochs=12",
@@ -113,18 +111,11 @@ def test_a_training_of_uneven_shares_ends_on_both_ranks_and_its_loss_falls(start
     ).succeed()
     losses = list(run.losses().values())
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
-    assert run.metrics(0)[-1]["done"] and run.metrics(1)[-1]["done"]
-
-
-def test_metrics_lines_carry_what_the_launcher_shows(start):
-    lines = start("--num_train_epochs=1", ranks=2).succeed().metrics()
+    lines = run.metrics()
+    assert lines[-1]["done"] and run.metrics(1)[-1]["done"]
     step = next(line for line in lines if "loss" in line)
     assert {"step", "total_steps", "epoch", "loss", "learning_rate", "tokens_per_s", "samples_per_s"} <= set(step)
     assert any("eval_macro_f1" in line and "eval_accuracy" in line for line in lines)
-
-
-def test_only_rank_0_prints(start):
-    run = start(ranks=2).succeed()
     assert "macro F1" in run.out[0].read_text()
     assert run.out[1].read_text() == ""
 
@@ -213,19 +204,15 @@ def test_ranks_without_the_checkpoint_folder_get_the_state_from_rank_0_and_keep_
     assert_same_bits(last_state(straight.folder), last_state(second.folder))
 
 
-def test_a_checkpoint_of_another_training_is_refused_with_what_differs(start):
-    start("--num_train_epochs=1", name="one").succeed()
-    run = start("--num_train_epochs=1", "--learning_rate=0.5", name="one")
-    assert run.wait() == [78]
-    assert "learning_rate was 0.002, is 0.5" in run.text()
-
-
-def test_a_finished_training_that_is_started_again_only_reports(start):
-    first = start(name="again").succeed()
-    second = start(name="again").succeed()
+def test_a_finished_training_that_is_started_again_only_reports_and_another_is_refused_with_what_differs(start):
+    first = start().succeed()
+    second = start().succeed()
     assert second.report()["test"] == first.report()["test"]
     steps = [line["step"] for line in second.metrics() if "loss" in line]
     assert len(steps) == len(set(steps)), "no step was trained twice"
+    other = start("--learning_rate=0.5")
+    assert other.wait() == [78]
+    assert "learning_rate was 0.002, is 0.5" in other.text()
 
 
 def test_training_ends_early_when_the_score_no_longer_improves(start):

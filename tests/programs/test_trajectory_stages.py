@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +135,7 @@ def test_a_killed_rank_and_a_stopped_one_go_on_to_the_same_bits(start, prepared,
         *more,
     )
     straight = start(*options, ranks=2, name="straight").succeed()
-    first = start(*options, ranks=2, name="broken")
-    first.until_step(9)
-    first.signal(1, signal.SIGKILL)
-    first.wait()
+    start(*options, ranks=2, name="broken").killed_at(9, 1)
     start(*options, ranks=2, name="broken", stop=(0, 22)).succeed()
     third = start(*options, ranks=2, name="broken").succeed()
     assert "resumed at step" in third.text()

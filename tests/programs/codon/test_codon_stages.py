@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from ascendrun.programs.codon import genes
 from ascendrun.programs.codon.files import load_stored
 from ascendrun.programs.codon.train import Scoring
-from tests.programs.conftest import alone
+from tests.programs.conftest import alone, resharded
 
 SMALL = (
     "--mode=pretrain",
@@ -40,24 +40,16 @@ def data(tmp_path):
     return f"--prepared_dir={tmp_path / 'data'}"
 
 
-def weights(run, name):
-    found = load_file(run.folder / "out" / name / "model.safetensors")
-    return {key: tensor.tolist() for key, tensor in found.items()}
-
-
 def test_a_killed_training_ends_with_the_same_bits_and_two_ranks_are_near_one(launch, data):
     """S4-B3, S4-B5, S4-B7: ranks share the rows of a step, a training resumes, and it is validated by organism."""
     straight = launch("codon", [*SMALL, data], name="straight").succeed()
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     for step in sorted(random.Random(seed).sample(range(1, max(straight.losses())), 3)):
-        broken = launch("codon", [*SMALL, data], name="broken")
-        broken.until_step(step)
-        broken.signal(0, 9)
-        broken.wait()
+        launch("codon", [*SMALL, data], name="broken").killed_at(step, 0)
     again = launch("codon", [*SMALL, data], name="broken").succeed()
     for name in ("best", "final"):
-        assert weights(again, name) == weights(straight, name)
+        assert again.weights(name) == straight.weights(name)
     assert again.report() == straight.report() and straight.report()["training"]["best_step"] > 0
     losses = straight.losses()
     assert {step: losses[step] for step in again.losses()} == again.losses()
@@ -83,7 +75,7 @@ def test_a_killed_training_ends_with_the_same_bits_and_two_ranks_are_near_one(la
     tuned = launch(
         "codon", [*SMALL, "--mode=finetune", f"--base_model={model}", "--learning_rate=0", data], name="tuned"
     ).succeed()
-    assert weights(tuned, "best") == weights(straight, "best")
+    assert tuned.weights("best") == straight.weights("best")
 
 
 def test_a_training_ends_when_the_validation_loss_does_not_fall_and_keeps_the_best_model(launch, data, tmp_path):
@@ -100,25 +92,21 @@ def test_a_training_ends_when_the_validation_loss_does_not_fall_and_keeps_the_be
     here = alone()
     scores = Scoring(model, here, torch.float32, 16, seed=23, rate=0.15).table(found, found.numbers(val=True))
     assert scores["all"]["loss"] == pytest.approx(min(losses), rel=1e-5)
-    kept = weights(first, "best"), weights(first, "final")
+    kept = first.weights("best"), first.weights("final")
     again = launch("codon", options, name="early").succeed()
     assert again.losses() == first.losses() and again.report() == report
-    assert (weights(again, "best"), weights(again, "final")) == kept
+    assert (again.weights("best"), again.weights("final")) == kept
 
 
 def test_a_training_that_continues_on_fewer_and_on_more_ranks_ends_with_the_same_weights(launch, data):
     """2 ranks, 1 and 3, each from the checkpoint of the one before."""
     how = "--dropout=0 --global_batch_size=6 --micro_batch_size=1 --max_steps=12 --eval_steps=12 --save_total_limit=9"
     options = [*SMALL, data, *how.split()]
-    straight = before = launch("codon", options, name="two", ranks=2).succeed()
-    for ranks, first in ((1, 4), (3, 8)):
-        before.give(first, before.folder.with_name(f"from-{first}"))
-        before = launch("codon", options, name=f"from-{first}", ranks=ranks).succeed()
-        assert min(before.losses()) == first + 1
-    found, wanted = (load_file(run.folder / "out" / "final" / "model.safetensors") for run in (before, straight))
+    straight = launch("codon", options, name="two", ranks=2).succeed()
+    last = resharded(straight, lambda ranks, name: launch("codon", options, name=name, ranks=ranks), {4: 1, 8: 3})
+    found, wanted = (load_file(run.folder / "out" / "final" / "model.safetensors") for run in (last, straight))
     for name, weight in wanted.items():
         assert (found[name] - weight).abs().max() <= 1e-5, name
-    assert before.losses() == pytest.approx({step: straight.losses()[step] for step in before.losses()}, rel=1e-5)
 
 
 def test_a_table_is_prepared_and_bad_starts_are_one_error(launch, tmp_path):

@@ -5,11 +5,9 @@ Two ranks share the optimizer's state. A step of rl is reported while the replie
 
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
-from safetensors.torch import load_file
 
 from tests.programs.nanochat.test_nanochat_rl import RL, model  # noqa: F401  # a fixture
 from tests.programs.nanochat.test_nanochat_sft import BASE, SFT, base  # noqa: F401  # a fixture
@@ -42,10 +40,7 @@ def test_a_stage_killed_twice_ends_with_the_same_bits(launch, options_of, stage)
     lot = random.Random(f"kills of {stage}")
     for step in sorted(lot.sample(range(1, 9), 2)):
         broken = launch("nanochat", options, name="broken", ranks=2)
-        broken.until_step(step)
-        for rank in lot.sample((0, 1), 2):
-            broken.signal(rank, 9)
-        broken.wait()
+        broken.killed_at(step, *lot.sample((0, 1), 2))
         assert not (broken.folder / "out" / "report.json").exists(), "it was not killed"
     again = launch("nanochat", options, name="broken", ranks=2).succeed()
     results = [result_of(run) for run in (again, straight)]
@@ -54,11 +49,10 @@ def test_a_stage_killed_twice_ends_with_the_same_bits(launch, options_of, stage)
 
 
 def result_of(run):
-    weights = load_file(run.folder / "out" / "model.safetensors")
     rewards = {line["step"]: line["reward"] for line in run.metrics() if "reward" in line}
     return {
         "losses": run.losses(),
         "rewards": rewards,
-        "evaluations": json.loads((run.folder / "out" / "report.json").read_text())["evaluations"],
-        "weights": {name: each.tolist() for name, each in weights.items()},
+        "evaluations": run.report()["evaluations"],
+        "weights": run.weights(),
     }

@@ -129,10 +129,6 @@ def model(tmp_path):
     return tmp_path / "model"
 
 
-def weights(run):
-    return {name: each.tolist() for name, each in load_file(run.folder / "out" / "model.safetensors").items()}
-
-
 def rewards(run):
     return {line["step"]: line["reward"] for line in run.metrics() if "reward" in line}
 
@@ -141,18 +137,15 @@ def test_a_training_killed_inside_its_replies_ends_with_the_same_bits(model, lau
     """On two ranks. On one rank, and with other passes, it is the same but for rounding."""
     options = [*RL, f"--model_dir={model}"]
     straight = launch("nanochat", options, name="straight", ranks=2).succeed()
-    broken = launch("nanochat", options, name="broken", ranks=2)
-    broken.until_step(5)  # the replies of step 5 are drawn, or those of the next
-    for rank in (1, 0):
-        broken.signal(rank, 9)
-    broken.wait()
+    # Of step 5 the replies are drawn then, or those of the next.
+    launch("nanochat", options, name="broken", ranks=2).killed_at(5, 1, 0)
     again = launch("nanochat", options, name="broken", ranks=2).succeed()
     assert rewards(again) == rewards(straight) and again.losses() == straight.losses()
-    assert weights(again) == weights(straight)
+    assert again.weights() == straight.weights()
     start = {name: each.tolist() for name, each in load_file(model / "model.safetensors").items()}
-    assert len(rewards(straight)) == 9 and max(rewards(straight).values()) > 0 and weights(straight) != start
+    assert len(rewards(straight)) == 9 and max(rewards(straight).values()) > 0 and straight.weights() != start
 
-    report = json.loads((straight.folder / "out" / "report.json").read_text())
+    report = straight.report()
     assert report["training"]["questions_per_step"] == 4 and report["data"]["val"] == 6
     assert report["evaluations"][0].keys() == {"step", "reward", "pass@8"}
     single = launch("nanochat", [*options, "--micro_batch_size=0", "--max_steps=2"], name="single").succeed()
@@ -163,10 +156,7 @@ def test_a_training_killed_inside_its_replies_ends_with_the_same_bits(model, lau
 def test_several_steps_with_the_same_replies_resume_where_new_ones_are_drawn(model, launch):
     options = [*RL, f"--model_dir={model}", "--clip=0.2", "--kl=0.05", "--rollout_updates=2", "--save_steps=1"]
     straight = launch("nanochat", [*options, "--max_steps=6"], name="straight").succeed()
-    broken = launch("nanochat", [*options, "--max_steps=6"], name="broken")
-    broken.until_step(3)
-    broken.signal(0, 9)
-    broken.wait()
+    launch("nanochat", [*options, "--max_steps=6"], name="broken").killed_at(3, 0)
     again = launch("nanochat", [*options, "--max_steps=6"], name="broken").succeed()
     assert list(rewards(straight)) == [0, 2, 4]
-    assert rewards(again) == rewards(straight) and weights(again) == weights(straight)
+    assert rewards(again) == rewards(straight) and again.weights() == straight.weights()

@@ -87,10 +87,6 @@ def base(launch):
     return launch("nanochat", options, name="job").succeed().folder / "base"
 
 
-def weights(folder):
-    return {name: each.tolist() for name, each in load_file(folder / "out" / "model.safetensors").items()}
-
-
 def nodes(base, tmp_path):
     """Folders of two nodes; each has the model, and its checkpoints at a path of its own."""
     found = [tmp_path / "one", tmp_path / "two"]
@@ -110,13 +106,11 @@ def test_a_killed_training_on_conversations_ends_with_the_same_bits(base, launch
     options = [*SFT, *own, "--model_dir=model"]
     straight = launch("nanochat", options, name="straight", ranks=2, folders=folders).succeed()
     broken = launch("nanochat", [*SFT, *own], name="broken", ranks=2)
-    broken.until_step(5)
-    broken.signal(1, 9)
-    broken.signal(0, 9)
-    broken.wait()
+    broken.killed_at(5, 1, 0)
     again = launch("nanochat", [*SFT, *own], name="broken", ranks=2).succeed()
     assert again.losses() == straight.losses()
-    assert weights(again.folder) == weights(folders[0])
+    found = load_file(folders[0] / "out" / "model.safetensors")
+    assert again.weights() == {name: tensor.tolist() for name, tensor in found.items()}
     assert straight.losses()[10] < straight.losses()[1] - 0.3
     samples = [line for line in straight.text().splitlines() if "step 10 sample: " in line]
     assert len(samples) == 3, "of each prompt one, by rank 0"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from tests.programs.conftest import resharded
 
 TOKENIZER = ("--mode=tokenizer", "--data_path=generated", "--synthetic_documents=120", "--vocab_size=300")
 BASE = (
@@ -45,31 +45,17 @@ def base(launch, tokens, tmp_path):
     return lambda *options, **how: launch("nanochat", [*BASE, *own, *options], **how)
 
 
-def weights(run):
-    return load_file(run.folder / "out" / "model.safetensors")
-
-
-def report(run):
-    return json.loads((run.folder / "out" / "report.json").read_text())
-
-
 def test_a_training_killed_on_two_ranks_ends_with_the_same_bits_and_one_rank_is_near(base, tokens):
     """States of the optimizer are shared among the ranks; the second life continues from a checkpoint."""
     straight = base(ranks=2, name="straight").succeed()
-    broken = base(ranks=2, name="broken")
-    broken.until_step(6)
-    broken.signal(1, 9)
-    broken.signal(0, 9)
-    broken.wait()
+    base(ranks=2, name="broken").killed_at(6, 1, 0)
     again = base(ranks=2, name="broken").succeed()
     assert again.losses() == straight.losses()
-    assert {name: tensor.tolist() for name, tensor in weights(again).items()} == {
-        name: tensor.tolist() for name, tensor in weights(straight).items()
-    }
+    assert again.weights() == straight.weights()
     single = base(ranks=1, name="single").succeed()
     assert list(single.losses().values()) == pytest.approx(list(straight.losses().values()), rel=1e-3)
 
-    scores = report(straight)["evaluations"]
+    scores = straight.report()["evaluations"]
     assert [each["step"] for each in scores] == [6, 12]
     assert scores[1]["bits_per_byte"] < scores[0]["bits_per_byte"]
     assert straight.losses()[12] < straight.losses()[1] - 1
@@ -77,8 +63,8 @@ def test_a_training_killed_on_two_ranks_ends_with_the_same_bits_and_one_rank_is_
     shown = [line.partition(mark)[2] for line in straight.out[0].read_text().splitlines() if line.startswith(mark)]
     assert [line[:10] for line in shown] == ["'The ship'", "'In 1905' ", "'2 + 3 =' "] and all(map(len, shown))
     assert mark not in straight.out[1].read_text()
-    model = report(straight)["model"]
-    assert sum(tensor.numel() for tensor in weights(straight).values()) == model["weights"]
+    numbers = load_file(straight.folder / "out" / "model.safetensors").values()
+    assert sum(tensor.numel() for tensor in numbers) == straight.report()["model"]["weights"]
     assert (straight.folder / "out" / "tokenizer.json").read_text() == (tokens / "tokenizer.json").read_text()
 
 
@@ -91,8 +77,8 @@ def test_a_classic_model_is_read_by_transformers(base):
     ids = torch.tensor([[1, 2, 3]])
     with torch.no_grad():
         logits = model(input_ids=ids).logits
-    assert logits.shape == (1, 3, report(run)["model"]["vocabulary"])
-    assert report(run)["evaluations"][-1]["bits_per_byte"] > 0
+    assert logits.shape == (1, 3, run.report()["model"]["vocabulary"])
+    assert run.report()["evaluations"][-1]["bits_per_byte"] > 0
 
 
 def test_stages_out_of_order_and_batches_that_ranks_cannot_share_are_one_error(base, launch):
@@ -109,11 +95,7 @@ def test_a_training_that_continues_on_fewer_and_on_more_ranks_ends_with_the_same
     # Of two layers the second is the middle one, and the loss does not depend on how much of it the end subtracts.
     how = ("--depth=3", "--matrix_lr=0.1", "--total_batch_size=384", "--save_total_limit=3", "--eval_steps=12")
     straight = base(*how, ranks=2, name="two").succeed()
-    before = straight
-    for ranks, first in ((1, 4), (3, 8)):
-        before.give(first, before.folder.with_name(f"from-{first}"))
-        before = base(*how, ranks=ranks, name=f"from-{first}").succeed()
-        assert min(before.losses()) == first + 1
-    found, wanted = (torch.cat([each.flatten() for each in weights(run).values()]) for run in (before, straight))
+    last = resharded(straight, lambda ranks, name: base(*how, ranks=ranks, name=name), {4: 1, 8: 3})
+    stored = (load_file(run.folder / "out" / "model.safetensors").values() for run in (last, straight))
+    found, wanted = (torch.cat([each.flatten() for each in weights]) for weights in stored)
     assert (found - wanted).norm() <= 1e-5 * wanted.norm()
-    assert before.losses() == pytest.approx({step: straight.losses()[step] for step in before.losses()}, rel=1e-5)
