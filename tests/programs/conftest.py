@@ -56,6 +56,19 @@ def alone(*, ranks: int = 1) -> Any:
     return Runtime(0, 0, ranks, None, open_accelerator("cpu", 0))
 
 
+def tiny_qwen2(**changes: Any) -> Any:
+    """A Qwen2 of 17 words with our attention, the same each time."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from ascendrun.programs.devices import attention
+
+    sizes = {"vocab_size": 17, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attn_implementation": attention.register()}
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(Qwen2Config(**{**sizes, **heads, **changes}))
+
+
 class Server:
     """The forking process, asked over its pipes."""
 

@@ -9,13 +9,13 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ascendrun.programs.devices import attention as attentions
 from ascendrun.programs.devices import kernels
 from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.devices.attention import Segments, attention, formula
 from tests.programs.attentioncases import CASES, answers, inputs, largest_difference
+from tests.programs.conftest import tiny_qwen2
 
 FAMILIES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 """A CPU everywhere; a GPU where there is one."""
@@ -78,6 +78,10 @@ def test_segments_are_the_rows_and_their_padding():
     assert segments.offsets.tolist() == [0, 3, 5, 9, 10, 15] and segments.offsets.dtype == torch.int32
 
 
+def windows(size):
+    return {"sliding_window": size, "use_sliding_window": size is not None, "max_window_layers": 0}
+
+
 class LargestTensor(TorchDispatchMode):
     """The number of elements of the largest storage that any operation made."""
 
@@ -98,19 +102,9 @@ def test_a_step_makes_no_tensor_of_length_squared_elements(packed, window, famil
     if family == "cpu" and dtype != torch.float32:
         pytest.skip("a CPU has one kernel for all dtypes")
     length = 2048
-    config = Qwen2Config(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        sliding_window=window,
-        use_sliding_window=window is not None,
-        max_window_layers=0,
-        attn_implementation=attentions.register(),
-    )
-    model, ids = attentions.mask_free(Qwen2ForCausalLM(config)), torch.zeros(1, length, dtype=torch.int64)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = attentions.mask_free(tiny_qwen2(vocab_size=64, **sizes, **windows(window)))
+    ids = torch.zeros(1, length, dtype=torch.int64)
     kept, segments = torch.arange(8), Segments.of_rows([[700, 800, 500]], length)
     with device_of(family, dtype) as device:
         model, ids, kept = model.to(device=device, dtype=dtype), ids.to(device), kept.to(device)
@@ -122,15 +116,9 @@ def test_a_step_makes_no_tensor_of_length_squared_elements(packed, window, famil
 
 @pytest.mark.parametrize("window", [None, 5])
 def test_a_transformers_model_attends_as_with_torchs_attention(window):
-    def make(how):
-        torch.manual_seed(0)
-        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
-        windows = {"sliding_window": window, "use_sliding_window": window is not None, "max_window_layers": 0}
-        config = Qwen2Config(vocab_size=17, num_hidden_layers=2, attn_implementation=how, **sizes, **windows)
-        return Qwen2ForCausalLM(config)
-
     ids = torch.arange(40).reshape(2, 20) % 17
-    found, wanted = (make(how)(input_ids=ids).logits for how in (attentions.register(), "eager"))
+    models = (tiny_qwen2(attn_implementation=how, **windows(window)) for how in (attentions.register(), "eager"))
+    found, wanted = (model(input_ids=ids).logits for model in models)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ascendrun.programs.devices import attention
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.data import IGNORED, Batch, Buckets, Loader, Packed, deal, pack_rows
+from tests.programs.conftest import tiny_qwen2
 
 LENGTHS = np.random.default_rng(0).integers(10, 200, 53).tolist()
 
@@ -193,17 +192,7 @@ LABELS = [[IGNORED if i < 2 else word for i, word in enumerate(ids)] for ids in 
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attn_implementation=attention.register(),
-    )
-    return Qwen2ForCausalLM(config).double()
+    return tiny_qwen2(vocab_size=50).double()
 
 
 def loss_of(model, ids, labels, **more):

@@ -7,7 +7,7 @@ import types
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config
 from transformers.models.qwen2 import modeling_qwen2
 
 from ascendrun.programs.devices import attention, kernels
@@ -16,6 +16,7 @@ from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import parallel
 from tests.programs import recorded
+from tests.programs.conftest import tiny_qwen2
 
 CALLS = []
 NPU = Accelerator("npu", torch.device("cpu"), "Ascend910B1", None)
@@ -79,24 +80,10 @@ def test_a_model_with_fused_operators_says_what_it_said_before(npu, is_packed):
     ids = torch.arange(20).reshape(2, 10) % 17
     more = {"segments": attention.Segments.of_rows([[4, 6], [8]], 10)} if is_packed else {}
 
-    def make():
-        torch.manual_seed(0)
-        return Qwen2ForCausalLM(
-            Qwen2Config(
-                vocab_size=17,
-                hidden_size=32,
-                intermediate_size=48,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                attn_implementation=attention.register(),
-            )
-        )
-
-    usual = make()(input_ids=ids, **more).logits
+    usual = tiny_qwen2()(input_ids=ids, **more).logits
     everything, _ = kernels.sound_kernels(NPU, torch.float32)
     CALLS.clear()
-    model = make()
+    model = tiny_qwen2()
     said = kernels.fuse(model, kernels.operators_of(everything), device="cpu")
     assert said == ["Qwen2MLP x 2", "Qwen2RMSNorm x 5", "apply_rotary_pos_emb x 1"]
     torch.testing.assert_close(model(input_ids=ids, **more).logits, usual, rtol=1e-4, atol=1e-5)
@@ -158,22 +145,14 @@ def test_other_devices_keep_torchs_own(npu):
 
 
 def test_a_model_on_another_device_keeps_its_own_positions(usual_positions):
-    config = Qwen2Config(
-        vocab_size=20,
-        hidden_size=16,
-        intermediate_size=24,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_hidden_layers=1,
-    )
-    model, ids = Qwen2ForCausalLM(config), torch.arange(24).reshape(2, 12) % 20
+    model, ids = tiny_qwen2(), torch.arange(24).reshape(2, 12) % 17
     before = model(input_ids=ids).logits
 
     def not_for_a_cpu(*_):
         raise AssertionError("the operator of another device was called")
 
     for _ in range(2):  # a second model of that device does not take the first for what stood there
-        kernels.fuse(Qwen2ForCausalLM(config), kernels.Operators(rotary=not_for_a_cpu), device="npu")
+        kernels.fuse(tiny_qwen2(), kernels.Operators(rotary=not_for_a_cpu), device="npu")
     assert torch.equal(model(input_ids=ids).logits, before)
     assert modeling_qwen2.apply_rotary_pos_emb.original is usual_positions
 

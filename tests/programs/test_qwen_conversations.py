@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ascendrun.facts.rows import Conversation
-from ascendrun.programs.devices import attention
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import chat_template
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
@@ -22,6 +21,7 @@ from ascendrun.programs.qwen_lora.modes import first_exchange
 from ascendrun.programs.qwen_lora.sft_task import Rows, forward, read_questions
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.data import IGNORED
+from tests.programs.conftest import tiny_qwen2
 
 ROW = {"instruction": "Say it", "input": "twice", "output": "it it", "difficulty": "explain"}
 
@@ -183,20 +183,7 @@ def test_the_split_of_earlier_runs_stays_and_takes_little_memory():
 
 
 def test_packed_rows_have_the_losses_of_their_samples_one_by_one(tokenizer):
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(2)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            attn_implementation=attention.register(),
-        )
-    ).eval()
+    model = tiny_qwen2(vocab_size=len(tokenizer)).eval()
     conversations = make_conversations(10, seed=5, system="")
     levels = ("explain", "reasoning", "topology")
     samples = [

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from ascendrun.programs.codon import genes
 from tests.programs import recorded
 from tests.programs.conftest import resharded
+from tests.programs.nanochat.test_nanochat_stages import TOKENIZER
 
 OWN = ["--max_steps=8", "--save_steps=2", "--save_total_limit=9", "--eval_steps=4", "--logging_steps=1"]
 OWN += ["--dtype=float32", "--output_dir=out"]
@@ -51,8 +52,7 @@ def train(launch, fork_server, tmp_path):
             genes.save(genes.generated(120, seed=5, val_size=0.2), tmp_path / "genes")
             return [f"--prepared_dir={tmp_path / 'genes'}"]
         if program == "nanochat":
-            tokens = ["--mode=tokenizer", "--data_path=generated", "--synthetic_documents=120", "--vocab_size=300"]
-            made = launch(program, [*tokens, "--output_dir=tok"], name="tok").succeed()
+            made = launch(program, [*TOKENIZER, "--output_dir=tok"], name="tok").succeed()
             return [f"--tokenizer_dir={made.folder / 'tok'}", f"--data_cache_dir={tmp_path / 'cache'}"]
         return []
 

@@ -17,15 +17,13 @@ from ascendrun.programs.nanochat import conversations
 from ascendrun.programs.nanochat.base import save_model
 from ascendrun.programs.nanochat.conversations import TOOL, Tools, decoded, stops_of
 from ascendrun.programs.nanochat.inference import open_model, open_talker
-from ascendrun.programs.nanochat.model import make_model
 from ascendrun.programs.nanochat.texts import of_characters
 from tests.programs.conftest import alone
 from tests.programs.generating import naive
-from tests.programs.nanochat.test_nanochat_model import lively, sizes_of
+from tests.programs.nanochat.test_nanochat_model import model_of
 from tests.programs.test_chat import post, reply_of, said
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-ALPHABET = "0123456789+-*/(). abcdefghijklmnopqrstuvwxyz\n"
 OPTIONS = {"dtype": "float32", "temperature": 0.0, "top_k": 0, "top_p": 1.0}
 
 
@@ -36,9 +34,7 @@ def saved(tmp_path_factory):
 
 def save(folder, preset):
     """Write a model that often calls the calculator."""
-    tokenizer = of_characters([ALPHABET])
-    sizes = sizes_of(vocabulary=tokenizer.get_vocab_size(), context=128, layers=2, preset=preset)
-    model = lively(make_model(sizes, seed=9))
+    model, tokenizer = model_of(seed=9, context=128, layers=2, preset=preset)
     with torch.no_grad():
         for mark in TOOL[:2]:
             model.lm_head.weight[tokenizer.token_to_id(mark)] *= 2

@@ -12,13 +12,10 @@ from ascendrun.programs.nanochat import conversations
 from ascendrun.programs.nanochat.base import save_model
 from ascendrun.programs.nanochat.evaluation import Pupil, open_tasks, passed, replies, score
 from ascendrun.programs.nanochat.inference import open_engine
-from ascendrun.programs.nanochat.model import make_model
-from ascendrun.programs.nanochat.texts import of_characters
 from tests.programs.conftest import alone
-from tests.programs.nanochat.test_nanochat_model import lively, sizes_of
+from tests.programs.nanochat.test_nanochat_model import model_of, sizes_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-ALPHABET = "0123456789+-*/(). abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ#'=?\n"
 OPTIONS = {
     "dtype": "float32", "seed": 3, "max_num_seqs": 64, "num_samples": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0,
     "max_new_tokens": 6,
@@ -26,14 +23,8 @@ OPTIONS = {
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return of_characters([ALPHABET])
-
-
-@pytest.fixture(scope="module")
-def guesser(tokenizer):
-    sizes = sizes_of(vocabulary=tokenizer.get_vocab_size(), context=160, layers=1, hidden=32, heads=2, kv_heads=2)
-    return pupil_of(lively(make_model(sizes, seed=5)), tokenizer)
+def guesser():
+    return pupil_of(*model_of(context=160, layers=1, hidden=32, heads=2, kv_heads=2))
 
 
 def pupil_of(model, tokenizer):
@@ -93,7 +84,7 @@ def render(tokenizer, example):
     return conversations.render(tokenizer, example.messages)
 
 
-def test_a_model_that_knows_scores_what_it_knows(tokenizer, questions, tmp_path):
+def test_a_model_that_knows_scores_what_it_knows(guesser, questions, tmp_path):
     """It calls the calculator, whose results are put in as the examples have them."""
     file = tmp_path / "gsm.jsonl"
     rows = [("Half of 48 and 48?", "It is 48/2=<<48/2=24>>24. So 24+48=<<24+48=72>>72.\n#### 72")]
@@ -104,7 +95,8 @@ def test_a_model_that_knows_scores_what_it_knows(tokenizer, questions, tmp_path)
     tasks = tasks_of(*specs, {"kind": "choices", "file": str(questions), "rows": 4})
     wanted = {"gsm": 2 / 3, "sums": 3 / 4, "spelling": 5 / 6, "arc": 3 / 4}
     for name, examples in tasks.items():
-        found = score(pupil_of(Knows(tokenizer, examples, {1}), tokenizer), examples, options)
+        pupil = pupil_of(Knows(guesser.tokenizer, examples, {1}), guesser.tokenizer)
+        found = score(pupil, examples, options)
         assert found["score"] == pytest.approx(wanted[name]), (name, found)
         assert found.get("pass@2", found.get("generated")) == pytest.approx(wanted[name])
         assert found["centered"] == pytest.approx(2 / 3 if name == "arc" else wanted[name])
@@ -126,10 +118,9 @@ def test_samples_do_not_depend_on_the_other_questions(guesser):
     assert together[1::2] == alone and len({text for _, text, _ in together}) > 3
 
 
-def test_ranks_share_the_questions_and_have_the_scores_of_one(launch, tokenizer, questions, tmp_path):
+def test_ranks_share_the_questions_and_have_the_scores_of_one(launch, guesser, questions, tmp_path):
     """Bits per byte of documents too."""
-    sizes = sizes_of(vocabulary=tokenizer.get_vocab_size(), context=160, layers=1, hidden=32, heads=2, kv_heads=2)
-    save_model(lively(make_model(sizes, seed=5)), tokenizer, tmp_path / "model", training={})
+    save_model(guesser.engine.module, guesser.tokenizer, tmp_path / "model", training={})
     tasks = [{"kind": "choices", "file": str(questions), "rows": 21}, {"kind": "sums", "rows": 9}]
     options = ["--mode=evaluate", f"--model={tmp_path / 'model'}", f"--tasks={json.dumps(tasks)}", "--output_dir=out"]
     options += ["--data_path=generated", "--synthetic_documents=40", f"--data_cache_dir={tmp_path / 'cache'}"]

@@ -13,10 +13,7 @@ import torch
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import export
 from ascendrun.programs.nanochat.base import save_model
-from ascendrun.programs.nanochat.model import make_model
-from ascendrun.programs.nanochat.texts import of_characters
-from tests.programs.nanochat.test_nanochat_evaluation import ALPHABET
-from tests.programs.nanochat.test_nanochat_model import lively, sizes_of
+from tests.programs.nanochat.test_nanochat_model import model_of
 
 IDS = torch.randint(0, 80, (2, 150), generator=torch.Generator().manual_seed(0))
 READ = """
@@ -34,11 +31,8 @@ assert not any(name.startswith("ascendrun") for name in sys.modules)
 """
 
 
-def model_of(preset):
-    """More tokens than its short window; the vocabulary is not a multiple of 64."""
-    tokenizer = of_characters([ALPHABET])
-    sizes = sizes_of(vocabulary=tokenizer.get_vocab_size(), layers=4, context=160, preset=preset)
-    return lively(make_model(sizes, seed=4)), tokenizer
+SIZES = {"layers": 4, "context": 160}
+"""More tokens than its short window; the vocabulary is not a multiple of 64."""
 
 
 def exported(options):
@@ -49,7 +43,7 @@ def exported(options):
 def test_transformers_has_the_logits_of_exported_models(tmp_path):
     """In another process, which does not import ascendrun."""
     pytest.importorskip("transformers.models.nanochat")
-    models = {preset: model_of(preset) for preset in ("classic", "current")}
+    models = {preset: model_of(preset=preset, **SIZES) for preset in ("classic", "current")}
     for preset, (ours, tokenizer) in models.items():
         save_model(ours, tokenizer, tmp_path / "model", training={})
         exported({"model_dir": str(tmp_path / "model"), "output_dir": str(tmp_path / preset)})
@@ -70,7 +64,7 @@ def test_transformers_has_the_logits_of_exported_models(tmp_path):
 
 @pytest.mark.parametrize("preset", ["classic", "current"])
 def test_a_checkpoint_of_nanochat_is_the_same_model(preset, tmp_path):
-    ours, tokenizer = model_of(preset)
+    ours, tokenizer = model_of(preset=preset, **SIZES)
     sizes = ours.sizes
     names = {export.our_name(name): name for name in upstream_names(ours)}
     assert names.keys() == ours.state_dict().keys()

@@ -13,11 +13,8 @@ import pytest
 import yaml
 
 from ascendrun.programs.nanochat import check, guide
-from ascendrun.programs.nanochat.rules import batch_refusals
-from ascendrun.programs.nanochat.sizes import chat_horizon, settled
 from ascendrun.programs.trainer.options import InvalidOptionsError, parse, read_table
 from ascendrun.query.templates import copy_template
-from tests.programs.nanochat.test_nanochat_model import sizes_of
 
 REPO = Path(__file__).resolve().parents[3]
 TABLE = read_table(guide.program.OPTIONS)
@@ -121,16 +118,6 @@ def test_the_advice_of_the_guide_is_answered():
 
     assert keys(ASCEND_LAUNCH_BLOCKING="1", ASCEND_GLOBAL_LOG_LEVEL="0") == ["guide.blocking", "guide.log-level"]
     assert keys(ASCEND_LAUNCH_BLOCKING="0", ASCEND_GLOBAL_LOG_LEVEL="3") == keys() == []
-
-
-def test_the_line_for_conversations_is_refused_on_eight_ranks():
-    options = settled(
-        options_of("chat_sft", "--mixture=[] --max_seq_len=64 --device_batch_size=8 --target_examples_per_step=32")
-    )
-    horizon = chat_horizon(sizes_of(), options, 1)
-    (refused,) = batch_refusals(options, horizon, 8)
-    assert refused.code == "batch-examples"
-    assert (refused.message.values["unit"], refused.hint.values["near"]) == (64, [64])
 
 
 @pytest.fixture

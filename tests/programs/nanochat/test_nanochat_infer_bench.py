@@ -9,16 +9,13 @@ import pytest
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import inference
 from ascendrun.programs.nanochat.base import save_model
-from ascendrun.programs.nanochat.model import make_model
-from ascendrun.programs.nanochat.texts import of_characters
-from tests.programs.nanochat.test_nanochat_model import sizes_of
+from tests.programs.nanochat.test_nanochat_model import model_of
 
 
 @pytest.fixture
 def model(tmp_path):
-    tokenizer = of_characters(["abcdefgh"])
-    sizes = sizes_of(vocabulary=tokenizer.get_vocab_size(), layers=2, hidden=32, heads=2, kv_heads=2, context=40)
-    save_model(make_model(sizes, seed=5), tokenizer, tmp_path / "model", training={"max_seq_len": 40})
+    made = model_of(layers=2, hidden=32, heads=2, kv_heads=2, context=40)
+    save_model(*made, tmp_path / "model", training={"max_seq_len": 40})
     return tmp_path / "model"
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from ascendrun.programs.generation.cache import of_model
 from ascendrun.programs.generation.engine import Generator, generate
 from ascendrun.programs.nanochat.export import our_name
 from ascendrun.programs.nanochat.model import NanoChat, empty_model, make_model
 from ascendrun.programs.nanochat.sizes import Sizes
+from ascendrun.programs.nanochat.texts import of_characters
 from tests.programs.conftest import alone
 from tests.programs.generating import naive, texts_of
 from tests.programs.nanochat import threesteps
@@ -37,6 +39,15 @@ def lively(model: NanoChat) -> NanoChat:
                 weight.normal_(0, 0.1)
         model.lm_head.weight.mul_(200)
     return model.eval()
+
+
+ALPHABET = "0123456789+-*/(). abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ#'=?\n"
+
+
+def model_of(alphabet: str = ALPHABET, *, seed: int = 5, **sizes) -> tuple[NanoChat, Tokenizer]:
+    """A model that says something, and the tokenizer of these characters."""
+    tokenizer = of_characters([alphabet])
+    return lively(make_model(sizes_of(vocabulary=tokenizer.get_vocab_size(), **sizes), seed=seed)), tokenizer
 
 
 def classic_of(model: NanoChat):

@@ -14,11 +14,9 @@ from ascendrun.programs.generation.engine import Completion
 from ascendrun.programs.nanochat import sft
 from ascendrun.programs.nanochat.base import save_model
 from ascendrun.programs.nanochat.conversations import TOOL
-from ascendrun.programs.nanochat.model import make_model
-from ascendrun.programs.nanochat.texts import of_characters
 from ascendrun.programs.trainer.data import IGNORED
-from tests.programs.nanochat.test_nanochat_evaluation import ALPHABET, Knows, pupil_of, tasks_of
-from tests.programs.nanochat.test_nanochat_model import lively, sizes_of
+from tests.programs.nanochat.test_nanochat_evaluation import Knows, pupil_of, tasks_of
+from tests.programs.nanochat.test_nanochat_model import model_of
 
 SUMS = [{"kind": "sums", "rows": 60}]
 RL = (
@@ -101,7 +99,7 @@ def test_replies_that_call_the_calculator_learn_the_call_and_not_its_result(tmp_
     file = tmp_path / "gsm.jsonl"
     answer = "It is 48/2=<<48/2=24>>24. So 24+48=<<24+48=72>>72.\n#### 72"
     file.write_text(json.dumps({"question": "Half of 48 and 48?", "answer": answer}) + "\n")
-    tokenizer = of_characters([ALPHABET])
+    _, tokenizer = model_of()
     (examples,) = tasks_of({"kind": "gsm8k", "file": str(file)}).values()
     options = {
         "seed": 3, "max_num_seqs": 1, "num_samples": 2, "temperature": 0.01, "top_k": 0, "top_p": 1.0,
@@ -122,10 +120,8 @@ def test_replies_that_call_the_calculator_learn_the_call_and_not_its_result(tmp_
 @pytest.fixture
 def model(tmp_path):
     """A model without knowledge, which finds an answer of one token now and then."""
-    tokenizer = of_characters(["What is?+0123456789"])
-    sizes = sizes_of(vocabulary=tokenizer.get_vocab_size(), layers=2, hidden=32, heads=2, context=40)
-    training = {"max_seq_len": 40, "total_batch_size": 1 << 19}
-    save_model(lively(make_model(sizes, seed=5)), tokenizer, tmp_path / "model", training=training)
+    made = model_of("What is?+0123456789", layers=2, hidden=32, heads=2, context=40)
+    save_model(*made, tmp_path / "model", training={"max_seq_len": 40, "total_batch_size": 1 << 19})
     return tmp_path / "model"
 
 

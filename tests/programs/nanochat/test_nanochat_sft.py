@@ -16,15 +16,12 @@ from ascendrun.programs.nanochat.conversations import render
 from ascendrun.programs.nanochat.inference import read_model
 from ascendrun.programs.nanochat.sizes import settled
 from ascendrun.programs.trainer.data import IGNORED
+from tests.programs.nanochat.test_nanochat_stages import BASE as SMALL
+from tests.programs.nanochat.test_nanochat_stages import TOKENIZER
 
 WORDS = tokenizer.of_characters(["abcdefghijklmnopqrstuvwxyz ABCDHISW.?'#()0123456789+=\n"])
 MIXTURE = [{"kind": "sums", "rows": 60, "epochs": 2}, {"kind": "spelling", "rows": 40}]
-BASE = (
-    "--mode=base", "--data_path=generated", "--synthetic_documents=60", "--depth=2", "--aspect_ratio=16",
-    "--head_dim=16", "--max_seq_len=64", "--micro_batch_size=2", "--total_batch_size=256", "--max_steps=4",
-    "--warmup_steps=2", "--matrix_lr=0.5", "--embedding_lr=6", "--unembedding_lr=0.3", "--eval_steps=0",
-    "--dtype=float32",
-)  # fmt: skip
+BASE = (*SMALL, "--synthetic_documents=60", "--max_seq_len=64", "--max_steps=4", "--eval_steps=0")
 SFT = (
     "--mode=sft", f"--mixture={json.dumps(MIXTURE)}", "--micro_batch_size=2", "--max_steps=10", "--save_steps=4",
     "--logging_steps=1", "--eval_steps=5", "--eval_tokens=500", "--dtype=float32",
@@ -81,8 +78,7 @@ def test_a_mixture_follows_from_its_tasks_and_the_seed(tmp_path):
 @pytest.fixture
 def base(launch):
     """The directory of a base model, trained for four steps."""
-    tok = ("--mode=tokenizer", "--data_path=generated", "--synthetic_documents=60", "--vocab_size=300")
-    launch("nanochat", [*tok, "--output_dir=tok"], name="job").succeed()
+    launch("nanochat", [*TOKENIZER, "--output_dir=tok"], name="job").succeed()
     options = [*BASE, "--tokenizer_dir=tok", "--output_dir=base", "--data_cache_dir=cache"]
     return launch("nanochat", options, name="job").succeed().folder / "base"
 
