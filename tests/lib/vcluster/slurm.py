@@ -126,7 +126,7 @@ def allocations(cluster: Machines) -> list[str]:
     done = cluster.head_run(
         ["squeue", "--noheader", "--format=%i"], cwd="/", capture_output=True, text=True, check=True
     )
-    return done.stdout.split()
+    return str(done.stdout).split()
 
 
 def start_node(cluster: Machines, name: str) -> None:
