@@ -5,7 +5,7 @@ diagnose(evidence) -> Diagnosis        render(diagnosis, "zh") -> the diagnosis 
 evidence      the input, and times on one clock     result      observations, and the output
 exits         codes, signals, out-of-memory killer  fatal       the exception that ended a rank
 rank_timelines  one rank's end in its own output    candidates  possible first failures, kernel messages
-wait_rules    rules to find the culprit if all waited   wait_reports  their table, and explicit reports
+edges         which rank names which others      wait_rules  rules to find the culprit if all waited
 ranking       the choice, its caveats, the chain    outcomes    attempts without a failure
 differences   hosts by their facts at the start
 lines/        the meaning of single lines           render      the sentences, from text/en.json and signatures

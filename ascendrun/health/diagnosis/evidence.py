@@ -156,6 +156,11 @@ class Evidence:
                 return one
         return HostEvidence(name)
 
+    @property
+    def silent_hosts(self) -> tuple[str, ...]:
+        """Return the unreachable hosts whose end is not known."""
+        return tuple(one.host for one in self.hosts if one.reachable is False and not one.has_ended)
+
     @cached_property
     def _by_address(self) -> Mapping[str, str]:
         found: dict[str, str] = {}

@@ -42,6 +42,10 @@ class RankTimeline:
     def has_cause(self) -> bool:
         return self.own is not None and self.own.role == result.CAUSE
 
+    @property
+    def has_finished(self) -> bool:
+        return self.rank.code == 0 and not self.rank.stopped
+
 
 def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
     """Read a rank's evidence; a rank without any output has `has_no_trace`."""

@@ -227,7 +227,7 @@ def _alternatives(winner: Candidate, candidates: Sequence[Candidate]) -> tuple[C
 def _unseen(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTimeline]) -> bool:
     """Return whether ranks other than the winner's have neither an end nor output."""
     ranks = [timeline.rank for timeline in timelines]
-    lost = {host.host for host in evidence.hosts if host.reachable is False and not host.has_ended}
+    lost = evidence.silent_hosts
     over = {host.host for host in evidence.hosts if host.has_ended}
     known = {rank.rank for rank in ranks if rank.has_ended or rank.start_failed is not None}
     known |= {rank.rank for rank in ranks if rank.lines and rank.host not in {*lost, *over}}
