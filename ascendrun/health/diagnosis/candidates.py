@@ -10,7 +10,15 @@ from ascendrun.ascend.signatures import Hit, scan, signature_of, strongest
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
 from ascendrun.health.diagnosis import result
-from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Moment, RankEvidence, earliest, moment
+from ascendrun.health.diagnosis.evidence import (
+    Evidence,
+    HostEvidence,
+    Moment,
+    RankEvidence,
+    earliest,
+    moment,
+    surely_before,
+)
 from ascendrun.health.diagnosis.lines.exits import signal_of
 from ascendrun.health.diagnosis.lines.rank_lines import OF_SEVERAL
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
@@ -47,7 +55,6 @@ def candidates_of(evidence: Evidence, timelines: Sequence[RankTimeline]) -> tupl
     found = _by_reason(indicator for indicator in causes if not indicator.is_vague)
     found += [make_candidate(group) for group in _together(indicator for indicator in causes if indicator.is_vague)]
     found += _of_symptoms(timelines)
-    found += _of_sufferers(timelines)
     hosts = [one for host in evidence.hosts for one in _of_host(evidence, host, found)]
     return (*found, *hosts, *_of_devices(evidence, timelines, found))
 
@@ -75,61 +82,61 @@ def _together(ends: Iterable[result.Indicator]) -> list[list[result.Indicator]]:
 def _is_one_end(one: result.Indicator, other: result.Indicator) -> bool:
     if one.sameness != other.sameness:
         return False
-    messages = [result.normalised(str(indicator.values.get("last", "-"))) for indicator in (one, other)]
-    if messages[0] == messages[1] != "-":
+    messages = {result.normalised(str(indicator.values.get("last", "-"))) for indicator in (one, other)}
+    if len(messages) == 1 and messages != {"-"}:
         return True
     if one.at is None or other.at is None:
         return False
-    if one.host == other.host:
-        return abs(other.at.at_s - one.at.at_s) <= AT_ONCE_S
-    return not one.at.is_before(other.at, by_s=AT_ONCE_S) and not other.at.is_before(one.at, by_s=AT_ONCE_S)
+    return not surely_before(one.at, other.at, by_s=AT_ONCE_S) and not surely_before(other.at, one.at, by_s=AT_ONCE_S)
 
 
 def _of_symptoms(timelines: Sequence[RankTimeline]) -> list[Candidate]:
-    """Return ranks that failed by themselves without waiting; their output shows where, not why."""
-    made = _by_reason(
-        own
-        for timeline, own in _with_symptom(timelines)
-        if timeline.waited is None
-        and own.code not in ("exception", "terminated")
-        and not _is_of_others(own.code)
-        and own.strength >= result.SIGN_FROM
-    )
-    return [
-        replace(one, strength=max(one.strength, result.CREDIBLE), sure=False, caveats=("only-symptom",)) for one in made
-    ]
+    """Return ranks that failed by themselves with a symptom: their output shows where, not why. Those whose messages
+    the rules evaluate with those of others are not among them.
 
-
-def _of_sufferers(timelines: Sequence[RankTimeline]) -> list[Candidate]:
-    """Return few ranks with an exception that resembles waiting (a download, a lock), if the others lost them."""
-    made = _by_reason(
-        own
-        for timeline, own in _with_symptom(timelines)
-        if "type" in own.values
-        and not (timeline.chain is not None and timeline.chain.root.collective)
-        and all(message.kind == "suffered" for message in timeline.messages if message.wait is not None)
-    )
+    One may not have waited for others. Or its exception resembles waiting (a download, a lock), it is on few ranks, and
+    the others lost them.
+    """
+    signs: list[result.Indicator] = []
+    resembling: list[result.Indicator] = []
+    for timeline, own in with_symptom(timelines):
+        if not timeline.rank.has_failed or any(message.kind in OF_SEVERAL for message in timeline.messages):
+            continue
+        row = signature_of(own.code)
+        is_of_others = row is not None and row.blames in ("peer", "network")
+        is_other = is_of_others or own.code in ("exception", "terminated") or own.strength < result.SIGN_FROM
+        if timeline.waited is None and not is_other:
+            signs.append(own)
+        is_collective = timeline.chain is not None and timeline.chain.root.collective
+        if "type" in own.values and not is_collective and {one.kind for one in timeline.waits} <= {"suffered"}:
+            resembling.append(own)
     others = sum(1 for timeline in timelines if timeline.waited is not None)
+    few = (one for one in _by_reason(resembling) if 2 * len(one.ranks) < others)
     return [
-        replace(one, strength=result.STRENGTH["suffered"], sure=False, caveats=("only-symptom",))
-        for one in made
-        if 2 * len(one.ranks) < others
+        *(_unsure(one, max(one.strength, result.CREDIBLE)) for one in _by_reason(signs)),
+        *(_unsure(one, result.STRENGTH["suffered"]) for one in few),
     ]
 
 
-def _with_symptom(timelines: Sequence[RankTimeline]) -> Iterator[tuple[RankTimeline, result.Indicator]]:
-    """Yield the failed ranks with a symptom, without those whose messages the rules evaluate with those of others."""
+def with_symptom(timelines: Sequence[RankTimeline]) -> Iterator[tuple[RankTimeline, result.Indicator]]:
     for timeline in timelines:
-        own = timeline.own
-        is_of_several = any(message.kind in OF_SEVERAL for message in timeline.messages)
-        if own is not None and own.role == result.SYMPTOM and timeline.rank.has_failed and not is_of_several:
-            yield timeline, own
+        if timeline.own is not None and timeline.own.role == result.SYMPTOM:
+            yield timeline, timeline.own
 
 
-def _is_of_others(code: str) -> bool:
-    """Return whether the catalogue blames another rank or the network."""
-    row = signature_of(code)
-    return row is not None and row.blames in ("peer", "network")
+def _unsure(one: Candidate, strength: int) -> Candidate:
+    return replace(one, strength=strength, sure=False, caveats=("only-symptom",))
+
+
+def strongest_symptom(timelines: Sequence[RankTimeline]) -> Candidate | None:
+    """Return the strongest symptom of ranks that were not stopped; None: no rank has one."""
+    found = _by_reason(
+        own
+        for timeline, own in with_symptom(timelines)
+        if not timeline.rank.stopped and own.strength >= result.SIGN_FROM
+    )
+    best = max(found, key=lambda one: (one.strength, -(one.at.at_s if one.at else 0.0)), default=None)
+    return None if best is None else _unsure(best, best.strength)
 
 
 def make_candidate(indicators: Sequence[result.Indicator]) -> Candidate:

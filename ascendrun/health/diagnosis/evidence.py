@@ -208,6 +208,11 @@ def moment(evidence: Evidence, host: str, node_s: float | None) -> Moment | None
     return Moment(clock.to_head_s(node_s), error_s, host)
 
 
+def surely_before(one: Moment | None, other: Moment | None, *, by_s: float = 0.0) -> bool:
+    """Return whether both times are known, and the first is certainly earlier."""
+    return one is not None and other is not None and one.is_before(other, by_s=by_s)
+
+
 def earliest(moments: Iterable[Moment | None]) -> Moment | None:
     known = [one for one in moments if one is not None]
     return min(known, key=lambda one: one.at_s, default=None)

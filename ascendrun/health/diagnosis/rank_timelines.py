@@ -43,6 +43,11 @@ class RankTimeline:
         return self.own is not None and self.own.role == result.CAUSE
 
     @property
+    def waits(self) -> list[PeerLine]:
+        """Return the messages of an effect of others."""
+        return [message for message in self.messages if message.wait is not None]
+
+    @property
     def has_finished(self) -> bool:
         return self.rank.code == 0 and not self.rank.stopped
 
@@ -59,7 +64,7 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
     indicators += [indicator for indicator in (child, exit_indicator(evidence, rank)) if indicator is not None]
     messages = (*fatal.messages, *fatal.suffered_lines())
     waits = [message for message in messages if message.wait is not None]
-    own = choose_own(indicators, has_failed=rank.has_failed, waited=bool(waits))
+    own = choose_own(indicators, waited=bool(waits))
     suffered = waits[0] if waits else None
     raised = () if fatal.chain is None else fatal.chain.leading
     return RankTimeline(
@@ -108,38 +113,28 @@ def _without(timeline: RankTimeline, common: Mapping[str, bool]) -> RankTimeline
             line = result.same_line(indicator.code, indicator.proofs[0].line)
         if not common.get(line):
             kept.append(replace(indicator, sure=False) if line in common else indicator)
-    waited = timeline.waited is not None
-    return replace(
-        timeline, indicators=tuple(kept), own=choose_own(kept, has_failed=timeline.rank.has_failed, waited=waited)
-    )
+    return replace(timeline, indicators=tuple(kept), own=choose_own(kept, waited=timeline.waited is not None))
 
 
-def choose_own(indicators: Sequence[result.Indicator], *, has_failed: bool, waited: bool) -> result.Indicator | None:
+def choose_own(indicators: Sequence[result.Indicator], *, waited: bool) -> result.Indicator | None:
     """Choose one indicator of a rank: a cause before a symptom before a consequence; the strongest cause.
 
     A vague end (a crash, a code) is not a reason if the rank's output shows an effect of other ranks:
     programs crash during cleanup.
     """
-    causes = [indicator for indicator in indicators if indicator.role == result.CAUSE]
-    decisive = [indicator for indicator in causes if not indicator.is_vague]
+    decisive = [one for one in indicators if one.role == result.CAUSE and not one.is_vague]
     suffered = [
-        indicator
-        for indicator in indicators
-        if indicator.role in (result.SYMPTOM, result.CONSEQUENCE) and indicator.code != "terminated"
+        one for one in indicators if one.role in (result.SYMPTOM, result.CONSEQUENCE) and one.code != "terminated"
     ]
-    vague = [indicator for indicator in causes if indicator.is_vague]
     if decisive:
-        best = max(decisive, key=lambda indicator: indicator.strength)
+        best = max(decisive, key=lambda one: one.strength)
         is_unsure = not best.sure and not suffered and not waited
-        return max([best, *vague], key=lambda indicator: indicator.strength) if is_unsure else best
-    if vague and not suffered and not waited:
-        return max(vague, key=lambda indicator: indicator.strength)
+        vague = [one for one in indicators if one.role == result.CAUSE and one.is_vague and is_unsure]
+        return max([best, *vague], key=lambda one: one.strength)
     if suffered:
-        return max(suffered, key=lambda indicator: (indicator.role == result.SYMPTOM, indicator.strength))
-    rest = [indicator for indicator in indicators if indicator.role == result.TEARDOWN or not waited]
-    if waited and has_failed:
-        return None
-    return max(rest, key=lambda indicator: indicator.strength, default=None)
+        return max(suffered, key=lambda one: (one.role == result.SYMPTOM, one.strength))
+    rest = [one for one in indicators if one.role == result.TEARDOWN or not waited]
+    return max(rest, key=lambda one: (one.role == result.CAUSE, one.strength), default=None)
 
 
 EARLIER_S = 5.0

@@ -7,24 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ascendrun.health.diagnosis import classes
-from ascendrun.health.diagnosis.candidates import Candidate, candidates_of, candidates_of_kernels, make_candidate
+from ascendrun.health.diagnosis.candidates import Candidate, candidates_of, candidates_of_kernels, strongest_symptom
 from ascendrun.health.diagnosis.differences import differences_of
-from ascendrun.health.diagnosis.evidence import Evidence, Moment, earliest
+from ascendrun.health.diagnosis.evidence import Evidence, Moment, earliest, surely_before
 from ascendrun.health.diagnosis.kinds import domain_of, retry_of
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat
-from ascendrun.health.diagnosis.result import (
-    CAUSE,
-    CREDIBLE,
-    SIGN_FROM,
-    SYMPTOM,
-    TEARDOWN,
-    ChainLink,
-    Confidence,
-    Diagnosis,
-    Role,
-)
+from ascendrun.health.diagnosis.result import CAUSE, CONSEQUENCE, CREDIBLE, ChainLink, Confidence, Diagnosis, Role
 from ascendrun.health.diagnosis.wait_rules import blame_waiting
 from ascendrun.text import Text
 
@@ -59,7 +49,7 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
             candidates = [joined, *(one for one in candidates if one is not winner or joined is waiting)]
             winner = joined
     if winner is None:
-        winner = _symptom(timelines)
+        winner = strongest_symptom(timelines)
     if winner is None:
         return _unknown(evidence, timelines)
     caveats = caveats_of(winner, candidates, evidence, timelines)
@@ -123,12 +113,14 @@ def choose(candidates: Sequence[Candidate]) -> Candidate | None:
         for one in candidates
         if one.code == "exit-code"
         and one not in credible
-        and all(_surely_before(one, other, by_s=MUTE_S) for other in credible)
+        and all(surely_before(one.at, other.at, by_s=MUTE_S) for other in credible)
     ]
     if mute:
         return min(mute, key=_at_s)
     certain = [one for one in credible if one.sure or one.is_vague]  # others may have been caught, or be ambiguous
-    first = [one for one in credible if not any(_surely_before(other, one) for other in certain if other is not one)]
+    first = [
+        one for one in credible if not any(surely_before(other.at, one.at) for other in certain if other is not one)
+    ]
     return max(first or credible, key=lambda one: (one.strength, -_at_s(one)))
 
 
@@ -141,7 +133,7 @@ def _outlier(candidates: Sequence[Candidate], timelines: Sequence[RankTimeline])
     exception: the few were first, unless the clocks contradict."""
     mute = [one for one in candidates if one.code == "exit-code"]
     loud = [one for one in candidates if one.is_credible]
-    if len(mute) != 1 or len(loud) != 1 or loud[0].code != "exception" or _surely_before(loud[0], mute[0]):
+    if len(mute) != 1 or len(loud) != 1 or loud[0].code != "exception" or surely_before(loud[0].at, mute[0].at):
         return None
     codes = {str(timeline.rank.code) for timeline in timelines if timeline.rank.rank in loud[0].ranks}
     is_alone = 4 * len(mute[0].ranks) <= len(loud[0].ranks) and len(mute[0].ranks) + len(loud[0].ranks) == len(
@@ -163,27 +155,6 @@ def _joined(kernel: Candidate, waiting: Candidate, timelines: Sequence[RankTimel
     return waiting
 
 
-def _surely_before(one: Candidate, other: Candidate, *, by_s: float = 0.0) -> bool:
-    return one.at is not None and other.at is not None and one.at.is_before(other.at, by_s=by_s)
-
-
-def _symptom(timelines: Sequence[RankTimeline]) -> Candidate | None:
-    """Return the strongest symptom of ranks that were not stopped, if no rank reports its reason."""
-    signs = [
-        timeline.own
-        for timeline in timelines
-        if timeline.own is not None
-        and timeline.own.role == SYMPTOM
-        and not timeline.rank.stopped
-        and timeline.own.strength >= SIGN_FROM
-    ]
-    if not signs:
-        return None
-    best = max(signs, key=lambda indicator: (indicator.strength, -(indicator.at.at_s if indicator.at else 0.0)))
-    group = [indicator for indicator in signs if indicator.sameness == best.sameness]
-    return replace(make_candidate(group), sure=False, caveats=("only-symptom",))
-
-
 # ---------------------------------------------------------------- certainty
 
 
@@ -191,37 +162,30 @@ def caveats_of(
     winner: Candidate, candidates: Sequence[Candidate], evidence: Evidence, timelines: Sequence[RankTimeline]
 ) -> tuple[str, ...]:
     """Return the names of the reasons why it is not certain; () for none."""
-    caveats = list(winner.caveats)
-    if not winner.sure:
-        caveats.append("unsure")
-    if winner.code in ("killed", "terminated", "interrupted"):
-        caveats.append("killer-unknown")
-    if winner.code in ("exit-code", "crash"):
-        caveats.append("no-error-output")
-    if winner.strength < CERTAIN_FROM and not caveats:
-        caveats.append("weak")
     inside = {timeline.rank.rank for timeline in timelines if timeline.rank.inner}
-    if evidence.launcher in LAUNCHERS and set(winner.ranks) - inside:
-        caveats.append("inner-unknown")
-    if _alternatives(winner, candidates):
-        caveats.append("alternatives")
-    if _unseen(winner, evidence, timelines):
-        caveats.append("not-all-seen")
-    if _unexplained(winner, timelines):
-        caveats.append("unexplained")
-    return tuple(dict.fromkeys(caveats))
+    caveats = {
+        **dict.fromkeys(winner.caveats, True),
+        "unsure": not winner.sure,
+        "killer-unknown": winner.code in ("killed", "terminated", "interrupted"),
+        "no-error-output": winner.code in ("exit-code", "crash"),
+    }
+    caveats["weak"] = winner.strength < CERTAIN_FROM and not any(caveats.values())
+    caveats["inner-unknown"] = evidence.launcher in LAUNCHERS and not inside.issuperset(winner.ranks)
+    caveats["alternatives"] = bool(_alternatives(winner, candidates))
+    caveats["not-all-seen"] = _unseen(winner, evidence, timelines)
+    caveats["unexplained"] = _unexplained(winner, timelines)
+    return tuple(name for name, holds in caveats.items() if holds)
 
 
 def _alternatives(winner: Candidate, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Return other possible first reasons: all credible ones, and weak ones that were not clearly later."""
-    alternatives = []
-    for one in candidates:
-        if one is winner or (set(one.ranks) <= set(winner.ranks) and one.ranks):
-            continue
-        clearly_later = winner.at is not None and one.at is not None and winner.at.is_before(one.at, by_s=CLEARLY_S)
-        if one.is_credible or not clearly_later:
-            alternatives.append(one)
-    return tuple(alternatives)
+    return tuple(
+        one
+        for one in candidates
+        if one is not winner
+        and not (one.ranks and set(one.ranks) <= set(winner.ranks))
+        and (one.is_credible or not surely_before(winner.at, one.at, by_s=CLEARLY_S))
+    )
 
 
 def _unseen(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTimeline]) -> bool:
@@ -244,7 +208,7 @@ def _unexplained(winner: Candidate, timelines: Sequence[RankTimeline]) -> bool:
             continue
         if timeline.own is not None and not (timeline.has_cause and timeline.own.is_vague):
             continue  # its own reason makes it an alternative, messages about others a consequence
-        if winner.at is None or timeline.end is None or not winner.at.is_before(timeline.end, by_s=CLEARLY_S):
+        if not surely_before(winner.at, timeline.end, by_s=CLEARLY_S):
             return True
     return False
 
@@ -274,17 +238,11 @@ def _role_of(winner: Candidate, timeline: RankTimeline) -> tuple[Role, str]:
         return Role.CONSEQUENCE, f"waited-{timeline.waited}"
     if rank.stopped:
         return Role.TEARDOWN, "stopped-with-it"
-    if own is not None and own.role == SYMPTOM:
-        return Role.CONSEQUENCE, own.code
-    if own is not None and own.role == CAUSE:
-        later = winner.at is not None and own.at is not None and winner.at.is_before(own.at)
-        return (Role.CONSEQUENCE if later or own.strength < CREDIBLE else Role.UNKNOWN), own.code
-    if own is not None and own.role == TEARDOWN:
-        return Role.CONSEQUENCE, own.code
+    if own is not None and (own.role != CONSEQUENCE or rank.code != 0):
+        is_other = own.role == CAUSE and own.strength >= CREDIBLE and not surely_before(winner.at, own.at)
+        return (Role.UNKNOWN if is_other else Role.CONSEQUENCE), own.code
     if rank.code == 0:
         return Role.TEARDOWN, "ended-well"
-    if own is not None:
-        return Role.CONSEQUENCE, own.code
     return (Role.CONSEQUENCE, "failed-after") if rank.has_ended else (Role.UNKNOWN, "no-record")
 
 

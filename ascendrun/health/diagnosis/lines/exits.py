@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line, RankEvidence, moment
 from ascendrun.health.diagnosis.lines.line_kinds import is_warning
@@ -15,6 +16,7 @@ from ascendrun.text import Text
 CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
 )
+_ENDS: Mapping[int, str] = {signal.SIGKILL: "killed", signal.SIGINT: "interrupted", **dict.fromkeys(CRASHES, "crash")}
 LOW_MEMORY_SHARE = 0.03
 """A host with a lower fraction of free memory counts as out of memory."""
 FULL_BELOW_BYTES = 64 * 2**20
@@ -69,20 +71,10 @@ def victims(host: HostEvidence) -> Mapping[int, Line]:
     return found
 
 
-def _own_workers(lines: Sequence[Line]) -> Mapping[int, Line]:
-    """Return pids of data loader workers that a rank reports as lost."""
-    found: dict[int, Line] = {}
-    for line in lines:
-        match = _WORKER.search(line.text) if "DataLoader worker" in line.text else None
-        if match is not None:
-            found.update((int(pid), line) for pid in re.findall(r"\d+", match.group(1)))
-    return found
-
-
-def _own_children(lines: Sequence[Line]) -> Mapping[int, Line]:
-    """Return pids that the rank's shell reports as killed."""
-    found = ((_SHELLS_CHILD.search(line.text), line) for line in lines)
-    return {int(match.group(1)): line for match, line in found if match is not None}
+def _lost_children(rank: RankEvidence, *patterns: re.Pattern[str]) -> Mapping[int, Line]:
+    """Return pids of processes that the output of a rank reports as lost, with the line that reports it."""
+    found = ((pattern.search(line.text), line) for pattern in patterns for line in rank.lines)
+    return {int(pid): line for match, line in found if match is not None for pid in re.findall(r"\d+", match[1])}
 
 
 CHILD_BEFORE_S, CHILD_AFTER_S = 120.0, 10.0
@@ -121,7 +113,7 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence) -> Indicator | None:
         return None
     number = signal_of(rank) or (None if rank.stopped or not rank.code else signal_to_launcher(rank.lines))
     values = {"signal": signal_name(number)} if number is not None else {"code": str(rank.code)}
-    code = _code_of(number)
+    code = "exit-code" if number is None else _ENDS.get(number, "terminated")
     last = _last_output(evidence, rank) if code in ("exit-code", "crash") else ()
     kernel = _kernel_lines(evidence, rank) if code == "crash" else ()
     values["last"] = _sentence(last or kernel)[:200] if last or kernel else "-"
@@ -163,12 +155,12 @@ def _last_output(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
         and not _FRAMES.search(line.text)
         and (line.at_s is None or last_s - line.at_s <= LAST_OUTPUT_S)
     ]
-    if decisive:
-        stream = errors if decisive[-1].stream == "err" else prints
-        run = _closing_run(stream, stream.index(decisive[-1]))
-        chosen = list(run) if len(run) > 1 else [*errors[-2:-1], decisive[-1]]
-    else:
-        chosen = errors[-2:]
+    if not decisive:
+        return tuple(proof_of(evidence, line, rank) for line in errors[-2:])
+    stream = errors if decisive[-1].stream == "err" else prints
+    until = reversed(stream[: stream.index(decisive[-1]) + 1])
+    in_a_row = [*takewhile(lambda line: _ERROR_LEVEL.search(line.text), until)][:3]
+    chosen = in_a_row[::-1] if len(in_a_row) > 1 else [*errors[-2:-1], decisive[-1]]
     return tuple(proof_of(evidence, line, rank) for line in chosen)
 
 
@@ -176,18 +168,6 @@ def _sentence(last: Sequence[Proof]) -> str:
     """Return the first of consecutive errors, which has the reason; else the last line."""
     in_a_row = len(last) > 1 and all(_ERROR_LEVEL.search(proof.line) for proof in last)
     return last[0 if in_a_row else -1].line
-
-
-def _closing_run(lines: Sequence[Line], last: int) -> Sequence[Line]:
-    """Return consecutive lines of level ERROR up to that line, at most three."""
-    first = last
-    while (
-        first > max(0, last - 2)
-        and _ERROR_LEVEL.search(lines[first].text)
-        and _ERROR_LEVEL.search(lines[first - 1].text)
-    ):
-        first -= 1
-    return lines[first : last + 1]
 
 
 def _is_output(line: Line) -> bool:
@@ -202,13 +182,6 @@ def _kernel_lines(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
     )
     lines = [line for line in evidence.host(rank.host).dmesg or () if rank.pid is not None and named.search(line.text)]
     return tuple(proof_of(evidence, line, rank) for line in lines[-1:])
-
-
-def _code_of(number: int | None) -> str:
-    if number is None:
-        return "exit-code"
-    ends: dict[int, str] = {signal.SIGKILL: "killed", signal.SIGINT: "interrupted", **dict.fromkeys(CRASHES, "crash")}
-    return ends.get(number, "terminated")
 
 
 def describe_end(rank: RankEvidence) -> Text:
@@ -232,8 +205,7 @@ def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidenc
     may_be = not rank.has_ended or signal_of(rank) == signal.SIGKILL  # in a container the pid may be of another process
     if rank.pid is not None and rank.pid in dead and may_be:
         return _oom(evidence, rank, (proof_of(evidence, dead[rank.pid], rank),), pid=rank.pid, sure=rank.has_ended)
-    workers = {**_own_workers(rank.lines), **(_own_children(rank.lines) if may_be else {})}
-    for pid, line in workers.items():
+    for pid, line in _lost_children(rank, _WORKER, *([_SHELLS_CHILD] if may_be else [])).items():
         if pid in dead:
             proofs = (proof_of(evidence, dead[pid], rank), proof_of(evidence, line, rank))
             found = _oom(evidence, rank, proofs, pid=pid, sure=True)
