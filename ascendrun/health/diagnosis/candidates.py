@@ -13,6 +13,7 @@ from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import (
     Evidence,
     HostEvidence,
+    Line,
     Moment,
     RankEvidence,
     earliest,
@@ -173,36 +174,26 @@ def _of_host(evidence: Evidence, host: HostEvidence, found: Sequence[Candidate])
     ranks = tuple(rank.rank for rank in here)
     lost = {"rebooted": "node-rebooted", "directory-gone": "node-directory-gone"}.get(host.lost or "")
     codes = [code for code in (lost, "supervisor-lost" if host.supervisor_lost else None) if code is not None]
-    made = [
-        Candidate(
-            code, result.STRENGTH[code], ranks, (host.host,), proofs=_events_of(evidence, host.host, f"reason.{code}")
-        )
-        for code in codes
-    ]
-    trouble = next((event for event in evidence.events if _is_trouble(event, host, here)), None)
-    reasons = [one for one in found if one.is_credible and not (one.is_vague and set(one.ranks).isdisjoint(ranks))]
-    if trouble is not None and not reasons:
-        code = _OF_ERRNO[trouble.values["errno"]]
-        failed = tuple(rank.rank for rank in here if rank.has_failed)
-        proof = result.Proof(text=trouble.message(), host=host.host, at_s=trouble.at_s)
-        at = Moment(trouble.at_s, 0.0, host.host)
-        made.append(Candidate(code, result.STRENGTH["kernel"], failed or ranks, (host.host,), at, (proof,), sure=False))
+    made = []
+    for code in codes:  # with the state transitions with this reason
+        moves = [one for one in evidence.events if getattr(one.values.get("reason"), "key", "") == f"reason.{code}"]
+        proofs = [_proof_of(one, host) for one in moves if host.host in one.hosts][:2]
+        made.append(Candidate(code, result.STRENGTH[code], ranks, (host.host,), proofs=tuple(proofs)))
+    if any(one.is_credible and not (one.is_vague and set(one.ranks).isdisjoint(ranks)) for one in found):
+        return made
+    for event in evidence.events:
+        code = _OF_ERRNO.get(str(event.values.get("errno"))) if event.code == "io-error" else None
+        node_s = 2 * event.at_s - host.clock.to_head_s(event.at_s)
+        if code is not None and host.host in event.hosts and is_timely(node_s, here):
+            failed = tuple(rank.rank for rank in here if rank.has_failed)
+            at, proofs = Moment(event.at_s, 0.0, host.host), (_proof_of(event, host),)
+            strength = result.STRENGTH["kernel"]
+            return [*made, Candidate(code, strength, failed or ranks, (host.host,), at, proofs, sure=False)]
     return made
 
 
-def _is_trouble(event: Event, host: HostEvidence, here: Sequence[RankEvidence]) -> bool:
-    is_known = event.code == "io-error" and host.host in event.hosts and event.values.get("errno") in _OF_ERRNO
-    node_s = 2 * event.at_s - host.clock.to_head_s(event.at_s)
-    return is_known and is_timely(node_s, here)
-
-
-def _events_of(evidence: Evidence, host: str, key: str) -> tuple[result.Proof, ...]:
-    """Return the state transitions with this reason for the host."""
-    return tuple(
-        result.Proof(text=event.message(), host=host, at_s=event.at_s)
-        for event in evidence.events
-        if host in event.hosts and getattr(event.values.get("reason"), "key", None) == key
-    )[:2]
+def _proof_of(event: Event, host: HostEvidence) -> result.Proof:
+    return result.Proof(text=event.message(), host=host.host, at_s=event.at_s)
 
 
 def _of_devices(evidence: Evidence, timelines: Sequence[RankTimeline], found: Sequence[Candidate]) -> list[Candidate]:
@@ -218,8 +209,7 @@ def _of_devices(evidence: Evidence, timelines: Sequence[RankTimeline], found: Se
         is_unused = not ranks and any(rank.device is not None for rank in here)
         if is_unused or (credible and not credible & set(ranks)):
             continue
-        has_ended = any(one.rank.has_failed or one.waited or one.rank.stopped or one.has_no_trace for one in ended)
-        if not credible and ranks and not has_ended:
+        if ranks and not credible and not any(one.is_over for one in ended):
             continue
         text = Text("device.problem", "device {device}: {problem}", device=fact.device, problem=fact.problem)
         proof = result.Proof(text=text, host=host.host, file=fact.file, rank=ranks[0] if ranks else None)
@@ -261,84 +251,70 @@ NEAR_S = 300.0
 def candidates_of_kernels(evidence: Evidence, found: Sequence[Candidate]) -> list[Candidate]:
     """Return candidates if no rank has a credible reason, or if ranks on the host were only killed, crashed, or have
     an unclear device code."""
-    of_ranks = [one for one in found if one not in _alarms(found)]
+    alarms = [one for one in found if "only-afterwards" in one.caveats]
+    of_ranks = [one for one in found if "only-afterwards" not in one.caveats]
     weak = [one for one in of_ranks if one.is_vague or "only-symptom" in one.caveats or is_of_some_device(one)]
     if any(one.is_credible and one not in weak for one in of_ranks):
         return []
     hosts = {host for one in weak for host in one.hosts}
-    made = [_candidate(evidence, host, weak) for host in evidence.hosts if not hosts or host.host in hosts]
-    return [_with_device(one, found) for one in made if one is not None]
+    made = [_of_kernel(evidence, host, weak) for host in evidence.hosts if not hosts or host.host in hosts]
+    return [_with_device(one, alarms) for one in made if one is not None]
 
 
-def _alarms(found: Sequence[Candidate]) -> list[Candidate]:
-    return [one for one in found if "only-afterwards" in one.caveats]
-
-
-def _with_device(kernel: Candidate, found: Sequence[Candidate]) -> Candidate:
+def _with_device(kernel: Candidate, alarms: Sequence[Candidate]) -> Candidate:
     """Merge it with the only unhealthy device of that host: one reason."""
-    there = [one for one in _alarms(found) if one.hosts == kernel.hosts and one.ranks]
+    there = [one for one in alarms if one.hosts == kernel.hosts and one.ranks]
     if kernel.ranks or len(there) != 1:
         return kernel
-    return replace(
-        kernel,
-        ranks=there[0].ranks,
-        at=kernel.at or there[0].at,
-        proofs=(*kernel.proofs, *there[0].proofs)[:PROOFS_LIMIT],
-    )
+    proofs = (*kernel.proofs, *there[0].proofs)[:PROOFS_LIMIT]
+    return replace(kernel, ranks=there[0].ranks, at=kernel.at or there[0].at, proofs=proofs)
 
 
-def _candidate(evidence: Evidence, host: HostEvidence, weak: Sequence[Candidate]) -> Candidate | None:
-    here = evidence.ranks_of(host.host)
+def _of_kernel(evidence: Evidence, host: HostEvidence, weak: Sequence[Candidate]) -> Candidate | None:
+    lines, here = host.dmesg or (), evidence.ranks_of(host.host)
     explained = [one for one in weak if set(one.ranks) & {rank.rank for rank in here}]
-    hits = [hit for hit in _hits(evidence, host) if all(_may_explain(evidence, host, hit, one) for one in explained)]
-    hit = strongest(hit for hit in hits if _ended(host, here, hit)) or strongest(hits)
+    hits = [hit for hit in _hits(lines, here) if all(_may_explain(evidence, host, hit, one) for one in explained)]
+    ended = [hit for hit in hits if any(_ended(rank, hit, lines[hit.line].at_s) for rank in here)]
+    hit = strongest(ended or hits)
     if hit is None:
         return None
-    line = (host.dmesg or ())[hit.line]
-    named = _named(here, hit)
+    named = tuple(rank.rank for rank in here if _names(hit, pid=rank.pid) or _names(hit, device=rank.device))
     joined = tuple(sorted({rank for one in explained for rank in one.ranks} & {rank.rank for rank in here}))
-    is_sure = bool(_ended(host, here, hit))
     strength = max([result.STRENGTH["kernel"], *(one.strength + 2 for one in explained)])
-    strength = max(strength, hit.signature.strength) if is_sure else strength
     return Candidate(
         hit.signature.code,
-        strength,
+        max(strength, hit.signature.strength) if ended else strength,
         named or joined,
         (host.host,),
-        sure=is_sure,
-        at=moment(evidence, host.host, line.at_s),
+        sure=bool(ended),
+        at=moment(evidence, host.host, lines[hit.line].at_s),
         values=hit.values,
-        proofs=(result.proof_of(evidence, line, host),),
-        caveats=() if is_sure else ("only-kernel",),
+        proofs=(result.proof_of(evidence, lines[hit.line], host),),
+        caveats=() if ended else ("only-kernel",),
     )
 
 
-def _ended(host: HostEvidence, here: Sequence[RankEvidence], hit: Hit) -> tuple[int, ...]:
-    """Return the ranks that the kernel reports as ended, by pid, and that ended so at that time."""
-    at_s = (host.dmesg or ())[hit.line].at_s
-    return tuple(
-        rank.rank
-        for rank in here
-        if str(rank.pid) == hit.values.get("pid")
-        and rank.has_failed
-        and signal_of(rank) in _OF_KERNELS.get(hit.signature.code, ())
-        and (at_s is None or rank.exited_at_s is None or -KILLED_AT_ONCE_S < rank.exited_at_s - at_s < AFTER_S)
-    )
+def _names(hit: Hit, **number: int | None) -> bool:
+    return any(value is not None and hit.values.get(name) == str(value) for name, value in number.items())
 
 
-def _hits(evidence: Evidence, host: HostEvidence) -> list[Hit]:
+def _ended(rank: RankEvidence, hit: Hit, at_s: float | None) -> bool:
+    """Return whether the kernel reports the rank as ended, by pid, and it ended so at that time."""
+    is_end = rank.has_failed and signal_of(rank) in _OF_KERNELS.get(hit.signature.code, ())
+    if not is_end or not _names(hit, pid=rank.pid):
+        return False
+    return at_s is None or rank.exited_at_s is None or -KILLED_AT_ONCE_S < rank.exited_at_s - at_s < AFTER_S
+
+
+def _hits(lines: Sequence[Line], here: Sequence[RankEvidence]) -> list[Hit]:
     """Return causes in kernel lines shortly before the end, or before the last output of stopped ranks, and all that
     the kernel says about the process of a rank that did not fail."""
-    lines = host.dmesg or ()
-    here = evidence.ranks_of(host.host)
-    timely = {index for index, line in enumerate(lines) if line.at_s is None or is_timely(line.at_s, here)}
-    silent = {str(rank.pid) for rank in here if not rank.has_failed}
+    timely = [(at, line.text) for at, line in enumerate(lines) if line.at_s is None or is_timely(line.at_s, here)]
     return [
         hit
-        for hit in scan((index, line.text) for index, line in enumerate(lines))
-        if hit.line in timely
-        and hit.signature.family in KERNEL_FAMILIES
-        and (hit.signature.role == result.CAUSE or str(hit.values.get("pid")) in silent)
+        for hit in scan(timely)
+        if hit.signature.family in KERNEL_FAMILIES
+        and (hit.signature.role == result.CAUSE or any(_names(hit, pid=one.pid) for one in here if not one.has_failed))
     ]
 
 
@@ -355,15 +331,7 @@ def is_timely(at_s: float, here: Sequence[RankEvidence]) -> bool:
 
 def _may_explain(evidence: Evidence, host: HostEvidence, hit: Hit, one: Candidate) -> bool:
     """Return whether it may explain `one`; a device code ranks below a kernel message only at about the same time."""
-    if not is_of_some_device(one) or one.at is None:
-        return True
     when = moment(evidence, host.host, (host.dmesg or ())[hit.line].at_s)
-    return when is None or -NEAR_S < when.at_s - one.at.at_s < AFTER_S
-
-
-def _named(here: Sequence[RankEvidence], hit: Hit) -> tuple[int, ...]:
-    """Return the ranks whose process or device the line names."""
-    pid, device = hit.values.get("pid"), hit.values.get("device")
-    return tuple(
-        rank.rank for rank in here if str(rank.pid) == pid or (device is not None and str(rank.device) == device)
-    )
+    if not is_of_some_device(one) or one.at is None or when is None:
+        return True
+    return -NEAR_S < when.at_s - one.at.at_s < AFTER_S

@@ -32,7 +32,6 @@ class RankTimeline:
     end: Moment | None = None
     waited: str | None = None
     waited_at: Moment | None = None
-    has_no_trace: bool = False
     survived: Mapping[str, bool] = field(default_factory=dict)
     said: tuple[str, ...] = ()
     frames: str = ""
@@ -48,12 +47,18 @@ class RankTimeline:
         return [message for message in self.messages if message.wait is not None]
 
     @property
+    def is_over(self) -> bool:
+        """Return whether it failed, waited, was stopped, or left neither an end nor output."""
+        has_no_trace = not self.rank.has_ended and not self.rank.lines
+        return self.rank.has_failed or self.waited is not None or self.rank.stopped or has_no_trace
+
+    @property
     def has_finished(self) -> bool:
         return self.rank.code == 0 and not self.rank.stopped
 
 
 def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
-    """Read a rank's evidence; a rank without any output has `has_no_trace`."""
+    """Read a rank's evidence."""
     host = evidence.host(rank.host)
     rank = replace(rank, lines=unfold(without_colours(rank.lines)), error=without_colours(rank.error))
     plog = with_stamps(rank.plog or (), until_s=rank.exited_at_s or host.stopped_at_s)
@@ -76,7 +81,6 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
         end=moment(evidence, rank.host, rank.exited_at_s),
         waited=suffered.wait if suffered else None,
         waited_at=None if suffered is None else moment(evidence, rank.host, suffered.line.at_s),
-        has_no_trace=not rank.has_ended and not rank.lines,
         survived=fatal.survived(),
         said=tuple(fatal.lines[index].text for one in raised for index in fatal.message_of(one)),
         frames="\n".join(fatal.lines[index].text for one in raised for index in range(one.first, one.last)),
