@@ -56,6 +56,7 @@ def test_a_return_code_with_another_one_below_it_is_not_certain(code: str, place
         ("HCCL function error: HcclCommInitRootInfo(), error code is 7", False),
         ("HCCL function error: HcclAllReduce(buffer), error code is 9", True),
         ("NCCL error: timed out after 600 s", True),
+        ("NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:2251, remote process exited", True),
     ],
 )
 def test_an_error_of_the_library_is_a_wait_only_with_a_timeout(message: str, has_waited: bool) -> None:

@@ -15,18 +15,8 @@ from ascendrun.health.comparison import finding_line
 from ascendrun.health.survey.facts import DeviceNode, NodeFacts
 from ascendrun.health.survey.recorded_facts import recorded_facts
 from ascendrun.sim.ascend.scenario import Scenario, ShownProcess
-from ascendrun.sim.ascend.tool.model import FAMILIES
 from ascendrun.text import LANGUAGES
 from tests.lib.npu_worlds import RESERVED, codes, findings, node, ran, section, the, world
-
-LAYOUTS = [(name, layout) for name, family in FAMILIES.items() for layout in family.layouts]
-
-
-@pytest.mark.parametrize(("chip", "layout"), LAYOUTS)
-def test_clean_nodes_of_every_chip_in_every_layout_have_no_finding(chip, layout):
-    scenario = Scenario(chip=chip, layout=layout, cards=8)
-    assert run_checks(world(node("n1", scenario), node("n2", scenario))) == ()
-    assert run_checks(world(node("n1", scenario), family=None)) == ()
 
 
 @pytest.mark.parametrize("family", ["cpu", "cuda"])

@@ -22,6 +22,7 @@ from ascendrun.sim.ascend.scenario import PlannedFault, Scenario
 from ascendrun.sim.ascend.tool.model import FAMILIES
 from tests.lib.npu_worlds import ran, raw_answers, section
 from tests.lib.recorded_reports import GIB, ROOT, recorded_answer
+from tests.unit.health.checks.test_npu import FAULTS as NPU_FAULTS
 
 SOUND_NODES = 4
 LAYOUTS = [(name, layout) for name, family in FAMILIES.items() for layout in family.layouts]
@@ -62,33 +63,11 @@ def environ(**more):
 
 # What the NPU tools say: the code that must be found, the scenario of the simulated node.
 OF_THE_NPUS = [
-    ("npu-missing", of("dropped", 3)),
-    ("npu-health-warning", of("health_warning", 2)),
-    ("npu-health-alarm", of("health_alarm", 2)),
-    ("npu-health-critical", of("health_critical", 2)),
-    ("npu-health-unknown", of("health_unknown", 2)),
-    ("ecc-single", of("ecc_single", 1)),
-    ("ecc-double", of("ecc_double", 1)),
-    ("hbm-short", of("hbm_short", 5)),
-    ("hbm-owner-unknown", of("hbm_held", 5)),
-    ("npu-ghost", of("ghost_process", 6)),
+    *((code, of(*fault)) for fault, code, *_ in NPU_FAULTS if fault[0] != "garbage"),
     ("npu-hot", of("hot", 6, "71")),
     ("npu-throttled", of("throttled", 6)),
     ("npu-clock-differs", of("rated_clock", 6)),
     ("device-mtu-differs", of("mtu", 4)),
-    ("device-link-down", of("link_down", 4)),
-    ("device-ip-missing", of("ip_missing", 4)),
-    ("device-ip-family", of("ip_v6", 4)),
-    ("hccn-conf-stale", of("hccn_conf_stale", 4)),
-    ("device-tls-differs", of("tls_on", 7)),
-    ("device-net-health", of("net_health", 0, "Unreachable")),
-    ("device-fec-off", of("fec_none", 0)),
-    ("device-optical", of("optical_absent", 0)),
-    ("device-optical", of("optical_dark", 0)),
-    ("npu-driver-unreachable", of("driver_missing")),
-    ("npu-held-elsewhere", of("device_used")),
-    ("driver-firmware", of("firmware_mismatch")),
-    ("hccn-refused", of("hccn_refused")),
     ("device-unreachable", of("unreachable", 3)),
     ("driver-incomplete", Scenario(is_complete=False)),
     ("cann-mixed", Scenario(components={"hccl": "8.0.RC2"})),
@@ -195,20 +174,20 @@ COMPANIONS = {
 # How severe it is; the others are warnings.
 SEVERITIES = {
     Severity.FAIL: (
-        "device-file-closed device-file-missing device-ip-family device-ip-missing device-link-down device-tls-differs "
-        "device-unreachable directory-hangs directory-not-writable disk-full ecc-double hbm-short hccn-hangs "
-        "if-ip-foreign inodes-low interface-missing no-route npu-driver-unreachable npu-health-alarm "
-        "npu-health-critical npu-health-unknown npu-held-elsewhere npu-missing npu-smi-error npu-smi-hangs "
-        "npu-smi-missing npu-smi-unreadable null-device-broken path-not-found path-unreadable peer-is-loopback "
-        "peer-refuses peer-timeout python-missing torch-npu-torch variable-wrong visible-beyond"
+        "device-file-closed device-file-missing device-unreachable directory-hangs directory-not-writable disk-full "
+        "hccn-hangs if-ip-foreign inodes-low interface-missing no-route npu-smi-error npu-smi-hangs npu-smi-missing "
+        "null-device-broken path-not-found path-unreadable peer-is-loopback peer-refuses peer-timeout python-missing "
+        "torch-npu-torch variable-wrong visible-beyond"
     ),
     Severity.NOTE: (
-        "cpus-differ ecc-single hccn-refused kernel-differs limits-differ login-noise npu-more os-differs "
-        "package-differs user-differs"
+        "cpus-differ kernel-differs limits-differ login-noise npu-more os-differs package-differs user-differs"
     ),
 }
 FOR_NPUS = {"hccl-port-taken", "ports-not-reserved", "variable-wrong", "allocator-setting-new"}
-SEVERITY = {code: severity for severity, codes in SEVERITIES.items() for code in codes.split()}
+SEVERITY = {
+    **{code: Severity(severity) for _, code, severity, *_ in NPU_FAULTS},
+    **{code: severity for severity, codes in SEVERITIES.items() for code in codes.split()},
+}
 
 
 def cluster(scenarios, changes=None):
@@ -258,6 +237,7 @@ def test_every_one_of_a_cluster_of_faults_is_found_on_its_node_and_the_sound_nod
     of_hosts = {code for check in CHECKS if check not in NPU_CHECKS for code in check.codes} - FOR_NPUS
     of_cpus = {(host, one.code) for one in run_checks(replace(world, device_type="cpu")) for host in one.hosts}
     assert {(name, code) for name, (code, _) in sick.items() if code in of_hosts} <= of_cpus
+    assert not {code for _, code in of_cpus} & FOR_NPUS
 
 
 def test_the_codes_of_the_table_are_those_that_checks_can_find():
@@ -267,4 +247,5 @@ def test_the_codes_of_the_table_are_those_that_checks_can_find():
 @pytest.mark.parametrize(("chip", "layout"), LAYOUTS)
 def test_a_sound_cluster_of_every_chip_in_every_layout_has_nothing_to_be_told(chip, layout):
     cards = max(1, 8 // FAMILIES[chip].dies)
-    assert run_checks(cluster([Scenario(chip=chip, layout=layout, cards=cards)] * 3)) == ()
+    world = cluster([Scenario(chip=chip, layout=layout, cards=cards)] * 3)
+    assert run_checks(world) == run_checks(replace(world, device_type=None)) == ()

@@ -7,7 +7,7 @@ import pytest
 from ascendrun.ascend.signatures import signatures
 from ascendrun.health.diagnosis import Evidence, FixedClock, HostEvidence, Line, RankEvidence, diagnose, render
 from ascendrun.health.diagnosis.evidence import Moment, moment, stamp_of, with_stamps
-from ascendrun.health.diagnosis.lines.line_kinds import find_peer_lines, is_try, is_warning, suffered_wait
+from ascendrun.health.diagnosis.lines.line_kinds import is_try, is_warning
 from ascendrun.health.diagnosis.lines.rank_lines import RULED
 
 
@@ -32,26 +32,6 @@ def test_a_log_in_local_time_is_set_by_the_end_of_its_process() -> None:
     assert stamp is not None and stamp % 60 == 5.25
     east = stamp - 8 * 3600  # the node's clock ran eight hours ahead of UTC
     assert with_stamps([line], until_s=east + 2.0)[0].at_s == east
-
-
-@pytest.mark.parametrize(
-    "text, kind, wait",
-    [
-        (
-            "|  10.0.0.9(7)   |  16666  |   10.0.0.8(1)   |  3234  |  client  | time out |   ENABLE  | x",
-            "link",
-            "connect",
-        ),
-        ("gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:4102", "lost", "lost"),
-        ("The Notify register has not received the Notify record from remote rank: [7].", "remote", "exec"),
-        ('fault_info["Failed to connect agent[1,3,]"]', "missing", "connect"),
-        ("DistStoreError: Timed out after 301 seconds waiting for clients. 3/4 clients joined.", "clients", "connect"),
-        ("c10d: failed to connect to [npu01]:29511 (errno: 113 - No route to host).", "unreached", "connect"),
-    ],
-)
-def test_words_about_other_ranks_are_read(text: str, kind: str, wait: str) -> None:
-    words = list(find_peer_lines([Line(text, "f")]))
-    assert (kind, wait) in [(word.kind, word.wait) for word in words], words
 
 
 def test_signatures_that_are_weighed_together_exist() -> None:
@@ -143,16 +123,3 @@ def test_a_warning_is_nobodys_last_word() -> None:
     said = "/opt/lib/args.py:15: FutureWarning: `a` is deprecated and cannot be used"
     found = diagnose(crashed(3, Line(said, "a/rank-0.err.0", 0, 1.0)))
     assert said not in [proof.text for proof in found.evidence] and "deprecated" not in render(found).message
-
-
-@pytest.mark.parametrize(
-    "text, wait",
-    [
-        ("RuntimeError: HCCL function error: HcclAllReduce(buffer), error code is 9", "exec"),
-        ("RuntimeError: HCCL function error: HcclCommInitRootInfo, error code is 4", None),
-        ("DistBackendError: NCCL error in: NCCLUtils.hpp:219, invalid usage, NCCL version 2.21.5", None),
-        ("DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251, remote process exited", "lost"),
-    ],
-)
-def test_an_error_of_the_library_is_a_wait_only_with_a_timeout_or_a_lost_peer(text: str, wait: str | None) -> None:
-    assert suffered_wait(text) == wait
