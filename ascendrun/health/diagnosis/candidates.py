@@ -177,18 +177,18 @@ def _of_host(evidence: Evidence, host: HostEvidence, found: Sequence[Candidate])
     made = []
     for code in codes:  # with the state transitions with this reason
         moves = [one for one in evidence.events if getattr(one.values.get("reason"), "key", "") == f"reason.{code}"]
-        proofs = [_proof_of(one, host) for one in moves if host.host in one.hosts][:2]
-        made.append(Candidate(code, result.STRENGTH[code], ranks, (host.host,), proofs=tuple(proofs)))
+        proofs = tuple(_proof_of(one, host) for one in moves if host.host in one.hosts)
+        made.append(Candidate(code, result.STRENGTH[code], ranks, (host.host,), proofs=proofs[:2]))
     if any(one.is_credible and not (one.is_vague and set(one.ranks).isdisjoint(ranks)) for one in found):
         return made
     for event in evidence.events:
-        code = _OF_ERRNO.get(str(event.values.get("errno"))) if event.code == "io-error" else None
+        known = _OF_ERRNO.get(str(event.values.get("errno"))) if event.code == "io-error" else None
         node_s = 2 * event.at_s - host.clock.to_head_s(event.at_s)
-        if code is not None and host.host in event.hosts and is_timely(node_s, here):
+        if known is not None and host.host in event.hosts and is_timely(node_s, here):
             failed = tuple(rank.rank for rank in here if rank.has_failed)
-            at, proofs = Moment(event.at_s, 0.0, host.host), (_proof_of(event, host),)
+            at, proof = Moment(event.at_s, 0.0, host.host), _proof_of(event, host)
             strength = result.STRENGTH["kernel"]
-            return [*made, Candidate(code, strength, failed or ranks, (host.host,), at, proofs, sure=False)]
+            return [*made, Candidate(known, strength, failed or ranks, (host.host,), at, (proof,), sure=False)]
     return made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from ascendrun.ascend.signatures import scan
 from ascendrun.health.diagnosis.candidates import Candidate
@@ -93,8 +93,8 @@ class Edges:
         found: dict[int, str] = {}
         groups = {one.rank: one.message.values["group"] for one in self.of("tag")}
         counted = self.of(*COUNTED)
-        named = [*groups.values()] or [one.message.values.get("group") for one in counted]
-        common = next((group for group, _ in Counter(named).most_common(1)), None)
+        named = groups.values() or [one.message.values.get("group") for one in counted]
+        common = next((group for group, _ in Counter[Optional[str]](named).most_common(1)), None)
         for one in counted:
             if groups.get(one.rank, one.message.values.get("group") or common) == common and name in one.message.values:
                 found[one.rank] = one.message.values[name]
