@@ -108,16 +108,15 @@ class Jobs(Part):
 
     def list(self, *, everything: bool = False, folded: bool = False) -> tuple[JobView, ...]:
         """Return live jobs, newest first; with `everything` also ended jobs. `folded`: one view for each pipeline."""
-        every = self._all()
-        sight = self._sight_of([stored.job for stored in every])
+        chosen = self._newest_first(everything)
+        sight = self._sight_of([stored.job for stored in chosen])
         if sight is not None and sight.is_new:
-            every = self._all()
-        chosen = [stored for stored in reversed(every) if everything or not stored.job.is_terminal]
+            chosen = self._newest_first(everything)
         if not folded:
             return tuple(self._view(stored, sight) for stored in chosen)
         views = [self._view(stored, sight) for stored in chosen if stored.job.pipeline is None]
         for pipeline in {stored.job.pipeline for stored in chosen} - {None}:
-            views.append(self._pipeline_view([stored for stored in every if stored.job.pipeline == pipeline], sight))
+            views.append(self._pipeline_view(self.stages(str(pipeline)), sight))
         return tuple(sorted(views, key=lambda view: view.created_at_s, reverse=True))
 
     def names(self) -> Mapping[str, str]:
@@ -258,9 +257,9 @@ class Jobs(Part):
             self._head.request(HoldJob(job_id, by), repeat=True)
         return self.detail(ref).job
 
-    def _all(self) -> Sequence[StoredJob]:
+    def _newest_first(self, everything: bool) -> Sequence[StoredJob]:
         with self._head.store() as store:
-            return store.jobs.all()
+            return (store.jobs.all() if everything else store.jobs.unended())[::-1]
 
     def _find(self, ref: str) -> tuple[StoredJob, tuple[Event, ...]]:
         """Return a job with its events. Raises NotFoundError."""

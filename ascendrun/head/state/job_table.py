@@ -114,6 +114,13 @@ class JobTable:
         """Return jobs whose processes may still live on hosts."""
         return self._select("WHERE has_unconfirmed ORDER BY number", [])
 
+    def unended(self) -> tuple[StoredJob, ...]:
+        """Return jobs that have not ended, oldest first."""
+        from ascendrun.core.jobs.job import TERMINAL
+
+        ended = [state.value for state in TERMINAL]
+        return self._select(f"WHERE state NOT IN ({', '.join('?' * len(ended))}) ORDER BY number", ended)
+
     def all(self) -> tuple[StoredJob, ...]:
         return self._select("ORDER BY number", [])
 
