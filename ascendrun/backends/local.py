@@ -4,49 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.settings import LOGIN_FILE, Settings, local_root
-from ascendrun.head.ssh.child_process import ChildStream
-from ascendrun.head.ssh.transport import CLOSED_HERE, Receiver, StreamClosedError
+from ascendrun.head.ssh.child_process import ChildConnection, ChildStream
 
 ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
-
-
-class LocalConnection:
-    """Implementation of `transport.Connection`; each opened command is a child in a separate session."""
-
-    peer_address: str | None = None
-
-    def __init__(self, env: dict[str, str]) -> None:
-        self._env = env
-        self._streams: list[ChildStream] = []
-        self._is_closed = False
-
-    def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> ChildStream:
-        if self._is_closed:
-            raise StreamClosedError(CLOSED_HERE)
-        try:
-            stream = ChildStream(["/bin/sh", "-c", command], env=self._env, cwd=os.path.expanduser("~"))
-        except OSError as error:
-            raise UnreachableError.of(
-                "ssh.local-no-process",
-                "cannot start a process on this machine ({error})",
-                "check the limits of processes and open files: ulimit -a",
-                error=error.strerror or str(error),
-            ) from error
-        stream.start(receiver)
-        self._streams.append(stream)
-        return stream
-
-    def close(self) -> None:
-        self._is_closed = True
-        for stream in self._streams:
-            stream.close()
-        self._streams.clear()
 
 
 class LocalBackend:
@@ -55,7 +22,7 @@ class LocalBackend:
     def __init__(self, settings: Settings, options: object = None) -> None:
         self._settings = settings
 
-    def connect(self, host: Host) -> LocalConnection:
+    def connect(self, host: Host) -> ChildConnection:
         """Connect with the head's environment, the head's Python first in PATH, and the variables of the host's login.
         Raises UnreachableError."""
         root = local_root(self._settings, host.name)
@@ -78,13 +45,25 @@ class LocalBackend:
             ROOT_VARIABLE: str(root),
             "PATH": os.pathsep.join([folder, os.environ.get("PATH") or os.defpath]),
         }
-        return LocalConnection({**env, **read_login(root)})
+        return ChildConnection(partial(_start, {**env, **read_login(root)}))
 
     def terminal_argv(self, host: Host, argv: Sequence[str], *, has_terminal: bool) -> list[str]:
         return list(argv)
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _start(env: Mapping[str, str], command: str) -> ChildStream:
+    try:
+        return ChildStream(["/bin/sh", "-c", command], env=env, cwd=os.path.expanduser("~"))
+    except OSError as error:
+        raise UnreachableError.of(
+            "ssh.local-no-process",
+            "cannot start a process on this machine ({error})",
+            "check the limits of processes and open files: ulimit -a",
+            error=error.strerror or str(error),
+        ) from error
 
 
 def read_login(root: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 from ascendrun.backends.slurm import queue
 from ascendrun.core.allocations import AllocationRequest, AllocationState, EngineError
@@ -13,8 +14,7 @@ from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.reasons import because
 from ascendrun.core.settings import Settings
-from ascendrun.head.ssh.child_process import ChildStream
-from ascendrun.head.ssh.transport import CLOSED_HERE, Receiver, StreamClosedError
+from ascendrun.head.ssh.child_process import ChildConnection, ChildStream
 from ascendrun.node import hold, layout
 
 COMMAND_S = 60.0
@@ -41,8 +41,9 @@ class SlurmBackend:
     def __init__(self, settings: Settings, options: object = None) -> None:
         self._env = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
 
-    def connect(self, host: Host) -> SlurmConnection:
-        return SlurmConnection(host)
+    def connect(self, host: Host) -> ChildConnection:
+        """Return a connection of which each command is a step of the allocation."""
+        return ChildConnection(partial(_start, host))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -90,38 +91,17 @@ class SlurmBackend:
         return done.stdout
 
 
-class SlurmConnection:
-    """Implementation of `transport.Connection`: each opened command is a step of the allocation."""
-
-    peer_address: str | None = None
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._streams: list[ChildStream] = []
-        self._is_closed = False
-
-    def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> ChildStream:
-        if self._is_closed:
-            raise StreamClosedError(CLOSED_HERE)
-        try:
-            stream = ChildStream(step_argv(self._host, ["/bin/sh", "-c", command]), cwd="/")
-        except OSError as error:
-            raise UnreachableError.of(
-                "slurm.no-srun",
-                "{host}: cannot start srun ({error})",
-                "run ascendrun on a login node of the cluster, where srun is on PATH",
-                host=self._host.name,
-                error=error.strerror or str(error),
-            ) from error
-        stream.start(receiver)
-        self._streams.append(stream)
-        return stream
-
-    def close(self) -> None:
-        self._is_closed = True
-        for stream in self._streams:
-            stream.close()
-        self._streams.clear()
+def _start(host: Host, command: str) -> ChildStream:
+    try:
+        return ChildStream(step_argv(host, ["/bin/sh", "-c", command]), cwd="/")
+    except OSError as error:
+        raise UnreachableError.of(
+            "slurm.no-srun",
+            "{host}: cannot start srun ({error})",
+            "run ascendrun on a login node of the cluster, where srun is on PATH",
+            host=host.name,
+            error=error.strerror or str(error),
+        ) from error
 
 
 def step_argv(host: Host, command: Sequence[str], *, options: Sequence[str] = ("--unbuffered",)) -> list[str]:

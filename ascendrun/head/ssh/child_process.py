@@ -185,6 +185,32 @@ class ChildStream:
                 pipe.close()
 
 
+class ChildConnection:
+    """Implementation of `transport.Connection`: each opened command is a child of this machine. `start`: starts one.
+    Raises UnreachableError."""
+
+    peer_address: str | None = None
+
+    def __init__(self, start: Callable[[str], ChildStream]) -> None:
+        self._start = start
+        self._streams: list[ChildStream] = []
+        self._is_closed = False
+
+    def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> ChildStream:
+        if self._is_closed:
+            raise StreamClosedError(CLOSED_HERE)
+        stream = self._start(command)
+        stream.start(receiver)
+        self._streams.append(stream)
+        return stream
+
+    def close(self) -> None:
+        self._is_closed = True
+        for stream in self._streams:
+            stream.close()
+        self._streams.clear()
+
+
 def describe_plain_end(code: int) -> tuple[Text, int | None]:
     """Return the status of a death by signal as shells report it: 128 + signal."""
     return COMMAND_ENDED, code if code >= 0 else 128 - code
