@@ -37,10 +37,11 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Granted:
-    """The hosts are there. `ends_at_s`: UTC seconds, None: it has no limit."""
+    """The hosts are there. `ends_at_s`: UTC seconds, `length_s`: from its start to that; None: it has no limit."""
 
     hosts: tuple[Host, ...]
     ends_at_s: float | None = None
+    length_s: float | None = None
 
 
 @dataclass(frozen=True)

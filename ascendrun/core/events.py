@@ -36,6 +36,7 @@ SEPARATE = "separate-trainings"
 """Code of an event; also a name for `checks.skip`."""
 _EVENT_TYPES = (
     EventType("submitted", Severity.INFO),
+    EventType("submitted-to-engine", Severity.INFO),
     EventType("store-rebuilt", Severity.WARNING),
     EventType("job-rebuilt", Severity.WARNING),
     EventType("state-changed", Severity.INFO),

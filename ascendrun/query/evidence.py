@@ -126,7 +126,7 @@ def events_of_attempt(events: Sequence[Event], attempt: int) -> tuple[Event, ...
     found: list[Event] = []
     for event in events:
         number = event.attempt or (found and attempt)
-        if number == attempt and event.code != "submitted":
+        if number == attempt and not event.code.startswith("submitted"):
             found.append(event)
         elif number == attempt + 1 and found:
             found.append(event)

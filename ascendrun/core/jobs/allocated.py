@@ -11,6 +11,9 @@ from ascendrun.core.jobs.job import Cause, Phase, State
 from ascendrun.core.jobs.reasons import FirstFailure, Reason, because
 from ascendrun.core.jobs.restart import Failure, Kind
 
+MARGIN_S = 30.0
+"""Seconds beyond the grace period before the end of an allocation at which its ranks are stopped."""
+
 
 class AllocationRequested(JobInput):
     """An allocation with this key is requested: stored before it is."""
@@ -36,9 +39,10 @@ class AllocationWaiting(JobInput):
 
 
 class AllocationGranted(JobInput):
-    """The hosts are there; the job is placed on them."""
+    """The hosts are there for `length_s` (None: without a limit); the job is placed on them."""
 
     hosts: tuple[Host, ...]
+    length_s: float | None = None
 
     def apply(self, draft: Draft) -> None:
         job, names = draft.job, tuple(host.name for host in self.hosts)
@@ -47,6 +51,9 @@ class AllocationGranted(JobInput):
         earlier = tuple(host for host in job.granted if host.name not in names)
         draft.job = replace(job, pool=names, granted=(*earlier, *self.hosts), passed_over={})
         draft.record("allocation-granted", names, values={"allocation": self.hosts[0].allocation})
+        least_s = job.grace_s + MARGIN_S
+        if self.length_s is not None and self.length_s <= least_s:  # each one like it would be as short
+            draft.stop(Cause.LIMIT, because("allocation-too-short", length_s=self.length_s, least_s=least_s))
 
 
 class AllocationRefused(JobInput):

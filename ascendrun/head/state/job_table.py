@@ -247,7 +247,8 @@ class JobTable:
         copy = StoredJob(job, key, spec, hosts, trees, file).copy(number)
         _add_row(db, number, copy, is_drained=False)
         self._file.new_files.append(write_copy(self._state_dir, copy))
-        submitted = Event("submitted", {"name": job.name}, job.pool or job.hosts, attempt=job.attempt, at_s=now_s)
+        code, more = ("submitted", {}) if job.engine is None else ("submitted-to-engine", {"engine": job.engine})
+        submitted = Event(code, {"name": job.name, **more}, job.pool or job.hosts, attempt=job.attempt, at_s=now_s)
         self._write(db, job, [submitted], now_s)
         return job
 

@@ -33,8 +33,6 @@ KEPT_S = 60.0
 FORGOTTEN_S = 30.0
 """Seconds for which an engine must answer without an allocation that it granted, before that has ended: while it
 restarts, it may not know all its jobs yet."""
-MARGIN_S = 30.0
-"""Seconds beyond the grace period before the end of an allocation at which its ranks are stopped."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class Allocations:
         if job.state is State.QUEUED and job.allocation is None and is_free:
             self._jobs.feed(job.id, allocated.AllocationRequested(job.run_id))
         ends_at_s = self._ends.get(job.allocation or "")
-        if ends_at_s is not None and now_s > ends_at_s - job.grace_s - MARGIN_S:
+        if ends_at_s is not None and now_s > ends_at_s - job.grace_s - allocated.MARGIN_S:
             self._ending.add(str(job.allocation))
             self._jobs.feed(job.id, allocated.AllocationEnding(ends_at_s))
 
@@ -201,7 +199,7 @@ class Allocations:
             if state.ends_at_s is not None:
                 self._ends[key] = state.ends_at_s
             if not job.pool and job.allocation not in self._ending:
-                self._jobs.feed(job.id, allocated.AllocationGranted(state.hosts))
+                self._jobs.feed(job.id, allocated.AllocationGranted(state.hosts, state.length_s))
         elif state is not None:
             self._ends.pop(key, None)
             self._ending.discard(key)

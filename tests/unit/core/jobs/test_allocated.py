@@ -55,6 +55,13 @@ def test_a_granted_allocation_is_the_pool_of_the_job_and_survives_the_store() ->
     assert load_job(dump_job(granted)) == granted
 
 
+def test_an_allocation_that_ends_before_its_ranks_could_save_ends_the_job() -> None:
+    requested = job(allocated.AllocationRequested("k"))
+    short, enough = (tell(requested, allocated.AllocationGranted(HOSTS, length_s)) for length_s in (60.0, 61.0))
+    assert (short.state, short.reason.code, short.allocation) == (State.FAILED, "allocation-too-short", "k")
+    assert enough.state is State.QUEUED
+
+
 def test_that_a_job_will_never_start_is_an_event_once() -> None:
     waiting, codes = job(allocated.AllocationRequested("k")), []
     for _ in range(2):
