@@ -10,59 +10,16 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from test_controller_crashes import Head, await_that, head
 from test_head_bad_days import await_state, long_job, submit
 
 from ascendrun.head.loop.daemon import is_running
+from tests.lib.store_damage import damage
 
 __all__ = ["head"]
 AT_ONCE = 5
-
-
-def overwrite(path: Path, at: int, data: bytes) -> None:
-    with open(path, "r+b") as file:
-        file.seek(at)
-        file.write(data)
-
-
-def flip(path: Path, rng: random.Random) -> None:
-    for _ in range(rng.choice((1, 1, 16))):
-        at = rng.randrange(path.stat().st_size)
-        overwrite(path, at, bytes([path.read_bytes()[at] ^ 1 << rng.randrange(8)]))
-
-
-def cut(path: Path, rng: random.Random) -> None:
-    os.truncate(path, rng.randrange(path.stat().st_size))
-
-
-def zero(path: Path, rng: random.Random) -> None:
-    at = rng.randrange(path.stat().st_size)
-    overwrite(path, at, bytes(min(8192, path.stat().st_size - at)))
-
-
-def delete(path: Path, rng: random.Random) -> None:
-    path.unlink()
-
-
-def rename(path: Path, rng: random.Random) -> None:
-    path.rename(path.with_name(f"{path.name}.renamed"))
-
-
-def restore(path: Path, rng: random.Random) -> None:
-    """Put an old backup in the place of the file, as a new file or into the old one."""
-    backup = path.with_name("backup")
-    if rng.random() < 0.5:
-        shutil.copy(backup, path)
-    else:
-        shutil.copy(backup, path.with_name("copied"))
-        path.with_name("copied").rename(path)
-
-
-WAYS: tuple[Callable[[Path, random.Random], None], ...] = (flip, flip, cut, zero, delete, rename, restore)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -102,12 +59,7 @@ def test_no_damage_of_the_store_loses_a_job_or_gives_an_id_twice(head: Head, fir
             known[before] = "STOPPED"
             state = rng.choice(("alive", "killed", "ended"))
             {"alive": lambda head: None, "killed": kill_controller, "ended": end_controller}[state](head)
-            files = [path for path in head.state_dir.glob("state.db*") if path.suffix in (".db", ".db-wal")]
-            path, how = rng.choice([file for file in files if file.stat().st_size]), rng.choice(WAYS)
-            what = f"seed {seed}: {how.__name__} {path.name}, controller {state}"
-            if how is restore:
-                path = head.state_dir / "state.db"
-            how(path, rng)
+            what = f"seed {seed}: {damage(head.state_dir, rng)}, controller {state}"
             assert listed(head) == known, what
             assert listed(head) == known, what
         assert head.run("stop", "--now", running).returncode == 0

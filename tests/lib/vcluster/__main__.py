@@ -57,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
         verb.add_argument("number", type=float)
         verb.add_argument("hosts", nargs="+")
     for name, meaning in ON_TWO.items():
-        _add(verbs, name, _on_two, meaning).add_argument("hosts", nargs=2)
+        _add(verbs, name, _on_all, meaning).add_argument("hosts", nargs=2)
     sshd = _add(verbs, "sshd", _on_hosts, "stop, start or restart the sshd of hosts")
     sshd.add_argument("action", choices=("stop", "start", "restart"))
     sshd.add_argument("hosts", nargs="+")
@@ -71,7 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_scenario(npus)
     path = _add(verbs, "path", _path, "print the path of a host's root directory on this machine")
     path.add_argument("host")
-    clean = _add(verbs, "clean", _clean, "undo every fault (of these hosts)")
+    clean = _add(verbs, "clean", _on_all, "undo every fault (of these hosts)")
     clean.add_argument("hosts", nargs="*")
     return parser
 
@@ -186,13 +186,8 @@ def _path(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _on_two(arguments: argparse.Namespace) -> int:
+def _on_all(arguments: argparse.Namespace) -> int:
     getattr(_chosen(arguments), arguments.name)(*arguments.hosts)
-    return 0
-
-
-def _clean(arguments: argparse.Namespace) -> int:
-    _chosen(arguments).clean(*arguments.hosts)
     return 0
 
 

@@ -38,9 +38,9 @@ class Cables(Machines):
         """Frames lost at random, each way."""
         self._set_quality(name, {**self._quality(name), "loss": percent / 100})
 
-    def delay(self, name: str, delay_ms: float, *, jitter_ms: float = 0.0) -> None:
+    def delay(self, name: str, delay_ms: float) -> None:
         """Each way, so a round trip takes twice as long."""
-        self._set_quality(name, {**self._quality(name), "delay_s": delay_ms / 1000, "jitter_s": jitter_ms / 1000})
+        self._set_quality(name, {**self._quality(name), "delay_s": delay_ms / 1000})
 
     def rate(self, name: str, kbit: float) -> None:
         """Kilobits a second, each way; 0: unlimited."""
@@ -94,7 +94,7 @@ class Cables(Machines):
         self._save()
 
     def _start_relay(self, name: str, index: int, quality: dict[str, float]) -> None:
-        numbers = [str(quality.get(key, 0.0)) for key in ("delay_s", "jitter_s", "loss", "rate")]
+        numbers = [str(quality.get(key, 0.0)) for key in ("delay_s", "loss", "rate")]
         enter = ["nsenter", "--target", str(self.init_pid(HEAD)), "--net"]
         argv = [*enter, sys.executable, "-I", "-S", _RELAY, str(index), *numbers]
         child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)

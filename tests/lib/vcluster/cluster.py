@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from tests.lib.vcluster import slurm
 from tests.lib.vcluster import state as states
@@ -26,23 +27,9 @@ class VirtualCluster(Faults):
 
     @classmethod
     def up(
-        cls,
-        count: int,
-        *,
-        disk: str = DISK,
-        sshd_options: Sequence[str] = (),
-        shells: Mapping[str, str] | None = None,
-        rc_noise: Mapping[str, str] | None = None,
-        pythons: Mapping[str, str] | None = None,
-        users: Mapping[str, str] | None = None,
-        shares: Mapping[str, str] | None = None,
-        shared_home: bool = False,
-        is_trusted: bool = True,
-        is_kept: bool = False,
-        has_slurm: bool = False,
+        cls, count: int, *, disk: str = DISK, is_kept: bool = False, has_slurm: bool = False, **options: Any
     ) -> VirtualCluster:
-        """Boot `count` hosts; the options are those of `ClusterSpec`. `shared_home`: all hosts have one ~/.ascendrun.
-        `has_slurm`: with a Slurm of all hosts.
+        """Boot `count` hosts; the other options are those of `make_spec`. `has_slurm`: with a Slurm of all hosts.
 
         `is_kept`: it outlives this process, until `down`. Raises NotSupportedError where the machine cannot carry it.
         """
@@ -51,18 +38,7 @@ class VirtualCluster(Faults):
             slurm.require_slurm()
         base = states.base_folder(os.environ)
         sweep(base)
-        spec = make_spec(
-            count,
-            disk_size=disk,
-            sshd_options=sshd_options,
-            shells=shells or {},
-            rc_noise=rc_noise or {},
-            pythons=pythons or {},
-            users=users or {},
-            shares=shares or {},
-            has_shared_home=shared_home,
-            is_trusted=is_trusted,
-        )
+        spec = make_spec(count, disk, **options)
         cluster_id, folder = states.make_folder(base)
         if has_slurm:
             spec = replace(spec, shares={**spec.shares, **slurm.shares(folder)})

@@ -181,14 +181,9 @@ class Faults(Folders):
             self.reboot(*dead)
 
     def _undo(self, name: str, fault: str) -> None:
-        if fault == "cut":
-            self.heal(name)
-        elif fault == "frozen":
-            self.thaw(name)
-        elif fault == "blocked":
-            self.unblock(name)
-        elif fault == "full":
-            self.unfill(name)
+        undo = {"cut": self.heal, "frozen": self.thaw, "blocked": self.unblock, "full": self.unfill}.get(fault)
+        if undo is not None:
+            undo(name)
         elif fault == "sshd":
             self.sshd_options(name, ())
         self._forget(name, fault)

@@ -4,7 +4,7 @@
 
 In user space because many kernels lack netem. Packet sockets with virtio headers, so that the kernel's offloads
 (64 KiB frames, checksums left open) pass through as they are. Started as `python -I -S relay.py INDEX DELAY_S
-JITTER_S LOSS RATE`: seconds, a share from 0 to 1, bytes a second (0: no limit). Standard library only.
+LOSS RATE`: seconds, a share from 0 to 1, bytes a second (0: no limit). Standard library only.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def open_end(interface: str) -> socket.socket:
 class Direction:
     """Frames that travel one way: when each may leave, by rate first and delay after."""
 
-    def __init__(self, target: socket.socket, delay_s: float, jitter_s: float, loss: float, rate: float) -> None:
+    def __init__(self, target: socket.socket, delay_s: float, loss: float, rate: float) -> None:
         self._target = target
-        self._delay_s, self._jitter_s, self._loss, self._rate = delay_s, jitter_s, loss, rate
+        self._delay_s, self._loss, self._rate = delay_s, loss, rate
         self._wire_free_at = 0.0
         self._waiting: list[tuple[float, int, bytes]] = []
         self._count = 0
@@ -53,9 +53,8 @@ class Direction:
             if (self._wire_free_at - now) * self._rate > _QUEUE_BYTES / 16:
                 return
             self._wire_free_at = at = max(now, self._wire_free_at) + len(frame) / self._rate
-        at += max(0.0, self._delay_s + self._chance.uniform(-self._jitter_s, self._jitter_s))
         self._count += 1
-        heapq.heappush(self._waiting, (at, self._count, frame))
+        heapq.heappush(self._waiting, (at + self._delay_s, self._count, frame))
 
     def send_due(self, now: float) -> None:
         while self._waiting and self._waiting[0][0] <= now:
@@ -68,7 +67,7 @@ class Direction:
         return self._waiting[0][0] if self._waiting else float("inf")
 
 
-def relay(host_end: socket.socket, bridge_end: socket.socket, quality: tuple[float, float, float, float]) -> None:
+def relay(host_end: socket.socket, bridge_end: socket.socket, quality: tuple[float, float, float]) -> None:
     ways = {host_end: Direction(bridge_end, *quality), bridge_end: Direction(host_end, *quality)}
     while True:
         now = time.monotonic()
@@ -95,11 +94,11 @@ def _take_all(end: socket.socket, way: Direction) -> None:
 
 def main(argv: list[str]) -> None:
     index = int(argv[0])
-    delay_s, jitter_s, loss, rate = (float(text) for text in argv[1:5])
+    delay_s, loss, rate = (float(text) for text in argv[1:4])
     ends = open_end(f"vc{index}"), open_end(f"vr{index}")
     os.write(1, b"!")
     os.close(1)
-    relay(*ends, (delay_s, jitter_s, loss, rate))
+    relay(*ends, (delay_s, loss, rate))
 
 
 if __name__ == "__main__":

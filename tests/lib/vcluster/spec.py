@@ -74,16 +74,16 @@ class ClusterSpec:
 
 def make_spec(
     count: int,
-    *,
     disk_size: str,
-    sshd_options: Sequence[str],
-    shells: Mapping[str, str],
-    rc_noise: Mapping[str, str],
-    pythons: Mapping[str, str],
-    users: Mapping[str, str],
-    shares: Mapping[str, str],
-    has_shared_home: bool,
-    is_trusted: bool,
+    *,
+    sshd_options: Sequence[str] = (),
+    shells: Mapping[str, str] = {},
+    rc_noise: Mapping[str, str] = {},
+    pythons: Mapping[str, str] = {},
+    users: Mapping[str, str] = {},
+    shares: Mapping[str, str] = {},
+    shared_home: bool = False,
+    is_trusted: bool = True,
 ) -> ClusterSpec:
     """Raises ValueError for a name that no host has, NotSupportedError for a shell that is not installed."""
     names = tuple(f"node{number}" for number in range(1, count + 1))
@@ -99,7 +99,7 @@ def make_spec(
         pythons=dict(pythons),
         users={name: find_shell(shell) for name, shell in users.items()},
         shares=dict(shares),
-        has_shared_home=has_shared_home,
+        has_shared_home=shared_home,
         is_trusted=is_trusted,
         user_key=make_key(),
         host_keys={name: make_key() for name in names},

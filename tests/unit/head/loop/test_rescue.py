@@ -23,6 +23,7 @@ from ascendrun.head.state import state_dir as paths
 from ascendrun.head.state.job_files import read_copy
 from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.store import Store
+from tests.lib.store_damage import damage, overwrite
 from tests.thorough import examples
 from tests.unit.head.state.test_job_files import submission, submit
 
@@ -77,12 +78,6 @@ def jobs(tmp_path: Path) -> dict[str, Job]:
 
 def listed(store: Store) -> dict[str, Job]:
     return {stored.job.id: stored.job for stored in store.jobs.all()}
-
-
-def overwrite(path: Path, offset: int, data: bytes) -> None:
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        file.write(data)
 
 
 LOSSES: dict[str, Callable[[Path], object]] = {
@@ -287,31 +282,6 @@ def test_a_job_that_cannot_be_rebuilt_is_reported(tmp_path: Path, jobs: dict[str
         assert set(listed(store)) == set(jobs) - {"j-0003"}
     assert json.loads((tmp_path / paths.REBUILT_FILE).read_text())["lost"] == ["j-0003"]
     Store.open_for_reading(tmp_path).close()
-
-
-def damage(state_dir: Path, rng: random.Random) -> str:
-    """Damage the store in one of the ways of a bad disk or a bad person; return how."""
-    files = [path for path in state_dir.glob("state.db*") if path.name in ("state.db", "state.db-wal")]
-    path = rng.choice([path for path in files if path.stat().st_size])
-    how = rng.choice(["flip", "flip", "flips", "zero", "cut", "delete", "rename", "restore"])
-    size = path.stat().st_size
-    at = rng.randrange(size)
-    if how == "cut":
-        os.truncate(path, at)
-    elif how == "zero":
-        overwrite(path, at, bytes(min(8192, size - at)))
-    elif how == "delete":
-        path.unlink()
-    elif how == "rename":
-        path.rename(state_dir / "renamed")
-    elif how == "restore":
-        shutil.copy(state_dir / "backup", state_dir / "copied")
-        (state_dir / "copied").rename(state_dir / "state.db")
-    else:
-        for _ in range(1 if how == "flip" else 20):
-            at = rng.randrange(size)
-            overwrite(path, at, bytes([path.read_bytes()[at] ^ 1 << rng.randrange(8)]))
-    return f"{how} {path.name}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
