@@ -155,16 +155,6 @@ def test_a_frozen_host_and_one_that_refuses_are_answers_too_and_the_rest_is_exam
     assert sorted(json.loads(again.stdout)["unreached"]) == ["node4"], run_text(again)
 
 
-def test_hosts_without_a_recorded_key_are_told_with_the_command_that_records_it(
-    ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]
-) -> None:
-    cluster = cluster_of(2, is_trusted=False)
-    on = ascendrun.on(cluster)
-    found = examine(on, "-H", hostfile(on, cluster), "--quick", code=5)
-    assert hosts_of(found, "host-key-unknown") == ["node1", "node2"]
-    assert "ascendrun trust" in found["host-key-unknown"][0]["hint"]
-
-
 # --- as a job would find it ---
 
 
@@ -196,12 +186,18 @@ def test_torch_is_imported_by_the_full_look_only(scene: Scene) -> None:
 # --- the gate ---
 
 
-def test_what_is_not_fit_is_not_started_and_the_reason_has_code_nodes_and_way_out(scene: Scene) -> None:
-    more = "setup: test $(hostname) = node1\n"
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("setup: test $(hostname) = node1\n", ["[setup-failed]", "node2", "bash -c"]),
+        ("checks: {require: [torch]}\n", ["[torch-import]"]),
+    ],
+)
+def test_what_is_not_fit_is_not_started_and_the_reason_has_code_nodes_and_way_out(
+    scene: Scene, more: str, words: list[str]
+) -> None:
     done = scene.ascendrun("submit", scene.job("unfit", "touch", "/tmp/started", more=more))
-    assert done.returncode == 1, run_text(done)
-    for word in ("[setup-failed]", "node2", "bash -c"):
-        assert word in done.stderr, run_text(done)
+    assert done.returncode == 1 and all(word in done.stderr for word in words), run_text(done)
     assert not any(scene.cluster.path(host, "/tmp/started").exists() for host in scene.cluster.hosts)
 
 
@@ -237,11 +233,6 @@ def test_a_check_that_the_job_skips_does_not_stop_it(scene: Scene) -> None:
     assert refused.returncode == 1 and "[interface-missing]" in refused.stderr, run_text(refused)
     done = scene.ascendrun("submit", scene.job("lenient", "print", "x", more=more + "checks: {skip: [interfaces]}\n"))
     assert done.returncode == 0, run_text(done)
-
-
-def test_a_required_check_is_done_before_the_start(scene: Scene) -> None:
-    done = scene.ascendrun("submit", scene.job("wanting", "print", "x", more="checks: {require: [torch]}\n"))
-    assert done.returncode == 1 and "[torch-import]" in done.stderr, run_text(done)
 
 
 # --- env ---

@@ -53,6 +53,8 @@ def test_a_process_in_state_d_holds_its_host_until_it_is_gone(scene: Scene) -> N
     await_that(lambda: data.status()["stuck"] > 0, "a rank waits in the file system")
     done = scene.ascendrun("stop", job, "--now")
     assert done.returncode == 6 and "node2" in done.stderr, done.stdout + done.stderr
+    [left] = [event for event in scene.show(job)["events"] if event["code"] == "processes-remain"]
+    assert left["hosts"] == ["node2"] and left["values"]["processes"][0]["state"] == "D"
     [row] = json.loads(scene.ascendrun("nodes", "--hostfile", "stuck.hosts", "-o", "json").stdout)["nodes"]
     [hold] = row["holds"]
     assert (hold["state"], hold["job"], hold["processes"][0]["state"]) == ("leftovers", job, "D")
@@ -65,6 +67,8 @@ def test_a_process_in_state_d_holds_its_host_until_it_is_gone(scene: Scene) -> N
     assert refused.returncode == 7, refused.stderr
     data.heal()
     scene.await_state(later, "SUCCEEDED")
+    gone = lambda: "leftovers-gone" in [event["code"] for event in scene.show(job)["events"]]  # noqa: E731
+    await_that(gone, "the supervisor records that they are gone")
 
 
 def test_an_unreachable_host_is_released_by_the_word_of_a_person(scene: Scene) -> None:

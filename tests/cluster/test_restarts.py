@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 import zipfile
 
 import leftovers
@@ -101,8 +100,8 @@ def test_a_node_ends_its_ranks_when_its_lease_is_over_and_the_job_starts_again(s
     more = f"{fence}checkpoint: {{grace_period_s: 0}}\n"
     job = scene.start(scene.job("leased", "print", "ready", "hang", hosts=["node2"], more=more))
     scene.await_line(job, "ready", count=2)
-    time.sleep(70)  # longer than a lease that is not renewed
-    assert scene.state(job) == "RUNNING" and scene.show(job)["job"]["attempt"] == 1
+    scene.stays(job, "RUNNING", for_s=70)  # longer than a lease that is not renewed
+    assert scene.show(job)["job"]["attempt"] == 1
     scene.cluster.cut("node2")
     await_that(
         lambda: not [one for one in scene.cluster.processes("node2") if "rank.py" in one.argv],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Callable
 
 import pytest
@@ -24,6 +25,10 @@ def test_an_unknown_host_gets_nothing_and_trust_is_the_way_out(strangers: Scene)
     refused = strangers.ascendrun("submit", job_file)
     assert refused.returncode == 1, run_text(refused)
     assert "ascendrun trust" in refused.stderr
+    examined = strangers.ascendrun("doctor", "-H", strangers.folder / "first.hosts", "--quick", "-o", "json")
+    told = [one for one in json.loads(examined.stdout)["findings"] if one["code"] == "host-key-unknown"]
+    assert examined.returncode == 5 and sorted(host for one in told for host in one["hosts"]) == ["node1", "node2"]
+    assert "ascendrun trust" in told[0]["hint"]
     assert strangers.reason("j-0001")["code"] == "preflight-failed"
     for host in strangers.cluster.hosts:
         assert "Accepted publickey" not in strangers.cluster.path(host, "/var/log/sshd.log").read_text()
@@ -32,19 +37,3 @@ def test_an_unknown_host_gets_nothing_and_trust_is_the_way_out(strangers: Scene)
     assert (trusted.stdout + trusted.stderr).count("SHA256:") >= 2
     again = strangers.ascendrun("submit", job_file)
     assert again.returncode == 0, run_text(again)
-
-
-def test_a_changed_host_key_stops_that_node_with_both_fingerprints_and_no_login(strangers: Scene) -> None:
-    hostfile = strangers.folder / "two.hosts"
-    hostfile.write_text(strangers.cluster.hostfile(slots=2))
-    recorded = strangers.ascendrun("trust", "--hostfile", hostfile, "--yes")
-    assert recorded.returncode == 0, run_text(recorded)
-    known = strangers.ascendrun.state_dir / "known_hosts"
-    node1, node2 = sorted(known.read_text().splitlines())
-    known.write_text(f"{node1}\n{node2.split()[0]} {' '.join(node1.split()[1:])}\n")
-    done = strangers.ascendrun("exec", "--hostfile", hostfile, "--", "hostname")
-    assert done.returncode == 6, run_text(done)
-    assert "node1" in done.stdout
-    told = done.stdout + done.stderr
-    assert told.count("SHA256:") >= 2 and "ascendrun trust --replace" in told
-    assert "Accepted publickey" not in strangers.cluster.path("node2", "/var/log/sshd.log").read_text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import leftovers
@@ -15,7 +14,6 @@ from looks import DEADLINE_S, SSH, find_processes, says, ssh
 from pexpect import EOF
 
 from tests.lib.vcluster.processes import await_true
-from tests.lib.vcluster.requirements import NotSupportedError
 from tests.lib.vcluster.spec import root_home
 
 
@@ -36,16 +34,6 @@ def test_what_a_host_writes_no_other_machine_sees(cluster):
         assert cluster.path("node1", path).exists()
         assert not cluster.path("node2", path).exists()
         assert not os.path.exists(path)
-
-
-def test_a_host_reaches_its_fellow_and_the_head_has_their_keys(cluster):
-    assert says(cluster, "node2", "hostname", via="node1") == "node2"
-
-
-def test_the_interpreter_of_this_test_runs_on_a_host(cluster):
-    assert (
-        says(cluster, "node1", f"{sys.executable} -c 'import cryptography, os; print(os.uname().nodename)'") == "node1"
-    )
 
 
 def test_hosts_see_only_their_own_processes_and_are_seen_from_outside(cluster):
@@ -81,14 +69,6 @@ def test_login_shells_noise_accounts_and_sshd_options_are_as_asked(cluster_of):
     assert says(cluster, "node2", "echo fine").splitlines() == ["it's Monday", "fine"]
     assert says(cluster, "ann@node1", "id -un; pwd").splitlines() == ["ann", "/home/ann"]
     assert "MaxSessions 1" in cluster.path("node1", "/etc/ssh/vcluster_sshd_config").read_text()
-
-
-def test_fish_is_a_login_shell_that_can_make_noise(cluster_of):
-    try:
-        cluster = cluster_of(1, shells={"node1": "fish"}, rc_noise={"node1": "blub"})
-    except NotSupportedError as missing:
-        pytest.skip(f"{missing.message}; {missing.hint}")
-    assert says(cluster, "node1", "echo $FISH_VERSION").splitlines()[0] == "blub"
 
 
 def test_an_untrusted_cluster_shows_keys_that_the_head_does_not_know(cluster_of):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import leftovers
 import pytest
-from looks import DEADLINE_S, open_session, says
+from looks import DEADLINE_S, open_session
 
 from tests.lib.vcluster import state as states
 from tests.lib.vcluster.cluster import clusters, sweep
@@ -19,18 +19,12 @@ from tests.lib.vcluster.processes import await_true, is_of_the_system
 CODE = Path(__file__).resolve().parents[2]
 
 
-def test_a_daemon_left_on_a_host_is_found_named_and_killed(cluster):
-    says(cluster, "node1", "setsid sleep 4220 >/dev/null 2>&1 </dev/null & echo started")
+@pytest.mark.parametrize("machine", ["node1", "head"])
+def test_a_left_daemon_is_found_named_and_killed(cluster, machine):
+    run = cluster.head_run if machine == "head" else lambda argv, **more: cluster.host_run(machine, argv, **more)
+    run(["sh", "-c", "setsid sleep 4220 >/dev/null 2>&1 </dev/null &"], check=True)
     _await_alone(cluster, "sleep 4220")
-    with pytest.raises(leftovers.LeftoversError, match=r"(?s)1 processes are left.*node1:.*sleep 4220"):
-        leftovers.require_none(cluster, deadline_s=1.0)
-    assert await_true(lambda: not leftovers.strangers(cluster), deadline_s=DEADLINE_S)
-
-
-def test_a_daemon_left_on_the_head_is_found_and_killed(cluster):
-    cluster.head_run(["sh", "-c", "setsid sleep 4221 >/dev/null 2>&1 </dev/null &"], check=True)
-    _await_alone(cluster, "sleep 4221")
-    with pytest.raises(leftovers.LeftoversError, match=r"(?s)head:.*sleep 4221"):
+    with pytest.raises(leftovers.LeftoversError, match=rf"(?s)1 processes are left.*{machine}:.*sleep 4220"):
         leftovers.require_none(cluster, deadline_s=1.0)
     assert await_true(lambda: not leftovers.strangers(cluster), deadline_s=DEADLINE_S)
 
