@@ -68,25 +68,30 @@ def test_after_a_reboot_the_attempt_is_lost_and_no_stranger_with_an_old_number_i
     agent.end(TAG)
 
 
-def test_ranks_run_on_when_the_agent_is_killed_and_a_new_one_can_stop_them(node, agent):
+@pytest.mark.parametrize("now", [False, True])
+def test_ranks_run_on_when_their_agent_ends_and_a_new_one_can_stop_them(node, agent, now):
     agent.begin(node.job(TAG, HOLD))
-    agent.kill()
+    if now:
+        assert agent.close() == 0  # the end of its input
+    else:
+        agent.kill()
     assert len(node.alive(TAG)) == 1
     second = node.connect()
     assert second.phase(TAG) == "running"
     second.do("follow", tag=TAG, offsets={})
-    second.do("stop", tag=TAG, now=False, grace_s=5)
-    assert second.wait_ended(TAG)["codes"] == {"0": -15}
+    second.do("stop", tag=TAG, now=now, grace_s=5)
+    assert second.wait_ended(TAG)["codes"] == {"0": -9 if now else -15}
 
 
-def test_the_end_of_input_ends_the_agent_and_not_the_ranks(node, agent):
-    agent.begin(node.job(TAG, HOLD))
-    assert agent.close() == 0
-    assert len(node.alive(TAG)) == 1
-    second = node.connect()
-    second.do("stop", tag=TAG, now=True, grace_s=None)
-    second.do("follow", tag=TAG, offsets={})
-    second.wait_ended(TAG)
+def die_at(node, hurt, point, act):
+    """Until the agent, which does so, or its supervisor has died there."""
+    try:
+        act()
+    except (EOFError, BrokenPipeError) as error:
+        hurt.kill()
+        assert "failpoint " + point in str(error)
+    else:
+        hurt.wait(lambda: "failpoint " + point in (node.folder(TAG) / "supervisor.log").read_text())
 
 
 START_POINTS = [
@@ -105,14 +110,12 @@ START_POINTS = [
 def test_killed_while_starting_nothing_runs_twice_and_a_stop_always_ends_it(node, point):
     hurt = node.connect(ASCENDRUN_FAILPOINT=f"{point}=kill")
     job = node.job(TAG, HOLD)
-    try:
+
+    def start():
         hurt.do("prepare", **job)
         hurt.ask("go", tag=TAG, master_port=None, secret_env={})
-    except (EOFError, BrokenPipeError) as error:
-        hurt.kill()
-        assert "failpoint " + point in str(error)
-    else:
-        hurt.wait(lambda: "failpoint " + point in (node.folder(TAG) / "supervisor.log").read_text())
+
+    die_at(node, hurt, point, start)
     agent = node.connect()
     agent.do("follow", tag=TAG, offsets={})
     until = time.monotonic() + 60
@@ -148,14 +151,12 @@ def test_killed_while_stopping_the_next_stop_ends_it_once_and_leaves_nobody(node
     hurt = node.connect(ASCENDRUN_FAILPOINT=f"{point}=kill")
     hurt.start(node.job(TAG, HIDER, DEAF))
     hurt.wait(lambda: hurt.output(TAG) == b"hidden\n" and hurt.output(TAG, 1) == b"deaf\n")
-    try:
+
+    def stop():
         hurt.do("stop", tag=TAG, now=False, grace_s=0.05)
         hurt.wait(lambda: hurt.told(TAG, "ended") or hurt.told(TAG, "supervisor_lost"))
-    except (EOFError, BrokenPipeError) as error:
-        hurt.kill()
-        assert "failpoint " + point in str(error)
-    else:
-        hurt.wait(lambda: "failpoint " + point in (node.folder(TAG) / "supervisor.log").read_text())
+
+    die_at(node, hurt, point, stop)
     agent = node.connect()
     agent.do("follow", tag=TAG, offsets={})
     assert agent.end(TAG)["leftovers"] == []

@@ -175,14 +175,6 @@ def test_an_idle_rank_beside_one_that_ended_well_is_told_once_and_left_alone(nod
     assert len(agent.told(TAG, "rank_lingers")) == 1
 
 
-def test_a_shutdown_of_the_node_ends_the_ranks_gently(node, agent):
-    agent.begin(node.job(TAG, HOLD))
-    identity = node.identity(TAG)
-    procs.send_signal(identity["pid"], identity["start"], signal.SIGTERM)
-    agent.wait_ended(TAG)
-    assert agent.told(TAG, "stopping")[0]["by"] == "node"
-
-
 def test_a_stopped_supervisor_continues_for_a_stop_and_its_ranks_may_save(node, agent):
     start_saving(node, agent)
     identity = node.identity(TAG)
@@ -264,8 +256,8 @@ def test_a_late_or_a_repeated_renewal_does_not_make_a_lease_longer(node, agent):
     agent.do("abort", tag=TAG)
 
 
-def shut_down(node, agent, metrics):
-    """A node shuts down under a rank that reported this line and exits 0 at the signal."""
+@pytest.mark.parametrize("metrics, is_done", [('{"step": 1}', False), ('{"done": true}', True)])
+def test_the_work_of_a_rank_that_exits_0_at_a_shutdown_is_complete_only_if_it_was_before(node, agent, metrics, is_done):
     rank = program(
         "import os,signal,sys,time\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
@@ -277,17 +269,12 @@ def shut_down(node, agent, metrics):
     identity = node.identity(TAG)
     procs.send_signal(identity["pid"], identity["start"], signal.SIGTERM)
     assert agent.wait_ended(TAG)["codes"] == {"0": 0}
-    return agent.told(TAG, "stopping")[0], agent.told(TAG, "rank_exited")[0]
-
-
-def test_a_rank_that_saves_and_exits_0_at_a_shutdown_was_stopped_and_its_work_is_not_complete(node, agent):
-    stopping, exited = shut_down(node, agent, '{"step": 1}')
-    assert "done" not in stopping and exited["stopped"] and "done" not in exited
-
-
-def test_a_shutdown_while_a_rank_that_is_done_exits_does_not_undo_its_work(node, agent):
-    stopping, exited = shut_down(node, agent, '{"done": true}')
-    assert stopping["done"] and exited["done"]
+    stopping, exited = agent.told(TAG, "stopping")[0], agent.told(TAG, "rank_exited")[0]
+    assert stopping["by"] == "node"
+    if is_done:
+        assert stopping["done"] and exited["done"]
+    else:
+        assert "done" not in stopping and exited["stopped"] and "done" not in exited
 
 
 def test_a_child_without_any_trace_is_found_on_the_roll_of_a_dead_supervisor(node, agent):

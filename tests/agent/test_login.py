@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import shutil
 import subprocess
@@ -16,12 +17,14 @@ from ascendrun.node import loader, wire
 
 SHELLS = [shell for shell in ("sh", "dash", "bash", "zsh", "fish", "csh", "tcsh") if shutil.which(shell)]
 PYZ, SHA256 = loader.pack_agent(loader.read_sources())
+LINE = loader.login_command(SHA256[:16])
+BY_PATH = ["sh", "-c", re.sub(r" /usr/(local/)?bin/python3(?= )", "", LINE)]
 
 
 class Login:
     """One login that runs the fixed line; drives the dialogue as a transport does."""
 
-    def __init__(self, argv, *, home, path=None, **env):
+    def __init__(self, argv=("sh", "-c", LINE), *, home, path=None, **env):
         self.process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
@@ -74,7 +77,7 @@ def marks():
 @pytest.mark.parametrize("shell", SHELLS)
 def test_first_login_brings_the_agent_and_the_second_finds_it(shell, tmp_path):
     for steps in ([loader.NEED_AGENT, loader.READY], [loader.READY]):
-        login = Login([shell, "-c", loader.login_command(SHA256[:16])], home=tmp_path)
+        login = Login([shell, "-c", LINE], home=tmp_path)
         assert login.drive() == steps
         hello = login.hello()
         assert hello["agent_sha256"] == SHA256 and hello["root"] == str(tmp_path / ".ascendrun")
@@ -98,7 +101,7 @@ def test_first_login_brings_the_agent_and_the_second_finds_it(shell, tmp_path):
 )
 def test_noise_of_start_up_files_does_not_matter(noise, tmp_path):
     (tmp_path / ".bashrc").write_text(noise + "\n")
-    login = Login(["bash", "-c", ". ~/.bashrc; " + loader.login_command(SHA256[:16])], home=tmp_path)
+    login = Login(["bash", "-c", ". ~/.bashrc; " + LINE], home=tmp_path)
     assert login.drive(piece=7) == [loader.NEED_AGENT, loader.READY]
     assert login.boot.noise
     assert login.hello()["agent_sha256"] == SHA256
@@ -106,7 +109,7 @@ def test_noise_of_start_up_files_does_not_matter(noise, tmp_path):
 
 
 def test_a_start_up_file_that_reads_its_input_does_not_swallow_the_agent(tmp_path):
-    line = "timeout 0.3 cat >/dev/null; " + loader.login_command(SHA256[:16])
+    line = "timeout 0.3 cat >/dev/null; " + LINE
     login = Login(["bash", "-c", line], home=tmp_path)
     assert login.drive() == [loader.NEED_AGENT, loader.READY]
     assert login.close() == 0
@@ -115,10 +118,7 @@ def test_a_start_up_file_that_reads_its_input_does_not_swallow_the_agent(tmp_pat
 def test_no_python_is_told_at_once_with_97(tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "sh").symlink_to("/bin/sh")
-    line = loader.login_command(SHA256[:16])
-    for absolute in ("/usr/bin/python3", "/usr/local/bin/python3"):
-        line = line.replace(" " + absolute + " ", " ")
-    login = Login(["sh", "-c", line], home=tmp_path, path=str(tmp_path / "bin"))
+    login = Login(BY_PATH, home=tmp_path, path=str(tmp_path / "bin"))
     assert login.drive() == [loader.NO_PYTHON]
     assert login.close() == 97
 
@@ -133,24 +133,27 @@ def test_a_broken_and_an_old_python_are_passed_over(tmp_path):
         if (old / version).exists():
             (folder / ("python3." + minor)).symlink_to(old / version / "bin" / "python")
     (folder / "python3.11").symlink_to(sys.executable)
-    line = loader.login_command(SHA256[:16])
-    for absolute in ("/usr/bin/python3", "/usr/local/bin/python3"):
-        line = line.replace(" " + absolute + " ", " ")
-    login = Login(["sh", "-c", line], home=tmp_path, path=f"{folder}:/bin:/usr/bin")
+    login = Login(BY_PATH, home=tmp_path, path=f"{folder}:/bin:/usr/bin")
     assert login.drive() == [loader.NEED_AGENT, loader.READY]
     assert login.hello()["python_version"] == ".".join(map(str, sys.version_info[:3]))
     assert login.close() == 0
 
 
-def test_an_agent_file_that_was_altered_is_brought_again(tmp_path):
-    root = tmp_path / ".ascendrun"
-    root.mkdir(mode=0o700)
-    file = root / (f"agent-{SHA256[:16]}.pyz")
-    file.write_bytes(PYZ[:-100])
-    login = Login(["sh", "-c", loader.login_command(SHA256[:16])], home=tmp_path)
+@pytest.mark.parametrize("what", ["cut", "altered", "link"])
+def test_whatever_is_in_the_agents_place_is_replaced_and_no_link_followed(tmp_path, what):
+    if what == "altered":
+        log_in(tmp_path)  # it ran before
+    file, evil = tmp_path / ".ascendrun" / (f"agent-{SHA256[:16]}.pyz"), tmp_path / "evil.pyz"
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    evil.write_bytes(PYZ)
+    if what == "link":
+        file.symlink_to(evil)
+    else:
+        file.write_bytes(PYZ[:-100] + (bytes(100) if what == "altered" else b""))
+    login = Login(home=tmp_path)
     assert login.drive() == [loader.NEED_AGENT, loader.READY]
     assert login.close() == 0
-    assert file.read_bytes() == PYZ
+    assert not file.is_symlink() and file.read_bytes() == evil.read_bytes() == PYZ
 
 
 def recorded(root):
@@ -165,7 +168,7 @@ def recorded(root):
 
 def log_in(home, **more):
     """One login that brings up an agent and ends it; its hello, once the interpreter is on record."""
-    login = Login(["sh", "-c", loader.login_command(SHA256[:16])], home=home, **more)
+    login = Login(home=home, **more)
     login.drive()
     hello = login.hello()
     recorded(home / ".ascendrun")
@@ -190,43 +193,21 @@ def test_a_recorded_interpreter_that_has_broken_since_costs_one_login(tmp_path):
     broken.write_text("#!/bin/sh\nexit 127\n")
     broken.chmod(0o755)
     recorded(tmp_path / ".ascendrun").write_text(f"{broken}\n")
-    login = Login(["sh", "-c", loader.login_command(SHA256[:16])], home=tmp_path)
+    login = Login(home=tmp_path)
     assert login.drive() == []
     assert login.close() == 127
     assert log_in(tmp_path)["python"] != str(broken)
 
 
-def test_an_agent_file_that_was_altered_after_it_ran_is_brought_again(tmp_path):
-    log_in(tmp_path)
-    file = tmp_path / ".ascendrun" / (f"agent-{SHA256[:16]}.pyz")
-    file.write_bytes(PYZ[:-100] + bytes(100))
-    login = Login(["sh", "-c", loader.login_command(SHA256[:16])], home=tmp_path)
-    assert login.drive() == [loader.NEED_AGENT, loader.READY]
-    assert login.close() == 0
-    assert file.read_bytes() == PYZ
-
-
-def test_a_symbolic_link_in_the_agents_place_is_not_followed(tmp_path):
-    root = tmp_path / ".ascendrun"
-    root.mkdir(mode=0o700)
-    evil = tmp_path / "evil.pyz"
-    evil.write_bytes(PYZ)
-    (root / (f"agent-{SHA256[:16]}.pyz")).symlink_to(evil)
-    login = Login(["sh", "-c", loader.login_command(SHA256[:16])], home=tmp_path)
-    assert login.drive() == [loader.NEED_AGENT, loader.READY]
-    assert login.close() == 0
-    assert not (root / (f"agent-{SHA256[:16]}.pyz")).is_symlink() and evil.read_bytes() == PYZ
-
-
 def test_damaged_bytes_are_refused_and_nothing_is_left(tmp_path):
-    login = Login(["sh", "-c", loader.login_command(SHA256[:16])], home=tmp_path)
+    login = Login(home=tmp_path)
     assert login.drive(pyz=b"x" * len(PYZ)) == [loader.NEED_AGENT, loader.FAILED]
     assert login.close() == 96
-    assert not list((tmp_path / ".ascendrun").glob("*")) if (tmp_path / ".ascendrun").exists() else True
+    assert not list(tmp_path.glob(".ascendrun/*"))
 
 
 def test_a_connection_that_ends_in_mid_upload_leaves_nothing(tmp_path):
-    login = Login(["sh", "-c", loader.login_command(SHA256[:16])], home=tmp_path)
+    login = Login(home=tmp_path)
     until = time.monotonic() + 60
     while not login.boot.feed(os.read(login.process.stdout.fileno(), 65536)):
         assert time.monotonic() < until
@@ -238,7 +219,7 @@ def test_a_connection_that_ends_in_mid_upload_leaves_nothing(tmp_path):
 def test_a_home_with_spaces_and_quotes(tmp_path):
     home = tmp_path / 'it\'s my "home" $(id)'
     home.mkdir()
-    login = Login(["sh", "-c", loader.login_command(SHA256[:16])], home=home)
+    login = Login(home=home)
     assert login.drive() == [loader.NEED_AGENT, loader.READY]
     assert login.hello()["root"] == str(home / ".ascendrun")
     assert login.close() == 0

@@ -193,18 +193,6 @@ def test_a_head_whose_disk_is_full_says_so_and_goes_on_when_there_is_room(tmp_pa
         head.run("controller", "stop")
 
 
-def test_a_paused_controller_makes_no_verb_hang(head: Head) -> None:
-    job = long_job(head)
-    pid = int((head.state_dir / "controller.lock").read_text())
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        for verb in (["ps"], ["show", job], ["logs", job]):
-            done = head.run(*verb)
-            assert done.returncode == 0, (verb, done.stderr)
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 def test_an_idle_controller_ends_and_the_next_verb_that_needs_one_starts_one(head: Head) -> None:
     os.environ["ASCENDRUN_CONTROLLER_IDLE_S"] = "0.5"
     try:
@@ -241,11 +229,7 @@ def test_a_terminal_that_closes_in_mid_follow_ends_the_command_and_nothing_else(
     assert head.run("controller", "status").returncode == 0
 
 
-def lock_owner(head: Head) -> int:
-    return int((head.state_dir / "controller.lock").read_text())
-
-
-def test_a_frozen_controller_is_unknown_and_a_killed_one_is_replaced(head: Head) -> None:
+def test_a_frozen_controller_is_unknown_and_makes_no_verb_hang_and_a_killed_one_is_replaced(head: Head) -> None:
     def state() -> tuple[str, str]:
         job = head.show("j-0001")["job"]
         return job["state"], job["last_state"]
@@ -255,6 +239,9 @@ def test_a_frozen_controller_is_unknown_and_a_killed_one_is_replaced(head: Head)
     pulse = head.state_dir / "pulse.json"
     os.kill(pid, signal.SIGSTOP)
     try:
+        for verb in (["ps"], ["show", "j-0001"], ["logs", "j-0001"]):
+            done = head.run(*verb)
+            assert done.returncode == 0, (verb, done.stderr)
         old = json.loads(pulse.read_text())
         pulse.write_text(json.dumps({**old, "boot_s": old["boot_s"] - 60, "at_s": old["at_s"] - 60}))
         assert state() == ("UNKNOWN", "RUNNING")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ascendrun.core import notices
 from ascendrun.core.dataclass import load_dataclass
 from ascendrun.core.events import Event, JobEvent
-from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.jobs.job import Job
 from ascendrun.core.jobs.reasons import because
 from ascendrun.text import LANGUAGES, to_json, translations
 from tests.lib.demo_jobs import demo_job
@@ -185,8 +185,3 @@ def test_targets_without_a_name_are_called_by_their_kind() -> None:
         ]
     )
     assert [target.name for target in targets] == ["slack", "slack-2", "slack-3", "wecom"]
-
-
-def test_every_terminal_state_is_told() -> None:
-    kinds = {make(event(state=state.value)).kind for state in (State.SUCCEEDED, State.STOPPED, State.FAILED)}
-    assert kinds == {"succeeded", "stopped", "failed"}

@@ -50,18 +50,6 @@ def test_a_pipe_is_written_through(tmp_path: Path) -> None:
     assert received == [b"data", b"data"] and stat.S_ISFIFO(pipe.stat().st_mode)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
-def test_a_device_is_written_through(tmp_path: Path) -> None:
-    device = tmp_path / "null"
-    try:
-        os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-        device.write_bytes(b"")
-    except OSError:
-        pytest.skip("devices cannot be made or used here")
-    write_bytes(device, b"data")
-    assert stat.S_ISCHR(device.lstat().st_mode)
-
-
 def test_the_standard_output_is_written_through(tmp_path: Path) -> None:
     with open(tmp_path / "log", "wb") as log:
         write_bytes(Path(f"/proc/self/fd/{log.fileno()}"), b"data")

@@ -142,22 +142,14 @@ def test_a_job_that_does_not_run_is_not_hung(events: list[JobInput]) -> None:
     assert story.tell(endings.Hung((), (), Text("hang.x", "x"))).job == before
 
 
-def test_a_rebooted_node_is_a_fact_that_fails_the_job() -> None:
-    story = Story(make_job()).tell(*to_running(), endings.NodeLost("node2", "rebooted"), endings.NodeEnded("node1"))
-    assert story.job.state is State.FAILED
-    assert (story.job.reason.code, story.job.reason.hosts) == ("node-rebooted", ("node2",))
-
-
-def test_a_node_whose_folder_vanished_is_lost_although_its_boot_id_is_the_same() -> None:
-    story = Story(make_job()).tell(
-        *to_running(), endings.NodeLost("node2", "directory-gone"), endings.NodeEnded("node1")
-    )
+@pytest.mark.parametrize("why", ["rebooted", "directory-gone"])
+def test_a_lost_node_is_a_fact_that_fails_the_job(why: str) -> None:
+    story = Story(make_job()).tell(*to_running(), endings.NodeLost("node2", why), endings.NodeEnded("node1"))
     assert story.job.state is State.FAILED and story.job.cause is Cause.NODE_LOST
-    assert (story.job.reason.code, story.job.reason.hosts) == ("node-directory-gone", ("node2",))
-    assert story.job.node("node2").lost == "directory-gone"
-    assert [(event.hosts, event.values["why"]) for event in story.events if event.code == "node-lost"] == [
-        (("node2",), "directory-gone")
-    ]
+    assert (story.job.reason.code, story.job.reason.hosts) == (f"node-{why}", ("node2",))
+    assert story.job.node("node2").lost == why
+    told = [(event.hosts, event.values["why"]) for event in story.events if event.code == "node-lost"]
+    assert told == [(("node2",), why)]
 
 
 @pytest.mark.parametrize("why", sorted(LOST))

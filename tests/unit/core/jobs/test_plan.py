@@ -75,28 +75,19 @@ def test_device_ids_that_a_host_does_not_offer_do_not_fit():
     assert message.values == {"missing": [5], "hosts": ["a"], "offered": [0, 1, 2]}
 
 
-def test_a_node_without_a_route_to_node_0_is_named_with_it():
-    hosts = parse_hostfile("a\nb\nc\n", "h")
-    reports = meshed(hosts)
-    reports["c"] = report("c", routes={"b": Route("eth0", "10.0.0.3")})
+@pytest.mark.parametrize(
+    "host, routes, key, values",
+    [
+        ("c", {"b": Route("eth0", "10.0.0.3")}, "network.no-route", {"host": "c", "peer": "a"}),
+        ("b", {"a": Route("lo", "127.0.0.1")}, "network.loopback", {"host": "b", "peer": "a"}),
+        ("a", {"b": Route("lo", "127.0.0.1")}, "network.node-0-no-route", {"host": "a", "peers": ["b", "c"]}),
+    ],
+)
+def test_a_node_without_a_route_to_its_peers_is_named_with_them(host, routes, key, values):
+    reports = meshed(parse_hostfile("a\nb\nc\n", "h"))
+    reports[host] = report(host, routes=routes)
     fault = refusal(job(), "a\nb\nc\n", reports)
-    assert (fault.key, fault.values) == ("network.no-route", {"host": "c", "peer": "a"})
-
-
-def test_a_name_that_leads_to_the_nodes_own_loopback_is_no_route():
-    hosts = parse_hostfile("a\nb\n", "h")
-    reports = meshed(hosts)
-    reports["b"] = report("b", routes={"a": Route("lo", "127.0.0.1")})
-    fault = refusal(job(), "a\nb\n", reports)
-    assert (fault.key, fault.values) == ("network.loopback", {"host": "b", "peer": "a"})
-
-
-def test_a_node_0_that_reaches_nobody_does_not_fit():
-    hosts = parse_hostfile("a\nb\nc\n", "h")
-    reports = meshed(hosts)
-    reports["a"] = report("a", routes={"b": Route("lo", "127.0.0.1")})
-    fault = refusal(job(), "a\nb\nc\n", reports)
-    assert (fault.key, fault.values) == ("network.node-0-no-route", {"host": "a", "peers": ["b", "c"]})
+    assert (fault.key, fault.values) == (key, values)
 
 
 def test_the_meeting_address_is_the_one_node_0_shows_to_most_others():

@@ -265,12 +265,6 @@ def test_a_used_budget_ends_the_job_with_the_rule_in_its_reason() -> None:
     assert story.events[-1].ranks == (2,), "the rank of the reason inside"
 
 
-def test_an_error_of_the_user_is_not_retried() -> None:
-    story = failed(Story(restarting_job()).tell(*to_running()))
-    story.tell(endings.Diagnosed(1, Failure(Kind.USER, "exception", ("node2",), (2,), "certain")))
-    assert story.job.state is State.FAILED and story.job.reason.values["rule"].code == "rule-cause"
-
-
 @pytest.mark.parametrize("moment", ["stopping", "backoff"])
 def test_a_stop_by_the_user_is_not_undone_by_the_policy(moment: str) -> None:
     story = Story(restarting_job()).tell(*to_running(), ended(2, 3))

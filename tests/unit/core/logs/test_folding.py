@@ -245,11 +245,6 @@ def test_a_rank_that_speaks_of_another_is_not_folded_with_it() -> None:
     ]  # rank 1 speaks of itself, the others of another
 
 
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=4, max_size=20))
-def test_at_most_half_of_the_values_are_odd(values: list[float]) -> None:
-    assert len(find_outliers(values)) * 2 <= len(values)
-
-
 WORDS = ["12", "2.31", " loss 0.5", " rank 3", "1e-05", " 35 ms", "10:30:01", "0x7f3a10ff", " nan", " step 7", "1.2.3"]
 TEXTS = st.lists(st.one_of(st.text(max_size=8), st.sampled_from(WORDS)), max_size=8).map("".join)
 TEXT_LISTS = st.lists(st.one_of(TEXTS, st.just("a\nb"), st.just("x" * 2001), st.just("rank 3 took 2 ms")), max_size=6)
