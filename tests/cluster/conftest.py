@@ -5,11 +5,13 @@ cluster_of    cluster_of(4, sshd_options=["MaxSessions 1"]): one of its own, dow
 ascendrun     ascendrun("ps"): the command on the head, with a state dir under tmp_path;
               .popen(...), .pty(...), and .on(other_cluster)(...)
 scene         jobs of that command on that cluster: scenes.py
+scene_of      scene_of(4): the same on a cluster of its own
 no_leftovers  after every test: no process of it on any host or the head; after all tests: no trace on the machine
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -215,11 +217,23 @@ class Ascendrun:
         return self._cluster().head_argv(command, cwd=str(self.folder))
 
     def __call__(
-        self, *arguments: object, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 120.0
+        self,
+        *arguments: object,
+        env: Mapping[str, str] | None = None,
+        stdin: str = "",
+        timeout: float = 120.0,
+        code: int | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        """`code`: the exit code that it must have."""
+        done = subprocess.run(
             self.argv(*arguments), env=self.environ(env), input=stdin, capture_output=True, text=True, timeout=timeout
         )
+        assert code in (None, done.returncode), f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def ask(self, *arguments: object, code: int = 0, **options: Any) -> Any:
+        """What it prints with `-o json`."""
+        return json.loads(self(*arguments, "-o", "json", code=code, **options).stdout)
 
     def popen(self, *arguments: object, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[Any]:
         return subprocess.Popen(self.argv(*arguments), env=self.environ(env), **options)
@@ -257,3 +271,12 @@ def ascendrun(request: pytest.FixtureRequest, no_leftovers: Watch, tmp_path: Pat
 @pytest.fixture
 def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
     return Scene(ascendrun, cluster)
+
+
+@pytest.fixture
+def scene_of(ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]) -> Callable[..., Scene]:
+    def start(count: int, **options: Any) -> Scene:
+        cluster = cluster_of(count, **options)
+        return Scene(ascendrun.on(cluster), cluster)
+
+    return start

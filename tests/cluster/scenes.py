@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable
 
+import leftovers
 from looks import DEADLINE_S
 
 from ascendrun.core.errors import AscendrunError
@@ -20,7 +21,7 @@ from ascendrun.node import layout
 from ascendrun.sim.ascend.scenario import Scenario
 from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.npus import install_on
-from tests.lib.vcluster.processes import await_true
+from tests.lib.vcluster.processes import Process, await_true
 
 RANK_SCRIPT = Path(__file__).resolve().parent / "rank.py"
 ASK_S = 3.0
@@ -68,6 +69,12 @@ class Scene:
         done = self.ascendrun("submit", job_file, "--detach", "-o", "json", *options, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
         return str(json.loads(done.stdout)["id"])
+
+    def begin(self, job_file: Path, line: str = "ready") -> str:
+        """Starts it and waits until each of four ranks has printed the line; the job's id."""
+        job = self.start(job_file)
+        self.await_line(job, line, count=4)
+        return job
 
     def enough(self) -> None:
         """Lets ranks that `beat-on` end."""
@@ -195,6 +202,12 @@ class Scene:
             return [pid for host in self.cluster.hosts for pid in self.ranks_of(job, host, with_sampler=True)]
 
         assert await_true(lambda: not left(), deadline_s=deadline_s), f"{job} has left processes: {left()}"
+
+    def controller(self) -> Process | None:
+        """The running one, without its guard."""
+        both = leftovers.controllers(self.cluster, self.ascendrun.state_dir)
+        guards = {one.pid for one in both}
+        return next((one for one in both if one.ppid in guards), None)
 
     def is_drained(self, job: str) -> bool:
         """Whether every byte of all attempts is here."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any, Callable
+from typing import Callable
 
 import leftovers
 import pytest
@@ -12,15 +12,7 @@ from invariants import check_ended, states_of
 from scenes import BEAT_ON, Scene, await_that, run_text
 
 from ascendrun.node.procs import read_stat
-from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.processes import await_true
-
-
-def controller(scene: Scene) -> int:
-    """The pid of the one controller, as the machine sees it."""
-    ours = leftovers.controllers(scene.cluster, scene.ascendrun.state_dir)
-    guards = {one.pid for one in ours}
-    return next(one.pid for one in ours if one.ppid in guards)
 
 
 def agent_fails(scene: Scene, host: str, failpoint: str) -> None:
@@ -35,8 +27,7 @@ def stopped(scene: Scene, host: str) -> list[int]:
 
 
 def test_a_node_whose_disk_is_full_in_mid_job_still_stops_and_says_what_was_lost(scene: Scene) -> None:
-    job = scene.start(scene.job("full", "print", "ready", "beat", 600))
-    scene.await_line(job, "ready", count=4)
+    job = scene.begin(scene.job("full", "print", "ready", "beat", 600))
     scene.cluster.fill("node2")
     before = os.path.getsize(scene.spooled(job, "rank-0.out.0")[0])
     await_that(lambda: os.path.getsize(scene.spooled(job, "rank-0.out.0")[0]) > before + 200, "node1 logs on")
@@ -47,8 +38,7 @@ def test_a_node_whose_disk_is_full_in_mid_job_still_stops_and_says_what_was_lost
 
 def test_a_disk_that_is_full_before_the_start_means_nobody_starts(scene: Scene) -> None:
     scene.cluster.fill("node2")
-    done = scene.ascendrun("submit", scene.job("early", "touch", "/tmp/early"))
-    assert done.returncode == 1, run_text(done)
+    done = scene.ascendrun("submit", scene.job("early", "touch", "/tmp/early"), code=1)
     no_room = ("disk-full", "No space left")  # the agent's word, or that of the login that could not put it there
     assert "node2" in done.stderr and any(word in done.stderr for word in no_room), done.stderr
     assert "node2: node2" not in done.stderr
@@ -70,8 +60,7 @@ def test_an_agent_that_dies_before_go_means_nobody_starts(scene: Scene, failpoin
     agent_fails(scene, "node2", f"{failpoint}=kill")
     (scene.folder / "code" / failpoint).touch()  # code that no node has yet
     started = f"/tmp/{failpoint}"
-    done = scene.ascendrun("submit", scene.job("dying", "touch", started, "family"))
-    assert done.returncode == 1, run_text(done)
+    done = scene.ascendrun("submit", scene.job("dying", "touch", started, "family"), code=1)
     assert "node2" in done.stderr
     assert scene.reason("j-0001")["code"] == "preflight-failed"
     assert not any(scene.cluster.path(host, started).exists() for host in scene.cluster.hosts)
@@ -107,8 +96,7 @@ def starts_once_or_not_at_all(scene: Scene, failpoint: str) -> None:
 
 @pytest.mark.parametrize("hosts", [["node2"], ["node1", "node2"]], ids=len)
 def test_a_node_that_shuts_down_lets_all_ranks_save_and_the_job_is_no_success(scene: Scene, hosts: list[str]) -> None:
-    job = scene.start(scene.job("preempted", "save-on-term", "print", "ready", "hang"))
-    scene.await_line(job, "ready", count=4)
+    job = scene.begin(scene.job("preempted", "save-on-term", "print", "ready", "hang"))
     found = [one for host in hosts for one in scene.cluster.processes(host)]
     leftovers.kill([one for one in found if "supervise" in one.argv], signal.SIGTERM)
     scene.await_state(job, "FAILED")
@@ -119,8 +107,7 @@ def test_a_node_that_shuts_down_lets_all_ranks_save_and_the_job_is_no_success(sc
 
 
 def test_the_logs_of_a_rebooted_node_that_kept_its_disk_still_come(scene: Scene) -> None:
-    job = scene.start(scene.job("rebooted", "print", "ready", "beat", 600))
-    scene.await_line(job, "ready", count=4)
+    job = scene.begin(scene.job("rebooted", "print", "ready", "beat", 600))
     scene.cluster.cut("node2")
     files = scene.runs_on("node2")
     size = lambda: sum(path.stat().st_size for path in files.glob("*/attempt-1/rank-3.out.0"))  # noqa: E731
@@ -133,11 +120,9 @@ def test_the_logs_of_a_rebooted_node_that_kept_its_disk_still_come(scene: Scene)
     check_ended(scene, job, state="FAILED")
 
 
-def test_a_home_on_a_network_that_hangs_delays_neither_ranks_nor_their_output(
-    cluster_of: Callable[..., VirtualCluster], ascendrun: Any
-) -> None:
-    cluster = cluster_of(2)
-    scene, home = Scene(ascendrun.on(cluster), cluster), cluster.node_fs("node2", kind="fuse.remote")
+def test_a_home_on_a_network_that_hangs_delays_neither_ranks_nor_their_output(scene_of: Callable[..., Scene]) -> None:
+    scene = scene_of(2)
+    home = scene.cluster.node_fs("node2", kind="fuse.remote")
     job = scene.start(scene.job("hanging", "meet", *BEAT_ON, "print", "done"))
     scene.await_line(job, "beat 20 of rank 3")
     home.hang()
@@ -151,16 +136,15 @@ def test_a_home_on_a_network_that_hangs_delays_neither_ranks_nor_their_output(
 
 
 def test_a_torn_line_in_a_nodes_records_harms_nothing(scene: Scene) -> None:
-    job = scene.start(scene.job("torn", "print", "ready", *BEAT_ON))
-    scene.await_line(job, "ready", count=4)
+    job = scene.begin(scene.job("torn", "print", "ready", *BEAT_ON))
     events = next(scene.runs_on("node2").glob("*/attempt-1/events.0"))
     with open(events, "ab") as file:
         file.write(b'{"seq": 9, "event": "rank_exi\n[]\n\xff\n{"event": "rank_exited"}\n')
         file.write(b'{"event": "rank_started", "rank": "x"}\n')
-    pid = controller(scene)
+    pid = scene.controller().pid
     scene.enough()
     scene.await_state(job, "SUCCEEDED")
-    assert controller(scene) == pid, "the controller lived through it"
+    assert scene.controller().pid == pid, "the controller lived through it"
 
 
 def test_a_controller_that_was_away_longer_than_a_start_may_take_does_not_blame_the_start(scene: Scene) -> None:
@@ -177,9 +161,8 @@ def test_a_controller_that_was_away_longer_than_a_start_may_take_does_not_blame_
 
 @pytest.mark.usefixtures("only_long")
 def test_a_controller_that_sleeps_for_20_s_judges_nobody_when_it_wakes(scene: Scene) -> None:
-    job = scene.start(scene.job("asleep", "print", "ready", "hang"))
-    scene.await_line(job, "ready", count=4)
-    pid = controller(scene)
+    job = scene.begin(scene.job("asleep", "print", "ready", "hang"))
+    pid = scene.controller().pid
     os.kill(pid, signal.SIGSTOP)
     scene.stays("j-0001", "RUNNING", "UNKNOWN", for_s=20)
     os.kill(pid, signal.SIGCONT)
@@ -195,8 +178,7 @@ def test_a_controller_that_sleeps_for_20_s_judges_nobody_when_it_wakes(scene: Sc
 
 def unhurt(scene: Scene, name: str, hurt: Callable[[], None]) -> None:
     """A job runs while `hurt` does its work, and neither fails nor is started anew nor loses a byte."""
-    job = scene.start(scene.job(name, "meet", "print", "ready", *BEAT_ON))
-    scene.await_line(job, "ready", count=4)
+    job = scene.begin(scene.job(name, "meet", "print", "ready", *BEAT_ON))
     hurt()
     scene.enough()
     scene.await_state(job, "SUCCEEDED")
@@ -278,8 +260,7 @@ def test_a_frozen_node_thaws_and_goes_on_where_it_was(scene: Scene) -> None:
 
 @pytest.mark.usefixtures("only_long")
 def test_a_stop_while_one_node_is_frozen_is_honest_and_is_carried_out_when_it_thaws(scene: Scene) -> None:
-    job = scene.start(scene.job("frozen", "family", "print", "ready", "hang"))
-    scene.await_line(job, "ready", count=4)
+    job = scene.begin(scene.job("frozen", "family", "print", "ready", "hang"))
     scene.cluster.freeze("node2")
     assert scene.ascendrun("stop", "--no-wait", job).returncode == 0
     assert scene.ascendrun("stop", "--no-wait", job).returncode == 0
@@ -292,11 +273,9 @@ def test_a_stop_while_one_node_is_frozen_is_honest_and_is_carried_out_when_it_th
 
 @pytest.mark.usefixtures("only_long")
 def test_a_node_that_reboots_before_it_could_hear_the_stop_is_confirmed_by_its_boot_id(scene: Scene) -> None:
-    job = scene.start(scene.job("rebooting", "print", "ready", "hang"))
-    scene.await_line(job, "ready", count=4)
+    job = scene.begin(scene.job("rebooting", "print", "ready", "hang"))
     scene.cluster.cut("node2")
-    done = scene.ascendrun("stop", "--now", job, timeout=90)
-    assert done.returncode == 6, run_text(done)
+    scene.ascendrun("stop", "--now", job, timeout=90, code=6)
     scene.cluster.reboot("node2", keep_disk=True)
     await_that(lambda: scene.show(job)["unconfirmed_hosts"] == [], "node2 is confirmed")
     check_ended(scene, job, state="STOPPED")
@@ -329,8 +308,7 @@ def test_a_node_that_freezes_in_the_start_and_thaws_ends_in_all_or_nothing(scene
 
 @pytest.mark.parametrize("power", ["kill", "crash"])
 def test_a_node_that_loses_power_in_mid_job_is_out_of_reach_and_not_failed(scene: Scene, power: str) -> None:
-    job = scene.start(scene.job("dark", "print", "ready", "hang"))
-    scene.await_line(job, "ready", count=4)
+    job = scene.begin(scene.job("dark", "print", "ready", "hang"))
     getattr(scene.cluster, power)("node2")
     await_that(lambda: scene.show(job)["nodes"][1]["liveness"] == "UNREACHABLE", "it is known to be out of reach")
     assert scene.state(job) == "RUNNING"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Callable
+from typing import Callable
 
 import pytest
 from invariants import check_ended, too_open
 from scenes import Scene, await_that, run_text
 
-from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.machines import HEAD
 
 FORKS = """
@@ -101,8 +100,7 @@ SECRET = "canary-4711-do-not-show"
 def test_a_secret_is_seen_by_the_ranks_and_nowhere_else_and_all_files_are_private(scene: Scene) -> None:
     secrets = scene.folder / "secret.env"
     secrets.write_text(f"TOKEN={SECRET}\n")
-    job = scene.start(scene.job("secret", "print", "ready", "hang", more="env_file: [secret.env]\n"))
-    scene.await_line(job, "ready", count=4)
+    job = scene.begin(scene.job("secret", "print", "ready", "hang", more="env_file: [secret.env]\n"))
     ranks = [
         one
         for host in scene.cluster.hosts
@@ -170,15 +168,12 @@ def test_two_heads_on_the_same_nodes_start_their_jobs_side_by_side(scene: Scene)
     assert scene.ascendrun("controller", "stop", env=other).returncode == 0
 
 
-def test_two_users_of_hosts_with_one_home_run_side_by_side(
-    cluster_of: Callable[..., VirtualCluster], ascendrun: Any
-) -> None:
-    cluster = cluster_of(2, shared_home=True, users={"wang": "sh"})
-    scene = Scene(ascendrun.on(cluster), cluster)
+def test_two_users_of_hosts_with_one_home_run_side_by_side(scene_of: Callable[..., Scene]) -> None:
+    scene = scene_of(2, shared_home=True, users={"wang": "sh"})
     jobs = []
     for user in ("root", "wang"):
         job_file = scene.job(user, "meet", "print", "ready", "hang", slots=4)
-        (scene.folder / f"{user}.hosts").write_text(cluster.hostfile(slots=4, user=user))
+        (scene.folder / f"{user}.hosts").write_text(scene.cluster.hostfile(slots=4, user=user))
         jobs.append(scene.start(job_file))
     for job in jobs:
         scene.await_line(job, "ready", count=4)
@@ -227,8 +222,7 @@ def test_two_hundred_oddly_named_files_are_staged_as_they_are(scene: Scene) -> N
         with open(os.path.join(os.fsencode(code), name), "wb") as file:
             file.write(name)
     (code / "empty").mkdir()
-    done = scene.ascendrun("submit", scene.job("odd", "print", "ok"))
-    assert done.returncode == 0, run_text(done)
+    scene.ascendrun("submit", scene.job("odd", "print", "ok"), code=0)
     for host in scene.cluster.hosts:
         work = next(scene.runs_on(host).glob("*/work"))
         tree = next(scene.cluster.path(host, "/root/.ascendrun/trees").glob("[0-9a-f]*/empty")).parent

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scenes import Scene, run_text
+from scenes import Scene
 
 from ascendrun.programs.codon import vocabulary as v
 from tests.lib.vcluster.cluster import VirtualCluster
@@ -25,17 +25,13 @@ def test_the_job_file_ends_with_a_scored_model_and_dna(ascendrun: Ascendrun, clu
     hostfile = scene.folder / "two.hosts"
     hostfile.write_text(cluster.hostfile(slots=2))
     where = ("--hostfile", hostfile, "--set", f"python={sys.executable}")
-    planned = scene.ascendrun("plan", JOB, *where, "-o", "json", timeout=200)
-    assert planned.returncode == 0, run_text(planned)
-    stages = {each["stage"]: each for each in json.loads(planned.stdout)["stages"]}
+    stages = {each["stage"]: each for each in scene.ascendrun.ask("plan", JOB, *where, timeout=200)["stages"]}
     train = stages["train"]
     assert train["work"]["steps"] > 100 and train["choice"]["chosen"]["memory"], train
-    done = scene.ascendrun("submit", JOB, *where, timeout=1100)
-    assert done.returncode == 0, run_text(done)
+    scene.ascendrun("submit", JOB, *where, timeout=1100, code=0)
     folder = scene.folder / "fetched"
     for name in ("evaluation/report.json", "optimize/optimized.csv"):
-        fetched = scene.ascendrun("cp", f"j-0001-4:out/{name}", folder)
-        assert fetched.returncode == 0, run_text(fetched)
+        scene.ascendrun("cp", f"j-0001-4:out/{name}", folder, code=0)
     scores = json.loads((folder / "report.json").read_text())["scores"]["all"]
     assert scores["masked_accuracy"] > scores["highest_frequency_accuracy"] - 0.05
     assert scores["loss"] < scores["uniform_loss"]

@@ -9,8 +9,6 @@ from typing import Any, Callable
 import pytest
 from scenes import Scene, run_text, venv_python
 
-from tests.lib.vcluster.cluster import VirtualCluster
-
 Ascendrun = Any
 SLOW_KBIT = 32000
 DEADLINE_S = 280.0
@@ -22,9 +20,7 @@ def job_file(scene: Scene) -> Path:
 
 def look(scene: Scene) -> dict[str, Any]:
     """The report of `doctor --deep`."""
-    done = scene.ascendrun("doctor", job_file(scene), "--quick", "--deep", "-o", "json", timeout=DEADLINE_S)
-    assert done.returncode == 0, run_text(done)  # a slow host is a warning
-    return dict(json.loads(done.stdout))
+    return dict(scene.ascendrun.ask("doctor", job_file(scene), "--quick", "--deep", timeout=DEADLINE_S, code=0))
 
 
 def slow_cables(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -41,11 +37,10 @@ def slow_cables(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(2 * DEADLINE_S)
 def test_a_host_with_a_slow_cable_is_named_with_numbers_and_once_mended_nobody_is(
-    ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]
+    scene_of: Callable[..., Scene],
 ) -> None:
-    cluster = cluster_of(4)
-    scene = Scene(ascendrun.on(cluster), cluster)
-    cluster.rate("node3", SLOW_KBIT)
+    scene = scene_of(4)
+    scene.cluster.rate("node3", SLOW_KBIT)
     report = look(scene)
     [finding] = slow_cables(report)
     assert (finding["code"], finding["hosts"]) == ("deep-host-slow", ["node3"])
@@ -56,19 +51,19 @@ def test_a_host_with_a_slow_cable_is_named_with_numbers_and_once_mended_nobody_i
     assert 0 < finding["values"]["measured"]["value"] < SLOW_KBIT * 125 * 1.5
     assert len(finding["evidence"]) == len(of_node3)
 
-    cluster.rate("node3", 0)
+    scene.cluster.rate("node3", 0)
     report = look(scene)
     assert slow_cables(report) == []
-    assert {name for one in report["deep"]["rounds"][0] for name in (one["one"], one["other"])} == set(cluster.hosts)
+    measured = {name for one in report["deep"]["rounds"][0] for name in (one["one"], one["other"])}
+    assert measured == set(scene.cluster.hosts)
     assert len(list((scene.ascendrun.state_dir / "deep").glob("*.json"))) == 2
 
 
 @pytest.mark.timeout(2 * DEADLINE_S)
 def test_verify_starts_ranks_on_all_hosts_and_says_what_cannot_be_measured_without_npus(
-    ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]
+    scene_of: Callable[..., Scene],
 ) -> None:
-    cluster = cluster_of(2)
-    scene = Scene(ascendrun.on(cluster), cluster)
+    scene = scene_of(2)
     words = (job_file(scene), "--device-type", "cpu", "--devices", "-O", scene.folder / "site.tar.gz", "-o", "json")
     done = scene.ascendrun("verify", *words, timeout=DEADLINE_S)
     claims = {one["name"]: one for one in json.loads(done.stdout)["claims"]}

@@ -11,8 +11,6 @@ from typing import Any, Callable
 import pytest
 from scenes import Scene, run_text
 
-from tests.lib.vcluster.cluster import VirtualCluster
-
 Ascendrun = Any
 CLOCK_S = 120.0
 
@@ -42,9 +40,9 @@ def hosts_of(found: dict[str, list[dict[str, Any]]], code: str) -> list[str]:
     return sorted(host for finding in found.get(code, []) for host in finding["hosts"])
 
 
-def hostfile(ascendrun: Ascendrun, cluster: VirtualCluster) -> Path:
-    path: Path = ascendrun.folder / "all.hosts"
-    path.write_text(cluster.hostfile(slots=2))
+def hostfile(scene: Scene) -> Path:
+    path: Path = scene.folder / "all.hosts"
+    path.write_text(scene.cluster.hostfile(slots=2))
     return path
 
 
@@ -52,9 +50,8 @@ def hostfile(ascendrun: Ascendrun, cluster: VirtualCluster) -> Path:
 
 
 def test_a_healthy_pair_is_fit_and_shown_on_one_screen_in_both_languages(scene: Scene) -> None:
-    hosts = hostfile(scene.ascendrun, scene.cluster)
-    done = scene.ascendrun("doctor", "-H", hosts, "--lang", "en")
-    assert done.returncode == 0, run_text(done)
+    hosts = hostfile(scene)
+    done = scene.ascendrun("doctor", "-H", hosts, "--lang", "en", code=0)
     assert "FAIL" not in done.stdout and "WARN" not in done.stdout
     assert "2 hosts" in done.stdout and len(done.stdout.splitlines()) < 40
     chinese = scene.ascendrun("doctor", "-H", hosts, "--quick", env={"LC_ALL": "zh_CN.UTF-8"})
@@ -64,12 +61,9 @@ def test_a_healthy_pair_is_fit_and_shown_on_one_screen_in_both_languages(scene: 
 # --- planted faults ---
 
 
-def test_each_planted_fault_is_found_on_its_host_and_nowhere_else(
-    ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]
-) -> None:
-    cluster = cluster_of(7, pythons={"node6": other_python()}, rc_noise={"node3": "Welcome to node3"})
-    on = ascendrun.on(cluster)
-    hosts = hostfile(on, cluster)
+def test_each_planted_fault_is_found_on_its_host_and_nowhere_else(scene_of: Callable[..., Scene]) -> None:
+    scene = scene_of(7, pythons={"node6": other_python()}, rc_noise={"node3": "Welcome to node3"})
+    cluster, on, hosts = scene.cluster, scene.ascendrun, hostfile(scene)
     for host in cluster.hosts:
         data = cluster.path(host, "/data/train")
         data.mkdir(parents=True)
@@ -104,24 +98,20 @@ def test_each_planted_fault_is_found_on_its_host_and_nowhere_else(
     }, found
 
 
-def test_a_clock_that_is_off_is_told_in_seconds(
-    ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]
-) -> None:
-    cluster = cluster_of(3)
-    cluster.clock("node2", CLOCK_S)
-    on = ascendrun.on(cluster)
-    found = examine(on, "-H", hostfile(on, cluster), "--quick", code=0)
+def test_a_clock_that_is_off_is_told_in_seconds(scene_of: Callable[..., Scene]) -> None:
+    scene = scene_of(3)
+    scene.cluster.clock("node2", CLOCK_S)
+    found = examine(scene.ascendrun, "-H", hostfile(scene), "--quick", code=0)
     assert hosts_of(found, "clock-skew") == ["node2"]
     assert abs(float(found["clock-skew"][0]["values"]["seconds"]) - CLOCK_S) < 5
 
 
 def test_two_hosts_that_do_not_reach_each_other_are_named_though_the_head_sees_both(
-    ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]
+    scene_of: Callable[..., Scene],
 ) -> None:
-    cluster = cluster_of(4)
-    cluster.isolate("node2", "node4")
-    on = ascendrun.on(cluster)
-    found = examine(on, "-H", hostfile(on, cluster), "--quick", code=3)
+    scene = scene_of(4)
+    scene.cluster.isolate("node2", "node4")
+    found = examine(scene.ascendrun, "-H", hostfile(scene), "--quick", code=3)
     told = {(finding["nodes"], finding["values"]["peers"][0]) for finding in found["peer-timeout"]}
     assert told == {("node2", "node4"), ("node4", "node2")}
 
@@ -137,16 +127,13 @@ def test_two_names_of_one_machine_are_told(scene: Scene) -> None:
 
 
 def test_a_frozen_host_and_one_that_refuses_are_answers_too_and_the_rest_is_examined(
-    ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]
+    scene_of: Callable[..., Scene],
 ) -> None:
-    cluster = cluster_of(4)
-    on = ascendrun.on(cluster)
-    hosts = hostfile(on, cluster)
+    scene = scene_of(4)
+    cluster, on, hosts = scene.cluster, scene.ascendrun, hostfile(scene)
     cluster.freeze("node2")
     cluster.sshd_stop("node3")
-    done = on("doctor", "-H", hosts, "--quick", "-o", "json", timeout=90)
-    assert done.returncode == 6, run_text(done)
-    report = json.loads(done.stdout)
+    report = on.ask("doctor", "-H", hosts, "--quick", timeout=90, code=6)
     assert sorted(report["unreached"]) == ["node2", "node3"]
     kernel = next(row for row in report["facts"] if row["name"] == "kernel")
     assert [sorted(group["hosts"]) for group in kernel["groups"]] == [["node1", "node4"]]
@@ -211,8 +198,7 @@ def test_hosts_that_do_not_reach_each_other_start_nothing_instead_of_waiting_for
 def test_the_gates_shell_has_the_jobs_secrets_and_no_word_of_them_is_kept(scene: Scene) -> None:
     (scene.folder / "secrets.env").write_text("HF_TOKEN=hunter2hunter2\n")
     more = "env_file: [secrets.env]\nsetup: %s\n"
-    fine = scene.ascendrun("submit", scene.job("secret", "print", "x", more=more % 'test -n "$HF_TOKEN"'))
-    assert fine.returncode == 0, run_text(fine)
+    scene.ascendrun("submit", scene.job("secret", "print", "x", more=more % 'test -n "$HF_TOKEN"'), code=0)
     leaky = scene.ascendrun("submit", scene.job("leaky", "print", "x", more=more % "echo $HF_TOKEN >&2; false"))
     assert leaky.returncode == 1 and "(secret)" in leaky.stderr, run_text(leaky)
     shown = scene.ascendrun("env", scene.job("shown", "print", "x", more=more % "export X=1"))
@@ -231,8 +217,7 @@ def test_a_check_that_the_job_skips_does_not_stop_it(scene: Scene) -> None:
     more = "env: {GLOO_SOCKET_IFNAME: eth77}\n"
     refused = scene.ascendrun("submit", scene.job("strict", "print", "x", more=more))
     assert refused.returncode == 1 and "[interface-missing]" in refused.stderr, run_text(refused)
-    done = scene.ascendrun("submit", scene.job("lenient", "print", "x", more=more + "checks: {skip: [interfaces]}\n"))
-    assert done.returncode == 0, run_text(done)
+    scene.ascendrun("submit", scene.job("lenient", "print", "x", more=more + "checks: {skip: [interfaces]}\n"), code=0)
 
 
 # --- env ---

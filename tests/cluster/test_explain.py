@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from scenes import Scene, run_text, venv_python
+from scenes import Scene, venv_python
 
 from tests.lib.vcluster.cluster import VirtualCluster
 
@@ -37,11 +36,10 @@ signal.pause()
 def run_program(scene: Scene, name: str, text: str, python: str) -> tuple[str, dict[str, Any]]:
     """What submit said of its failure, and the explanation."""
     (scene.folder / "code" / "train.py").write_text(text)
-    done = scene.ascendrun("submit", scene.job(name, command=[python, "train.py"], more="checks: {skip: [clock]}\n"))
-    assert done.returncode == 1, run_text(done)
-    told = scene.ascendrun("explain", name, "-o", "json")
-    assert told.returncode == 0, run_text(told)
-    explanation: dict[str, Any] = json.loads(told.stdout)
+    done = scene.ascendrun(
+        "submit", scene.job(name, command=[python, "train.py"], more="checks: {skip: [clock]}\n"), code=1
+    )
+    explanation: dict[str, Any] = scene.ascendrun.ask("explain", name)
     return done.stderr, explanation
 
 
@@ -61,8 +59,7 @@ def test_the_rank_that_raised_is_named_though_the_other_host_s_clock_is_a_minute
     assert roles <= {"consequence", "teardown"}, found["chain"]
     assert "rank 2 on node2 failed first: ValueError: sample 17 has no label" in said
 
-    shown = scene.ascendrun("explain", "raises", "--lang", "en")
-    assert shown.returncode == 0, run_text(shown)
+    shown = scene.ascendrun("explain", "raises", "--lang", "en", code=0)
     screen = shown.stdout
     assert "sample 17 has no label" in screen and RAISES_AT in screen and "[certain]" in screen
     assert len(screen.splitlines()) <= 40

@@ -46,9 +46,7 @@ def events(scene: Scene, job: str, code: str) -> list[dict[str, Any]]:
 
 
 def ask(scene: Scene, *words: str) -> dict[str, Any]:
-    done = scene.ascendrun(*words, "-o", "json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
+    answer: dict[str, Any] = scene.ascendrun.ask(*words)
     return answer
 
 

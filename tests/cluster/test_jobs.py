@@ -15,7 +15,6 @@ from invariants import check_ended
 from scenes import BEAT_ON, Scene, await_that, run_text, venv_python
 
 from ascendrun.node.files import remove_tree
-from tests.lib.vcluster.cluster import VirtualCluster
 
 Ascendrun = Any
 
@@ -45,20 +44,17 @@ def test_a_missing_python_on_one_node_means_nobody_starts_and_is_named(scene: Sc
         folder.mkdir(parents=True, exist_ok=True)
         if host == "node1":
             (folder / "python").symlink_to("/usr/bin/python3")
-    done = scene.ascendrun("submit", scene.job("lacking", "touch", "/tmp/started", more=f"python: {python}\n"))
-    assert done.returncode == 1, run_text(done)
+    done = scene.ascendrun("submit", scene.job("lacking", "touch", "/tmp/started", more=f"python: {python}\n"), code=1)
     assert "node2" in done.stderr and python in done.stderr
     assert not any(scene.cluster.path(host, "/tmp/started").exists() for host in scene.cluster.hosts)
 
 
 def test_code_altered_on_one_node_means_nobody_starts_and_the_file_is_named(scene: Scene) -> None:
-    first = scene.ascendrun("submit", scene.job("first", "print", "hello"))
-    assert first.returncode == 0, run_text(first)
+    scene.ascendrun("submit", scene.job("first", "print", "hello"), code=0)
     tree = next(scene.cluster.path("node2", "/root/.ascendrun/trees").glob("[0-9a-f]*/rank.py"))
     os.chmod(tree, 0o644)
     tree.write_text("print('altered')\n")
-    done = scene.ascendrun("submit", scene.job("second", "touch", "/tmp/started"))
-    assert done.returncode == 1, run_text(done)
+    done = scene.ascendrun("submit", scene.job("second", "touch", "/tmp/started"), code=1)
     trees = {host: scene.cluster.path(host, "/root/.ascendrun/trees") for host in scene.cluster.hosts}
     altered = [host for host in trees if "altered" in next(trees[host].glob("[0-9a-f]*/rank.py")).read_text()]
     assert any(host in done.stderr for host in altered) and "rank.py" in done.stderr
@@ -69,8 +65,7 @@ def test_code_altered_on_one_node_means_nobody_starts_and_the_file_is_named(scen
 
 def test_an_unreachable_node_means_nobody_starts_and_is_named(scene: Scene) -> None:
     scene.cluster.sshd_stop("node2")
-    done = scene.ascendrun("submit", scene.job("half", "touch", "/tmp/started"))
-    assert done.returncode == 1, run_text(done)
+    done = scene.ascendrun("submit", scene.job("half", "touch", "/tmp/started"), code=1)
     assert "node2" in done.stderr
     assert scene.reason("j-0001")["code"] == "preflight-failed"
     assert not scene.cluster.path("node1", "/tmp/started").exists()
@@ -80,8 +75,7 @@ def test_an_unreachable_node_means_nobody_starts_and_is_named(scene: Scene) -> N
 
 
 def test_a_failing_rank_is_named_and_when_the_job_has_failed_the_others_are_gone_also_the_deaf(scene: Scene) -> None:
-    done = scene.ascendrun("submit", scene.job("failing", "deaf", "meet", "exit-rank", 2, 3, "hang"))
-    assert done.returncode == 1, run_text(done)
+    done = scene.ascendrun("submit", scene.job("failing", "deaf", "meet", "exit-rank", 2, 3, "hang"), code=1)
     assert scene.everywhere("j-0001") == []
     reason = scene.reason("j-0001")
     assert (reason["code"], reason["ranks"], reason["hosts"]) == ("rank-exited", [2], ["node2"])
@@ -96,8 +90,7 @@ def test_a_failing_rank_is_named_and_when_the_job_has_failed_the_others_are_gone
 
 
 def test_a_rank_killed_by_a_signal_is_named_with_the_signal(scene: Scene) -> None:
-    job = scene.start(scene.job("killed", "meet", "print", "met", "hang"))
-    scene.await_line(job, "met", count=4)
+    job = scene.begin(scene.job("killed", "meet", "print", "met", "hang"), "met")
     rank_3 = next(one for one in scene.cluster.processes("node2") if one.environ.get("RANK") == "3")
     os.kill(rank_3.pid, signal.SIGKILL)
     scene.await_state(job, "FAILED")
@@ -148,8 +141,7 @@ def test_stop_leaves_nothing_and_a_job_with_the_same_command_line_lives_on(scene
         scene.await_line(job, "met", count=4)
         assert len(scene.everywhere(job)) == 16
     others = set(scene.everywhere(bystander))
-    done = scene.ascendrun("stop", victim)
-    assert done.returncode == 0, run_text(done)
+    scene.ascendrun("stop", victim, code=0)
     assert scene.everywhere(victim) == []
     assert scene.state(victim) == "STOPPED"
     assert set(scene.everywhere(bystander)) == others
@@ -158,16 +150,14 @@ def test_stop_leaves_nothing_and_a_job_with_the_same_command_line_lives_on(scene
 
 
 def test_a_stopped_rank_gets_its_grace_to_save(scene: Scene) -> None:
-    job = scene.start(scene.job("saving", "save-on-term", "print", "ready", "hang"))
-    scene.await_line(job, "ready", count=4)
+    job = scene.begin(scene.job("saving", "save-on-term", "print", "ready", "hang"))
     assert scene.ascendrun("stop", job).returncode == 0
     scene.await_line(job, "saved", count=4)
     check_ended(scene, job, state="STOPPED")
 
 
 def test_a_stop_that_a_cut_node_could_not_hear_reaches_it_when_it_answers(scene: Scene) -> None:
-    job = scene.start(scene.job("cut-off", "print", "ready", "hang", more="checkpoint: {grace_period_s: 1}\n"))
-    scene.await_line(job, "ready", count=4)
+    job = scene.begin(scene.job("cut-off", "print", "ready", "hang", more="checkpoint: {grace_period_s: 1}\n"))
     scene.cluster.cut("node2")
     done = scene.ascendrun("stop", "--now", job, timeout=120)
     assert done.returncode == 6 and "node2" in done.stderr, run_text(done)
@@ -210,8 +200,7 @@ def test_every_rank_of_two_hosts_gets_torchruns_environment_and_its_own_numbers(
         "GLOO_SOCKET_IFNAME",
         "HOSTNAME_SEEN",
     )
-    done = scene.ascendrun("submit", scene.job("numbers", "meet", "env", *names))
-    assert done.returncode == 0, run_text(done)
+    scene.ascendrun("submit", scene.job("numbers", "meet", "env", *names), code=0)
     ranks: dict[int, dict[str, str]] = {}
     for path in scene.spooled("j-0001", "rank-*.out.0"):
         values = json.loads(path.read_text())
@@ -241,8 +230,8 @@ def test_the_bundled_classifier_trains_over_two_hosts_and_beats_the_majority(sce
         "--set",
         "args.num_train_epochs=3",
         timeout=400,
+        code=0,
     )
-    assert done.returncode == 0, run_text(done)
     found = scene.runs_on("node1").glob("*/work/out/report.json")
     report = json.loads(next(found).read_text())
     assert report["test"]["macro_f1"] > report["comparison"]["majority"]["pieces"]["macro_f1"]["value"]
@@ -260,15 +249,13 @@ def test_the_bundled_classifier_trains_over_two_hosts_and_beats_the_majority(sce
     ids=str,
 )
 def test_login_shells_noise_and_a_single_session_do_not_matter(
-    ascendrun: Ascendrun, options: dict[str, Any], cluster_of: Callable[..., VirtualCluster]
+    options: dict[str, Any], scene_of: Callable[..., Scene]
 ) -> None:
-    cluster = cluster_of(2, **options)
-    scene = Scene(ascendrun.on(cluster), cluster)
-    done = scene.ascendrun("submit", scene.job("plain", "meet", "print", "hello $(touch /tmp/pwn) 'quoted' \"too\""))
-    assert done.returncode == 0, run_text(done)
+    scene = scene_of(2, **options)
+    scene.ascendrun("submit", scene.job("plain", "meet", "print", "hello $(touch /tmp/pwn) 'quoted' \"too\""), code=0)
     said = {data for name, data in scene.on_head("j-0001", "rank-*.out.0").items()}
     assert said == {b"hello $(touch /tmp/pwn) 'quoted' \"too\"\n"}
-    assert not any(cluster.path(host, "/tmp/pwn").exists() for host in cluster.hosts)
+    assert not any(scene.cluster.path(host, "/tmp/pwn").exists() for host in scene.cluster.hosts)
 
 
 TOGETHER = """
@@ -305,9 +292,7 @@ def test_a_script_that_forks_its_ranks_has_an_output_for_each_node(scene: Scene)
     job = scene.start(forking(scene, "together", TOGETHER))
 
     def screen(*words: str) -> Any:
-        done = scene.ascendrun(*words, "-o", "json")
-        assert done.returncode == 0, run_text(done)
-        return json.loads(done.stdout)
+        return scene.ascendrun.ask(*words)
 
     await_that(lambda: (screen("ps", "-a")["jobs"][0]["progress"] or {}).get("step") == 3, "ps shows the last step")
     await_that(lambda: screen("ps", "-a")["jobs"][0]["world_size"] == 4, "all ranks are known")

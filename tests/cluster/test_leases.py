@@ -7,7 +7,7 @@ import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import leftovers
 import pytest
@@ -77,9 +77,7 @@ def used_twice(scene: Scene, hosts: Any) -> list[str]:
 
 
 def leased(scene: Scene, hostfile: str) -> list[dict[str, Any]]:
-    done = scene.ascendrun("leases", "-H", hostfile, "-o", "json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows: list[dict[str, Any]] = json.loads(done.stdout)["leases"]
+    rows: list[dict[str, Any]] = scene.ascendrun.ask("leases", "-H", hostfile)["leases"]
     return rows
 
 
@@ -134,14 +132,13 @@ def output_of(scene: Scene, name: str) -> str:
 @pytest.mark.thorough
 @pytest.mark.timeout(2400)
 def test_fifty_submits_of_two_users_from_two_heads_killed_at_random(
-    cluster_of: Any, ascendrun: Ascendrun, no_leftovers: Any, tmp_path: Path
+    scene_of: Callable[..., Scene], no_leftovers: Any, tmp_path: Path
 ) -> None:
-    cluster = cluster_of(4, users={"wang": "bash"})
+    one = scene_of(4, users={"wang": "bash"})
     lot = random.Random(11)
-    one = Scene(ascendrun.on(cluster), cluster)
     two = second_head(one, tmp_path, no_leftovers)
     users = {one: "root", two: "wang"}
-    hosts = tuple(cluster.hosts)
+    hosts = tuple(one.cluster.hosts)
     for scene in users:
         install(scene, hosts, 8)
     jobs = [(one, two)[number % 2] for number in range(50)]
@@ -161,11 +158,11 @@ def test_fifty_submits_of_two_users_from_two_heads_killed_at_random(
     with ThreadPoolExecutor(4) as pool:
         submitted = [pool.submit(submit, number) for number in range(len(jobs))]
         while not all(future.done() for future in submitted):
-            kill_one(on_hosts(cluster))
+            kill_one(on_hosts(one.cluster))
     until = time.monotonic() + 60
     while time.monotonic() < until:
-        kill_one(on_hosts(cluster))
-        kill_one(leftovers.controllers(cluster, lot.choice((one, two)).ascendrun.state_dir))
+        kill_one(on_hosts(one.cluster))
+        kill_one(leftovers.controllers(one.cluster, lot.choice((one, two)).ascendrun.state_dir))
     started = [(scene, future.result()) for scene, future in zip(jobs, submitted)]
     for scene, job in started:
         scene.await_state(job, *ENDED, deadline_s=900)
@@ -175,10 +172,10 @@ def test_fifty_submits_of_two_users_from_two_heads_killed_at_random(
         lines = [line for job in jobs_of for path in scene.spooled(job, "rank-*.out.*") for line in read_lines(path)]
         assert {line["user"] for line in lines} == {uid}
         assert "SUCCEEDED" in map(scene.state, jobs_of)
-    tables = [f"/proc/{cluster.init_pid(host)}/net/unix" for host in hosts]
+    tables = [f"/proc/{one.cluster.init_pid(host)}/net/unix" for host in hosts]
     await_that(lambda: not any(map(read_leases, tables)), "every lease is gone")
     for scene, user in users.items():
-        (scene.folder / "all.hosts").write_text(cluster.hostfile(slots=8, user=user))
+        (scene.folder / "all.hosts").write_text(one.cluster.hostfile(slots=8, user=user))
         assert leased(scene, "all.hosts") == []
 
 

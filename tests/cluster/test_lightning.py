@@ -8,7 +8,7 @@ import sysconfig
 from typing import Any
 
 import pytest
-from scenes import Scene, await_that, run_text, venv_python
+from scenes import Scene, await_that, venv_python
 
 from tests.lib.vcluster.cluster import VirtualCluster
 
@@ -50,8 +50,7 @@ def test_ranks_of_two_hosts_have_the_plugin_without_ascendrun(ascendrun: Ascendr
         f"python: {venv_python()}\nenv: {{PYTHONPATH: {sysconfig.get_paths()['purelib']}, OMP_NUM_THREADS: 1}}\n"
     )
     job = scene.job("lightning", command=["python", "-S", "train.py"], more=more)
-    done = scene.ascendrun("submit", job, timeout=500)
-    assert done.returncode == 0, run_text(done)
+    scene.ascendrun("submit", job, timeout=500, code=0)
     await_that(lambda: scene.is_drained("j-0001"), "every byte is here")
     files = scene.on_head("j-0001", "rank-*.out.0")
     facts = [json.loads(line) for data in files.values() for line in data.decode().splitlines() if '"seen"' in line]

@@ -8,13 +8,12 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from typing import Any, Callable
+from typing import Callable
 
 import leftovers
 import pytest
 from scenes import Scene, await_that, run_text
 
-from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.processes import await_true
 
 MB = 1 << 20
@@ -122,15 +121,13 @@ def run_flood(scene: Scene, luck: random.Random, *, mb_each: float, seconds: flo
     print(f"{total / 1e6:.0f} MB of {len(hosts)} ranks equal after {told}")
 
 
-def test_a_flood_arrives_whole_while_links_agents_and_the_controller_die(ascendrun: Any, cluster_of: Any) -> None:
-    cluster: VirtualCluster = cluster_of(4)
-    run_flood(Scene(ascendrun.on(cluster), cluster), random.Random(4), mb_each=6, seconds=4, cut_s=1.0)
+def test_a_flood_arrives_whole_while_links_agents_and_the_controller_die(scene_of: Callable[..., Scene]) -> None:
+    run_flood(scene_of(4), random.Random(4), mb_each=6, seconds=4, cut_s=1.0)
 
 
 @pytest.mark.timeout(0)
 def test_a_gigabyte_of_16_hosts_arrives_whole_while_links_are_cut_at_random(
-    request: pytest.FixtureRequest, ascendrun: Any, cluster_of: Any, only_long: None
+    request: pytest.FixtureRequest, scene_of: Callable[..., Scene], only_long: None
 ) -> None:
     seed, _rounds = map(int, request.config.getoption("--long").split(","))
-    cluster: VirtualCluster = cluster_of(16, disk="160M")
-    run_flood(Scene(ascendrun.on(cluster), cluster), random.Random(seed), mb_each=64, seconds=90, cut_s=25.0)
+    run_flood(scene_of(16, disk="160M"), random.Random(seed), mb_each=64, seconds=90, cut_s=25.0)

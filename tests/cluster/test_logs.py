@@ -6,14 +6,13 @@ import json
 import re
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Callable
 
 from scenes import Scene, await_that, run_text
 
 from ascendrun.head.spool.artifact_store import read_artifacts
 from ascendrun.head.spool.clocks import read_clocks
 from ascendrun.sim.ascend.scenario import Scenario
-from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.npus import install_on
 
 CLOCK_S = 90.0
@@ -35,13 +34,12 @@ sys.exit(3 if number == 3 else signal.pause())
 
 
 def test_a_failure_brings_plogs_and_npu_states_and_lines_of_shifted_hosts_are_in_order(
-    ascendrun: Any, cluster_of: Any
+    scene_of: Callable[..., Scene],
 ) -> None:
-    cluster: VirtualCluster = cluster_of(2)
+    scene = scene_of(2)
     for number, name in enumerate(("node1", "node2"), start=1):
-        install_on(cluster, name, Scenario(cards=2, number=number))
-    cluster.clock("node1", CLOCK_S)
-    scene = Scene(ascendrun.on(cluster), cluster)
+        install_on(scene.cluster, name, Scenario(cards=2, number=number))
+    scene.cluster.clock("node1", CLOCK_S)
     (scene.folder / "code" / "failing.py").write_text(FAILING)
     more = "checks: {skip: [clock]}\nsetup: source /usr/local/Ascend/ascend-toolkit/set_env.sh\n"
     job_file = scene.job("failing", command=["python3", "failing.py"], more=more)
@@ -50,8 +48,8 @@ def test_a_failure_brings_plogs_and_npu_states_and_lines_of_shifted_hosts_are_in
     assert done.returncode == 1 and "rank 3 on node2" in done.stderr, run_text(done)
     attempt: Path = scene.ascendrun.state_dir / "jobs" / "j-0001" / "attempt-1"
 
-    await_that(lambda: all(read_artifacts(attempt, host).at_s for host in cluster.hosts), "all is gathered")
-    for number, host in enumerate(cluster.hosts):
+    await_that(lambda: all(read_artifacts(attempt, host).at_s for host in scene.cluster.hosts), "all is gathered")
+    for number, host in enumerate(scene.cluster.hosts):
         found = read_artifacts(attempt, host)
         plogs = sorted(file.path.read_bytes()[-14:-8] for file in found.of("plog"))
         assert plogs == [b"rank %d" % rank for rank in (2 * number, 2 * number + 1)], found
@@ -60,7 +58,7 @@ def test_a_failure_brings_plogs_and_npu_states_and_lines_of_shifted_hosts_are_in
         assert found.of("hccn") and found.of("supervisor"), found.problems
 
     clocks = read_clocks(attempt)
-    first, second = (clocks[host].readings[0] for host in cluster.hosts)
+    first, second = (clocks[host].readings[0] for host in scene.cluster.hosts)
     assert abs(first.offset_s - second.offset_s - CLOCK_S) < first.error_s + second.error_s + 1, (first, second)
     said = scene.ascendrun("logs", "j-0001", "--grep", "said at", "--timestamps").stdout.splitlines()
     came = [datetime.fromisoformat(next(filter(STAMP.match, line.split()))).timestamp() for line in said]

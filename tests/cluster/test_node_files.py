@@ -59,8 +59,7 @@ def check_succeeded(scene: Scene, job: str) -> None:
 
 
 def test_a_directory_that_fails_for_a_while_ends_no_job(scene: Scene) -> None:
-    job = scene.start(scene.job("hiccups", "print", "ready", *BEAT_ON))
-    scene.await_line(job, "ready", count=4)
+    job = scene.begin(scene.job("hiccups", "print", "ready", *BEAT_ON))
     for fault in LONG_S:
         set_fault(scene.cluster, ["node2"], fault, SHORT_S)
         await_sound(scene.cluster, ["node2"])
@@ -75,14 +74,12 @@ def test_a_directory_that_fails_for_a_while_ends_no_job(scene: Scene) -> None:
 @pytest.mark.parametrize("fault", LONG_S)
 @pytest.mark.parametrize("hosts", [("node2",), ("node1", "node2")], ids=["one", "both"])
 def test_a_directory_that_fails_for_long_ends_no_job(
-    ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster], fault: str, hosts: Sequence[str]
+    scene_of: Callable[..., Scene], fault: str, hosts: Sequence[str]
 ) -> None:
-    cluster = cluster_of(2)
+    scene = scene_of(2)
     for host in hosts:
-        cluster.node_fs(host)
-    scene = Scene(ascendrun.on(cluster), cluster)
-    job = scene.start(scene.job("hiccup", "print", "ready", *BEAT_ON))
-    scene.await_line(job, "ready", count=4)
+        scene.cluster.node_fs(host)
+    job = scene.begin(scene.job("hiccup", "print", "ready", *BEAT_ON))
     set_fault(scene.cluster, hosts, fault, LONG_S[fault])
     scene.stays(job, "RUNNING", for_s=LONG_S[fault])
     await_sound(scene.cluster, hosts)
@@ -93,8 +90,7 @@ def test_a_directory_that_fails_for_long_ends_no_job(
 
 @pytest.mark.parametrize("now", [False, True])
 def test_a_stop_reaches_ranks_whose_folder_takes_no_request(scene: Scene, now: bool) -> None:
-    job = scene.start(scene.job("stopped", "deaf" if now else "save-on-term", "print", "ready", "hang"))
-    scene.await_line(job, "ready", count=4)
+    job = scene.begin(scene.job("stopped", "deaf" if now else "save-on-term", "print", "ready", "hang"))
     scene.cluster.node_fs("node2").fail("EIO")
     assert scene.ascendrun("stop", "--no-wait", job, *(["--now"] if now else [])).returncode == 0
     await_that(lambda: not scene.ranks_of(job, "node2"), "its ranks are ended")
@@ -104,8 +100,7 @@ def test_a_stop_reaches_ranks_whose_folder_takes_no_request(scene: Scene, now: b
 
 
 def test_the_end_of_ranks_waits_for_the_folder_to_be_written(scene: Scene) -> None:
-    job = scene.start(scene.job("ends", "print", "ready", *BEAT_ON))
-    scene.await_line(job, "ready", count=4)
+    job = scene.begin(scene.job("ends", "print", "ready", *BEAT_ON))
     scene.cluster.node_fs("node2").fail("EROFS")
     scene.enough()
     await_that(lambda: not scene.ranks_of(job, "node2"), "its ranks end")
@@ -150,8 +145,7 @@ SAVING = ("save-on-term", "print", "ready", "hang")
 
 
 def test_a_node_that_shuts_down_is_no_success(scene: Scene) -> None:
-    job = scene.start(scene.job("shut", *SAVING))
-    scene.await_line(job, "ready", count=4)
+    job = scene.begin(scene.job("shut", *SAVING))
     everything = [one for one in scene.cluster.processes("node2") if one.inner_pid != 1]
     leftovers.kill(everything, signal.SIGTERM)
     await_that(lambda: not scene.ranks_of(job, "node2"), "its ranks have saved")
@@ -162,13 +156,10 @@ def test_a_node_that_shuts_down_is_no_success(scene: Scene) -> None:
 
 def test_at_night_a_dead_rank_ends_the_others_though_the_controller_was_killed(scene: Scene) -> None:
     """Nobody types a command; the guard starts the controller again."""
-    job = scene.start(scene.job("night", "print", "ready", "hang"))
-    scene.await_line(job, "ready", count=4)
+    job = scene.begin(scene.job("night", "print", "ready", "hang"))
     jobs = scene.ascendrun.state_dir / "jobs"
     scene.run(job)  # asked now, since a command would start a controller
-    both = leftovers.controllers(scene.cluster, scene.ascendrun.state_dir)
-    guards = {one.pid for one in both}
-    leftovers.kill([one for one in both if one.ppid in guards])
+    leftovers.kill([one for one in [scene.controller()] if one is not None])
     os.kill(scene.ranks_of(job, "node1")[0], signal.SIGKILL)
     scene.await_nobody(job)
     await_that(lambda: any((jobs / job).glob("attempt-*/complete")), "its end is recorded")

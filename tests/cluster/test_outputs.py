@@ -9,10 +9,10 @@ import re
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Callable
 
 import pytest
-from scenes import Scene, await_that, run_text
+from scenes import Scene, await_that
 
 from tests.lib.vcluster.cluster import VirtualCluster
 
@@ -61,29 +61,28 @@ def fetched(scene: Scene, job: str) -> bool:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(1800)
-def test_two_gigabytes_of_two_hosts_arrive_whole_after_three_cuts(ascendrun: Any, cluster_of: Any) -> None:
-    cluster = cluster_of(2, disk="1500M")
-    scene = Scene(ascendrun.on(cluster), cluster)
+def test_two_gigabytes_of_two_hosts_arrive_whole_after_three_cuts(scene_of: Callable[..., Scene]) -> None:
+    scene = scene_of(2, disk="1500M")
     more = "outputs: [out/]\noutputs_from: all\n"
     command = ["python3", "-c", SCRIPT.format(blocks=SIZE >> 20)]
-    before = {host: sent_bytes(cluster, host) for host in cluster.hosts}
+    before = {host: sent_bytes(scene.cluster, host) for host in scene.cluster.hosts}
     job = scene.start(scene.job("large", command=command, per_node=1, slots=1, more=more))
     folder = scene.ascendrun.state_dir / "outputs" / job
 
     def arrived() -> int:
         return sum(path.stat().st_blocks * 512 for path in folder.glob("*/out/*") if path.exists())
 
-    total = SIZE * len(cluster.hosts)
+    total = SIZE * len(scene.cluster.hosts)
     for number in range(1, CUTS + 1):
         share = total * number // (CUTS + 1)
         await_that(lambda share=share: arrived() >= share, f"{share} bytes arrived", deadline_s=600.0)
-        for host in cluster.hosts:
-            cluster.cut(host) if number == 2 else end_agents(cluster, host)
+        for host in scene.cluster.hosts:
+            scene.cluster.cut(host) if number == 2 else end_agents(scene.cluster, host)
         if number == 2:  # the link itself is cut until the head node notices
             done = scene.ascendrun("fetch", job, "-o", "json", timeout=300.0)
             assert done.returncode == UNREACHABLE, done.stdout + done.stderr
-            for host in cluster.hosts:
-                cluster.heal(host)
+            for host in scene.cluster.hosts:
+                scene.cluster.heal(host)
     for _ in range(CUTS):  # a host that is not connected again yet is named
         done = scene.ascendrun("fetch", job, "-o", "json", timeout=900.0)
         if done.returncode != UNREACHABLE:
@@ -92,28 +91,26 @@ def test_two_gigabytes_of_two_hosts_arrive_whole_after_three_cuts(ascendrun: Any
     assert done.returncode == 0, done.stdout + done.stderr
     logs = scene.ascendrun("logs", job, "-o", "jsonl").stdout.splitlines()
     printed = {row["host"]: row["text"] for row in map(json.loads, logs)}
-    for host in cluster.hosts:
+    for host in scene.cluster.hosts:
         with open(folder / host / "out/model.bin", "rb") as file:
             digest = hashlib.sha256()
             while block := file.read(1 << 24):
                 digest.update(block)
         assert printed[host] == f"sha256 {digest.hexdigest()}"
-        sent = sent_bytes(cluster, host) - before[host]
+        sent = sent_bytes(scene.cluster, host) - before[host]
         print(f"{host}: {sent / SIZE:.4f} of {SIZE} bytes")
         assert sent <= SIZE * (1 + OVERHEAD) + CUTS * BLOCK_BYTES
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(1500)
-def test_the_shipped_trajectory_job_leaves_model_report_and_predictions_here(ascendrun: Any, cluster_of: Any) -> None:
-    cluster = cluster_of(2, disk="1G")
-    scene = Scene(ascendrun.on(cluster), cluster)
+def test_the_shipped_trajectory_job_leaves_model_report_and_predictions_here(scene_of: Callable[..., Scene]) -> None:
+    scene = scene_of(2, disk="1G")
     hostfile = scene.folder / "two.hosts"
-    hostfile.write_text(cluster.hostfile(slots=2))
+    hostfile.write_text(scene.cluster.hostfile(slots=2))
     changes = ["args.synthetic_tracks=300", *(f"stages.{name}.args.num_train_epochs=1" for name in TRAININGS)]
     options = [word for change in (*changes, f"python={sys.executable}") for word in ("--set", change)]
-    done = scene.ascendrun("submit", JOBS / "trajectory.yaml", "--hostfile", hostfile, *options, timeout=1400.0)
-    assert done.returncode == 0, run_text(done)
+    done = scene.ascendrun("submit", JOBS / "trajectory.yaml", "--hostfile", hostfile, *options, timeout=1400.0, code=0)
     last = (done.stdout + done.stderr).splitlines()[-1]
     folder = Path(re.search(r"outputs: (\S+) \(", last)[1])  # type: ignore[index]
     assert folder.is_relative_to(scene.ascendrun.state_dir / "outputs"), last

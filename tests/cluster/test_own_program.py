@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import Any, Callable
+from typing import Callable
 
 import pytest
 import torch
 from scenes import Scene, await_that
 
-from tests.lib.vcluster.cluster import VirtualCluster
 from tests.programs.conftest import REPO
 from tests.programs.test_own_program import write_example
 
@@ -19,15 +18,14 @@ KILLED_AFTER = 60
 
 
 @pytest.fixture
-def scene(ascendrun: Any, cluster_of: Callable[..., VirtualCluster]) -> Scene:
-    cluster = cluster_of(2, disk="1G")
-    scene = Scene(ascendrun.on(cluster), cluster)
+def scene(scene_of: Callable[..., Scene]) -> Scene:
+    scene = scene_of(2, disk="1G")
     own = scene.folder / "own"
     own.mkdir()
     write_example(own)
-    (own / "cluster.hosts").write_text(cluster.hostfile(slots=2))
-    for host in cluster.hosts:
-        cluster.path(host, "/root/book.txt").write_text("The quick brown fox jumps over the lazy dog. " * 400)
+    (own / "cluster.hosts").write_text(scene.cluster.hostfile(slots=2))
+    for host in scene.cluster.hosts:
+        scene.cluster.path(host, "/root/book.txt").write_text("The quick brown fox jumps over the lazy dog. " * 400)
     return scene
 
 

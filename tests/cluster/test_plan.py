@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Callable
+from typing import Callable
 
 import pytest
-import yaml
 from scenes import Scene, run_text
 
-from tests.lib.plan_world import BAD, QWEN, SHIPS, files
+from tests.lib.plan_world import BAD, files, write_job
 from tests.lib.vcluster.cluster import VirtualCluster
 
 HOST_OF = {"n1": "node1", "n2": "node2"}
@@ -30,38 +28,19 @@ def write(cluster: VirtualCluster, changes: Mapping[str, bytes | None]) -> None:
                 file.write_bytes(data)
 
 
-def write_job(scene: Scene, program: str, args: Mapping[str, Any]) -> Path:
-    path = scene.folder / "job.yaml"
-    job = {
-        "name": "job",
-        "program": program,
-        "nodes": 2,
-        "devices": {"type": "cpu", "per_node": 2},
-        "hostfile": "two.hosts",
-        "args": {**(QWEN if program == "qwen_lora" else SHIPS), **args},
-    }
-    path.write_text(yaml.safe_dump(job))
-    return path
-
-
 @pytest.fixture
-def scene(ascendrun: Any, cluster_of: Callable[..., VirtualCluster]) -> Scene:
-    cluster = cluster_of(2)
-    made = Scene(ascendrun.on(cluster), cluster)
-    (made.folder / "two.hosts").write_text(cluster.hostfile(slots=2))
-    write(cluster, files())
+def scene(scene_of: Callable[..., Scene]) -> Scene:
+    made = scene_of(2)
+    (made.folder / "two.hosts").write_text(made.cluster.hostfile(slots=2))
+    write(made.cluster, files())
     return made
 
 
 def test_submit_and_retry_of_a_training_that_would_fail_end_before_any_process(scene: Scene) -> None:
-    path = write_job(scene, "qwen_lora", {"target_modules": ["wqkv"], "data_path": "/data/none.json"})
-    refused = scene.ascendrun("submit", "--wait", path, "-o", "json")
-    assert refused.returncode == 3, run_text(refused)
-    job = json.loads(refused.stdout)["id"]
-    again = scene.ascendrun("retry", job)
-    assert again.returncode == 0, run_text(again)
-    ended = scene.ascendrun("wait", job)
-    assert ended.returncode == 3, run_text(ended)
+    path = write_job(scene.folder, "qwen_lora", {"target_modules": ["wqkv"], "data_path": "/data/none.json"})
+    job = scene.ascendrun.ask("submit", "--wait", path, code=3)["id"]
+    scene.ascendrun("retry", job, code=0)
+    scene.ascendrun("wait", job, code=3)
     shown = scene.show(job)
     states = [event["attempt"] for event in shown["events"] if event["values"].get("state") == "FAILED"]
     assert shown["job"]["state"] == "FAILED" and states == [1, 2]
@@ -75,7 +54,7 @@ def test_every_bad_input_is_refused_on_two_hosts(scene: Scene) -> None:
     for name, (program, args, changes, code) in BAD.items():
         write(cluster, files())
         write(cluster, changes)
-        path = write_job(scene, program, args)
+        path = write_job(scene.folder, program, args)
         planned = scene.ascendrun("plan", path, "-o", "json")
         refused = scene.ascendrun("submit", "--wait", path)
         found = [each["code"] for each in json.loads(planned.stdout)["problems"]] if planned.stdout else []

@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
-from scenes import Scene, await_that, run_text
+from scenes import Scene, await_that
 
 from ascendrun.head.spool.metrics_reader import find_progress, iter_lines
-from tests.lib.vcluster.cluster import VirtualCluster
 
 PYTHON, PROGRAMS = os.environ.get("REAL_PYTHON", ""), Path(os.environ.get("REAL_PROGRAMS", "/nonexistent"))
 pytestmark = [
@@ -60,9 +59,8 @@ for number in range(400):
 
 
 @pytest.fixture
-def scene(ascendrun: Any, cluster_of: Callable[..., VirtualCluster]) -> Scene:
-    cluster = cluster_of(2, disk="1G")
-    return Scene(ascendrun.on(cluster), cluster)
+def scene(scene_of: Callable[..., Scene]) -> Scene:
+    return scene_of(2, disk="1G")
 
 
 def text_of(lines: int, words: int = 12) -> list[str]:
@@ -188,15 +186,12 @@ def start(
 
 
 def listed(scene: Scene) -> dict[str, Any]:
-    done = scene.ascendrun("ps", "-a", "-o", "json")
-    assert done.returncode == 0, run_text(done)
-    (job,) = json.loads(done.stdout)["jobs"]
+    (job,) = scene.ascendrun.ask("ps", "-a")["jobs"]
     return dict(job)
 
 
 def lines_of(scene: Scene, job: str) -> list[dict[str, Any]]:
-    done = scene.ascendrun("logs", job, "-o", "jsonl")
-    assert done.returncode == 0, run_text(done)
+    done = scene.ascendrun("logs", job, "-o", "jsonl", code=0)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -19,8 +19,7 @@ def codes(scene: Scene, job: str) -> list[str]:
 
 
 def test_a_killed_rank_starts_the_job_again_and_an_exception_does_not(scene: Scene) -> None:
-    job = scene.start(scene.job("killed", "family", "print", "ready", *BEAT_ON, more=AGAIN))
-    scene.await_line(job, "ready", count=4)
+    job = scene.begin(scene.job("killed", "family", "print", "ready", *BEAT_ON, more=AGAIN))
     victims = [one for one in scene.cluster.processes("node2") if one.environ.get("RANK") == "3"]
     leftovers.kill([one for one in victims if "rank.py" in one.argv], signal.SIGKILL)
     await_that(lambda: scene.show(job)["job"]["attempt"] == 2, "attempt 2")

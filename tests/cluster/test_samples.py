@@ -64,8 +64,7 @@ def test_devices_hosts_and_ranks_are_known_and_a_hanging_tool_silences_nothing_e
     assert len(newest_samples(state_dir).devices) == 4, "what was asked for is kept too"
 
     submitted_s = time.time()
-    job = scene.start(scene.npu_job())
-    scene.await_line(job, "ready", count=4)
+    job = scene.begin(scene.npu_job())
 
     await_that(
         lambda: (

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
-from conftest import Ascendrun
 from scenes import Scene, await_that, run_text, venv_python
 
 from ascendrun.sim.ascend import tree
 from ascendrun.sim.ascend.scenario import Scenario
-from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.npus import install_on
 from tests.lib.vcluster.processes import await_true
 
@@ -22,22 +20,17 @@ DEADLINE_S = 280.0
 
 
 @pytest.fixture
-def scene(ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]) -> Scene:
-    cluster = cluster_of(2)
-    return Scene(ascendrun.on(cluster), cluster)
+def scene(scene_of: Callable[..., Scene]) -> Scene:
+    return scene_of(2)
 
 
 def states(scene: Scene) -> dict[str, str]:
-    done = scene.ascendrun("nodes", "--all", "-o", "json")
-    assert done.returncode == 0, run_text(done)
-    return {row["names"][0]: row["state"] for row in json.loads(done.stdout)["machines"]}
+    return {row["names"][0]: row["state"] for row in scene.ascendrun.ask("nodes", "--all")["machines"]}
 
 
 def codes(scene: Scene) -> list[str]:
     """Of the events that belong to no job."""
-    done = scene.ascendrun("events", "-o", "json")
-    assert done.returncode == 0, run_text(done)
-    found: list[dict[str, Any]] = json.loads(done.stdout)["events"]
+    found: list[dict[str, Any]] = scene.ascendrun.ask("events")["events"]
     return [event["code"] for event in found if event["code"].startswith("host-")]
 
 
@@ -61,8 +54,7 @@ def test_a_full_disk_closes_an_idle_host_until_an_examination_passes(scene: Scen
     deep = scene.job(
         "deep", hosts=["node2"], per_node=1, more=f"python: {venv_python()}\n", command=["python3", "-c", "pass"]
     )
-    done = scene.ascendrun("doctor", deep, "--quick", "--deep", "-o", "json", timeout=DEADLINE_S)
-    assert done.returncode == 0, run_text(done)
+    scene.ascendrun("doctor", deep, "--quick", "--deep", "-o", "json", timeout=DEADLINE_S, code=0)
     assert states(scene)["node2"] == "free" and codes(scene)[-1] == "host-opened"
 
     assert scene.ascendrun("drain", "node2", "--reason", "optics").returncode == 0
@@ -91,11 +83,8 @@ signal.pause()
 
 @pytest.mark.thorough
 @pytest.mark.timeout(3 * DEADLINE_S)
-def test_an_ecc_error_closes_its_host_and_the_job_continues_on_the_spare(
-    ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]
-) -> None:
-    cluster = cluster_of(3)
-    scene = Scene(ascendrun.on(cluster), cluster)
+def test_an_ecc_error_closes_its_host_and_the_job_continues_on_the_spare(scene_of: Callable[..., Scene]) -> None:
+    scene = scene_of(3)
     more = "nodes: 2\nspare_nodes: 1\nrestart: {max_restarts: 1, backoff_s: [1, 2]}\n"
     more += f"env: {{SAYS: {json.dumps(ECC)}}}\n"
     job = scene.start(scene.job("ecc", per_node=1, slots=1, command=["python3", "-c", BREAKS], more=more))

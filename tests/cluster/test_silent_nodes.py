@@ -17,10 +17,9 @@ import pytest
 from conftest import Ascendrun
 from invariants import check_ended
 from looks import DEADLINE_S
-from scenes import Scene, await_that, run_text
+from scenes import Scene, await_that
 
 from tests.lib.vcluster.cluster import VirtualCluster
-from tests.lib.vcluster.processes import Process
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1200)]
 DIVISOR = {"ASCENDRUN_HANG_DIVISOR": "20"}
@@ -96,8 +95,7 @@ class Lossy(Scene):
         off = [host for host in self.cluster.hosts if not self.cluster.is_up(host)]
         for host in off:
             self.cluster.reboot(host, keep_disk=True)
-        done = self.ascendrun("stop", job, "--now")
-        assert done.returncode == 0, run_text(done)
+        self.ascendrun("stop", job, "--now", code=0)
         if not off:
             await_that(lambda: self.is_drained(job), "every attempt's bytes are here")
         check_ended(self, job, state="STOPPED", but=off)
@@ -172,22 +170,17 @@ def test_renewals_that_arrive_50_s_late_do_not_let_two_attempts_live_at_once(sce
 def test_a_killed_controller_costs_no_rank_of_a_job_with_leases(scene: Lossy) -> None:
     job = scene.train("guarded", mode="fence")
     for _ in range(3):
-        killed = controller(scene)
+        killed = scene.controller()
         assert killed is not None
         leftovers.kill([killed])
-        await_that(lambda killed=killed: controller(scene) not in (None, killed), "the guard starts another controller")
+        await_that(
+            lambda killed=killed: scene.controller() not in (None, killed), "the guard starts another controller"
+        )
         scene.stays(job, "RUNNING", for_s=FENCE_S / 2)  # renewed by nobody, the lease would have run out after three
     assert scene.show(job)["job"]["attempt"] == 1 and len(scene.lives(job, 1)) == 2
     step = scene.saved()[-1]
     await_that(lambda: scene.saved()[-1] > step, "it trains")
     scene.stop(job)
-
-
-def controller(scene: Lossy) -> Process | None:
-    """The running one, without its guard."""
-    both = leftovers.controllers(scene.cluster, scene.ascendrun.state_dir)
-    guards = {one.pid for one in both}
-    return next((one for one in both if one.ppid in guards), None)
 
 
 @pytest.mark.parametrize("lost", ["power", "cable"])
@@ -276,8 +269,7 @@ def test_without_a_fence_a_powered_off_node_holds_the_job_until_a_person_gives_i
     scene.await_that_of(job, lambda row: row["reason_code"] == "waiting-for-end", "it waits")
     scene.stays(job, "BACKOFF", for_s=10)
     assert not scene.everywhere(job)
-    done = scene.ascendrun("lost", "node2")
-    assert done.returncode == 0, run_text(done)
+    scene.ascendrun("lost", "node2", code=0)
     assert scene.await_attempt(job, 2)["hosts"] == ["node1", "node3"]
     scene.await_line(job, "from", count=4)
     scene.stop(job)
@@ -311,12 +303,10 @@ def resume_without_its_host(scene: Lossy) -> tuple[str, str, str]:
     assert scene.show(f"{pipeline}-1")["job"]["hosts"] == [host]
     assert scene.ascendrun("stop", "--now", pipeline).returncode == 0
     scene.cluster.crash(host)
-    done = scene.ascendrun("retry", train)
-    assert done.returncode == 0, run_text(done)
+    scene.ascendrun("retry", train, code=0)
     resumed = str(scene.show(pipeline)["job"]["id"])
     scene.await_that_of(resumed, lambda row: row["reason_code"] == "too-few-hosts", "it waits")
-    done = scene.ascendrun("lost", host)
-    assert done.returncode == 0, run_text(done)
+    scene.ascendrun("lost", host, code=0)
     return pipeline, resumed, host
 
 
@@ -331,8 +321,7 @@ def test_a_stage_whose_files_were_on_a_host_that_is_lost_fails_and_names_the_fix
 
     again = ("submit", scene.folder / "stages.yaml", "--detach", "--resume", pipeline, "--from-stage")
     for stage, line in (("train", "left False"), ("prepare", "left True")):
-        done = scene.ascendrun(*again, stage)
-        assert done.returncode == 0, run_text(done)
+        scene.ascendrun(*again, stage, code=0)
         await_that(lambda: scene.show(pipeline)["job"]["stage"] == "train", "the stage that looks is here")
         look = str(scene.show(pipeline)["job"]["id"])
         scene.await_line(look, line)

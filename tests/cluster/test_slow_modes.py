@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import leftovers
 import pytest
@@ -59,11 +59,10 @@ def test_two_hours_of_slow_modes_are_no_hang(ascendrun: Any, cluster: VirtualClu
 
 @pytest.mark.timeout(0)
 @pytest.mark.usefixtures("only_real_time")
-def test_a_checkpoint_without_a_phase_is_no_hang(ascendrun: Any, cluster_of: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_phase_is_no_hang(scene_of: Callable[..., Scene], tmp_path: Path) -> None:
     saved = tmp_path / "saved"  # on a disk, unlike those of the hosts: the kernel does not count what memory takes
     saved.mkdir()
-    cluster = cluster_of(2, shares={str(saved): "/saved"})
-    scene = Scene(ascendrun.on(cluster), cluster)
+    scene = scene_of(2, shares={str(saved): "/saved"})
     for name in ("hanging.py", "slow.py"):
         shutil.copy(Path(__file__).with_name(name), scene.folder / "code")
     more = "timeouts: {first_step_s: 60}\nenv: {SAVED: /saved}\n"

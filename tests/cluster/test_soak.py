@@ -64,9 +64,7 @@ def kill_controller(scene: Scene, _host: str) -> None:
 
 def kill_guarded_controller(scene: Scene, _host: str) -> None:
     """The controller only: its guard starts another one."""
-    both = leftovers.controllers(scene.cluster, scene.ascendrun.state_dir)
-    guards = {one.pid for one in both}
-    leftovers.kill([one for one in both if one.ppid in guards])
+    leftovers.kill([one for one in [scene.controller()] if one is not None])
 
 
 def kill_rank(scene: Scene, host: str) -> None:
@@ -78,8 +76,7 @@ def kill_rank(scene: Scene, host: str) -> None:
 
 def command(*words: str) -> Callable[[Scene, str], object]:
     def ask(scene: Scene, host: str) -> None:
-        done = scene.ascendrun(words[0], host, *words[1:])
-        assert done.returncode == 0, run_text(done)
+        scene.ascendrun(words[0], host, *words[1:], code=0)
 
     return ask
 
@@ -219,9 +216,7 @@ class Soak:
         await_that(lambda: {row["state"] for row in self._machines()} == {"free"}, "all hosts are free")
 
     def _rows(self, name: str, *words: object) -> list[dict[str, Any]]:
-        done = self.scene.ascendrun(name, *words, "-o", "json")
-        assert done.returncode == 0, run_text(done)
-        (rows,) = [value for value in json.loads(done.stdout).values() if isinstance(value, list)]
+        (rows,) = [value for value in self.scene.ascendrun.ask(name, *words).values() if isinstance(value, list)]
         return rows
 
     def _machines(self) -> list[dict[str, Any]]:

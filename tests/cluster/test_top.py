@@ -32,8 +32,7 @@ def test_idle_hosts_are_asked_ranks_are_found_on_their_devices_and_a_fault_is_se
     ]
     assert [(host["host"], host["why"]) for host in idle["hosts"] if host["why"]] == [("nowhere", "no-reply")]
 
-    job = scene.start(scene.npu_job())
-    scene.await_line(job, "ready", count=4)
+    job = scene.begin(scene.npu_job())
     wanted = [(host, device, 2 * node + device, job) for node, host in enumerate(HOSTS) for device in range(2)]
     await_that(
         lambda: (

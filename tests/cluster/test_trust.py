@@ -6,24 +6,20 @@ import json
 from typing import Any, Callable
 
 import pytest
-from scenes import Scene, run_text
-
-from tests.lib.vcluster.cluster import VirtualCluster
+from scenes import Scene
 
 Ascendrun = Any
 
 
 @pytest.fixture
-def strangers(ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]) -> Scene:
+def strangers(scene_of: Callable[..., Scene]) -> Scene:
     """Two hosts whose keys the head has never seen."""
-    cluster = cluster_of(2, is_trusted=False)
-    return Scene(ascendrun.on(cluster), cluster)
+    return scene_of(2, is_trusted=False)
 
 
 def test_an_unknown_host_gets_nothing_and_trust_is_the_way_out(strangers: Scene) -> None:
     job_file = strangers.job("first", "print", "hello")
-    refused = strangers.ascendrun("submit", job_file)
-    assert refused.returncode == 1, run_text(refused)
+    refused = strangers.ascendrun("submit", job_file, code=1)
     assert "ascendrun trust" in refused.stderr
     examined = strangers.ascendrun("doctor", "-H", strangers.folder / "first.hosts", "--quick", "-o", "json")
     told = [one for one in json.loads(examined.stdout)["findings"] if one["code"] == "host-key-unknown"]
@@ -32,8 +28,6 @@ def test_an_unknown_host_gets_nothing_and_trust_is_the_way_out(strangers: Scene)
     assert strangers.reason("j-0001")["code"] == "preflight-failed"
     for host in strangers.cluster.hosts:
         assert "Accepted publickey" not in strangers.cluster.path(host, "/var/log/sshd.log").read_text()
-    trusted = strangers.ascendrun("trust", "--hostfile", strangers.folder / "first.hosts", "--yes")
-    assert trusted.returncode == 0, run_text(trusted)
+    trusted = strangers.ascendrun("trust", "--hostfile", strangers.folder / "first.hosts", "--yes", code=0)
     assert (trusted.stdout + trusted.stderr).count("SHA256:") >= 2
-    again = strangers.ascendrun("submit", job_file)
-    assert again.returncode == 0, run_text(again)
+    strangers.ascendrun("submit", job_file, code=0)

@@ -48,8 +48,9 @@ class Head:
         more = {"ASCENDRUN_FAILPOINT": failpoint, "ASCENDRUN_CONTROLLER_GUARD": "test"} if failpoint else {}
         return {**os.environ, "PYTHONPATH": str(CODE), "ASCENDRUN_STATE_DIR": str(self.state_dir), **more}
 
-    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+    def run(self, *argv: str, code: int | None = None) -> subprocess.CompletedProcess[str]:
+        """`code`: the exit code that it must have."""
+        done = subprocess.run(
             [sys.executable, "-m", "ascendrun", *argv],
             env=self.environ(),
             cwd=self.folder,
@@ -57,6 +58,8 @@ class Head:
             text=True,
             timeout=DEADLINE_S,
         )
+        assert code in (None, done.returncode), f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
 
     def doomed_controller(self, failpoint: str) -> subprocess.Popen[bytes]:
         """A controller that will die at the failpoint; returns when it answers or has died."""
@@ -116,8 +119,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_a_job_survives_the_death_of_the_controller_at(head: Head, failpoint: str) -> None:
     doomed = head.doomed_controller(f"{failpoint}=kill")
-    submitted = head.run("submit", "job.yaml", "--detach", "-o", "json")
-    assert submitted.returncode == 0, submitted.stderr
+    submitted = head.run("submit", "job.yaml", "--detach", "-o", "json", code=0)
     job = json.loads(submitted.stdout)["id"]
     waited = head.run("wait", job)
     assert waited.returncode == 0, f"{waited.stderr}\n{json.dumps(head.show(job)['events'], indent=1)}"
@@ -148,8 +150,7 @@ def test_a_drain_that_was_acknowledged_holds_after_the_controller_is_killed_at_o
 
 def test_a_second_controller_of_one_state_folder_refuses_and_harms_nothing(head: Head) -> None:
     first = head.doomed_controller("never=kill")
-    second = head.run("controller", "run")
-    assert second.returncode == 7, second.stderr
+    head.run("controller", "run", code=7)
     assert head.run("controller", "status").returncode == 0
     head.run("controller", "stop")
     first.wait(timeout=DEADLINE_S)

@@ -152,8 +152,7 @@ def test_a_controller_that_ended_on_purpose_is_not_started_again(head: Head) -> 
 def test_a_controller_that_cannot_start_is_reported_and_not_guarded(head: Head) -> None:
     head.state_dir.mkdir(mode=0o700)
     (head.state_dir / "state.db").mkdir()
-    done = head.run("controller", "run")
-    assert done.returncode == 8, done.stderr
+    head.run("controller", "run", code=8)
 
 
 def test_a_command_that_starts_a_controller_reports_why_it_refuses(head: Head) -> None:

@@ -21,8 +21,7 @@ WRITES = "import os\nprint('x' * 200_000)\nopen('model.bin', 'w').write('trained
 
 
 def prune(head: Head, *options: str) -> dict[str | None, Any]:
-    done = head.run("prune", "-o", "json", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = head.run("prune", "-o", "json", *options, code=0)
     return {reply["host"]: reply for reply in json.loads(done.stdout)["hosts"]}
 
 
@@ -81,8 +80,7 @@ def test_a_job_is_removed_with_its_files_and_not_while_its_outputs_are_only_on_a
     waiting.write_text('{"a": null}')  # as while a host is unreachable
     refused = head.run("rm", job)
     assert refused.returncode == 7 and f"ascendrun fetch {job}" in refused.stderr
-    done = head.run("rm", job, "--force")
-    assert done.returncode == 0, done.stderr
+    head.run("rm", job, "--force", code=0)
     assert head.run("show", job).returncode == 4
     assert not node_files(head, job) and not list((head.state_dir / "local").glob(f"*/nodes/*/runs/*-{job}"))
     assert not any(path.exists() for path in (outputs, waiting, head.state_dir / "jobs" / job))
@@ -117,8 +115,7 @@ def copy_job(head: Head, job: str, count: int) -> list[str]:
     assert head.run("controller", "stop").returncode == 0
     runs = list((head.state_dir / "local").glob(f"*/nodes/*/runs/*-{job}"))
     copies = []
-    store = Store.open(head.state_dir)
-    try:
+    with Store.open(head.state_dir) as store:
         one = store.jobs.find(job)
         for number in range(count):
             copied = store.jobs.add(
@@ -132,8 +129,6 @@ def copy_job(head: Head, job: str, count: int) -> list[str]:
             )
             store.jobs.mark_drained(copied.id)
             copies.append(copied.id)
-    finally:
-        store.close()
     for name in copies:
         shutil.copytree(head.state_dir / "jobs" / job / "attempt-1", head.state_dir / "jobs" / name / "attempt-1")
         for run in runs:

@@ -75,8 +75,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Head, dict
         (head.folder / name).write_text(text)
     for name, script, state in (("ENDED", WRITES, "SUCCEEDED"), ("LIVE", LIVES, "RUNNING")):
         (head.folder / "rank.py").write_text(script)
-        done = head.run("submit", "job.yaml", "--detach", "-o", "json")
-        assert done.returncode == 0, done.stderr
+        done = head.run("submit", "job.yaml", "--detach", "-o", "json", code=0)
         jobs[name] = str(json.loads(done.stdout)["id"])
         await_that(lambda name=name, state=state: head.show(jobs[name])["job"]["state"] == state)
     await_that(lambda: head.show(jobs["LIVE"])["ranks"][1]["exit_code"] == 0)
