@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ascendrun.cluster import Cluster
 from ascendrun.cluster.api import Head
 from ascendrun.cluster.hosts import Hosts
@@ -243,6 +245,21 @@ BAD: dict[str, tuple[str, Change, Change, str]] = {
     "an unknown organism": ("codon", {**DNA, "organism": "Escherichia"}, {}, "codon-organism"),
     "nobody writes it": ("trajectory", {"prepared_dir": "out"}, {}, "not-written"),
 }
+
+
+def write_job(folder: Path, program: str, args: Change, **more: Any) -> Path:
+    job = {
+        "name": "job",
+        "program": program,
+        "nodes": 2,
+        "devices": {"type": "cpu", "per_node": 2},
+        "hostfile": "two.hosts",
+        "args": {**USUAL.get(program, {}), **args},
+        **more,
+    }
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    return path
 
 
 class PlanHead(Head):

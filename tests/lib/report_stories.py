@@ -13,6 +13,7 @@ from ascendrun.core.jobs.reasons import because
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample
 from ascendrun.health.report.data import Material
+from tests.lib.demo_jobs import demo_job
 
 BEGAN_S = 1_790_000_000.0
 DAY_S = 86400.0
@@ -21,13 +22,11 @@ SPEC = {"devices": {"family": "npu", "per_node": 8}}
 
 
 def make_job(name: str, state: State, *, ended_s: float, attempt: int = 1) -> Job:
-    return Job(
+    return demo_job(
         id="j-0042",
         name=name,
         run="h-j-0042",
         hosts=HOSTS,
-        grace_s=60,
-        start_s=600,
         created_at_s=BEGAN_S,
         state=state,
         reason=because("rejected", why="all 32 ranks exited 0"),

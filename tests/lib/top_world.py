@@ -24,6 +24,7 @@ from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import PULSE_NAME, clock_now, spool_dir
 from ascendrun.head.state.store import Store
 from ascendrun.query.top_source import TopSource
+from tests.lib.demo_jobs import add_job, demo_job
 
 GIB = 1024**3
 PER_NODE = 8
@@ -64,13 +65,11 @@ class TopWorld:
         )
 
         def make(job_id: str, head_id: str) -> Job:
-            return Job(
+            return demo_job(
                 id=job_id,
                 name=name,
                 run=f"{head_id}-{job_id}",
                 hosts=tuple(hosts),
-                grace_s=1,
-                start_s=1,
                 created_at_s=self.now_s - 900,
                 state=state,
                 reason=because("new"),
@@ -80,19 +79,10 @@ class TopWorld:
                 world_size=len(hosts) * per_node,
             )
 
-        store = Store.open(self.state_dir)
-        try:
-            job = store.jobs.add(
-                key=name,
-                make_job=make,
-                spec={"name": name, "devices": {"type": device_type, "per_node": per_node}},
-                hosts=[{"name": host, "slots": per_node} for host in hosts],
-                trees=[],
-                file=None,
-                now_s=self.now_s - 900,
-            )
-        finally:
-            store.close()
+        spec = {"name": name, "devices": {"type": device_type, "per_node": per_node}}
+        rows = [{"name": host, "slots": per_node} for host in hosts]
+        with Store.open(self.state_dir) as store:
+            job = add_job(store, name, make, spec=spec, hosts=rows, now_s=self.now_s - 900)
         for node in nodes if steps else ():
             for rank in node.ranks:
                 self.write_metrics(job.id, node.host, rank, steps=steps, step_s=step_s, own=slow.get(rank, 1.0))
@@ -184,8 +174,7 @@ class TopWorld:
                             state="R",
                         )
                     )
-        store = SampleStore.open(self.state_dir)
-        try:
+        with SampleStore.open(self.state_dir) as store:
             store.add(
                 found,
                 details=[
@@ -202,13 +191,10 @@ class TopWorld:
                     if isinstance(one, DeviceSample) and one.device_type == "npu"
                 ],
             )
-        finally:
-            store.close()
 
     def add_history(self, host: str, device: int, *, minutes: int = 60) -> None:
         """A device that was busy, and is again after a pause."""
-        store = SampleStore.open(self.state_dir)
-        try:
+        with SampleStore.open(self.state_dir) as store:
             store.add(
                 DeviceSample(
                     self.now_s - 10 - 30 * i,
@@ -227,8 +213,6 @@ class TopWorld:
                 )
                 for i in range(2 * minutes)
             )
-        finally:
-            store.close()
 
 
 def write_pulse(state_dir: Path, *, age_s: float = 0.0, pulse: Pulse | None = None) -> None:

@@ -22,18 +22,13 @@ from ascendrun.core.settings import Settings
 from ascendrun.head.loop.monitors import PulseWriter
 from ascendrun.head.state.state_dir import PULSE_NAME, clock_now, read_pulse
 from ascendrun.query.views import state_now
+from tests.lib.demo_jobs import demo_job
 from tests.lib.top_world import controller_lock, make_world, write_pulse
 
 NOW = Clock(10_000.0, 500.0, "boot")
 HOSTS = ("npu06", "npu07")
-JOB = Job(
-    id="j-0001",
-    name="n",
-    run="r",
+JOB = demo_job(
     hosts=HOSTS,
-    grace_s=1,
-    start_s=1,
-    created_at_s=1.0,
     nodes=tuple(NodeProgress(host, i, Phase.STARTED, (2 * i, 2 * i + 1)) for i, host in enumerate(HOSTS)),
     state=State.RUNNING,
     world_size=4,

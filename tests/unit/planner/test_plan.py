@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +22,7 @@ from ascendrun.node import tree_hash
 from ascendrun.node.agent import training_files
 from ascendrun.options import Option
 from ascendrun.planner.training import find_programs, load_programs
-from tests.lib.plan_world import BAD, HOSTS, POINTS, USUAL, Change, PlanCluster, files, saved
+from tests.lib.plan_world import BAD, HOSTS, POINTS, Change, PlanCluster, files, saved, write_job
 from tests.thorough import examples
 
 
@@ -45,18 +44,7 @@ class Head:
                 self.cluster.write(each, path, data)
 
     def write_job(self, program: str, args: Change, **more: Any) -> str:
-        job = {
-            "name": "job",
-            "program": program,
-            "nodes": 2,
-            "devices": {"type": "cpu", "per_node": 2},
-            "hostfile": "two.hosts",
-            "args": {**USUAL.get(program, {}), **args},
-            **more,
-        }
-        path = self.folder / "job.yaml"
-        path.write_text(yaml.safe_dump(job))
-        return str(path)
+        return str(write_job(self.folder, program, args, **more))
 
     def say(self, *argv: str) -> tuple[int, str, str]:
         self.capsys.readouterr()

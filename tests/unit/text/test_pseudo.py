@@ -30,6 +30,7 @@ from ascendrun.health.diagnosis import diagnose
 from ascendrun.query.evidence import read_evidence
 from ascendrun.query.report_reader import read_report
 from ascendrun.query.views import make_job_view
+from tests.lib.demo_jobs import add_job, demo_job
 
 HOSTS = ("npu01", "npu02")
 
@@ -39,20 +40,11 @@ class Life:
 
     def __init__(self, store: Store, name: str, **more: Any) -> None:
         def make(job_id: str, head_id: str) -> Job:
-            return Job(
-                id=job_id,
-                name=name,
-                run=f"run-{job_id}",
-                hosts=HOSTS,
-                grace_s=30.0,
-                start_s=600.0,
-                created_at_s=1000.0,
-                **more,
-            )
+            times = {"grace_s": 30.0, "start_s": 600.0, "created_at_s": 1000.0}
+            return demo_job(id=job_id, name=name, run=f"run-{job_id}", hosts=HOSTS, **times, **more)
 
         self.store, self.now_s = store, 1000.0
-        hosts = [{"name": host} for host in HOSTS]
-        self.job = store.jobs.add(key=name, make_job=make, spec={}, hosts=hosts, trees=[], file=None, now_s=1000.0)
+        self.job = add_job(store, name, make, hosts=[{"name": host} for host in HOSTS], now_s=1000.0)
 
     def take(self, step: Step) -> None:
         self.store.jobs.save(step.job, step.events, now_s=self.now_s)

@@ -12,17 +12,15 @@ from ascendrun.core.jobs.job import Cause, Job, State, pipeline_status
 from ascendrun.core.jobs.lifecycle import advance
 from ascendrun.core.jobs.reasons import because, needed
 from ascendrun.core.jobs.schedule import check_dependency
+from tests.lib.demo_jobs import demo_job
 
 
 def job(stage: str, state: State = State.QUEUED, *, cause: Cause | None = None, number: int = 1) -> Job:
-    return Job(
+    return demo_job(
         id=f"j-0001-{number}",
         name=f"pipe.{stage}",
         run=f"h-j-0001-{number}",
         hosts=("a",),
-        grace_s=1.0,
-        start_s=1.0,
-        created_at_s=0.0,
         state=state,
         stage=stage,
         pipeline="j-0001",
