@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -62,37 +63,33 @@ def hostfile_option(command: Command) -> Command:
     return click.option("--hostfile", "-H", metavar="FILE", help="Read hosts from this file.")(command)
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic in newer click only
-    """A duration: 10m, 90s, 2h, 1.5d or plain seconds, as seconds."""
+class Parsed(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic in newer click only
+    """What `parse` makes of the text of an option; it raises ValueError with a message. `name`: in the help."""
 
-    name = "duration"
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, float):
-            return value
-        seconds = parse_duration(str(value))
-        if seconds is None:
-            text = Text(
-                "cli.bad-duration", "expected a duration such as 90s, 10m, 2h or 1d, got {value:quote}", value=value
-            )
-            self.fail(str(text), param, ctx)
-        return seconds
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
-def parse_duration(text: str) -> float | None:
-    """Return seconds, or None when the text is not a duration."""
+def parse_duration(text: str) -> float:
+    """Return the seconds of 10m, 90s, 2h, 1.5d or plain seconds."""
     match = DURATION.match(text.strip())
-    return float(match.group(1)) * SECONDS[match.group(2)] if match else None
+    if match is None:
+        expected = "expected a duration such as 90s, 10m, 2h or 1d, got {value:quote}"
+        raise ValueError(str(Text("cli.bad-duration", expected, value=text)))
+    return float(match.group(1)) * SECONDS[match.group(2)]
 
 
-def parse_since(text: str, *, now_s: float) -> float:
-    """Return UTC seconds of "10m" (ago) or of a time: 2026-11-20T10:00, 10:00 (today), with Z or an offset or local.
-
-    Raises ValueError with a message.
-    """
-    seconds = parse_duration(text)
-    if seconds is not None:
-        return now_s - seconds
+def parse_since(text: str) -> float:
+    """Return UTC seconds of "10m" (ago) or of a time: 2026-11-20T10:00, 10:00 (today), with Z or an offset or local."""
+    now_s = time.time()
+    if DURATION.match(text.strip()):
+        return now_s - parse_duration(text)
     clock = re.match(r"^(\d{1,2}):(\d{2})(?::(\d{2}))?$", text)
     try:
         if clock:
@@ -103,6 +100,9 @@ def parse_since(text: str, *, now_s: float) -> float:
     except (ValueError, OverflowError):
         wrong = Text("cli.bad-time", "expected 10m, 10:30 or 2026-11-20T10:30, got {value:quote}", value=text)
         raise ValueError(str(wrong)) from None
+
+
+DURATIONS, TIMES = Parsed("time", parse_duration), Parsed("time", parse_since)
 
 
 def hosts_of(ctx: CliContext, *, hostfile: str | None, names: str | None = None) -> tuple[Host, ...]:

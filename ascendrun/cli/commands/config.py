@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ascendrun.cli.context import CliContext
-from ascendrun.cli.options import Duration, UsageError, cli_command, output_option
+from ascendrun.cli.options import DURATIONS, UsageError, cli_command, output_option
 from ascendrun.cli.output import PEOPLE, Column, describe_memory, describe_time, print_rows, sanitise_line
 from ascendrun.cluster import PruneReply, SettingView
 from ascendrun.text import Text, suggestion
@@ -61,7 +61,7 @@ HEAD = Text("prune.head", "(head node)")
 
 
 @cli_command("prune")
-@click.option("--older", type=Duration(), metavar="TIME", help="Age limit instead of the settings.")
+@click.option("--older", type=DURATIONS, help="Age limit instead of the settings.")
 @click.option("--keep", multiple=True, metavar="JOB", help="Keep the logs of this job; may be repeated.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @output_option

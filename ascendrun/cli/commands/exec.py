@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import click
 
 from ascendrun.cli.context import CliContext
-from ascendrun.cli.options import Duration, cli_command, hostfile_option, hosts_of, output_option
+from ascendrun.cli.options import DURATIONS, cli_command, hostfile_option, hosts_of, output_option
 from ascendrun.cli.output import PEOPLE, format_many, sanitise
 from ascendrun.cluster import ExecResult
 from ascendrun.text import Text
@@ -21,7 +21,7 @@ RULE = "-" * 15
 @cli_command("exec", takes_command=True)
 @hostfile_option
 @click.option("--hosts", "names", metavar="HOSTS", help="Run on these hosts only: npu[01-04] or @group.")
-@click.option("--timeout", type=Duration(), metavar="TIME", help="Limit of the time on each host.  [default: 60s]")
+@click.option("--timeout", type=DURATIONS, help="Limit of the time on each host.  [default: 60s]")
 @output_option
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(

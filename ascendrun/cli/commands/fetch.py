@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ascendrun.cli.context import CliContext
-from ascendrun.cli.options import UsageError, cli_command, exclusive, hostfile_option, output_option
+from ascendrun.cli.options import Parsed, UsageError, cli_command, exclusive, hostfile_option, output_option
 from ascendrun.cli.outcome import copy_files, fetch_outputs, missing_texts, problem_hints
 from ascendrun.cli.output import PEOPLE, Column, describe_memory, format_table, print_rows
 from ascendrun.cluster import FetchReply
@@ -158,19 +158,13 @@ def _copies(
 LISTED_LEFT_OUT = 30
 
 
-class Size(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic in newer click only
-    """A size: 100M, 2G, 500K or plain bytes, as bytes."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, int):
-            return value
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", str(value).strip(), re.I)
-        if not found:
-            text = Text("cli.bad-size", "expected a size such as 500K, 100M or 2G, got {value:quote}", value=value)
-            self.fail(str(text), param, ctx)
-        return int(float(found.group(1)) * 1024 ** " KMG".index(found.group(2).upper() or " "))
+def parse_size(text: str) -> int:
+    """Return the bytes of 100M, 2G, 500K or plain bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", text.strip(), re.I)
+    if not found:
+        expected = "expected a size such as 500K, 100M or 2G, got {value:quote}"
+        raise ValueError(str(Text("cli.bad-size", expected, value=text)))
+    return int(float(found.group(1)) * 1024 ** " KMG".index(found.group(2).upper() or " "))
 
 
 @cli_command("bundle")
@@ -188,7 +182,7 @@ class Size(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic
 @click.option("--no-logs", is_flag=True, help="Omit the output of the ranks.")
 @click.option(
     "--max-size",
-    type=Size(),
+    type=Parsed("size", parse_size),
     default="100M",
     show_default=True,
     metavar="SIZE",

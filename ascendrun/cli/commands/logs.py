@@ -12,7 +12,7 @@ import click
 
 from ascendrun.cli.commands.submit import follow_stages, follow_to_the_end
 from ascendrun.cli.context import CliContext
-from ascendrun.cli.options import UsageError, cli_command, exclusive, output_option, parse_since
+from ascendrun.cli.options import TIMES, Parsed, UsageError, cli_command, exclusive, output_option
 from ascendrun.cli.outcome import attempt_line, exit_code_of, format_line, print_files, print_gaps
 from ascendrun.cli.output import describe_time, format_records, headline, sanitise_line
 from ascendrun.cluster import JobDetail
@@ -25,27 +25,43 @@ from ascendrun.core.records import event_record
 from ascendrun.text import Text, closest
 
 
+def _parse_hosts(text: str) -> set[str]:
+    return {name for piece in split_list(text) for name in expand_names(piece.strip())}
+
+
+def _parse_pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(str(Text("logs.bad-pattern", "invalid regular expression ({error})", error=error))) from error
+    return text
+
+
 @cli_command("logs")
 @click.argument("job")
 @click.option("--follow", "-f", is_flag=True, help="Follow until the job ends; exit with its exit code. ^C detaches.")
-@click.option("--hosts", metavar="HOSTS", help="Print the output of these hosts only: npu[01-03].")
-@click.option("--rank", metavar="RANKS", help="Print the output of these ranks only: 0,8-15.")
+@click.option("--hosts", type=Parsed("hosts", _parse_hosts), help="Print the output of these hosts only: npu[01-03].")
+@click.option(
+    "--rank", "ranks", type=Parsed("ranks", parse_ranks), help="Print the output of these ranks only: 0,8-15."
+)
 @click.option(
     "--stream", type=click.Choice(["out", "err", "both"]), default="both", help="Output or errors.  [default: both]"
 )
-@click.option("--since", metavar="TIME", help="Skip lines before: 10m (ago), 10:30, 2026-11-20T10:30.")
-@click.option("--until", metavar="TIME", help="Skip lines after; same forms as --since.")
+@click.option("--since", "since_s", type=TIMES, help="Skip lines before: 10m (ago), 10:30, 2026-11-20T10:30.")
+@click.option("--until", "until_s", type=TIMES, help="Skip lines after; same forms as --since.")
 @click.option("--tail", "-n", type=click.IntRange(min=0), metavar="N", help="Print the last N stored lines.")
 @click.option(
     "--grep",
-    metavar="REGEX",
+    "patterns",
+    type=Parsed("regex", _parse_pattern),
     multiple=True,
     help="Print lines that match; with several, lines that match one of them. Each node searches its own logs.",
 )
 @click.option("-i", "--ignore-case", is_flag=True, help="Match --grep without regard to case.")
-@click.option("-v", "--invert-match", is_flag=True, help="Print the lines that --grep does not match.")
+@click.option("-v", "--invert-match", "invert", is_flag=True, help="Print the lines that --grep does not match.")
 @click.option(
     "--first-per-rank",
+    "only_first",
     is_flag=True,
     help="Print the first match of each rank, in order of time. Without --grep: its first error.",
 )
@@ -54,7 +70,9 @@ from ascendrun.text import Text, closest
 )
 @click.option("--raw", is_flag=True, help="Print the exact bytes, rank after rank, neither merged nor folded.")
 @click.option("--files", is_flag=True, help="List the stored files instead: output, metrics, collected artifacts.")
-@click.option("--timestamps", "-t", is_flag=True, help="Print the arrival time of each line (clock of this machine).")
+@click.option(
+    "--timestamps", "-t", "has_times", is_flag=True, help="Print the arrival time of each line (clock of this machine)."
+)
 @click.option("--no-prefix", is_flag=True, help="Omit the prefix [ranks].")
 @output_option
 def command(
@@ -66,6 +84,8 @@ def command(
     raw: bool,
     files: bool,
     output: str | None,
+    stream: str,
+    no_prefix: bool,
     **choice: Any,
 ) -> int:
     """Print the output of a job's ranks, merged by time. Lines that ranks share are printed once: [0-3] text.
@@ -83,8 +103,9 @@ def command(
     ascendrun logs j-0001 --rank 3 --stream err --raw > rank3.err       # the exact bytes
     ascendrun logs -f j-0001 -o jsonl | jq -r 'select(.rank == 3) | .text'
     """
-    _check_options(choice, follow=follow, attempt=attempt, raw=raw, files=files, output=output)
-    view = _make_view(choice, folds=output is None)
+    streams = ("out", "err") if stream == "both" else (stream,)
+    view = LogView(**choice, streams=streams, has_prefix=not no_prefix, folds=output is None)
+    _check_options(view, follow=follow, attempt=attempt, raw=raw, files=files, output=output)
     detail = ctx.cluster.jobs.detail(job)
     if follow:
         return _follow(ctx, job, detail, view)
@@ -117,72 +138,32 @@ def _follow(ctx: CliContext, ref: str, detail: JobDetail, view: LogView) -> int:
 
 
 def _check_options(
-    choice: Mapping[str, Any], *, follow: bool, attempt: int | None, raw: bool, files: bool, output: str | None
+    view: LogView, *, follow: bool, attempt: int | None, raw: bool, files: bool, output: str | None
 ) -> None:
-    filters = (
-        choice["grep"] or choice["since"] or choice["until"] or choice["first_per_rank"] or choice["tail"] is not None
-    )
-    if raw and (follow or filters or choice["timestamps"]):
+    filters = view.filters_lines or view.tail is not None
+    if raw and (follow or filters or view.has_times):
         allowed = "--hosts, --rank, --stream, --attempt"
         raise UsageError.of("logs.raw-only", "--raw can be combined with {flags} only", flags=allowed)
     if files and (follow or raw or filters):
         allowed = "--hosts, --rank, --attempt, -o"
         raise UsageError.of("logs.files-only", "--files can be combined with {flags} only", flags=allowed)
     if output is not None and not files:
-        for flag in ("--timestamps", "--no-prefix"):
-            if choice[flag[2:].replace("-", "_")]:
-                raise UsageError(exclusive("-o", flag))
-        if raw:
-            raise UsageError(exclusive("--raw", "-o"))
+        _exclude("-o", {"--timestamps": view.has_times, "--no-prefix": not view.has_prefix})
+        _exclude("--raw", {"-o": raw})
         if output != "jsonl":
             needs = Text("logs.output-needs-files", "-o {output} requires --files", output=output)
             raise UsageError(needs, hint=Text("logs.use-jsonl", "use -o jsonl for the lines of ranks"))
-    if follow and attempt is not None:
-        raise UsageError(exclusive("--follow", "--attempt"))
-    for flag in ("until", "first_per_rank"):
-        if follow and choice[flag]:
-            raise UsageError(exclusive("--follow", f"--{flag.replace('_', '-')}"))
-    if (choice["invert_match"] or choice["ignore_case"]) and not choice["grep"]:
+    if follow:
+        others = {"--attempt": attempt is not None, "--until": view.until_s is not None}
+        _exclude("--follow", {**others, "--first-per-rank": view.only_first})
+    if (view.invert or view.ignore_case) and not view.patterns:
         raise UsageError.of("logs.need-grep", "-i and -v require --grep")
 
 
-def _make_view(choice: Mapping[str, Any], *, folds: bool) -> LogView:
-    """Return the view of these options. Raises BadParameter with the invalid option."""
-    hosts, rank, stream = choice["hosts"], choice["rank"], choice["stream"]
-    since, until, now_s = choice["since"], choice["until"], time.time()
-    option = ""
-    try:
-        option = "--hosts"
-        names = None if hosts is None else {name for piece in split_list(hosts) for name in expand_names(piece.strip())}
-        option = "--rank"
-        ranks = None if rank is None else parse_ranks(rank)
-        option = "--since"
-        since_s = None if since is None else parse_since(since, now_s=now_s)
-        option = "--until"
-        until_s = None if until is None else parse_since(until, now_s=now_s)
-        option = "--grep"
-        for pattern in choice["grep"]:
-            re.compile(pattern)
-    except re.error as error:
-        wrong = Text("logs.bad-pattern", "invalid regular expression ({error})", error=error)
-        raise click.BadParameter(str(wrong), param_hint=option) from error
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint=option) from error
-    return LogView(
-        hosts=names,
-        ranks=ranks,
-        streams=("out", "err") if stream == "both" else (stream,),
-        since_s=since_s,
-        until_s=until_s,
-        patterns=choice["grep"],
-        ignore_case=choice["ignore_case"],
-        invert=choice["invert_match"],
-        tail=choice["tail"],
-        only_first=choice["first_per_rank"],
-        folds=folds,
-        has_times=choice["timestamps"],
-        has_prefix=not choice["no_prefix"],
-    )
+def _exclude(flag: str, others: Mapping[str, bool]) -> None:
+    for other, is_given in others.items():
+        if is_given:
+            raise UsageError(exclusive(flag, other))
 
 
 def _print_lines(ctx: CliContext, detail: JobDetail, attempt: int | None, view: LogView) -> bool:
@@ -221,7 +202,9 @@ STYLES = {"FAILED": "bad", "SUCCEEDED": "good"}
 @cli_command("events")
 @click.argument("job", required=False)
 @click.option("--follow", "-f", is_flag=True, help="Print new events as they come; with JOB, until it has ended.")
-@click.option("--since", metavar="TIME", help="Skip events before: 10m (ago), 10:30, 2026-11-20T10:30.  [default: 1d]")
+@click.option(
+    "--since", "since_s", type=TIMES, help="Skip events before: 10m (ago), 10:30, 2026-11-20T10:30.  [default: 1d]"
+)
 @click.option(
     "--kind", "kinds", metavar="KINDS", multiple=True, help="Print these codes only: state-changed,straggler,…"
 )
@@ -229,7 +212,7 @@ STYLES = {"FAILED": "bad", "SUCCEEDED": "good"}
     "-o", "--output", type=click.Choice(["table", "json", "jsonl"]), help="Choose the format.  [default: table]"
 )
 def events_command(
-    ctx: CliContext, job: str | None, follow: bool, since: str | None, kinds: tuple[str, ...], output: str | None
+    ctx: CliContext, job: str | None, follow: bool, since_s: float | None, kinds: tuple[str, ...], output: str | None
 ) -> int:
     """Print the events of jobs in order of time. Events of several hosts are merged into one.
 
@@ -242,19 +225,11 @@ def events_command(
     """
     if follow and output == "json":
         raise UsageError(exclusive("--follow", "-o json"), hint=Text("events.use-jsonl", "use -o jsonl"))
-    since_s = _since(since, has_job=job is not None)
+    if since_s is None and job is None:
+        since_s = time.time() - DAY_S
     stream = _Stream(ctx, job, since_s, _parse_kinds(ctx, kinds), output)
     stream.show(until_now=True)
     return stream.follow() if follow else 0
-
-
-def _since(text: str | None, *, has_job: bool) -> float | None:
-    if text is None:
-        return None if has_job else time.time() - DAY_S
-    try:
-        return parse_since(text, now_s=time.time())
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--since") from error
 
 
 def _parse_kinds(ctx: CliContext, texts: Sequence[str]) -> frozenset[str] | None:

@@ -25,12 +25,7 @@ TIMEOUT_S = 90.0
 @options.cli_command("nodes")
 @options.hostfile_option
 @click.option("--hosts", "names", metavar="HOSTS", help="Only these hosts: npu[01-04] or @group.")
-@click.option(
-    "--timeout",
-    type=options.Duration(),
-    metavar="TIME",
-    help="Stop waiting when no host replies for TIME.  [default: 90s]",
-)
+@click.option("--timeout", type=options.DURATIONS, help="Stop waiting when no host replies for TIME.  [default: 90s]")
 @click.option("--all", "everything", is_flag=True, help="Show every known machine and its state; query none.")
 @options.output_option
 def command(
@@ -107,9 +102,7 @@ def release_command(ctx: CliContext, hosts: tuple[str, ...]) -> int:
 @options.cli_command("drain")
 @click.argument("hosts", metavar="HOSTS")
 @click.option("--reason", default="", metavar="TEXT", help="Shown to the jobs that wait.")
-@click.option(
-    "--for", "for_s", type=options.Duration(), metavar="TIME", help="End the drain after TIME.  [default: undrain]"
-)
+@click.option("--for", "for_s", type=options.DURATIONS, help="End the drain after TIME.  [default: undrain]")
 @click.option("--now", is_flag=True, help="Stop the jobs there that may restart; they continue on other hosts.")
 def drain_command(ctx: CliContext, hosts: str, reason: str, for_s: float | None, now: bool) -> None:
     """Place no new jobs on hosts. Running jobs continue.

@@ -12,7 +12,7 @@ import click
 
 from ascendrun.cli import output as out
 from ascendrun.cli.context import CliContext, print_held
-from ascendrun.cli.options import UsageError, cli_command, exclusive, list_output_option, parse_since
+from ascendrun.cli.options import TIMES, UsageError, cli_command, exclusive, list_output_option
 from ascendrun.cluster import JobView
 from ascendrun.core.errors import NotFoundError
 from ascendrun.text import Text
@@ -115,13 +115,13 @@ def job_columns(now_s: float, causes: Mapping[str, str | None] = MappingProxyTyp
 
 
 @cli_command("history")
-@click.option("--since", metavar="TIME", help="Only jobs that ended since: 7d (ago), 10:30, 2026-11-20T10:30.")
+@click.option("--since", "since_s", type=TIMES, help="Only jobs that ended since: 7d (ago), 10:30, 2026-11-20T10:30.")
 @click.option("--user", metavar="USER", help="Only jobs that this user submitted.")
 @click.option("--by", type=click.Choice(["job", "user"]), default="job", help="One row for each.  [default: job]")
 @click.option("--quiet", "-q", is_flag=True, help="Print ids only, as -o name.")
 @list_output_option
 def history_command(
-    ctx: CliContext, since: str | None, user: str | None, by: str, quiet: bool, output: str | None
+    ctx: CliContext, since_s: float | None, user: str | None, by: str, quiet: bool, output: str | None
 ) -> None:
     """List ended jobs with the device-hours that they used, the newest first.
 
@@ -138,10 +138,6 @@ def history_command(
     output = "name" if quiet else output
     if by == "user" and output == "name":
         raise UsageError(exclusive("--by user", "--quiet" if quiet else "-o name"))
-    try:
-        since_s = None if since is None else parse_since(since, now_s=time.time())
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--since") from error
     jobs = ctx.cluster.jobs.history(since_s=since_s, user=user)
     users = sum_users(jobs)
     if by == "user":

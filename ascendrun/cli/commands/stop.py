@@ -9,7 +9,7 @@ import click
 
 from ascendrun.cli.context import CliContext, print_held
 from ascendrun.cli.errors import describe_error
-from ascendrun.cli.options import Duration, cli_command
+from ascendrun.cli.options import DURATIONS, cli_command
 from ascendrun.cli.outcome import print_left, print_outcome
 from ascendrun.cli.output import describe_seconds, labelled
 from ascendrun.cluster import JobDetail, JobView
@@ -123,7 +123,7 @@ def retry_command(ctx: CliContext, job: str) -> None:
 
 @cli_command("wait")
 @click.argument("job")
-@click.option("--timeout", type=Duration(), metavar="TIME", help="Limit: 90s, 10m, 2h.  [default: none]")
+@click.option("--timeout", type=DURATIONS, help="Limit: 90s, 10m, 2h.  [default: none]")
 def wait_command(ctx: CliContext, job: str, timeout: float | None) -> int:
     """Wait until a job has ended.
 

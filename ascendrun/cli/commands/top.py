@@ -45,9 +45,7 @@ INTERVAL_S = 2.0
 )
 @click.option("--sort", "by", type=click.Choice(list(SORTS)), default="host", help="Sort order.  [default: host]")
 @click.option("--by-host", is_flag=True, help="One line per host, with the utilisation of each device.")
-@click.option(
-    "--interval", type=options.Duration(), metavar="TIME", help="Refresh interval of the live view.  [default: 2s]"
-)
+@click.option("--interval", type=options.DURATIONS, help="Refresh interval of the live view.  [default: 2s]")
 @options.output_option
 def command(
     ctx: CliContext,
@@ -202,9 +200,7 @@ FILE_INTERVAL_S = 15.0
     metavar="PATH",
     help="Write this file repeatedly instead, for the textfile collector of node_exporter.",
 )
-@click.option(
-    "--interval", type=options.Duration(), metavar="TIME", help="Interval at which the file is written.  [default: 15s]"
-)
+@click.option("--interval", type=options.DURATIONS, help="Interval at which the file is written.  [default: 15s]")
 @click.option("--once", is_flag=True, help="Print the metrics, or write the file, once and exit.")
 @click.option("--grafana", is_flag=True, help="Print a Grafana dashboard of these metrics and exit.")
 def metrics_command(
