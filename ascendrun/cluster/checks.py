@@ -136,7 +136,7 @@ class Checks(Part):
         job = self._cluster.job_files.read(job_file, overrides=overrides) if job_file is not None else None
         base = make_base(job, device_type=device_type or "cpu")
         if base.python is None and any(host.is_local for host in hosts):
-            ensure_training_stack(None, log)
+            ensure_training_stack(log)
         if job is None and base.devices.type != "cpu" and any(not (host.slots or host.devices) for host in hosts):
             note = Text(
                 "doctor.one-device", "one device is measured on each host without slots= or devices= in the hostfile"

@@ -88,7 +88,7 @@ class JobFiles(Part):
             for host in read_pool(spec, file, hostfile=_path(hostfile))
         ]
         if any(host.is_local for host in hosts):
-            ensure_training_stack(None, log)
+            ensure_training_stack(log)
 
     def plan(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import shlex
 import subprocess
@@ -30,34 +29,20 @@ PACKAGES = {
 }
 """Modules that the bundled programs import, and their packages."""
 
-QUERY_S = 60.0
-FIND_MISSING = (
-    "import importlib.util as u, json, sys; print(json.dumps([n for n in sys.argv[1:] if not u.find_spec(n)]))"
-)
 
-
-def ensure_training_stack(python: str | None, progress: Callable[[str], None] | None = None) -> None:
-    """Ensure that `python` (None: that of ascendrun) has the packages of the bundled programs; for local nodes.
+def ensure_training_stack(progress: Callable[[str], None] | None = None) -> None:
+    """Ensure that this Python has the packages of the bundled programs; for local nodes.
 
     Missing packages are installed into the .venv of the checkout, which takes minutes the first time; `progress` gets
     every line of output (None: stderr). Any other Python is not changed: raises PreflightError with the pip command.
     Nothing is imported.
     """
-    missing = _missing_here() if _is_own(python) else _missing_in(str(python))
-    if not missing:
-        return
-    setup = _own_setup()
-    if setup is None or not _is_own(python):
-        raise _missing_error(python or sys.executable, missing)
-    _install(setup, progress or print_line, missing)
-    still_missing = _missing_here()
-    if still_missing:
-        raise _missing_error(sys.executable, still_missing)
-
-
-def _is_own(python: str | None) -> bool:
-    """Compare paths, not link targets: the Python of an environment is a link to its base Python."""
-    return python is None or os.path.abspath(python) == os.path.abspath(sys.executable)
+    missing, setup = _missing(), _own_setup()
+    if missing and setup is not None:
+        _install(setup, progress or print_line, missing)
+        missing = _missing()
+    if missing:
+        raise _missing_error(missing)
 
 
 def _own_setup() -> Path | None:
@@ -68,26 +53,9 @@ def _own_setup() -> Path | None:
     return setup if is_own else None
 
 
-def _missing_here() -> tuple[str, ...]:
+def _missing() -> tuple[str, ...]:
     importlib.invalidate_caches()
     return tuple(package for module, package in PACKAGES.items() if find_spec(module) is None)
-
-
-def _missing_in(python: str) -> tuple[str, ...]:
-    try:
-        answer = subprocess.run(
-            [python, "-c", FIND_MISSING, *PACKAGES], capture_output=True, text=True, timeout=QUERY_S, check=True
-        )
-        return tuple(PACKAGES[module] for module in json.loads(answer.stdout.splitlines()[-1]))
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        detail = str(getattr(error, "stderr", None) or error).strip().splitlines()
-        raise PreflightError.of(
-            "train-env.python-broken",
-            "{python} does not run on this machine: {reason}",
-            "set `python` of the job to another Python, or remove the key",
-            python=python,
-            reason=detail[-1] if detail else repr(error),
-        ) from error
 
 
 def print_line(line: str) -> None:
@@ -124,13 +92,13 @@ def _install(setup: Path, progress: Callable[[str], None], missing: Sequence[str
         )
 
 
-def _missing_error(python: str, missing: Sequence[str]) -> PreflightError:
+def _missing_error(missing: Sequence[str]) -> PreflightError:
     commands = [["torch"], [name for name in missing if name != "torch"]] if "torch" in missing else [list(missing)]
-    pip = " && ".join(shlex.join([python, "-m", "pip", "install", *names]) for names in commands if names)
+    pip = " && ".join(shlex.join([sys.executable, "-m", "pip", "install", *names]) for names in commands if names)
     message = Text(
         "train-env.missing",
         "{python}: packages not found: {packages} (required by the bundled programs)",
-        python=python,
+        python=sys.executable,
         packages=list(missing),
     )
     return PreflightError(message, hint=pip)

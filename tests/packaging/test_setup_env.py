@@ -243,7 +243,7 @@ def test_a_named_python_is_used_and_a_working_environment_of_another_is_kept(
 
 
 def test_the_training_stack_is_added_where_a_bundled_program_needs_it(environ: dict[str, str], checkout: Path) -> None:
-    ask = "from ascendrun.query.train_env import ensure_training_stack as ensure; ensure(None, print); import torch, h3"
+    ask = "from ascendrun.query.train_env import ensure_training_stack as ensure; ensure(print); import torch, h3"
     added = run([checkout / ".venv/bin/python", "-I", "-c", ask], environ)
     assert added.returncode == 0, added.stderr
     assert added.stdout.splitlines()[0] == (f"installing {', '.join(TRAINING)} for the bundled programs, takes minutes")
@@ -256,7 +256,7 @@ def test_the_training_stack_is_added_where_a_bundled_program_needs_it(environ: d
 def test_a_training_stack_that_cannot_be_installed_stops_with_its_log(
     environ: dict[str, str], checkout: Path, tmp_path: Path
 ) -> None:
-    ask = "from ascendrun.query.train_env import ensure_training_stack as ensure; ensure(None)"
+    ask = "from ascendrun.query.train_env import ensure_training_stack as ensure; ensure()"
     failed = run([checkout / ".venv/bin/python", "-I", "-c", ask], {**environ, "PIP_FIND_LINKS": str(tmp_path)})
     assert failed.returncode == 1
     assert "train: torch: exit code 1" in failed.stderr
