@@ -19,63 +19,62 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CommandEntry:
-    """`ascendrun.cli.commands.<module>` has the click command `<attribute>`."""
+    """`ascendrun.cli.commands.<module>` has the click command, `command` or `<name>_command`."""
 
     name: str
     module: str
     summary: str
     hidden: bool = False
-    attribute: str = "command"
+
+    @property
+    def attribute(self) -> str:
+        return "command" if self.name == self.module else f"{self.name}_command"
 
 
 COMMANDS = (
     CommandEntry("submit", "submit", "Validate a job file, start the job, follow its output."),
-    CommandEntry(
-        "plan", "submit", "Check a training before it starts; estimate memory, time and disk.", attribute="plan_command"
-    ),
+    CommandEntry("plan", "submit", "Check a training before it starts; estimate memory, time and disk."),
     CommandEntry("ps", "ps", "List jobs."),
-    CommandEntry("history", "ps", "List ended jobs and the device-hours that they used.", attribute="history_command"),
+    CommandEntry("history", "ps", "List ended jobs and the device-hours that they used."),
     CommandEntry("show", "show", "Show one job: nodes, ranks, events."),
     CommandEntry("top", "top", "Show every NPU live: load, health, rank, stragglers."),
     CommandEntry("logs", "logs", "Print or follow the output of a job's ranks."),
-    CommandEntry("events", "logs", "Print or follow the events of jobs.", attribute="events_command"),
+    CommandEntry("events", "logs", "Print or follow the events of jobs."),
     CommandEntry("report", "report", "Write an HTML report of a job: training, time, cost."),
     CommandEntry("explain", "explain", "Find the first failing rank, the cause, the confidence and a fix."),
-    CommandEntry("stacks", "explain", "Show what each rank of a running job does.", attribute="stacks_command"),
-    CommandEntry("shell", "exec", "Open a shell next to a running rank.", attribute="shell_command"),
-    CommandEntry(
-        "bundle", "fetch", "Pack the records and logs of a job without credentials.", attribute="bundle_command"
-    ),
+    CommandEntry("stacks", "explain", "Show what each rank of a running job does."),
+    CommandEntry("shell", "exec", "Open a shell next to a running rank."),
+    CommandEntry("bundle", "fetch", "Pack the records and logs of a job without credentials."),
     CommandEntry("fetch", "fetch", "Fetch files that a job left on its nodes."),
-    CommandEntry("cp", "fetch", "Copy files from hosts, or to hosts.", attribute="cp_command"),
+    CommandEntry("cp", "fetch", "Copy files from hosts, or to hosts."),
     CommandEntry("stop", "stop", "Stop jobs after they have saved a checkpoint."),
-    CommandEntry("retry", "stop", "Start the next attempt of a job that has ended.", attribute="retry_command"),
-    CommandEntry("wait", "stop", "Wait until a job has ended; exit with its exit code.", attribute="wait_command"),
-    CommandEntry("hold", "stop", "Keep queued jobs from starting.", attribute="hold_command"),
-    CommandEntry("unhold", "stop", "Let held jobs start.", attribute="unhold_command"),
-    CommandEntry("validate", "job_files", "Report every problem of job files and hostfiles.", attribute="validate"),
-    CommandEntry("schema", "job_files", "Print the JSON Schema of job files, or one key of it.", attribute="schema"),
-    CommandEntry("init", "job_files", "Write a job file or hostfile from a template.", attribute="init"),
+    CommandEntry("retry", "stop", "Start the next attempt of a job that has ended."),
+    CommandEntry("wait", "stop", "Wait until a job has ended; exit with its exit code."),
+    CommandEntry("hold", "stop", "Keep queued jobs from starting."),
+    CommandEntry("unhold", "stop", "Let held jobs start."),
+    CommandEntry("validate", "job_files", "Report every problem of job files and hostfiles."),
+    CommandEntry("schema", "job_files", "Print the JSON Schema of job files, or one key of it."),
+    CommandEntry("init", "job_files", "Write a job file or hostfile from a template."),
     CommandEntry("demo", "demo", "Show the main features on two simulated nodes."),
-    CommandEntry("sim", "demo", "Run a command on simulated NPUs with the real torch_npu.", attribute="sim_command"),
+    CommandEntry("sim", "demo", "Run a command on simulated NPUs with the real torch_npu."),
     CommandEntry("doctor", "doctor", "Check hosts: find differences, faults and fixes."),
     CommandEntry("verify", "verify", "Compare what ascendrun knows of NPUs with a real cluster."),
-    CommandEntry("env", "doctor", "Show the environment of a rank on each host.", attribute="env_command"),
+    CommandEntry("env", "doctor", "Show the environment of a rank on each host."),
     CommandEntry("nodes", "nodes", "Show whether hosts are reachable, and their resources."),
-    CommandEntry("leases", "nodes", "List what uses devices and ports on hosts.", attribute="leases_command"),
-    CommandEntry("release", "nodes", "State that no process of a job is left on hosts.", attribute="release_command"),
-    CommandEntry("drain", "nodes", "Close hosts to new jobs.", attribute="drain_command"),
-    CommandEntry("undrain", "nodes", "Open drained or quarantined hosts again.", attribute="undrain_command"),
-    CommandEntry("lost", "nodes", "State that hosts are gone with all their processes.", attribute="lost_command"),
+    CommandEntry("leases", "nodes", "List what uses devices and ports on hosts."),
+    CommandEntry("release", "nodes", "State that no process of a job is left on hosts."),
+    CommandEntry("drain", "nodes", "Close hosts to new jobs."),
+    CommandEntry("undrain", "nodes", "Open drained or quarantined hosts again."),
+    CommandEntry("lost", "nodes", "State that hosts are gone with all their processes."),
     CommandEntry("exec", "exec", "Run a command on hosts; identical output is printed once."),
-    CommandEntry("rm", "config", "Remove ended jobs with all their files.", attribute="rm_command"),
-    CommandEntry("prune", "config", "Remove old logs of ended jobs.", attribute="prune_command"),
-    CommandEntry("trust", "nodes", "Show and record the SSH host keys of hosts.", attribute="trust_command"),
-    CommandEntry("notify", "config", "Show the targets of notifications and test them.", attribute="notify_command"),
-    CommandEntry("metrics", "top", "Export the data of top to Prometheus.", attribute="metrics_command"),
+    CommandEntry("rm", "config", "Remove ended jobs with all their files."),
+    CommandEntry("prune", "config", "Remove old logs of ended jobs."),
+    CommandEntry("trust", "nodes", "Show and record the SSH host keys of hosts."),
+    CommandEntry("notify", "config", "Show the targets of notifications and test them."),
+    CommandEntry("metrics", "top", "Export the data of top to Prometheus."),
     CommandEntry("config", "config", "Show settings and their origin."),
     CommandEntry("completion", "completion", "Print shell completion for bash, zsh or fish."),
-    CommandEntry("man", "completion", "Write the man pages to a directory.", attribute="man_command"),
+    CommandEntry("man", "completion", "Write the man pages to a directory."),
     CommandEntry("controller", "controller", "Run, query or stop the controller.", hidden=True),
 )
 ALIASES = {"run": "submit", "ls": "ps", "kill": "stop", "cancel": "stop", "describe": "show", "status": "show"}

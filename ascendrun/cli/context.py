@@ -13,7 +13,9 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cluster import Cluster
+    from ascendrun.core.errors import AscendrunError
     from ascendrun.core.machines import Hold
+    from ascendrun.core.node_messages import Failure
     from ascendrun.core.settings import Settings
 
 Reply = TypeVar("Reply")
@@ -92,6 +94,14 @@ class CliContext:
         from ascendrun.cli.errors import hint_lines, warning_lines
 
         self.echo("\n".join([*warning_lines(message), *hint_lines(hint)]))
+
+    def detach(self, message: Text, command: str | None = None) -> int:
+        """Print that ^C ended only this command, and the one that continues; return the exit code."""
+        self.screen.close()
+        self.echo(message)
+        if command is not None:
+            self.hint(f"ascendrun {command}")
+        return 130
 
     def report_rebuilt(self) -> None:
         """Warn, once, that the job list was damaged and rebuilt; only after a command that used the cluster."""
@@ -190,6 +200,14 @@ class Screen:
             self._err.write(cut(sanitise_line(text), screen_columns() - 1))
             self._err.flush()
             self._bottom = text
+
+
+def report_unreached(ctx: CliContext, refusals: Iterable[AscendrunError | Failure], hosts: int) -> int:
+    """Print why hosts sent no reply; return 0 if all of them did, 5 if none did, else 6."""
+    unreached = list(refusals)
+    for why in unreached:
+        ctx.error(why.message, why.hint)
+    return 0 if not unreached else 5 if len(unreached) == hosts else 6
 
 
 def print_held(ctx: CliContext, holds: Iterable[Hold]) -> None:

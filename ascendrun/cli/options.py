@@ -39,28 +39,25 @@ SET_HELP = "Override the job file: args.lr=1e-4."
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 
 
-def engine_option(command: Command) -> Command:
-    return click.option("--engine", metavar="NAME", help="Run on this engine of the settings.")(command)
+engine_option = click.option("--engine", metavar="NAME", help="Run on this engine of the settings.")
+hostfile_option = click.option("--hostfile", "-H", metavar="FILE", help="Read hosts from this file.")
+output_option = click.option(
+    "-o", "--output", type=click.Choice(FORMATS), help="Choose the output format.  [default: table]"
+)
+list_output_option = click.option(
+    "-o",
+    "--output",
+    type=click.Choice([*FORMATS, "name"]),
+    help="Choose the output format; name: ids only.  [default: table]",
+)
+"""As `output_option`, for lists whose rows have an id: `-o name` prints the ids."""
 
 
-def output_option(command: Command) -> Command:
-    return click.option(
-        "-o", "--output", type=click.Choice(FORMATS), help="Choose the output format.  [default: table]"
-    )(command)
-
-
-def list_output_option(command: Command) -> Command:
-    """As `output_option`, for lists whose rows have an id: `-o name` prints the ids."""
-    return click.option(
-        "-o",
-        "--output",
-        type=click.Choice([*FORMATS, "name"]),
-        help="Choose the output format; name: ids only.  [default: table]",
-    )(command)
-
-
-def hostfile_option(command: Command) -> Command:
-    return click.option("--hostfile", "-H", metavar="FILE", help="Read hosts from this file.")(command)
+def check_alone(flag: str, others: Mapping[str, bool]) -> None:
+    """Raise UsageError for the first other flag that is given too."""
+    for other, is_given in others.items():
+        if is_given:
+            raise UsageError(exclusive(flag, other))
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic in newer click only
@@ -260,6 +257,5 @@ def cli_command(name: str, *, takes_command: bool = False) -> Callable[[Callable
     return make
 
 
-def lang_option(function: Command) -> Command:
-    """Add `--lang`, which was read before all other options: here it is only accepted and checked."""
-    return click.option("--lang", type=click.Choice(text.LANGUAGES), expose_value=False, help=LANG_HELP)(function)
+lang_option = click.option("--lang", type=click.Choice(text.LANGUAGES), expose_value=False, help=LANG_HELP)
+"""`--lang` was read before all other options: here it is only accepted and checked."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.cli import output as out
@@ -70,9 +70,8 @@ def print_outputs(ctx: CliContext, job: JobView) -> None:
     try:
         replies = fetch_outputs(ctx, ctx.cluster.files.fetch(job.id))
     except KeyboardInterrupt:
-        ctx.screen.close()
-        ctx.say("outputs.detached", "detached; the outputs of {job} are still being fetched", job=job.id)
-        ctx.hint(f"ascendrun fetch {job.id}")
+        detached = Text("outputs.detached", "detached; the outputs of {job} are still being fetched", job=job.id)
+        ctx.detach(detached, f"fetch {job.id}")
         return
     for missing in missing_texts(replies):
         ctx.warn(missing)
@@ -330,14 +329,6 @@ def print_gaps(ctx: CliContext, gaps: Iterable[LogGap]) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _HcclRow:
-    name: str
-    value: str
-    origin: str
-    hosts: list[str]
-
-
 def print_files(ctx: CliContext, found: AttemptFiles, output: str | None) -> None:
     """Print the files of an attempt, its HCCL settings from the logs, and the hosts of pending files."""
     from ascendrun.cluster import LogFile
@@ -359,12 +350,12 @@ def print_files(ctx: CliContext, found: AttemptFiles, output: str | None) -> Non
             value = "" if setting.value is None else setting.value + setting.unit
             alike.setdefault((setting.name, value, setting.origin), []).append(host)
         table = out.format_table(
-            [_HcclRow(*key, hosts) for key, hosts in sorted(alike.items())],
+            [(*key, fold_hosts(hosts)) for key, hosts in sorted(alike.items())],
             [
-                out.Column("HCCL SETTING", lambda row: row.name),
-                out.Column("VALUE", lambda row: row.value),
-                out.Column("SET BY", lambda row: row.origin),
-                out.Column("HOSTS", lambda row: fold_hosts(row.hosts)),
+                out.Column("HCCL SETTING", itemgetter(0)),
+                out.Column("VALUE", itemgetter(1)),
+                out.Column("SET BY", itemgetter(2)),
+                out.Column("HOSTS", itemgetter(3)),
             ],
         )
         sys.stdout.write(f"\n{table}")

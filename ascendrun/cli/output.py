@@ -300,15 +300,16 @@ def describe_progress(progress: Mapping[str, Any] | None) -> str:
         parts += [] if left_s is None else [str(Text("cli.left", "{time} left", time=describe_seconds(left_s)))]
     for name in ("epoch", "loss", "eval_macro_f1"):
         if progress.get(name) is not None:
-            parts.append(f"{name} {_short_number(progress[name])}")
+            parts.append(f"{name} {short_number(progress[name])}")
     if progress.get("tokens_per_s") is not None:
-        parts.append(f"{_short_number(progress['tokens_per_s'])} tokens/s")
+        parts.append(f"{short_number(progress['tokens_per_s'])} tokens/s")
     if isinstance(progress.get("phase"), str):
         parts.append(f"phase {progress['phase']}"[:40])
     return " · ".join(sanitise_line(part) for part in parts)
 
 
-def _short_number(value: Any) -> str:
+def short_number(value: Any) -> str:
+    """Return 2.314, 15.3k, 1.2M; nan as reported."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)[:20]
     if abs(value) >= 10_000:

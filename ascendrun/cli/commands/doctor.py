@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ascendrun.cli.context import CliContext
+from ascendrun.cli.context import CliContext, report_unreached
 from ascendrun.cli.options import Target, UsageError, cli_command, output_option, target_options
 from ascendrun.cli.output import cut, print_record, sanitise_line, terminal_width, width_of, wrap
 from ascendrun.core.findings import SEVERITIES, Severity
@@ -146,16 +146,12 @@ LABEL_WIDTH = 10
 def print_report(report: DoctorReport, *, color: bool, wide: bool) -> None:
     width = terminal_width("wide" if wide else None)
     for line in _table(report.facts, len(report.hosts) - len(report.unreached)):
-        _print(line if width is None else cut(line, width))
-    _print("")
+        print(line if width is None else cut(line, width))
+    print()
     for line in (*_findings(report.findings, color, wide=wide), *_forecast(report), _summary(report)):
         indent = len(line) - len(line.lstrip(" |>")) + 2
         for piece in [line] if width is None or "\x1b" in line else wrap(line, width, indent=indent):
-            _print(piece)
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(line + "\n")
+            print(piece)
 
 
 def _table(rows: Sequence[FactRow], count: int) -> list[str]:
@@ -282,11 +278,7 @@ def env_command(ctx: CliContext, target: Target, diff: bool, path: str | None, o
     )
     if not print_record(report, output):
         _print_env(report, diff=diff)
-    for why in report.unreached.values():
-        ctx.error(why.message, why.hint)
-    if not report.unreached:
-        return 0
-    return 5 if len(report.unreached) == len(report.hosts) else 6
+    return report_unreached(ctx, report.unreached.values(), len(report.hosts))
 
 
 def _write(ctx: CliContext, target: Target, path: str) -> int:

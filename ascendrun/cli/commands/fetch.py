@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.context import CliContext
-from ascendrun.cli.options import Parsed, UsageError, cli_command, exclusive, hostfile_option, output_option
+from ascendrun.cli.options import Parsed, UsageError, check_alone, cli_command, hostfile_option, output_option
 from ascendrun.cli.outcome import copy_files, fetch_outputs, missing_texts, problem_hints
 from ascendrun.cli.output import PEOPLE, Column, describe_memory, format_table, print_rows
 from ascendrun.cluster import FetchReply
@@ -50,10 +50,7 @@ def command(ctx: CliContext, job: str, paths: tuple[str, ...], output_dir: Path 
     try:
         replies = fetch_outputs(ctx, ctx.cluster.files.fetch(job, paths, into=output_dir))
     except KeyboardInterrupt:
-        ctx.screen.close()
-        ctx.say("fetch.detached", "detached; the transfer continues")
-        ctx.hint(f"ascendrun fetch {job}")
-        return 130
+        return ctx.detach(Text("fetch.detached", "detached; the transfer continues"), f"fetch {job}")
     say = partial(ctx.error, hint=f"ascendrun show {job}") if paths else ctx.warn
     return _print_ends(ctx, replies, output, say, missing_code=4 if paths else 0)
 
@@ -127,9 +124,7 @@ def cp_command(
         for reply in _copies(ctx, sources, destination, rank, hostfile):
             replies += copy_files(ctx, reply)
     except KeyboardInterrupt:
-        ctx.screen.close()
-        ctx.say("cp.detached", "detached; the transfer that has started continues")
-        return 130
+        return ctx.detach(Text("cp.detached", "detached; the transfer that has started continues"))
     return _print_ends(ctx, replies, output, ctx.error, missing_code=4)
 
 
@@ -204,8 +199,7 @@ def bundle_command(
     ascendrun bundle j-0007 --layout ascend-fd     # input of Huawei's `ascend-fd parse`
     """
 
-    if no_logs and layout == "ascend-fd":
-        raise UsageError(exclusive("--layout ascend-fd", "--no-logs"))
+    check_alone("--layout ascend-fd", {"--no-logs": no_logs and layout == "ascend-fd"})
     bundle = ctx.cluster.diagnosis.bundle(
         job,
         path=Path(path) if path else None,

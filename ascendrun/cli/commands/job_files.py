@@ -26,7 +26,7 @@ from ascendrun.text import Text
     type=click.Path(path_type=Path),
     help="Print the steps that are read from this output, with progress.pattern of FILE, if FILE has one.",
 )
-def validate(ctx: CliContext, files: tuple[Path, ...], overrides: tuple[str, ...], sample: Path | None) -> None:
+def validate_command(ctx: CliContext, files: tuple[Path, ...], overrides: tuple[str, ...], sample: Path | None) -> None:
     """Report every problem of job files (and of hostfiles, named *.hosts), each with its place; ask no node.
 
     Examples:
@@ -114,7 +114,7 @@ def _describe_valid(ctx: CliContext, file: Path, overrides: tuple[str, ...]) -> 
 
 @cli_command("schema")
 @click.argument("key", required=False)
-def schema(ctx: CliContext, key: str | None) -> None:
+def schema_command(ctx: CliContext, key: str | None) -> None:
     """Print the JSON Schema of job files for editors, or explain KEY: a job-file key, PROGRAM or PROGRAM.OPTION.
 
     Examples:
@@ -154,7 +154,7 @@ QUESTIONS: tuple[tuple[str, Text, str], ...] = (
 @click.argument("name", required=False)
 @click.argument("target", required=False, type=click.Path(path_type=Path))
 @click.option("--list", "is_list", is_flag=True, help="List the templates.")
-def init(ctx: CliContext, name: str | None, target: Path | None, is_list: bool) -> None:
+def init_command(ctx: CliContext, name: str | None, target: Path | None, is_list: bool) -> None:
     """Copy the template NAME (a job file and the files it uses) to the directory TARGET.
 
     The default is the current directory. Without NAME, ask for hosts, devices and script, and write a job file and a

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import click
 
 from ascendrun.cli.commands.submit import follow_stages, follow_to_the_end
 from ascendrun.cli.context import CliContext
-from ascendrun.cli.options import TIMES, Parsed, UsageError, cli_command, exclusive, output_option
+from ascendrun.cli.options import TIMES, Parsed, UsageError, check_alone, cli_command, exclusive, output_option
 from ascendrun.cli.outcome import attempt_line, exit_code_of, format_line, print_files, print_gaps
 from ascendrun.cli.output import describe_time, format_records, headline, sanitise_line
 from ascendrun.cluster import JobDetail
@@ -148,22 +148,16 @@ def _check_options(
         allowed = "--hosts, --rank, --attempt, -o"
         raise UsageError.of("logs.files-only", "--files can be combined with {flags} only", flags=allowed)
     if output is not None and not files:
-        _exclude("-o", {"--timestamps": view.has_times, "--no-prefix": not view.has_prefix})
-        _exclude("--raw", {"-o": raw})
+        check_alone("-o", {"--timestamps": view.has_times, "--no-prefix": not view.has_prefix})
+        check_alone("--raw", {"-o": raw})
         if output != "jsonl":
             needs = Text("logs.output-needs-files", "-o {output} requires --files", output=output)
             raise UsageError(needs, hint=Text("logs.use-jsonl", "use -o jsonl for the lines of ranks"))
     if follow:
         others = {"--attempt": attempt is not None, "--until": view.until_s is not None}
-        _exclude("--follow", {**others, "--first-per-rank": view.only_first})
+        check_alone("--follow", {**others, "--first-per-rank": view.only_first})
     if (view.invert or view.ignore_case) and not view.patterns:
         raise UsageError.of("logs.need-grep", "-i and -v require --grep")
-
-
-def _exclude(flag: str, others: Mapping[str, bool]) -> None:
-    for other, is_given in others.items():
-        if is_given:
-            raise UsageError(exclusive(flag, other))
 
 
 def _print_lines(ctx: CliContext, detail: JobDetail, attempt: int | None, view: LogView) -> bool:
@@ -255,7 +249,7 @@ class _Stream:
         self, ctx: CliContext, ref: str | None, since_s: float | None, kinds: Collection[str] | None, output: str | None
     ) -> None:
         self._ctx, self._output = ctx, output
-        self._since_s, self._kinds = since_s, kinds
+        self._since_s = since_s
         self._events = ctx.cluster.logs.events(ref, since_s=since_s, codes=kinds)
         self._watched_mono = time.monotonic()
         self._has_warned = False

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from ascendrun.cli import options
-from ascendrun.cli.context import CliContext, print_held
+from ascendrun.cli.context import CliContext, print_held, report_unreached
 from ascendrun.cli.errors import describe_error
 from ascendrun.cli.output import PEOPLE, Column, describe_memory, describe_time, format_table, labelled, print_rows
 from ascendrun.cluster import DeviceUse, HostKeyScan, HostStatus, MachineView
@@ -259,11 +259,7 @@ NODE_COLUMNS = (
     Column("MEMORY", lambda status: describe_memory(status.memory_bytes)),
     Column("DISK FREE", lambda status: describe_memory(status.free_bytes)),
     Column("DISK USED", lambda status: describe_memory(status.used_bytes), is_wide=True),
-    Column(
-        "CLOCK",
-        lambda status: "-" if status.clock_offset_s is None else f"{status.clock_offset_s * 1000:+.0f} ms",
-        is_wide=True,
-    ),
+    Column("CLOCK", _describe_clock, is_wide=True),
     Column("JOB", _describe_job),
     Column("HELD", _describe_held),
     Column("ERROR", lambda status: str(status.error or "")),
@@ -351,16 +347,11 @@ def _record(ctx: CliContext, scans: Sequence[HostKeyScan], *, yes: bool, replace
 
 def _print_unscanned(ctx: CliContext, scans: Sequence[HostKeyScan], *, replaces: bool) -> int:
     """Return 0; 5 when no host was reached or a key has changed; 6 when some hosts were not reached."""
-    missed = [scan for scan in scans if scan.error is not None]
-    for scan in missed:
-        assert scan.error is not None
-        ctx.error(scan.error.message, scan.error.hint)
+    code = report_unreached(ctx, (scan.error for scan in scans if scan.error is not None), len(scans))
     changed = [scan.host.name for scan in scans if scan.state == "CHANGED"]
     if changed and not replaces:
         message = Text("trust.changed", "{hosts:hosts}: the host key differs from the recorded one", hosts=changed)
         command = f"ascendrun trust --replace {' '.join(changed)}"
         ctx.error(message, Text("trust.replace", "if the host was reinstalled: {command}", command=command))
         return 5
-    if not missed:
-        return 0
-    return 5 if len(missed) == len(scans) else 6
+    return code

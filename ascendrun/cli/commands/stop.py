@@ -14,6 +14,7 @@ from ascendrun.cli.outcome import print_left, print_outcome
 from ascendrun.cli.output import describe_seconds, labelled
 from ascendrun.cluster import JobDetail, JobView
 from ascendrun.core.errors import AscendrunError
+from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
 POLL_S = 0.2
@@ -48,12 +49,10 @@ def command(ctx: CliContext, jobs: tuple[str, ...], now: bool, no_wait: bool) ->
                 code = max(code, 6 if print_left(ctx, detail) else 0)
         return code
     except KeyboardInterrupt:
-        ctx.screen.close()
         if not requested:
+            ctx.screen.close()
             raise
-        ctx.say("stop.detached", "detached; the stop continues")
-        ctx.hint("ascendrun ps")
-        return 130
+        return ctx.detach(Text("stop.detached", "detached; the stop continues"), "ps")
 
 
 def _request_all(ctx: CliContext, refs: tuple[str, ...], requested: list[JobView], *, now: bool) -> int:

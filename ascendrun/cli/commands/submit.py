@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ascendrun.cli.context import CliContext
-from ascendrun.cli.options import UsageError, cli_command, engine_option, exclusive, hostfile_option, output_option
+from ascendrun.cli.options import UsageError, check_alone, cli_command, engine_option, hostfile_option, output_option
 from ascendrun.cli.outcome import follow_job, print_outcome, print_outputs
 from ascendrun.cli.output import PEOPLE, describe_seconds, print_record, sanitise
 from ascendrun.cluster import JobView
@@ -70,8 +70,7 @@ def command(
     id=$(ascendrun submit job.yaml --detach -o json | jq -r .id)
     ascendrun submit pipeline.yaml --resume j-0003 --from-stage finetune   # keep the outputs of earlier stages
     """
-    if detach and waits:
-        raise UsageError(exclusive("--detach", "--wait"))
+    check_alone("--detach", {"--wait": detach and waits})
     if from_stage is not None and resume is None:
         raise UsageError.of("submit.from-stage", "--from-stage requires --resume PIPELINE")
     of_file: dict[str, Any] = {"overrides": overrides, "hostfile": Path(hostfile) if hostfile else None}
@@ -185,10 +184,7 @@ def follow_to_the_end(
     try:
         detail = follow_job(ctx, job_id, view or LogView(), shows_lines=shows_lines)
     except KeyboardInterrupt:
-        ctx.screen.close()
-        ctx.say("submit.detached", "detached; {job} keeps running", job=job_id)
-        ctx.hint(f"ascendrun logs -f {job_id}")
-        return 130
+        return ctx.detach(Text("submit.detached", "detached; {job} keeps running", job=job_id), f"logs -f {job_id}")
     code = print_outcome(ctx, detail)
     if detail.job.pipeline is None and detail.spec.get("outputs") and detail.job.started_at_s is not None:
         print_outputs(ctx, detail.job)

@@ -7,7 +7,7 @@ import ipaddress
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -290,13 +290,11 @@ def is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-def write_repeatedly(
-    registry: CollectorRegistry, path: Path, *, interval_s: float | None, wait: Callable[[float], object] | None = None
-) -> int:
+def write_repeatedly(registry: CollectorRegistry, path: Path, *, interval_s: float | None) -> int:
     """Replace the complete file at each interval; None: a single time. Raises InvalidInputError."""
     from prometheus_client import generate_latest
 
-    wait = wait or threading.Event().wait
+    wait = threading.Event().wait
     try:
         while True:
             write_file(path, generate_latest(registry))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.context import CliContext
+from ascendrun.cli.context import CliContext, report_unreached
 from ascendrun.cli.options import Target, cli_command, output_option, target_options
 from ascendrun.cli.output import Column, format_table, print_record, sanitise_line
 from ascendrun.text import Text
@@ -60,11 +60,7 @@ def command(
         ctx.screen.close()
     if not print_record(report, output):
         print_report(report)
-    for why in report.unreached.values():
-        ctx.error(why.message, why.hint)
-    if report.unreached:
-        return 5 if len(report.unreached) == len(report.hosts) else 6
-    return 0 if report.is_passed else 3
+    return report_unreached(ctx, report.unreached.values(), len(report.hosts)) or (0 if report.is_passed else 3)
 
 
 def print_report(report: VerifyReport) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
+from ascendrun.cli.output import short_number
 from ascendrun.text import Text
 
 GIB = 1024.0**3
@@ -15,29 +16,14 @@ def number(value: float | None, unit: str = "", *, scale: float = 1.0, digits: i
     return "-" if value is None else f"{value / scale:.{digits}f}{unit}"
 
 
-def percent(value: float | None) -> str:
-    return number(value, "%")
-
-
 def gib(used: float | None, total: float | None) -> str:
     if used is None and total is None:
         return "-"
     return f"{'-' if used is None else f'{used / GIB:.1f}'}/{'-' if total is None else f'{total / GIB:.0f}'}"
 
 
-def short(value: float | None) -> str:
-    """Return 2.314, 15.3k, 1.2M; nan as reported."""
-    if value is None:
-        return "-"
-    if abs(value) >= 10_000:
-        return f"{value / 1e3:.1f}k" if abs(value) < 1e7 else f"{value / 1e6:.1f}M"
-    return f"{value:.4g}"
-
-
-def seconds(value: float | None) -> str:
+def seconds(value: float) -> str:
     """Return a step time with two or three significant digits."""
-    if value is None:
-        return "-"
     return f"{value:.3f}" if value < 0.9995 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
@@ -46,10 +32,8 @@ def relative(ratio: float | None) -> str:
     return "-" if ratio is None else f"{(ratio - 1) * 100:+.0f}%"
 
 
-def memory(value: float | None) -> str:
+def memory(value: float) -> str:
     """Return an amount of memory: 9.1G, 812M."""
-    if value is None:
-        return "-"
     if value < GIB:
         return f"{value / 1024**2:.0f}M"
     return f"{value / GIB:.1f}G" if value < 100 * GIB else f"{value / GIB:.0f}G"
@@ -57,11 +41,13 @@ def memory(value: float | None) -> str:
 
 def describe(value: Any, unit: str) -> str:
     """Return the value of a metric in its unit; "-" for unknown."""
+    if value is None:
+        return "-"
     if isinstance(value, bool):
         return str(LINK_UP if value else LINK_DOWN)
     if isinstance(value, str):
         return value
-    return FORMATS[unit](value) if unit in FORMATS else number(value) if isinstance(value, int) else short(value)
+    return FORMATS[unit](value) if unit in FORMATS else number(value) if isinstance(value, int) else short_number(value)
 
 
 def describe_pair(value: float | None, beside: float | None, unit: str) -> str:
@@ -75,8 +61,8 @@ def describe_pair(value: float | None, beside: float | None, unit: str) -> str:
 
 LINK_UP, LINK_DOWN = Text("top.link-up", "up"), Text("top.link-down", "DOWN")
 FORMATS: Mapping[str, Callable[..., str]] = {
-    "%": percent,
-    "ratio": lambda value: percent(None if value is None else value * 100),
+    "%": lambda value: number(value, "%"),
+    "ratio": lambda value: number(value * 100, "%"),
     "W": lambda value: number(value, "W"),
     "°C": lambda value: number(value, "C"),
     "MHz": number,
