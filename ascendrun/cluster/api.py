@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import ControllerReplacedError, UnreachableError
@@ -188,34 +188,15 @@ class Head:
         with self.client() as client:
             yield from client.stream(request, timeout_s=timeout_s)
 
-    def survey(
-        self,
-        hosts: Sequence[Host],
-        submission: Submission | None,
-        *,
-        device_type: str | None = None,
-        paths: Sequence[str] = (),
-        training: Sequence[str] = (),
-        names: Sequence[str] | None = None,
-        is_full: bool = False,
-        every_pair: bool = False,
-    ) -> CheckContext:
-        """Return what every host reports about itself; with `submission` in the environment of this job."""
+    def survey(self, hosts: Sequence[Host], submission: Submission | None, **choice: Any) -> CheckContext:
+        """Return what every host reports about itself; with `submission` in the environment of this job. `choice`: the
+        other fields of the request Survey."""
         from ascendrun.head.protocol.control_messages import Survey
         from ascendrun.head.survey.survey_reader import read_world
 
-        request = Survey(
-            tuple(hosts),
-            None if submission is None else submission.to_json(),
-            device_type=device_type,
-            paths=tuple(paths),
-            training=tuple(training),
-            names=None if names is None else tuple(names),
-            is_full=is_full,
-            every_pair=every_pair,
-        )
+        request = Survey(tuple(hosts), None if submission is None else submission.to_json(), **choice)
         replies = self.answers(request)
-        return read_world(replies, submission, device_type=device_type, now_s=time.time())
+        return read_world(replies, submission, device_type=request.device_type, now_s=time.time())
 
     def answers(self, request: Survey) -> list[SurveyReply]:
         """Return the raw replies of all hosts of a survey."""

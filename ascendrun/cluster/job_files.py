@@ -101,7 +101,8 @@ class JobFiles(Part):
         engine: str | None = None,
     ) -> tuple[Mapping[str, Any], ...]:
         """Return exactly what `submit` would start now, one plan for each stage. Queries the nodes, starts nothing."""
-        return self._launch_plans(self._submissions(job_file, overrides, hostfile, hosts, exclude, engine))
+        choice = {"overrides": overrides, "engine": engine, "only": hosts, "exclude": exclude}
+        return self._launch_plans(self._submissions(job_file, hostfile, **choice))
 
     def training_plans(
         self,
@@ -115,7 +116,7 @@ class JobFiles(Part):
 
         A start is refused if a plan with the facts of that moment has a fatal problem. Raises InvalidInputError.
         """
-        return self._training_plans(self._submissions(job_file, overrides, hostfile, engine=engine))
+        return self._training_plans(self._submissions(job_file, hostfile, overrides=overrides, engine=engine))
 
     def dry_run(
         self,
@@ -128,27 +129,14 @@ class JobFiles(Part):
         engine: str | None = None,
     ) -> tuple[tuple[Mapping[str, Any], ...], tuple[TrainingPlan, ...]]:
         """Return `plan` and `training_plans` of the same submission, which is made once."""
-        submissions = self._submissions(job_file, overrides, hostfile, hosts, exclude, engine)
+        choice = {"overrides": overrides, "engine": engine, "only": hosts, "exclude": exclude}
+        submissions = self._submissions(job_file, hostfile, **choice)
         return self._launch_plans(submissions), self._training_plans(submissions)
 
-    def _submissions(
-        self,
-        job_file: str | Path,
-        overrides: Sequence[str],
-        hostfile: str | Path | None,
-        hosts: str | None = None,
-        exclude: str | None = None,
-        engine: str | None = None,
-    ) -> tuple[Submission, ...]:
+    def _submissions(self, job_file: str | Path, hostfile: str | Path | None, **choice: Any) -> tuple[Submission, ...]:
+        """`choice`: further arguments of `make_submissions`."""
         submissions = make_submissions(
-            Path(job_file),
-            self._head.settings,
-            overrides=overrides,
-            hostfile=_path(hostfile),
-            engine=engine,
-            key="dry-run",
-            only=hosts,
-            exclude=exclude,
+            Path(job_file), self._head.settings, hostfile=_path(hostfile), key="dry-run", **choice
         )
         if not all(one.hosts for one in submissions):
             raise PreflightError.of(
@@ -173,7 +161,7 @@ class JobFiles(Part):
         for stage, one in zip(stages, placed):
             is_planned = stage.training is not None
             world = (
-                self._head.survey(one.hosts, one, training=stage.paths, names=PROBES)
+                self._head.survey(one.hosts, one, training=tuple(stage.paths), names=PROBES, is_full=False)
                 if is_planned
                 else CheckContext({})
             )

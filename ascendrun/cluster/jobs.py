@@ -15,14 +15,13 @@ from ascendrun.core.jobs.job import TERMINAL, pipeline_status
 from ascendrun.core.reachability import UNKNOWN
 from ascendrun.head.protocol.control_messages import HoldJob, Prune, Remove, Retry, Stop, Submit
 from ascendrun.head.state.state_dir import spool_dir
-from ascendrun.query.views import make_found_views, make_job_detail, make_job_view, make_pipeline_view
+from ascendrun.query.views import find_job, make_found_views, make_job_detail, make_job_view, make_pipeline_view
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ascendrun.cluster.job import Job
-    from ascendrun.core.events import Event
     from ascendrun.core.jobs.job import Job as JobRecord
     from ascendrun.core.pulse import Sight
     from ascendrun.head.protocol.control_messages import PruneReply
@@ -152,10 +151,10 @@ class Jobs(Part):
 
     def detail(self, ref: str) -> JobDetail:
         """Return the details of a job: nodes, ranks, events. Raises NotFoundError."""
-        stored, events = self._find(ref)
+        stored, events = find_job(self._head.state_dir, ref)
         sight = self._sight_of([stored.job])
         if sight is not None and sight.is_new:
-            stored, events = self._find(ref)
+            stored, events = find_job(self._head.state_dir, ref)
         seen = None if sight is None else sight.job(stored.job.id)
         return make_job_detail(stored, self._view(stored, sight), events, seen, self._head.settings)
 
@@ -260,12 +259,6 @@ class Jobs(Part):
     def _newest_first(self, everything: bool) -> Sequence[StoredJob]:
         with self._head.store() as store:
             return (store.jobs.all() if everything else store.jobs.unended())[::-1]
-
-    def _find(self, ref: str) -> tuple[StoredJob, tuple[Event, ...]]:
-        """Return a job with its events. Raises NotFoundError."""
-        with self._head.store() as store:
-            stored = store.jobs.find(ref)
-            return stored, store.events.of(stored.job.id)
 
     def _sight_of(self, jobs: Sequence[JobRecord]) -> Sight | None:
         """Return what is known now; None if all jobs have ended."""

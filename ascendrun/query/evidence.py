@@ -32,7 +32,7 @@ from ascendrun.health.diagnosis.lines.devices import (
     one_per_device,
 )
 from ascendrun.health.diagnosis.lines.launchers import error_lines
-from ascendrun.node.records import event_generations, read_events
+from ascendrun.node.records import read_events
 from ascendrun.query.log_reader import Budget, budget_for, last_arrival_s, read_tail, read_text_lines
 from ascendrun.text import Text
 
@@ -343,7 +343,7 @@ def _seconds(value: Any, default_s: float) -> float:
 
 @dataclass
 class HostRecords:
-    """Records of a host's `events` files, by rank. Times are of the host's clock. `is_there`: a file exists."""
+    """Records of a host's `events` files, by rank. Times are of the host's clock."""
 
     pids: dict[int, int] = field(default_factory=dict)
     local: dict[int, int] = field(default_factory=dict)
@@ -354,12 +354,11 @@ class HostRecords:
     stopped_by: str | None = None
     has_ended: bool = False
     lost: bool = False
-    is_there: bool = False
 
 
 def read_records(folder: Path, host: str) -> HostRecords:
     """Read the records of a host's folder; empty if there are none. Torn and unknown lines are skipped."""
-    found = HostRecords(is_there=bool(event_generations(str(folder))))
+    found = HostRecords()
     for line in read_events(str(folder)):
         event = make_event(host, line)
         if event is not None:

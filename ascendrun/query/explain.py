@@ -22,13 +22,12 @@ from ascendrun.core.jobs.restart import PastAttempt
 from ascendrun.head.spool.artifact_store import evidence_of, read_verdict, write_verdict
 from ascendrun.head.spool.spool_files import StreamFiles, find_streams
 from ascendrun.head.state.state_dir import SPOOL_STACKS, spool_dir
-from ascendrun.head.state.store import Store
 from ascendrun.health.diagnosis import Diagnosis, diagnose, outcome_of, render
 from ascendrun.health.diagnosis.kinds import failure_of, first_of
 from ascendrun.health.diagnosis.outcomes import hang_now
 from ascendrun.health.stacks import Frame, RankStack, Take, find_outliers, fold, read_stack
 from ascendrun.query.evidence import attempt_to_explain, events_of_attempt, read_evidence
-from ascendrun.query.views import JobView, choose_attempt
+from ascendrun.query.views import JobView, choose_attempt, find_job
 from ascendrun.text import Text, to_json
 
 if TYPE_CHECKING:
@@ -96,9 +95,7 @@ def fold_stacks(job: JobView, replies: Sequence[StacksReply], *, rank: int | Non
 def kept_stacks(state_dir: Path, ref: str, *, attempt: int | None = None, rank: int | None = None) -> JobStacks | None:
     """Return the stacks of an attempt that are on the head node: those taken because of a hang, and for ranks without a
     Python stack those that they printed at SIGABRT. `attempt` None: the newest that has any. None: there are none."""
-    with Store.open_for_reading(state_dir) as store:
-        stored = store.jobs.find(ref)
-        events = store.events.of(stored.job.id)
+    stored, events = find_job(state_dir, ref)
     job = stored.job
     numbers = range(job.attempt, 0, -1) if attempt is None else [choose_attempt(job, attempt)]
     for number in numbers:
@@ -187,25 +184,22 @@ def explain_job(
     """Explain a job. `ref`: a job id, name or the start of an id. `attempt` None: the newest with any evidence. `lang`
     None: that of the process. `liveness`: {job id: {host: liveness}} from the controller. `fresh`: diagnose again even
     if the controller stored its diagnosis. Raises NotFoundError, ConflictError, StoreUnusableError."""
-    from ascendrun.query.explain import stored_diagnosis
-
-    with Store.open_for_reading(state_dir) as store:
-        stored = store.jobs.find(ref)
-        events = store.events.of(stored.job.id)
+    stored, events = find_job(state_dir, ref)
     job = stored.job
     number = attempt_to_explain(job) if attempt is None else choose_attempt(job, attempt)
     known = None if fresh else stored_diagnosis(spool_dir(state_dir, job.id, number))
     own = events_of_attempt(events, number)
     kept = kept_stacks(state_dir, job.id, attempt=number) if hang_now(own) is not None else None
     stacks = () if kept is None else kept.groups
-    if known is not None:
-        found = render(replace(known, outcome=outcome_of(own)), lang)
-        return Explanation(job.id, job.name, job.state.value, number, job.attempt, found, job.past, stacks)
-    slow = slow_now(events) if job.state.value == "RUNNING" and number == job.attempt else ()
-    evidence = read_evidence(
-        state_dir, stored, events, attempt=number, now_s=now_s, slow=slow, liveness=(liveness or {}).get(job.id)
-    )
-    found = render(diagnose(evidence), lang)
+    if known is None:
+        slow = slow_now(events) if job.state.value == "RUNNING" and number == job.attempt else ()
+        seen = (liveness or {}).get(job.id)
+        known = diagnose(
+            read_evidence(state_dir, stored, events, attempt=number, now_s=now_s, slow=slow, liveness=seen)
+        )
+    else:
+        known = replace(known, outcome=outcome_of(own))
+    found = render(known, lang)
     return Explanation(job.id, job.name, job.state.value, number, job.attempt, found, job.past, stacks)
 
 
@@ -227,9 +221,7 @@ def judge(state_dir: Path, job_id: str, attempt: int, *, now_s: float) -> dict[s
     """Diagnose an attempt, store the diagnosis and return the values of the input Diagnosed. Raises AscendrunError."""
     folder = spool_dir(state_dir, job_id, attempt)
     basis = evidence_of(folder)
-    with Store.open_for_reading(state_dir) as store:
-        stored = store.jobs.find(job_id)
-        events = store.events.of(job_id)
+    stored, events = find_job(state_dir, job_id)
     evidence = read_evidence(state_dir, stored, events, attempt=attempt, now_s=now_s)
     found = diagnose(evidence)
     write_verdict(folder, basis, to_json(found))

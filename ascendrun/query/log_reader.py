@@ -285,6 +285,9 @@ ERRORS = (
 """Texts in lines of errors. A search for bytes is ten times faster than any pattern."""
 
 
+TOTAL_BYTES = 12 << 20
+
+
 @dataclass(frozen=True)
 class Budget:
     """Limits for each stream. `tail_bytes`: read at its end; `search_bytes`: searched for errors before that."""
@@ -293,9 +296,9 @@ class Budget:
     search_bytes: int = 32 << 20
 
 
-def budget_for(streams: int, *, total_bytes: int = 12 << 20) -> Budget:
+def budget_for(streams: int) -> Budget:
     """Return the limits for this many streams, so that a thousand ranks need no more memory than eight."""
-    share = total_bytes // max(1, streams)
+    share = TOTAL_BYTES // max(1, streams)
     return Budget(tail_bytes=min(1 << 20, max(16 << 10, share)), search_bytes=min(32 << 20, max(1 << 20, 8 * share)))
 
 

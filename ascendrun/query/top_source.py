@@ -188,21 +188,14 @@ class TopReader:
         self._slow_of: dict[str, tuple[float, Mapping[int, Slow]]] = {}
         self._known: dict[tuple[str, int, int], tuple[tuple[int, ...], Progress]] = {}
 
-    def read(
-        self,
-        *,
-        now_s: float,
-        sight: Sight | None = None,
-        window_s: float = WINDOW_S,
-        hosts: Collection[str] | None = None,
-    ) -> TopInputs:
+    def read(self, *, now_s: float, sight: Sight | None = None) -> TopInputs:
         """Read all input. `sight`: what the controller knows, None: nothing.
 
         Raises StoreUnusableError if the store of jobs cannot be read; unreadable samples are not an error.
         """
         newest, samples_error = Newest(), None
         try:
-            newest = newest_samples(self._state_dir, since_s=now_s - window_s, hosts=hosts)
+            newest = newest_samples(self._state_dir, since_s=now_s - WINDOW_S)
         except StoreUnusableError as error:
             samples_error = error.message
         live, over = _read_jobs(self._state_dir, {sample.job for sample in newest.ranks})

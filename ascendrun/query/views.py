@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass
@@ -127,6 +128,15 @@ class JobDetail:
     outputs: str | None = None
     outputs_waiting: tuple[str, ...] = ()
     forked_ranks: tuple[RankView, ...] = ()
+
+
+def find_job(state_dir: Path, ref: str) -> tuple[StoredJob, tuple[Event, ...]]:
+    """Return a job with its events. Raises NotFoundError, StoreUnusableError."""
+    from ascendrun.head.state.store import Store  # with sqlite3, which the help of a command does not need
+
+    with Store.open_for_reading(state_dir) as store:
+        stored = store.jobs.find(ref)
+        return stored, store.events.of(stored.job.id)
 
 
 SLOW_HOSTS = 4

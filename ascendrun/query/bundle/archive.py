@@ -44,7 +44,6 @@ class Piece:
     name: str
     size: int
     read: Read
-    is_log: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def json_piece(name: str, value: object) -> Piece:
     return text_piece(name, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, default=str) + "\n")
 
 
-def file_piece(name: str, paths: Sequence[Path], *, is_log: bool = False) -> Piece:
+def file_piece(name: str, paths: Sequence[Path]) -> Piece:
     """Return a piece of concatenated files: the generations of a rotated file are one text. Raises OSError."""
     facts = [os.lstat(path) for path in paths]
     if not all(stat.S_ISREG(fact.st_mode) for fact in facts):
@@ -113,7 +112,7 @@ def file_piece(name: str, paths: Sequence[Path], *, is_log: bool = False) -> Pie
             offset = max(0, offset - size)
         return b"".join(pieces)
 
-    return Piece(name, sum(sizes), read, is_log)
+    return Piece(name, sum(sizes), read)
 
 
 def water_level(sizes: Iterable[int], budget: int) -> int:

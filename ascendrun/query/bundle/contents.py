@@ -158,7 +158,7 @@ def _attempt_pieces(folder: Path, name: str, *, with_logs: bool, left_out: LeftO
     for base, parts in sorted(groups.items()):
         paths = [path for _, path in sorted(parts)]
         try:
-            yield file_piece(f"{name}/{base}", paths, is_log=base.endswith((".out", ".err")))
+            yield file_piece(f"{name}/{base}", paths)
         except OSError as error:
             left_out.append((f"{name}/{base}", Text("bundle.unreadable", "cannot read: {error}", error=str(error))))
     if arrival_times:

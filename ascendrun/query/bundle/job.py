@@ -20,7 +20,6 @@ from ascendrun.core.records import as_record
 from ascendrun.head.notify.hook import run_hook
 from ascendrun.head.spool.artifact_store import read_artifacts
 from ascendrun.head.spool.spool_files import find_streams
-from ascendrun.head.state.store import Store
 from ascendrun.query.bundle.archive import (
     Contents,
     Piece,
@@ -34,6 +33,7 @@ from ascendrun.query.bundle.contents import LeftOut, Subject, collect, make_reda
 from ascendrun.query.explain import explain_job
 from ascendrun.query.log_reader import StreamReader
 from ascendrun.query.report_reader import read_report
+from ascendrun.query.views import find_job
 from ascendrun.text import Text
 
 
@@ -64,9 +64,8 @@ def bundle_job(
 ) -> Bundle:
     """Make the archive, as `Diagnosis.bundle`. Raises NotFoundError, ConflictError, StoreUnusableError,
     CannotWriteError."""
-    with Store.open_for_reading(state_dir) as store:
-        stored = store.jobs.find(ref)
-        subject = Subject(stored, store.events.of(stored.job.id), state_dir)
+    stored, events = find_job(state_dir, ref)
+    subject = Subject(stored, events, state_dir)
     job = stored.job
     left_out: LeftOut = []
     redactor = make_redactor(subject, environ, notices, left_out)
@@ -251,7 +250,7 @@ def _number(value: float | None) -> str:
 # ---------------------------------------------------------------- the tool
 
 
-def run_parse(tool: str, archive: Path, out: Path, *, nodes: Sequence[str], timeout_s: float = TOOL_S) -> list[Parsed]:
+def run_parse(tool: str, archive: Path, out: Path, *, nodes: Sequence[str]) -> list[Parsed]:
     """Unpack the archive under `out` and have the tool parse the directory of every node into `out`/parsed/<node>.
 
     Raises OSError.
@@ -263,7 +262,7 @@ def run_parse(tool: str, archive: Path, out: Path, *, nodes: Sequence[str], time
         folder, parsed = root / node, out / "parsed" / node
         if folder.is_dir():
             parsed.mkdir(parents=True, exist_ok=True)
-            results.append(_run(tool, node, folder, parsed, timeout_s))
+            results.append(_run(tool, node, folder, parsed))
     return results
 
 
@@ -283,10 +282,10 @@ def _unpack(archive: Path, out: Path) -> str:
     return root
 
 
-def _run(tool: str, node: str, folder: Path, parsed: Path, timeout_s: float) -> Parsed:
+def _run(tool: str, node: str, folder: Path, parsed: Path) -> Parsed:
     try:
         end = run_hook(
-            [tool, "parse", "-i", str(folder), "-o", str(parsed)], stdin=b"", env=os.environ, timeout_s=timeout_s
+            [tool, "parse", "-i", str(folder), "-o", str(parsed)], stdin=b"", env=os.environ, timeout_s=TOOL_S
         )
     except OSError as error:
         return Parsed(node, None, Text("bundle.tool-failed", "cannot run the tool: {reason}", reason=str(error)))
