@@ -24,6 +24,7 @@ from ascendrun.head.protocol.control_messages import ControllerStatus, FetchRepl
 from ascendrun.head.protocol.control_socket import Answer, ControlServer
 from ascendrun.head.protocol.messages import Done
 from ascendrun.head.state.store import Store
+from tests.lib.demo_jobs import insert_job
 from tests.lib.story_cluster import Desk, StoryJob, end, make_job, run, says
 
 PIPELINE = "j-0001"
@@ -32,16 +33,9 @@ PIPELINE = "j-0001"
 def insert_stages(state_dir: Path, *states: State, **more: Any) -> None:
     """Store a pipeline of the stages prepare and train in these states."""
     store = Store.open(state_dir)
-    with store.writing() as db:
-        for number, (stage, state) in enumerate(zip(("prepare", "train"), states), start=1):
-            times = {"grace_s": 1, "start_s": 1, "created_at_s": 1.0}
-            record = Record(id=f"{PIPELINE}-{number}", name=f"pipe.{stage}", run="r", hosts=("a",), **times, **more)
-            record = replace(record, state=state, pipeline=PIPELINE, stage=stage)
-
-            def make(row: int, head_id: str, record: Record = record) -> Record:
-                return record
-
-            store.jobs.insert(db, key=stage, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=1.0)
+    for number, (stage, state) in enumerate(zip(("prepare", "train"), states), start=1):
+        own = {"name": f"pipe.{stage}", "pipeline": PIPELINE, "stage": stage, "hosts": ("a",)}
+        insert_job(store, id=f"{PIPELINE}-{number}", state=state, **own, **more)
     store.close()
 
 

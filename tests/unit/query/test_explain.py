@@ -14,11 +14,12 @@ import pytest
 
 from ascendrun.cluster import Cluster
 from ascendrun.core.events import Event
-from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.jobs.job import State
 from ascendrun.head.loop.hang import keep_stacks
 from ascendrun.head.state.state_dir import SPOOL_STACKS, spool_dir
 from ascendrun.head.state.store import Store
 from ascendrun.query.explain import JobStacks, explain_job, kept_stacks
+from tests.lib.demo_jobs import store_job
 
 WAITS = json.dumps(
     [{"thread_name": "MainThread", "frames": [{"filename": "/t/torch/distributed/c10d.py", "name": "all_reduce"}]}]
@@ -31,15 +32,11 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.state_dir = folder / "state"
         store = Store.open(self.state_dir)
-        made = store.jobs.add(key="k", make_job=self._job, spec={"name": "j"}, hosts=[], trees=[], file=None, now_s=1.0)
+        made = store_job(store, spec={"name": "j"}, name="j")
         self.job = replace(made, state=State.FAILED, attempt=2)
         hang = Event("hang", {"finding": "stuck"}, ("b",), (1,), attempt=1, at_s=5.0)
         store.jobs.save(self.job, [hang], now_s=2.0)
         store.close()
-
-    @staticmethod
-    def _job(job_id: str, head_id: str) -> Job:
-        return Job(job_id, "j", f"{head_id}-{job_id}", ("a", "b"), 1.0, 1.0, 1.0)
 
     def folder(self, host: str, attempt: int = 1) -> Path:
         return spool_dir(self.state_dir, self.job.id, attempt) / host

@@ -17,6 +17,7 @@ from ascendrun.core.jobs.restart import PastAttempt
 from ascendrun.head.state.store import Store
 from ascendrun.health.forecast import History
 from ascendrun.query.history import read_losses
+from tests.lib.demo_jobs import store_job
 from tests.lib.story_cluster import Desk
 
 HOUR_S = 3600.0
@@ -25,17 +26,8 @@ NPU_8 = {"devices": {"type": "npu", "per_node": 8}}
 
 def add(store: Store, name: str, spec: dict[str, Any], moves: list[tuple[float, str]], **changes: Any) -> Job:
     """Store a job with its changes of state (hours since 0, state); it was submitted at 0."""
-    job = store.jobs.add(
-        key=name,
-        spec=spec,
-        hosts=[],
-        trees=[],
-        file=None,
-        now_s=0.0,
-        make_job=lambda i, h: Job(
-            i, name, f"{h}-{i}", ("a", "b"), 1, 1, 0.0, request=Request(2), user=changes.get("user")
-        ),
-    )
+    values = {"created_at_s": 0.0, "request": Request(2), "user": changes.get("user")}
+    job = store_job(store, name, spec=spec, now_s=0.0, name=name, **values)
     for at_h, state in moves:
         job = replace(job, state=State(state))
         store.jobs.save(job, [Event("state-changed", {"state": state}, at_s=at_h * HOUR_S)], now_s=at_h * HOUR_S)

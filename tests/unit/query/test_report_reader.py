@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ascendrun.cli.commands.report import describe_report
 from ascendrun.cli.report.page import list_tiles, make_page
 from ascendrun.core.errors import NotFoundError
 from ascendrun.core.events import Event
-from ascendrun.core.jobs.job import Job, NodeProgress, State
+from ascendrun.core.jobs.job import NodeProgress, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.core.samples import DeviceSample, RankSample
 from ascendrun.head.spool.metrics_reader import find_metrics, read_first_rank
@@ -22,6 +23,7 @@ from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.store import Store
 from ascendrun.health.report.data import Fewer, Report
 from ascendrun.query.report_reader import read_report
+from tests.lib.demo_jobs import insert_job, store_job
 
 BEGAN_S = 1_790_000_000.0
 STORY = [
@@ -43,42 +45,15 @@ STORY = [
 def make_state(state_dir: Path) -> None:
     """A job of two attempts on two hosts, of which the first failed after 40 of its 50 steps were saved."""
     store = Store.open(state_dir)
-
-    def make(job_id: str, head_id: str) -> Job:
-        return Job(id=job_id, name="two", run="r", hosts=("a", "b"), grace_s=1, start_s=1, created_at_s=BEGAN_S)
-
-    job = store.jobs.add(
-        key="k",
-        make_job=make,
-        spec={"devices": {"family": "npu", "per_node": 1}},
-        hosts=[],
-        trees=[],
-        file="two.yaml",
-        now_s=BEGAN_S,
-    )
+    spec = {"devices": {"family": "npu", "per_node": 1}}
+    job = store_job(store, spec=spec, file="two.yaml", now_s=BEGAN_S, name="two", created_at_s=BEGAN_S)
     for after_s, text in STORY:
         state, _, reason = text.partition(": ")
         values = {"state": state, "reason": because("rejected", why=reason)}
         store.jobs.save(job, [Event("state-changed", values, at_s=BEGAN_S + after_s)], now_s=BEGAN_S + after_s)
     nodes = tuple(NodeProgress(host=host, node_rank=k, ranks=(k,)) for k, host in enumerate("ab"))
-    store.jobs.save(
-        Job(
-            id=job.id,
-            name="two",
-            run="r",
-            hosts=("a", "b"),
-            grace_s=1,
-            start_s=1,
-            created_at_s=BEGAN_S,
-            state=State.SUCCEEDED,
-            attempt=2,
-            ended_at_s=BEGAN_S + 130.0,
-            world_size=2,
-            nodes=nodes,
-        ),
-        [],
-        now_s=BEGAN_S + 130.0,
-    )
+    ended = replace(job, state=State.SUCCEEDED, attempt=2, ended_at_s=BEGAN_S + 130.0, world_size=2, nodes=nodes)
+    store.jobs.save(ended, [], now_s=BEGAN_S + 130.0)
     store.close()
     write(
         state_dir,
@@ -144,14 +119,10 @@ def test_a_report_compares_with_the_plan_and_with_the_same_training_on_fewer_ran
     store = Store.open(tmp_path)
     for name, ranks, speed in (("one", 1, 100.0), ("other", 1, 7.0), ("four", 4, 300.0)):
         batch = {"global_batch_size": 8 * ranks, "hidden_size": 8 if name == "other" else 64}
-
-        def make(job_id: str, head_id: str, name: str = name, ranks: int = ranks) -> Job:
-            times = {"created_at_s": BEGAN_S, "ended_at_s": BEGAN_S + 60}
-            own = {"grace_s": 1, "start_s": 1, "state": State.SUCCEEDED, "attempt": 1, "world_size": ranks}
-            return Job(id=job_id, name=name, run="r", hosts=("a",), **times, **own)
-
         spec = {"program": "trajectory", "args": batch, "devices": {"type": "cpu"}}
-        job = store.jobs.add(key=name, make_job=make, spec=spec, hosts=[], trees=[], file=None, now_s=BEGAN_S)
+        times = {"created_at_s": BEGAN_S, "ended_at_s": BEGAN_S + 60}
+        own = {"state": State.SUCCEEDED, "attempt": 1, "world_size": ranks, "hosts": ("a",)}
+        job = store_job(store, name, spec=spec, now_s=BEGAN_S, name=name, **times, **own)
         line = {"step": 1, "at_s": BEGAN_S + 9, "step_s": 1.0, "tokens_per_s": speed, "samples_per_s": 9.0, "mfu": 0.4}
         folder = tmp_path / "jobs" / job.id / "attempt-1" / "a"
         folder.mkdir(parents=True)
@@ -211,16 +182,10 @@ def test_of_a_pipeline_time_and_cost_are_those_of_all_stages(tmp_path: Path) -> 
     """A stage waits in the queue while the one before it runs: no stage runs for 20 s of 200."""
     store = Store.open(tmp_path)
     for job_id, stage, since_s, until_s in (("j-0001-1", "base", 10.0, 100.0), ("j-0001-2", "sft", 110.0, 200.0)):
-
-        def make(number: int, head_id: str, stage: str = stage, job_id: str = job_id, until_s: float = until_s) -> Job:
-            own: dict[str, Any] = {"pipeline": "j-0001", "stage": stage, "state": State.SUCCEEDED, "world_size": 1}
-            times = {"created_at_s": BEGAN_S, "ended_at_s": BEGAN_S + until_s}
-            return Job(id=job_id, name=f"chat.{stage}", run="r", hosts=("a",), grace_s=1, start_s=1, **own, **times)
-
+        own = {"name": f"chat.{stage}", "pipeline": "j-0001", "stage": stage, "hosts": ("a",)}
+        times = {"created_at_s": BEGAN_S, "ended_at_s": BEGAN_S + until_s}
         spec = {"devices": {"type": "npu", "per_node": 4}}
-        with store.writing() as db:
-            store.jobs.insert(db, key=job_id, make_job=make, spec=spec, hosts=[], trees=[], file=None, now_s=BEGAN_S)
-        job = store.jobs.find(job_id).job
+        job = insert_job(store, spec=spec, id=job_id, state=State.SUCCEEDED, world_size=1, **own, **times)
         for at_s, state in ((BEGAN_S + since_s, "RUNNING"), (BEGAN_S + until_s, "SUCCEEDED")):
             moved = Event("state-changed", {"state": state, "reason": because("rejected", why="x")}, at_s=at_s)
             store.jobs.save(job, [moved], now_s=at_s)
@@ -240,26 +205,9 @@ def test_of_a_pipeline_the_scores_of_every_stage_are_read_and_of_one_stage_only_
         ("evaluate", "j-0001-2", State.FAILED),
         ("evaluate", "j-0001-3", State.SUCCEEDED),
     ):
-
-        def make(number: int, head_id: str, stage: str = stage, job_id: str = job_id, state: State = state) -> Job:
-            return Job(
-                id=job_id,
-                name=f"chat.{stage}",
-                run="r",
-                hosts=("a",),
-                grace_s=1,
-                start_s=1,
-                created_at_s=BEGAN_S,
-                pipeline="j-0001",
-                stage=stage,
-                state=state,
-                attempt=1,
-                ended_at_s=BEGAN_S + 100.0,
-                world_size=1,
-            )
-
-        with store.writing() as db:
-            store.jobs.insert(db, key=job_id, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=BEGAN_S)
+        own = {"name": f"chat.{stage}", "pipeline": "j-0001", "stage": stage, "hosts": ("a",)}
+        times = {"created_at_s": BEGAN_S, "ended_at_s": BEGAN_S + 100.0}
+        insert_job(store, id=job_id, state=state, attempt=1, world_size=1, **own, **times)
     start = {"event": "start", "world_size": 2, "tokens_per_step": 600, "flops_per_step": 4e11, "peak_flops": 1e12}
     steps = [{"step": step, "loss": 3.0 - step, "step_s": 0.5} for step in (1, 2)]
     lines = [start, *steps, {"step": 2, "eval_loss": 1.5}, {"done": True, "final_loss": 1.25}]

@@ -18,6 +18,7 @@ from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.head.state.store import Store
+from tests.lib.demo_jobs import store_job
 from tests.lib.story_cluster import Desk, end, run
 
 
@@ -28,20 +29,7 @@ class Writer:
         self.store = Store.open(state_dir)
 
     def submit(self, name: str) -> Job:
-        hosts = ("n1", "n2", "n3")
-
-        def make(job_id: str, head_id: str) -> Job:
-            return Job(id=job_id, name=name, run="r", hosts=hosts, grace_s=1, start_s=1, created_at_s=1.0)
-
-        return self.store.jobs.add(
-            key=name,
-            make_job=make,
-            spec={},
-            hosts=[{"name": host} for host in hosts],
-            trees=[],
-            file=None,
-            now_s=time.time(),
-        )
+        return store_job(self.store, name, now_s=time.time(), name=name, hosts=("n1", "n2", "n3"))
 
     def add(self, job: Job, *events: Event) -> None:
         self.store.jobs.save(job, [replace(event, at_s=time.time()) for event in events], now_s=time.time())

@@ -9,20 +9,14 @@ import pytest
 
 from ascendrun.core.jobs.job import Job
 from ascendrun.head.state.store import Store
-from tests.lib.demo_jobs import add_job
+from tests.lib.demo_jobs import store_job
 from tests.lib.story_cluster import Desk
 
 
 @pytest.fixture
 def job(desk: Desk) -> Job:
-    store = Store.open(desk.folder / "state")
-
-    def make(job_id: str, head_id: str) -> Job:
-        return Job(id=job_id, name="demo", run="r", hosts=("n1",), grace_s=1, start_s=1, created_at_s=1.0)
-
-    job = add_job(store, "k", make, spec={"env": {"API_KEY": "q1w2e3r4t5"}}, hosts=[{"name": "n1"}], now_s=time.time())
-    store.close()
-    return job
+    with Store.open(desk.folder / "state") as store:
+        return store_job(store, spec={"env": {"API_KEY": "q1w2e3r4t5"}}, now_s=time.time(), hosts=("n1",))
 
 
 def test_the_list_comes_first_and_the_same_list_after(desk: Desk, job: Job) -> None:

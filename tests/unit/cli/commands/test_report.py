@@ -13,11 +13,11 @@ import pytest
 from ascendrun.cli import main
 from ascendrun.cli.report import page
 from ascendrun.core.events import Event
-from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.head.state.store import Store
 from ascendrun.health.report.data import make_report
-from tests.lib.demo_jobs import add_job, demo_job
+from tests.lib.demo_jobs import store_job
 from tests.lib.report_stories import hostile, month, short
 from tests.lib.story_cluster import Run
 
@@ -33,13 +33,8 @@ def changed(state: str, at_s: float) -> Event:
 def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Iterator[Say]:
     """A command line in tmp_path over a store with one job that ran for 20 seconds."""
     store = Store.open(tmp_path / "state")
-
-    def make(job_id: str, head_id: str) -> Job:
-        return demo_job(
-            id=job_id, name=NAME, created_at_s=1000.0, state=State.SUCCEEDED, ended_at_s=1020.0, world_size=2
-        )
-
-    job = add_job(store, "k", make, spec={"devices": {"type": "cpu"}}, now_s=1000.0)
+    values = {"name": NAME, "created_at_s": 1000.0, "ended_at_s": 1020.0, "state": State.SUCCEEDED, "world_size": 2}
+    job = store_job(store, spec={"devices": {"type": "cpu"}}, now_s=1000.0, **values)
     store.jobs.save(
         job, [changed(state, 1005.0) for state in ("CHECKING", "STAGING", "STARTING", "RUNNING")], now_s=1005.0
     )

@@ -15,7 +15,7 @@ import pytest
 from ascendrun.cluster import Cluster
 from ascendrun.core.errors import NotFoundError
 from ascendrun.core.events import Event
-from ascendrun.core.jobs.job import Exit, Job, NodeProgress, Phase, State
+from ascendrun.core.jobs.job import Exit, NodeProgress, Phase, State
 from ascendrun.core.jobs.reasons import FirstFailure, because
 from ascendrun.core.notices import NoticeSettings, Target
 from ascendrun.core.samples import DeviceSample
@@ -23,7 +23,7 @@ from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.store import Store
 from ascendrun.query.bundle.archive import CannotWriteError
 from ascendrun.query.bundle.job import Bundle, as_commands, bundle_job
-from tests.lib.demo_jobs import add_job
+from tests.lib.demo_jobs import store_job
 
 PLANTED = {
     "env-from": "Pl4nted-env-from-value",
@@ -50,7 +50,13 @@ class World:
             "command": ["x", "--token", PLANTED["spec"]],
         }
         store = Store.open(self.state_dir)
-        self.job = add_job(store, "k", self._job, spec=self.spec, hosts=[{"name": "a"}, {"name": "b"}], now_s=1000.0)
+        nodes = tuple(
+            NodeProgress(host, k, Phase.ENDED, (k,), exits={k: Exit(k, None, 1, False)}) for k, host in enumerate("ab")
+        )
+        failure = FirstFailure(because("rank-exited", ["b"], [1], code=1))
+        times = {"created_at_s": 1000.0, "started_at_s": 1100.0, "ended_at_s": 2000.0}
+        values = {**times, "name": "qwen", "state": State.FAILED, "nodes": nodes, "world_size": 2}
+        self.job = store_job(store, spec=self.spec, now_s=1000.0, **values, first_failure=failure)
         said = Event("preflight-warning", {"warning": f"said {PLANTED['env-from']}"}, at_s=2000.0)
         failed = Event(
             "state-changed", {"state": "FAILED", "reason": because("rejected", why="rank 1 on b")}, at_s=2000.0
@@ -60,27 +66,6 @@ class World:
         for host, rank in (("a", 0), ("b", 1)):
             self._spool(host, rank)
         (self.state_dir / "controller.log").write_text(f"Traceback: {PLANTED['own']}\n")
-
-    @staticmethod
-    def _job(job_id: str, head_id: str) -> Job:
-        nodes = tuple(
-            NodeProgress(host, k, Phase.ENDED, (k,), exits={k: Exit(k, None, 1, False)}) for k, host in enumerate("ab")
-        )
-        return Job(
-            id=job_id,
-            name="qwen",
-            run=f"{head_id}-{job_id}",
-            hosts=("a", "b"),
-            grace_s=1,
-            start_s=1,
-            created_at_s=1000.0,
-            started_at_s=1100.0,
-            ended_at_s=2000.0,
-            state=State.FAILED,
-            nodes=nodes,
-            world_size=2,
-            first_failure=FirstFailure(because("rank-exited", ["b"], [1], code=1)),
-        )
 
     def _spool(self, host: str, rank: int) -> None:
         folder = self.state_dir / "jobs" / self.job.id / "attempt-1" / host
@@ -117,28 +102,12 @@ class World:
         }
         (gathered / "index.json").write_text(json.dumps(index))
 
-    def bundle(
-        self,
-        *,
-        layout: str = "ascendrun",
-        with_logs: bool = True,
-        is_dry: bool = False,
-        path: Path | None = None,
-        max_bytes: int = 100 << 20,
-    ) -> Bundle:
+    def bundle(self, *, path: Path | None = None, **choice: Any) -> Bundle:
         notices = NoticeSettings((Target(name="t", type="generic", url=PLANTED["webhook"]),))
         environ = {"MY_TOKEN": PLANTED["own"], "HOME": "/root", "SHELL_KEY": "short"}
-        return bundle_job(
-            self.state_dir,
-            "qwen",
-            path or self.folder / "out.tar.gz",
-            layout=layout,
-            with_logs=with_logs,
-            max_bytes=max_bytes,
-            is_dry=is_dry,
-            notices=notices,
-            environ=environ,
-        )
+        usual = {"layout": "ascendrun", "with_logs": True, "is_dry": False, "max_bytes": 100 << 20}
+        path = path or self.folder / "out.tar.gz"
+        return bundle_job(self.state_dir, "qwen", path, notices=notices, environ=environ, **{**usual, **choice})
 
     def files(self, path: Path | None = None) -> dict[str, bytes]:
         found = {}
