@@ -17,7 +17,7 @@ from ascendrun.core.logs.log_view import LogView
 from ascendrun.core.rank_env import forks_ranks
 from ascendrun.core.records import format_rfc3339
 from ascendrun.text import Text
-from ascendrun.text.format import fold_hosts, format_bytes
+from ascendrun.text.format import fold_hosts, format_bytes, grouped
 
 if TYPE_CHECKING:
     from ascendrun.cluster import AttemptFiles, Cluster, FetchReply, JobDetail, JobView, LogGap
@@ -176,11 +176,7 @@ def _watch(screen: Screen, replies: Iterable[FetchReply], text: Callable[..., Te
 
 def missing_texts(replies: Iterable[FetchReply]) -> Iterator[Text]:
     """Return one message for the hosts on which the same patterns match no file."""
-    hosts: dict[tuple[str, ...], list[str]] = {}
-    for reply in replies:
-        if reply.missing:
-            hosts.setdefault(reply.missing, []).append(reply.host)
-    for patterns, names in hosts.items():
+    for patterns, names in grouped((reply.missing, reply.host) for reply in replies if reply.missing).items():
         values = {"hosts": tuple(sorted(names)), "patterns": list(patterns)}
         yield Text("outputs.missing", "{hosts:hosts}: no file matches {patterns}", **values)
 
@@ -345,10 +341,10 @@ def print_files(ctx: CliContext, found: AttemptFiles, output: str | None) -> Non
         ]
         out.print_rows(found.files, columns, output, name="files", kind=LogFile, is_cut=False)
     if found.files and found.hccl_settings and output in out.PEOPLE:
-        alike: dict[tuple[str, str, str], list[str]] = {}
-        for host, setting in found.hccl_settings:
-            value = "" if setting.value is None else setting.value + setting.unit
-            alike.setdefault((setting.name, value, setting.origin), []).append(host)
+        alike = grouped(
+            ((setting.name, "" if setting.value is None else setting.value + setting.unit, setting.origin), host)
+            for host, setting in found.hccl_settings
+        )
         table = out.format_table(
             [(*key, fold_hosts(hosts)) for key, hosts in sorted(alike.items())],
             [

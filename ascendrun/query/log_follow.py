@@ -23,6 +23,7 @@ from ascendrun.head.state.store import Store
 from ascendrun.query.log_reader import StreamReader, batch_lines_for
 from ascendrun.query.views import JobDetail, JobView
 from ascendrun.text import Text
+from ascendrun.text.format import grouped
 
 NEW_STREAMS_POLL_S = (0.05, 0.5)
 POLL_CPU_FRACTION = 0.02
@@ -318,11 +319,8 @@ def _ranks_of(detail: JobDetail, view: LogView) -> dict[str, Collection[int]]:
 
 
 def _report_problems(found: Sequence[HostHits], warn: Callable[[Text], None]) -> None:
-    by_problem: dict[str, list[str]] = {}
-    for one in found:
-        if one.problem is not None:
-            by_problem.setdefault(str(one.problem), []).append(one.host)
-    for problem, hosts in by_problem.items():
+    problems = grouped((str(one.problem), one.host) for one in found if one.problem is not None)
+    for problem, hosts in problems.items():
         warn(
             Text(
                 "cli.grep-incomplete",

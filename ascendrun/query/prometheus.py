@@ -23,6 +23,7 @@ from ascendrun.core.reachability import UNKNOWN
 from ascendrun.core.samples import DETAIL_NAMES, DeviceDetail, DeviceSample, HostSample, RankSample
 from ascendrun.health.top.join import STALE_S
 from ascendrun.health.top.view import HostRow, Progress, TopRow, TopView
+from ascendrun.text.format import grouped
 
 Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 MIB = 1024.0**2
@@ -152,9 +153,7 @@ def make_families(view: TopView, *, states: Mapping[str, int], details: Sequence
     ranks = [row for row in view.rows if row.rank is not None]
     detail_of = {(one.host, one.device): one for one in details if view.at_s - one.at_s <= STALE_S}
     known = [(_npu_labels(row, detail_of), row) for row in npus]
-    by_host: dict[str, list[TopRow]] = {}
-    for row in npus:
-        by_host.setdefault(row.host, []).append(row)
+    by_host = grouped((row.host, row) for row in npus)
     jobs, fresh = [row.job for row in view.jobs], [host for host in view.hosts if _is_fresh(host)]
     known_hosts = [host for host in view.hosts if host.liveness in LIVENESS]
     families = [

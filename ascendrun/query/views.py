@@ -18,6 +18,7 @@ from ascendrun.core.reachability import UNKNOWN
 from ascendrun.core.settings import Settings, local_root
 from ascendrun.head.state.job_files import outputs_dir, read_waiting
 from ascendrun.text import Text
+from ascendrun.text.format import grouped
 
 if TYPE_CHECKING:
     from ascendrun.core.pulse import JobSight
@@ -241,11 +242,7 @@ FOUND = "FOUND"
 
 def make_found_views(machines: Sequence[Machine]) -> tuple[JobView, ...]:
     """Make a view of each found attempt, with its job's id and its tag as name; the newest first."""
-    holds: dict[str, list[Hold]] = {}
-    for machine in machines:
-        for hold in machine.holds:
-            if hold.is_found:
-                holds.setdefault(hold.tag, []).append(hold)
+    holds = grouped((hold.tag, hold) for machine in machines for hold in machine.holds if hold.is_found)
     views = [
         JobView(
             id=found[0].job,

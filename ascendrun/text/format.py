@@ -6,8 +6,10 @@ import re
 import time
 import unicodedata
 from collections.abc import Iterable, Mapping
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
+K = TypeVar("K")
+V = TypeVar("V")
 UNKNOWN = {"zh": "未知"}
 SEPARATOR = {"zh": "、"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -28,6 +30,14 @@ def fold_hosts(hosts: Iterable[str]) -> str:
         return str(NodeSet.fromlist(given, resolver=RESOLVER_NOGROUP))
     except ImportError:  # on a node
         return ",".join(given)
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return the values of each key, such as the hosts with one message, in their order."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def fold_numbers(numbers: int | Iterable[int]) -> str:

@@ -13,7 +13,7 @@ from ascendrun.cli.options import DURATIONS, cli_command, hostfile_option, hosts
 from ascendrun.cli.output import PEOPLE, format_many, sanitise
 from ascendrun.cluster import ExecResult
 from ascendrun.text import Text
-from ascendrun.text.format import fold_hosts
+from ascendrun.text.format import fold_hosts, grouped
 
 RULE = "-" * 15
 
@@ -69,10 +69,7 @@ def _print_folded(results: Sequence[ExecResult]) -> None:
         (sys.stdout, [(one.stdout, one.host) for one in results]),
         (sys.stderr, [(one.stderr, one.host) for one in results]),
     ):
-        groups: dict[bytes, list[str]] = {}
-        for text, host in outputs:
-            if text:
-                groups.setdefault(text, []).append(host)
+        groups = grouped(output for output in outputs if output[0])
         for text, names in sorted(groups.items(), key=lambda group: -len(group[1])):
             count = f" ({len(names)})" if len(names) > 1 else ""
             kind = " stderr" if stream is sys.stderr else ""

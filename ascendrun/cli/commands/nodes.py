@@ -17,7 +17,7 @@ from ascendrun.core.errors import AscendrunError
 from ascendrun.core.findings import Severity
 from ascendrun.core.hosts import Host
 from ascendrun.text import Text
-from ascendrun.text.format import fold_hosts, format_clock
+from ascendrun.text.format import fold_hosts, format_clock, grouped
 
 TIMEOUT_S = 90.0
 
@@ -214,10 +214,6 @@ def _print_unreached(ctx: CliContext, rows: Sequence[HostStatus]) -> int:
     missed = [row for row in rows if not row.reachable]
     if not missed:
         return 0
-    hints: dict[str, list[str]] = {}
-    for row in missed:
-        if row.hint:
-            hints.setdefault(str(row.hint), []).append(row.host)
     message = Text(
         "nodes.unreachable",
         "{count} of {total} hosts unreachable: {hosts:hosts}",
@@ -226,7 +222,7 @@ def _print_unreached(ctx: CliContext, rows: Sequence[HostStatus]) -> int:
         hosts=tuple(row.host for row in missed),
     )
     ctx.error(message)
-    for hint, names in hints.items():
+    for hint, names in grouped((str(row.hint), row.host) for row in missed if row.hint).items():
         ctx.hint(labelled(fold_hosts(names), hint))
     return 6
 

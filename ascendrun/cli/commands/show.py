@@ -16,7 +16,7 @@ from ascendrun.cli.outcome import first_failure_line
 from ascendrun.cluster import JobDetail, JobView, RankView
 from ascendrun.core.rank_env import forks_ranks
 from ascendrun.text import Text
-from ascendrun.text.format import fold_hosts, fold_numbers
+from ascendrun.text.format import fold_hosts, fold_numbers, grouped
 
 
 @cli_command("show")
@@ -103,9 +103,7 @@ def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None
 
 def _directories(by_host: Mapping[str, str]) -> str:
     """Return each directory once, after its hosts, in the form of scp arguments."""
-    hosts: dict[str, list[str]] = {}
-    for host, path in by_host.items():
-        hosts.setdefault(path, []).append(host)
+    hosts = grouped((path, host) for host, path in by_host.items())
     return ", ".join(f"{fold_hosts(names)}:{path}" for path, names in hosts.items())
 
 
@@ -190,10 +188,7 @@ def _describe_alike(ranks: Sequence[RankView], *, wide: bool) -> str:
     shown = [
         rank for rank in ranks if wide or rank.exit_code or rank.signal is not None or rank.hung_at_exit or rank.stopped
     ]
-    alike: dict[str, list[int]] = {}
-    for rank in ranks:
-        if rank not in shown:
-            alike.setdefault(describe_rank(rank), []).append(rank.rank)
+    alike = grouped((describe_rank(rank), rank.rank) for rank in ranks if rank not in shown)
     lines = [
         str(Text("show.ranks-alike", "ranks {ranks:ranks}: {status}", ranks=ranks, status=status)) + "\n"
         for status, ranks in alike.items()

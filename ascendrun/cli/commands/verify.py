@@ -13,10 +13,10 @@ from ascendrun.cli.context import CliContext, report_unreached
 from ascendrun.cli.options import Target, cli_command, output_option, target_options
 from ascendrun.cli.output import Column, format_table, print_record, sanitise_line
 from ascendrun.text import Text
-from ascendrun.text.format import fold_hosts
+from ascendrun.text.format import fold_hosts, grouped
 
 if TYPE_CHECKING:
-    from ascendrun.health.verify import Outcome, Reading, VerifyReport
+    from ascendrun.health.verify import VerifyReport
 
 
 @cli_command("verify")
@@ -74,10 +74,11 @@ def print_report(report: VerifyReport) -> None:
         for outcome in Outcome
     ]
     sys.stdout.write(format_table(kinds, columns))
-    odd: dict[tuple[Outcome, str, tuple[str, ...]], list[Reading]] = {}
-    for one in report.readings:
-        if one.outcome is not Outcome.READ:
-            odd.setdefault((one.outcome, one.kind if one.kind != "probe" else one.label, one.lines[:1]), []).append(one)
+    odd = grouped(
+        ((one.outcome, one.kind if one.kind != "probe" else one.label, one.lines[:1]), one)
+        for one in report.readings
+        if one.outcome is not Outcome.READ
+    )
     for (outcome, what, lines), found in odd.items():
         shown = "".join(f" | {sanitise_line(line)[:100]}" for line in lines)
         print(f"{outcome.value:<11} {fold_hosts([one.host for one in found])}: {what} ({len(found)}){shown}")

@@ -15,7 +15,7 @@ from ascendrun.cli.top.columns import HOST_COLUMNS, JOB_COLUMNS, ROW_COLUMNS, Li
 from ascendrun.core.errors import AscendrunError
 from ascendrun.health.top import view as model
 from ascendrun.text import Text
-from ascendrun.text.format import fold_hosts
+from ascendrun.text.format import fold_hosts, grouped
 
 if TYPE_CHECKING:
     from ascendrun.cluster import TopSource
@@ -161,10 +161,7 @@ def _table(
 
 def _without_data(hosts: Sequence[model.HostRow]) -> list[str]:
     """Return hosts without data; hosts with the same reason share a line."""
-    reasons: dict[str, list[str]] = {}
-    for host in hosts:
-        if host.why is not None:
-            reasons.setdefault(why_no_data(host), []).append(host.host)
+    reasons = grouped((why_no_data(host), host.host) for host in hosts if host.why is not None)
     if not reasons:
         return []
     header = str(Text("top.without-data", "without data:"))

@@ -35,6 +35,7 @@ from ascendrun.query.log_reader import StreamReader
 from ascendrun.query.report_reader import read_report
 from ascendrun.query.views import find_job
 from ascendrun.text import Text
+from ascendrun.text.format import grouped
 
 
 @dataclass(frozen=True)
@@ -227,10 +228,8 @@ def as_commands(text: str, *, is_port: bool) -> str:
 
 
 def _device_tables(subject: Subject, left_out: LeftOut) -> Iterator[Piece]:
-    by_device: dict[tuple[str, int], list[Any]] = {}
-    for sample in read_samples(subject, left_out).get("devices", ()):
-        if sample.device_type == "npu":
-            by_device.setdefault((sample.host, sample.device), []).append(sample)
+    measured_by = read_samples(subject, left_out).get("devices", ())
+    by_device = grouped(((one.host, one.device), one) for one in measured_by if one.device_type == "npu")
     for (host, device), samples in sorted(by_device.items()):
         rows = ["time,dev_id,hbm_rate,aicore_rate,rated_freq,freq,temp,power"]
         for sample in samples:
