@@ -93,9 +93,6 @@ def test_groff_accepts_the_man_pages(tmp_path: Path) -> None:
     assert (run.returncode, run.stderr) == (0, "")
 
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
 def test_every_claim_has_a_test() -> None:
     page = (ROOT / "SECURITY.md").read_text()
     rows = re.findall(r"^\| ([A-Z].*) \| (.+) \|$", page, re.M)
@@ -105,8 +102,7 @@ def test_every_claim_has_a_test() -> None:
     assert not missing, missing
 
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-PAGE = (CHECKOUT / "docs" / "coverage.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8")
 ROWS = {
     "S0": (range(1, 59), range(1, 10)),
     "S1": (range(1, 39), (1, 2, 3, 5, 6, 7)),
@@ -118,14 +114,8 @@ ROWS = {
 }
 """By guide: the numbers of its rows and of its bugs. C: of CodonTransformer itself."""
 FOLDERS = (
-    "tests",
-    "docs",
-    "jobs",
-    "bin",
-    "benchmarks",
-    "templates",
-    "hostfiles",
-    *(path.name for path in (CHECKOUT / "ascendrun").iterdir() if path.is_dir()),
+    *"tests docs jobs bin benchmarks templates hostfiles".split(),
+    *(path.name for path in (ROOT / "ascendrun").iterdir() if path.is_dir()),
 )
 
 
@@ -138,8 +128,7 @@ def wanted() -> list[str]:
 
 
 def rows() -> list[tuple[str, str, str]]:
-    found = re.findall(r"^\| (S\d-\w+|[CN]-\d+) \| (.+?) \| (.+) \|$", PAGE, re.MULTILINE)
-    return [(row, asks, where) for row, asks, where in found]
+    return re.findall(r"^\| (S\d-\w+|[CN]-\d+) \| (.+?) \| (.+) \|$", PAGE, re.MULTILINE)
 
 
 def paths_in(text: str) -> list[str]:
@@ -147,13 +136,11 @@ def paths_in(text: str) -> list[str]:
 
 
 def exists(path: str) -> bool:
-    return (CHECKOUT / path).exists() or (CHECKOUT / "ascendrun" / path).exists()
+    return (ROOT / path).exists() or (ROOT / "ascendrun" / path).exists()
 
 
 def has_test(path: str, name: str) -> bool:
-    return (
-        re.search(rf"^(async )?def {name}\(", (CHECKOUT / path).read_text(encoding="utf-8"), re.MULTILINE) is not None
-    )
+    return bool(re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE))
 
 
 SHOWS = re.compile(r"(?<![\w/])(tests|benchmarks)/|`bin/(check|test)")
@@ -197,7 +184,7 @@ def test_every_bug_has_a_test_that_says_its_name() -> None:
     silent = [
         (row, paths)
         for row, paths in homes.items()
-        if not any(re.search(rf"{row}\b", (CHECKOUT / path).read_text(encoding="utf-8")) for path in paths)
+        if not any(re.search(rf"{row}\b", (ROOT / path).read_text(encoding="utf-8")) for path in paths)
     ]
     assert silent == []
 

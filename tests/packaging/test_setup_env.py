@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,8 +45,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def ready(environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout that is set up; its path has a space and a quote."""
     checkout = make_checkout(tmp_path_factory.mktemp("first") / "it's a folder")
-    first = run([checkout / "bin" / "ascendrun", "--version"], environ)
-    assert (first.returncode, first.stdout) == (0, VERSION), first.stderr
+    started(checkout, environ)
     return checkout
 
 
@@ -60,6 +60,12 @@ def started(checkout: Path, environ: dict[str, str]) -> str:
     start = run([checkout / "bin" / "ascendrun", "--version"], environ)
     assert (start.returncode, start.stdout) == (0, VERSION), start.stderr
     return start.stderr
+
+
+def begin(checkout: Path, environ: dict[str, str], **options: Any) -> subprocess.Popen[str]:
+    """Start ascendrun of a checkout, and do not wait."""
+    argv = [checkout / "bin" / "ascendrun", "--version"]
+    return subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, **options)
 
 
 def log_of(checkout: Path) -> str:
@@ -82,8 +88,7 @@ def test_the_first_start_says_what_it_does_and_later_starts_are_silent(environ: 
 
 
 def test_a_moved_checkout_runs_its_own_code_without_another_setup(environ: dict[str, str], checkout: Path) -> None:
-    moved = run([checkout / "bin" / "ascendrun", "--version"], environ)
-    assert (moved.stdout, moved.stderr) == (VERSION, "")
+    assert started(checkout, environ) == ""
     where = run([checkout / ".venv/bin/python", "-I", "-c", "import ascendrun; print(ascendrun.__file__)"], environ)
     assert where.stdout == f"{checkout}/ascendrun/__init__.py\n"
 
@@ -118,14 +123,7 @@ def test_a_copy_that_borrows_the_environment_of_another_checkout_does_not_turn_i
 
 def test_a_setup_that_was_killed_is_redone(environ: dict[str, str], tmp_path: Path) -> None:
     checkout = make_checkout(tmp_path / "checkout")
-    first = subprocess.Popen(
-        [checkout / "bin" / "ascendrun", "--version"],
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    first = begin(checkout, environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     deadline_s = time.monotonic() + 120
     while not (checkout / ".venv" / "pyvenv.cfg").exists():
         assert time.monotonic() < deadline_s, "the setup does not begin"
@@ -173,17 +171,7 @@ def test_an_unfinished_setup_whose_files_are_whole_goes_on_from_there(environ: d
 
 def test_two_first_starts_at_once_make_one_environment(environ: dict[str, str], tmp_path: Path) -> None:
     checkout = make_checkout(tmp_path / "checkout")
-    starts = [
-        subprocess.Popen(
-            [checkout / "bin" / "ascendrun", "--version"],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(3)
-    ]
+    starts = [begin(checkout, environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     answers = [start.communicate(timeout=120) for start in starts]
     assert [answer[0] for answer in answers] == [VERSION] * 3, answers
     assert log_of(checkout).count(" -m venv ") == 1

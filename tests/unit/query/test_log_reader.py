@@ -13,14 +13,7 @@ import pytest
 
 from ascendrun.core.logs.log_lines import LogLine
 from ascendrun.head.spool.clocks import HostClock, Reading
-from ascendrun.head.spool.spool_files import (
-    CHUNK_BYTES,
-    StreamFiles,
-    find_streams,
-    is_complete,
-    read_bytes,
-    tail_position,
-)
+from ascendrun.head.spool.spool_files import StreamFiles, find_streams, is_complete, read_bytes, tail_position
 from ascendrun.query.log_reader import (
     Budget,
     StreamReader,
@@ -128,12 +121,6 @@ def test_rotated_generations_are_read_in_order_from_the_first_that_is_left(spool
     assert b"".join(read_bytes(spool.files)) == b"line of 9\nline of 10\nline of 11\n"
 
 
-def test_raw_bytes_are_exact(spool: Spool) -> None:
-    data = random.Random(3).randbytes(3 * CHUNK_BYTES + 17)
-    spool.data(data)
-    assert b"".join(read_bytes(spool.files)) == data
-
-
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 5000, 20_001, 30_000])
 @pytest.mark.parametrize("end", ["\n", ""])
 def test_the_tail_is_the_end_of_the_whole(spool: Spool, count: int, end: str) -> None:
@@ -156,21 +143,13 @@ def test_the_tail_of_a_huge_file_is_read_from_its_end(spool: Spool) -> None:
     assert [line.text for line in read_all(spool.files, tail=2)] == ["last but one", "last"]
 
 
-def test_the_tail_knows_its_arrival_times(spool: Spool) -> None:
-    with open(spool.files.path(0), "wb") as log, open(spool.files.times_path(0), "wb") as times:
-        for number in range(30_000):
-            log.write(b"%05d\n" % number)
-            times.write(struct.pack(">QQ", 6 * (number + 1), number * 10**9))
-    assert shown(list(read_all(spool.files, tail=2))) == [(29998.0, "29998"), (29999.0, "29999")]
-
-
-def test_many_small_records_time_every_line(spool: Spool) -> None:
+def test_many_small_records_time_every_line_also_of_the_tail(spool: Spool) -> None:
     with open(spool.files.path(0), "wb") as log, open(spool.files.times_path(0), "wb") as times:
         for number in range(50_000):
-            log.write(b"\n")
-            times.write(struct.pack(">QQ", number + 1, number * 10**9))
-    lines = list(read_all(spool.files))
-    assert [line.at_s for line in lines] == [float(number) for number in range(50_000)]
+            log.write(b"%05d\n" % number)
+            times.write(struct.pack(">QQ", 6 * (number + 1), number * 10**9))
+    assert [line.at_s for line in read_all(spool.files)] == [float(number) for number in range(50_000)]
+    assert shown(list(read_all(spool.files, tail=2))) == [(49998.0, "49998"), (49999.0, "49999")]
 
 
 def test_streams_are_found_by_rank_host_and_kind(tmp_path: Path) -> None:
@@ -187,10 +166,6 @@ def test_streams_are_found_by_rank_host_and_kind(tmp_path: Path) -> None:
     assert found(ranks={10}) == [("n2", 10, "out"), ("n2", 10, "err")]
     assert found(hosts=["n1"], streams=["err"]) == [("n1", 0, "err"), ("n1", 1, "err")]
     assert is_complete(tmp_path) and not is_complete(tmp_path / "n1")
-
-
-def test_an_attempt_without_a_spool_has_no_streams(tmp_path: Path) -> None:
-    assert find_streams(tmp_path / "missing", 1) == []
 
 
 def test_times_are_the_heads(spool: Spool) -> None:
@@ -266,36 +241,27 @@ def test_a_clock_that_was_set_leaves_nothing_out(spool: Spool) -> None:
     assert [line.text for line in reader.read(final=True)] == ["late", "after the clock went back"]
 
 
-def make_stream(folder: Path, data: bytes, *, generation: int = 0, every: int = 0) -> StreamFiles:
-    (folder / "n1").mkdir(exist_ok=True)
-    (folder / "n1" / f"rank-0.err.{generation}").write_bytes(data)
-    if every:
-        ends = [*range(every, len(data), every), len(data)]
-        records = b"".join(struct.pack(">QQ", end, (1000 + number) * 10**9) for number, end in enumerate(ends))
-        (folder / "n1" / f"rank-0.err.times.{generation}").write_bytes(records)
-    return StreamFiles(folder / "n1", "n1", 0, "err", 1)
-
-
-def test_every_line_stands_where_it_says(tmp_path: Path) -> None:
+def test_every_line_stands_where_it_says(spool: Spool, tmp_path: Path) -> None:
     data = b"first\nsecond \xe6\x95\xb0\n\rbar 1\rbar 2\nlast without end"
-    lines = read_tail(make_stream(tmp_path, data), tmp_path, Budget())
+    spool.data(data)
+    lines = read_tail(spool.files, tmp_path, Budget())
     assert [line.text for line in lines] == ["first", "second 数", "bar 2", "last without end"]
-    assert {line.file for line in lines} == {"n1/rank-0.err.0"}
+    assert {line.file for line in lines} == {"n1/rank-3.out.0"}
     for line in lines:
         assert line.offset is not None and line.text.encode() in data[line.offset :].split(b"\n")[0]
 
 
-def test_a_line_came_when_its_end_came(tmp_path: Path) -> None:
-    files = make_stream(tmp_path, b"aaaa\nbbbb\ncccc\n", every=5)
-    assert [line.at_s for line in read_tail(files, tmp_path, Budget())] == [1000.0, 1001.0, 1002.0]
-    assert last_arrival_s(files) == 1002.0
+def test_a_line_came_when_its_end_came(spool: Spool, tmp_path: Path) -> None:
+    for number, data in enumerate((b"aaaa\n", b"bbbb\n", b"cccc\n")):
+        spool.write(data, 1000.0 + number)
+    assert [line.at_s for line in read_tail(spool.files, tmp_path, Budget())] == [1000.0, 1001.0, 1002.0]
+    assert last_arrival_s(spool.files) == 1002.0
 
 
-def test_of_a_large_file_the_end_and_what_looks_like_an_error_are_read(tmp_path: Path) -> None:
+def test_of_a_large_file_the_end_and_what_looks_like_an_error_are_read(spool: Spool, tmp_path: Path) -> None:
     noise = b"".join(b"step %07d loss 1.0\n" % number for number in range(60_000))
-    data = noise[: 22 * 30_000] + b"ValueError: the only one\n" + noise[22 * 30_000 :]
-    files = make_stream(tmp_path, data)
-    lines = read_tail(files, tmp_path, Budget(tail_bytes=10_000, search_bytes=10 << 20))
+    spool.data(noise[: 22 * 30_000] + b"ValueError: the only one\n" + noise[22 * 30_000 :])
+    lines = read_tail(spool.files, tmp_path, Budget(tail_bytes=10_000, search_bytes=10 << 20))
     texts = [line.text for line in lines]
     assert "ValueError: the only one" in texts and texts[-1] == "step 0059999 loss 1.0"
     assert sum(len(text) for text in texts) < 60_000
@@ -304,11 +270,11 @@ def test_of_a_large_file_the_end_and_what_looks_like_an_error_are_read(tmp_path:
     )
 
 
-def test_generations_are_one_stream(tmp_path: Path) -> None:
-    make_stream(tmp_path, b"old 1\nold 2\n", generation=3)
-    files = make_stream(tmp_path, b"new 1\n", generation=4)
-    assert [line.text for line in read_tail(files, tmp_path, Budget())] == ["old 1", "old 2", "new 1"]
-    short = read_tail(files, tmp_path, Budget(tail_bytes=12, search_bytes=0))
+def test_generations_are_one_stream(spool: Spool, tmp_path: Path) -> None:
+    spool.data(b"old 1\nold 2\n", generation=3)
+    spool.data(b"new 1\n", generation=4)
+    assert [line.text for line in read_tail(spool.files, tmp_path, Budget())] == ["old 1", "old 2", "new 1"]
+    short = read_tail(spool.files, tmp_path, Budget(tail_bytes=12, search_bytes=0))
     assert [line.text for line in short] == ["old 2", "new 1"]
 
 

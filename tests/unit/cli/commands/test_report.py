@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ascendrun.cli import main
 from ascendrun.cli.report import page
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import State
@@ -30,7 +29,7 @@ def changed(state: str, at_s: float) -> Event:
 
 
 @pytest.fixture
-def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Iterator[Say]:
+def say(tmp_path: Path, say: Say) -> Say:
     """A command line in tmp_path over a store with one job that ran for 20 seconds."""
     store = Store.open(tmp_path / "state")
     values = {"name": NAME, "created_at_s": 1000.0, "ended_at_s": 1020.0, "state": State.SUCCEEDED, "world_size": 2}
@@ -40,18 +39,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.Ca
     )
     store.jobs.save(job, [changed("SUCCEEDED", 1020.0)], now_s=1020.0)
     store.close()
-    monkeypatch.setenv("ASCENDRUN_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("LC_ALL", "C.UTF-8")
-    monkeypatch.chdir(tmp_path)
-
-    def run(*argv: str) -> Run:
-        capsysbinary.readouterr()
-        code = main(argv)
-        captured = capsysbinary.readouterr()
-        return Run(code, captured.out.decode("utf-8", "replace"), captured.err.decode(), captured.out)
-
-    yield run
+    return say
 
 
 def test_a_report_is_a_page_here_and_its_sum_on_the_screen(say: Say, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ascendrun.cli import main
 from ascendrun.cli.commands.top import is_loopback, parse_listen
 from ascendrun.cluster import Cluster
 from tests.lib.story_cluster import Run
@@ -113,12 +112,9 @@ Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TopWorld]:
-    state = tmp_path / "state"
-    monkeypatch.setenv("ASCENDRUN_STATE_DIR", str(state))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    made = make_usual_world(state)
-    with controller_lock(state):
+def fleet(tmp_path: Path, say: Say) -> Iterator[TopWorld]:
+    made = make_usual_world(tmp_path / "state")
+    with controller_lock(made.state_dir):
         yield made
 
 
@@ -128,17 +124,6 @@ def read(text: str) -> Samples:
         for sample in family.samples:
             found.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
     return found
-
-
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    def run(*argv: str) -> Run:
-        capsys.readouterr()
-        code = main(argv)
-        captured = capsys.readouterr()
-        return Run(code, captured.out, captured.err, captured.out.encode())
-
-    return run
 
 
 def value(samples: Samples, name: str, **labels: str) -> Any:
