@@ -345,15 +345,13 @@ def print_files(ctx: CliContext, found: AttemptFiles, output: str | None) -> Non
             ((setting.name, "" if setting.value is None else setting.value + setting.unit, setting.origin), host)
             for host, setting in found.hccl_settings
         )
-        table = out.format_table(
-            [(*key, fold_hosts(hosts)) for key, hosts in sorted(alike.items())],
-            [
-                out.Column("HCCL SETTING", itemgetter(0)),
-                out.Column("VALUE", itemgetter(1)),
-                out.Column("SET BY", itemgetter(2)),
-                out.Column("HOSTS", itemgetter(3)),
-            ],
-        )
-        sys.stdout.write(f"\n{table}")
+        columns = [
+            out.Column("HCCL SETTING", itemgetter(0)),
+            out.Column("VALUE", itemgetter(1)),
+            out.Column("SET BY", itemgetter(2)),
+            out.Column("HOSTS", itemgetter(3)),
+        ]
+        rows = [(*key, fold_hosts(hosts)) for key, hosts in sorted(alike.items())]
+        sys.stdout.write(f"\n{out.format_table(rows, columns)}")
     for host in found.pending_hosts:
         ctx.say("logs.files-pending", "{host}: collection of files is still running", host=host)

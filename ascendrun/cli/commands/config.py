@@ -32,18 +32,13 @@ def command(ctx: CliContext, action: str, name: str | None, output: str | None) 
                 Text("config.extra-name", "`config list` cannot be combined with a name"),
                 hint=f"ascendrun config get {name}",
             )
-        print_rows(
-            views,
-            [
-                Column("NAME", lambda view: view.name),
-                Column("VALUE", lambda view: "-" if view.value is None else view.value),
-                Column("ORIGIN", lambda view: str(DEFAULT) if view.origin == "default" else view.origin),
-                Column("MEANING", lambda view: str(view.meaning)),
-            ],
-            output,
-            name="settings",
-            kind=SettingView,
-        )
+        columns = [
+            Column("NAME", lambda view: view.name),
+            Column("VALUE", lambda view: "-" if view.value is None else view.value),
+            Column("ORIGIN", lambda view: str(DEFAULT) if view.origin == "default" else view.origin),
+            Column("MEANING", lambda view: str(view.meaning)),
+        ]
+        print_rows(views, columns, output, name="settings", kind=SettingView)
         return
     if name is None:
         raise UsageError.of("config.no-name", "`config get` requires a name", "list settings: ascendrun config")
@@ -157,24 +152,19 @@ def notify_command(ctx: CliContext, test: str | None, output: str | None) -> int
     if test is not None:
         return _test(ctx, test, output)
     views = ctx.cluster.notification_targets()
-    print_rows(
-        views,
-        [
-            Column("NAME", lambda view: view.name),
-            Column("TYPE", lambda view: view.type),
-            Column("TARGET", lambda view: view.where),
-            Column("EVENTS", lambda view: ",".join(view.events)),
-            Column("JOBS", lambda view: ",".join(view.jobs)),
-            Column("WAITING", lambda view: str(view.waiting)),
-            Column("LAST", lambda view: describe_time(view.last_at_s)),
-            Column("RESULT", lambda view: str(view.problem or view.last_state or "-")),
-            Column("RESPONSE", lambda view: view.last_reply or "-", is_wide=True),
-            Column("FROM", lambda view: view.origin, is_wide=True),
-        ],
-        output,
-        name="targets",
-        kind=NoticeTargetView,
-    )
+    columns = [
+        Column("NAME", lambda view: view.name),
+        Column("TYPE", lambda view: view.type),
+        Column("TARGET", lambda view: view.where),
+        Column("EVENTS", lambda view: ",".join(view.events)),
+        Column("JOBS", lambda view: ",".join(view.jobs)),
+        Column("WAITING", lambda view: str(view.waiting)),
+        Column("LAST", lambda view: describe_time(view.last_at_s)),
+        Column("RESULT", lambda view: str(view.problem or view.last_state or "-")),
+        Column("RESPONSE", lambda view: view.last_reply or "-", is_wide=True),
+        Column("FROM", lambda view: view.origin, is_wide=True),
+    ]
+    print_rows(views, columns, output, name="targets", kind=NoticeTargetView)
     if not views and output in PEOPLE:
         ctx.say("notify.none", "no notification targets are configured")
         ctx.hint(Text("notify.configure", "add notify, hook or deadman to the settings file, see docs/notices.md"))
@@ -186,16 +176,11 @@ def _test(ctx: CliContext, name: str, output: str | None) -> int:
     from ascendrun.cluster import NoticeTestResult
 
     results = ctx.cluster.test_notifications(name or None)
-    print_rows(
-        results,
-        [
-            Column("NAME", lambda result: result.name),
-            Column("TYPE", lambda result: result.type),
-            Column("RESULT", lambda result: result.outcome),
-            Column("RESPONSE", lambda result: result.reply or "-"),
-        ],
-        output,
-        name="results",
-        kind=NoticeTestResult,
-    )
+    columns = [
+        Column("NAME", lambda result: result.name),
+        Column("TYPE", lambda result: result.type),
+        Column("RESULT", lambda result: result.outcome),
+        Column("RESPONSE", lambda result: result.reply or "-"),
+    ]
+    print_rows(results, columns, output, name="results", kind=NoticeTestResult)
     return 0 if all(result.outcome == "delivered" for result in results) else 6

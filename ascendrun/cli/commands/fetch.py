@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -215,18 +214,13 @@ def bundle_command(
 
 def _print_bundle(ctx: CliContext, bundle: Bundle) -> None:
     contents = bundle.contents
-    sys.stdout.write(
-        format_table(
-            contents.packed,
-            [
-                Column("FILE", lambda one: one.name),
-                Column("SIZE", lambda one: describe_memory(one.bytes)),
-                Column("OF", lambda one: describe_memory(one.of_bytes) if one.is_cut else "-"),
-                Column("REDACTED", lambda one: str(one.redactions) if one.redactions else "-"),
-            ],
-        )
-    )
-    sys.stdout.flush()
+    columns = [
+        Column("FILE", lambda one: one.name),
+        Column("SIZE", lambda one: describe_memory(one.bytes)),
+        Column("OF", lambda one: describe_memory(one.of_bytes) if one.is_cut else "-"),
+        Column("REDACTED", lambda one: str(one.redactions) if one.redactions else "-"),
+    ]
+    print(format_table(contents.packed, columns), end="", flush=True)
     for what, why in contents.left_out[:LISTED_LEFT_OUT]:
         ctx.say("bundle.skipped", "skipped: {what}: {why}", what=what, why=why)
     if len(contents.left_out) > LISTED_LEFT_OUT:

@@ -310,18 +310,13 @@ def _show(scans: Sequence[HostKeyScan], *, prints: bool) -> None:
             if scan.key is not None:
                 print(f"{scan.known_name} {scan.key.type} {scan.key.base64}")
         return
-    sys.stdout.write(
-        format_table(
-            scans,
-            [
-                Column("HOST", lambda scan: scan.host.name),
-                Column("TYPE", lambda scan: "-" if scan.key is None else scan.key.short_type),
-                Column("FINGERPRINT", lambda scan: "-" if scan.key is None else scan.key.fingerprint),
-                Column("STATE", lambda scan: scan.state),
-            ],
-        )
-    )
-    sys.stdout.flush()
+    columns = [
+        Column("HOST", lambda scan: scan.host.name),
+        Column("TYPE", lambda scan: "-" if scan.key is None else scan.key.short_type),
+        Column("FINGERPRINT", lambda scan: "-" if scan.key is None else scan.key.fingerprint),
+        Column("STATE", lambda scan: scan.state),
+    ]
+    print(format_table(scans, columns), end="", flush=True)
 
 
 def _record(ctx: CliContext, scans: Sequence[HostKeyScan], *, yes: bool, replaces: bool) -> None:

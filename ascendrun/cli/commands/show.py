@@ -40,19 +40,16 @@ def command(ctx: CliContext, job: str, output: str | None) -> None:
 
 def describe_stages(whole: JobView) -> str:
     """Return the pipeline of a stage as text, printed before the job itself."""
-    table = out.format_table(
-        whole.stages,
-        [
-            out.Column("STAGE", lambda stage: stage.stage),
-            out.Column("JOB", lambda stage: stage.job_id),
-            out.Column("STATE", lambda stage: stage.state.value),
-        ],
-    )
+    columns = [
+        out.Column("STAGE", lambda stage: stage.stage),
+        out.Column("JOB", lambda stage: stage.job_id),
+        out.Column("STATE", lambda stage: stage.state.value),
+    ]
     pairs = [
         (str(Text("show.pipeline", "pipeline")), out.named(whole.id, whole.name)),
         (str(Text("show.state", "state")), whole.state),
     ]
-    return f"{out.format_pairs(pairs)}\n{table}\n"
+    return f"{out.format_pairs(pairs)}\n{out.format_table(whole.stages, columns)}\n"
 
 
 def _why(ctx: CliContext, detail: JobDetail) -> str | None:
@@ -74,30 +71,22 @@ def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None
         parts.append(_describe_attempts(detail))
     if detail.nodes:
         has_ended = detail.job.ended_at_s is not None
-        parts.append(
-            out.format_table(
-                detail.nodes,
-                [
-                    out.Column("NODE", lambda node: node.host),
-                    out.Column("RANKS", lambda node: fold_numbers(node.ranks)),
-                    out.Column("LIVENESS", lambda node: "-" if has_ended else node.liveness),
-                    out.Column("SEEN", lambda node: "-" if has_ended else out.describe_time(node.heard_at_s)),
-                    out.Column("PHASE", lambda node: node.phase),
-                ],
-            )
-        )
+        node_columns = [
+            out.Column("NODE", lambda node: node.host),
+            out.Column("RANKS", lambda node: fold_numbers(node.ranks)),
+            out.Column("LIVENESS", lambda node: "-" if has_ended else node.liveness),
+            out.Column("SEEN", lambda node: "-" if has_ended else out.describe_time(node.heard_at_s)),
+            out.Column("PHASE", lambda node: node.phase),
+        ]
+        parts.append(out.format_table(detail.nodes, node_columns))
     parts.append(_describe_ranks(detail, wide=wide))
     if detail.events:
-        parts.append(
-            out.format_table(
-                detail.events,
-                [
-                    out.Column("TIME", lambda event: out.describe_time(event.at_s)),
-                    out.Column("EVENT", lambda event: event.code),
-                    out.Column("MESSAGE", lambda event: str(event.message())),
-                ],
-            )
-        )
+        event_columns = [
+            out.Column("TIME", lambda event: out.describe_time(event.at_s)),
+            out.Column("EVENT", lambda event: event.code),
+            out.Column("MESSAGE", lambda event: str(event.message())),
+        ]
+        parts.append(out.format_table(detail.events, event_columns))
     return "\n".join(part for part in parts if part)
 
 
@@ -163,17 +152,15 @@ def _describe_spares(detail: JobDetail) -> str:
 
 def _describe_attempts(detail: JobDetail) -> str:
     """Return a table of the attempts that ended, with the cause that was diagnosed."""
-    return out.format_table(
-        detail.past_attempts,
-        [
-            out.Column("ATTEMPT", lambda one: str(one.number)),
-            out.Column("NODES", lambda one: fold_hosts(one.hosts) or "-"),
-            out.Column("STARTED", lambda one: out.describe_time(one.started_at_s)),
-            out.Column("ENDED", lambda one: out.describe_time(one.ended_at_s)),
-            out.Column("STEP", lambda one: "-" if one.last_step is None else str(one.last_step)),
-            out.Column("ERROR", lambda one: out.describe_attempt_failure(one.failure)),
-        ],
-    )
+    columns = [
+        out.Column("ATTEMPT", lambda one: str(one.number)),
+        out.Column("NODES", lambda one: fold_hosts(one.hosts) or "-"),
+        out.Column("STARTED", lambda one: out.describe_time(one.started_at_s)),
+        out.Column("ENDED", lambda one: out.describe_time(one.ended_at_s)),
+        out.Column("STEP", lambda one: "-" if one.last_step is None else str(one.last_step)),
+        out.Column("ERROR", lambda one: out.describe_attempt_failure(one.failure)),
+    ]
+    return out.format_table(detail.past_attempts, columns)
 
 
 def _describe_ranks(detail: JobDetail, *, wide: bool) -> str:
