@@ -10,25 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ascendrun.query.train_env import PACKAGES
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 SCRIPTS = ("ascendrun", "setup-env", "setup_env.py")
-SETUP_CFG = """\
-[options]
-install_requires =
-    tiny-base >= 1
-[options.extras_require]
-train =
-    torch
-    accelerate
-    h3
-    numpy
-    peft
-    pyarrow
-    safetensors
-    scikit-learn
-    tokenizers
-    transformers
-"""
+SETUP_CFG = "[options]\ninstall_requires =\n    tiny-base >= 1\n[options.extras_require]\ntrain =\n"
+SETUP_CFG += "".join(f"    {name}\n" for name in PACKAGES.values())
 
 
 def make_checkout(folder: Path) -> Path:

@@ -14,20 +14,9 @@ from typing import Any
 import pytest
 
 from ascendrun import __version__
+from ascendrun.query.train_env import PACKAGES
 from tests.packaging.checkouts import make_checkout, make_wheel, pip_only_from, run
 
-TRAINING = {
-    "torch": "torch",
-    "accelerate": "accelerate",
-    "h3": "h3",
-    "numpy": "numpy",
-    "peft": "peft",
-    "pyarrow": "pyarrow",
-    "safetensors": "safetensors",
-    "scikit-learn": "sklearn",
-    "tokenizers": "tokenizers",
-    "transformers": "transformers",
-}
 VERSION = f"ascendrun {__version__}\n"
 
 
@@ -36,7 +25,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     wheels = tmp_path_factory.mktemp("wheels")
     make_wheel(wheels, "tiny-base", "1.0", "tiny_base")
     make_wheel(wheels, "tiny-base", "2.0", "tiny_base")
-    for name, module in TRAINING.items():
+    for module, name in PACKAGES.items():
         make_wheel(wheels, name, "1.0", module)
     return {**pip_only_from(wheels), "ASCENDRUN_PYTHON": ""}
 
@@ -232,11 +221,11 @@ def test_a_named_python_is_used_and_a_working_environment_of_another_is_kept(
 
 def test_the_training_stack_is_added_where_a_bundled_program_needs_it(environ: dict[str, str], checkout: Path) -> None:
     ask = "from ascendrun.query.train_env import ensure_training_stack as ensure; ensure(print); import torch, h3"
-    added = run([checkout / ".venv/bin/python", "-I", "-c", ask], environ)
+    added, names = run([checkout / ".venv/bin/python", "-I", "-c", ask], environ), list(PACKAGES.values())
     assert added.returncode == 0, added.stderr
-    assert added.stdout.splitlines()[0] == (f"installing {', '.join(TRAINING)} for the bundled programs, takes minutes")
+    assert added.stdout.splitlines()[0] == (f"installing {', '.join(names)} for the bundled programs, takes minutes")
     steps = [line for line in added.stdout.splitlines() if "train:" in line]
-    assert [step.split("train: ")[1].split(" ...")[0] for step in steps] == ["torch", ", ".join(list(TRAINING)[1:])]
+    assert [step.split("train: ")[1].split(" ...")[0] for step in steps] == ["torch", ", ".join(names[1:])]
     again = run([checkout / ".venv/bin/python", "-I", "-c", ask], environ)
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
 
