@@ -108,22 +108,15 @@ def test_colour_is_for_terminals_and_can_be_had_or_not(
         terminal.child.close(force=True)
 
 
-def test_a_pipe_gets_neither_colour_nor_progress(world: dict[str, str]) -> None:
-    done = subprocess.run(
-        [sys.executable, str(STORY), "good", "submit", world["JOB"]], env=world, capture_output=True, check=True
-    )
-    assert b"\x1b" not in done.stdout + done.stderr
-    assert done.stdout == b"[0-3] hello\n[2] only two\n"
-
-
-def test_a_pipe_with_forced_colour_is_coloured(world: dict[str, str]) -> None:
-    done = subprocess.run(
-        [sys.executable, str(STORY), "good", "submit", world["JOB"]],
-        env={**world, "FORCE_COLOR": "1"},
-        capture_output=True,
-        check=True,
-    )
-    assert b"\x1b[36m[0-3]\x1b[0m hello" in done.stdout
+@pytest.mark.parametrize(
+    ("environ", "out"), [({}, b"[0-3] hello\n[2] only two\n"), ({"FORCE_COLOR": "1"}, b"\x1b[36m[0-3]\x1b[0m hello\n")]
+)
+def test_a_pipe_gets_no_progress_and_colour_only_when_forced(
+    world: dict[str, str], environ: dict[str, str], out: bytes
+) -> None:
+    argv = [sys.executable, str(STORY), "good", "submit", world["JOB"]]
+    done = subprocess.run(argv, env={**world, **environ}, capture_output=True, check=True)
+    assert done.stdout.startswith(out) and b"\x1b" not in done.stderr and (environ or b"\x1b" not in done.stdout)
 
 
 def test_a_reader_that_leaves_ends_the_command_quietly(world: dict[str, str]) -> None:
@@ -151,37 +144,30 @@ def test_an_interrupted_stop_says_that_it_goes_on(world: dict[str, str]) -> None
     assert child.wait(DEADLINE_S) == 130
 
 
+def loaded(world: dict[str, str], *argv: str, run: str = "ascendrun.cli") -> set[str]:
+    """The modules that a command line imports; `run`: of which module it is the function main."""
+    code = f"import sys; from {run} import main; main(); print(*sys.modules, file=sys.stderr)"
+    environ = {**world, "PYTHONPATH": os.pathsep.join((world["PYTHONPATH"], str(STORY.parent)))}
+    done = subprocess.run([sys.executable, "-c", code, *argv], env=environ, capture_output=True, text=True, check=True)
+    return {*(names := done.stderr.split()), *(name.partition(".")[0] for name in names)}
+
+
 @pytest.mark.parametrize("argv", [["--help"], ["--version"], ["completion", "bash"], ["submit", "--help"], ["config"]])
 def test_what_needs_no_library_imports_none(world: dict[str, str], argv: list[str]) -> None:
-    code = "import sys; from ascendrun.cli import main; code = main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code, *argv], env=world, capture_output=True, text=True, check=True)
-    loaded = {name.partition(".")[0] for name in done.stderr.split()}
-    assert loaded.isdisjoint({"paramiko", "pydantic", "rich", "torch", "asyncio", "ClusterShell", "sqlite3", "yaml"})
+    unused = {"paramiko", "pydantic", "rich", "torch", "asyncio", "ClusterShell", "sqlite3", "yaml"}
+    assert loaded(world, *argv).isdisjoint(unused)
 
 
 def test_the_list_of_jobs_imports_nothing_for_hosts_logs_and_costs(world: dict[str, str]) -> None:
-    code = "import sys; from ascendrun.cli import main; code = main(['ps']); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], env=world, capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
-    assert "ascendrun.query.views" in loaded
+    found = loaded(world, "ps")
+    assert "ascendrun.query.views" in found
     unused = {"statistics", "tempfile", "csv", "subprocess", "hashlib", "paramiko", "pydantic", "yaml"}
-    assert loaded.isdisjoint({*unused, "ascendrun.backends", "ascendrun.health", "ascendrun.core.logs.folding"})
+    assert found.isdisjoint({*unused, "ascendrun.backends", "ascendrun.health", "ascendrun.core.logs.folding"})
 
 
 def test_reading_logs_needs_neither_paramiko_nor_pydantic(world: dict[str, str]) -> None:
-    code = (
-        "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.argv[1:1] = []; import story_cluster; "
-        "code = story_cluster.main(); print(*sys.modules, file=sys.stderr); sys.exit(code)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(STORY.parent), "good", "logs", "demo"],
-        env=world,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    loaded = {name.partition(".")[0] for name in done.stderr.split()}
-    assert loaded.isdisjoint({"paramiko", "pydantic", "rich", "torch"})
+    found = loaded(world, "good", "logs", "demo", run="story_cluster")
+    assert found.isdisjoint({"paramiko", "pydantic", "rich", "torch"})
 
 
 def test_init_asks_and_writes_what_validate_and_doctor_accept(world: dict[str, str], tmp_path: Path) -> None:
