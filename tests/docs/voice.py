@@ -17,14 +17,7 @@ else:
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PACKAGE = CHECKOUT / "ascendrun"
-GENERATED = (
-    "docs/failures.md",
-    "docs/checks.md",
-    "docs/events.md",
-    "docs/cli.md",
-    "docs/job-file.md",
-    "docs/program-options.md",
-)
+GENERATED = tuple(f"docs/{name}.md" for name in ("failures", "checks", "events", "cli", "job-file", "program-options"))
 """Made from texts that are read at their source."""
 ALLOW = re.compile(r"voice: ok (\S.*)")
 
@@ -128,7 +121,7 @@ def _not_for_people(tree: ast.AST) -> set[int]:
 
 
 def _is_command(decorator: ast.expr) -> bool:
-    return isinstance(decorator, ast.Call) and _name(decorator.func) in ("command", "group")
+    return isinstance(decorator, ast.Call) and _name(decorator.func) in ("command", "cli_command", "group")
 
 
 def _name(node: ast.expr) -> str:
@@ -158,15 +151,15 @@ def table_lines() -> list[Line]:
     found: list[Line] = []
     signatures = PACKAGE / "ascend" / "signatures.toml"
     for row in tomllib.loads(signatures.read_text(encoding="utf-8"))["signature"]:
-        english = row["en"] if "en" in row else {name: row.get(name, "") for name in ("message", "cause", "hint")}
-        for name, text in english.items():
+        for name in ("message", "cause", "hint"):
+            text = row.get(name, "")
             found += [Line(f"signatures.toml {row['code']}.{name}", text, pattern) for pattern in matches(text)]
     for path in sorted(PACKAGE.rglob("*.json")):
         if "zh" in path.name or "zh" in path.parts:
             continue
-        if path.name == "options.json" or "texts" in path.parts or "tables" in path.parts:
+        if path.name == "options.json" or "tables" in path.parts:
             for where, text in _strings(json.loads(path.read_text(encoding="utf-8"))):
-                if "texts" in path.parts or where.endswith(("help", "message", "hint")):
+                if where.endswith(("help", "message", "hint")):
                     found += [Line(f"{path.relative_to(CHECKOUT)} {where}", text, pattern) for pattern in matches(text)]
     return found
 
