@@ -227,17 +227,11 @@ def known_variables() -> Mapping[str, Variable]:
 
 def _form_fault(kind: str, value: str) -> Fault | None:
     """Return the fault in the form of a value of that kind; None if valid or the kind has no fixed form."""
-    check = {
-        "ip": _ip,
-        "ifname": _ifname,
-        "ports": _ports,
-        "path": _path,
-        "algo": _algorithm,
-        "alloc": _alloc,
-        "ids": _ids,
-        "visible": _visible,
-    }.get(kind)
-    return check(value) if check else None
+    if kind in _SHAPES:
+        is_valid, found = _SHAPES[kind]
+        return None if is_valid(value) else found
+    checks = {"ports": _ports, "algo": _algorithm, "alloc": _alloc, "ids": _ids}
+    return checks[kind](value) if kind in checks else None
 
 
 def effective_ids(value: str) -> tuple[int, ...]:
@@ -265,30 +259,37 @@ def _ids(value: str) -> Fault | None:
     return None
 
 
-def _visible(value: str) -> Fault | None:
-    item = r"(?:[0-9]{1,5}(?:-[0-9]{1,5})?|Ascend[A-Za-z0-9]+-[0-9]{1,5})"
-    if value == "void" or re.fullmatch(rf"{item}(?:,{item})*", value):
-        return None
-    return fault("variable.visible", "expected a list of ids or ranges", "write 0-3,6 or 0,1 or void")
-
-
-def _ip(value: str) -> Fault | None:
-    if read_ip(value.partition("%")[0]):
-        return None
-    return fault(
-        "variable.ip", "expected one IPv4 or IPv6 address", "set an address of the node itself: ip -brief address"
-    )
-
-
-def _ifname(value: str) -> Fault | None:
-    names = value.lstrip("^").lstrip("=").split(",")
-    if all(re.fullmatch(r"[A-Za-z0-9_.:@-]{1,15}", name) for name in names):
-        return None
-    return fault(
-        "variable.ifname",
-        "expected a list of interface names",
-        "write eth,enp (prefixes), =eth0 (exact), ^docker (all except) or ^=eth0",
-    )
+_VISIBLE = r"(?:[0-9]{1,5}(?:-[0-9]{1,5})?|Ascend[A-Za-z0-9]+-[0-9]{1,5})"
+_INTERFACE = r"[A-Za-z0-9_.:@-]{1,15}"
+_SHAPES: Mapping[str, tuple[Callable[[str], object], Fault]] = {
+    "visible": (
+        re.compile(rf"void|{_VISIBLE}(?:,{_VISIBLE})*").fullmatch,
+        fault("variable.visible", "expected a list of ids or ranges", "write 0-3,6 or 0,1 or void"),
+    ),
+    "ip": (
+        lambda value: read_ip(value.partition("%")[0]),
+        fault(
+            "variable.ip", "expected one IPv4 or IPv6 address", "set an address of the node itself: ip -brief address"
+        ),
+    ),
+    "ifname": (
+        re.compile(rf"\^*=*{_INTERFACE}(?:,{_INTERFACE})*").fullmatch,
+        fault(
+            "variable.ifname",
+            "expected a list of interface names",
+            "write eth,enp (prefixes), =eth0 (exact), ^docker (all except) or ^=eth0",
+        ),
+    ),
+    "path": (
+        lambda value: value.startswith("/"),
+        fault(
+            "variable.path",
+            "not an absolute path: it depends on the working directory of the rank",
+            "set an absolute path",
+        ),
+    ),
+}
+"""Whether a value has the form of its kind, and the fault of one that has not."""
 
 
 def _ports(value: str) -> Fault | None:
@@ -303,14 +304,6 @@ def _ports(value: str) -> Fault | None:
                 item=item,
             )
     return None
-
-
-def _path(value: str) -> Fault | None:
-    if value.startswith("/"):
-        return None
-    return fault(
-        "variable.path", "not an absolute path: it depends on the working directory of the rank", "set an absolute path"
-    )
 
 
 def _algorithm(value: str) -> Fault | None:

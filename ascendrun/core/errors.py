@@ -48,6 +48,10 @@ class AscendrunError(Exception):
     code: ClassVar[str] = "internal"
     exit_code: ClassVar[int] = 8
 
+    def __init_subclass__(cls, *, code: str | None = None, exit_code: int | None = None) -> None:
+        super().__init_subclass__()
+        cls.code, cls.exit_code = code or cls.code, exit_code or cls.exit_code
+
     def __init__(
         self,
         message: Text | str,
@@ -96,11 +100,8 @@ class AscendrunError(Exception):
         return error
 
 
-class InvalidInputError(AscendrunError):
+class InvalidInputError(AscendrunError, code="invalid-input", exit_code=2):
     """A file or a flag is wrong; carries every problem found, in the order of the file."""
-
-    code = "invalid-input"
-    exit_code = 2
 
     def __init__(self, problems: Sequence[Problem], *, hint: Text | str | None = None) -> None:
         count = len(problems)
@@ -112,81 +113,53 @@ class InvalidInputError(AscendrunError):
         super().__init__(message, hint=hint, problems=problems)
 
 
-class PreflightError(AscendrunError):
+class PreflightError(AscendrunError, code="preflight-failed", exit_code=3):
     """A preflight check failed; no process was started. `problems`: one for each host and fault. `hosts`: those that
     are not ready, (): the job itself is not."""
-
-    code = "preflight-failed"
-    exit_code = 3
 
     def __init__(self, message: Text | str, *, hosts: tuple[str, ...] = (), **more: Any) -> None:
         super().__init__(message, **more)
         self.hosts = hosts
 
 
-class NotFoundError(AscendrunError):
+class NotFoundError(AscendrunError, code="not-found", exit_code=4):
     """Unknown job, node or rank."""
 
-    code = "not-found"
-    exit_code = 4
 
-
-class UnreachableError(AscendrunError):
+class UnreachableError(AscendrunError, code="unreachable", exit_code=5):
     """A node, or the controller, cannot be reached; usual causes: wrong address, sshd down, a firewall."""
 
-    code = "unreachable"
-    exit_code = 5
 
-
-class AuthenticationError(UnreachableError):
+class AuthenticationError(UnreachableError, code="auth-failed"):
     """sshd accepted no key; usual causes: wrong user, key not in authorized_keys, locked key."""
 
-    code = "auth-failed"
 
-
-class HostKeyUnknownError(UnreachableError):
+class HostKeyUnknownError(UnreachableError, code="host-key-unknown"):
     """The node's host key is not recorded; `ascendrun trust` shows and records it."""
 
-    code = "host-key-unknown"
 
-
-class HostKeyChangedError(UnreachableError):
+class HostKeyChangedError(UnreachableError, code="host-key-changed"):
     """The node's host key differs from the recorded one; nothing was sent to the node."""
 
-    code = "host-key-changed"
 
-
-class AgentVersionError(UnreachableError):
+class AgentVersionError(UnreachableError, code="other-version"):
     """The agent of a node speaks another version of the protocol than this controller."""
 
-    code = "other-version"
 
-
-class HostsFailedError(AscendrunError):
+class HostsFailedError(AscendrunError, code="hosts-failed", exit_code=6):
     """Some hosts failed or did not respond; the others succeeded. `problems`: one for each of them."""
 
-    code = "hosts-failed"
-    exit_code = 6
 
-
-class ConflictError(AscendrunError):
+class ConflictError(AscendrunError, code="conflict", exit_code=7):
     """The request conflicts with the state: devices in use, a job that has ended, another controller."""
 
-    code = "conflict"
-    exit_code = 7
 
-
-class ControllerReplacedError(ConflictError):
+class ControllerReplacedError(ConflictError, code="controller-replaced"):
     """The controller restarts as the release that was installed meanwhile; repeat the request."""
 
-    code = "controller-replaced"
 
-
-class DeadlineExceededError(AscendrunError):
+class DeadlineExceededError(AscendrunError, code="deadline", exit_code=124):
     """No response within the named deadline."""
-
-    code = "deadline"
-    exit_code = 124
 
 
 def _kinds(kind: type[AscendrunError]) -> Iterator[type[AscendrunError]]:

@@ -20,20 +20,15 @@ _NETWORK_FILESYSTEMS = frozenset(
 )
 
 
-class StoreUnusableError(AscendrunError):
+class StoreUnusableError(AscendrunError, code="state-unusable"):
     """The state directory cannot hold the store: a network file system, no space, a file of a newer release."""
 
-    code = "state-unusable"
-    exit_code = 8
 
-
-class StoreDamagedError(StoreUnusableError):
+class StoreDamagedError(StoreUnusableError, code="state-damaged"):
     """A file of the state directory is damaged, missing or not the one that was written last.
 
     The next controller, or the running one when it is requested to check, replaces it.
     """
-
-    code = "state-damaged"
 
 
 def make_state_dir(state_dir: Path) -> None:

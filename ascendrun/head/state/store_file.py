@@ -52,10 +52,8 @@ _SCHEMA = """
 """
 
 
-class LostLeaseError(ConflictError):
+class LostLeaseError(ConflictError, code="lease-lost"):
     """The state directory is not this controller's any more: it was moved away, or another controller took it over."""
-
-    code = "lease-lost"
 
 
 @dataclass(frozen=True)

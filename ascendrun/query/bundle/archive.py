@@ -68,11 +68,8 @@ class Contents:
     secrets: int
 
 
-class CannotWriteError(AscendrunError):
+class CannotWriteError(AscendrunError, code="cannot-write", exit_code=2):
     """The archive cannot be written."""
-
-    code = "cannot-write"
-    exit_code = 2
 
 
 def cannot_write(path: Path, error: OSError) -> CannotWriteError:
