@@ -222,7 +222,6 @@ def _of_devices(evidence: Evidence, timelines: Sequence[RankTimeline], found: Se
     return alarms
 
 
-_DEVICE_FAMILIES = frozenset({"acl", "cann", "cuda", "driver", "torch_npu"})
 UNCLEAR_BELOW = 80
 
 
@@ -233,7 +232,7 @@ def is_of_some_device(one: Candidate) -> bool:
         row is not None
         and row.role == result.CAUSE
         and row.blames == "node"
-        and row.family in _DEVICE_FAMILIES
+        and row.family in result.RUNTIMES
         and row.strength < UNCLEAR_BELOW
     )
 

@@ -12,7 +12,7 @@ from ascendrun.core.jobs.reasons import LOST, FirstFailure, Reason, because
 from ascendrun.core.jobs.restart import Failure, Kind
 from ascendrun.health.diagnosis.classes import code_value
 from ascendrun.health.diagnosis.evidence import Evidence
-from ascendrun.health.diagnosis.result import Diagnosis
+from ascendrun.health.diagnosis.result import RUNTIMES, Diagnosis
 
 _KINDS: Mapping[str, Kind] = {
     **dict.fromkeys(("program", "data", "collectives"), Kind.USER),
@@ -24,7 +24,6 @@ _KINDS: Mapping[str, Kind] = {
     "silent": Kind.HANG,
 }
 """Kinds by domain; others are unknown."""
-_OF_RUNTIMES = frozenset({"acl", "cann", "cuda", "signal", "torch_npu"})
 _OF_NODES = frozenset({"environment", "resource", "access", "storage", "network", "device"})
 """Domains in which a failure that would come again may be one of a node."""
 
@@ -54,7 +53,12 @@ def kind_of(found: Diagnosis) -> Kind:
         return Kind.HCCL if found.retry in ("same", "exclude") else Kind.USER
     if row is not None and found.domain == "silent":  # a library names the rank that it lost
         return Kind.HCCL
-    if row is not None and row.family in _OF_RUNTIMES and found.domain == "program" and found.retry == "unknown":
+    if (
+        row is not None
+        and row.family in {*RUNTIMES, "signal"}
+        and found.domain == "program"
+        and found.retry == "unknown"
+    ):
         return Kind.UNKNOWN  # a crash, or an operator that failed on the device: it may be the device's
     return _KINDS.get(found.domain, Kind.UNKNOWN)
 

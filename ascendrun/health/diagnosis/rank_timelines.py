@@ -145,7 +145,6 @@ EARLIER_S = 5.0
 """A line this long before the last output did not end the rank."""
 HARD_FROM = 60
 REPORT_LINES = 3
-_HARD = frozenset({"acl", "cann", "cuda", "driver", "hccl", "memory", "torch_npu"})
 _NOT_FATAL = frozenset({"numeric", "data"})
 """Families of signatures after which a program continues; the reason is the resulting exception, if any."""
 _KILLING = frozenset({"memory", "host", "limits", "driver", "launcher"})
@@ -222,15 +221,13 @@ def _closing(lines: Fatal, shown: Sequence[Hit]) -> Line | None:
 
 def _is_near_the_end(lines: RankLines, line: Line) -> bool:
     """Return whether it is near the end, without stderr output more than EARLIER_S later."""
-    at_s, end_s = line.at_s, lines.rank.exited_at_s
-    later = (other for other in lines.lines[-LAST_OUTPUT_LINES:] if other.stream == "err" and other.text.strip())
-    return at_s is None or (
-        (end_s is None or end_s - at_s <= NEAR_THE_END_S)
-        and not any(
-            other.at_s is not None and other.at_s - at_s > EARLIER_S and not is_informational(other.text)
-            for other in later
-        )
-    )
+    later_s = [
+        other.at_s
+        for other in lines.lines[-LAST_OUTPUT_LINES:]
+        if other.stream == "err" and other.text.strip() and other.at_s is not None and not is_informational(other.text)
+    ]
+    lived_s = lines.lived_s(line) or 0.0
+    return line.at_s is None or (lived_s <= NEAR_THE_END_S and max(later_s, default=0.0) - line.at_s <= EARLIER_S)
 
 
 def _indicator(lines: RankLines, hit: Hit, line: Line, *, weaker: bool, sure: bool) -> result.Indicator:
@@ -239,7 +236,7 @@ def _indicator(lines: RankLines, hit: Hit, line: Line, *, weaker: bool, sure: bo
         role = result.CONSEQUENCE  # the end of a rank whose wait timed out
     indicator = lines.indicator(hit, role, lines.moment_of(line), (lines.proof(line),), {}, sure=sure)
     went_on = lines.has_waited or lines.rank.stopped  # the reason of the end came later
-    is_hard = hit.signature.family in _HARD and hit.signature.strength >= HARD_FROM
+    is_hard = hit.signature.family in {*result.RUNTIMES, "hccl", "memory"} and hit.signature.strength >= HARD_FROM
     is_aside = hit.signature.family in _NOT_FATAL or (went_on and not is_hard)
     if weaker or is_aside:
         weak_role = result.SYMPTOM if is_aside and role == result.CAUSE else role

@@ -99,6 +99,8 @@ class Diagnosis:
     hint: str = ""
 
 
+RUNTIMES = frozenset({"acl", "cann", "cuda", "driver", "torch_npu"})
+"""Families of signatures of a device, its driver and its runtime: no handler in a program repairs them."""
 CAUSE, SYMPTOM, CONSEQUENCE, TEARDOWN = "cause", "symptom", "consequence", "teardown"
 TEXT_LIMIT = 600
 

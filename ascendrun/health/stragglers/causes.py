@@ -23,33 +23,21 @@ ENOUGH = 3
 
 
 class StragglerCause(str, Enum):
-    """Likely cause of a slow rank. SHARED: another process uses its device. HEALTH: the device is unhealthy.
+    """Likely cause of a slow rank, the most likely first: a hot device with a low clock is slow because of its
+    temperature. SHARED: another process uses its device. HEALTH: the device is unhealthy.
 
     CPU: the cores or the memory of the host are exhausted, or the rank gets a small fraction.
     WORK: its device is busier than the others, with more work or because it is slower.
     """
 
-    FREQUENCY = "frequency"
     TEMPERATURE = "temperature"
-    LINK = "link"
-    DATA = "data"
-    CPU = "cpu"
+    FREQUENCY = "frequency"
     SHARED = "shared"
+    CPU = "cpu"
+    DATA = "data"
+    LINK = "link"
     HEALTH = "health"
     WORK = "work"
-
-
-ORDER = (
-    StragglerCause.TEMPERATURE,
-    StragglerCause.FREQUENCY,
-    StragglerCause.SHARED,
-    StragglerCause.CPU,
-    StragglerCause.DATA,
-    StragglerCause.LINK,
-    StragglerCause.HEALTH,
-    StragglerCause.WORK,
-)
-"""The most likely first: a hot device with a low clock is slow because of its temperature."""
 
 
 class Mark(NamedTuple):
@@ -93,7 +81,7 @@ def likely_cause(marks: Iterable[Mark]) -> StragglerCause | None:
         return StragglerCause.CPU if StragglerCause.CPU in found else StragglerCause.DATA
     if StragglerCause.TEMPERATURE in found and StragglerCause.FREQUENCY not in found and len(found) > 1:
         found.discard(StragglerCause.TEMPERATURE)  # hot, but at full clock: not slow for that reason
-    return next((sign for sign in ORDER if sign in found), None)
+    return next((sign for sign in StragglerCause if sign in found), None)
 
 
 def find_marks(
@@ -209,12 +197,8 @@ def _link_flaps(mine: Sequence[DeviceSample]) -> list[Mark]:
         downs = [one.link_downs for one in mine if one.device == device and one.link_downs is not None]
         if downs and downs[-1] > downs[0]:
             count = downs[-1] - downs[0]
-            return [
-                Mark(
-                    StragglerCause.LINK,
-                    Text("straggler.link-flaps", "link down {count:.0f} times meanwhile", count=count),
-                )
-            ]
+            text = Text("straggler.link-flaps", "link down {count:.0f} times meanwhile", count=count)
+            return [Mark(StragglerCause.LINK, text)]
     return []
 
 

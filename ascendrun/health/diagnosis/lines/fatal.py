@@ -115,14 +115,11 @@ class Fatal(rank_lines.RankLines):
         if root.short_type in rank_lines.ENDS or _STOP_REQUESTED.search(root.message):
             return TEARDOWN
         message = self.message_of(root)
-        messages = (
-            ()
-            if root.last in self.stated
-            else tuple(line_kinds.find_peer_lines(self.lines[index] for index in message))
-        )
-        if any(peer_message.wait is not None for peer_message in messages):
+        stated = () if root.last in self.stated else (self.lines[index] for index in message)
+        messages = tuple(line_kinds.find_peer_lines(stated))
+        if any(one.wait is not None for one in messages):
             return CONSEQUENCE
-        if any(peer_message.kind in rank_lines.OF_SEVERAL for peer_message in messages):
+        if any(one.kind in rank_lines.OF_SEVERAL for one in messages):
             return SYMPTOM
         hit = _best(hit for hit in self.hits if hit.line in message and not _is_neutral(hit))
         if line_kinds.points_elsewhere(root.text) and self._later_hit(chain) is not None:
@@ -184,8 +181,7 @@ class Fatal(rank_lines.RankLines):
         if self._left_the_program(chain):
             return True
         line, after = self.lines[chain.last], self.after[chain.last]
-        end_s = self.rank.exited_at_s
-        lived_s = None if end_s is None or line.at_s is None else end_s - line.at_s
+        lived_s = self.lived_s(line)
         if line.stream == "error" or after <= rank_lines.LAST_OUTPUT_LINES:
             return lived_s is None or lived_s <= rank_lines.NEAR_THE_END_S
         return lived_s is not None and lived_s <= rank_lines.LAST_OUTPUT_S
@@ -206,12 +202,8 @@ class Fatal(rank_lines.RankLines):
     def _was_handled(self, chain: Chain) -> bool:
         """Return whether the next output of the program shows that it continued."""
         lines = self.lines
-        after = (
-            line.text
-            for line in lines[chain.last + 1 : chain.last + 4]
-            if line.stream == lines[chain.last].stream and line.text.strip()
-        )
-        text = next(after, "")
+        stream, after = lines[chain.last].stream, lines[chain.last + 1 : chain.last + 4]
+        text = next((line.text for line in after if line.stream == stream and line.text.strip()), "")
         return line_kinds.HANDLED.search(text) is not None and not text.startswith(("Traceback", " "))
 
     def _has_known_after(self, chain: Chain) -> bool:
@@ -261,27 +253,15 @@ class Fatal(rank_lines.RankLines):
             or (chain.kind == "torn" and last.at_s is None)
             or self._has_known_after(chain)
         )
-        unsure = (
-            not self.is_last_output(chain)
-            or was_handled
-            or is_aside
-            or chain.is_argued
-            or (hit is None and line_kinds.points_elsewhere(shown.text))
-        )
+        unsure = not self.is_last_output(chain) or was_handled or is_aside or chain.is_argued
         if hit is not None:
-            unsure = unsure or has_inner_code(hit, (lines[index].text for index in self.message_of(chain.root)))
-            unsure = unsure or (
-                hit.signature.blames in ("peer", "network") and line_kinds.has_bare_service(chain.root.text)
-            )
+            is_inner = has_inner_code(hit, (lines[index].text for index in self.message_of(chain.root)))
+            is_of_others = hit.signature.blames in ("peer", "network")
+            unsure = unsure or is_inner or (is_of_others and line_kinds.has_bare_service(chain.root.text))
             return [self.indicator(hit, role, when, proofs, values, sure=not unsure)]
-        unsure = (
-            unsure
-            or bool(self._known_waits())
-            or any(
-                peer_message.wait is not None or peer_message.kind in rank_lines.OF_SEVERAL
-                for peer_message in self.messages
-            )
-        )
+        unsure = unsure or line_kinds.points_elsewhere(shown.text)
+        is_of_several = any(message.kind in rank_lines.OF_SEVERAL for message in self.messages)
+        unsure = unsure or self.has_waited or is_of_several or bool(self._known_waits())
         # the output of a stopped rank may be its program's data, such as text
         was_printed = (last.stream == "out" and self.rank.stopped) or was_handled
         strength = STRENGTH["printed" if was_printed else "suffered" if unsure else "exception"]
@@ -305,9 +285,7 @@ class Fatal(rank_lines.RankLines):
         earlier one."""
         final = next((one for one in reversed(chain.leading) if not line_kinds.points_elsewhere(one.text)), chain.final)
         echo = line_kinds.find_peer_lines(self.lines[index] for index in self.message_of(final))
-        is_echo = role == CAUSE and (
-            any(peer_message.wait is not None for peer_message in echo) or self._suffered_wait(final)
-        )
+        is_echo = role == CAUSE and (self._suffered_wait(final) or any(one.wait is not None for one in echo))
         return chain.root if is_echo or chain.kind == "thread" or _RERAISED.match(final.message) else final
 
     def _hit_of(self, chain: Chain, role: str) -> Hit | None:

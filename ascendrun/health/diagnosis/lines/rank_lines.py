@@ -15,7 +15,16 @@ from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvid
 from ascendrun.health.diagnosis.lines import line_kinds
 from ascendrun.health.diagnosis.lines.exits import CRASHES, signal_of
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, find_chains, same_exception
-from ascendrun.health.diagnosis.result import CAUSE, STRENGTH, Indicator, Proof, normalised, proof_of, same_line
+from ascendrun.health.diagnosis.result import (
+    CAUSE,
+    RUNTIMES,
+    STRENGTH,
+    Indicator,
+    Proof,
+    normalised,
+    proof_of,
+    same_line,
+)
 
 AFTERWARDS_LINES, AFTERWARDS_LIMIT = 12, 200
 """Maximum number of ordinary lines after the fatal error: final output, warnings, rest of progress bars."""
@@ -177,10 +186,14 @@ class RankLines:
         line, after = self.lines[index], self.after[index]
         if line.stream == "error" or after <= AFTERWARDS_LINES:
             return True
-        end_s = self.rank.exited_at_s
-        if end_s is None or line.at_s is None:
+        lived_s = self.lived_s(line)
+        if lived_s is None:
             return after <= 5 * AFTERWARDS_LINES
-        return end_s - line.at_s <= NEAR_THE_END_S and after <= AFTERWARDS_LIMIT
+        return lived_s <= NEAR_THE_END_S and after <= AFTERWARDS_LIMIT
+
+    def lived_s(self, line: Line) -> float | None:
+        """Return how long the rank ran after it; None: a time is unknown."""
+        return None if self.rank.exited_at_s is None or line.at_s is None else self.rank.exited_at_s - line.at_s
 
     # --- conversion of lines
 
@@ -205,8 +218,8 @@ class RankLines:
         """Make a reason of a known message; `values`: of the exception that contains it."""
         row = hit.signature
         strength = max(row.strength, STRENGTH["exception"]) if values and role == CAUSE else row.strength
-        is_shown = not values or any(proof.text == hit.text.strip() for proof in proofs)
-        shown = proofs if is_shown else (*proofs, self.proof(self.lines[hit.line]))
+        if values and not any(proof.text == hit.text.strip() for proof in proofs):
+            proofs = (*proofs, self.proof(self.lines[hit.line]))
         return Indicator(
             row.code,
             role,
@@ -214,7 +227,7 @@ class RankLines:
             self.rank.rank,
             self.rank.host,
             when,
-            shown,
+            proofs,
             {**values, **hit.values},
             sure=sure,
             key="" if row.blames in ("job", "network") else normalised(hit.text) if not values else row.code,
@@ -242,8 +255,6 @@ _ASKS = frozenset({
 """Exceptions with which a program tests whether something exists; it has an alternative."""
 _CLEARS = re.compile(r"__a?exit__|__del__|_*(?:close|cleanup|clean_up|shutdown|finalize|destroy|teardown|tear_down)\w*")
 ENDS = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException", "GracefulExit"})
-_DEVICE = frozenset({"acl", "cann", "cuda", "driver", "torch_npu", "hccl"})
-"""Families of failures that no handler can repair."""
 _ERRNO = re.compile(r"^\[Errno -?\d+\]\s*")
 _NAMED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
 _RAISES = re.compile(r"raise\b")
@@ -266,7 +277,7 @@ def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) ->
             continue  # of a kind that any failure causes
         known = [hit for hit in hits if before[0].last <= hit.line < later.first and hit.signature.strength >= 20]
         if (
-            any(hit.signature.role != CAUSE or hit.signature.family in _DEVICE for hit in known)
+            any(hit.signature.role != CAUSE or hit.signature.family in {*RUNTIMES, "hccl"} for hit in known)
             or any(one.collective for one in before)
             or any(line_kinds.find_peer_lines(lines[before[0].last : later.first]))
         ):
