@@ -9,17 +9,8 @@ from dataclasses import field, replace
 from ascendrun.ascend.signatures import Hit, scan, signature_of, strongest
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
+from ascendrun.health.diagnosis import evidence as given
 from ascendrun.health.diagnosis import result
-from ascendrun.health.diagnosis.evidence import (
-    Evidence,
-    HostEvidence,
-    Line,
-    Moment,
-    RankEvidence,
-    earliest,
-    moment,
-    surely_before,
-)
 from ascendrun.health.diagnosis.lines.exits import signal_of
 from ascendrun.health.diagnosis.lines.rank_lines import OF_SEVERAL
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
@@ -38,7 +29,7 @@ class Candidate:
     strength: int
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
-    at: Moment | None = None
+    at: given.Moment | None = None
     proofs: tuple[result.Proof, ...] = ()
     values: Mapping[str, str | Rendered] = field(default_factory=dict)
     sure: bool = True
@@ -50,7 +41,7 @@ class Candidate:
         return self.strength >= result.CREDIBLE
 
 
-def candidates_of(evidence: Evidence, timelines: Sequence[RankTimeline]) -> tuple[Candidate, ...]:
+def candidates_of(evidence: given.Evidence, timelines: Sequence[RankTimeline]) -> tuple[Candidate, ...]:
     """Return ranks with their own reason, grouped by reason; then hosts and devices."""
     causes = [timeline.own for timeline in timelines if timeline.own is not None and timeline.has_cause]
     found = _by_reason(indicator for indicator in causes if not indicator.is_vague)
@@ -88,7 +79,9 @@ def _is_one_end(one: result.Indicator, other: result.Indicator) -> bool:
         return True
     if one.at is None or other.at is None:
         return False
-    return not surely_before(one.at, other.at, by_s=AT_ONCE_S) and not surely_before(other.at, one.at, by_s=AT_ONCE_S)
+    return not given.surely_before(one.at, other.at, by_s=AT_ONCE_S) and not given.surely_before(
+        other.at, one.at, by_s=AT_ONCE_S
+    )
 
 
 def _of_symptoms(timelines: Sequence[RankTimeline]) -> list[Candidate]:
@@ -149,7 +142,7 @@ def make_candidate(indicators: Sequence[result.Indicator]) -> Candidate:
         strength=max(indicator.strength for indicator in indicators),
         ranks=tuple(sorted({indicator.rank for indicator in indicators})),
         hosts=tuple(sorted({indicator.host for indicator in indicators})),
-        at=earliest(indicator.at for indicator in indicators),
+        at=given.earliest(indicator.at for indicator in indicators),
         proofs=tuple(proof for indicator in ordered[:2] for proof in indicator.proofs)[:PROOFS_LIMIT],
         values=first.values,
         sure=any(indicator.sure for indicator in indicators),
@@ -167,7 +160,7 @@ _OF_ERRNO = {
 """Codes of the catalogue for errors that a supervisor met in the attempt's directory."""
 
 
-def _of_host(evidence: Evidence, host: HostEvidence, found: Sequence[Candidate]) -> list[Candidate]:
+def _of_host(evidence: given.Evidence, host: given.HostEvidence, found: Sequence[Candidate]) -> list[Candidate]:
     """Return what is known of the host itself. What its supervisor could not write precedes the silence of its ranks,
     whose output it took with it; not a reason of their own."""
     here = evidence.ranks_of(host.host)
@@ -186,17 +179,19 @@ def _of_host(evidence: Evidence, host: HostEvidence, found: Sequence[Candidate])
         node_s = 2 * event.at_s - host.clock.to_head_s(event.at_s)
         if known is not None and host.host in event.hosts and is_timely(node_s, here):
             failed = tuple(rank.rank for rank in here if rank.has_failed)
-            at, proof = Moment(event.at_s, 0.0, host.host), _proof_of(event, host)
+            at, proof = given.Moment(event.at_s, 0.0, host.host), _proof_of(event, host)
             strength = result.STRENGTH["kernel"]
             return [*made, Candidate(known, strength, failed or ranks, (host.host,), at, (proof,), sure=False)]
     return made
 
 
-def _proof_of(event: Event, host: HostEvidence) -> result.Proof:
+def _proof_of(event: Event, host: given.HostEvidence) -> result.Proof:
     return result.Proof(text=event.message(), host=host.host, at_s=event.at_s)
 
 
-def _of_devices(evidence: Evidence, timelines: Sequence[RankTimeline], found: Sequence[Candidate]) -> list[Candidate]:
+def _of_devices(
+    evidence: given.Evidence, timelines: Sequence[RankTimeline], found: Sequence[Candidate]
+) -> list[Candidate]:
     """Return devices that are unhealthy afterwards, if nothing else is credible or the failed rank used them."""
     by_rank = {timeline.rank.rank: timeline for timeline in timelines}
     credible = {rank for one in found if one.is_credible and not one.is_vague for rank in one.ranks}
@@ -215,7 +210,7 @@ def _of_devices(evidence: Evidence, timelines: Sequence[RankTimeline], found: Se
         proof = result.Proof(text=text, host=host.host, file=fact.file, rank=ranks[0] if ranks else None)
         explained = [unclear[rank] for rank in ranks if rank in unclear]
         strength = max([result.STRENGTH["device-alarm"], *(one.strength + 1 for one in explained)])
-        when = earliest([*(timeline.end for timeline in ended), *(one.at for one in explained)])
+        when = given.earliest([*(timeline.end for timeline in ended), *(one.at for one in explained)])
         values = {"device": str(fact.device), "problem": fact.problem}
         made = Candidate("device-alarm", strength, ranks, (host.host,), when, (proof,), values, sure=False)
         alarms.append(replace(made, caveats=("only-afterwards",)))
@@ -247,7 +242,7 @@ NEAR_S = 300.0
 """Maximum time from a kernel message to a rank's message for the same event."""
 
 
-def candidates_of_kernels(evidence: Evidence, found: Sequence[Candidate]) -> list[Candidate]:
+def candidates_of_kernels(evidence: given.Evidence, found: Sequence[Candidate]) -> list[Candidate]:
     """Return candidates if no rank has a credible reason, or if ranks on the host were only killed, crashed, or have
     an unclear device code."""
     alarms = [one for one in found if "only-afterwards" in one.caveats]
@@ -269,7 +264,7 @@ def _with_device(kernel: Candidate, alarms: Sequence[Candidate]) -> Candidate:
     return replace(kernel, ranks=there[0].ranks, at=kernel.at or there[0].at, proofs=proofs)
 
 
-def _of_kernel(evidence: Evidence, host: HostEvidence, weak: Sequence[Candidate]) -> Candidate | None:
+def _of_kernel(evidence: given.Evidence, host: given.HostEvidence, weak: Sequence[Candidate]) -> Candidate | None:
     lines, here = host.dmesg or (), evidence.ranks_of(host.host)
     explained = [one for one in weak if set(one.ranks) & {rank.rank for rank in here}]
     hits = [hit for hit in _hits(lines, here) if all(_may_explain(evidence, host, hit, one) for one in explained)]
@@ -286,7 +281,7 @@ def _of_kernel(evidence: Evidence, host: HostEvidence, weak: Sequence[Candidate]
         named or joined,
         (host.host,),
         sure=bool(ended),
-        at=moment(evidence, host.host, lines[hit.line].at_s),
+        at=given.moment(evidence, host.host, lines[hit.line].at_s),
         values=hit.values,
         proofs=(result.proof_of(evidence, lines[hit.line], host),),
         caveats=() if ended else ("only-kernel",),
@@ -297,7 +292,7 @@ def _names(hit: Hit, **number: int | None) -> bool:
     return any(value is not None and hit.values.get(name) == str(value) for name, value in number.items())
 
 
-def _ended(rank: RankEvidence, hit: Hit, at_s: float | None) -> bool:
+def _ended(rank: given.RankEvidence, hit: Hit, at_s: float | None) -> bool:
     """Return whether the kernel reports the rank as ended, by pid, and it ended so at that time."""
     is_end = rank.has_failed and signal_of(rank) in _OF_KERNELS.get(hit.signature.code, ())
     if not is_end or not _names(hit, pid=rank.pid):
@@ -305,7 +300,7 @@ def _ended(rank: RankEvidence, hit: Hit, at_s: float | None) -> bool:
     return at_s is None or rank.exited_at_s is None or -KILLED_AT_ONCE_S < rank.exited_at_s - at_s < AFTER_S
 
 
-def _hits(lines: Sequence[Line], here: Sequence[RankEvidence]) -> list[Hit]:
+def _hits(lines: Sequence[given.Line], here: Sequence[given.RankEvidence]) -> list[Hit]:
     """Return causes in kernel lines shortly before the end, or before the last output of stopped ranks, and all that
     the kernel says about the process of a rank that did not fail."""
     timely = [(at, line.text) for at, line in enumerate(lines) if line.at_s is None or is_timely(line.at_s, here)]
@@ -317,7 +312,7 @@ def _hits(lines: Sequence[Line], here: Sequence[RankEvidence]) -> list[Hit]:
     ]
 
 
-def is_timely(at_s: float, here: Sequence[RankEvidence]) -> bool:
+def is_timely(at_s: float, here: Sequence[given.RankEvidence]) -> bool:
     """Return whether this time of their host is shortly before the end of the ranks, or near their last output."""
     end_s = max((rank.exited_at_s for rank in here if rank.exited_at_s is not None), default=None)
     outputs_s = [rank.last_output_s for rank in here if rank.last_output_s is not None and not rank.has_failed]
@@ -328,9 +323,9 @@ def is_timely(at_s: float, here: Sequence[RankEvidence]) -> bool:
     )
 
 
-def _may_explain(evidence: Evidence, host: HostEvidence, hit: Hit, one: Candidate) -> bool:
+def _may_explain(evidence: given.Evidence, host: given.HostEvidence, hit: Hit, one: Candidate) -> bool:
     """Return whether it may explain `one`; a device code ranks below a kernel message only at about the same time."""
-    when = moment(evidence, host.host, (host.dmesg or ())[hit.line].at_s)
+    when = given.moment(evidence, host.host, (host.dmesg or ())[hit.line].at_s)
     if not is_of_some_device(one) or one.at is None or when is None:
         return True
     return -NEAR_S < when.at_s - one.at.at_s < AFTER_S

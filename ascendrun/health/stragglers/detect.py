@@ -18,15 +18,7 @@ from typing import Callable, Optional
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.samples import Newest
 from ascendrun.health.samples.step_times import StepTimes
-from ascendrun.health.stragglers.causes import (
-    Mark,
-    Places,
-    StragglerCause,
-    find_marks,
-    host_marks,
-    likely_cause,
-    slow_by_metrics,
-)
+from ascendrun.health.stragglers import causes
 from ascendrun.health.stragglers.load import Busy, busier_ranks
 from ascendrun.text import Text
 
@@ -70,8 +62,8 @@ class Straggler:
     since_s: float | None
     slower_by: float | None
     step_fraction: float | None
-    cause: StragglerCause | None
-    evidence: tuple[Mark, ...]
+    cause: causes.StragglerCause | None
+    evidence: tuple[causes.Mark, ...]
     every: int | None = None
 
 
@@ -114,7 +106,7 @@ def find_stragglers(
     """
     known = {rank: found for rank, found in steps.items() if rank in hosts_of_ranks and found}
     compared, by_time = _slow_by_time(known)
-    places = Places.of(samples, hosts_of_ranks)
+    places = causes.Places.of(samples, hosts_of_ranks)
     busy: Mapping[int, Busy] = {} if compared else busier_ranks(samples, places, since_s=now_s - USES_S)
     by_use = {rank: _Slow(one.since_s, one.idle, 1.0, one.slower_by) for rank, one in busy.items()}
     waiting = _slow_ranks(known, lambda one: one.data_s, of_step=True)[1]
@@ -125,13 +117,13 @@ def find_stragglers(
         begins = [one.since_s for one in mine if one.since_s is not None]
         excess_s, step_s = median(one.excess_s for one in mine), median(one.step_s for one in mine)
         figures_s = min([now_s - STARTED_S, *begins])
-        marks = find_marks(host, ranks, samples, places, lame=set(slow), since_s=figures_s)
+        marks = causes.find_marks(host, ranks, samples, places, lame=set(slow), since_s=figures_s)
         waits = None if mine[0] in by_use.values() else _waits_for_data(ranks, known, excess_s)
         marks = (*([waits] if waits else []), *(busy[one].mark for one in ranks[:1] if one in busy), *marks)
         slower_by, fraction = round(median(one.slower_by for one in mine), 4), round(min(1.0, excess_s / step_s), 4)
-        since_s, cause = min(begins, default=None), likely_cause(marks)
+        since_s, cause = min(begins, default=None), causes.likely_cause(marks)
         stragglers.append(Straggler(rank, host, ranks, since_s, slower_by, fraction, cause, marks, mine[0].every))
-    more = slow_by_metrics(samples, places, without=set(slow), compared=compared, since_s=now_s - STARTED_S)
+    more = causes.slow_by_metrics(samples, places, without=set(slow), compared=compared, since_s=now_s - STARTED_S)
     stragglers += [Straggler(rank, host, (rank,), None, None, None, mark.cause, (mark,)) for host, rank, mark in more]
     if not slow and not compared:
         stragglers += _crowded_hosts(samples, hosts_of_ranks, since_s=now_s - STARTED_S)
@@ -192,7 +184,7 @@ def _crowded_hosts(samples: Newest, hosts_of_ranks: Mapping[int, str], *, since_
     return [
         Straggler(None, host, ranks, None, None, None, marks[0].cause, tuple(marks))
         for host, ranks in hosts.items()
-        if len(hosts) > 1 and (marks := host_marks(host, samples, hosts, since_s=since_s))
+        if len(hosts) > 1 and (marks := causes.host_marks(host, samples, hosts, since_s=since_s))
     ]
 
 
@@ -320,7 +312,7 @@ def _by_host(
     return found
 
 
-def _waits_for_data(ranks: Sequence[int], steps: Steps, excess_s: float) -> Mark | None:
+def _waits_for_data(ranks: Sequence[int], steps: Steps, excess_s: float) -> causes.Mark | None:
     """Return the wait for data if it is at least half of the excess."""
     reported = {
         rank: [one.data_s for one in found[-WINDOW * WINDOWS :] if one.data_s is not None]
@@ -333,20 +325,20 @@ def _waits_for_data(ranks: Sequence[int], steps: Steps, excess_s: float) -> Mark
         return None
     seconds, usual_s = round(median(here), 4), round(_others(others), 4)
     text = Text("straggler.data-wait", "{here:.3g} s per step (others {others:.3g} s)", here=seconds, others=usual_s)
-    return Mark(StragglerCause.DATA, text)
+    return causes.Mark(causes.StragglerCause.DATA, text)
 
 
 # ---------------------------------------------------------------- messages
 
-_CAUSES: Mapping[StragglerCause, Text] = {
-    StragglerCause.FREQUENCY: Text("straggler.frequency", "low device clock"),
-    StragglerCause.TEMPERATURE: Text("straggler.temperature", "high device temperature"),
-    StragglerCause.LINK: Text("straggler.link", "network link"),
-    StragglerCause.DATA: Text("straggler.data", "waiting for data"),
-    StragglerCause.CPU: Text("straggler.cpu", "not enough CPU or memory on the host"),
-    StragglerCause.SHARED: Text("straggler.shared", "another process uses the device"),
-    StragglerCause.HEALTH: Text("straggler.health", "device health"),
-    StragglerCause.WORK: Text(
+_CAUSES: Mapping[causes.StragglerCause, Text] = {
+    causes.StragglerCause.FREQUENCY: Text("straggler.frequency", "low device clock"),
+    causes.StragglerCause.TEMPERATURE: Text("straggler.temperature", "high device temperature"),
+    causes.StragglerCause.LINK: Text("straggler.link", "network link"),
+    causes.StragglerCause.DATA: Text("straggler.data", "waiting for data"),
+    causes.StragglerCause.CPU: Text("straggler.cpu", "not enough CPU or memory on the host"),
+    causes.StragglerCause.SHARED: Text("straggler.shared", "another process uses the device"),
+    causes.StragglerCause.HEALTH: Text("straggler.health", "device health"),
+    causes.StragglerCause.WORK: Text(
         "straggler.work", "more work than the other ranks, or a slower device: samples do not distinguish them"
     ),
 }

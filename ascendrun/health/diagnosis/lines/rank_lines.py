@@ -11,20 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ascendrun.ascend.signatures import Hit, scan
+from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, is_after_stop, moment
 from ascendrun.health.diagnosis.lines import line_kinds
 from ascendrun.health.diagnosis.lines.exits import CRASHES, signal_of
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, find_chains, same_exception
-from ascendrun.health.diagnosis.result import (
-    CAUSE,
-    RUNTIMES,
-    STRENGTH,
-    Indicator,
-    Proof,
-    normalised,
-    proof_of,
-    same_line,
-)
 
 AFTERWARDS_LINES, AFTERWARDS_LIMIT = 12, 200
 """Maximum number of ordinary lines after the fatal error: final output, warnings, rest of progress bars."""
@@ -67,7 +58,7 @@ class RankLines:
             for hit in scan((index, line.text) for index, line in enumerate(lines))
             if is_specific(hit)
             and (hit.line not in self.stated or hit.signature.family not in OF_THE_SYSTEM)
-            and (hit.signature.role != CAUSE or not line_kinds.is_informational(hit.text))
+            and (hit.signature.role != result.CAUSE or not line_kinds.is_informational(hit.text))
         ]
         raised = [one for chain in self.chains for one in chain.raised]
         reports = {*(hit.line for hit in hits), *(index for one in raised for index in range(one.first, one.last + 1))}
@@ -153,7 +144,7 @@ class RankLines:
     def survived(self) -> Mapping[str, bool]:
         """Return known lines (by `same_line`) and exceptions after which the rank kept running; False: possibly, times
         unknown. For a rank that failed: those long before its last work, and lines long before its last output."""
-        loose = [(same_line(hit.signature.code, hit.text), hit.line) for hit in self.hits]
+        loose = [(result.same_line(hit.signature.code, hit.text), hit.line) for hit in self.hits]
         loose += [(f"exception|{same_exception(chain)}", chain.last) for chain in self.chains if chain.kind != "main"]
         uncaught = [(f"exception|{same_exception(chain)}", chain.last) for chain in self.chains if chain.kind == "main"]
         if self.rank.has_failed:
@@ -202,25 +193,25 @@ class RankLines:
         at_s = line.at_s if line.at_s is not None else self.rank.exited_at_s
         return moment(self.evidence, self.rank.host, at_s)
 
-    def proof(self, line: Line) -> Proof:
-        return proof_of(self.evidence, line, self.rank)
+    def proof(self, line: Line) -> result.Proof:
+        return result.proof_of(self.evidence, line, self.rank)
 
     def indicator(
         self,
         hit: Hit,
         role: str,
         when: Moment | None,
-        proofs: tuple[Proof, ...],
+        proofs: tuple[result.Proof, ...],
         values: Mapping[str, str],
         *,
         sure: bool,
-    ) -> Indicator:
+    ) -> result.Indicator:
         """Make a reason of a known message; `values`: of the exception that contains it."""
         row = hit.signature
-        strength = max(row.strength, STRENGTH["exception"]) if values and role == CAUSE else row.strength
+        strength = max(row.strength, result.STRENGTH["exception"]) if values and role == result.CAUSE else row.strength
         if values and not any(proof.text == hit.text.strip() for proof in proofs):
             proofs = (*proofs, self.proof(self.lines[hit.line]))
-        return Indicator(
+        return result.Indicator(
             row.code,
             role,
             strength,
@@ -230,7 +221,7 @@ class RankLines:
             proofs,
             {**values, **hit.values},
             sure=sure,
-            key="" if row.blames in ("job", "network") else normalised(hit.text) if not values else row.code,
+            key="" if row.blames in ("job", "network") else result.normalised(hit.text) if not values else row.code,
         )
 
 
@@ -277,7 +268,10 @@ def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) ->
             continue  # of a kind that any failure causes
         known = [hit for hit in hits if before[0].last <= hit.line < later.first and hit.signature.strength >= 20]
         if (
-            any(hit.signature.role != CAUSE or hit.signature.family in {*RUNTIMES, "hccl"} for hit in known)
+            any(
+                hit.signature.role != result.CAUSE or hit.signature.family in {*result.RUNTIMES, "hccl"}
+                for hit in known
+            )
             or any(one.collective for one in before)
             or any(line_kinds.find_peer_lines(lines[before[0].last : later.first]))
         ):
