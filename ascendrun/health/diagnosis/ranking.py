@@ -53,10 +53,9 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
     if winner is None:
         return _unknown(evidence, timelines)
     caveats = caveats_of(winner, candidates, evidence, timelines)
-    is_weak = "only-symptom" in caveats and winner.strength < 30
     chain = make_chain(winner, timelines)
     lags_s = [link.lag_s for link in chain if link.role is Role.CONSEQUENCE and link.lag_s is not None]
-    confidence = Confidence.UNKNOWN if is_weak else Confidence.LIKELY if caveats else Confidence.CERTAIN
+    confidence = Confidence.LIKELY if caveats else Confidence.CERTAIN
     found = classes.classify(winner, evidence, timelines)
     is_of_host = found.scope == "host"
     return Diagnosis(
@@ -105,8 +104,6 @@ def advice_of(winner: Candidate, timelines: Sequence[RankTimeline]) -> Mapping[s
 def choose(candidates: Sequence[Candidate]) -> Candidate | None:
     """Return the strongest candidate that no credible other one certainly preceded; of equals, the earliest. A rank
     that ended without output before all others had a reason is not a consequence of them."""
-    if not candidates:
-        return None
     credible = [one for one in candidates if one.is_credible] or list(candidates)
     mute = [
         one
@@ -121,7 +118,7 @@ def choose(candidates: Sequence[Candidate]) -> Candidate | None:
     first = [
         one for one in credible if not any(surely_before(other.at, one.at) for other in certain if other is not one)
     ]
-    return max(first or credible, key=lambda one: (one.strength, -_at_s(one)))
+    return max(first or credible, key=lambda one: (one.strength, -_at_s(one)), default=None)
 
 
 def _at_s(one: Candidate) -> float:
@@ -136,23 +133,19 @@ def _outlier(candidates: Sequence[Candidate], timelines: Sequence[RankTimeline])
     if len(mute) != 1 or len(loud) != 1 or loud[0].code != "exception" or surely_before(loud[0].at, mute[0].at):
         return None
     codes = {str(timeline.rank.code) for timeline in timelines if timeline.rank.rank in loud[0].ranks}
-    is_alone = 4 * len(mute[0].ranks) <= len(loud[0].ranks) and len(mute[0].ranks) + len(loud[0].ranks) == len(
-        timelines
-    )
+    few, many = len(mute[0].ranks), len(loud[0].ranks)
+    is_alone = 4 * few <= many and few + many == len(timelines)
     return mute[0] if is_alone and mute[0].values.get("code") not in codes else None
 
 
 def _joined(kernel: Candidate, waiting: Candidate, timelines: Sequence[RankTimeline]) -> Candidate:
     """Join a kernel message and the rank that others waited for, if on one host; of several hosts, choose the one
     with the kernel message; otherwise return `waiting`."""
-    if set(waiting.hosts) <= set(kernel.hosts):
-        return replace(kernel, ranks=waiting.ranks, proofs=(*kernel.proofs, *waiting.proofs))
-    if waiting.code in SEVERAL and set(kernel.hosts) < set(waiting.hosts):
-        there = {timeline.rank.rank for timeline in timelines if timeline.rank.host in kernel.hosts}
-        return replace(
-            kernel, ranks=tuple(sorted(there & set(waiting.ranks))), proofs=(*kernel.proofs, *waiting.proofs)
-        )
-    return waiting
+    own, theirs = set(kernel.hosts), set(waiting.hosts)
+    if not (theirs <= own or (waiting.code in SEVERAL and own < theirs)):
+        return waiting
+    there = {timeline.rank.rank for timeline in timelines if timeline.rank.host in own}
+    return replace(kernel, ranks=tuple(sorted(there & {*waiting.ranks})), proofs=(*kernel.proofs, *waiting.proofs))
 
 
 # ---------------------------------------------------------------- certainty
