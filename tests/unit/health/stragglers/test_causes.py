@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Callable
+from typing import Any, Callable
 
 import pytest
 
@@ -62,19 +62,36 @@ def test_the_slow_rank_is_named_though_all_steps_take_equally_long(seed: int) ->
     assert found.step_fraction == pytest.approx(0.3 / 1.5, abs=0.06)
 
 
-def test_a_little_slower_among_steps_that_differ_much_shows_over_many_steps() -> None:
-    world = World(steps=240, noise=0.2, slower=lambda rank, step: 1.25 if rank == 5 else 1.0).run()
-    assert [found.rank for found in look(world)] == [5]
+def of_rank_5(factor: float, when: Callable[[int], bool] = lambda step: True) -> dict[str, Any]:
+    return {"slower": lambda rank, step: factor if rank == 5 and when(step) else 1.0}
 
 
-def test_one_slow_step_or_a_few_are_no_straggler() -> None:
-    for slow in ({40}, {40, 41, 42, 43}, set(range(40, 54))):
-        assert look(World(slower=lambda rank, step, slow=slow: 3.0 if rank == 5 and step in slow else 1.0).run()) == ()
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": 240, "noise": 0.2, **of_rank_5(1.25)},
+        {"steps": 400, "log_every": 10, "pauses": False, **of_rank_5(1.3)},
+    ],
+    ids=["a little slower among steps that differ much", "every tenth step is logged"],
+)
+def test_a_slow_rank_shows_over_many_steps(changes: dict[str, Any]) -> None:
+    assert [found.rank for found in look(World(**changes).run())] == [5]
 
 
-def test_a_rank_that_is_as_fast_as_the_others_again_is_none_any_more() -> None:
-    world = World(steps=120, slower=lambda rank, step: 1.5 if rank == 5 and step < 90 else 1.0).run()
-    assert look(world) == ()
+@pytest.mark.parametrize(
+    "changes",
+    [
+        of_rank_5(3.0, lambda step: step == 40),
+        of_rank_5(3.0, range(40, 44).__contains__),
+        of_rank_5(3.0, range(40, 54).__contains__),
+        {"steps": 120, **of_rank_5(1.5, lambda step: step < 90)},  # as fast as the others again
+        {"slower": lambda rank, step: 1.5 if rank >= 4 else 1.0},  # most are slower than a few
+        {"compute_s": 0.1, "shared_s": 5.0, **of_rank_5(1.4)},  # nobody notices
+        *({"steps": few, **of_rank_5(3.0)} for few in (0, 1, 10)),  # too little is told
+    ],
+)
+def test_who_is_slow_for_a_moment_or_unnoticed_or_one_of_most_is_no_straggler(changes: dict[str, Any]) -> None:
+    assert look(World(**changes).run()) == ()
 
 
 def test_since_when_is_told_to_the_window() -> None:
@@ -85,29 +102,16 @@ def test_since_when_is_told_to_the_window() -> None:
     assert abs(found.since_s - began_s) < 20 * 1.7
 
 
-def test_a_slow_node_is_told_as_the_node() -> None:
-    world = World(nodes=4, slower=lambda rank, step: 1.4 if rank // 8 == 2 else 1.0).run()
-    [found] = look(world)
-    assert (found.rank, found.host, found.ranks) == (None, "npu02", tuple(range(16, 24)))
-
-
-def test_of_two_nodes_the_slow_one_is_named_though_half_of_all_ranks_are_slow() -> None:
-    world = World(nodes=2, slower=lambda rank, step: 1.4 if rank >= 8 else 1.0).run()
-    [found] = look(world)
-    assert (found.rank, found.host) == (None, "npu01")
+@pytest.mark.parametrize(("nodes", "slow"), [(4, 2), (2, 1)])
+def test_a_slow_node_is_told_as_the_node_though_it_has_half_of_all_ranks(nodes: int, slow: int) -> None:
+    [found] = look(World(nodes=nodes, slower=lambda rank, step: 1.4 if rank // 8 == slow else 1.0).run())
+    ranks = tuple(range(8 * slow, 8 * slow + 8))
+    assert (found.rank, found.host, found.ranks) == (None, f"npu0{slow}", ranks)
 
 
 def test_two_slow_ranks_of_different_nodes_are_both_named_the_slowest_first() -> None:
     world = World(slower=lambda rank, step: {3: 1.3, 12: 1.6}.get(rank, 1.0)).run()
     assert [found.rank for found in look(world)] == [12, 3]
-
-
-def test_when_most_ranks_are_slower_than_a_few_nobody_is_a_straggler() -> None:
-    assert look(World(slower=lambda rank, step: 1.5 if rank >= 4 else 1.0).run()) == ()
-
-
-def test_who_is_slower_by_what_nobody_notices_is_left_in_peace() -> None:
-    assert look(World(compute_s=0.1, shared_s=5.0, slower=lambda rank, step: 1.4 if rank == 5 else 1.0).run()) == ()
 
 
 def test_ranks_that_do_not_wait_for_each_other_are_compared_by_their_steps() -> None:
@@ -137,17 +141,6 @@ def test_where_nothing_else_is_told_who_is_always_last_is_named_once_clocks_are_
     for error_s in (None, 0.5):
         unsure = {rank: late(rank, error_s=error_s) for rank in range(4)}
         assert find_stragglers(unsure, Newest(), hosts_of_ranks=hosts, now_s=1060.0) == ()
-
-
-def test_a_program_that_logs_every_tenth_step_is_judged_as_well() -> None:
-    world = World(steps=400, log_every=10, pauses=False, slower=lambda rank, step: 1.3 if rank == 5 else 1.0).run()
-    assert [found.rank for found in look(world)] == [5]
-
-
-@pytest.mark.parametrize("few", [0, 1, 10])
-def test_too_little_told_is_no_verdict(few: int) -> None:
-    world = World(steps=few, slower=lambda rank, step: 3.0 if rank == 5 else 1.0).run()
-    assert look(world) == ()
 
 
 def test_one_rank_that_writes_alone_is_compared_with_nobody() -> None:
