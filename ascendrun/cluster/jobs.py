@@ -79,13 +79,13 @@ class Jobs(Part):
         )
         # The controller may die after it stored the job and before it replies; the key makes a repeat harmless.
         if resume is None and from_stage is None and submissions[0].stage is None:
-            job_id = self._head.request(Submit((submissions[0].to_json(),)), repeat=True).job
-            return Job(self._cluster, job_id, warnings_of(submissions, self._head.settings.state_dir))
-        before = self.stages(resume) if resume is not None else ()
-        repeated = stages_to_repeat(submissions, [stored.job for stored in before], from_stage, resume)
-        request = Submit(tuple(stage.to_json() for stage in repeated), before[0].job.pipeline if before else None)
-        pipeline = self._head.request(request, repeat=True).job
-        return Job(self._cluster, pipeline, warnings_of(submissions, self._head.settings.state_dir))
+            request = Submit((submissions[0].to_json(),))
+        else:
+            before = self.stages(resume) if resume is not None else ()
+            repeated = stages_to_repeat(submissions, [stored.job for stored in before], from_stage, resume)
+            request = Submit(tuple(stage.to_json() for stage in repeated), before[0].job.pipeline if before else None)
+        job_id = self._head.request(request, repeat=True).job
+        return Job(self._cluster, job_id, warnings_of(submissions, self._head.settings.state_dir))
 
     def retry(self, ref: str) -> JobView:
         """Start the next attempt of a job that failed or was stopped, with a new budget of restarts. A pipeline is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -156,16 +156,20 @@ def print_report(report: DoctorReport, *, color: bool, wide: bool) -> None:
 
 def _table(rows: Sequence[FactRow], count: int) -> list[str]:
     """Return one line per fact; the nodes that differ follow the most common value."""
-    lines = []
+    lines: list[str] = []
     for row in rows:
-        parts = []
-        for group in row.groups:
-            value = str(Text("doctor.unknown", "unknown")) if group.value is None else sanitise_line(str(group.value))
-            parts.append(value if len(group.hosts) == count else f"{value}  {fold_hosts(group.hosts)}")
         label = str(LABELS.get(row.name, row.name))
-        lines.append(f"{label}{' ' * max(1, LABEL_WIDTH - width_of(label))}{parts[0]}")
-        lines.extend(f"{'':<8}! {part}" for part in parts[1:])
+        lead = f"{label}{' ' * max(1, LABEL_WIDTH - width_of(label))}"
+        lines += _group_lines(row, lead, f"{'':<8}", count, unknown=Text("doctor.unknown", "unknown"))
     return lines
+
+
+def _group_lines(row: FactRow | EnvRow, lead: str, indent: str, count: int, *, unknown: Text) -> Iterator[str]:
+    """Yield the value of the first group and, below it, of each other; with their hosts unless all `count` agree."""
+    for index, group in enumerate(row.groups):
+        value = sanitise_line(str(unknown if group.value is None else group.value))
+        where = "" if len(group.hosts) == count else f"  {fold_hosts(group.hosts)}"
+        yield f"{lead if index == 0 else indent + '! '}{value}{where}"
 
 
 def _findings(views: Sequence[FindingView], color: bool, *, wide: bool) -> list[str]:
@@ -307,16 +311,8 @@ def _print_env(report: EnvReport, *, diff: bool) -> None:
         if row.kind != kind:
             kind = row.kind
             print(str(ENV_TITLES[kind]))
-        for line in _env_lines(row, len(report.hosts) - len(report.unreached)):
+        count = len(report.hosts) - len(report.unreached)
+        for line in _group_lines(row, f"  {row.name}=", "    ", count, unknown=NOT_SET):
             print(line)
     if diff and not report.rows and len(report.hosts) > len(report.unreached):
         print(str(Text("env.no-difference", "no differences")))
-
-
-def _env_lines(row: EnvRow, count: int) -> Sequence[str]:
-    lines = []
-    for index, group in enumerate(row.groups):
-        value = sanitise_line(str(NOT_SET if group.value is None else group.value))
-        where = "" if len(group.hosts) == count else f"  {fold_hosts(group.hosts)}"
-        lines.append(f"  {row.name}={value}{where}" if index == 0 else f"    ! {value}{where}")
-    return lines

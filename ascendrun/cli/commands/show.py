@@ -98,37 +98,31 @@ def _directories(by_host: Mapping[str, str]) -> str:
 
 def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:
     job = detail.job
-    hosts = fold_hosts(job.hosts)
     pairs = [
         (Text("show.job", "job"), out.named(job.id, job.name)),
         (Text("show.state", "state"), out.labelled(job.state, job.reason)),
         (Text("show.attempt", "attempt"), str(job.attempt)),
-        (Text("show.nodes", "nodes"), hosts),
+        (Text("show.nodes", "nodes"), fold_hosts(job.hosts)),
         (Text("show.ranks", "ranks"), str(job.world_size or "-")),
         (Text("show.directory", "directory"), _directories(detail.directories)),
         (Text("show.created", "created"), out.describe_time(job.created_at_s)),
         (Text("show.started", "started"), out.describe_time(job.started_at_s)),
         (Text("show.ended", "ended"), out.describe_time(job.ended_at_s)),
     ]
-    if job.spares:
-        pairs.append((Text("show.spares", "spares"), _describe_spares(detail)))
-    if job.started_at_s is not None:
-        end_s = now_s if job.ended_at_s is None else job.ended_at_s
-        pairs.append((Text("show.duration", "duration"), out.describe_seconds(end_s - job.started_at_s)))
-    if job.file:
-        pairs.append((Text("show.file", "file"), job.file))
-    if job.progress:
-        pairs.append((Text("show.progress", "progress"), out.describe_progress(job.progress)))
-    if detail.outputs:
-        pairs.append((Text("show.outputs", "outputs"), detail.outputs))
-    if detail.outputs_waiting:
-        pairs.append((Text("show.outputs-waiting", "outputs not fetched from"), fold_hosts(detail.outputs_waiting)))
-    if detail.first_failure:
-        what = first_failure_line(detail.first_failure, job)
-        pairs.append((Text("show.first-failure", "first failure"), str(what)))
-    if detail.unconfirmed_hosts:
-        label = Text("show.unconfirmed-hosts", "unconfirmed hosts")
-        pairs.append((label, fold_hosts(detail.unconfirmed_hosts)))
+    end_s = now_s if job.ended_at_s is None else job.ended_at_s
+    duration = "" if job.started_at_s is None else out.describe_seconds(end_s - job.started_at_s)
+    failure = "" if detail.first_failure is None else str(first_failure_line(detail.first_failure, job))
+    known = [
+        (Text("show.spares", "spares"), _describe_spares(detail)),
+        (Text("show.duration", "duration"), duration),
+        (Text("show.file", "file"), job.file),
+        (Text("show.progress", "progress"), out.describe_progress(job.progress)),
+        (Text("show.outputs", "outputs"), detail.outputs),
+        (Text("show.outputs-waiting", "outputs not fetched from"), fold_hosts(detail.outputs_waiting)),
+        (Text("show.first-failure", "first failure"), failure),
+        (Text("show.unconfirmed-hosts", "unconfirmed hosts"), fold_hosts(detail.unconfirmed_hosts)),
+    ]
+    pairs += [(label, value) for label, value in known if value]
     for hold in job.holds:
         if hold.processes:
             pairs.append((Text("show.held-host", "held host"), out.labelled(hold.host, hold.reason())))

@@ -77,13 +77,18 @@ def test_stacks_are_shown_of_the_newest_attempt_that_has_any(world: World) -> No
     assert own is not None and [group.threads[0][0] for group in own.groups] == ["MainThread"]
 
 
+def abort_in(name: str) -> bytes:
+    """What Python prints when it ends by SIGABRT in the function of this name."""
+    code = f"import os\ndef {name}(): os.abort()\n{name}()"
+    return subprocess.run([sys.executable, "-X", "faulthandler", "-c", code], stderr=subprocess.PIPE).stderr
+
+
 def test_a_rank_without_a_stack_has_the_one_that_it_printed_as_it_was_ended(world: World) -> None:
-    code = "import os\ndef read_shard(): os.abort()\nread_shard()"
-    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", code], stderr=subprocess.PIPE)
+    printed = abort_in("read_shard")
     world.keep("a", waiting(0))
     world.keep("b", stopped(1))
-    (world.folder("b") / "rank-1.err.0").write_bytes(b"warning: x\n" + done.stderr)
-    (world.folder("a") / "rank-0.err.0").write_bytes(done.stderr)
+    (world.folder("b") / "rank-1.err.0").write_bytes(b"warning: x\n" + printed)
+    (world.folder("a") / "rank-0.err.0").write_bytes(printed)
     found = world.stacks(attempt=1)
     assert found is not None
     frames = {group.ranks: (group.state, group.source, group.frames[0].split()[-1]) for group in found.groups}
@@ -92,13 +97,10 @@ def test_a_rank_without_a_stack_has_the_one_that_it_printed_as_it_was_ended(worl
 
 def test_the_rank_that_the_hang_names_is_awaited_though_it_was_ended_in_the_same_call(world: World) -> None:
     """Where its host sent no stacks, it prints at its end where it had been stopped: perhaps among the others."""
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", "import os\ndef all_reduce(): os.abort()\nall_reduce()"],
-        stderr=subprocess.PIPE,
-    )
+    printed = abort_in("all_reduce")
     for host, rank in (("a", 0), ("b", 1), ("b", 2)):
         world.folder(host).mkdir(parents=True, exist_ok=True)
-        (world.folder(host) / f"rank-{rank}.err.0").write_bytes(done.stderr)
+        (world.folder(host) / f"rank-{rank}.err.0").write_bytes(printed)
     found = world.stacks()
     assert found is not None
     assert [(group.ranks, group.is_awaited) for group in found.groups] == [((0, 2), False), ((1,), True)]

@@ -16,14 +16,15 @@ STUCK = Hold(
 SILENT = Hold("n1", MachineState.UNCONFIRMED, "j-0001", "h-j-0001.1", 1e9)
 FOUND = Hold("n2", MachineState.LEFTOVERS, "j-0007", "h-j-0007.2", 1e9, is_found=True)
 
+STATUS = HostStatus("n2", True, None, None, "n2", "3.11.7", 8, 64 << 30, 10 << 30, 0.002)
+
 
 def machine(hold: Hold) -> Machine:
     return Machine("k", (hold.host,), frozenset(), (hold,))
 
 
 def test_nodes_say_why_no_job_starts_on_a_host(desk: Desk) -> None:
-    status = HostStatus("n2", True, None, None, "n2", "3.11.7", 8, 64 << 30, 10 << 30, 0.002, None, (STUCK,))
-    desk.cluster.statuses = [status]
+    desk.cluster.statuses = [replace(STATUS, holds=(STUCK,))]
     result = desk.say("nodes", "-H", "all.hosts")
     assert result.code == 0 and "leftovers" in result.out
     assert all(word in result.err for word in ("n2", "50", "python", "fuse_wait_answer", "ascendrun release n2"))
@@ -73,8 +74,7 @@ def test_show_names_the_process_that_holds_a_host(desk: Desk) -> None:
 
 
 def test_spares_are_shown_with_the_job_that_keeps_them_and_whether_they_are_ready(desk: Desk) -> None:
-    status = HostStatus("n2", True, None, None, "n2", "3.11.7", 8, 64 << 30, 10 << 30, 0.002, None, spare_of="j-0001")
-    desk.cluster.statuses = [status]
+    desk.cluster.statuses = [replace(STATUS, spare_of="j-0001")]
     [row] = json.loads(desk.say("nodes", "-H", "all.hosts", "-o", "json").out)["nodes"]
     assert row["spare_of"] == "j-0001" and "j-0001 (spare)" in desk.say("nodes", "-H", "all.hosts").out
     desk.cluster.view = make_job(state="RUNNING", spares=("n3", "n4", "n5"))
