@@ -14,9 +14,8 @@ import torch
 from ascendrun.planner.cost import Layout
 from ascendrun.programs.devices import accelerator
 from ascendrun.programs.qwen_lora import base, modes
-from ascendrun.programs.qwen_lora.__main__ import OPTIONS
-from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer import runtime
+from tests.programs.conftest import options_of
 
 PLAIN = "plain"
 """As the guide did it: transformers' from_pretrained on every rank."""
@@ -90,7 +89,7 @@ def hold(strategy: str, home: Path, here: runtime.Runtime) -> Any:
         model: Any = AutoModelForCausalLM.from_pretrained(home, torch_dtype=torch.float32)
         sum(float(weight.sum()) for weight in model.parameters())  # what is only mapped is not there yet
         return model
-    options = option_table.parse(["--lora_r=2"], option_table.read_table(OPTIONS))
+    options = options_of("qwen_lora", "--lora_r=2")
     precision = accelerator.choose_precision("float32", here.accelerator)
     layout, make_optimizer = Layout(strategy, False, False), modes.optimizer_of(options, 10)
     return modes.make_engine(base.folder_config(home), options, home, here, precision, layout, make_optimizer)

@@ -37,6 +37,15 @@ TINY = (
 """About 56 training tracks in 6 steps an epoch."""
 
 
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """As a base of the LoRA program has it that is made of conversations."""
+    from ascendrun.programs.qwen_lora.chat_template import make_tokenizer, wrap_tokenizer
+    from ascendrun.programs.qwen_lora.dataset import make_conversations
+
+    return wrap_tokenizer(make_tokenizer(make_conversations(60, seed=1, system="Be kind."), words=400))
+
+
 @pytest.fixture
 def usual_positions(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """transformers' own rotary positions, whatever a program in this process has put in their place, now or before."""
@@ -54,6 +63,13 @@ def alone(*, ranks: int = 1) -> Any:
     from ascendrun.programs.trainer.runtime import Runtime
 
     return Runtime(0, 0, ranks, None, open_accelerator("cpu", 0))
+
+
+def options_of(program: str, *given: str) -> dict[str, Any]:
+    """What the program reads of this command line."""
+    from ascendrun.programs.trainer.options import parse, read_table
+
+    return parse(given, read_table(REPO / "ascendrun" / "programs" / program / "options.json"))
 
 
 def tiny_qwen2(**changes: Any) -> Any:
@@ -240,7 +256,7 @@ def resharded(straight: Run, begin: Callable[..., Run], ways: dict[int, Any]) ->
     return before
 
 
-def until(condition: Callable[[], bool], story: Callable[[], str]) -> None:
+def until(condition: Callable[[], bool], story: Callable[[], str] = str) -> None:
     deadline_s = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline_s, story()

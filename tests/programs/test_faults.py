@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import errno
 import io
-from pathlib import Path
 
 import pytest
 import torch
 
-from ascendrun import programs
 from ascendrun.programs.devices.accelerator import NoDeviceError, open_accelerator
 from ascendrun.programs.errors import InvalidDataError, in_words
-from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trajectory.data import load_data
-from tests.programs.conftest import TINY
+from tests.programs.conftest import TINY, options_of
 
 
 class FullDisk(io.RawIOBase):
@@ -50,10 +47,9 @@ def test_an_output_that_cannot_be_written_is_told_before_a_step_is_taken(launch,
 
 
 def test_a_program_without_data_does_not_make_its_own(launch):
-    table = option_table.read_table(Path(programs.__file__).parent / "trajectory" / "options.json")
     with pytest.raises(InvalidDataError, match="--data_path=generated"):
-        load_data(option_table.parse([], table))
-    assert load_data(option_table.parse(["--data_path=generated"], table))
+        load_data(options_of("trajectory"))
+    assert load_data(options_of("trajectory", "--data_path=generated"))
     run = launch("qwen_lora", ["--mode=train"])
     assert run.wait() == [1]
     assert "args.data_path is required" in run.text() and "Traceback" not in run.text()

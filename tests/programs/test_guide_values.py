@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import yaml
 
 from ascendrun.core.jobs.plan import make_arguments
-from ascendrun.programs.trainer.options import InvalidOptionsError, parse, read_table
+from ascendrun.programs.trainer.options import InvalidOptionsError
+from tests.programs.conftest import REPO, options_of
 
-REPO = Path(__file__).resolve().parents[2]
 JOBS = {
     "qwen32b": {
         "S3-17": ("micro_batch_size", 1),
@@ -37,9 +35,8 @@ JOBS = {
 def values_of(name):
     """What the program reads of the job: the job's own values over the defaults; `devices.…`: of the job itself."""
     job = yaml.safe_load((REPO / "jobs" / f"{name}.yaml").read_text(encoding="utf-8"))
-    table = read_table(REPO / "ascendrun" / "programs" / job["program"] / "options.json")
     devices = {f"devices.{key}": value for key, value in job["devices"].items()}
-    return {**parse(make_arguments(job["args"]), table), **devices}
+    return {**options_of(job["program"], *make_arguments(job["args"])), **devices}
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -64,7 +61,7 @@ def test_a_job_file_has_the_values_of_its_guide(name):
     ],
 )
 def test_names_of_the_guides_are_those_of_options(program, given, wanted):
-    found = parse(given, read_table(REPO / "ascendrun" / "programs" / program / "options.json"))
+    found = options_of(program, *given)
     assert {name: found[name] for name in wanted} == wanted
 
 
@@ -78,6 +75,6 @@ def test_names_of_the_guides_are_those_of_options(program, given, wanted):
 )
 def test_a_name_of_the_guides_that_is_no_option_is_refused_with_what_to_set(program, names):
     with pytest.raises(InvalidOptionsError) as caught:
-        parse([f"--{name}=1" for name in names], read_table(REPO / "ascendrun" / "programs" / program / "options.json"))
+        options_of(program, *[f"--{name}=1" for name in names])
     found = {problem.name: (problem.message.key, problem.hint.key) for problem in caught.value.problems}
     assert found == {name: ("options.refused", f"option.{program}.{name}.refused") for name in names}

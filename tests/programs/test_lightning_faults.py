@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -91,15 +90,6 @@ def test_fsdp_is_refused_by_lightning_and_without_loss_scaling_only_by_the_plugi
 def test_a_precision_that_the_chip_does_not_have_is_refused(name, chip):
     with pytest.raises(InvalidDataError):
         accelerator.choose(name, npu(chip))
-
-
-def test_the_steps_of_data_without_a_length_are_infinite_to_lightning_and_asked_for():
-    own = SimpleNamespace(
-        max_epochs=3, max_steps=-1, world_size=1, accumulate_grad_batches=2, estimated_stepping_batches=float("inf")
-    )
-    with pytest.raises(InvalidDataError):
-        plugin.steps_of(own)
-    assert plugin.steps_of(own, samples=8, batch_size=2) == 6
 
 
 def test_workers_of_a_process_with_an_npu_are_spawned_and_others_forked():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,12 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ascendrun.programs import trajectory
 from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.devices.attention import Segments
 from ascendrun.programs.qwen_lora import base
 from ascendrun.programs.qwen_lora.sft_task import Rows, forward
-from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.data import Batch, keys_of
 from ascendrun.programs.trainer.dropout import drop_by_sample, pass_of
 from ascendrun.programs.trainer.runtime import Runtime
@@ -27,7 +24,7 @@ from ascendrun.programs.trainer.strategies.fsdp2 import shard
 from ascendrun.programs.trajectory.data import prepare
 from ascendrun.programs.trajectory.train import unlabelled
 from tests.programs import reduced
-from tests.programs.conftest import alone
+from tests.programs.conftest import alone, options_of
 
 
 @pytest.fixture
@@ -115,11 +112,8 @@ def test_unlabelled_tracks_of_validation_and_test_ships_are_in_no_training(tmp_p
             words = [f"W_{chance.randrange(40)}" for _ in range(30)]
             row = {"text": " ".join(words), "ship": f"ship {track // 3}", "source_file": f"{track}.txt"}
             file.write(json.dumps(row if track % 3 == 2 else {**row, "label": track // 3 % 2}) + "\n")
-    table = option_table.read_table(Path(trajectory.__file__).with_name("options.json"))
-    options = option_table.parse(
-        [f"--data_path={tmp_path / 'texts.jsonl'}", "--val_size=0.2", "--test_size=0.2"], table
-    )
-    records = prepare(options).records
+    given = f"--data_path={tmp_path / 'texts.jsonl'}", "--val_size=0.2", "--test_size=0.2"
+    records = prepare(options_of("trajectory", *given)).records
     ships = {name: {record.ship for record in part} for name, part in records.items()}
     assert ships["val"] and ships["test"] and ships["unlabelled"] == ships["train"]
     assert sum(record.label is None for record in records["unlabelled"]) == len(ships["train"])

@@ -12,13 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ascendrun.core.jobfile.spec import parse_program_options
-from ascendrun.facts.rows import read_conversation
 from ascendrun.node.agent import training_files
 from ascendrun.options import make_arguments, with_defaults
 from ascendrun.planner.models import LINEAR, steps_of
 from ascendrun.planner.training import Training, judge, load_programs
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.qwen_lora import chat_template, dataset
+from ascendrun.programs.qwen_lora import dataset
 from ascendrun.programs.qwen_lora import rules as qwen_lora
 from ascendrun.programs.trainer import options as program_options
 from ascendrun.programs.trajectory import rules as trajectory
@@ -53,12 +52,6 @@ def write_chats(path: Path, count: int, *, has_levels: bool) -> None:
         for number in range(count)
     ]
     path.write_text(json.dumps(rows))
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    chats = [read_conversation({"instruction": "question 0", "output": "answer"})]
-    return chat_template.wrap_tokenizer(chat_template.make_tokenizer(chats))
 
 
 @settings(max_examples=examples(15, 400), suppress_health_check=[HealthCheck.function_scoped_fixture])

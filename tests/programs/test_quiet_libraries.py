@@ -8,22 +8,16 @@ import sys
 
 import pytest
 
+from tests.programs import test_qwen_runs
 from tests.programs.conftest import REPO, TINY
-
-QWEN = (
-    "--data_path=generated",
-    "--synthetic_samples=60",
-    "--num_train_epochs=1",
-    "--global_batch_size=16",
-    "--cutoff_len=64",
-    "--lora_r=2",
-    "--save_steps=0",
-)
 
 
 @pytest.mark.parametrize(
     "program, options",
-    [("qwen_lora", QWEN), pytest.param("trajectory", (*TINY, "--num_train_epochs=1"), marks=pytest.mark.thorough)],
+    [
+        ("qwen_lora", (*test_qwen_runs.TINY, "--max_steps=2")),
+        pytest.param("trajectory", (*TINY, "--num_train_epochs=1"), marks=pytest.mark.thorough),
+    ],
 )
 def test_a_training_that_goes_well_warns_of_nothing(tmp_path, program, options):
     """The oldest transformers loads DeepSpeed, which guessed a device aloud, on the stream where answers go."""

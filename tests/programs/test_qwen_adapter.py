@@ -9,8 +9,7 @@ import torch
 
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.qwen_lora import base, chat_template, lora
-from ascendrun.programs.qwen_lora.dataset import make_conversations
+from ascendrun.programs.qwen_lora import base, lora
 from ascendrun.programs.qwen_lora.lora import IncompleteAdapterError, merge
 from tests.programs.conftest import alone
 
@@ -28,13 +27,6 @@ OPTIONS = {
 @pytest.fixture(scope="module")
 def here():
     return alone()
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return chat_template.wrap_tokenizer(
-        chat_template.make_tokenizer(make_conversations(40, seed=1, system=""), words=400)
-    )
 
 
 @pytest.fixture(scope="module")

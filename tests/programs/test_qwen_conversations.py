@@ -14,23 +14,14 @@ from hypothesis import strategies as st
 from ascendrun.facts.rows import Conversation
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora import chat_template
-from ascendrun.programs.qwen_lora.__main__ import OPTIONS
 from ascendrun.programs.qwen_lora.chat_template import MARKS, make_tokenizer
 from ascendrun.programs.qwen_lora.dataset import make_conversations, make_lessons, read_conversations, read_texts, split
 from ascendrun.programs.qwen_lora.modes import first_exchange
 from ascendrun.programs.qwen_lora.sft_task import Rows, forward, read_questions
-from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.data import IGNORED
-from tests.programs.conftest import tiny_qwen2
+from tests.programs.conftest import options_of, tiny_qwen2
 
 ROW = {"instruction": "Say it", "input": "twice", "output": "it it", "difficulty": "explain"}
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return chat_template.wrap_tokenizer(
-        chat_template.make_tokenizer(make_conversations(60, seed=1, system="Be kind."), words=400)
-    )
 
 
 def read(tmp_path, text):
@@ -108,8 +99,7 @@ def test_a_file_that_is_no_list_of_rows_is_told_as_what_it_is(tmp_path, content,
 
 def lessons_of(tokenizer, path, rows, *given):
     path.write_text("\n".join(json.dumps(row) for row in rows))
-    own = (f"--data_path={path}", f"--data_cache_dir={path.parent}/cache")
-    options = option_table.parse([*own, *given], option_table.read_table(OPTIONS))
+    options = options_of("qwen_lora", f"--data_path={path}", f"--data_cache_dir={path.parent}/cache", *given)
     return make_lessons(read_texts(options), tokenizer, options)
 
 

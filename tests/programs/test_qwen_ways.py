@@ -17,32 +17,17 @@ from ascendrun.planner.training import Training
 from ascendrun.programs.devices import attention
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.qwen_lora import base, chat_template, modes
-from ascendrun.programs.qwen_lora.__main__ import OPTIONS
+from ascendrun.programs.qwen_lora import base, modes
 from ascendrun.programs.qwen_lora.dataset import make_course, make_lessons, read_texts, split
 from ascendrun.programs.qwen_lora.rules import RULES, presets, work_of
 from ascendrun.programs.qwen_lora.sft_task import forward
 from ascendrun.programs.trainer import optim
-from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.strategies.parallel import choose, refuse
+from tests.programs import conftest
 from tests.programs.conftest import alone
+from tests.programs.test_qwen_runs import STRATEGIES, TINY
 
-TINY = (
-    "--data_path=generated",
-    "--synthetic_samples=120",
-    "--global_batch_size=8",
-    "--max_steps=4",
-    "--learning_rate=0.01",
-    "--warmup_steps=2",
-    "--cutoff_len=128",
-    "--lora_r=4",
-    "--logging_steps=1",
-    "--val_size=0",
-    "--num_sample_prompts=0",
-    "--save_steps=0",
-    "--gradient_checkpointing=false",
-)
-STRATEGIES = ("ddp", "fsdp2", "zero3")
+BRIEF = "--max_steps=4", "--val_size=0", "--num_sample_prompts=0", "--save_steps=0", "--gradient_checkpointing=false"
 GENERATED = ("--data_path=generated", "--synthetic_samples=120", "--max_steps=4")
 FLOAT = Precision(torch.float32, torch.float32, False, "float32")
 HALF = Precision(torch.float32, torch.float16, True, "float16")
@@ -57,7 +42,7 @@ def losses(launch):
 
     def run(*options):
         name = "-".join(option.strip("-") for option in options)
-        found = launch("qwen_lora", [*TINY, *options], ranks=2, name=name).succeed().losses()
+        found = launch("qwen_lora", [*TINY, *BRIEF, *options], ranks=2, name=name).succeed().losses()
         assert len(found) == 4
         return found
 
@@ -65,15 +50,7 @@ def losses(launch):
 
 
 def options_of(*given):
-    return option_table.parse(given, option_table.read_table(OPTIONS))
-
-
-def wrapped_tokenizer():
-    return chat_template.wrap_tokenizer(
-        chat_template.make_tokenizer(
-            read_texts(options_of("--data_path=generated", "--synthetic_samples=20")).train.conversations, words=300
-        )
-    )
+    return conftest.options_of("qwen_lora", *given)
 
 
 # --- trained for real ---
@@ -166,9 +143,9 @@ def test_a_refused_run_has_made_nothing(launch, given, says):
         ("config.json", '{"model_type": "qw'),
     ],
 )
-def test_a_damaged_base_is_told_in_a_line_that_names_the_file(launch, tmp_path, file, text):
+def test_a_damaged_base_is_told_in_a_line_that_names_the_file(launch, tokenizer, tmp_path, file, text):
     home = tmp_path / "home"
-    base.write_base(home, base.shape_config("tiny", vocab_size=300), wrapped_tokenizer(), seed=1, mark=0)
+    base.write_base(home, base.shape_config("tiny", vocab_size=len(tokenizer)), tokenizer, seed=1, mark=0)
     (home / file).write_text(text)
     run = launch("qwen_lora", [*TINY, f"--base_model={home}"], name="damaged")
     assert run.wait() == [1] and "Traceback" not in run.text()
@@ -279,24 +256,11 @@ def strategies(options, ranks, has_deepspeed):
     return sorted({option.layout.strategy for option in found})
 
 
-def test_rows_hold_several_samples_unless_packing_is_turned_off():
+def test_rows_hold_several_samples_unless_packing_is_turned_off(tokenizer):
     """S3-B7."""
     for packing in ("true", "false"):
-        options = options_of(
-            "--data_path=generated",
-            "--synthetic_samples=40",
-            "--global_batch_size=8",
-            "--cutoff_len=512",
-            "--max_steps=3",
-            f"--packing={packing}",
-        )
-        texts = read_texts(options)
-        lessons = make_lessons(
-            texts,
-            chat_template.wrap_tokenizer(chat_template.make_tokenizer(texts.train.conversations, words=400)),
-            options,
-        )
-        course = make_course(lessons, options, world_size=1)
+        options = options_of(*TINY, "--cutoff_len=512", "--max_steps=3", f"--packing={packing}")
+        course = make_course(make_lessons(read_texts(options), tokenizer, options), options, world_size=1)
         assert len(course.samples(0)) == 8 and (len(course.units(0)) < 8) == (packing == "true")
 
 

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trajectory import grammars, tokens
-from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import Record, text_of
 from ascendrun.programs.trajectory.leaks import LabelLeakError, check_leak, check_same_segments
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.points.tracks import FEATURES, Track
+from tests.programs.conftest import options_of
 
 
 def make_track(**changes: object) -> Track:
@@ -171,7 +170,7 @@ def test_a_model_refuses_tokens_that_it_never_saw_and_warns_where_some_are_new()
 
 
 def test_a_model_of_texts_has_no_tokens_for_points(tmp_path):
-    options = option_table.parse([], option_table.read_table(OPTIONS))
+    options = options_of("trajectory")
     text = text_of(options, [Record("t", "s", "Tug", None, tokens.Words((), (("a",),)), "")])
     assert text["grammar"] == grammars.TEXTS
     with pytest.raises(InvalidDataError, match="texts of the same form"):

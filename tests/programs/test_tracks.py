@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import from_tracks, make_samples
 from ascendrun.programs.trajectory.points.generate import KINDS, generate
 from ascendrun.programs.trajectory.points.read_ais import Reading, read_tracks
 from ascendrun.programs.trajectory.points.tracks import Limits, Track, cut_tracks, without_outliers
 from ascendrun.programs.trajectory.split import check_disjoint, deal, doubts, split_records
+from tests.programs.conftest import options_of
 
 HEADER = "vessel_id,time,lat,lon,sog,cog,vessel_class,split\n"
 LOOSE = Limits(gap_s=600, segment_points=30, min_points=2, max_knots=0)
@@ -121,10 +120,9 @@ def test_two_ships_are_refused_with_the_way_out_which_says_that_it_leaks(tmp_pat
         for i in range(12)
     )
     given = [f"--data_path={write(tmp_path, rows)}", "--max_gap_s=2000"]
-    table = option_table.read_table(OPTIONS)
     with pytest.raises(InvalidDataError, match="--split=segment"):
-        make_samples(option_table.parse(given, table))
-    samples = make_samples(option_table.parse([*given, "--split=segment"], table))
+        make_samples(options_of("trajectory", *given))
+    samples = make_samples(options_of("trajectory", *given, "--split=segment"))
     assert samples.is_leaky and all(samples.records[name] for name in ("train", "val", "test"))
     assert {each.ship for each in samples.records["train"]} == {each.ship for each in samples.records["test"]}
 

@@ -8,14 +8,13 @@ import pytest
 
 from ascendrun.planner import cost, rules
 from ascendrun.programs.errors import InvalidDataError, ModelTooLargeError
-from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.strategies.parallel import training_of
-from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import make_samples
 from ascendrun.programs.trajectory.model import make_guesser, make_model
 from ascendrun.programs.trajectory.stages import common
 from ascendrun.programs.trajectory.train import make_loop, work_on
 from benchmarks.memory.rank import peak_of
+from tests.programs import conftest
 from tests.programs.conftest import alone
 
 WITHIN = 0.15
@@ -42,9 +41,8 @@ def here(usual_positions):
 
 
 def options_of(*argv):
-    return option_table.parse(
-        ["--data_path=generated", "--synthetic_tracks=70", "--grammar=motion", *argv], option_table.read_table(OPTIONS)
-    )
+    given = "--data_path=generated", "--synthetic_tracks=70", "--grammar=motion"
+    return conftest.options_of("trajectory", *given, *argv)
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,13 @@ import torch
 
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import checkpoint
-from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.api import Classifier
 from ascendrun.programs.trajectory.data import Record, Samples, load_prepared, save_prepared
 from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_guesser, make_model, take_words
 from ascendrun.programs.trajectory.stages.common import start_with
 from ascendrun.programs.trajectory.store import save_pretrained
 from ascendrun.programs.trajectory.tokens import SPECIAL, Words, encode
-from tests.programs.conftest import alone
+from tests.programs.conftest import alone, options_of
 from tests.programs.test_training import assert_same_bits, last_state
 
 
@@ -179,7 +177,7 @@ def test_a_base_that_was_pretrained_on_other_tokens_is_refused(tmp_path):
     rows = {"train": [encode(Words((), (("a", "other", "other"),)), vocabulary, 0)]}
     samples = Samples({}, vocabulary, {"names": ["Tug", "Ferry"], "text": text})
     vars(samples)["encoded"] = rows
-    options = option_table.parse([f"--base_model={tmp_path}"], option_table.read_table(OPTIONS))
+    options = options_of("trajectory", f"--base_model={tmp_path}")
     with pytest.raises(InvalidDataError, match="33%"):
         start_with(options, samples, alone())
 

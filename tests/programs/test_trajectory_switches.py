@@ -13,9 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.strategies.parallel import refuse_options
-from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import Samples, make_samples
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.model import make_guesser, make_model
@@ -34,6 +32,7 @@ from ascendrun.programs.trajectory.train import (
     plan_of,
     ship_weights,
 )
+from tests.programs import conftest
 from tests.programs.conftest import alone
 
 PLAIN = (
@@ -55,7 +54,7 @@ PLAIN = (
 
 
 def options_of(*argv):
-    return option_table.parse([*PLAIN, *argv], option_table.read_table(OPTIONS))
+    return conftest.options_of("trajectory", *PLAIN, *argv)
 
 
 @pytest.fixture(scope="module")

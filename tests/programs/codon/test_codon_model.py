@@ -17,7 +17,6 @@ from ascendrun.programs.codon.model import CodonModel, Config, make_model
 from ascendrun.programs.codon.train import mean_attended
 from ascendrun.programs.devices.attention import Segments
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer import schedule
 
 SMALL = Config(
     hidden_size=64, num_hidden_layers=2, num_attention_heads=1, intermediate_size=96, max_position_embeddings=48
@@ -194,19 +193,3 @@ def test_files_that_do_not_fit_are_refused(folder, tmp_path, theirs):
 def test_sizes_that_do_not_fit_are_refused(sizes):
     with pytest.raises(InvalidDataError):
         Config.of(sizes)
-
-
-@pytest.mark.parametrize("steps, rise", [(7, 0.3), (10, 0.1), (17 * 15, 0.1), (40, 1.0)])
-def test_the_rate_is_that_of_onecycle_at_every_step(steps, rise):
-    """S4-31: with the guide's values the first rate is 2e-6. torch fails where the rise has one step only."""
-    found = schedule.scaled(5e-5, schedule.onecycle(steps, rise=rise))
-    if rise * steps - 1 > 0:
-        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=5e-5)
-        torchs = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=5e-5, total_steps=steps, pct_start=rise)
-        for step in range(steps):
-            assert abs(found(step) - torchs.get_last_lr()[0]) <= 1e-12
-            optimizer.step()
-            if step + 1 < steps:
-                torchs.step()
-        assert found(0) == pytest.approx(2e-6)
-    assert found(steps - 1) <= 5e-5 and found(steps + 5) <= 5e-5

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.programs.codon.__main__ import OPTIONS
 from ascendrun.programs.codon.asked import Ambiguity, Drawing, read_ambiguity, read_asked
 from ascendrun.programs.codon.constraints import Constraints
 from ascendrun.programs.codon.decoding import InfeasibleError
@@ -25,7 +24,7 @@ from ascendrun.programs.codon.train import write_counts
 from ascendrun.programs.codon.vocabulary import CODONS, ORGANISMS, translate
 from ascendrun.programs.devices.accelerator import choose_precision, open_accelerator
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer.options import parse, read_table
+from tests.programs.conftest import options_of
 
 PROTEIN = "MKTVRQERLKSIVRILERSKEPVSGAQLAEELSVSRQVIVQDIAYLRSLGYNIVATPRGYVLA"
 ECOLI = "Escherichia coli general"
@@ -74,7 +73,7 @@ def test_a_file_of_proteins_has_the_same_dna_on_one_rank_and_two(launch: Any, fo
 
 def test_problems_of_options_and_proteins_are_one_error_before_any_output(folder: Path, tmp_path: Path) -> None:
     bad = ["--input=MAAK1", f"--organism={ECOLI}", "--avoid=CAT", "--output=out.txt", f"--output_dir={tmp_path}/bad"]
-    options = parse(["--mode=optimize", f"--model={folder}", *bad], read_table(OPTIONS))
+    options = options_of("codon", "--mode=optimize", f"--model={folder}", *bad)
     with pytest.raises(InvalidDataError) as error:
         optimize_stage(options, None)  # type: ignore[arg-type]  # it ends before it uses the rank
     assert len(str(error.value).splitlines()) == 3
@@ -185,9 +184,9 @@ def test_the_function_for_scripts_has_the_arguments_errors_and_result_of_the_ori
 
 def test_sequences_are_numbered_by_seed() -> None:
     draws = ["--temperature=0.5", "--top_p=0.9", "--num_sequences=2", "--seed=7"]
-    asked, problems = read_asked(parse(["--mode=optimize", "--deterministic=false", *draws], read_table(OPTIONS)))
+    asked, problems = read_asked(options_of("codon", "--mode=optimize", "--deterministic=false", *draws))
     assert asked.drawings == (Drawing(0.5, 0.9, 7), Drawing(0.5, 0.9, 8)) and not problems
-    wrong = parse(["--mode=optimize", "--gc=x", "--ambiguous=B=1", "--output=a", *draws], read_table(OPTIONS))
+    wrong = options_of("codon", "--mode=optimize", "--gc=x", "--ambiguous=B=1", "--output=a", *draws)
     assert [each.key.partition("codon-")[2] for each in read_asked(wrong)[1]] == [
         "gc",
         "ambiguous-option",

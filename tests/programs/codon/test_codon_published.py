@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from ascendrun.programs.codon import vocabulary as v
-from ascendrun.programs.codon.__main__ import OPTIONS
 from ascendrun.programs.codon.asked import Ambiguity
 from ascendrun.programs.codon.genes import read_genes
 from ascendrun.programs.codon.optimize import predict_dna_sequence
 from ascendrun.programs.codon.sequences import read_proteins
-from ascendrun.programs.trainer.options import parse, read_table
+from tests.programs.conftest import options_of
 
 ROOT = Path(__file__).parents[3]
 DATA = Path(os.environ.get("TESTS_SHARED_DATA", ROOT.parent / "shared" / "data")).absolute() / "codon"
@@ -33,7 +32,7 @@ def test_the_sample_proteins_are_read_and_the_sample_predictions_translate():
     proteins, problems = read_proteins(str(dataset), "", v.ORGANISMS, Ambiguity())
     assert not problems and [each.residues for each in proteins] == [row["protein_sequence"] for row in rows]
     assert [v.translate(row["predicted_dna"]) for row in rows] == [each.residues for each in proteins]
-    genes = read_genes(parse([f"--data_path={predictions}"], read_table(OPTIONS)), v.ORGANISMS)
+    genes = read_genes(options_of("codon", f"--data_path={predictions}"), v.ORGANISMS)
     assert len(genes) == len(rows) and not genes.skipped
     assert [v.dna_of(genes[number]) for number in range(len(genes))] == [row["predicted_dna"] for row in rows]
 

@@ -13,14 +13,14 @@ import pytest
 from ascendrun.programs.codon.files import save_model
 from ascendrun.programs.codon.model import Config, make_model
 from ascendrun.programs.codon.optimize import predict_dna_sequence
-from ascendrun.programs.codon.serve import MOST_PROTEINS, OPTIONS, Service
+from ascendrun.programs.codon.serve import MOST_PROTEINS, Service
 from ascendrun.programs.codon.train import write_counts
 from ascendrun.programs.codon.vocabulary import ORGANISMS, translate
 from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer.options import parse, read_table
 from tests.programs import asking
 from tests.programs.asking import served
+from tests.programs.conftest import options_of
 
 ECOLI = "Escherichia coli general"
 PROTEIN = "MKTVRQERLKSIVRILERSKEPVSGAQ"
@@ -38,8 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service_of(folder: Path, *options: str) -> Service:
     cpu = open_accelerator("cpu", 0)
     here: Any = SimpleNamespace(accelerator=cpu, device=cpu.device)
-    given = ["--mode=serve", f"--model_path={folder}", "--dtype=float32", *options]
-    return Service.of(parse(given, read_table(OPTIONS)), here)
+    given = "--mode=serve", f"--model_path={folder}", "--dtype=float32"
+    return Service.of(options_of("codon", *given, *options), here)
 
 
 @pytest.fixture(scope="module")

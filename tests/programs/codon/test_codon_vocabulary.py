@@ -8,10 +8,9 @@ import json
 import pytest
 
 from ascendrun.programs.codon import vocabulary as v
-from ascendrun.programs.codon.__main__ import OPTIONS
 from ascendrun.programs.codon.genes import read_genes
-from ascendrun.programs.trainer.options import parse, read_table
 from tests.programs.codonlines import digest, lines
+from tests.programs.conftest import options_of
 
 IDS = "4c6fd45cf296c7a1f1eca82450788a1c8814e62e8204f55e9ca4c38af9107dd4"
 """Of the ids of codonlines.lines() by CodonTransformer's tokenizer file: printed by codonlines.py."""
@@ -32,7 +31,7 @@ def test_token_ids_of_10000_lines_equal_those_of_the_published_tokenizer(tmp_pat
     (tmp_path / "lines.jsonl").write_text(
         "".join(json.dumps({"codons": line, "organism": 51}) + "\n" for line in lines())
     )
-    genes = read_genes(parse([f"--data_path={tmp_path / 'lines.jsonl'}"], read_table(OPTIONS)), v.ORGANISMS)
+    genes = read_genes(options_of("codon", f"--data_path={tmp_path / 'lines.jsonl'}"), v.ORGANISMS)
     assert not genes.skipped
     assert digest(genes[number].tolist() for number in range(len(genes))) == IDS
 
