@@ -22,7 +22,6 @@ from ascendrun.programs.qwen_lora import base
 from tests.programs.generating import WORDS, Plain, naive, texts_of
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.usefixtures("one_thread")
 LENGTHS = (3, 17, 64, 65, 1, 40, 40, 90)
 
 
@@ -33,7 +32,7 @@ def plain():
 
 
 @pytest.fixture(scope="module", params=["plain", "qwen2", "qwen3"])
-def model(request, one_thread):
+def model(request):
     """A model, and what it generates without a cache."""
     call = models()[request.param]
     return call, [naive(call, each) for each in texts_of(WORDS, LENGTHS)]

@@ -23,7 +23,6 @@ from tests.programs.generating import naive
 from tests.programs.nanochat.test_nanochat_model import model_of
 from tests.programs.test_chat import post, reply_of, said
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 OPTIONS = {"dtype": "float32", "temperature": 0.0, "top_k": 0, "top_p": 1.0}
 
 

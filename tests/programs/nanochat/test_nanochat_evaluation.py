@@ -15,7 +15,6 @@ from ascendrun.programs.nanochat.inference import open_engine
 from tests.programs.conftest import alone
 from tests.programs.nanochat.test_nanochat_model import model_of, sizes_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 OPTIONS = {
     "dtype": "float32", "seed": 3, "max_num_seqs": 64, "num_samples": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0,
     "max_new_tokens": 6,

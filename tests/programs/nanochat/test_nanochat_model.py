@@ -21,7 +21,6 @@ from tests.programs.generating import naive, texts_of
 from tests.programs.nanochat import threesteps
 from tests.programs.nanochat.golden.start import LENGTH, first_weight
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 GOLDEN = Path(__file__).with_name("golden")
 
 
