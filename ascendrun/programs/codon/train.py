@@ -36,17 +36,11 @@ from ascendrun.programs.trainer.optim import Group, OptimizerPlan
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import choose, wrap
-from ascendrun.programs.trainer.task import Settings, Task
+from ascendrun.programs.trainer.task import Settings, Task, identity_of
 
 Options = Mapping[str, Any]
-FREE_TO_CHANGE = (
-    "mode", "data_path", "prepared_dir", "base_model", "model_path", "output_dir", "device", "chip",
-    "resume_from_checkpoint", "logging_steps", "eval_batch_size", "eval_split", "save_steps", "save_total_limit",
-    "on_save_failure", "micro_batch_size", "gradient_checkpointing", "dataloader_num_workers", "dist_timeout_s",
-    "loss_scale", "compile", "strategy", "shard_size", "max_time_s", "peak_tflops", "profile_dir", "invalid_rows",
-    "organism", "new_organisms",
-)  # fmt: skip
-"""Options that may differ between a checkpoint and the run that resumes from it; data is compared by content."""
+FREE = "base_model", "gradient_checkpointing", "mode"
+"""Options beside those of `identity_of` that may differ between a checkpoint and the run that resumes from it."""
 BETAS = (0.9, 0.999)
 
 
@@ -209,7 +203,7 @@ def loop_of(
         flops_per_token=flops_per_token(*sizes, mean_attended(plan.lengths, model), rate),
     )
     folder = runtime.checkpoint_folder(options["output_dir"])
-    identity = identity_of(options, genes, model)
+    identity = identity_of(options, FREE, data=genes.digest[:16], organisms=config.type_vocab_size)
     return Loop(here, engine, plan, task, settings, folder=folder, identity=identity), task
 
 
@@ -244,12 +238,6 @@ def optimizer_of(model: nn.Module, options: Options, steps: int) -> OptimizerPla
     rate = schedule.scaled(options["learning_rate"], schedule.onecycle(steps, rise=options["warmup_ratio"]))
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     return OptimizerPlan([Group(trained, "adamw", rate, options["weight_decay"], BETAS)])
-
-
-def identity_of(options: Options, genes: Genes, model: CodonModel) -> dict[str, Any]:
-    """Return the values that must be equal in a checkpoint and in the run that resumes from it."""
-    kept = {name: value for name, value in options.items() if name not in FREE_TO_CHANGE}
-    return {**kept, "data": genes.digest[:16], "organisms": model.config.type_vocab_size}
 
 
 COUNTS = "codon_counts.json"

@@ -33,22 +33,13 @@ from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.shards import Rows
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import choose, raise_fatal, training_of, wrap
-from ascendrun.programs.trainer.task import Settings, Task
+from ascendrun.programs.trainer.task import Settings, Task, identity_of
 from ascendrun.text import Text
 
 Options = Mapping[str, Any]
 SAMPLES = "samples"
-FREE_TO_CHANGE = (
-    "data_path", "tokenizer_dir", "output_dir", "data_cache_dir", "device", "resume_from_checkpoint",
-    "model_dir", "mixture", "target_examples_per_step",
-    "logging_steps", "eval_steps", "eval_tokens", "save_steps", "save_total_limit", "on_save_failure",
-    "sample_steps", "sample_prompts",
-    "max_num_seqs", "eval_questions",
-    "micro_batch_size", "gradient_checkpointing", "shard_optimizer", "dataloader_num_workers", "dist_timeout_s",
-    "compile", "strategy", "shard_size",
-    "loss_scale", "max_time_s", "peak_tflops", "profile_dir", "chip", "tokenizer", "vocab_size", "max_chars", "doc_cap",
-)  # fmt: skip
-"""Options that may differ between a checkpoint and the run that resumes from it; data is compared by content."""
+FREE = "eval_steps", "gradient_checkpointing"
+"""Options beside those of `identity_of` that may differ between a checkpoint and the run that resumes from it."""
 
 
 class NextToken(Task):
@@ -186,7 +177,9 @@ def train_model(course: Course, options: Options, here: Runtime) -> None:
     source, task = course.objective(engine)
     settings = Settings.of(options, steps=horizon.steps, flops_per_token=model.sizes.flops_per_token)
     folder = runtime.checkpoint_folder(options["output_dir"])
-    loop = Loop(here, engine, source, task, settings, folder=folder, identity=identity_of(course, options))
+    marks = {"data": course.data["digest"][:16], "tokens": words.mark_of(tokenizer)[:16], **course.marks}
+    identity = identity_of(options, FREE, **marks)
+    loop = Loop(here, engine, source, task, settings, folder=folder, identity=identity)
     if not loop.resume(options["resume_from_checkpoint"]) and course.inherited is not None:
         inherit(loop, course.inherited, here)
     began_s, first = time.monotonic(), loop.progress.step
@@ -264,13 +257,6 @@ def introduce(sizes: Sizes, horizon: Horizon, train: Rows, val: Rows) -> list[Te
             epochs=horizon.steps / train.steps_per_epoch,
         ),
     ]
-
-
-def identity_of(course: Course, options: Options) -> dict[str, Any]:
-    """Return the values that must be equal in a checkpoint and in the run that resumes from it."""
-    kept = {name: value for name, value in options.items() if name not in FREE_TO_CHANGE}
-    marks = {"data": course.data["digest"][:16], "tokens": words.mark_of(course.tokenizer)[:16], **course.marks}
-    return {**kept, **marks}
 
 
 # --- the result ---

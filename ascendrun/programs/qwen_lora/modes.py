@@ -26,20 +26,13 @@ from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import zero3
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import log_plan, pick, raise_fatal, refuse, training_of, wrap
-from ascendrun.programs.trainer.task import Settings
+from ascendrun.programs.trainer.task import Settings, identity_of
 from ascendrun.text import Text
 from ascendrun.text.format import pad_left
 
 Options = Mapping[str, Any]
-FREE_TO_CHANGE = (
-    "mode", "data_path", "val_data_path", "base_model", "output_dir", "device", "resume_from_checkpoint",
-    "logging_steps", "save_steps", "strategy", "shard_size", "cpu_offload", "save_total_limit", "dist_timeout_s",
-    "micro_batch_size", "dataloader_num_workers", "num_sample_prompts", "max_new_tokens", "mc_eval_path",
-    "mc_max_samples", "save_merged_model", "max_time_s", "peak_tflops", "profile_dir", "chip", "world_size",
-    "compare_dirs", "data_cache_dir", "on_save_failure", "gradient_checkpointing", "quantization_bit", "compile",
-    "adapter_path", "loss_scale", "host", "port", "max_num_seqs", "max_model_len", "temperature", "top_p", "top_k",
-)  # fmt: skip
-"""Options that may differ between a checkpoint and the run that resumes from it; data is compared by content."""
+FREE = "base_model", "gradient_checkpointing", "host", "max_new_tokens", "mode", "port", "temperature", "top_k", "top_p"
+"""Options beside those of `identity_of` that may differ between a checkpoint and the run that resumes from it."""
 
 
 class Study:
@@ -214,9 +207,7 @@ def make_loop(options: Options, study: Study, engine: Engine) -> Loop:
         best_is_low=True,
         flops_per_token=study.work.flops_per_token if study.work is not None else 0.0,
     )
-    # What must be equal in a checkpoint and in the run that resumes from it.
-    kept = {name: value for name, value in options.items() if name not in FREE_TO_CHANGE}
-    identity = {**kept, "data": lessons.digest[:16]}
+    identity = identity_of(options, FREE, data=lessons.digest[:16])
     folder = runtime.checkpoint_folder(options["output_dir"])
     task = Instructions(lessons.train, evaluate=evaluate)
     return Loop(here, engine, course, task, settings, folder=folder, identity=identity)

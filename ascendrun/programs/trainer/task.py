@@ -19,6 +19,28 @@ Loss = Union[torch.Tensor, tuple[torch.Tensor, Mapping[str, Part]]]
 A weight that is a tensor on the device is read only at the end of the step."""
 
 
+FREE_TO_CHANGE = (
+    "adapter_path", "auto_find_batch_size", "baselines", "calibration", "chip", "compare_dirs", "compare_with",
+    "compile", "cpu_offload", "data_cache_dir", "data_path", "dataloader_num_workers", "device", "dist_timeout_s",
+    "doc_cap", "eval_batch_size", "eval_questions", "eval_split", "eval_tokens", "inference_warmup_steps",
+    "invalid_rows", "logging_steps", "loss_scale", "macro_f1_weight", "max_chars", "max_model_len", "max_num_seqs",
+    "max_time_s", "max_tokens_per_micro_batch", "mc_eval_path", "mc_max_samples", "micro_batch_size", "mixture",
+    "model_dir", "model_path", "new_organisms", "num_sample_prompts", "on_save_failure", "organism", "output_dir",
+    "peak_tflops", "prepared_dir", "profile_dir", "quantization_bit", "resume_from_checkpoint", "sample_prompts",
+    "sample_steps", "save_merged_model", "save_probabilities", "save_steps", "save_total_limit", "shard_optimizer",
+    "shard_size", "strategy", "target_examples_per_step", "tokenizer", "tokenizer_dir", "val_data_path", "vocab_size",
+    "world_size",
+)  # fmt: skip
+"""Options of all programs that may differ between a checkpoint and the run that resumes from it; data is compared by
+content."""
+
+
+def identity_of(options: Mapping[str, Any], free: Sequence[str], **marks: object) -> dict[str, Any]:
+    """Return the values that must be equal in a checkpoint and in the run that resumes from it. `free`: more options of
+    the program that need not."""
+    return {**{name: value for name, value in options.items() if name not in (*FREE_TO_CHANGE, *free)}, **marks}
+
+
 class CannotResumeError(ProgramError):
     """The newest checkpoint belongs to another training. The exit code is that of health/diagnosis/kinds.py."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import choose, wrap
-from ascendrun.programs.trainer.task import Settings, Task
+from ascendrun.programs.trainer.task import Settings, Task, identity_of
 from ascendrun.programs.trajectory import model as models
 from ascendrun.programs.trajectory.data import Options, Samples
 from ascendrun.programs.trajectory.rules import micro_tokens_of, shape_of_config, work_of
@@ -29,15 +29,8 @@ from ascendrun.programs.trajectory.scores import score
 from ascendrun.programs.trajectory.store import predict
 from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded, Groups, Hiding, Ids, augment, guessable, hide_words
 
-FREE_TO_CHANGE = (
-    "mode", "model_path", "data_path", "prepared_dir", "output_dir", "device", "resume_from_checkpoint",
-    "logging_steps", "save_steps", "save_total_limit", "dist_timeout_s", "micro_batch_size",
-    "max_tokens_per_micro_batch", "auto_find_batch_size", "dataloader_num_workers", "max_time_s", "profile_dir",
-    "peak_tflops", "host", "port", "inference_warmup_steps", "save_probabilities", "crops", "eval_split",
-    "macro_f1_weight", "calibration", "chip", "world_size", "baselines", "compare_with",
-    "loss_scale", "compile", "strategy", "shard_size",
-)  # fmt: skip
-"""Options that may differ between a checkpoint and the run that resumes from it; data is compared by content."""
+FREE = "host", "mode", "port"
+"""Options beside those of `identity_of` that may differ between a checkpoint and the run that resumes from it."""
 LR_FLOOR = 0.05
 BETAS = (0.9, 0.98)
 
@@ -156,7 +149,8 @@ def make_loop(options: Options, samples: Samples, model: models.Reader, here: Ru
     )
     engine = make_engine(options, model, here, plan, settings.steps)
     task = kind(options, samples, here, engine, plan, model.sizes.numbers)
-    return Loop(here, engine, plan, task, settings, folder=folder, identity=identity_of(options, samples))
+    identity = identity_of(options, FREE, data=samples.digest[:16])
+    return Loop(here, engine, plan, task, settings, folder=folder, identity=identity)
 
 
 def plan_of(samples: Sequence[Encoded], options: Options) -> Buckets:
@@ -238,12 +232,6 @@ def ship_weights(ships: Sequence[str], kind: str) -> list[float]:
     names, numbers = np.unique(np.asarray(ships), return_inverse=True)
     weights = class_weights(numbers.reshape(-1).tolist(), len(names), kind)
     return [weights[number] for number in numbers.reshape(-1)]
-
-
-def identity_of(options: Mapping[str, Any], samples: Samples) -> dict[str, Any]:
-    """Return the values that must be equal in a checkpoint and in the run that resumes from it."""
-    kept = {name: value for name, value in options.items() if name not in FREE_TO_CHANGE}
-    return {**kept, "data": samples.digest[:16]}
 
 
 Masked = tuple[Ids, Ids, Ids]

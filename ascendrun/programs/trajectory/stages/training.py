@@ -19,7 +19,7 @@ from ascendrun.programs.trainer.checkpoint import replace_json, replace_text
 from ascendrun.programs.trainer.data import Buckets, Loader
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.task import Progress
+from ascendrun.programs.trainer.task import Progress, identity_of
 from ascendrun.programs.trajectory import store
 from ascendrun.programs.trajectory.data import Options, Samples, make_samples, prepare, save_prepared
 from ascendrun.programs.trajectory.judge import Judged, judge, missing
@@ -28,7 +28,7 @@ from ascendrun.programs.trajectory.scores import MODEL
 from ascendrun.programs.trajectory.stages.common import check_base, introduce, start_with
 from ascendrun.programs.trajectory.stages.trained import write_predictions
 from ascendrun.programs.trajectory.tokens import Groups
-from ascendrun.programs.trajectory.train import class_weights, identity_of, make_loop, train_head, unlabelled
+from ascendrun.programs.trajectory.train import FREE, class_weights, make_loop, train_head, unlabelled
 from ascendrun.programs.trajectory.trees import Trees, grow_trees
 from ascendrun.text import Text
 
@@ -175,7 +175,7 @@ def train_one(options: Options, here: Runtime, folder: Path) -> bool:
     started_s = time.monotonic()
     samples = open_samples(options, here)
     output = Path(options["output_dir"]).absolute()
-    identity = identity_of(options, samples)
+    identity = identity_of(options, FREE, data=samples.digest[:16])
     if options["folds"] and here.share(identity_in(output / "report.json")) == json.loads(json.dumps(identity)):
         here.log("program.fold-done", "this fold is complete: {output}", output=output)
         here.record(done=True)
@@ -307,7 +307,7 @@ def report_on(
         "training": summary_of(progress, here, seconds),
         "trees_weight": trees.weight if trees else None,
         "class_weights": class_weights(samples.labels("train"), len(samples.names), options["class_weights"]),
-        "identity": identity_of(options, samples),
+        "identity": identity_of(options, FREE, data=samples.digest[:16]),
         "options": dict(options),
     }
     table = judged.write(output, split, more, seed=options["seed"], is_leaky=samples.is_leaky)
