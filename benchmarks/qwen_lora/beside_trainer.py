@@ -229,6 +229,27 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "labels": labels, "attention_mask": mask}
 
 
+def arguments_of(folder: Path, asked: argparse.Namespace, steps: int, rows: int, pieces: int, **more: object) -> Any:
+    """Of the Trainer, for `rows` at once and `pieces` of them a step."""
+    from transformers import TrainingArguments
+
+    make: Any = TrainingArguments
+    return make(
+        output_dir=str(folder / "theirs"),
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=pieces,
+        max_steps=steps,
+        learning_rate=LR,
+        report_to=[],
+        save_strategy="no",
+        remove_unused_columns=False,
+        use_cpu=asked.family == "cpu",
+        optim="adamw_torch",
+        disable_tqdm=True,
+        **more,
+    )
+
+
 def theirs(
     config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, folder: Path, *, grouped: bool
 ) -> dict[str, Any]:
@@ -252,25 +273,9 @@ def theirs(
     order: dict[str, Any] = {"train_sampling_strategy": "group_by_length"} if grouped else {}
     if "train_sampling_strategy" not in TrainingArguments.__dataclass_fields__ and grouped:
         order = {"group_by_length": True}
-    make: Any = TrainingArguments
-    arguments = make(
-        output_dir=str(folder / "theirs"),
-        per_device_train_batch_size=per_piece,
-        gradient_accumulation_steps=pieces,
-        max_steps=asked.steps,
-        learning_rate=LR,
-        bf16=precision.compute == torch.bfloat16,
-        report_to=[],
-        save_strategy="no",
-        logging_steps=10**6,
-        remove_unused_columns=False,
-        dataloader_num_workers=2,
-        use_cpu=asked.family == "cpu",
-        optim="adamw_torch",
-        disable_tqdm=True,
-        length_column_name="length",
-        **order,
-    )
+    order |= {"dataloader_num_workers": 2, "length_column_name": "length"}
+    is_half = precision.compute == torch.bfloat16
+    arguments = arguments_of(folder, asked, asked.steps, per_piece, pieces, logging_steps=10**6, bf16=is_half, **order)
     Trainer(
         model=model, args=arguments, train_dataset=Listed(samples), data_collator=collate, callbacks=[Clock()]
     ).train()
@@ -342,7 +347,7 @@ def ours_from(
 def theirs_from(folder: Path, samples: Sequence[Encoded], asked: argparse.Namespace) -> list[float]:
     """Train base and adapter by transformers' Trainer, loaded by transformers and peft."""
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+    from transformers import AutoModelForCausalLM, Trainer
 
     whole = AutoModelForCausalLM.from_pretrained(str(folder / "base"), dtype=getattr(torch, asked.dtype))
     model: Any = PeftModel.from_pretrained(whole, str(folder / "adapter"), is_trainable=True)
@@ -353,24 +358,9 @@ def theirs_from(folder: Path, samples: Sequence[Encoded], asked: argparse.Namesp
             size = self.args.per_device_train_batch_size
             return torch.utils.data.DataLoader(self.train_dataset, batch_size=size, collate_fn=collate)
 
-    make: Any = TrainingArguments
-    arguments = make(
-        output_dir=str(folder / "theirs"),
-        per_device_train_batch_size=asked.batch_size // pieces,
-        gradient_accumulation_steps=pieces,
-        max_steps=asked.losses,
-        learning_rate=LR,
-        lr_scheduler_type="constant",
-        bf16=asked.dtype == "bfloat16",
-        report_to=[],
-        save_strategy="no",
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        remove_unused_columns=False,
-        use_cpu=asked.family == "cpu",
-        optim="adamw_torch",
-        disable_tqdm=True,
-    )
+    shown = {"logging_steps": 1, "logging_nan_inf_filter": False, "lr_scheduler_type": "constant"}
+    rows, is_half = asked.batch_size // pieces, asked.dtype == "bfloat16"
+    arguments = arguments_of(folder, asked, asked.losses, rows, pieces, bf16=is_half, **shown)
     trainer = InOrder(model=model, args=arguments, train_dataset=Listed(samples))
     trainer.train()
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]
