@@ -43,26 +43,34 @@ class Hosts:
     def close(self) -> None:
         end_controller(self.cluster, self.state_dir)
 
-    def submit(self, training: Training, home: str) -> Job:
-        """`home`: the folder on the nodes that keeps checkpoints and results over all starts."""
+    def start(self, training: Training, name: str, **more: Any) -> str:
+        """Submit a job of it over two hosts; the id."""
         job = {
-            "name": training.name,
+            "name": name,
             "program": training.program,
             "nodes": 2,
-            "hostfile": "two.hosts",
             "python": sys.executable,
             "devices": {"type": "cpu", "per_node": RANKS // 2},
-            "args": {**training.arguments, "output": f"{home}/out"},
-            "restart": {"max_restarts": 0},
+            "args": training.arguments,
             "env": QUIET,
-            "checkpoint": {"dir": f"{home}/checkpoints", "grace_period_s": 120},
+            **more,
         }
-        path = self.folder / f"{training.name}.yaml"
+        path = self.folder / f"{name}.yaml"
         path.write_text(json.dumps(job))
         done = self.ascendrun("submit", path.name, "--detach", "-o", "json")
         if done.returncode:
             raise CampaignError(f"submit: {done.stdout}{done.stderr}")
-        return Job(self, str(json.loads(done.stdout)["id"]))
+        return str(json.loads(done.stdout)["id"])
+
+    def submit(self, training: Training, home: str) -> Job:
+        """`home`: the folder on the nodes that keeps checkpoints and results over all starts."""
+        more = {
+            "hostfile": "two.hosts",
+            "args": {**training.arguments, "output": f"{home}/out"},
+            "restart": {"max_restarts": 0},
+            "checkpoint": {"dir": f"{home}/checkpoints", "grace_period_s": 120},
+        }
+        return Job(self, self.start(training, training.name, **more))
 
     def on(self, host: str, path: str) -> Path:
         return self.cluster.path(host, path)
@@ -172,3 +180,11 @@ class Job:
         self.hosts.cluster.crash(host)
         self.hosts.cluster.reboot(host, keep_disk=True)
         return f"{host} lost its power"
+
+
+def keep_line(line: str, file: Path | None) -> None:
+    """On standard output, and at the end of the file."""
+    print(line, flush=True)
+    if file is not None:
+        with open(file, "a") as kept:
+            kept.write(line + "\n")

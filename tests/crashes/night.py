@@ -33,7 +33,7 @@ from ascendrun.core.jobs.job import TERMINAL, Job, State
 from ascendrun.core.records import format_rfc3339
 from ascendrun.head.state.store import Store
 from tests.cluster.leftovers import controllers
-from tests.crashes.hosts import QUIET, CampaignError, Hosts
+from tests.crashes.hosts import CampaignError, Hosts, keep_line
 from tests.crashes.remains import difference, lines_of, read_story
 from tests.crashes.trainings import ALL, Training
 from tests.lib.vcluster.cluster import VirtualCluster
@@ -96,23 +96,13 @@ class Run:
         self.hosts, self.training = hosts, training
         self.home = f"{SHARED}/{training.name}-{number}"
         more = {
-            "nodes": 2,
             "hostfile": "five.hosts",
-            "python": sys.executable,
             "setup": f"renice -n {NICE} -p $$ >/dev/null",
-            "devices": {"type": "cpu", "per_node": 2},
             "restart": {"max_restarts": 50},
             "timeouts": {"hang_s": HANG_S},
-            "env": QUIET,
             "checkpoint": {"dir": f"{self.home}/checkpoints", "grace_period_s": 30},
         }
-        job = {"name": f"{training.name}-{number}", "program": training.program, "args": training.arguments, **more}
-        path = hosts.folder / f"{job['name']}.yaml"
-        path.write_text(json.dumps(job))
-        done = hosts.ascendrun("submit", path.name, "--detach", "-o", "json")
-        if done.returncode:
-            raise CampaignError(f"submit: {done.stdout}{done.stderr}")
-        self.id = str(json.loads(done.stdout)["id"])
+        self.id = hosts.start(training, f"{training.name}-{number}", **more)
         self.seen = self.look()
         self.began_s = time.time()
 
@@ -429,11 +419,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
 
     def tell(what: Mapping[str, Any]) -> None:
-        line = json.dumps({"at": format_rfc3339(time.time()), **what})
-        print(line, flush=True)
-        if options.history:
-            with open(options.history, "a") as history:
-                history.write(line + "\n")
+        keep_line(json.dumps({"at": format_rfc3339(time.time()), **what}), options.history)
 
     for number, fault in enumerate(draw(options.seed, options.faults)):
         print(f"seed {options.seed}, fault {number + 1}: {fault}", flush=True)

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Callable
 
-from tests.crashes.hosts import RANKS, CampaignError, Hosts, Job
+from tests.crashes.hosts import RANKS, CampaignError, Hosts, Job, keep_line
 from tests.crashes.remains import Story, difference, half_written, newest_common, wound
 from tests.crashes.trainings import ALL, Training
 from tests.lib.vcluster.cluster import VirtualCluster
@@ -250,11 +250,7 @@ def main(argv: Sequence[str]) -> int:
         hosts = Hosts(cluster, Path(folder))
 
         def tell(life: Life) -> None:
-            line = json.dumps(asdict(life))
-            print(line, flush=True)
-            if options.journal:
-                with open(options.journal, "a") as journal:
-                    journal.write(line + "\n")
+            keep_line(json.dumps(asdict(life)), options.journal)
 
         try:
             for name in options.only.split(","):

@@ -15,19 +15,18 @@ from ascendrun.core.jobs.reasons import Reason, because, needed
 from ascendrun.core.jobs.restart import PastAttempt
 from ascendrun.core.jobs.schedule import RESERVE_S, Claim, Contender, Decision, schedule
 from ascendrun.text import Text
+from tests.lib.demo_jobs import demo_job
 
 NOW_S = 10_000.0
 WHY = Text("x", "x")
 
 
 def job(number: int, *pool: str, nodes: int | None = None, state: State = State.QUEUED, **changes: Any) -> Job:
-    made = Job(
+    made = demo_job(
         id=f"j-{number:04d}",
         name=f"job{number}",
         run=f"h-j-{number:04d}",
         hosts=pool[:nodes] if state in ACTIVE_STATES else (),
-        grace_s=1,
-        start_s=1,
         created_at_s=float(number),
         since_s=NOW_S - 1.0,
         state=state,
