@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 DEADLINE_S = 180.0
 """For what must come: a busy machine may be slow to say it."""
@@ -56,3 +58,13 @@ def open_session(cluster, name, options=()):
 
 def find_processes(cluster, name, command):
     return [process for process in cluster.processes(name) if " ".join(process.argv) == command]
+
+
+def run_planted(folder, text, **environ):
+    """The tests of this text, with the fixtures of this folder, by another pytest."""
+    (folder / "conftest.py").symlink_to(Path(__file__).with_name("conftest.py"))
+    (folder / "test_planted.py").write_text(text)
+    argv = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", folder, folder]
+    code = str(Path(__file__).resolve().parents[2])
+    environ = {**os.environ, "PYTHONPATH": code, **environ}
+    return subprocess.run(argv, env=environ, capture_output=True, text=True, cwd=folder, timeout=200)

@@ -61,7 +61,7 @@ def test_a_command_that_takes_too_long_is_killed_on_the_node_cold_and_warm(scene
         await_that(lambda: agents(scene) == 2, "the agents are up")
 
 
-def test_exit_codes_and_exact_output_are_the_same_cold_and_warm(scene: Scene) -> None:
+def test_exit_codes_and_exact_output_are_the_same_cold_and_warm_and_equal_ones_shown_once(scene: Scene) -> None:
     code = "import sys; sys.stdout.write('a\\n'); sys.stderr.write(sys.argv[1]); sys.exit(3)"
     word = 'it\'s $(id) "quoted"\n\\end'
     cold = answers(scene, "python3", "-c", code, word)
@@ -72,9 +72,5 @@ def test_exit_codes_and_exact_output_are_the_same_cold_and_warm(scene: Scene) ->
             "node1": (3, "a\n", word),
             "node2": (3, "a\n", word),
         }
-
-
-def test_the_same_output_of_many_hosts_is_shown_once(scene: Scene) -> None:
-    done = execute(scene, "echo", "same")
-    assert done.returncode == 0, run_text(done)
-    assert done.stdout.count("same") == 1 and "node[1-2]" in done.stdout
+    shown = execute(scene, "echo", "same")
+    assert shown.returncode == 0 and shown.stdout.count("same") == 1 and "node[1-2]" in shown.stdout, run_text(shown)

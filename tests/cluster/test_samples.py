@@ -47,12 +47,8 @@ def ask_now(scene: Scene, *hosts: str):
 
 
 def moments(scene: Scene, series: str, host: str, since_s: float):
-    store = SampleStore.open_for_reading(scene.ascendrun.state_dir)
-    assert store is not None
-    try:
+    with SampleStore.open_for_reading(scene.ascendrun.state_dir) as store:
         found = getattr(store, series)(since_s=since_s, until_s=time.time() + 60, host=host)
-    finally:
-        store.close()
     return sorted({sample.at_s for sample in found})
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from looks import SILENCE_S, dial, says
+from looks import SILENCE_S, dial, run_planted, says
 from pexpect import EOF
 
 from tests.lib.vcluster import state as states
@@ -69,11 +69,8 @@ def test_what_is_missing_is_said_with_its_way_out(tmp_path):
 
 @pytest.mark.parametrize(("ci", "outcome"), [("true", "1 error"), ("", "1 skipped")])
 def test_a_machine_that_cannot_carry_a_cluster_fails_ci_and_else_skips_with_the_reason(tmp_path, ci, outcome):
-    (tmp_path / "conftest.py").symlink_to(Path(__file__).with_name("conftest.py"))
-    (tmp_path / "test_planted.py").write_text("def test_planted(cluster):\n    pass\n")
-    argv = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path]
-    environ = {**os.environ, "PYTHONPATH": str(CODE), "PATH": str(tmp_path), "CI": ci}
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, cwd=tmp_path, timeout=200)
+    text = "def test_planted(cluster):\n    pass\n"
+    done = run_planted(tmp_path, text, PATH=str(tmp_path), CI=ci)
     assert outcome in done.stdout, done.stdout + done.stderr
     assert "missing: ssh, ip, nsenter; apt-get install -y iproute2 openssh-client util-linux" in done.stdout
 
@@ -99,10 +96,7 @@ def test_a_disk_that_the_machine_mounts_below_its_root_is_on_every_host_too_and_
         "with VirtualCluster.up(1) as cluster:\n"
         "    cluster.host_run('node1', ['sh', '-c', 'ls /srv && touch /srv/more && ls /srv/more'], check=True)\n"
     )
-    mounted = f'mount --bind {CODE}/tests/lib /srv && {sys.executable} -c "$SCRIPT"'
-    environ = {**os.environ, "PYTHONPATH": str(CODE), "SCRIPT": script}
-    argv = ["unshare", "--mount", "sh", "-c", mounted]
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=200)
+    done = _run_mounted(f"{CODE}/tests/lib /srv", script)
     assert done.returncode == 0, done.stderr
     assert "vcluster" in done.stdout.split() and "/srv/more" in done.stdout.split()
     assert not (CODE / "tests/lib/more").exists()
@@ -116,8 +110,12 @@ def test_an_sshd_that_ends_is_told_at_once_with_its_last_line():
 def test_a_null_device_that_is_a_file_is_named_before_anything_starts(tmp_path):
     script = "from tests.lib.vcluster.requirements import requirements; print(*requirements())"
     (tmp_path / "null").touch()
-    mounted = f'mount --bind {tmp_path}/null /dev/null && {sys.executable} -c "$SCRIPT"'
-    environ = {**os.environ, "PYTHONPATH": str(CODE), "SCRIPT": script}
-    argv = ["unshare", "--mount", "sh", "-c", mounted]
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=200)
+    done = _run_mounted(f"{tmp_path}/null /dev/null", script)
     assert "/dev/null as a device" in done.stdout, done.stderr
+
+
+def _run_mounted(mount, script):
+    """The script where something is mounted over something else."""
+    argv = ["unshare", "--mount", "sh", "-c", f'mount --bind {mount} && {sys.executable} -c "$SCRIPT"']
+    environ = {**os.environ, "PYTHONPATH": str(CODE), "SCRIPT": script}
+    return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=200)

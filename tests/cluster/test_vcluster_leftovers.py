@@ -10,7 +10,7 @@ from pathlib import Path
 
 import leftovers
 import pytest
-from looks import DEADLINE_S, open_session
+from looks import DEADLINE_S, open_session, run_planted
 
 from tests.lib.vcluster import state as states
 from tests.lib.vcluster.cluster import clusters, sweep
@@ -48,8 +48,7 @@ def test_an_open_ssh_session_is_a_leftover_and_the_listening_sshd_is_none(cluste
 
 
 def test_the_fixture_itself_fails_a_test_that_leaves_a_daemon(tmp_path):
-    (tmp_path / "conftest.py").symlink_to(Path(__file__).with_name("conftest.py"))
-    (tmp_path / "test_planted.py").write_text(
+    text = (
         "import leftovers, pytest\n"
         "@pytest.fixture(scope='module', autouse=True)\n"
         "def hasty():\n"
@@ -59,9 +58,7 @@ def test_the_fixture_itself_fails_a_test_that_leaves_a_daemon(tmp_path):
         "def test_planted(cluster):\n"
         "    cluster.head_run(['ssh', 'node1', 'setsid sleep 4222 >/dev/null 2>&1 </dev/null &'], check=True)\n"
     )
-    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path]
-    environ = {**os.environ, "PYTHONPATH": str(CODE)}
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, cwd=tmp_path, timeout=200)
+    done = run_planted(tmp_path, text)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 passed, 1 error" in done.stdout and "sleep 4222" in done.stdout
 

@@ -141,14 +141,6 @@ def test_with_the_guard_killed_too_the_crontab_line_brings_the_controller_back(h
     assert fake_cron.read_text() == "0 5 * * * backup 100\\%\n"
 
 
-def test_a_controller_that_ended_on_purpose_is_not_started_again(head: Head) -> None:
-    head.run("doctor", "job.yaml", "--quick")
-    await_that(lambda: is_running(head.state_dir))
-    head.run("controller", "stop")
-    assert not should_run(str(head.state_dir)) and not should_run(str(head.folder))
-    assert not is_running(head.state_dir)
-
-
 def test_a_controller_that_cannot_start_is_reported_and_not_guarded(head: Head) -> None:
     head.state_dir.mkdir(mode=0o700)
     (head.state_dir / "state.db").mkdir()
@@ -230,7 +222,8 @@ def test_a_controller_that_died_and_was_stopped_by_a_person_does_not_come_back(h
     os.kill(controller, signal.SIGKILL)
     assert head.run("controller", "stop").returncode == 0
     await_that(lambda: not is_alive(guard))
-    assert not is_running(head.state_dir) and not should_run(str(head.state_dir))
+    assert not is_running(head.state_dir)
+    assert not should_run(str(head.state_dir)) and not should_run(str(head.folder))
 
 
 def test_a_controller_ends_when_its_state_directory_is_moved_away(head: Head) -> None:
