@@ -18,10 +18,10 @@ from spooling import spool_case
 
 from ascendrun.cli import main
 from ascendrun.core.events import Event
-from ascendrun.core.jobs.job import Cause, Job, State
+from ascendrun.core.jobs.job import Cause, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.head.state.store import Store
-from tests.lib.demo_jobs import add_job
+from tests.lib.demo_jobs import store_job
 
 Say = Callable[..., tuple[int, str, str]]
 
@@ -120,13 +120,9 @@ def test_nothing_that_a_rank_wrote_steers_the_terminal(tmp_path: Path, say: Say)
 
 def refuse(state_dir: Path, why: str) -> str:
     """Keeps a job that the gate refused to start; its id."""
-
-    def make(job_id: str, head_id: str) -> Job:
-        return Job(id=job_id, name="demo", run="r", hosts=("n1", "n2"), grace_s=1, start_s=1, created_at_s=1.0)
-
     store = Store.open(state_dir)
     try:
-        job = add_job(store, "demo", make, hosts=[{"name": "n1"}, {"name": "n2"}], now_s=time.time())
+        job = store_job(store, now_s=time.time(), hosts=("n1", "n2"))
         job = replace(
             job,
             state=State.FAILED,

@@ -14,7 +14,7 @@ from ascendrun.core.notice_settings import read_notices
 from ascendrun.head.notify.notifier import Notifier
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.user_files import load_settings
-from tests.lib.demo_jobs import add_job, demo_job
+from tests.lib.demo_jobs import store_job
 from tests.lib.web_service import Say, Service, await_that
 
 OK = Say(200, b'{"errcode":0,"code":0}')
@@ -35,10 +35,7 @@ class Head:
         return read_notices(load_settings({}, files=[self.file]))
 
     def submit(self, name: str = "qwen") -> Job:
-        def make(job_id: str, head_id: str) -> Job:
-            return demo_job(id=job_id, name=name, run=f"{head_id}-{job_id}")
-
-        job = add_job(self.store, f"k{len(self.jobs)}", make, now_s=time.time())
+        job = store_job(self.store, f"k{len(self.jobs)}", now_s=time.time(), name=name)
         self.jobs.append(job)
         return job
 

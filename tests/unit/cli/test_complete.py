@@ -13,7 +13,7 @@ from click.shell_completion import BashComplete
 
 from ascendrun.cli.app import cli
 from ascendrun.head.state.store import Store
-from tests.lib.demo_jobs import add_job, demo_job
+from tests.lib.demo_jobs import store_job
 
 
 def complete(*words: str) -> list[str]:
@@ -34,7 +34,7 @@ def jobs(folder: Path) -> None:
     """j-0001 and j-0002 train, j-0003 eval."""
     store = Store.open(folder)
     for number, name in enumerate(("train", "train", "eval")):
-        add_job(store, str(number), lambda job_id, head_id, name=name: demo_job(id=job_id, name=name, run=job_id))
+        store_job(store, str(number), name=name)
     store.close()
 
 

@@ -18,7 +18,7 @@ from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.jobs import endings, inputs
 from ascendrun.core.jobs.draft import Step
 from ascendrun.core.jobs.inputs import JobInput
-from ascendrun.core.jobs.job import Exit, Job, Leftover
+from ascendrun.core.jobs.job import Exit, Leftover
 from ascendrun.core.jobs.lifecycle import advance, resume
 from ascendrun.core.jobs.reasons import because
 from ascendrun.core.jobs.schedule import check_dependency
@@ -30,7 +30,7 @@ from ascendrun.health.diagnosis import diagnose
 from ascendrun.query.evidence import read_evidence
 from ascendrun.query.report_reader import read_report
 from ascendrun.query.views import make_job_view
-from tests.lib.demo_jobs import add_job, demo_job
+from tests.lib.demo_jobs import store_job
 
 HOSTS = ("npu01", "npu02")
 
@@ -39,12 +39,9 @@ class Life:
     """One job, as the controller leads it."""
 
     def __init__(self, store: Store, name: str, **more: Any) -> None:
-        def make(job_id: str, head_id: str) -> Job:
-            times = {"grace_s": 30.0, "start_s": 600.0, "created_at_s": 1000.0}
-            return demo_job(id=job_id, name=name, run=f"run-{job_id}", hosts=HOSTS, **times, **more)
-
         self.store, self.now_s = store, 1000.0
-        self.job = add_job(store, name, make, hosts=[{"name": host} for host in HOSTS], now_s=1000.0)
+        times = {"grace_s": 30.0, "start_s": 600.0, "created_at_s": 1000.0}
+        self.job = store_job(store, name, now_s=1000.0, name=name, hosts=HOSTS, **times, **more)
 
     def take(self, step: Step) -> None:
         self.store.jobs.save(step.job, step.events, now_s=self.now_s)
