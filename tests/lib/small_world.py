@@ -138,7 +138,7 @@ class Alone(Context):
     samples: Any = NoSamples()
 
     def __init__(self, store: Store, links: Any) -> None:
-        super().__init__(store, links, Retention(), Guard(), lambda call: call())
+        super().__init__(store, links, Retention(), Guard())
 
 
 class World:
@@ -169,6 +169,9 @@ class World:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(tuple(self.links.values()))
+
+    def post(self, call: Callable[[], None]) -> None:
+        call()
 
     def start_agents(self) -> None:
         pass

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Callable
+from typing import Callable, Protocol
 
 from ascendrun.core.errors import AscendrunError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol.agent_bootstrap import AgentImage, internal_failure
 from ascendrun.head.protocol.agent_messages import Exec, ExecReply
+from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import AgentConnection, ConnectionListener, Reply
 from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosedError
 from ascendrun.text import Text
@@ -29,11 +30,26 @@ CONNECTING_AT_ONCE = 32
 SENDING_AT_ONCE = 16
 
 
-class Connections:
-    """Connections of a controller. `get` and use: any thread; `run_once`, `start_agents`, `tick`: one thread."""
+class Links(Protocol):
+    """Connections to hosts. `post` runs a call in the controller's thread, in order."""
 
-    def __init__(self, backend: Backend, image: AgentImage, listener: ConnectionListener) -> None:
-        self.backend, self._image, self._listener = backend, image, listener
+    def get(self, host: Host) -> AgentConnection: ...
+
+    def post(self, call: Callable[[], None]) -> None: ...
+
+
+class Connections:
+    """Connections of a controller, as Links. `get` and use: any thread; `run_once`, `start_agents`, `tick`: one
+    thread."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        image: AgentImage,
+        listener: ConnectionListener,
+        post: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self.backend, self._image, self._listener, self.post = backend, image, listener, post
         self._connecting = ThreadPoolExecutor(CONNECTING_AT_ONCE, thread_name_prefix="connect")
         self._sending = ThreadPoolExecutor(SENDING_AT_ONCE, thread_name_prefix="send")
         self._links: dict[Host, AgentConnection] = {}
@@ -106,9 +122,14 @@ class Connections:
         self._sending.shutdown(wait=False, cancel_futures=True)
 
 
-def post_later(post: Callable[[Callable[[], None]], None], seconds: float, call: Callable[[], None]) -> None:
+def ask(links: Links, host: Host, request: Request[R], *, deadline_s: float, then: Callable[[Reply[R]], None]) -> None:
+    """Send a request to a host; `then` gets the reply in the controller's thread."""
+    links.get(host).call(request, deadline_s=deadline_s, done=lambda reply: links.post(partial(then, reply)))
+
+
+def post_later(links: Links, seconds: float, call: Callable[[], None]) -> None:
     """Post a call to the controller's thread after some seconds."""
-    timer = threading.Timer(seconds, partial(post, call))
+    timer = threading.Timer(seconds, partial(links.post, call))
     timer.daemon = True
     timer.start()
 

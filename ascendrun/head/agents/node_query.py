@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.dataclass import load_dataclass
@@ -15,7 +16,7 @@ from ascendrun.core.jobs.job import Job
 from ascendrun.core.jobs.restart import set_aside
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
-from ascendrun.head.agents.connections import Connections, dialled
+from ascendrun.head.agents.connections import Links, ask, dialled
 from ascendrun.head.protocol.agent_bootstrap import is_permanent
 from ascendrun.head.protocol.agent_events import make_report
 from ascendrun.head.protocol.agent_messages import Checkpoints, CheckpointsReply, Probe, ProbeReply
@@ -41,13 +42,12 @@ class NodeQuery:
     def __init__(
         self,
         hosts: Sequence[Host],
-        links: Connections,
-        post: Callable[[Callable[[], None]], None],
+        links: Links,
         *,
         reported: Callable[[NodeReport], None],
         refused: Callable[[str, Failure], None],
     ) -> None:
-        self._hosts, self._links, self._post = tuple(hosts), links, post
+        self._hosts, self._links = tuple(hosts), links
         self._reported, self._refused = reported, refused
         self._probed: set[str] = set()
         self._peers: dict[str, dict[str, list[str]]] = {}
@@ -96,7 +96,7 @@ class NodeQuery:
     def _on_reply(self, host: Host, sent_ns: int) -> Callable[[Reply[ProbeReply]], None]:
         def done(reply: Reply[ProbeReply]) -> None:
             middle_ns = (sent_ns + time.time_ns()) // 2
-            self._post(lambda: self._take_reply(host, reply, middle_ns))
+            self._links.post(lambda: self._take_reply(host, reply, middle_ns))
 
         return done
 
@@ -123,13 +123,7 @@ def _names_of(link: AgentConnection) -> list[str]:
 
 
 def query_checkpoints(
-    spec: JobSpec,
-    job: Job,
-    hosts: Sequence[Host],
-    *,
-    links: Connections,
-    post: Callable[[Callable[[], None]], None],
-    done: Callable[[Listings], None],
+    spec: JobSpec, job: Job, hosts: Sequence[Host], *, links: Links, done: Callable[[Listings], None]
 ) -> None:
     """List the checkpoints of a job on connected hosts; `done` is called once, in the controller's thread.
 
@@ -145,16 +139,12 @@ def query_checkpoints(
         if not waiting:
             done(found)
 
-    def ask(host: Host) -> None:
-        link = links.get(host)
-        folder = spec.checkpoint.dir or layout.checkpoints_dir(link.info.root, job.run)
-        link.call(Checkpoints(folder), deadline_s=LIST_S, done=lambda reply: post(lambda: take(host.name, reply)))
-
     if not waiting:
         done(found)
         return
     for host in hosts:
-        ask(host)
+        folder = spec.checkpoint.dir or layout.checkpoints_dir(links.get(host).info.root, job.run)
+        ask(links, host, Checkpoints(folder), deadline_s=LIST_S, then=partial(take, host.name))
 
 
 def choose(job: Job, hosts: Sequence[str], listings: Listings) -> ResumePoint | OnlyCopy | None:

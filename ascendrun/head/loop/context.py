@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING
 
 from ascendrun.core.retention import Retention
 from ascendrun.head.agents.connections import Connections
@@ -27,15 +27,8 @@ if TYPE_CHECKING:
 class Context:
     """Use from the controller's thread. `post` runs a call there, in order."""
 
-    def __init__(
-        self,
-        store: Store,
-        links: Connections,
-        retention: Retention,
-        guard: Guard,
-        post: Callable[[Callable[[], None]], None],
-    ) -> None:
-        self.store, self.links, self.retention, self.guard, self.post = store, links, retention, guard, post
+    def __init__(self, store: Store, links: Connections, retention: Retention, guard: Guard) -> None:
+        self.store, self.links, self.retention, self.guard, self.post = store, links, retention, guard, links.post
         self.state_dir: Path = store.path.parent
         self.steps = JobSteps(store, guard)
 
@@ -57,7 +50,6 @@ class Context:
         return ArtifactFetcher(
             self.state_dir,
             self.links,
-            self.post,
             lambda job_id: load_subject(self.store.jobs.find(job_id)),
             lambda job_id, attempt: self.judging.repeat(job_id, attempt),
         )
@@ -70,7 +62,6 @@ class Context:
         return OutputFetcher(
             self.state_dir,
             self.links,
-            self.post,
             lambda job_id: load_outputs(self.store.jobs.find(job_id)),
             self.steps.record,
             self.retention,

@@ -77,10 +77,10 @@ class Controller:
             on_down=lambda link, error: self.post(lambda: self._on_down(link, error)),
             on_event=self._on_link_event,
         )
-        self._links = Connections(backend, AgentImage(read_sources()), listener)
-        self._context = Context(self._store, self._links, retention or Retention(), self._guard, self.post)
+        self._links = Connections(backend, AgentImage(read_sources()), listener, self.post)
+        self._context = Context(self._store, self._links, retention or Retention(), self._guard)
         self._jobs = LiveJobs(self._context)
-        self._operations = Operations(self._links, self.post)
+        self._operations = Operations(self._links)
         self._monitors = Monitors(self._context, self._jobs, self._operations, idle_check_s)
         self._requests = Requests(self._context, self._jobs, self._operations, heal=self._heal)
         self._requests.handlers.update(

@@ -96,7 +96,7 @@ class Examiner:
 
         request = Survey(tuple(hosts), None if submission is None else submission.to_json(), is_full=False)
         ended = self._operations.sweep_later
-        self._operations.run(SurveyOperation(request, self._links, self._post, answer, ended=ended))
+        self._operations.run(SurveyOperation(request, self._links, answer, ended=ended))
 
     def _take(
         self, replies: Sequence[SurveyReply], hosts: Sequence[Host], submission: Any, runner: JobRunner | None

@@ -104,7 +104,7 @@ class Judging:
         if not hosts or job.policy.max_restarts <= 0:
             then(None)
             return
-        query_checkpoints(runner.spec, job, hosts, links=runner.context.links, post=self._post, done=take)
+        query_checkpoints(runner.spec, job, hosts, links=runner.context.links, done=take)
 
     def repeat(self, job_id: str, attempt: int) -> None:
         """Diagnose an attempt again if more evidence has arrived since its diagnosis."""

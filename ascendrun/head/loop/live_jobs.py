@@ -126,7 +126,6 @@ class LiveJobs:
         context = JobContext(
             self._store,
             self._links,
-            post=self._post,
             feed=self.steps.feed,
             drained=self._forget,
             samples=self._context.samples,
@@ -168,7 +167,7 @@ class LiveJobs:
     def machines(self) -> Machines:
         from ascendrun.head.loop.machine.machines import Machines
 
-        return Machines(self._store, self._links, self.steps, self._adopt_found, post=self._post)
+        return Machines(self._store, self._links, self.steps, self._adopt_found)
 
     @cached_property
     def placement(self) -> Placement:

@@ -12,7 +12,7 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError, ConflictError, PreflightError, Problem, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
-from ascendrun.head.agents.connections import Connections, dialled
+from ascendrun.head.agents.connections import Connections, ask, dialled
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.agent_bootstrap import is_permanent
@@ -45,8 +45,8 @@ Operation = Union["HostOperation", "NodeQuery", "SurveyOperation"]
 class Operations:
     """Operations on hosts. Use from the controller's thread."""
 
-    def __init__(self, links: Connections, post: Callable[[Callable[[], None]], None]) -> None:
-        self._links, self._post = links, post
+    def __init__(self, links: Connections) -> None:
+        self._links = links
         self._running: list[Operation] = []
 
     @property
@@ -68,10 +68,10 @@ class Operations:
         operation.start()
 
     def sweep_later(self) -> None:
-        self._post(self._sweep)
+        self._links.post(self._sweep)
 
     def context(self, answer: Answer) -> OperationContext:
-        return OperationContext(self._links, self._post, answer, self.sweep_later)
+        return OperationContext(self._links, answer, self.sweep_later)
 
     def _sweep(self) -> None:
         self._running = [operation for operation in self._running if not operation.is_done]
@@ -80,7 +80,7 @@ class Operations:
 
     def execute(self, request: messages.Exec, answer: Answer) -> None:
         """Run the command on every host; send one reply for each, in order of arrival."""
-        self.run(_Exec(request, OperationContext(self._links, self._post, answer, self._sweep)))
+        self.run(_Exec(request, OperationContext(self._links, answer, self._sweep)))
 
     def query_nodes(self, request: messages.Nodes, answer: Answer) -> None:
         """Send the report of every host, or the reason of its absence, in order of arrival."""
@@ -103,15 +103,14 @@ class Operations:
 
             def used(found: Reply[agent.UsageReply]) -> None:
                 used_bytes = None if found.error is not None else found.message.total_bytes
-                self._post(lambda: reply(replace(message, used_bytes=used_bytes)))
+                reply(replace(message, used_bytes=used_bytes))
 
-            self._links.get(hosts[report.host]).call(agent.Usage(), deadline_s=USAGE_S, done=used)
+            ask(self._links, hosts[report.host], agent.Usage(), deadline_s=USAGE_S, then=used)
 
         for host in request.hosts:
             query = NodeQuery(
                 [host],
                 self._links,
-                self._post,
                 reported=reported,
                 refused=lambda name, failure: reply(messages.NodeReply(name, refused=failure)),
             )
@@ -121,7 +120,7 @@ class Operations:
         """Send the data of every host for the checks; one reply for each."""
         from ascendrun.head.survey.doctor import SurveyOperation
 
-        self.run(SurveyOperation(request, self._links, self._post, answer, ended=self.sweep_later))
+        self.run(SurveyOperation(request, self._links, answer, ended=self.sweep_later))
 
     def sample(self, request: messages.Sample, answer: Answer, ingest: SampleIngest) -> None:
         """Send a new sample of every host; one reply for each, in order of arrival."""
@@ -157,7 +156,7 @@ class Operations:
                 )
                 answer(PreflightError(what, problems=problems), b"", True)
                 return
-            query_checkpoints(submission.spec, job, hosts, links=self._links, post=self._post, done=reply)
+            query_checkpoints(submission.spec, job, hosts, links=self._links, done=reply)
 
         def reply(listings: Listings) -> None:
             chosen = choose(job, [host.name for host in hosts], listings)
@@ -177,15 +176,14 @@ class Operations:
             problems.append(failure.problem_of(host))
             reply_when_complete()
 
-        self.run(NodeQuery(hosts, self._links, self._post, reported=reported, refused=refused))
+        self.run(NodeQuery(hosts, self._links, reported=reported, refused=refused))
 
 
 @dataclass(frozen=True)
 class OperationContext:
-    """`post` runs a call in the controller's thread; `ended` runs after every reply."""
+    """`ended` runs after every reply."""
 
     links: Connections
-    post: Callable[[Callable[[], None]], None]
     answer: Answer
     ended: Callable[[], None]
 
@@ -199,7 +197,7 @@ class HostOperation:
     def __init__(
         self, hosts: Sequence[Host], context: OperationContext, request: Request[Any], deadline_s: float
     ) -> None:
-        self._hosts, self._links, self._post = hosts, context.links, context.post
+        self._hosts, self._links, self._post = hosts, context.links, context.links.post
         self._message, self._deadline_s = request, deadline_s
         self._answer, self._ended = context.answer, context.ended
         self.waiting: set[str] = {host.name for host in hosts}

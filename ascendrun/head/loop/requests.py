@@ -197,7 +197,7 @@ class Requests:
         from ascendrun.head.survey.submission import load_subject
 
         subject = load_subject(self._store.jobs.find(request.job))
-        relay(self._context.links, subject, request, answer, self._context.post)
+        relay(self._context.links, subject, request, answer)
 
     # Removal of old data
 

@@ -21,7 +21,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.draft import Transition
 from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.core.rank_env import FLIGHT_FILE
-from ascendrun.head.agents.connections import Connections, dialled, post_later
+from ascendrun.head.agents.connections import Links, ask, dialled, post_later
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Gather, GatherReply
 from ascendrun.head.protocol.control_socket import Answer
@@ -169,13 +169,11 @@ class ArtifactFetcher:
     def __init__(
         self,
         state_dir: Path,
-        links: Connections,
-        post: Callable[[Callable[[], None]], None],
+        links: Links,
         find: Callable[[str], Subject],
         collected: Callable[[str, int], None] = lambda job_id, attempt: None,
     ) -> None:
-        self._state_dir, self._links, self._post, self._find = state_dir, links, post, find
-        self._collected = collected
+        self._state_dir, self._links, self._find, self._collected = state_dir, links, find, collected
         self._pending: dict[tuple[str, int, str], _Pending] = {}
         self._receiving: dict[tuple[str, Host], _Receiving] = {}
 
@@ -227,7 +225,7 @@ class ArtifactFetcher:
         for host in hosts:
             self._add(subject, attempt, host, done=partial(reply, host.name))
         for seconds, is_last in ((CONNECT_S, False), (GATHER_S + 2 * CONNECT_S, True)):
-            post_later(self._post, seconds, partial(give_up, connected_too=is_last))
+            post_later(self._links, seconds, partial(give_up, connected_too=is_last))
 
     def on_up(self, link: AgentConnection) -> None:
         for pending in tuple(self._pending.values()):
@@ -264,11 +262,8 @@ class ArtifactFetcher:
         attempt_dir = spool_dir(self._state_dir, pending.subject.job_id, pending.attempt)
         self._receiving[(pending.tag, dialled(pending.host))] = _Receiving(attempt_dir / pending.host.name)
         request = agent.Gather(pending.tag, items_for(pending.subject.device_type), GATHER_S)
-
-        def done(reply: Reply[agent.GatherReply]) -> None:
-            self._post(partial(self._take_reply, pending, reply))
-
-        self._links.get(pending.host).call(request, deadline_s=GATHER_S + 30.0, done=done)
+        then = partial(self._take_reply, pending)
+        ask(self._links, pending.host, request, deadline_s=GATHER_S + 30.0, then=then)
 
     def _take_reply(self, pending: _Pending, reply: Reply[agent.GatherReply]) -> None:
         receiving = self._receiving.pop((pending.tag, dialled(pending.host)))

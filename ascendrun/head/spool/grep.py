@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.logs.log_lines import LogLine, process_name, process_number
 from ascendrun.core.node_messages import Failure
+from ascendrun.head.agents.connections import Links, ask
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Grep, GrepReply
 from ascendrun.head.protocol.control_socket import Answer, ControlClient
@@ -21,7 +22,6 @@ from ascendrun.node import layout, wire
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.head.agents.connections import Connections
     from ascendrun.head.spool.artifact_fetch import Subject
 
 GREP_S = 20.0
@@ -99,9 +99,7 @@ def read_hits(host: str, body: bytes, *, attempt: int, clock: HostClock, is_comp
     return HostHits(host, lines, problem)
 
 
-def relay(
-    links: Connections, subject: Subject, request: Grep, answer: Answer, post: Callable[[Callable[[], None]], None]
-) -> None:
+def relay(links: Links, subject: Subject, request: Grep, answer: Answer) -> None:
     """Forward a request to each host of `hosts` and its reply back, one for each host; the controller's part."""
     tag = layout.make_tag(subject.run, request.attempt)
     waiting = set(request.hosts)
@@ -112,18 +110,14 @@ def relay(
         problem = None if reply.error is None else reply.error.message
         answer(GrepReply(host, problem, is_complete), reply.body, not waiting)
 
-    def deliver_later(host: str) -> Callable[[Reply[agent.GrepReply]], None]:
-        return lambda reply: post(partial(deliver, host, reply))
-
     away = Failure("unreachable", Text("agent.not-connected", "not reachable now"))
     by_name = {host.name: host for host in subject.hosts}
     for name, wanted in request.hosts.items():
-        link = links.get(by_name[name]) if name in by_name else None
-        if link is None or not link.is_up:
+        if name not in by_name or not links.get(by_name[name]).is_up:
             deliver(name, Reply(None, error=away))
             continue
         request_ = agent.Grep.from_header({**wanted, "tag": tag})
-        link.call(request_, deadline_s=ANSWER_S, done=deliver_later(name))
+        ask(links, by_name[name], request_, deadline_s=ANSWER_S, then=partial(deliver, name))
 
 
 def starts_of(

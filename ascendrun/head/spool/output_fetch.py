@@ -22,7 +22,7 @@ from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.retention import Retention
-from ascendrun.head.agents.connections import Connections, dialled, post_later
+from ascendrun.head.agents.connections import Links, dialled, post_later
 from ascendrun.head.protocol.control_messages import Fetch, FetchReply, Put
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.messages import R, Request
@@ -108,15 +108,14 @@ class OutputFetcher:
     def __init__(
         self,
         state_dir: Path,
-        links: Connections,
-        post: Callable[[Callable[[], None]], None],
+        links: Links,
         find: Callable[[str], JobOutputs],
         record: Callable[[str, Sequence[Event]], None],
         retention: Retention,
         *,
         connect_s: float = CONNECT_S,
     ) -> None:
-        self._state_dir, self._links, self._post, self._find, self._record = state_dir, links, post, find, record
+        self._state_dir, self._links, self._find, self._record = state_dir, links, find, record
         self._retention, self._connect_s = retention, connect_s
         self._transfers: dict[_Key, _Transfer] = {}
         self._slots = threading.Semaphore(AT_ONCE)
@@ -231,7 +230,7 @@ class OutputFetcher:
     def _start(self, one: _Transfer) -> None:
         """Start a transfer; one of a host that is not connected waits for it, and the host is named after a while."""
         if not self._links.get(one.host).is_up:
-            post_later(self._post, self._connect_s, partial(self._name_host, one))
+            post_later(self._links, self._connect_s, partial(self._name_host, one))
         elif not one.is_running:
             one.is_running = True
             lock = self._one_each[dialled(one.host)]
@@ -257,7 +256,7 @@ class OutputFetcher:
                 one.progress = one.move(partial(self._ask, one), partial(self._admit, one), report)
         except TransferError as failed:
             error = failed
-        self._post(partial(self._take_end, one, error))
+        self._links.post(partial(self._take_end, one, error))
 
     def _ask(self, one: _Transfer, request: Request[R], *, deadline_s: float, body: bytes = b"") -> Reply[R]:
         if one.is_cancelled:

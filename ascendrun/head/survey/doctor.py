@@ -17,7 +17,7 @@ from ascendrun.core.jobfile.launchers import LAUNCHERS
 from ascendrun.core.network import HCCL_PORTS, candidate_bases, candidate_ports
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport, report_values
-from ascendrun.head.agents.connections import Connections, post_later
+from ascendrun.head.agents.connections import Links, ask, post_later
 from ascendrun.head.agents.node_query import NodeQuery
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Survey, SurveyReply
@@ -62,15 +62,14 @@ class Examination:
         reports: Mapping[str, NodeReport],
         plan: LaunchPlan | None,
         *,
-        links: Connections,
-        post: Callable[[Callable[[], None]], None],
+        links: Links,
         done: Callable[[Mapping[str, SurveyReply]], None],
     ) -> None:
         self._hosts = tuple(host for host in request.hosts if host.name in reports)
         self._spec, self._reports, self._plan = spec, reports, plan
         paths = dict.fromkeys((*request.paths, *input_paths(spec)))
         self._request = replace(request, paths=tuple(path for path in paths if path not in request.training))
-        self._links, self._post, self._done = links, post, done
+        self._links, self._done = links, done
         self._results: dict[str, dict[str, Any]] = {}
         self._refused: dict[str, Failure] = {}
         self._waiting: set[str] = set()
@@ -167,37 +166,27 @@ class Examination:
                 self._waiting.discard(host.name)
                 then(host.name, reply)
 
-        self._links.get(host).call(
-            request, deadline_s=request.timeout_s + SPARE_S, done=lambda reply: self._post(lambda: on_reply(reply))
-        )
+        ask(self._links, host, request, deadline_s=request.timeout_s + SPARE_S, then=on_reply)
 
 
 class SurveyOperation:
     """Survey for a command: connect, probe, plan the given job, examine, and one reply for each host. Use from the
     controller's thread."""
 
-    def __init__(
-        self,
-        request: Survey,
-        links: Connections,
-        post: Callable[[Callable[[], None]], None],
-        answer: Answer,
-        *,
-        ended: Callable[[], None],
-    ) -> None:
+    def __init__(self, request: Survey, links: Links, answer: Answer, *, ended: Callable[[], None]) -> None:
         self._hosts = request.hosts
         self._submission = None if request.submission is None else Submission.from_json(request.submission)
         self._spec = self._submission.spec if self._submission else None
         self._request = replace(request, device_type=self._spec.devices.type) if self._spec else request
-        self._links, self._post, self._answer, self._ended = links, post, answer, ended
+        self._links, self._answer, self._ended = links, answer, ended
         self._reports: dict[str, NodeReport] = {}
         self._refused: dict[str, SurveyReply] = {}
         self.is_done = False
-        self.query = NodeQuery(self._hosts, links, post, reported=self._take_report, refused=self._take_failure)
+        self.query = NodeQuery(self._hosts, links, reported=self._take_report, refused=self._take_failure)
         self.on_up, self.on_down = self.query.on_up, self.query.on_down
 
     def start(self) -> None:
-        post_later(self._post, STARTED_S, self._give_up)
+        post_later(self._links, STARTED_S, self._give_up)
         self.query.start()
 
     def _give_up(self) -> None:
@@ -221,9 +210,7 @@ class SurveyOperation:
         from ascendrun.head.survey.survey_reader import dry_plan
 
         plan = None if self._refused else dry_plan(self._submission, self._reports, time.time())
-        Examination(
-            self._request, self._spec, ordered, plan, links=self._links, post=self._post, done=self._reply
-        ).start()
+        Examination(self._request, self._spec, ordered, plan, links=self._links, done=self._reply).start()
 
     def _reply(self, replies: Mapping[str, SurveyReply]) -> None:
         self.is_done = True

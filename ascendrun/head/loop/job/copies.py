@@ -98,18 +98,18 @@ class AttemptFiles:
             ahead_s = self._ahead_s.get(host) or self._reported_offset_s(host)
             source = self._source(host)
             if not self._context.samples.take(source, data.generation, data.offset, body, ahead_s=ahead_s):
-                self._context.post(lambda: self.follow_later(host))
+                self._context.links.post(lambda: self.follow_later(host))
             return
         try:
             self.spool(host).write(data.file, data.generation, data.offset, body)
         except SpoolGapError:
-            self._context.post(lambda: self.follow_later(host, wait_s=0.0))
+            self._context.links.post(lambda: self.follow_later(host, wait_s=0.0))
             return
         except OSError:  # the head's disk is full: nothing is lost, the node has it
-            self._context.post(lambda: self.follow_later(host))
+            self._context.links.post(lambda: self.follow_later(host))
             return
         if data.file == "events":
-            self._context.post(lambda: self.take_records(host))
+            self._context.links.post(lambda: self.take_records(host))
 
     def take_records(self, host: str) -> None:
         self._on_records(host, self.spool(host).new_events())
@@ -178,12 +178,12 @@ class AttemptFiles:
 
     def _release(self, host: str, have: Mapping[str, Mapping[str, int]]) -> None:
         """Request the deletion on the node of logs that are here. Called in a thread of the pruner."""
-        self._context.post(lambda: self._call(host, agent.Release(self.tag, have, KEEP_BYTES)))
+        self._context.links.post(lambda: self._call(host, agent.Release(self.tag, have, KEEP_BYTES)))
 
     def _call(self, host: str, request: Request[R], *, then: Callable[[Reply[R]], None] = lambda reply: None) -> None:
         """Send a request; `then` runs in the controller's thread."""
         self._live.link(host).call(
-            request, b"", deadline_s=REPLY_S, done=lambda reply: self._context.post(lambda: then(reply))
+            request, b"", deadline_s=REPLY_S, done=lambda reply: self._context.links.post(lambda: then(reply))
         )
 
 

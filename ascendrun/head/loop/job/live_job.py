@@ -35,13 +35,12 @@ PASSING = frozenset(("held", "port-taken"))
 
 @dataclass(frozen=True)
 class JobContext:
-    """Context of a live job: `post` runs a call in the controller's own thread, `feed` gives an event to the lifecycle,
+    """Context of a live job: `feed` gives an event to the lifecycle,
     `drained` reports that every byte of the job has arrived, `record` stores events that change nothing. `idle_memory`
     and `note_memory`: of head/loop/machine/machines.py."""
 
     store: Store
     links: Connections
-    post: Callable[[Callable[[], None]], None]
     feed: Callable[[str, JobInput], None]
     drained: Callable[[str], None]
     samples: SampleIngest
@@ -56,7 +55,7 @@ class JobContext:
 
 
 class LiveJob:
-    """One live job. `claims`: what it uses of each host of its pool."""
+    """One live job; as Links, with its calls. `claims`: what it uses of each host of its pool."""
 
     def __init__(self, job: Job, submission: Submission, context: JobContext) -> None:
         self.job, self.context = job, context
@@ -75,6 +74,9 @@ class LiveJob:
     def placed(self) -> tuple[Host, ...]:
         """The hosts of the present attempt, in the order of their node ranks."""
         return tuple(self._by_name[host] for host in self.job.hosts)
+
+    def get(self, host: Host) -> AgentConnection:
+        return self.context.links.get(host)
 
     def link(self, host: str) -> AgentConnection:
         return self.context.links.get(self._by_name[host])
@@ -130,7 +132,7 @@ class LiveJob:
 
     def post(self, call: Callable[[], None]) -> None:
         """Run a call for this job in the controller's thread."""
-        self.context.post(lambda: self.do(call))
+        self.context.links.post(lambda: self.do(call))
 
     def do(self, call: Callable[[], None]) -> None:
         """Run a call. An internal error before GO ends the job: without a reply it would wait indefinitely."""

@@ -67,9 +67,7 @@ class JobStart:
             if live.job.attempt == attempt:
                 live.refuse(host, failure, is_away=True)
 
-        self._query = NodeQuery(
-            live.placed, live.context.links, live.post, reported=partial(self._take_report, attempt), refused=refused
-        )
+        self._query = NodeQuery(live.placed, live, reported=partial(self._take_report, attempt), refused=refused)
         self._query.start()
 
     def on_up(self) -> None:
@@ -89,12 +87,7 @@ class JobStart:
         live.feed(inputs.NodeReported(report.host, report.boot_id, report.clock_offset_s, **identity))
         if len(self.reports) == len(live.job.hosts):
             query_checkpoints(
-                live.spec,
-                live.job,
-                live.placed,
-                links=live.context.links,
-                post=live.post,
-                done=partial(self._take_checkpoints, live.job.run_id),
+                live.spec, live.job, live.placed, links=live, done=partial(self._take_checkpoints, live.job.run_id)
             )
 
     def _take_checkpoints(self, run_id: str, listings: Listings) -> None:
@@ -125,8 +118,7 @@ class JobStart:
             live.spec,
             self.reports,
             plan,
-            links=live.context.links,
-            post=live.post,
+            links=live,
             done=partial(self._judge, plan, stages),
         ).start()
 

@@ -14,7 +14,7 @@ from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs import endings, inputs
 from ascendrun.core.jobs.job_copy import JobCopy
-from ascendrun.head.agents.connections import Connections
+from ascendrun.head.agents.connections import Connections, ask
 from ascendrun.head.loop.machine.reconcile import DEADLINE_S, MachineRecords, Reconciler
 from ascendrun.head.loop.steps import JobSteps
 from ascendrun.head.protocol import agent_messages as agent
@@ -34,22 +34,14 @@ ANSWER_S = 5.0
 
 
 class Machines:
-    """Use from the controller's thread. `adopt`: takes over an attempt by the copy of its job; `post` runs a call in
-    the controller's thread. What holds a machine: attempts whose end is not confirmed, leftovers, found attempts. What
-    closes it: a drain or the loss that a user reports, and the quarantine after failures."""
+    """Use from the controller's thread. `adopt`: takes over an attempt by the copy of its job. What holds a machine:
+    attempts whose end is not confirmed, leftovers, found attempts. What closes it: a drain or the loss that a user
+    reports, and the quarantine after failures."""
 
-    def __init__(
-        self,
-        store: Store,
-        links: Connections,
-        jobs: JobSteps,
-        adopt: Callable[[JobCopy, int], None],
-        *,
-        post: Callable[[Callable[[], None]], None],
-    ) -> None:
+    def __init__(self, store: Store, links: Connections, jobs: JobSteps, adopt: Callable[[JobCopy, int], None]) -> None:
         self.records = MachineRecords(store.machines, links)
-        self.reconciler = Reconciler(self.records, links, jobs, adopt, head_id=store.head_id, post=post)
-        self._links, self._jobs, self._post = links, jobs, post
+        self.reconciler = Reconciler(self.records, links, jobs, adopt, head_id=store.head_id)
+        self._links, self._jobs = links, jobs
         self._releases: list[Callable[[], None]] = []
 
     def tick(self) -> None:
@@ -99,11 +91,7 @@ class Machines:
             done(_refusal(name, alive[0], len(alive)) if alive else self.end(machine, by))
 
         for tag in tuple(waiting):
-            link.call(
-                agent.Processes(tag),
-                deadline_s=DEADLINE_S,
-                done=lambda reply, tag=tag: self._post(partial(take, tag, reply)),  # type: ignore[misc]
-            )
+            ask(self._links, link.host, agent.Processes(tag), deadline_s=DEADLINE_S, then=partial(take, tag))
 
     def end(self, machine: machines.Machine, by: str) -> StoreUnusableError | None:
         """Store that nothing holds the machine any more; return why that was not possible."""
@@ -179,11 +167,7 @@ class Machines:
 
         asked = tuple(waiting)
         for link in asked:
-            link.call(
-                agent.Ping(),
-                deadline_s=ANSWER_S,
-                done=lambda reply, link=link: self._post(partial(take, link, reply)),  # type: ignore[misc]
-            )
+            ask(self._links, link.host, agent.Ping(), deadline_s=ANSWER_S, then=partial(take, link))
         if not asked:
             finish()
 

@@ -15,7 +15,7 @@ from ascendrun.core.jobs import endings, inputs
 from ascendrun.core.jobs.job_copy import JobCopy
 from ascendrun.core.jobs.reconcile import AttemptState, NodeState, Verdict, compare, node_stopped
 from ascendrun.core.machines import ADDRESS_KEY, MachineRecord, address_of, machine_id
-from ascendrun.head.agents.connections import Connections, dialled
+from ascendrun.head.agents.connections import Connections, ask, dialled
 from ascendrun.head.loop.steps import JobSteps
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.messages import Done, R, Request
@@ -125,8 +125,7 @@ class MachineRecords:
 
 
 class Reconciler:
-    """Comparison of nodes with records. `adopt`: takes over an attempt by the copy of its job; `post` runs a call in
-    the controller's thread."""
+    """Comparison of nodes with records. `adopt`: takes over an attempt by the copy of its job."""
 
     def __init__(
         self,
@@ -136,10 +135,9 @@ class Reconciler:
         adopt: Callable[[JobCopy, int], None],
         *,
         head_id: str,
-        post: Callable[[Callable[[], None]], None],
     ) -> None:
         self._records, self._links, self._jobs, self._take_over = records, links, jobs, adopt
-        self._head_id, self._post = head_id, post
+        self._head_id = head_id
         self._due_mono = 0.0
         self._strays: dict[tuple[int, str], float] = {}
 
@@ -172,9 +170,9 @@ class Reconciler:
 
         def take(reply: Reply[R]) -> None:
             if reply.error is None:
-                self._post(partial(then, reply.message))
+                then(reply.message)
 
-        link.call(request, deadline_s=DEADLINE_S, done=take)
+        ask(self._links, link.host, request, deadline_s=DEADLINE_S, then=take)
 
     def _take_live(self, link: AgentConnection, told: agent.LiveReply) -> None:
         live = None if told.live is None else frozenset(told.live)
@@ -293,7 +291,7 @@ class Reconciler:
 
         def take(reply: Reply[Done]) -> None:
             if reply.error is not None and reply.error.code == "attempt-running":
-                self._post(lambda: self._stop(link, tag, seen, "attempt-over"))
+                self._links.post(lambda: self._stop(link, tag, seen, "attempt-over"))
 
         link.call(agent.Abort(tag), deadline_s=DEADLINE_S, done=take)
 

@@ -95,7 +95,7 @@ def hasty() -> Any:
 
 
 def test_threads_that_ask_for_the_same_hosts_at_once_get_the_same_links(hasty: Any) -> None:
-    links = Connections(Nowhere(), AgentImage({}), Deaf())  # type: ignore[arg-type]
+    links = Connections(Nowhere(), AgentImage({}), Deaf(), lambda call: call())  # type: ignore[arg-type]
     hosts = [Host(f"n{number}") for number in range(200)]
     together, found = threading.Barrier(4), []  # type: ignore[var-annotated]
 

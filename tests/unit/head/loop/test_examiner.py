@@ -32,7 +32,7 @@ class Health(World):
     """A world with examinations. `later` lets their time pass: nothing here waits."""
 
     def examine(self, *, idle_every_s: float | None = None) -> Examiner:
-        operations = Operations(self.context.links, self.context.post)
+        operations = Operations(self.context.links)
         self.examiner = Examiner(self.context, self.jobs, operations, idle_every_s=idle_every_s)
         self.tick()
         return self.examiner

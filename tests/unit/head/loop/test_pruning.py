@@ -26,7 +26,8 @@ from tests.lib.vcluster.processes import await_true
 def prune(world: World, request: messages.Prune, **more: Any) -> tuple[PruneOperation, list[Any]]:
     """An operation, and what its threads post for the controller's thread."""
     posted: list[Any] = []
-    context = Operations(world.context.links, posted.append).context(lambda reply, body, is_last: None)
+    world.post = posted.append
+    context = Operations(world.context.links).context(lambda reply, body, is_last: None)
     return PruneOperation(request, world.store, context, Retention(), live=(), **more), posted
 
 

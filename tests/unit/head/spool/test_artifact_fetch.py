@@ -49,10 +49,13 @@ class World:
     def get(self, host: Host) -> FakeLink:
         return self.links[host]
 
+    def post(self, call: Callable[[], None]) -> None:
+        call()
+
     def start(self) -> artifact_fetch.ArtifactFetcher:
         links: Any = self
         subject = artifact_fetch.Subject("j-0001", "head-j-0001", "npu", 2, HOSTS)
-        return artifact_fetch.ArtifactFetcher(self.state_dir, links, lambda call: call(), lambda job_id: subject)
+        return artifact_fetch.ArtifactFetcher(self.state_dir, links, lambda job_id: subject)
 
     def come_up(self, name: str) -> FakeLink:
         link = self.links[Host(name=name)]

@@ -234,6 +234,7 @@ class World:
         self.outputs = JobOutputs("j-0001", "j-0001", RUN, 1, patterns, self.hosts, separate=True)
         self.events: list[Event] = []
         self.posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.post = self.posted.put
         self.folder = outputs_dir(self.state_dir, "j-0001")
 
     def get(self, host: Host) -> Link:
@@ -246,9 +247,7 @@ class World:
             self.events.extend(events)
 
         retention = Retention(**limits)
-        return OutputFetcher(
-            self.state_dir, links, self.posted.put, lambda _: self.outputs, record, retention, connect_s=0.01
-        )
+        return OutputFetcher(self.state_dir, links, lambda _: self.outputs, record, retention, connect_s=0.01)
 
     def work(self, is_done: Callable[[], object]) -> None:
         while not is_done():

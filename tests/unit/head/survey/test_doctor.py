@@ -30,6 +30,8 @@ class Agents:
     def __init__(self, answers: Mapping[str, list[Reply[Any]]]) -> None:
         self.answers = {name: list(replies) for name, replies in answers.items()}
         self.asked: dict[str, list[agent.Survey]] = {name: [] for name in answers}
+        self.posted: list[Callable[[], None]] = []
+        self.post = self.posted.append
 
     def get(self, host: Host) -> Agent:
         return Agent(self, host.name)
@@ -59,11 +61,11 @@ LIGHT = Survey(HOSTS, is_full=False)
 def examine(
     answers: Mapping[str, list[Reply[Any]]], request: Survey = LIGHT
 ) -> tuple[Mapping[str, SurveyReply], Agents]:
-    agents, waiting, ended = Agents(answers), [], []
+    agents, ended = Agents(answers), []
     reports = {name: report(name) for name in NAMES}
-    Examination(request, None, reports, None, links=agents, post=waiting.append, done=ended.append).start()
-    while waiting:
-        waiting.pop(0)()
+    Examination(request, None, reports, None, links=agents, done=ended.append).start()
+    while agents.posted:
+        agents.posted.pop(0)()
     assert len(ended) == 1 and set(ended[0]) == set(NAMES)
     return ended[0], agents
 
