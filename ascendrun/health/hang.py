@@ -148,16 +148,11 @@ class Verdict:
             return since if self.others is None else Text("hang.finding", "{since}; {what}", since=since, what=waits)
         who = {"ranks": list(self.ranks), "hosts": list(self.hosts)}
         row = _WHAT.get(self.what) or _WHAT["is-in" if self.where else "differs"]
-        what = Text(row.key, row.english, where=self.where, **who)
+        values = {"since": since, "what": Text(row.key, row.english, where=self.where, **who)}
         if self.others is None:
-            return Text("hang.finding", "{since}; {what}", since=since, what=what)
-        return Text(
-            "hang.finding-others",
-            "{since}; {what}; the others wait in {others}",
-            since=since,
-            what=what,
-            others=self.others,
-        )
+            return Text("hang.finding", "{since}; {what}", **values)
+        english = "{since}; {what}; the others wait in {others}"
+        return Text("hang.finding-others", english, **values, others=self.others)
 
 
 _WHO = {"ranks": [0], "hosts": ["x"]}

@@ -31,14 +31,9 @@ def check_temperature(context: CheckContext) -> Iterator[Finding]:
     for chips in _kinds(context):
         heat = {place: chip.temperature_c for place, chip in chips.items() if chip.temperature_c is not None}
         usual_c = median(heat.values()) if heat else 0.0
+        english = "NPU {npu}: {celsius} °C (median of the idle NPUs: {usual:.0f} °C)"
         hot = {
-            place: Text(
-                "doctor.npu-heat",
-                "NPU {npu}: {celsius} °C (median of the idle NPUs: {usual:.0f} °C)",
-                npu=chips[place].npu_id,
-                celsius=celsius,
-                usual=usual_c,
-            )
+            place: Text("doctor.npu-heat", english, npu=chips[place].npu_id, celsius=celsius, usual=usual_c)
             for place, celsius in heat.items()
             if celsius >= min(IDLE_HOT_C, usual_c + IDLE_ABOVE_C)
         }
@@ -61,18 +56,12 @@ def check_clock(context: CheckContext) -> Iterator[Finding]:
     for chips in _kinds(context):
         clocks = {place: view.aicore_now_mhz for place, view in _views(context, chips).items() if view.aicore_now_mhz}
         usual = median(clocks.values()) if clocks else 0
-        slow = {
-            place: Text(
-                "doctor.npu-clock",
-                "NPU {npu}: {mhz} MHz (median of the idle NPUs: {usual:.0f} MHz), {celsius} °C",
-                npu=chips[place].npu_id,
-                mhz=mhz,
-                usual=usual,
-                celsius=chips[place].temperature_c,
-            )
-            for place, mhz in clocks.items()
-            if mhz < SLOW_FRACTION * usual
-        }
+        english = "NPU {npu}: {mhz} MHz (median of the idle NPUs: {usual:.0f} MHz), {celsius} °C"
+        slow: dict[Place, Text | None] = {}
+        for place, mhz in clocks.items():
+            if mhz < SLOW_FRACTION * usual:
+                values = {"npu": chips[place].npu_id, "celsius": chips[place].temperature_c}
+                slow[place] = Text("doctor.npu-clock", english, **values, mhz=mhz, usual=usual)
         yield from _by_host("npu-throttled", chips, slow)
 
 

@@ -10,23 +10,12 @@ from ascendrun.health.diagnosis.result import Proof
 from ascendrun.text import Text
 
 MOST = 6
-_OF_DOMAIN: Mapping[str, tuple[str, ...]] = {
-    "environment": (
-        "packages",
-        "python",
-        "cann",
-        "driver",
-        "firmware",
-        "hccl_build",
-        "environ",
-        "arch",
-        "os",
-        "kernel",
-    ),
-    "device": ("driver", "firmware", "cann"),
-    "network": ("mtu", "hccl_build", "driver", "environ"),
-    "resource": ("limits", "ports", "environ"),
-    "storage": ("limits", "environ"),
+_OF_DOMAIN: Mapping[str, str] = {
+    "environment": "packages python cann driver firmware hccl_build environ arch os kernel",
+    "device": "driver firmware cann",
+    "network": "mtu hccl_build driver environ",
+    "resource": "limits ports environ",
+    "storage": "limits environ",
 }
 """The facts that fit a domain, the likeliest first; others are shown after them."""
 _OF_EACH = frozenset({"clock_offset_s", "processes", "temperature_c", "clocks_mhz", "memory_bytes", "HOSTNAME"})
@@ -38,7 +27,7 @@ def differences_of(evidence: Evidence, hosts: tuple[str, ...], domain: str) -> t
     known = {one.host: dict(_flat(one.facts)) for one in evidence.hosts if one.facts}
     others = [facts for host, facts in known.items() if host not in hosts]
     found: list[tuple[int, Proof]] = []
-    fits = _OF_DOMAIN.get(domain, ())
+    fits = _OF_DOMAIN.get(domain, "").split()
     for host in (host for host in hosts if host in known and others):
         for key, own in known[host].items():
             theirs = {facts.get(key, "-") for facts in others}

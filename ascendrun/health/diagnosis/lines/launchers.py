@@ -21,9 +21,10 @@ OBSERVED_BEFORE_S = 1.0
 _FIELD = re.compile(r"^\s*(time|rank|exitcode)\s*: (.*)$")
 _RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
 _EXIT = re.compile(r"(-?\d+) \(pid: (\d+)\)")
-_SPAWNED = re.compile(r"process (\d+) spawned with command: (.*)")
-_LOCAL_RANK = re.compile(r"--local_rank[=' ,]+(\d+)")
-_RETURNED = re.compile(r"sigkill_handler\] (.*) exits with return code = (-?\d+)")
+_NODE_RANK = re.compile(r"node_rank=(\d+)")
+_LOCAL_RANK = r".*?--local_rank[=' ,]+(?P<local>\d+)"
+_SPAWNED = re.compile(r"process (?P<pid>\d+) spawned with command: " + _LOCAL_RANK)
+_RETURNED = re.compile(r"sigkill_handler\] " + _LOCAL_RANK + r".* exits with return code = (?P<code>-?\d+)")
 _MAPPING = re.compile(r"'([^']+)': \[([\d, ]*)\]")
 _OWN_LINES = re.compile(
     r"torch/distributed/(?:run|launcher|elastic)|torch\.distributed\.elastic|"
@@ -156,23 +157,16 @@ def find_deepspeed_ends(lines: Sequence[Line], *, is_alone: bool = True) -> tupl
         elif "WORLD INFO DICT" in text and not nodes:
             sizes = [len(_numbers(ranks)) for _, ranks in _MAPPING.findall(text)]
             nodes = [tuple(range(sum(sizes[:place]), sum(sizes[: place + 1]))) for place in range(len(sizes))]
-        if "node_rank=" in text:
-            match = re.search(r"node_rank=(\d+)", text)
-            node_rank = int(match[1]) if match else node_rank
-        spawned = _SPAWNED.search(text)
-        if spawned is not None:
-            local = _LOCAL_RANK.search(spawned[2])
-            if local is not None:
-                pids[int(local[1])] = int(spawned[1])
-        returned = _RETURNED.search(text)
-        if returned is not None:
-            local = _LOCAL_RANK.search(returned[1])
-            if local is not None:
-                number = int(local[1])
-                here = nodes[node_rank] if node_rank < len(nodes) else ()
-                if number < len(here) or (not nodes and node_rank == 0 and is_alone):
-                    rank = here[number] if here else number
-                    found.append(InnerEnd(rank, pids.get(number), int(returned[2]), is_root=not found))
+        if named := _NODE_RANK.search(text):
+            node_rank = int(named[1])
+        if spawned := _SPAWNED.search(text):
+            pids[int(spawned["local"])] = int(spawned["pid"])
+        if returned := _RETURNED.search(text):
+            number = int(returned["local"])
+            here = nodes[node_rank] if node_rank < len(nodes) else ()
+            if number < len(here) or (not nodes and node_rank == 0 and is_alone):
+                rank = here[number] if here else number
+                found.append(InnerEnd(rank, pids.get(number), int(returned["code"]), is_root=not found))
     return tuple(found)
 
 
