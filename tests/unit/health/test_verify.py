@@ -48,18 +48,7 @@ def test_all_that_the_simulated_tools_print_is_read(chip):
     refused = Outcome.READ if has_ports else Outcome.REFUSED
     assert {outcome for (kind, _), outcome in found.items() if kind not in ("link", "ip")} <= {Outcome.READ, refused}
     kinds = {kind for kind, _ in found}
-    assert kinds >= {
-        "npu_smi_info",
-        "ecc",
-        "health",
-        "board",
-        "common",
-        "mtu",
-        "driver",
-        "firmware",
-        "cann",
-        "components",
-    }
+    assert kinds >= {*"npu_smi_info ecc health board common mtu driver firmware cann components".split()}
     counters = section("stat 0", *hccn(scene_of(scenario), 0, "stat"))
     assert outcomes(verify.read_text("n1", counters)) == {("stat", "stat 0"): refused}
 
@@ -89,14 +78,18 @@ def test_what_no_parser_knows_is_unread_and_what_a_tool_refuses_is_told_apart():
     assert not verify.make_verify_report([odd], (), ["n1"], {}).is_passed
 
 
-def test_claims_follow_from_what_devices_and_leases_say():
+def used(leases=2):
+    """A node with a rank on each of two NPUs, of which so many are leased."""
     rows = (ShownProcess(0, 40, "python", 9000, 90), ShownProcess(1, 41, "python", 9000, 90))
-    owners = {40: ("me", "h-j-1.1", "python"), 41: ("me", "h-j-1.1", "python")}
-    leases = tuple(Lease("npu", str(device), device) for device in (0, 1))
-    idle, busy = node("n1"), node("n1", Scenario(processes=rows), owners=owners, leases=leases)
+    owners = dict.fromkeys((40, 41), ("me", "h-j-1.1", "python"))
+    leased = tuple(Lease("npu", str(device), device) for device in range(leases))
+    return node("n1", Scenario(processes=rows), owners=owners, leases=leased)
+
+
+def test_claims_follow_from_what_devices_and_leases_say():
+    idle, busy = node("n1"), used()
     assert verify.claim_lease({"n1": busy}, {"n1": 2}).outcome is ClaimOutcome.MEASURED
-    lone = node("n1", Scenario(processes=rows), owners=owners, leases=leases[:1])
-    assert verify.claim_lease({"n1": lone}, {"n1": 2}).outcome is ClaimOutcome.FAILED
+    assert verify.claim_lease({"n1": used(leases=1)}, {"n1": 2}).outcome is ClaimOutcome.FAILED
     before = verify.memory_of({"n1": idle})
     assert verify.taken_mb(before, verify.memory_of({"n1": busy})) == 9000
     assert verify.taken_mb(before, {}) is None
@@ -112,11 +105,7 @@ class Jobs:
 
     def __init__(self, why=None):
         self.why, self.later = why, []
-        rows = (ShownProcess(0, 40, "python", 9000, 90), ShownProcess(1, 41, "python", 9000, 90))
-        owners = dict.fromkeys((40, 41), ("me", "h-j-1.1", "python"))
-        leases = tuple(Lease("npu", str(device), device) for device in (0, 1))
-        self.idle = node("n1")
-        self.busy = node("n1", Scenario(processes=rows), owners=owners, leases=leases)
+        self.idle, self.busy = node("n1"), used()
 
     def run(self, groups, *, burn_s):
         lines = [{"measured": "device", "tflops": 200.0}, {"measured": "device", "tflops": 202.0}, {"measured": "node"}]
