@@ -45,15 +45,19 @@ class Cost:
 class Bed:
     """A cluster of `count` hosts that all trust the head, and a folder of the head for files of the benchmark.
 
-    `disk`: size of each host's disk, as tmpfs takes it. `shared`: where all hosts see one folder, `shared` of this one.
+    `disk`: size of each host's disk, as tmpfs takes it. `shared`: where all hosts see one folder, `shared` of this one;
+    with a Slurm they see it where the head does.
     """
 
-    def __init__(self, count: int, *, disk: str = DISK, shared: str | None = None) -> None:
+    def __init__(self, count: int, *, disk: str = DISK, shared: str | None = None, has_slurm: bool = False) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="ascendrun-bench-")
         self.folder = Path(self._temporary.name)
         self.shared = self.folder / "shared"
         self.shared.mkdir()
-        self.cluster = VirtualCluster.up(count, disk=disk, shares={} if shared is None else {str(self.shared): shared})
+        shares = {} if shared is None else {str(self.shared): shared}
+        if has_slurm:
+            shares[str(self.shared)] = str(self.shared)
+        self.cluster = VirtualCluster.up(count, disk=disk, shares=shares, has_slurm=has_slurm)
         self._stopwatch = subprocess.Popen(
             self.cluster.head_argv([sys.executable, "-I", "-S", str(STOPWATCH)], cwd="/"),
             stdin=subprocess.PIPE,

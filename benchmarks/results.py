@@ -26,7 +26,7 @@ PROGRAMS = {
     "Open MPI": ("mpirun", "--version"),
 }
 NOTE_CHARS = 300
-PACKAGES = ("paramiko", "asyncssh", "torch", "deepspeed")
+PACKAGES = ("paramiko", "asyncssh", "torch", "deepspeed", "submitit")
 
 Row = Mapping[str, str]
 

@@ -27,8 +27,10 @@ TAIL_CHARS = 300
 
 @dataclass(frozen=True)
 class Began:
-    """Seconds from the start of the command until the last rank lived (`alive_s`) and its line was at the head."""
+    """Seconds from the start of the command (`at_s`, UTC) until the last rank lived (`alive_s`) and its line was at the
+    head."""
 
+    at_s: float
     alive_s: float
     seen_s: float
 
@@ -88,7 +90,7 @@ class Trial:
         assert match is not None, "the shell told the moment of the start before the ranks could speak"
         launched_s = float(match.group(1))
         alive_s, seen_s = (max(moments) for moments in zip(*self._firsts.values()))
-        return Began(alive_s=alive_s - launched_s, seen_s=seen_s - launched_s)
+        return Began(launched_s, alive_s - launched_s, seen_s - launched_s)
 
     def _read(self) -> bool:
         """Takes what the terminal shows, waiting a moment for it; False when the command has closed it."""
