@@ -61,6 +61,11 @@ def environ(**more):
     return ran("".join(f"{name}={value}\0" for name, value in values.items()))
 
 
+def connection_test(code, error):
+    test = {"peer": "n1", "address": "10.0.1.1", "port": 20001, "code": code, "error": error}
+    return {"results.connection-tests.tests": [test]}
+
+
 # What the NPU tools say: the code that must be found, the scenario of the simulated node.
 OF_THE_NPUS = [
     *((code, of(*fault)) for fault, code, *_ in NPU_FAULTS if fault[0] != "garbage"),
@@ -119,22 +124,8 @@ OF_THE_ANSWERS = [
     ("mtu-differs", {"results.mtus.texts./sys/class/net/eth0/mtu": "1400\n"}),
     ("no-route", {"report.routes": [["eth0", "10.0.9.1", ["n1", "n2"]]]}),
     ("peer-is-loopback", {"report.routes": [["lo", "127.0.0.1", None]]}),
-    (
-        "peer-timeout",
-        {
-            "results.connection-tests.tests": [
-                {"peer": "n1", "address": "10.0.1.1", "port": 20001, "code": "silent", "error": "no answer"}
-            ]
-        },
-    ),
-    (
-        "peer-refuses",
-        {
-            "results.connection-tests.tests": [
-                {"peer": "n1", "address": "10.0.1.1", "port": 20001, "code": "refused", "error": "connection refused"}
-            ]
-        },
-    ),
+    ("peer-timeout", connection_test("silent", "no answer")),
+    ("peer-refuses", connection_test("refused", "connection refused")),
     ("hccl-port-taken", {"results.ports.taken": {str(base): HOLDER for base in candidate_bases("doctor", {})}}),
     ("ports-not-reserved", {"results.port-ranges.texts./proc/sys/net/ipv4/ip_local_port_range": "1024 65535\n"}),
     ("python-missing", {"results.python": ran("", code=127, setup="no-command", err="python3: not found")}),

@@ -183,14 +183,16 @@ def test_only_the_tools_of_the_family_are_asked_and_never_faster_than_wanted() -
 # The items themselves, against the simulated tools
 
 
-def run_items(root: Path, reader: DeviceReader, at_s: float, *, last: str = "npu-smi") -> Any:
-    items = {item["name"]: item for item in sampling_items("npu")}
-    for name in [*(name for name in items if name != last), last]:
-        done = subprocess.run(
-            items[name]["argv"], env=environ_of(root, {"PATH": "/usr/bin:/bin"}), capture_output=True, text=True
-        )
-        samples, raw = reader.take(ToolOutput(name, at_s, done.stdout, done.returncode))
-        assert raw == (), (name, raw)
+def run_item(item: Any, reader: DeviceReader, env: dict[str, str], at_s: float = T) -> Any:
+    done = subprocess.run(item["argv"], env={"PATH": "/usr/bin:/bin", **env}, capture_output=True, text=True)
+    return reader.take(ToolOutput(item["name"], at_s, done.stdout, done.returncode))
+
+
+def run_items(root: Path, reader: DeviceReader, at_s: float) -> Any:
+    """The samples of the table, which comes after all else."""
+    for item in sorted(sampling_items("npu"), key=lambda one: one["name"] == "npu-smi"):
+        samples, raw = run_item(item, reader, environ_of(root, {"PATH": "/usr/bin:/bin"}), at_s)
+        assert raw == (), (item["name"], raw)
     return samples
 
 
@@ -210,23 +212,14 @@ def test_a_simulated_node_is_read_completely(tmp_path: Path) -> None:
 
 def test_a_node_without_npus_answers_that_the_tool_is_not_there(tmp_path: Path) -> None:
     for item in sampling_items(None):
-        done = subprocess.run(
-            item["argv"],
-            env={"PATH": "/usr/bin:/bin", "ASCENDRUN_SIM_ROOT": str(tmp_path)},
-            capture_output=True,
-            text=True,
-        )
-        reader = DeviceReader("n1")
-        assert reader.take(ToolOutput(item["name"], T, done.stdout, done.returncode)) == ((), ()), item["name"]
+        found = run_item(item, DeviceReader("n1"), {"ASCENDRUN_SIM_ROOT": str(tmp_path)})
+        assert found == ((), ()), item["name"]
 
 
 def test_a_driver_that_is_away_is_kept_as_text(tmp_path: Path) -> None:
     install_tree(tmp_path, Scenario(cards=2, faults=(PlannedFault("driver_missing"),)))
-    item = sampling_items("npu")[0]
-    done = subprocess.run(
-        item["argv"], env=environ_of(tmp_path, {"PATH": "/usr/bin:/bin"}), capture_output=True, text=True
-    )
-    samples, raw = DeviceReader("n1").take(ToolOutput(item["name"], T, done.stdout, done.returncode))
+    env = environ_of(tmp_path, {"PATH": "/usr/bin:/bin"})
+    samples, raw = run_item(sampling_items("npu")[0], DeviceReader("n1"), env)
     assert samples == () and "-8005" in raw[0].why
 
 
