@@ -23,7 +23,7 @@ from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.planner.plan import TrainingPlan
 from ascendrun.planner.training import load_programs
 from ascendrun.query.submit import ValidStage, make_submissions, read_hosts, read_job, read_pool, read_stages
-from ascendrun.query.templates import NewJob, Template, check_new_job, copy_template, list_templates, write_new_job
+from ascendrun.query.templates import check_new_job, copy_template, list_templates, write_new_job
 from ascendrun.query.train_env import ensure_training_stack
 
 
@@ -168,31 +168,11 @@ class JobFiles(Part):
             plans.append(plan_stage(stage, world, runs_of))
         return tuple(plans)
 
-    def templates(self) -> tuple[Template, ...]:
-        """Return the templates of job files and hostfiles, by name."""
-        return list_templates()
-
-    def init(self, name: str, target: str | Path = ".") -> tuple[Path, ...]:
-        """Copy a template into `target` and return the new files, the job file first.
-
-        Raises NotFoundError for an unknown name, ConflictError if a file exists.
-        """
-        return copy_template(name, Path(target))
-
-    def check_new(self, answers: NewJob, target: str | Path = ".") -> str:
-        """Return the job file that `write_new` would write; raises as it does."""
-        return check_new_job(answers, Path(target))
-
-    def write_new(self, answers: NewJob, target: str | Path = ".") -> tuple[Path, ...]:
-        """Write a job file and a hostfile into `target` and return the new files, the job file first.
-
-        Raises InvalidInputError, ConflictError if a file exists.
-        """
-        return write_new_job(answers, Path(target))
-
-    def schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of job files."""
-        return job_json_schema()
+    templates = staticmethod(list_templates)
+    init = staticmethod(copy_template)
+    check_new = staticmethod(check_new_job)
+    write_new = staticmethod(write_new_job)
+    schema = staticmethod(job_json_schema)
 
     def describe_key(self, key: str) -> list[str]:
         """Return lines about a key of job files, a bundled program, or PROGRAM.OPTION. Raises NotFoundError."""

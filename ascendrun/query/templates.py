@@ -51,13 +51,13 @@ def list_templates() -> tuple[Template, ...]:
     return tuple(sorted(found, key=lambda template: template.name))
 
 
-def copy_template(name: str, target: Path) -> tuple[Path, ...]:
+def copy_template(name: str, target: str | Path = ".") -> tuple[Path, ...]:
     """Copy the files of the template into `target` (made when missing); return the new files, the job file first.
 
     The JSON Schema is written next to the job file, whose first line names it for editors; an existing one is kept.
     Raises NotFoundError for an unknown name; ConflictError when a file exists; then nothing was copied.
     """
-    template = _find(name)
+    template, target = _find(name), Path(target)
     copies = {target / place: source for place, source in template.files.items()}
     taken = [str(path) for path in copies if path.exists() or path.is_symlink()]
     if taken:
@@ -153,10 +153,11 @@ class NewJob:
     script: str = "train.py"
 
 
-def check_new_job(answers: NewJob, target: Path) -> str:
+def check_new_job(answers: NewJob, target: str | Path = ".") -> str:
     """Return the job file of these answers. Raises InvalidInputError if it or the hostfile would not be valid,
     ConflictError when one of them exists in `target`."""
-    taken = [str(path) for path in (target / JOB_FILE, target / HOSTFILE) if path.exists() or path.is_symlink()]
+    files = (Path(target, JOB_FILE), Path(target, HOSTFILE))
+    taken = [str(path) for path in files if path.exists() or path.is_symlink()]
     if taken:
         raise ConflictError.of(
             "init.exists-here", "{paths}: file exists; nothing was copied", "run it in another directory", paths=taken
@@ -166,13 +167,13 @@ def check_new_job(answers: NewJob, target: Path) -> str:
     return job_text
 
 
-def write_new_job(answers: NewJob, target: Path) -> tuple[Path, ...]:
+def write_new_job(answers: NewJob, target: str | Path = ".") -> tuple[Path, ...]:
     """Write the job file, its schema and the hostfile into `target` (made when missing); return them in this order.
 
     A script that is missing there is written too: the small training of the template script. Raises InvalidInputError;
     ConflictError when a file exists; then nothing was written.
     """
-    job_text = check_new_job(answers, target)
+    job_text, target = check_new_job(answers, target), Path(target)
     target.mkdir(parents=True, exist_ok=True)
     job_file, hostfile, script = target / JOB_FILE, target / HOSTFILE, target / _words(answers)[0]
     job_file.write_text(job_text, "utf-8")
