@@ -74,11 +74,6 @@ def test_nodes_that_do_not_answer_are_named_with_the_way_out(desk: Desk) -> None
     assert "ascendrun trust n2" in result.err
 
 
-def test_no_hosts_at_all_is_a_usage_error(desk: Desk) -> None:
-    result = desk.say("nodes")
-    assert result.code == 2 and "--hostfile" in result.err
-
-
 def test_the_setting_names_the_hostfile(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCENDRUN_HOSTFILE", "all.hosts")
     desk.say("nodes")
@@ -175,11 +170,6 @@ def test_init_lists_and_copies(desk: Desk) -> None:
     assert desk.say("init", "quickstart", "mine").code == 7
 
 
-def test_init_without_a_name_and_a_terminal_names_the_templates(desk: Desk) -> None:
-    result = desk.say("init")
-    assert result.code == 2 and result.out == "" and "quickstart" in result.err
-
-
 def test_a_fifo_is_no_hostfile(desk: Desk, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.hosts")
     result = desk.say("nodes", "-H", str(tmp_path / "pipe.hosts"))
@@ -208,6 +198,19 @@ def test_a_value_of_several_lines_is_shown_in_several_lines() -> None:
         (["exec", "-H", "all.hosts", "--hosts", "n7", "--", "x"], 4, "n7"),
         (["trust", "n[1-"], 2, "HOSTS"),
         (["trust", "all.hosts"], 2, "--hostfile all.hosts"),
+        (["nodes"], 2, "--hostfile"),
+        (["init"], 2, "quickstart"),
+        (["report", "nobody"], 4, "nobody"),
+        (["top", "--once", "--job", "nosuch"], 4, "nosuch"),
+        (["events", "--kind", "state-change"], 2, "did you mean"),
+        (["events", "--kind", "asked"], 2, "stop-requested"),
+        (["events", "--since", "soon"], 2, "--since"),
+        (["events", "-f", "-o", "json"], 2, "jsonl"),
+        (["bundle", "demo", "--max-size", "huge"], 2, "100M"),
+        (["bundle", "demo", "--layout", "ascend-fd", "--no-logs"], 2, "--no-logs"),
+        (["history", "--by", "user", "-q"], 2, "--by"),
+        (["history", "--by", "user", "-o", "name"], 2, "--by"),
+        (["history", "--since", "soon"], 2, "--since"),
     ],
 )
 def test_a_wrong_command_line_says_what_and_how(desk: Desk, argv: list[str], code: int, words: str) -> None:

@@ -103,12 +103,6 @@ def test_scripts_get_ids_and_csv(history: Desk) -> None:
     assert [row["device_hours"] for row in table] == ["80.0", "56.0"]
 
 
-@pytest.mark.parametrize("argv", [["--by", "user", "-q"], ["--by", "user", "-o", "name"], ["--since", "soon"]])
-def test_a_wrong_use_is_named(history: Desk, argv: list[str]) -> None:
-    result = history.say("history", *argv)
-    assert (result.code, result.out) == (2, "") and argv[0] in result.err
-
-
 def test_without_jobs_history_is_empty(desk: Desk, tmp_path: Path) -> None:
     assert rows(desk) == []
 

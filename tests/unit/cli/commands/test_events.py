@@ -99,20 +99,6 @@ def test_one_job_some_kinds_and_a_time_are_chosen(desk: Desk, writer: Writer) ->
     assert desk.say("events", "--since", "2999-01-01T00:00").out == ""
 
 
-@pytest.mark.parametrize(
-    "argv, says",
-    [
-        (("--kind", "state-change"), "did you mean"),
-        (("--kind", "asked"), "stop-requested"),
-        (("--since", "soon"), "--since"),
-        (("-f", "-o", "json"), "jsonl"),
-    ],
-)
-def test_a_wrong_wish_is_refused(desk: Desk, argv: tuple[str, ...], says: str) -> None:
-    result = desk.say("events", *argv)
-    assert result.code == 2 and says in result.err
-
-
 def test_following_a_job_ends_with_it_as_it_ended(desk: Desk, writer: Writer) -> None:
     writer.add(writer.submit("demo"), state("FAILED"))
     desk.cluster.story = [run(), *end("FAILED")]

@@ -82,10 +82,6 @@ def test_every_caveat_has_a_name() -> None:
     } <= (page.CAVEATS.keys())
 
 
-def test_an_unknown_job_is_exit_code_4(say: Say) -> None:
-    assert say("report", "nobody").code == 4
-
-
 def test_a_file_that_cannot_be_written_is_named(say: Say) -> None:
     ran = say("report", "j-0001", "--output-file", "no/such/folder/x.html")
     assert ran.code == 2 and "no/such/folder/x.html" in ran.err

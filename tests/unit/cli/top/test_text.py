@@ -96,11 +96,6 @@ def test_what_is_chosen_is_shown(
     assert all(word in out for word in shown) and not any(word in out for word in left_out)
 
 
-def test_an_unknown_job_is_an_error_and_not_an_empty_table(say: Say, world: TopWorld) -> None:
-    run = say("top", "--once", "--job", "nosuch")
-    assert (run.code, run.out) == (4, "") and "nosuch" in run.err
-
-
 def test_of_a_job_that_has_ended_it_says_where_to_look(say: Say, tmp_path: Path) -> None:
     make_world(tmp_path / "state").add_job("over", ["n1"], state=State.SUCCEEDED)
     run = say("top", "--once", "--job", "over")
