@@ -163,7 +163,6 @@ class Option:
     memory: Memory
     step_s: Range | None
     fits: bool | None
-    exchange_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -205,8 +204,8 @@ def compare(work: Workload, devices: Devices, found: Sequence[Layout], *, shard_
         memory = memory_of(work, devices, layout, shard_size=shard_size)
         limit = devices.memory_bytes
         fits = None if limit is None else memory.range.low <= limit
-        exchange = exchange_of(work, devices, layout, shard_size=shard_size)
-        options.append(Option(layout, memory, step_time(work, devices, layout, exchange[1]), fits, exchange[0]))
+        exchange_s = exchange_time(work, devices, layout, shard_size=shard_size)
+        options.append(Option(layout, memory, step_time(work, devices, layout, exchange_s), fits))
     return choose(options)
 
 
@@ -232,17 +231,17 @@ def step_time(work: Workload, devices: Devices, layout: Layout, exchange_s: floa
     return Range(max(seconds.low, exchange_s), seconds.high + exchange_s).times(factor)
 
 
-def exchange_of(work: Workload, devices: Devices, layout: Layout, *, shard_size: int = 0) -> tuple[float, float]:
-    """Return (bytes that a rank receives in a step, seconds that they take without overlap)."""
+def exchange_time(work: Workload, devices: Devices, layout: Layout, *, shard_size: int = 0) -> float:
+    """Return the seconds that the bytes take which a rank receives in a step, without overlap."""
     ranks, in_host, between = devices.ranks, *devices.links
     if ranks == 1:
-        return 0.0, 0.0
+        return 0.0
     spans = ranks > devices.ranks_per_host
     slow = between if spans else in_host
     trained = 4.0 * work.trained
     if layout.strategy in ("ddp", "none"):
         size = 2 * (ranks - 1) / ranks * trained
-        return size, size / slow + LATENCY_S * (1 + trained // BUCKET_BYTES)
+        return size / slow + LATENCY_S * (1 + trained // BUCKET_BYTES)
     weights = work.weights * devices.compute_bytes
     gathers = work.micro_batches * 2
     latency = LATENCY_S * (gathers + work.micro_batches) * (work.model.layers + 1)
@@ -253,14 +252,14 @@ def exchange_of(work: Workload, devices: Devices, layout: Layout, *, shard_size:
         hosts = max(1, ranks // group)
         reduced = 2 * (hosts - 1) / hosts * trained / group
         within = in_host if group <= devices.ranks_per_host else slow
-        return gathered + scattered + reduced, (gathered + scattered) / within + reduced / slow + latency
+        return (gathered + scattered) / within + reduced / slow + latency
     share = (ranks - 1) / ranks
     size = gathers * share * weights + work.micro_batches * share * trained
     if layout.strategy == "zero3" and shard_size:
         inside = work.micro_batches * (shard_size - 1) / shard_size * weights
         rest = size - work.micro_batches * share * weights
-        return inside + rest, inside / in_host + rest / slow + latency
-    return size, size / slow + latency
+        return inside / in_host + rest / slow + latency
+    return size / slow + latency
 
 
 def memory_of(work: Workload, devices: Devices, layout: Layout, *, shard_size: int = 0) -> Memory:
