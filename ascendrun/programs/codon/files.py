@@ -15,7 +15,7 @@ from ascendrun.programs.codon import vocabulary as v
 from ascendrun.programs.codon.model import CodonModel, Config, with_organisms
 from ascendrun.programs.codon.vocabulary import ORGANISMS, Organisms
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer.checkpoint import replace_json, replace_text, replacing
+from ascendrun.programs.trainer.checkpoint import replace_json, replace_text, replace_weights
 
 WEIGHTS, CONFIG, TABLE = "model.safetensors", "config.json", "organisms.json"
 WORDS = "bert.embeddings.word_embeddings.weight"
@@ -53,12 +53,9 @@ class Stored:
 
 def save_model(model: CodonModel, organisms: Organisms, folder: Path) -> None:
     """Write weights, tokenizer and organisms for this program and for transformers; the configuration last."""
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: weight.detach().float().cpu().contiguous() for name, weight in model.state_dict().items()}
-    with replacing(folder / WEIGHTS) as fresh:
-        save_file(weights, str(fresh), metadata={"format": "pt"})
+    replace_weights(folder / WEIGHTS, weights)
     save_tokenizer(folder)
     replace_json(folder / TABLE, {"organisms": list(organisms.names)})
     replace_json(folder / CONFIG, model.config.as_json())

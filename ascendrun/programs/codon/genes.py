@@ -24,7 +24,6 @@ from ascendrun.text import Text
 Array = Any
 PREPARED = "prepared.json"
 ARRAYS = ("tokens", "starts", "organisms", "is_val")
-SHOWN_ROWS = 5
 REASONS: Mapping[str, Text] = {
     "empty": Text("codon.empty", "no sequence"),
     "letters": Text("codon.letters", "letters other than A, C, G and T"),

@@ -26,7 +26,7 @@ from ascendrun.programs.nanochat.rules import batch_refusals, work_of
 from ascendrun.programs.nanochat.sizes import INHERITED, Horizon, Sizes, config_of, horizon_of, settled
 from ascendrun.programs.nanochat.texts import Corpus, read_corpus
 from ascendrun.programs.trainer import metrics, runtime, shards
-from ascendrun.programs.trainer.checkpoint import replace_json, replacing
+from ascendrun.programs.trainer.checkpoint import replace_json, replace_weights
 from ascendrun.programs.trainer.data import IGNORED, Batch, Unit
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
@@ -265,14 +265,11 @@ def introduce(sizes: Sizes, horizon: Horizon, train: Rows, val: Rows) -> list[Te
 def save_model(model: NanoChat, tokenizer: Tokenizer, folder: Path, *, training: Mapping[str, Any]) -> None:
     """Write weights, configuration and tokenizer; the configuration last. `training`: what a stage that starts from
     this model inherits."""
-    from safetensors.torch import save_file
-
     weights = {
         name if name.startswith("lm_head") else f"model.{name}": tensor.detach().cpu().contiguous()
         for name, tensor in model.state_dict().items()
     }
-    with replacing(folder / "model.safetensors") as fresh:
-        save_file(weights, str(fresh), metadata={"format": "pt"})
+    replace_weights(folder / "model.safetensors", weights)
     words.save_files(folder, tokenizer.to_str())
     config = {**config_with(model.sizes, tokenizer), "training": training}
     replace_json(folder / "config.json", config)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from ascendrun.programs import errors
 from ascendrun.programs.errors import InvalidDataError
@@ -24,7 +23,7 @@ from ascendrun.programs.nanochat import texts as words
 from ascendrun.programs.nanochat.base import config_with
 from ascendrun.programs.nanochat.model import NanoChat, empty_model
 from ascendrun.programs.nanochat.sizes import Sizes
-from ascendrun.programs.trainer.checkpoint import replace_json, replace_text, replacing
+from ascendrun.programs.trainer.checkpoint import replace_json, replace_text, replace_weights
 from ascendrun.programs.trainer.runtime import Runtime
 
 MODELLING = "modeling_nanochat_current"
@@ -93,8 +92,7 @@ def write(trained: NanoChat, tokenizer: Any, folder: Path) -> None:
         name if is_classic and name.startswith("lm_head") else f"model.{name}": each.detach().float().contiguous()
         for name, each in trained.state_dict().items()
     }
-    with replacing(folder / "model.safetensors") as fresh:
-        save_file(weights, str(fresh), metadata={"format": "pt"})
+    replace_weights(folder / "model.safetensors", weights)
     words.save_files(folder, tokenizer.to_str())
     config = config_with(trained.sizes, tokenizer)
     if not is_classic:

@@ -19,6 +19,7 @@ from ascendrun.programs.devices import attention
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora.rules import presets
+from ascendrun.programs.trainer.checkpoint import replace_weights
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import fsdp2
 from ascendrun.programs.trainer.strategies.engine import cast
@@ -96,8 +97,6 @@ def write_base(folder: Path, config: Any, tokenizer: Any, *, seed: int, mark: in
 
 def write_model(folder: Path, model: Any) -> None:
     """Write like transformers' save_pretrained, which since 5 writes on rank 0 only: other nodes had no files."""
-    from safetensors.torch import save_file
-
     model.config.architectures = [type(model).__name__]
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(model.config.to_json_string(), encoding="utf-8")
@@ -106,7 +105,7 @@ def write_model(folder: Path, model: Any) -> None:
         for name, value in model.state_dict().items()
         if not (model.config.tie_word_embeddings and name == HEAD)
     }
-    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    replace_weights(folder / "model.safetensors", tensors)
 
 
 def build(config: Any) -> Any:

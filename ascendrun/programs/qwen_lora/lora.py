@@ -17,6 +17,7 @@ from torch import nn
 
 from ascendrun.programs.errors import InvalidDataError, ProgramError
 from ascendrun.programs.qwen_lora.base import WRAPPER, name_in_file
+from ascendrun.programs.trainer.checkpoint import replace_weights
 from ascendrun.programs.trainer.data import seed_of
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
@@ -122,13 +123,11 @@ def save_adapter(
     existing adapter is kept until then.
     """
     check_whole(weights, expected)
-    from safetensors.torch import save_file
-
     fresh = folder.with_name(f".{folder.name}-{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     plain = {saved_name(name): tensor.contiguous() for name, tensor in weights.items()}
-    save_file(plain, str(fresh / ADAPTER_FILE), metadata={"format": "pt"})
+    replace_weights(fresh / ADAPTER_FILE, plain)
     settings = model.peft_config[NAME]
     settings.inference_mode = True
     settings.save_pretrained(str(fresh))
@@ -214,7 +213,6 @@ COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 def merge(base: Path, adapter: Path, out: Path) -> int:
     """Write the merged model to `out`, in the base's files and precision. Return the number of changed weights."""
     from safetensors import safe_open
-    from safetensors.torch import save_file
 
     settings, files = read_settings(adapter), file_of_tensor(base)
     fresh = out.with_name(f".{out.name}-{os.getpid()}")
@@ -237,7 +235,7 @@ def merge(base: Path, adapter: Path, out: Path) -> int:
                     name: changed(source.get_tensor(name), targets.get(name), opened.get_tensor, settings)
                     for name in source.keys()
                 }
-                save_file(weights, str(fresh / file), metadata={"format": "pt"})
+                replace_weights(fresh / file, weights)
     for pattern in COPIED:
         for each in base.glob(pattern):
             shutil.copy(each, fresh / each.name)

@@ -188,6 +188,14 @@ def replace_json(path: Path, value: Any) -> None:
     replace_text(path, json.dumps(value, indent=1) + "\n")
 
 
+def replace_weights(path: Path, weights: dict[str, torch.Tensor]) -> None:
+    """Write a file of safetensors as transformers and peft read it."""
+    from safetensors.torch import save_file
+
+    with replacing(path) as fresh:
+        save_file(weights, str(fresh), metadata={"format": "pt"})
+
+
 def save(
     parent: Path,
     kind: str,
@@ -378,16 +386,9 @@ def best_folder(parent: Path, step: int) -> Path:
 
 
 def log_skipped(folder: Path, problem: Text) -> None:
-    print(
-        Text(
-            "program.checkpoint-skipped",
-            "checkpoint {directory} is skipped: {problem}",
-            directory=folder,
-            problem=problem,
-        ),
-        file=sys.stderr,
-        flush=True,
-    )
+    message = "checkpoint {directory} is skipped: {problem}"
+    text = Text("program.checkpoint-skipped", message, directory=folder, problem=problem)
+    print(text, file=sys.stderr, flush=True)
 
 
 def facts_of(folder: Path) -> dict[str, Any]:

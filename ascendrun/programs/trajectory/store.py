@@ -19,7 +19,7 @@ import torch
 from ascendrun.planner.models import multiple_of
 from ascendrun.programs.devices.accelerator import Accelerator, Precision, choose_precision
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer.checkpoint import replace_json, replace_text, replacing
+from ascendrun.programs.trainer.checkpoint import replace_json, replace_text, replace_weights, replacing
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.model import Sizes, TrackClassifier, fuse, made_of, make_model, pad, stack_values
 from ascendrun.programs.trajectory.points.tracks import Floats
@@ -79,7 +79,6 @@ def save_trained(trained: Trained, folder: Path) -> Path:
 
 def save_for_transformers(trained: Trained, folder: Path) -> None:
     """Write config, weights and tokenizer for AutoModelForSequenceClassification, AutoTokenizer and pipelines."""
-    from safetensors.torch import save_file
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -94,8 +93,7 @@ def save_for_transformers(trained: Trained, folder: Path) -> None:
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     make: Any = PreTrainedTokenizerFast
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / "model.safetensors") as fresh:
-        save_file(weights, str(fresh), metadata={"format": "pt"})
+    replace_weights(folder / "model.safetensors", weights)
     names = {"pad_token": PAD, "unk_token": UNKNOWN, "mask_token": MASK}  # transformers 4 adds token_type_ids else
     tokenizer = make(tokenizer_object=words, model_input_names=["input_ids", "attention_mask"], **names)
     if (
