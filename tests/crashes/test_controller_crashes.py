@@ -49,7 +49,7 @@ class Head:
         return {**os.environ, "PYTHONPATH": str(CODE), "ASCENDRUN_STATE_DIR": str(self.state_dir), **more}
 
     def run(self, *argv: str, code: int | None = None) -> subprocess.CompletedProcess[str]:
-        """`code`: the exit code that it must have."""
+        """Without a traceback, whatever happened; `code`: the exit code that it must have."""
         done = subprocess.run(
             [sys.executable, "-m", "ascendrun", *argv],
             env=self.environ(),
@@ -58,7 +58,9 @@ class Head:
             text=True,
             timeout=DEADLINE_S,
         )
-        assert code in (None, done.returncode), f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert code in (None, done.returncode) and "Traceback" not in done.stderr, (
+            f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
         return done
 
     def doomed_controller(self, failpoint: str) -> subprocess.Popen[bytes]:
@@ -73,11 +75,18 @@ class Head:
         await_that(lambda: process.poll() is not None or self.run("controller", "status").returncode == 0)
         return process
 
+    def ask(self, *argv: str) -> Any:
+        return json.loads(self.run(*argv, "-o", "json", code=0).stdout)
+
+    def submit(self, file: str = "job.yaml", *options: str) -> str:
+        return str(self.ask("submit", file, "--detach", *options)["id"])
+
+    def states(self) -> dict[str, str]:
+        """By job."""
+        return {job["id"]: job["state"] for job in self.ask("ps", "-a")["jobs"]}
+
     def show(self, job: str) -> dict[str, Any]:
-        done = self.run("show", job, "-o", "json")
-        assert done.returncode == 0, done.stderr
-        detail: dict[str, Any] = json.loads(done.stdout)
-        return detail
+        return dict(self.ask("show", job))
 
     def starts(self) -> list[str]:
         return sorted((self.folder / "starts").read_text().split())
@@ -119,13 +128,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_a_job_survives_the_death_of_the_controller_at(head: Head, failpoint: str) -> None:
     doomed = head.doomed_controller(f"{failpoint}=kill")
-    submitted = head.run("submit", "job.yaml", "--detach", "-o", "json", code=0)
-    job = json.loads(submitted.stdout)["id"]
+    job = head.submit()
     waited = head.run("wait", job)
     assert waited.returncode == 0, f"{waited.stderr}\n{json.dumps(head.show(job)['events'], indent=1)}"
     detail = head.show(job)
     attempt = detail["job"]["attempt"]
-    assert [one["id"] for one in json.loads(head.run("ps", "-a", "-o", "json").stdout)["jobs"]] == [job]
+    assert [*head.states()] == [job]
     assert head.starts() == [f"{rank}.{attempt}" for rank in range(4)], "each rank starts exactly once"
     spool = head.state_dir / "jobs" / job / f"attempt-{attempt}"
     await_that(lambda: (spool / "complete").exists())
@@ -144,7 +152,7 @@ def test_a_drain_that_was_acknowledged_holds_after_the_controller_is_killed_at_o
         client.call(ChangeMachines((Host("a", addr="local"),), "drain", "wang"), timeout_s=DEADLINE_S)
         doomed.kill()
     doomed.wait(timeout=DEADLINE_S)
-    [machine] = json.loads(head.run("nodes", "--all", "-o", "json").stdout)["machines"]
+    [machine] = head.ask("nodes", "--all")["machines"]
     assert (machine["names"], machine["state"], machine["by"]) == (["a"], "drained", "wang")
 
 

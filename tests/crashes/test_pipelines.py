@@ -31,8 +31,7 @@ stages:
 
 def pipeline(head: Head) -> str:
     (head.folder / "pipe.yaml").write_text(STAGES.replace("FOLDER", str(head.folder)))
-    done = head.run("submit", "pipe.yaml", "--detach", "-o", "json", code=0)
-    return str(json.loads(done.stdout)["id"])
+    return head.submit("pipe.yaml")
 
 
 def touch(path: Path) -> None:
@@ -41,7 +40,7 @@ def touch(path: Path) -> None:
 
 def whole(head: Head) -> dict[str, Any]:
     """The one line that ps has for the pipeline."""
-    (only,) = json.loads(head.run("ps", "-a", "-o", "json").stdout)["jobs"]
+    (only,) = head.ask("ps", "-a")["jobs"]
     return dict(only)
 
 
@@ -76,7 +75,7 @@ def test_a_failed_stage_calls_off_those_after_it_and_a_later_submit_goes_on_in_t
     train = {"needed": ("train", f"{job}-2"), "job": f"{job}-2", "state": "FAILED"}
     assert reason(head, f"{job}-3") == ("dependency-failed", train)
     assert head.show("pipe")["job"]["id"] == f"{job}-2"  # the stage that tells how it stands
-    told = {line["job"] for line in json.loads(head.run("events", "pipe", "-o", "json").stdout)["events"]}
+    told = {line["job"] for line in head.ask("events", "pipe")["events"]}
     assert told == {f"{job}-1", f"{job}-2", f"{job}-3"}
     ended = head.run("logs", "-f", "pipe")
     assert ended.returncode == 1 and f"{job}-2 FAILED" in ended.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from test_controller_crashes import Head, await_that, head
-from test_head_bad_days import HANG, await_state, submit
+from test_head_bad_days import HANG, await_state
 
 from ascendrun.head.spool.collector import allocated_bytes
 from ascendrun.head.state.store import Store
@@ -21,13 +21,12 @@ WRITES = "import os\nprint('x' * 200_000)\nopen('model.bin', 'w').write('trained
 
 
 def prune(head: Head, *options: str) -> dict[str | None, Any]:
-    done = head.run("prune", "-o", "json", *options, code=0)
-    return {reply["host"]: reply for reply in json.loads(done.stdout)["hosts"]}
+    return {reply["host"]: reply for reply in head.ask("prune", *options)["hosts"]}
 
 
 def ended(head: Head, script: str) -> str:
     (head.folder / "rank.py").write_text(script)
-    job = submit(head)
+    job = head.submit()
     assert head.run("wait", job).returncode == 0
     await_that(lambda: (head.state_dir / "jobs" / job / "attempt-1" / "complete").exists())
     return job
@@ -40,7 +39,7 @@ def node_files(head: Head, job: str) -> list[Path]:
 def test_old_logs_go_and_everything_else_stays(head: Head) -> None:
     old, kept, quiet = ended(head, WRITES), ended(head, WRITES), ended(head, "print('x' * 200_000)\n")
     (head.folder / "rank.py").write_text(HANG)
-    live = submit(head)
+    live = head.submit()
     await_state(head, live, "RUNNING")
     planned = prune(head, "--older", "0.01s", "--keep", kept, "--dry-run")
     assert all(node_files(head, job) for job in (old, kept, quiet, live))
@@ -73,7 +72,7 @@ def test_a_job_is_removed_with_its_files_and_not_while_its_outputs_are_only_on_a
     outputs = head.state_dir / "outputs" / job
     assert sorted(path.read_text() for path in outputs.glob("*/model.bin")) == ["trained"] * 2
     codes = sorted(event["code"] for event in head.show(job)["events"] if event["code"].startswith("outputs-"))
-    rows = json.loads(head.run("nodes", "-H", "two.hosts", "-o", "json").stdout)["nodes"]
+    rows = head.ask("nodes", "-H", "two.hosts")["nodes"]
     assert len(rows) == 2 and all(row["used_bytes"] > 200_000 for row in rows), rows
     assert codes == ["outputs-fetched"] * 2 + ["outputs-missing"] * 2
     waiting = outputs.with_name(f"{job}.json")
@@ -94,7 +93,7 @@ def test_a_tree_that_a_live_job_uses_stays_however_old_it_is(head: Head) -> None
     (head.folder / "job.yaml").write_text(
         f"name: staged\ncommand: {json.dumps(command)}\nhostfile: two.hosts\nworkdir: {{path: code}}\n"
     )
-    live = submit(head)
+    live = head.submit()
     await_state(head, live, "RUNNING")
     trees = list((head.state_dir / "local").glob("*/trees/*"))
     assert trees and not any(reply["trees"] for reply in prune(head, "--older", "0.01s").values())
@@ -152,4 +151,4 @@ def test_200_ended_jobs_free_what_was_printed(head: Head) -> None:
         assert said == sum(one["size_bytes"] for one in planned[host]["jobs"]) and said > JOBS * 100_000
         freed = before - left[host]
         assert abs(freed - said) <= JOBS * RECORD_BYTES, (host, freed, said)
-    assert {one["id"] for one in json.loads(head.run("ps", "-a", "-o", "json").stdout)["jobs"]} == jobs
+    assert {*head.states()} == jobs

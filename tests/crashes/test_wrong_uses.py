@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -75,8 +74,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Head, dict
         (head.folder / name).write_text(text)
     for name, script, state in (("ENDED", WRITES, "SUCCEEDED"), ("LIVE", LIVES, "RUNNING")):
         (head.folder / "rank.py").write_text(script)
-        done = head.run("submit", "job.yaml", "--detach", "-o", "json", code=0)
-        jobs[name] = str(json.loads(done.stdout)["id"])
+        jobs[name] = head.submit()
         await_that(lambda name=name, state=state: head.show(jobs[name])["job"]["state"] == state)
     await_that(lambda: head.show(jobs["LIVE"])["ranks"][1]["exit_code"] == 0)
     jobs["full"] = "yes" if is_full else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
@@ -73,16 +74,13 @@ def heads(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """heads(settings text): a notice_head.Head."""
     from tests.lib.notice_head import Head
 
-    made: list[Head] = []
+    with ExitStack() as made:
 
-    def make(text: str, **options: Any) -> Head:
-        (tmp_path / "config.yaml").write_text(text)
-        made.append(Head(tmp_path, **options))
-        return made[-1]
+        def make(text: str, **options: Any) -> Head:
+            (tmp_path / "config.yaml").write_text(text)
+            return made.enter_context(closing(Head(tmp_path, **options)))
 
-    yield make
-    for head in made:
-        head.close()
+        yield make
 
 
 @pytest.fixture
@@ -91,15 +89,8 @@ def serve() -> Iterator[Callable[..., Any]]:
     from tests.lib.notice_head import OK
     from tests.lib.web_service import Service
 
-    made: list[Service] = []
-
-    def make(*answers: Any, **options: Any) -> Service:
-        made.append(Service(*answers, **{"default": OK, **options}))
-        return made[-1]
-
-    yield make
-    for service in made:
-        service.close()
+    with ExitStack() as made:
+        yield lambda *answers, **options: made.enter_context(closing(Service(*answers, **{"default": OK, **options})))
 
 
 @pytest.fixture

@@ -6,29 +6,15 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable
 
 import pytest
 
 from ascendrun.head.notify.http_client import REPLY_BYTES, Cancellation, HttpResponse, RequestFailedError, http_request
-from tests.lib.web_service import DRIP, DROP, HANG, Answer, Say, Service
+from tests.lib.web_service import DRIP, DROP, HANG, Say, Service
 
 Make = Callable[..., Service]
-
-
-@pytest.fixture
-def serve() -> Iterator[Make]:
-    made = []
-
-    def make(*answers: Answer, **options: Answer) -> Service:
-        made.append(Service(*answers, **options))
-        return made[-1]
-
-    yield make
-    for service in made:
-        service.close()
 
 
 def ask(url: str, *, deadline_s: float = 30.0, body: bytes = b"{}", cut: Cancellation | None = None) -> HttpResponse:

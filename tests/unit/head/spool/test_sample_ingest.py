@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Callable
 
@@ -20,10 +20,10 @@ from ascendrun.head.spool import sample_ingest
 from ascendrun.head.spool.sample_ingest import SampleIngest, Source
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.node.sampler.sample import GENERATIONS
+from tests.lib.web_service import DEADLINE_S, await_that
 
 T = 1_700_000_000
 SOURCE = Source("head-job.1", "a1", "j-0001", 1, 5.0)
-DEADLINE_S = 60.0
 
 
 def line(number: int) -> bytes:
@@ -48,27 +48,17 @@ def seconds_in(state_dir: Path) -> list[int]:
         return [int(sample.at_s) - T for sample in store.host_series(since_s=0, until_s=2 * T)]
 
 
-def wait_for(condition: Callable[[], Any]) -> Any:
-    until = time.monotonic() + DEADLINE_S
-    while not (found := condition()):
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    return found
-
-
 @pytest.fixture
 def keepers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], SampleIngest]]:
     monkeypatch.setattr(sample_ingest, "TEND_S", 86400.0)  # samples of T are old enough to be removed
-    made: list[SampleIngest] = []
+    with ExitStack() as made:
 
-    def make() -> SampleIngest:
-        made.append(SampleIngest(tmp_path))
-        made[-1].start()
-        return made[-1]
+        def make() -> SampleIngest:
+            keeper = made.enter_context(closing(SampleIngest(tmp_path)))
+            keeper.start()
+            return keeper
 
-    yield make
-    for keeper in made:
-        keeper.close()
+        yield make
 
 
 def test_pieces_cut_anywhere_and_sent_twice_give_every_line_once(keepers: Any, tmp_path: Path) -> None:
@@ -77,7 +67,7 @@ def test_pieces_cut_anywhere_and_sent_twice_give_every_line_once(keepers: Any, t
         assert keeper.take(SOURCE, 0, max(0, start - 20), data[max(0, start - 20) : start + 37], ahead_s=0.0)
     assert keeper.take(SOURCE, 0, 0, data, ahead_s=0.0), "all of it once more"
     assert keeper.offsets(SOURCE) == {"0": len(data)}
-    wait_for(lambda: seconds_in(tmp_path) == list(range(50)))
+    await_that(lambda: seconds_in(tmp_path) == list(range(50)))
 
 
 def test_hosts_that_train_separately_are_reported_once_for_each_attempt(tmp_path: Path) -> None:
@@ -91,7 +81,7 @@ def test_hosts_that_train_separately_are_reported_once_for_each_attempt(tmp_path
             for n, world in enumerate(worlds)
         )
         assert keeper.take(source, 0, 0, data, ahead_s=0.0)
-    wait_for(lambda: len(found) == 2)
+    await_that(lambda: len(found) == 2)
     keeper.close()
     assert found == [("a1", 1, 2), ("a1", 2, 4)]
 
@@ -103,7 +93,7 @@ def test_a_rank_without_connections_is_reported_at_each_change(tmp_path: Path) -
     rows = [{}, {"is_alone": True}, {"is_alone": 1}, {"is_alone": True}, {"is_alone": False}, {}]
     data = b"".join(json.dumps({"at_ns": T * 10**9, "ranks": [], **row}).encode() + b"\n" for row in rows)
     assert keeper.take(SOURCE, 0, 0, data, ahead_s=0.0)
-    wait_for(lambda: len(found) == 2)
+    await_that(lambda: len(found) == 2)
     keeper.close()
     assert found == [(1, True), (1, False)]
 
@@ -112,7 +102,7 @@ def test_what_is_remembered_of_a_file_does_not_grow_with_its_generations(keepers
     keeper = keepers()
     for generation in range(200):
         assert keeper.take(SOURCE, generation, 0, line(generation), ahead_s=0.0)
-    wait_for(lambda: seconds_in(tmp_path) == list(range(200)))
+    await_that(lambda: seconds_in(tmp_path) == list(range(200)))
     with sqlite3.connect(tmp_path / "samples.db") as db:
         in_store = [row[0] for row in db.execute("SELECT generation FROM progress ORDER BY generation")]
     assert sorted(map(int, keeper.offsets(SOURCE))) == in_store == list(range(200 - 2 * GENERATIONS, 200))
@@ -168,7 +158,8 @@ def test_a_line_that_our_reader_stumbles_over_is_kept_raw_and_told_and_costs_no_
     both = line(0) + json.dumps(stumble).encode() + b"\n" + line(1)
     assert keeper.take(SOURCE, 0, 0, both + json.dumps(stumble).encode() + b"\n", ahead_s=0.0)
     keeper.take_lines("b2", [stumble, {"at_ns": T * 10**9, "host": {"cpu": 5.0}}], ahead_s=0.0, done=answers.append)
-    newest: Newest = wait_for(lambda: answers)[0]
+    await_that(lambda: answers)
+    newest: Newest = answers[0]
     keeper.close()
     assert [one.cpu for one in newest.hosts] == [5.0] and seconds_in(tmp_path) == [0, 0, 1]
     store = SampleStore.open(tmp_path)
@@ -207,9 +198,10 @@ def test_what_was_received_is_not_asked_for_again_after_the_attempt(keepers: Any
 def test_a_host_without_a_job_is_answered_and_kept(keepers: Any, tmp_path: Path) -> None:
     keeper, answers = keepers(), []
     keeper.take_lines("b2", [{"at_ns": T * 10**9, "host": {"cpu": 5.0}}, "nonsense"], ahead_s=0.0, done=answers.append)
-    newest: Newest = wait_for(lambda: answers)[0]
+    await_that(lambda: answers)
+    newest: Newest = answers[0]
     assert [(one.host, one.cpu) for one in newest.hosts] == [("b2", 5.0)]
-    wait_for(lambda: seconds_in(tmp_path) == [0])
+    await_that(lambda: seconds_in(tmp_path) == [0])
 
 
 # Bad days
@@ -281,8 +273,8 @@ def test_a_broken_file_is_said_once_and_replaced(
 ) -> None:
     (tmp_path / "samples.db").write_bytes(b"nonsense" * 1000)
     keeper, data = keepers(), lines(20)
-    wait_for(lambda: feed(keeper, data) and any(tmp_path.glob("damaged/*")))
-    wait_for(lambda: feed(keeper, data) and seconds_in(tmp_path) == list(range(20)))
+    await_that(lambda: feed(keeper, data) and any(tmp_path.glob("damaged/*")))
+    await_that(lambda: feed(keeper, data) and seconds_in(tmp_path) == list(range(20)))
     assert [path.read_bytes()[:8] for path in tmp_path.glob("damaged/*/samples.db")] == [b"nonsense"]
     said = capfd.readouterr().err
     assert said.count("no samples are kept for now") == 1
@@ -292,11 +284,11 @@ def test_a_broken_file_is_said_once_and_replaced(
 def test_a_locked_store_keeps_nobody_waiting(keepers: Any, tmp_path: Path, patient_store: None) -> None:
     keeper = keepers()
     assert feed(keeper, lines(1))
-    wait_for(lambda: seconds_in(tmp_path) == [0])
+    await_that(lambda: seconds_in(tmp_path) == [0])
     with locked(tmp_path):
         for count in range(2, 200):
             assert feed(keeper, lines(count))
-    wait_for(lambda: feed(keeper, lines(200)) and seconds_in(tmp_path) == list(range(200)))
+    await_that(lambda: feed(keeper, lines(200)) and seconds_in(tmp_path) == list(range(200)))
 
 
 def test_a_store_that_is_locked_at_the_start_delays_no_controller(
@@ -308,7 +300,7 @@ def test_a_store_that_is_locked_at_the_start_delays_no_controller(
     with locked(tmp_path, "PRAGMA locking_mode = EXCLUSIVE"):
         second = keepers()
         assert feed(second, lines(5)), "from the start, since nobody could say how far the first one was"
-    wait_for(lambda: feed(second, lines(6)) and seconds_in(tmp_path) == list(range(6)))
+    await_that(lambda: feed(second, lines(6)) and seconds_in(tmp_path) == list(range(6)))
 
 
 def test_more_than_fits_into_memory_is_refused_and_comes_later(
