@@ -12,7 +12,7 @@ from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.errors import InvalidInputError, NotFoundError, Problem
 from ascendrun.core.names import MAX_NAMES, InvalidNamesError, expand_names, is_name, split_list
 from ascendrun.core.reader.source_text import MAX_PROBLEMS, REMOVE, decode_text, in_order
-from ascendrun.text import Text, closest, did_you_mean, suggestion, write
+from ascendrun.text import Text, TextError, closest, did_you_mean, suggestion, write
 from ascendrun.text.format import is_hidden
 
 LOCAL_ADDRESS = "local"
@@ -68,12 +68,11 @@ def queue_of(spec: Mapping[str, Any]) -> str | None:
     return engine["type"] if isinstance(engine, Mapping) and engine["type"] != "ssh" else None
 
 
-class _InvalidHostError(ValueError):
+class _InvalidHostError(TextError):
     """A value that cannot be parsed."""
 
     def __init__(self, message: Text, hint: Text | None = None) -> None:
-        super().__init__(str(message))
-        self.message = message
+        super().__init__(message)
         self.hint = hint
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Union
 
-from ascendrun.text import Text
+from ascendrun.text import Text, TextError
 
 MAX_NAMES = 4096
 """Maximum number of hosts of a job; a longer range is a mistake."""
@@ -19,12 +19,8 @@ _Ranges = list[tuple[int, int, int]]
 _Piece = Union[str, _Ranges]
 
 
-class InvalidNamesError(ValueError):
+class InvalidNamesError(TextError):
     """The text is not a set of names; `message` is the reason."""
-
-    def __init__(self, message: Text) -> None:
-        super().__init__(str(message))
-        self.message = message
 
 
 def is_name(text: str) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.retention import UNITS, Retention
-from ascendrun.text import LANGUAGES, Text
+from ascendrun.text import LANGUAGES, Text, TextError
 
 if TYPE_CHECKING:
     from ascendrun.core.errors import Problem
@@ -66,12 +66,8 @@ class Settings:
     blocks: tuple[SettingsBlocks, ...] = field(default=(), compare=False)
 
 
-class InvalidSettingError(ValueError):
+class InvalidSettingError(TextError):
     """A text that is not a valid value of its setting."""
-
-    def __init__(self, message: Text) -> None:
-        super().__init__(message)
-        self.message = message
 
 
 @dataclass(frozen=True)

@@ -247,6 +247,14 @@ def did_you_mean(name: str) -> Text:
     return Text("suggest.did-you-mean", "did you mean {name}?", name=name)
 
 
+class TextError(ValueError):
+    """A value that cannot be used, with the reason as a text."""
+
+    def __init__(self, message: Text) -> None:
+        super().__init__(message)
+        self.message = message
+
+
 def fault(key: str, english: str, hint: str, /, **values: Any) -> tuple[Text, Text]:
     """Return a message and its hint, whose key is `KEY.hint`; they share their values."""
     return Text(key, english, **values), Text(f"{key}.hint", hint, **values)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 from collections import deque
@@ -48,7 +47,6 @@ WORLD_S = 3600.0
 ALONE_S = 60.0
 """Seconds without a connection between ranks after which steps are those of separate trainings: a group is formed
 before its first step, and nodes look for connections more often."""
-LOG = re.compile(r"^((?:rank|node)-\d+)\.(?:out|err)\.\d+$")
 REPORTED, RESOLVED = "hang", "hang-resolved"
 
 
@@ -158,17 +156,12 @@ class JobReader:
         )
 
     def _output_bytes(self) -> dict[int, int]:
+        from ascendrun.head.spool.spool_files import STREAM_FILE, find_files, size_of
+
         found: dict[int, int] = {}
-        for folder in self._dir.glob("*/"):
-            try:
-                with os.scandir(folder) as entries:
-                    for entry in entries:
-                        match = LOG.match(entry.name)
-                        if match:
-                            number = process_number(match[1])
-                            found[number] = found.get(number, 0) + entry.stat().st_size
-            except OSError:
-                continue
+        for path, match in find_files(self._dir, STREAM_FILE):
+            number = process_number(match["process"])
+            found[number] = found.get(number, 0) + size_of(path)
         if any(number >= 0 for number in found):
             return found
         return {-1 - number: size for number, size in found.items()}  # of processes that start the ranks of their nodes

@@ -22,19 +22,15 @@ from ascendrun.core.notice_settings import url_problem
 from ascendrun.core.notices import TEXT_LIMIT, Notice, Target, describe
 from ascendrun.head.notify.hook import run_hook
 from ascendrun.head.notify.http_client import Cancellation, RequestFailedError, http_request
-from ascendrun.text import Text
+from ascendrun.text import Text, TextError
 
 SECRET_BYTES = 8192
 SHOWN_CHARACTERS = 1500
 _NOT_FOR_HOOKS = ("ASCENDRUN_FAILPOINT",)
 
 
-class UnreadableCredentialsError(ValueError):
+class UnreadableCredentialsError(TextError):
     """A file with a URL or a secret cannot be used; the message names the file, never its content."""
-
-    def __init__(self, message: Text) -> None:
-        super().__init__(message)
-        self.message = message
 
 
 def read_credentials(target: Target) -> tuple[str, str | None]:

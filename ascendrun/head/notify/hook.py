@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ascendrun.core.dataclass import dataclass
+from ascendrun.node.files import read_some
 
 OUTPUT_BYTES = 4096
 ASK_TO_END_S = 1.0
@@ -99,12 +100,10 @@ class _Talk:
                 self._in.close()
 
     def _read(self) -> bool:
-        try:
-            data = os.read(self._out.fileno(), 65536)
-        except BlockingIOError:
-            return False
-        if not data:
+        data = read_some(self._out.fileno())
+        if data == b"":
             self._selector.unregister(self._out)
+        if not data:
             return False
         self._seen += len(data)
         room = OUTPUT_BYTES // 2 - len(self._head)

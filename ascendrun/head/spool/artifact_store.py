@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.node_messages import node_text
 from ascendrun.head.spool.spool_files import is_complete, names_in
+from ascendrun.head.state.state_dir import read_values
 from ascendrun.node.files import write_json
 from ascendrun.text import Text
 
@@ -150,18 +151,10 @@ def write_verdict(folder: Path, basis: Mapping[str, Any], diagnosis: Any) -> Non
 
 def read_verdict(folder: Path) -> Any:
     """Return the stored diagnosis as JSON values, None: there is none."""
-    return _read_verdict_file(folder).get("diagnosis")
+    return read_values(folder / VERDICT_FILE).get("diagnosis")
 
 
 def is_outdated(folder: Path) -> bool:
     """Return whether more evidence of an attempt has arrived since its diagnosis; False: there is none."""
-    verdict = _read_verdict_file(folder)
+    verdict = read_values(folder / VERDICT_FILE)
     return bool(verdict) and verdict.get("basis") != evidence_of(folder)
-
-
-def _read_verdict_file(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / VERDICT_FILE).read_bytes())
-        return found if isinstance(found, dict) else {}
-    except (OSError, ValueError):
-        return {}

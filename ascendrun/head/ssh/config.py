@@ -19,7 +19,7 @@ from typing import Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.hosts import Host
-from ascendrun.text import Text
+from ascendrun.text import Text, TextError
 
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 MAX_INCLUDE_DEPTH = 16
@@ -70,12 +70,8 @@ class SshTarget:
         return {"host": self.name, "user": self.user, **address}
 
 
-class ConfigError(ValueError):
+class ConfigError(TextError):
     """A config file that ssh would reject."""
-
-    def __init__(self, message: Text) -> None:
-        super().__init__(message)
-        self.message = message
 
 
 @dataclass(frozen=True)

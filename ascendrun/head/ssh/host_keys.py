@@ -14,6 +14,7 @@ from pathlib import Path
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import HostKeyChangedError, HostKeyUnknownError, UnreachableError
 from ascendrun.head.ssh.config import patterns_match
+from ascendrun.node.files import replace_file
 from ascendrun.text import Text
 
 OWN_FILE = "known_hosts"
@@ -228,7 +229,8 @@ def record_host_keys(file: Path, entries: Sequence[tuple[str, HostKey]], *, repl
         new = [(name, key) for name, key in dict.fromkeys(entries) if (name, key) not in present]
         if new or kept != text:
             start = kept if not kept or kept.endswith("\n") else kept + "\n"
-            _rewrite(file, start + "".join(f"{name} {key.type} {key.base64}\n" for name, key in new))
+            text = start + "".join(f"{name} {key.type} {key.base64}\n" for name, key in new)
+            replace_file(str(file), text.encode())
     finally:
         os.close(lock)
     return len(new)
@@ -238,12 +240,3 @@ def _without(text: str, names: Collection[str]) -> str:
     """Return the text without the keys of these names; lines with a marker stay."""
     lines = [(line, _parse_line(line, "", 0)) for line in text.splitlines(keepends=True)]
     return "".join(line for line, entry in lines if entry is None or entry.marker or entry.names not in names)
-
-
-def _rewrite(file: Path, text: str) -> None:
-    temporary = file.with_name(file.name + ".new")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(temporary, file)

@@ -27,6 +27,7 @@ from ascendrun.head.ssh.child_process import ChildStream
 from ascendrun.head.ssh.config import SshTarget
 from ascendrun.head.ssh.host_keys import HostKey, parse_known_hosts
 from ascendrun.head.ssh.transport import CLOSED_HERE, COMMAND_ENDED, Deadlines, Receiver, StreamClosedError
+from ascendrun.node.files import read_some
 from ascendrun.text import Text
 
 WAIT_FOR_COMMAND = """exec /bin/sh -c 'IFS= read -r command && eval "$command"'"""
@@ -257,12 +258,12 @@ class _Login:
         poller.register(self._log_fd, select.POLLIN)
         poller.register(self.stream.error_fd, select.POLLIN)
         poller.poll(timeout_s * 1000)
-        self._log += _read_some(self._log_fd)
-        self.error_backlog = (self.error_backlog + _read_some(self.stream.error_fd))[-65536:]
+        self._log += read_some(self._log_fd) or b""
+        self.error_backlog = (self.error_backlog + (read_some(self.stream.error_fd) or b""))[-65536:]
 
     def _describe_end(self, code: int) -> tuple[Text, int | None]:
         if self._log_fd is not None:
-            self._log += _read_some(self._log_fd)
+            self._log += read_some(self._log_fd) or b""
         self._close_log()
         output = (self._log + b"\n" + self._error_tail).decode("utf-8", "replace")
         lost = [line for line in output.splitlines() if _LOST.search(line)]
@@ -276,13 +277,6 @@ class _Login:
         if self._log_fd is not None:
             os.close(self._log_fd)
             self._log_fd = None
-
-
-def _read_some(fd: int) -> bytes:
-    try:
-        return os.read(fd, 65536)
-    except BlockingIOError:
-        return b""
 
 
 def _read_text(path: str) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 
 from ascendrun.core.jobs.job_copy import COPY_LIMIT, JobCopy, unseal
 from ascendrun.core.node_messages import Failure
-from ascendrun.node.files import write_json
+from ascendrun.head.state.state_dir import read_values
+from ascendrun.node.files import replace_file, write_json
 
 COPY_FILE = "job.json"
 RECORD_FILE = "record.json"
@@ -68,18 +69,13 @@ def copy_for_nodes(state_dir: Path, job_id: str) -> dict[str, Any] | None:
 
 def pruned_at_s(folder: Path) -> float | None:
     """Return when the logs of a job, or old logs of all, were removed, UTC seconds; None: never."""
-    at_s = _read_values(folder / PRUNED_FILE).get("at_s")
+    at_s = read_values(folder / PRUNED_FILE).get("at_s")
     return at_s if isinstance(at_s, float) else None
 
 
 def write_record(state_dir: Path, job_id: str, text: str) -> None:
     """Replace record.json with a sealed record. Raises OSError."""
-    path = job_folder(state_dir, job_id) / RECORD_FILE
-    new = path.with_name(f"{RECORD_FILE}.new")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with open(fd, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(new, path)
+    replace_file(str(job_folder(state_dir, job_id) / RECORD_FILE), text.encode(), durable=False)
 
 
 def write_plan(state_dir: Path, job_id: str, values: dict[str, Any]) -> None:
@@ -89,7 +85,7 @@ def write_plan(state_dir: Path, job_id: str, values: dict[str, Any]) -> None:
 
 def read_plan(state_dir: Path, job_id: str) -> dict[str, Any]:
     """Return the values of plan.json; {}: missing or damaged."""
-    return _read_values(job_folder(state_dir, job_id) / PLAN_FILE)
+    return read_values(job_folder(state_dir, job_id) / PLAN_FILE)
 
 
 def read_record(state_dir: Path, job_id: str) -> dict[str, Any] | None:
@@ -144,17 +140,8 @@ def read_waiting(state_dir: Path, job_id: str) -> Mapping[str, Failure | None]:
 
     {}: all are here, or none were declared.
     """
-    values = _read_values(waiting_file(state_dir, job_id))
+    values = read_values(waiting_file(state_dir, job_id))
     try:
         return {name: None if why is None else Failure.from_json(why) for name, why in values.items()}
     except (ValueError, AttributeError):
         return {}
-
-
-def _read_values(path: Path) -> dict[str, Any]:
-    """Return the values of a JSON file; {}: missing or damaged."""
-    try:
-        values = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}

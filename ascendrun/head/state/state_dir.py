@@ -13,6 +13,7 @@ from typing import Any
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.pulse import Clock, Pulse
+from ascendrun.node.files import replace_file
 from ascendrun.text import Text
 
 _NETWORK_FILESYSTEMS = frozenset(
@@ -127,16 +128,12 @@ def claim_spool_dir(attempt_dir: Path, tag: str) -> None:
         number = sum(1 for _ in attempt_dir.parent.glob(f"{attempt_dir.name}.other-*"))
         attempt_dir.rename(attempt_dir.with_name(f"{attempt_dir.name}.other-{number + 1}"))
     make_spool_dir(attempt_dir)
-    fd = os.open(attempt_dir / SPOOL_RUN, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    with open(fd, "w") as file:
-        file.write(tag)
+    replace_file(str(attempt_dir / SPOOL_RUN), tag.encode(), durable=False)
 
 
 def write_placement(attempt_dir: Path, hosts: Sequence[str]) -> None:
     """Record the hosts of an attempt, in the order of their node ranks, next to their records. Raises OSError."""
-    fd = os.open(attempt_dir / SPOOL_HOSTS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with open(fd, "w") as file:
-        file.write("".join(f"{host}\n" for host in hosts))
+    replace_file(str(attempt_dir / SPOOL_HOSTS), "".join(f"{host}\n" for host in hosts).encode(), durable=False)
 
 
 def read_placement(attempt_dir: Path) -> tuple[str, ...]:
@@ -149,11 +146,16 @@ def read_placement(attempt_dir: Path) -> tuple[str, ...]:
 
 def read_host_facts(attempt_dir: Path) -> dict[str, dict[str, Any]]:
     """Return what each host reported before the attempt started, as recorded_facts; {}: nothing was stored."""
+    return read_values(attempt_dir / SPOOL_FACTS)
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """Return the values of a JSON file; {}: missing or damaged."""
     try:
-        found = json.loads((attempt_dir / SPOOL_FACTS).read_bytes())
+        values = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
 def make_spool_dir(folder: Path) -> None:

@@ -125,8 +125,6 @@ class Agent:
 
     def run(self) -> int:
         """Run until the input ends, `bye`, or an invalid frame."""
-        from ascendrun.node.agent.serve import hello
-
         self.outbox.send(hello(self._root, self._agent[-1]))
         self._queues.add("keep", lambda: keep_interpreter(self._agent[-1]))
         self._queues.add("keep", self._can.commands)  # imports modules in advance for the first command

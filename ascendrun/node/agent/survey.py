@@ -35,7 +35,7 @@ from functools import partial
 from ascendrun.node import layout, procs
 from ascendrun.node.agent import checks, leases, network, training_files
 from ascendrun.node.agent.execute import Commands, work_off
-from ascendrun.node.files import free_bytes, make_private_dir
+from ascendrun.node.files import free_bytes, make_private_dir, read_some
 from ascendrun.node.op_errors import OperationError, message
 from ascendrun.node.ranks import rank_environ, to_bytes, with_setup
 
@@ -111,10 +111,7 @@ class Surveys:
             outer = with_setup(shell["setup"], theirs, argv)
             raw = self._run_argv(outer, env, item, cwd=cwd, keep=(theirs,), deadline=deadline)
             os.set_blocking(ours, False)
-            try:
-                report = os.read(ours, 1)
-            except BlockingIOError:  # the set-up ended the shell, or never ended
-                report = b""
+            report = read_some(ours, 1) or b""  # b"": the set-up ended the shell, or never ended
             raw["setup"] = {b"o": "fine", b"m": "no-command"}.get(report, "failed")
             return raw
         finally:

@@ -13,6 +13,8 @@ import signal
 import subprocess
 import time
 
+from ascendrun.node.files import read_some
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import IO, Any, Callable, Mapping, Sequence
@@ -151,14 +153,10 @@ class Tools:
 
     def _read(self, tool: Tool) -> None:
         while tool.pipe is not None:
-            try:
-                chunk = os.read(tool.pipe.fileno(), 1 << 16)
-            except BlockingIOError:
-                return
-            except OSError:
-                chunk = b""
-            if not chunk:
+            chunk = read_some(tool.pipe.fileno(), 1 << 16)
+            if chunk == b"":
                 tool.close()
+            if not chunk:
                 return
             room = MAX_BYTES - len(tool.out)
             tool.out += chunk[:room]
