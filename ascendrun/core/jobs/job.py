@@ -174,11 +174,6 @@ class Request:
     may_lack_files: bool = False
 
 
-def make_request(spec: Mapping[str, Any], hosts: int, same_as: str | None = None) -> Request:
-    """Return what a job needs. `spec`: its file as JSON values; `hosts`: of its pool."""
-    return Request(spec.get("nodes") or hosts, spec.get("spare_nodes") or 0, same_as)
-
-
 @dataclass(frozen=True)
 class Job:
     """Everything that the controller decided about one job, immutable: `lifecycle.advance` returns the next record.

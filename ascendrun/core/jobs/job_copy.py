@@ -71,7 +71,7 @@ class JobCopy:
     def new_job(self) -> Job:
         """Return the record of the job as it was when it was submitted."""
         from ascendrun.core.hosts import queue_of
-        from ascendrun.core.jobs.job import Job, make_request  # here: `exec` needs no job
+        from ascendrun.core.jobs.job import Job, Request  # here: `exec` needs no job
         from ascendrun.core.jobs.restart import policy_of
         from ascendrun.core.rank_env import forks_ranks
 
@@ -81,7 +81,7 @@ class JobCopy:
             run=self.run,
             hosts=(),
             pool=tuple(str(host["name"]) for host in self.hosts),
-            request=make_request(self.spec, len(self.hosts), self.same_as),
+            request=Request(self.spec.get("nodes") or len(self.hosts), self.spec.get("spare_nodes") or 0, self.same_as),
             priority=self.priority,
             grace_s=float(self.spec["checkpoint"]["grace_period_s"]),
             start_s=float(self.spec["timeouts"]["start_s"]),

@@ -39,18 +39,9 @@ class StoredJob:
     file: str | None
 
     @classmethod
-    def of(
-        cls,
-        job: Job,
-        *,
-        key: str,
-        spec: Mapping[str, Any],
-        hosts: Sequence[Mapping[str, Any]],
-        trees: Sequence[Mapping[str, Any]],
-        file: str | None,
-    ) -> StoredJob:
+    def of(cls, job: Job, *, hosts: Sequence[Mapping[str, Any]], **row: Any) -> StoredJob:
         """Return a row; its hosts are also those that an engine granted."""
-        return cls(job, key, spec, [*hosts, *map(asdict, job.granted)], trees, file)
+        return cls(job, hosts=[*hosts, *map(asdict, job.granted)], **row)
 
     def copy(self, number: int) -> JobCopy:
         """Return the copy of the job for its directory and its nodes. `number`: of its row."""
@@ -221,20 +212,12 @@ class JobTable:
             return self.insert(db, make_job=lambda number, head_id: make_job(job_id_of(number), head_id), **row)
 
     def insert(
-        self,
-        db: sqlite3.Connection,
-        *,
-        key: str,
-        make_job: Callable[[int, str], Job],
-        spec: Mapping[str, Any],
-        hosts: Sequence[Mapping[str, Any]],
-        trees: Sequence[Mapping[str, Any]],
-        file: str | None,
-        now_s: float,
+        self, db: sqlite3.Connection, *, key: str, make_job: Callable[[int, str], Job], now_s: float, **row: Any
     ) -> Job:
         """Store a new job within a transaction of the caller; with a known `key` return its job and store nothing.
 
-        `make_job(number of the row, head_id)` makes the record. A number is not used again if the caller rolls back.
+        `row`: the other fields of StoredJob. `make_job(number of the row, head_id)` makes the record. A number is not
+        used again if the caller rolls back.
         """
         from ascendrun.core.jobs.job import load_job
 
@@ -244,7 +227,7 @@ class JobTable:
                 return load_job(unseal(known[0]))
         number = self._file.take_number()
         job = make_job(number, self._file.head_id)
-        copy = StoredJob(job, key, spec, hosts, trees, file).copy(number)
+        copy = StoredJob(job, key, **row).copy(number)
         _add_row(db, number, copy, is_drained=False)
         self._file.new_files.append(write_copy(self._state_dir, copy))
         code, more = ("submitted", {}) if job.engine is None else ("submitted-to-engine", {"engine": job.engine})

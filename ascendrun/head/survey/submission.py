@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.errors import ConflictError, InvalidInputError, Problem
-from ascendrun.core.hosts import Host, queue_of
-from ascendrun.core.jobs.job import Job, make_request, newest_stages
+from ascendrun.core.hosts import Host
+from ascendrun.core.jobs.job import Job, newest_stages
+from ascendrun.core.jobs.job_copy import JobCopy
 from ascendrun.core.jobs.placement import choose_hosts
 from ascendrun.core.jobs.plan import Folders, LaunchPlan, Tree
-from ascendrun.core.jobs.restart import policy_of
-from ascendrun.core.rank_env import forks_ranks, is_own_variable
+from ascendrun.core.rank_env import is_own_variable
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.protocol.control_messages import Submit
 from ascendrun.head.state.job_table import StoredJob, job_id_of
@@ -131,24 +131,17 @@ def load_outputs(stored: StoredJob) -> JobOutputs:
 
 def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) -> Job:
     """Make the first record of a submitted job."""
-    spec, values = submission.spec, submission.values["spec"]
-    return Job(
+    job = JobCopy(
         id=job_id,
-        name=spec.name,
+        number=0,
+        name=submission.spec.name,
         run=layout.make_run(head_id, job_id),
-        grace_s=spec.checkpoint.grace_period_s,
-        hosts=(),
-        pool=tuple(host.name for host in submission.hosts),
-        request=replace(make_request(values, len(submission.hosts)), examines=submission.examines),
+        submitted_at_s=now_s,
         priority=submission.priority,
-        start_s=spec.timeouts.start_s,
-        created_at_s=now_s,
-        since_s=now_s,
-        policy=policy_of(values),
         user=submission.user,
-        forks=forks_ranks(values),
-        engine=queue_of(values),
-    )
+        **submission.values,
+    ).new_job()
+    return replace(job, request=replace(job.request, examines=submission.examines))
 
 
 def add_jobs(store: Store, request: Submit, *, now_s: float) -> Sequence[tuple[Job, Submission]]:
