@@ -207,7 +207,8 @@ class Client:
         return [process["pid"] for process in self.do("processes", tag=tag)["processes"]]
 
     def phase(self, tag: str) -> str | None:
-        return next((a["phase"] for a in self.do("attempts")["attempts"] if a["tag"] == tag), None)
+        found: str | None = self.do("processes", tag=tag)["phase"]
+        return found
 
     def wait_phase(self, tag: str, phase: str) -> None:
         """Wait for that phase. The end is told before the file is written that makes the phase `ended`."""

@@ -55,7 +55,7 @@ def test_a_node_compiles_only_what_it_runs_and_keeps_it(node, python):
     (file,) = node.root.glob("*.code")
     file.write_bytes(file.read_bytes()[:1000])  # cut by a power failure
     again = node.connect(python=python)
-    again.do("attempts")
+    again.phase(TAG)
     assert again.close() == 0 and "ascendrun.node.agent.serve" in kept()
 
 

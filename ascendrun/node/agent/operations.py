@@ -105,7 +105,6 @@ class Operations:
             "files": Operation(simple(self._files), "own", 30),
             "checkpoints": Operation(simple(self._checkpoints), "own", 30),
             "processes": Operation(simple(lambda r: _state().processes(root, r["tag"])), "own", 30),
-            "attempts": Operation(simple(lambda r: _state().listing(root)), "own", 30),
             "copy": Operation(simple(lambda r: {"job": _state().job_copy(root, r["tag"])}), "own", 30),
             "live": Operation(simple(lambda r: dict(node_state(root), boot_id=procs.boot_id())), "own", 30),
             "stacks": Operation(simple(self._stacks), "own", 30),

@@ -42,19 +42,6 @@ def phase(root: str, tag: str) -> str | None:
     return "ended" if ended_in_events(folder) else "lost"
 
 
-def listing(root: str) -> dict[str, Any]:
-    found = []
-    for run in layout.runs_of(root):
-        for attempt in layout.attempts_of(root, run):
-            tag = layout.make_tag(run, attempt)
-            now = phase(root, tag)
-            if now is not None:
-                identity = read_claim(os.path.join(layout.attempt_dir(root, tag), IDENTITY)) or {}
-                pid, boot_id = identity.get("pid"), identity.get("boot_id")
-                found.append({"tag": tag, "phase": now, "supervisor_pid": pid, "boot_id": boot_id})
-    return {"attempts": found}
-
-
 def note_lost(root: str, tag: str) -> bool:
     """Write `supervisor_lost`, once, when the supervisor is gone and the attempt has not ended."""
     folder = layout.attempt_dir(root, tag)
