@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Callable, Union
 
-from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError, ConflictError, PreflightError, Problem, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
@@ -46,7 +45,7 @@ class Operations:
     """Operations on hosts. Use from the controller's thread."""
 
     def __init__(self, links: Connections) -> None:
-        self._links = links
+        self.links = links
         self._running: list[Operation] = []
 
     @property
@@ -60,7 +59,7 @@ class Operations:
     def on_down(self, link: AgentConnection, error: AscendrunError) -> None:
         for operation in tuple(self._running):
             operation.on_down(link, error)
-        self._sweep()
+        self.sweep()
 
     def run(self, operation: Operation) -> None:
         """Run an operation; it calls `sweep_later` after each reply."""
@@ -68,19 +67,16 @@ class Operations:
         operation.start()
 
     def sweep_later(self) -> None:
-        self._links.post(self._sweep)
+        self.links.post(self.sweep)
 
-    def context(self, answer: Answer) -> OperationContext:
-        return OperationContext(self._links, answer, self.sweep_later)
-
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
         self._running = [operation for operation in self._running if not operation.is_done]
         if not any(isinstance(operation, _Exec) for operation in self._running):
-            self._links.start_agents()
+            self.links.start_agents()
 
     def execute(self, request: messages.Exec, answer: Answer) -> None:
         """Run the command on every host; send one reply for each, in order of arrival."""
-        self.run(_Exec(request, OperationContext(self._links, answer, self._sweep)))
+        self.run(_Exec(request, self, answer))
 
     def query_nodes(self, request: messages.Nodes, answer: Answer) -> None:
         """Send the report of every host, or the reason of its absence, in order of arrival."""
@@ -105,12 +101,12 @@ class Operations:
                 used_bytes = None if found.error is not None else found.message.total_bytes
                 reply(replace(message, used_bytes=used_bytes))
 
-            ask(self._links, hosts[report.host], agent.Usage(), deadline_s=USAGE_S, then=used)
+            ask(self.links, hosts[report.host], agent.Usage(), deadline_s=USAGE_S, then=used)
 
         for host in request.hosts:
             query = NodeQuery(
                 [host],
-                self._links,
+                self.links,
                 reported=reported,
                 refused=lambda name, failure: reply(messages.NodeReply(name, refused=failure)),
             )
@@ -120,7 +116,7 @@ class Operations:
         """Send the data of every host for the checks; one reply for each."""
         from ascendrun.head.survey.doctor import SurveyOperation
 
-        self.run(SurveyOperation(request, self._links, answer, ended=self.sweep_later))
+        self.run(SurveyOperation(request, self.links, answer, ended=self.sweep_later))
 
     def sample(self, request: messages.Sample, answer: Answer, ingest: SampleIngest) -> None:
         """Send a new sample of every host; one reply for each, in order of arrival."""
@@ -130,7 +126,7 @@ class Operations:
             if not request.hosts:
                 answer(None, b"", True)
                 return
-        self.run(_Sampling(request, self.context(answer), ingest))
+        self.run(_Sampling(request, self, answer, ingest))
 
     def plan(self, request: messages.Plan, answer: Answer, place: Callable[[Submission], tuple[Host, ...]]) -> None:
         """Send the plan that a submission would get, as `render_plan` shows it. `place` chooses its hosts."""
@@ -156,7 +152,7 @@ class Operations:
                 )
                 answer(PreflightError(what, problems=problems), b"", True)
                 return
-            query_checkpoints(submission.spec, job, hosts, links=self._links, done=reply)
+            query_checkpoints(submission.spec, job, hosts, links=self.links, done=reply)
 
         def reply(listings: Listings) -> None:
             chosen = choose(job, [host.name for host in hosts], listings)
@@ -176,16 +172,7 @@ class Operations:
             problems.append(failure.problem_of(host))
             reply_when_complete()
 
-        self.run(NodeQuery(hosts, self._links, reported=reported, refused=refused))
-
-
-@dataclass(frozen=True)
-class OperationContext:
-    """`ended` runs after every reply."""
-
-    links: Connections
-    answer: Answer
-    ended: Callable[[], None]
+        self.run(NodeQuery(hosts, self.links, reported=reported, refused=refused))
 
 
 class HostOperation:
@@ -195,11 +182,11 @@ class HostOperation:
     CONNECT_TRIES = 2
 
     def __init__(
-        self, hosts: Sequence[Host], context: OperationContext, request: Request[Any], deadline_s: float
+        self, hosts: Sequence[Host], operations: Operations, answer: Answer, request: Request[Any], deadline_s: float
     ) -> None:
-        self._hosts, self._links, self._post = hosts, context.links, context.links.post
+        self._hosts, self._links, self._post = hosts, operations.links, operations.links.post
         self._message, self._deadline_s = request, deadline_s
-        self._answer, self._ended = context.answer, context.ended
+        self._answer, self._ended = answer, operations.sweep_later
         self.waiting: set[str] = {host.name for host in hosts}
 
     @property
@@ -242,9 +229,10 @@ class HostOperation:
 class _Exec(HostOperation):
     """A command on several hosts."""
 
-    def __init__(self, request: messages.Exec, context: OperationContext) -> None:
+    def __init__(self, request: messages.Exec, operations: Operations, answer: Answer) -> None:
         self._exec, self._started_mono = agent.Exec(request.argv, request.timeout_s, EXEC_BYTES), time.monotonic()
-        super().__init__(request.hosts, context, self._exec, request.timeout_s + 30.0)
+        super().__init__(request.hosts, operations, answer, self._exec, request.timeout_s + 30.0)
+        self._ended = operations.sweep
 
     def start(self) -> None:
         for host in self._hosts:
@@ -290,13 +278,13 @@ class RankProcess(HostOperation):
 class _Sampling(HostOperation):
     """A sample of several hosts. Every host gets a reply within timeout_s, `refused` if it took no sample."""
 
-    def __init__(self, request: messages.Sample, context: OperationContext, ingest: SampleIngest) -> None:
+    def __init__(self, request: messages.Sample, operations: Operations, answer: Answer, ingest: SampleIngest) -> None:
         from ascendrun.health.samples.device_samples import sampling_items
 
         self._ingest = ingest
         tool_s = max(0.5, min(TOOL_S, request.timeout_s - MARGIN_S))
         items: list[Mapping[str, Any]] = [{**item, "timeout_s": tool_s} for item in sampling_items(request.device_type)]
-        super().__init__(request.hosts, context, agent.Sample(items, tool_s), request.timeout_s)
+        super().__init__(request.hosts, operations, answer, agent.Sample(items, tool_s), request.timeout_s)
 
     def start(self) -> None:
         late = threading.Timer(self._deadline_s, lambda: self._post(self._give_up))

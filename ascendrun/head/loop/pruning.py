@@ -20,9 +20,10 @@ from ascendrun.core.jobs.job import Job
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.retention import Removal, Retention, Stored, choose_removals
 from ascendrun.head.agents.connections import dialled
-from ascendrun.head.loop.operations import HostOperation, OperationContext
+from ascendrun.head.loop.operations import HostOperation, Operations
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol import control_messages as messages
+from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.collector import allocated_bytes
 from ascendrun.head.state import job_files
@@ -55,7 +56,8 @@ class PruneOperation(HostOperation):
         self,
         request: messages.Prune,
         store: Store,
-        context: OperationContext,
+        operations: Operations,
+        answer: Answer,
         retention: Retention,
         *,
         live: Collection[str],
@@ -68,10 +70,10 @@ class PruneOperation(HostOperation):
         self._jobs = {one.job.id: one.job for one in prunable_jobs(stored, live=live, keep=request.keep)}
         hosts = hosts_of([one for one in stored if one.job.id in self._jobs])
         if hosts_up_only:
-            connected = {dialled(link.host) for link in context.links if link.is_up}  # `get` would start to connect
+            connected = {dialled(link.host) for link in operations.links if link.is_up}  # `get` would start to connect
             hosts = [host for host in hosts if dialled(host) in connected]
         self._is_head_done = False
-        super().__init__(hosts, context, agent.Usage(store.head_id), NODE_S)
+        super().__init__(hosts, operations, answer, agent.Usage(store.head_id), NODE_S)
 
     @property
     def is_done(self) -> bool:
@@ -212,7 +214,8 @@ class RemoveOperation(HostOperation):
         self,
         request: messages.Remove,
         store: Store,
-        context: OperationContext,
+        operations: Operations,
+        answer: Answer,
         outputs: OutputFetcher,
         *,
         live: Collection[str],
@@ -225,7 +228,7 @@ class RemoveOperation(HostOperation):
         self._names = {one.job.pipeline or one.job.id for one in stored}
         self._failed: list[str] = []
         self._is_head_done = False
-        super().__init__(hosts_of(stored), context, agent.Prune(runs, {}, everything=True), NODE_S)
+        super().__init__(hosts_of(stored), operations, answer, agent.Prune(runs, {}, everything=True), NODE_S)
 
     @property
     def is_done(self) -> bool:

@@ -180,8 +180,8 @@ class Requests:
 
     def _stacks(self, request: messages.Stacks, answer: Answer) -> None:
         job = self._store.jobs.find(request.job).job
-        hosts, context = self._running_hosts(job, job.nodes), self._operations.context(answer)
-        self._operations.run(Stacks(hosts, context, agent.Stacks(job.run_id), STACKS_S))
+        hosts = self._running_hosts(job, job.nodes)
+        self._operations.run(Stacks(hosts, self._operations, answer, agent.Stacks(job.run_id), STACKS_S))
 
     def _rank_process(self, request: messages.RankProcess, answer: Answer) -> None:
         job = self._store.jobs.find(request.job).job
@@ -190,7 +190,7 @@ class Requests:
             what = Text("shell.rank-ended", "rank {rank} of {job} has ended", rank=request.rank, job=job.id)
             raise ConflictError(what, hint=f"ascendrun show {job.id}")
         hosts, asked = self._running_hosts(job, nodes), agent.RankProcess(job.run_id, request.rank)
-        self._operations.run(RankProcess(hosts, self._operations.context(answer), asked, PROCESS_S))
+        self._operations.run(RankProcess(hosts, self._operations, answer, asked, PROCESS_S))
 
     def _grep(self, request: messages.Grep, answer: Answer) -> None:
         from ascendrun.head.spool.grep import relay
@@ -213,14 +213,12 @@ class Requests:
         from ascendrun.head.loop.pruning import PruneOperation
 
         live = {runner.job.id for runner in self._jobs}
-        context, retention = self._operations.context(answer), self._context.retention
-        self._operations.run(
-            PruneOperation(request, self._store, context, retention, live=live, hosts_up_only=hosts_up_only)
-        )
+        parts = self._store, self._operations, answer, self._context.retention
+        self._operations.run(PruneOperation(request, *parts, live=live, hosts_up_only=hosts_up_only))
 
     def _remove(self, request: messages.Remove, answer: Answer) -> None:
         from ascendrun.head.loop.pruning import RemoveOperation
 
         live = {runner.job.id for runner in self._jobs}
-        context = self._operations.context(answer)
-        self._operations.run(RemoveOperation(request, self._store, context, self._context.outputs, live=live))
+        parts = self._store, self._operations, answer, self._context.outputs
+        self._operations.run(RemoveOperation(request, *parts, live=live))

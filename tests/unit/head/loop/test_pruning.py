@@ -27,8 +27,9 @@ def prune(world: World, request: messages.Prune, **more: Any) -> tuple[PruneOper
     """An operation, and what its threads post for the controller's thread."""
     posted: list[Any] = []
     world.post = posted.append
-    context = Operations(world.context.links).context(lambda reply, body, is_last: None)
-    return PruneOperation(request, world.store, context, Retention(), live=(), **more), posted
+    operations = Operations(world.context.links)
+    parts = world.store, operations, lambda reply, body, is_last: None, Retention()
+    return PruneOperation(request, *parts, live=(), **more), posted
 
 
 def test_a_tree_stays_for_a_job_that_is_acknowledged_while_old_data_goes(world: World) -> None:
