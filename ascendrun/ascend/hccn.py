@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import field
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from ascendrun.ascend import reading
@@ -131,20 +132,10 @@ class LinkHistory(reading.Answer):
     changes: tuple[LinkChange, ...] | None = None
 
 
-def parse_link(text: str) -> Link:
-    return reading.read_answer(Link, text)
-
-
-def parse_net_health(text: str) -> NetHealth:
-    return reading.read_answer(NetHealth, text)
-
-
-def parse_fec(text: str) -> Fec:
-    return reading.read_answer(Fec, text)
-
-
-def parse_mtu(text: str) -> Mtu:
-    return reading.read_answer(Mtu, text)
+parse_link = partial(reading.read_answer, Link)
+parse_net_health = partial(reading.read_answer, NetHealth)
+parse_fec = partial(reading.read_answer, Fec)
+parse_mtu = partial(reading.read_answer, Mtu)
 
 
 def parse_ip(text: str) -> Address:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from ascendrun.ascend import reading
 from ascendrun.core.dataclass import dataclass
@@ -115,22 +115,6 @@ class HccnConf(reading.Answer):
     ports: Mapping[int, HccnPort] = field(default_factory=dict)
 
 
-def parse_driver(text: str) -> DriverVersion:
-    return _read_file(DriverVersion, text)
-
-
-def parse_firmware(text: str) -> FirmwareVersion:
-    return _read_file(FirmwareVersion, text)
-
-
-def parse_cann(text: str) -> CannVersion:
-    return _read_file(CannVersion, text)
-
-
-def parse_install(text: str) -> DriverInstall:
-    return _read_file(DriverInstall, text)
-
-
 def parse_components(text: str) -> Components:
     errors, settings, unread = _settings(text)
     components = []
@@ -186,6 +170,12 @@ def _read_file(kind: type[reading.A], text: str) -> reading.A:
     block = reading.Block(settings)
     values = block.fill(kind)
     return kind(errors=errors, unparsed=reading.unparsed_of(unread + block.unread), **values)
+
+
+parse_driver = partial(_read_file, DriverVersion)
+parse_firmware = partial(_read_file, FirmwareVersion)
+parse_cann = partial(_read_file, CannVersion)
+parse_install = partial(_read_file, DriverInstall)
 
 
 def _settings(text: str) -> tuple[tuple[reading.ToolError, ...], list[reading.Field], list[str]]:
