@@ -317,8 +317,8 @@ class QuickAckSocket:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._quick_reads = QUICK_READS if hasattr(socket, "TCP_QUICKACK") else 0
-        self.send = sock.send
-        self.settimeout = sock.settimeout
+        self.send, self.close = sock.send, sock.close
+        self.settimeout, self.getpeername = sock.settimeout, sock.getpeername
 
     def recv(self, size: int) -> bytes:
         if self._quick_reads:
@@ -333,16 +333,10 @@ class QuickAckSocket:
         except OSError:
             pass  # not connected any more: no thread waits
 
-    def close(self) -> None:
-        self._sock.close()
-
     @property
     def _closed(self) -> bool:
         """Return whether it is closed; read by paramiko's Transport when it stops."""
         return self._sock.fileno() < 0
-
-    def getpeername(self) -> Any:
-        return self._sock.getpeername()
 
 
 def dial(target: SshTarget, tcp_s: float) -> tuple[QuickAckSocket, str]:

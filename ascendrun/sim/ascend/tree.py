@@ -155,9 +155,7 @@ def _change(root: Path, change: Callable[[list[Fault]], list[Fault]]) -> None:
     home = root / model.HOME
     with open(home / "lock", "a", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        beside = home / f".{model.STATE_FILE}.new"
-        beside.write_text(model.dump_faults(change(model.read_faults(str(home)))))
-        os.replace(beside, home / model.STATE_FILE)
+        _write(home / model.STATE_FILE, model.dump_faults(change(model.read_faults(str(home)))))
 
 
 # --- the files that a driver, a firmware and a CANN leave on a node's disk, as texts by path below the root ---
