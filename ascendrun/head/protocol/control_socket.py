@@ -146,7 +146,7 @@ class _Outgoing:
                 self._waiting.popleft()
 
 
-def _answerer(outgoing: _Outgoing, request_id: Any) -> Answer:
+def _answerer(outgoing: _Outgoing, request_id: object) -> Answer:
     def answer(reply: Message | errors.AscendrunError | None, body: bytes, is_last: bool) -> None:
         if isinstance(reply, errors.AscendrunError):
             header: dict[str, Any] = {"ok": False, "error": reply.to_json()}
