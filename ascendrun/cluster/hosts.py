@@ -12,7 +12,6 @@ from ascendrun.cluster.api import Part
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.hosts import load_hosts, parse_hostfile, select_hosts
 from ascendrun.core.names import expand_names, split_list
-from ascendrun.head.protocol.control_messages import ChangeMachines, Exec, Nodes, Release
 from ascendrun.head.state.user_files import read_hostfile
 from ascendrun.text import Text
 
@@ -79,6 +78,7 @@ class Hosts(Part):
 
         `timeout_s`: of the command on a host, None: the setting.
         """
+        from ascendrun.head.protocol.control_messages import Exec
         from ascendrun.query.host_views import make_exec_result
 
         timeout_s = self._head.settings.exec_timeout_s if timeout_s is None else timeout_s
@@ -93,6 +93,7 @@ class Hosts(Part):
 
         `with_usage`: also the disk use of ascendrun, for which a host reads its directories.
         """
+        from ascendrun.head.protocol.control_messages import Nodes
         from ascendrun.query.host_views import make_host_status
 
         holders, keepers = users_of(self._cluster.jobs.list())
@@ -160,6 +161,8 @@ class Hosts(Part):
 
         Raises NotFoundError if it is not held, ConflictError while it responds and shows processes.
         """
+        from ascendrun.head.protocol.control_messages import Release
+
         self._head.request(Release(host, getpass.getuser()), timeout_s=RELEASE_S, repeat=True)
 
     def scan_keys(self, hosts: HostSelection = None) -> Iterator[HostKeyScan]:
@@ -175,6 +178,8 @@ class Hosts(Part):
         record_scans(self._head.settings, scans, replaces=replaces)
 
     def _change_machines(self, change: str, hosts: HostSelection, **values: Any) -> tuple[Host, ...]:
+        from ascendrun.head.protocol.control_messages import ChangeMachines
+
         chosen = self.known(hosts) if isinstance(hosts, str) else self.select(hosts)
         request = ChangeMachines(chosen, change, getpass.getuser(), **values)
         self._head.request(request, timeout_s=RELEASE_S, repeat=True)

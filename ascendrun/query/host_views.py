@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.hosts import Host, load_hosts
-from ascendrun.core.machines import Closure, Hold, Machine, MachineRecord, MachineState, address_of, machine_id
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
+    from ascendrun.core.machines import Closure, Hold, Machine, MachineRecord, MachineState
     from ascendrun.head.protocol.control_messages import ExecReply, NodeReply
     from ascendrun.head.state.job_table import StoredJob
     from ascendrun.health.survey.check_context import CheckContext
@@ -86,6 +86,8 @@ def make_machine_views(
 ) -> tuple[MachineView, ...]:
     """Make the views of all machines. `held`: those that no job may use; `jobs`: all, also
     those that have ended: their hosts are known."""
+    from ascendrun.core.machines import MachineRecord, address_of
+
     users: dict[str, list[str]] = {}
     keepers: dict[str, list[str]] = {}
     for stored in jobs:
@@ -116,6 +118,8 @@ def _machine_view(
     keepers: Mapping[str, Sequence[str]],
     now_s: float,
 ) -> MachineView:
+    from ascendrun.core.machines import MachineState
+
     used = [job for address in record.addresses for job in users.get(address, ())]
     kept = [job for address in record.addresses for job in keepers.get(address, ())]
     holds = [hold for one in held if one.key == record.key or one.addresses & record.addresses for hold in one.holds]
@@ -204,6 +208,8 @@ def make_host_status(
 ) -> HostStatus:
     """Make the status of one host's reply to `nodes`. `holders`: the job that uses each host; `machines`: held;
     `records`: all that are known."""
+    from ascendrun.core.machines import address_of, machine_id
+
     report, failure = reply.report, reply.refused
     key = report.machine_key if report else None
     holds = tuple(hold for machine in machines if machine.is_at(host, key) for hold in machine.holds)
