@@ -60,8 +60,11 @@ def test_a_process_in_state_d_holds_its_host_until_it_is_gone(scene: Scene) -> N
     scene.ascendrun("release", "node2", code=7)
     data.heal()
     scene.await_state(later, "SUCCEEDED")
-    gone = lambda: "leftovers-gone" in [event["code"] for event in scene.show(job)["events"]]  # noqa: E731
-    await_that(gone, "the supervisor records that they are gone")
+
+    def is_gone() -> bool:
+        return "leftovers-gone" in [event["code"] for event in scene.show(job)["events"]]
+
+    await_that(is_gone, "the supervisor records that they are gone")
 
 
 def test_an_unreachable_host_is_released_by_the_word_of_a_person(scene: Scene) -> None:

@@ -379,14 +379,15 @@ def _behind(edges: Edges, *names: str) -> Candidate | None:
 def blame_lagging(edges: Edges) -> Candidate | None:
     """Blame the few ranks that were steps behind, or had no output for long, when the others timed out."""
     ranks = [one.rank for one in edges.timelines]
-    steps = {rank.rank: float(rank.last_step) for rank in ranks if rank.last_step is not None}
-    quiet_s = {rank.rank: rank.last_output_s for rank in ranks if rank.last_output_s is not None}
+    steps = {rank.rank: rank.last_step for rank in ranks if rank.last_step is not None}
+    quiet_s: dict[int, float] = {rank.rank: rank.last_output_s for rank in ranks if rank.last_output_s is not None}
     for numbers, by, strength, caveats in ((steps, 1.0, 50, "by-rule"), (quiet_s, LAGGING_S, 45, "by-rule clocks")):
         if edges.suffering and len(numbers) > 2 and len(numbers) == len(ranks):
             middle = sorted(numbers.values())[len(numbers) // 2]
             late = [rank for rank, number in numbers.items() if middle - number > by]
             if late and 4 * len(late) <= len(numbers):
-                return edges.make("lagging", strength, late, edges.waits, caveats=caveats)
+                shown = {"step": str(min(steps.values())), "others": str(middle)} if numbers is steps else None
+                return edges.make("lagging", strength, late, edges.waits, caveats=caveats, values=shown)
     return None
 
 

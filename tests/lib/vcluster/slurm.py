@@ -118,7 +118,10 @@ def stop_controller(cluster: Machines) -> None:
     for process in cluster.processes(HEAD):
         if _is_daemon(process, ("slurmctld",)):
             cluster.head_run(["kill", str(process.inner_pid)], cwd="/", check=True)
-    await_true(lambda: not any(_is_daemon(one, ("slurmctld",)) for one in cluster.processes(HEAD)), deadline_s=10.0)
+    if not await_true(
+        lambda: not any(_is_daemon(one, ("slurmctld",)) for one in cluster.processes(HEAD)), deadline_s=10.0
+    ):
+        raise OSError("slurmctld has not ended 10 s after its SIGTERM")
 
 
 def allocations(cluster: Machines) -> list[str]:

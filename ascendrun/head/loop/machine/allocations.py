@@ -178,6 +178,8 @@ class Allocations:
         )
         self._due[engine] = time.monotonic() + (SOON_S if is_eager and silence is None else INTERVAL_S)
         self._note_silence(engine, runners, silence)
+        if silence is not None:
+            self._missing_since.clear()  # the answers before and after it are not one time without the allocation
         for runner in runners if silence is None else ():
             key = str(runner.job.allocation)
             if key in refused:
@@ -203,6 +205,7 @@ class Allocations:
         elif state is not None:
             self._ends.pop(key, None)
             self._ending.discard(key)
+            self._missing_since.pop(key, None)
             gone = allocated.AllocationGone(state.cause, state.reason, state.hosts, is_ours=is_ours)
             self._jobs.feed(job.id, gone)
             for host in [host for host in runner.hosts if host.name in job.pool]:

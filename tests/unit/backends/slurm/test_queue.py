@@ -53,8 +53,10 @@ def test_each_end_has_its_cause(name: str, cause: str) -> None:
 
 def test_a_running_job_has_its_hosts_with_their_devices() -> None:
     gres = ["npu:910b:2(IDX:0-1)", "npu:910b:3(IDX:2,5-6)", "npu:910b:1(IDX:7)"]
-    state = state_of(job("RUNNING", nodes="a[01-02],b7", gres_detail=gres, end_time={"set": True, "number": 9}))
-    assert isinstance(state, Granted) and state.ends_at_s == 9.0
+    state = state_of(
+        job("RUNNING", nodes="a[01-02],b7", gres_detail=gres, start_time=2, end_time={"set": True, "number": 9})
+    )
+    assert isinstance(state, Granted) and (state.ends_at_s, state.length_s) == (9.0, 7.0)
     assert [(h.name, h.devices, h.allocation) for h in state.hosts] == [
         ("a01", (0, 1), "7"),
         ("a02", (2, 5, 6), "7"),
