@@ -10,6 +10,7 @@ import torch
 from ascendrun.lightning.package import IS_OLD, part
 from ascendrun.programs.devices.accelerator import Accelerator, Precision, choose_family, choose_precision, make_scaler
 from ascendrun.programs.errors import InvalidDataError
+from ascendrun.text import listed
 
 Base: Any = part("accelerators.Accelerator")
 NAME = "npu"
@@ -21,12 +22,7 @@ class NPUAccelerator(Base):  # type: ignore[misc]
     def setup_device(self, device: torch.device) -> None:
         """Make the device current. Raises InvalidDataError for a device of another type."""
         if device.type != NAME:
-            raise InvalidDataError(
-                "lightning.not-an-npu",
-                "accelerator npu: expected a device npu:N, got {device}\n"
-                "hint: pass strategy= of ascendrun.lightning.settings()",
-                device=str(device),
-            )
+            raise InvalidDataError(listed("lightning.not-an-npu", device=str(device)))
         npu().set_device(device)
 
     def get_device_stats(self, device: Any) -> dict[str, Any]:
@@ -46,13 +42,7 @@ class NPUAccelerator(Base):  # type: ignore[misc]
             devices = list(range(count if devices == -1 else devices))
         missing = [index for index in devices if not 0 <= index < count]
         if missing or not devices:
-            raise InvalidDataError(
-                "lightning.no-such-npu",
-                "devices {given}: not found; this process sees {count:plural NPU NPUs}\n"
-                "hint: lower devices, or run `ascendrun doctor`",
-                given=missing,
-                count=count,
-            )
+            raise InvalidDataError(listed("lightning.no-such-npu", given=missing, count=count))
         return devices
 
     @staticmethod
@@ -113,12 +103,7 @@ def choose(name: str | int, accelerator: Accelerator) -> Precision:
     """Choose the dtype of a device. auto: bfloat16 where the chip supports it, else float16 with loss scaling; float32
     on a CPU. Raises InvalidDataError for an unknown name, and for a dtype that the chip does not support."""
     if str(name) not in NAMES:
-        raise InvalidDataError(
-            "lightning.unknown-precision",
-            "unknown precision {name:quote}\nhint: known names: {names}",
-            name=str(name),
-            names=list(NAMES),
-        )
+        raise InvalidDataError(listed("lightning.unknown-precision", name=str(name), names=list(NAMES)))
     return choose_precision(NAMES[str(name)], accelerator)
 
 

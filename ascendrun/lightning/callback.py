@@ -19,7 +19,7 @@ from ascendrun.programs.trainer import checkpoint, runtime
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.saver import Saved, Saver
 from ascendrun.programs.trainer.task import CannotResumeError, SaveError
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 CheckpointIO: Any = part("plugins.io.TorchCheckpointIO")
 PLAIN: tuple[Any, ...] = (bool, int, float, str, bytes)
@@ -80,11 +80,7 @@ class StepCheckpoints(CheckpointIO):  # type: ignore[misc]
             return dict(super().load_checkpoint(path, *arguments, **options))
         found = self.saver.find()
         if found is None or "lightning" not in found.common:
-            raise CannotResumeError(
-                "lightning.no-checkpoint",
-                "{directory}: no complete checkpoint of Lightning found\nhint: use another checkpoint directory",
-                directory=self.directory,
-            )
+            raise CannotResumeError(listed("lightning.no-checkpoint", directory=self.directory))
         self.saver.origin = int(found.common["lightning"]["global_step"]), str(found.facts.get("save", ""))
         return dict(found.common["lightning"])
 
@@ -123,15 +119,7 @@ def plain(value: Any, place: str, problems: list[Text]) -> Any:
         return tuple(items) if isinstance(value, tuple) else items
     if isinstance(value, np.ndarray) and value.dtype != object:
         return torch.from_numpy(value.copy())
-    problems.append(
-        Text(
-            "lightning.not-plain",
-            "{place}: a value of type {type} cannot be saved\n"
-            "hint: keep numbers, strings, tensors, lists and dictionaries there",
-            place=place.lstrip("/"),
-            type=type(value).__name__,
-        )
-    )
+    problems.append(listed("lightning.not-plain", place=place.lstrip("/"), type=type(value).__name__))
     return None
 
 
@@ -197,7 +185,7 @@ class Supervision(client.Callback, Base):  # type: ignore[misc]
         if stops:
             self._finish(trainer)
             self.stopped_at = self.seen_step
-            here.log("lightning.stopped", "stopped at step {step}: saved", step=self.seen_step)
+            here.log(listed("lightning.stopped", step=self.seen_step))
             raise SystemExit(0)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

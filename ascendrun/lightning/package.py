@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ascendrun.programs.errors import ProgramError
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 PACKAGES = {"pytorch_lightning": "lightning_fabric", "lightning.pytorch": "lightning.fabric"}
 """Names of Lightning, each with the lower package that has its environments and checkpoint plugins."""
@@ -28,14 +28,14 @@ class Versions:
     reason: Text | None = None
 
 
-OLDER = Text("lightning.older", "its strategies and plugins have other interfaces")
-BETWEEN = Text("lightning.between", "it renamed the plugins more than once, and was not tested")
+OLDER = listed("lightning.older")
+BETWEEN = listed("lightning.between")
 TABLE = (
     Versions((0,), (1, 9, 5), OLDER),
     Versions((1, 9, 5), (1, 10)),
     Versions((1, 10), (2, 2), BETWEEN),
     Versions((2, 2), (3,)),
-    Versions((3,), None, Text("lightning.newer", "it is newer than the versions that were tested")),
+    Versions((3,), None, listed("lightning.newer")),
 )
 """All versions. docs/lightning.md names those that the tests ran with."""
 
@@ -63,9 +63,7 @@ def find() -> str:
         for name in PACKAGES:
             if is_there(name):
                 return name
-    raise UnsupportedLightningError(
-        "lightning.missing", "Lightning is not installed\nhint: pip install pytorch-lightning, or lightning"
-    )
+    raise UnsupportedLightningError(listed("lightning.missing"))
 
 
 def is_installed(name: str) -> bool:
@@ -82,11 +80,7 @@ def load() -> tuple[Any, Any]:
     reason = reason_against(package.__version__)
     if reason is not None:
         raise UnsupportedLightningError(
-            "lightning.version",
-            "{package} {version} is not supported: {reason}\nhint: install 1.9.5, or 2.2 or newer",
-            package=name,
-            version=package.__version__,
-            reason=reason,
+            listed("lightning.version", package=name, version=package.__version__, reason=reason)
         )
     return package, importlib.import_module(PACKAGES[name])
 

@@ -16,7 +16,7 @@ from ascendrun.lightning.strategies import DDP, FSDP, OneDevice
 from ascendrun.programs.devices.accelerator import Precision, choose_family, open_accelerator
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer import checkpoint
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 Base: Any = part("plugins.environments.ClusterEnvironment")
 NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
@@ -39,21 +39,15 @@ class LaunchedEnvironment(Base):  # type: ignore[misc]
         """Raise InvalidDataError with all variables that are missing, or not numbers, or contradict each other."""
         own = self.environ
         wanted = [*NUMBERS, "MASTER_ADDR"] if own.get("WORLD_SIZE") != "1" else ["RANK", "WORLD_SIZE"]
-        problems = [
-            Text("lightning.variable-missing", "{name} is not set", name=name) for name in wanted if not own.get(name)
-        ]
+        problems = [listed("lightning.variable-missing", name=name) for name in wanted if not own.get(name)]
         problems += [
-            Text(
-                "lightning.variable-number", "{name}: expected a number, got {value:quote}", name=name, value=own[name]
-            )
+            listed("lightning.variable-number", name=name, value=own[name])
             for name in NUMBERS
             if own.get(name) and not own[name].isdigit()
         ]
         if not problems and self.global_rank() >= self.world_size():
             rank, world = self.global_rank(), self.world_size()
-            problems.append(
-                Text("lightning.rank-range", "RANK {rank} must be below WORLD_SIZE {world}", rank=rank, world=world)
-            )
+            problems.append(listed("lightning.rank-range", rank=rank, world=world))
         if problems:
             raise InvalidDataError.of(problems)
 
@@ -155,41 +149,18 @@ def settings(
 
 def refuse_scaling(chosen: Precision) -> None:
     if chosen.scales:
-        raise InvalidDataError(
-            "lightning.fsdp-scaling",
-            "fsdp has no loss scaling, and {reason}\nhint: use ddp, or another precision",
-            reason=chosen.reason,
-        )
+        raise InvalidDataError(listed("lightning.fsdp-scaling", reason=chosen.reason))
 
 
 def refuse(strategy: str, devices: int | str, here: int | str) -> None:
     """Raise InvalidDataError with all problems of the arguments."""
     problems: list[Text | str] = []
     if strategy not in STRATEGIES:
-        problems.append(
-            Text(
-                "lightning.unknown-strategy",
-                "unknown strategy {name:quote}\nhint: known strategies: {names}",
-                name=strategy,
-                names=list(STRATEGIES),
-            )
-        )
+        problems.append(listed("lightning.unknown-strategy", name=strategy, names=list(STRATEGIES)))
     if devices != "auto" and not (isinstance(devices, int) and devices > 0):
-        problems.append(
-            Text(
-                "lightning.devices", "devices: expected a number above 0 or auto, got {value:quote}", value=str(devices)
-            )
-        )
+        problems.append(listed("lightning.devices", value=str(devices)))
     elif devices not in ("auto", here):
-        problems.append(
-            Text(
-                "lightning.other-devices",
-                "devices is {given}, but the launcher started {here:plural rank ranks} on this host\n"
-                "hint: set devices.per_node in the job file, and remove devices from settings()",
-                given=devices,
-                here=here,
-            )
-        )
+        problems.append(listed("lightning.other-devices", given=devices, here=here))
     if problems:
         raise InvalidDataError.of(problems)
 
@@ -209,7 +180,7 @@ def resume(checkpoint_dir: str | Path = "checkpoints") -> str | None:
     if "ASCENDRUN_JOB_ID" in os.environ:
         step = os.environ.get("ASCENDRUN_RESUME_STEP", "")
         return str(parent / checkpoint.folder_name("step", int(step))) if step.isdigit() else None
-    for _, path in checkpoint.listed(parent, "step"):
+    for _, path in checkpoint.directories(parent, "step"):
         problem = checkpoint.fault(path)
         if problem is None:
             return str(path)
@@ -234,9 +205,5 @@ def steps_of(trainer: Any, *, samples: int | None = None, batch_size: int | None
     else:
         steps = trainer.estimated_stepping_batches
     if not math.isfinite(steps) or steps < 1:
-        raise InvalidDataError(
-            "lightning.no-steps",
-            "the number of steps is unknown: the data has no length\n"
-            "hint: pass samples= and batch_size= to steps_of, or max_steps= to the Trainer",
-        )
+        raise InvalidDataError(listed("lightning.no-steps"))
     return int(steps)

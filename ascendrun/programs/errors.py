@@ -7,23 +7,23 @@ import tempfile
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 SHOWN_CHARACTERS = 200
 SHOWN_PROBLEMS = 8
 FIXES = {
-    errno.ENOSPC: Text("program.no-space", "free space there, or choose another directory"),
-    errno.EDQUOT: Text("program.quota", "free space in the quota, or choose another directory"),
-    errno.EROFS: Text("program.read-only", "choose another directory"),
-    errno.EACCES: Text("program.no-access", "allow the user of the job to write there, or choose another directory"),
-    errno.EPERM: Text("program.no-permission", "allow the user of the job to write there, or choose another directory"),
-    errno.ENOTDIR: Text("program.not-a-directory", "expected a directory, found a file; remove it, or choose another"),
-    errno.EEXIST: Text("program.file-exists", "expected a directory, found a file; remove it, or choose another"),
-    errno.EISDIR: Text("program.is-a-directory", "expected a file, found a directory; remove it, or choose another"),
-    errno.EADDRINUSE: Text("program.address-in-use", "another process listens there; stop it, or choose another port"),
-    errno.EADDRNOTAVAIL: Text("program.address-unknown", "not an address of this machine; choose another one"),
+    errno.ENOSPC: listed("program.no-space"),
+    errno.EDQUOT: listed("program.quota"),
+    errno.EROFS: listed("program.read-only"),
+    errno.EACCES: listed("program.no-access"),
+    errno.EPERM: listed("program.no-permission"),
+    errno.ENOTDIR: listed("program.not-a-directory"),
+    errno.EEXIST: listed("program.file-exists"),
+    errno.EISDIR: listed("program.is-a-directory"),
+    errno.EADDRINUSE: listed("program.address-in-use"),
+    errno.EADDRNOTAVAIL: listed("program.address-unknown"),
 }
 
 
@@ -31,19 +31,13 @@ Error = TypeVar("Error", bound="ProgramError")
 
 
 class ProgramError(Exception):
-    """An error with a sufficient message: `runtime.run` prints it without a traceback.
-
-    Constructed from a message, or from the arguments of a Text.
-    """
-
-    def __init__(self, message: Text | str, english: str = "", /, **values: Any) -> None:
-        super().__init__(Text(str(message), english, **values) if english else message)
+    """An error with a sufficient message: `runtime.run` prints it without a traceback."""
 
     @classmethod
     def of(cls: type[Error], problems: Sequence[Text | str], *, most: int = SHOWN_PROBLEMS) -> Error:
         """Return an error of several problems, one per line: the first of them, and the number of the others."""
         more = len(problems) - most
-        lines = [*problems[:most], *([Text("program.more", "… and {n} more", n=more)] if more > 0 else [])]
+        lines = [*problems[:most], *([listed("program.more", n=more)] if more > 0 else [])]
         return cls("\n".join(map(str, lines)))
 
 
@@ -60,7 +54,7 @@ def in_words(error: BaseException | None) -> str | None:
     while error is not None:
         if isinstance(error, OSError) and error.errno in FIXES:
             where = f"{error.filename}: " if error.filename is not None else ""
-            hint = Text("program.hint", "hint: {hint}", hint=FIXES[error.errno])
+            hint = listed("program.hint", hint=FIXES[error.errno])
             return f"{where}{error.strerror}\n{hint}"
         error = error.__context__ if isinstance(error, RuntimeError) else None
     return None
@@ -74,11 +68,7 @@ def in_a_line(error: BaseException) -> str:
 def check_given(data_path: str, form: Text) -> None:
     """Raise InvalidDataError where no data is named: generated data must be asked for. `form`: what is expected."""
     if not data_path:
-        raise InvalidDataError(
-            "program.no-data-path",
-            "--data_path is required: {form}\nhint: set --data_path=generated for generated data, to try the program",
-            form=form,
-        )
+        raise InvalidDataError(listed("program.no-data-path", form=form))
 
 
 def check_writable(folder: Path) -> None:

@@ -6,8 +6,9 @@ A `Text` is transmitted and stored as data. `str()` renders it for output, in th
 (`use_language`). The English template is the source. zh.json has the Chinese templates by key; a key that is
 missing there is rendered in English. tests/docs checks that no key is missing.
 
-Findings, diagnoses, events, reasons of jobs, problems of plans and messages of nodes are known by a code: en.json has
-their English by key, and `listed` makes their texts. Tables of other files (signatures) keep their English in the row.
+Findings, diagnoses, events, reasons of jobs, problems of plans and messages of nodes are known by a code, and programs
+print many: en.json has their English by key, and `listed` makes their texts. Tables of other files (signatures) keep
+their English in the row.
 A program of ascendrun has the texts that only it uses in en.json and zh.json of its own directory.
 Standard library only: programs on nodes use this package too.
 """

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ascendrun"
-TAKES_TEXT = re.compile(
-    r"Text\(|fault\(|\w+Error(\.of)?\(|(here|self\.here|runtime)\.log\(|(self\._)?ctx\.say\(|self\._explain\("
-)
+TAKES_TEXT = re.compile(r"Text\(|listed\(|fault\(|\w+Error(\.of)?\(|(self\._)?ctx\.say\(|self\._explain\(")
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
 
@@ -36,10 +34,12 @@ def fields(template: str) -> frozenset[str]:
 
 
 def inline() -> Iterator[Message]:
-    """Every call of `Text("key", "English")` in the package, and of errors, `log` and `say` that take the same.
+    """Every call of `Text("key", "English")` in the package, of errors and `say` that take the same, and of
+    `listed("key")`. Raises KeyError for one that is in no en.json.
 
     `Error.of` and `fault` take the English of its hint, too.
     """
+    english_by_key = _once([row for path in files_of("en") for row in templates(path).items()])
     for path in sorted(PACKAGE.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         if not TAKES_TEXT.search(source):
@@ -47,13 +47,16 @@ def inline() -> Iterator[Message]:
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Call) and TAKES_TEXT.fullmatch(f"{ast.unparse(node.func)}("):
                 place = f"{path.relative_to(PACKAGE.parent)}:{node.lineno}"
-                if not all(isinstance(argument, ast.Constant) for argument in node.args[:2]) or len(node.args) < 2:
-                    continue  # a table's row, or a copy of another text: its key is checked where it is written
-                key, english = (argument.value for argument in node.args[:2])  # type: ignore[attr-defined]
-                if "." not in str(key):
-                    continue  # the code of an error on a node
                 names = [keyword.arg for keyword in node.keywords]
                 values = None if None in names else frozenset(filter(None, names))
+                words = [argument.value for argument in node.args[:2] if isinstance(argument, ast.Constant)]
+                if ast.unparse(node.func) == "listed" and words:
+                    yield Message(words[0], english_by_key[words[0]], values, place)
+                if len(words) < 2:
+                    continue  # a table's row, or a copy of another text: its key is checked where it is written
+                key, english = words
+                if "." not in str(key):
+                    continue  # the code of an error on a node
                 yield Message(key, english, values, place)
                 hint = (
                     node.args[2] if ast.unparse(node.func).endswith((".of", "fault")) and len(node.args) > 2 else None

@@ -12,7 +12,7 @@ import pytest
 
 from ascendrun.cli.app import COMMANDS
 from ascendrun.text import Text, use_language
-from tests.docs.catalogue import CHINESE, chinese, fields, files_of, inline, tables, templates
+from tests.docs.catalogue import CHINESE, PACKAGE, chinese, fields, files_of, inline, tables, templates
 
 SAME_IN_CHINESE = frozenset(
     """
@@ -82,6 +82,13 @@ def test_punctuation_in_chinese_sentences_is_full_width() -> None:
 def test_chinese_messages_do_not_plead() -> None:
     """Hints are imperative: "please" is for the docs (docs/style.md)."""
     assert {key: text for key, text in chinese().items() if re.search("请(?!求)", text.replace("申请", ""))} == {}
+
+
+def test_every_message_of_a_program_is_printed_by_some_code() -> None:
+    code = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    named = set(re.findall(r"""["']([\w.-]+)["']""", code))
+    keys = [key for key in templates(files_of("en")[0]) if key.startswith(("program.", "lightning."))]
+    assert [key for key in keys if key not in named and key.partition(".")[2] not in named] == []
 
 
 def test_examples_of_help_are_the_same_commands_in_chinese() -> None:

@@ -23,7 +23,7 @@ STATE = {"weights": torch.arange(1000.0), "step": 3, "history": [{"a": 1.5}]}
 def test_what_is_saved_is_loaded_and_the_newest_wins(tmp_path):
     checkpoint.save(tmp_path, "step", 2, {"step": 2})
     checkpoint.save(tmp_path, "step", 10, STATE)
-    (_, newest), (_, older) = checkpoint.listed(tmp_path, "step")
+    (_, newest), (_, older) = checkpoint.directories(tmp_path, "step")
     assert (newest.name, older.name) == ("step-00000010", "step-00000002")
     loaded = checkpoint.load(newest)
     assert torch.equal(loaded["weights"], STATE["weights"]) and loaded["history"] == STATE["history"]
@@ -64,7 +64,7 @@ def test_a_writer_killed_at_any_moment_leaves_the_older_checkpoint_or_a_whole_ne
         time.sleep(delay_s)  # the moment of the kill is the point of this test
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        faults = [checkpoint.fault(folder) for _, folder in checkpoint.listed(tmp_path, "step")]
+        faults = [checkpoint.fault(folder) for _, folder in checkpoint.directories(tmp_path, "step")]
         assert faults and set(faults) == {None}
     checkpoint.clear_leftovers(tmp_path)
     assert not list(tmp_path.glob(".*"))
@@ -123,7 +123,7 @@ def test_leftovers_that_their_owners_remove_meanwhile_are_no_trouble(tmp_path):
 
 
 def test_no_folder_means_no_checkpoint(tmp_path):
-    assert checkpoint.listed(tmp_path / "absent", "step") == []
+    assert checkpoint.directories(tmp_path / "absent", "step") == []
 
 
 # --- files that are whole or not there ---

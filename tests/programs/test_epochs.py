@@ -42,7 +42,7 @@ def test_names_of_releases_without_epochs_are_epoch_0_and_are_loaded(tmp_path):
     assert checkpoint.newest_epoch(tmp_path) == 0
     checkpoint.save(tmp_path, "step", 4, STATE, claim=claimed(tmp_path, 1))
     checkpoint.save(tmp_path, "step", 2, STATE, claim=Claim(tmp_path, 1, "token-1"))
-    folders = [folder.name for _, folder in checkpoint.listed(tmp_path, "step")]
+    folders = [folder.name for _, folder in checkpoint.directories(tmp_path, "step")]
     assert folders == ["step-00000004-e0001", "step-00000004", "step-00000002-e0001"]
 
 
@@ -74,7 +74,7 @@ def test_a_successor_at_any_moment_of_a_save_keeps_all_that_it_has(tmp_path, mom
             checkpoint.commit(fresh, "step", 12, parts, facts={}, claim=old)
     assert {"step-00000006-e0001", "step-00000008-e0001"} <= set(names(tmp_path))
     assert (tmp_path / ".step-00000010-e0001.x.tmp").is_dir()
-    assert all(checkpoint.fault(folder) is None for _, folder in checkpoint.listed(tmp_path, "step"))
+    assert all(checkpoint.fault(folder) is None for _, folder in checkpoint.directories(tmp_path, "step"))
 
 
 def test_what_a_frozen_writer_names_after_its_successor_began_is_never_loaded_and_pruned(tmp_path):

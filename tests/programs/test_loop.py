@@ -78,7 +78,7 @@ def test_one_optimizer_serves_all_epochs_at_the_rate_that_is_told(straight):
     """S3-B2: optimizer and schedule began anew with every epoch. S3-B3: another schedule set rates of its own."""
     run = straight("ddp")
     told = [line["learning_rate"] for line in run.metrics() if "learning_rate" in line]
-    kept = checkpoint.load(checkpoint.listed(run.folder / "ckpt", "step")[0][1])
+    kept = checkpoint.load(checkpoint.directories(run.folder / "ckpt", "step")[0][1])
     assert len(told) == 30 and set(kept["counts"].values()) == {30}
     assert told[:3] == pytest.approx([0.01 / 3, 0.02 / 3, 0.01]) and told[3:] == sorted(told[3:], reverse=True)
 

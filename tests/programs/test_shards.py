@@ -159,9 +159,9 @@ def test_a_further_rank_holds_a_tenth_of_the_tokens_at_most(tmp_path):
 
 
 def test_what_is_in_a_cache_is_listed_with_its_size_and_age(tmp_path):
-    assert shards.listed(tmp_path / "absent", now_s=0.0) == []
+    assert shards.directories(tmp_path / "absent", now_s=0.0) == []
     open_(tmp_path / "cache" / "key", tmp_path)
-    (held,) = shards.listed(tmp_path / "cache", now_s=time.time() + 60)
+    (held,) = shards.directories(tmp_path / "cache", now_s=time.time() + 60)
     assert (held.key, held.rows) == ("key", COUNT) and held.bytes > COUNT and 59 < held.age_s < 600
 
 

@@ -22,7 +22,7 @@ from ascendrun.programs.trajectory.store import load_trained
 
 
 def last_state(folder: Path) -> dict[str, Any]:
-    _, newest = checkpoint.listed(folder / "ckpt", "step")[0]
+    _, newest = checkpoint.directories(folder / "ckpt", "step")[0]
     assert checkpoint.fault(newest) is None
     state = checkpoint.load(newest)
     pieces = {key.partition("model/")[2]: piece for key, piece in state["pieces"].items() if key.startswith("model/")}
@@ -184,7 +184,7 @@ def test_a_torn_checkpoint_is_skipped_and_the_result_stays_the_same_to_the_bit(s
     options = ("--num_train_epochs=30", "--eval_steps=45", "--save_steps=4", "--save_total_limit=3")
     straight = start(*options, ranks=2, name="straight").succeed()
     first = start(*options, ranks=2, name="torn", stop=(0, 20)).succeed()
-    _, newest = checkpoint.listed(first.folder / "ckpt", "step")[0]
+    _, newest = checkpoint.directories(first.folder / "ckpt", "step")[0]
     state = newest / checkpoint.COMMON
     os.truncate(state, state.stat().st_size // 2)
     second = start(*options, ranks=2, name="torn").succeed()
@@ -199,7 +199,7 @@ def test_ranks_without_the_checkpoint_folder_get_the_state_from_rank_0_and_keep_
     first = start(*options, ranks=2, name="local", stop=(1, 3)).succeed()
     empty = first.folder / "empty"
     second = start(*options, ranks=2, name="local", rank_env={1: {"ASCENDRUN_CHECKPOINT_DIR": str(empty)}}).succeed()
-    kept = [checkpoint.listed(each, "step")[0] for each in (first.folder / "ckpt", empty)]
+    kept = [checkpoint.directories(each, "step")[0] for each in (first.folder / "ckpt", empty)]
     assert kept[0][0] == kept[1][0] and checkpoint.fault(kept[1][1]) is None
     assert_same_bits(last_state(straight.folder), last_state(second.folder))
 

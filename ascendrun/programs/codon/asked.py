@@ -57,46 +57,32 @@ def read_ambiguity(text: str, *, seed: int = 0) -> tuple[Ambiguity, list[Text]]:
     pairs = dict(pair.strip().upper().partition("=")[::2] for pair in text.split(","))
     if all(letter in AMBIGUOUS and to in AMINO_ACIDS for letter, to in pairs.items()):
         return Ambiguity(table=pairs), []
-    problem = Text(
-        "program.codon-ambiguous-option",
-        "ambiguous: {got:quote} (expected error, deterministic, random, or a table such as X=A,B=N)",
-        got=text,
-    )
+    problem = listed("program.codon-ambiguous-option", got=text)
     return Ambiguity(), [problem]
 
 
 def problems_of(count: int, odd: Odd, ambiguity: Ambiguity, *, most: int = v.MAX_RESIDUES) -> list[Text]:
     """Return all problems of a protein. `count`: its residues with the stop; `most`: of those that the model reads."""
     if count <= 1:
-        return [Text("program.codon-no-protein", "the protein is empty")]
+        return [listed("program.codon-no-protein")]
     unknown = {letter: each for letter, each in odd.items() if letter != v.STOP and not ambiguity.replaces(letter)}
     problems = []
     if unknown:
         places = sorted((at, letter) for letter, (_, first) in unknown.items() for at in first)
         problems.append(
-            Text(
+            listed(
                 "program.codon-residues",
-                "{count:plural letter letters} other than the 20 amino acids: {places}",
                 count=sum(number for number, _ in unknown.values()),
                 places=[f"{letter}{at}" for at, letter in places[:SHOWN_PLACES]],
             )
         )
     if AMBIGUOUS.keys() & unknown.keys():
-        problems.append(
-            Text(
-                "program.codon-ambiguous",
-                "ambiguous residues; set ambiguous to deterministic, random, or a table such as X=A",
-            )
-        )
+        problems.append(listed("program.codon-ambiguous"))
     if v.STOP in odd:
         stops = list(odd[v.STOP][1])
-        problems.append(Text("program.codon-inner-stops", "a stop before the end, at {places}", places=stops))
+        problems.append(listed("program.codon-inner-stops", places=stops))
     if count > most:
-        problems.append(
-            Text(
-                "program.codon-long", "{count} residues with the stop (expected at most {most})", count=count, most=most
-            )
-        )
+        problems.append(listed("program.codon-long", count=count, most=most))
     return problems
 
 
@@ -120,16 +106,9 @@ def read_asked(options: Mapping[str, Any]) -> tuple[Asked, list[Text]]:
     ambiguity, wrong = read_ambiguity(options["ambiguous"], seed=options["seed"])
     count = options["num_sequences"]
     if options["deterministic"] and count > 1:
-        wrong.append(Text("program.codon-several", "num_sequences: {count} requires deterministic: false", count=count))
+        wrong.append(listed("program.codon-several", count=count))
     if Path(options["output"]).suffix not in ENDINGS:
-        wrong.append(
-            Text(
-                "program.codon-output",
-                "output: {got:quote} (expected a name that ends in {forms})",
-                got=options["output"],
-                forms=list(ENDINGS),
-            )
-        )
+        wrong.append(listed("program.codon-output", got=options["output"], forms=list(ENDINGS)))
     drawings: tuple[Drawing | None, ...] = (None,)
     if not options["deterministic"]:
         seeds = range(options["seed"], options["seed"] + count)
@@ -194,7 +173,7 @@ def check_proteins(training: Training, organisms: Organisms | None, ambiguity: A
 
 
 def at(place: Any, problem: Text) -> Text:
-    return Text("program.codon-protein", "{place}: {problem}", place=str(place), problem=problem)
+    return listed("program.codon-protein", place=str(place), problem=problem)
 
 
 def problems_of_file(
@@ -202,20 +181,14 @@ def problems_of_file(
 ) -> Iterator[Text]:
     """Yield the problems of the rows of a file, each with its place. `organisms` None: not known."""
     if "error" in file:
-        yield Text(
-            "plan.unreadable",
-            "args.{option}: cannot read {path}: {reason}",
-            option="input",
-            path=path,
-            reason=file["error"],
-        )
+        yield listed("plan.unreadable", option="input", path=path, reason=file["error"])
         return
     proteins = file.get("proteins")
     if proteins is None or not (proteins["count"] or proteins["lacking"]):
-        yield Text("program.codon-no-proteins", "{input}: no proteins found", input=path)
+        yield listed("program.codon-no-proteins", input=path)
         return
     for place in proteins["lacking"]:
-        yield at(f"{path}:{place}", Text("plan.codon-no-protein", "no protein; expected protein, and organism"))
+        yield at(f"{path}:{place}", listed("plan.codon-no-protein"))
     odd: dict[Any, tuple[int, Any]] = {place: (count, letters) for place, count, letters in proteins["odd"]}
     for count, place in proteins["longest"]:
         odd.setdefault(place, (count, {}))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ascendrun.programs.codon.vocabulary import CODONS, RESIDUES, STANDARD
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 BASES = "ACGT"
 IUPAC = {
@@ -63,17 +63,10 @@ class Constraints:
         try:
             words = self.words
         except OverflowError:
-            return [
-                Text(
-                    "program.codon-sites-large",
-                    "avoid: {sites} have too many letters that stand for several bases; give sites with fewer of them",
-                    sites=self.avoid,
-                )
-            ]
+            return [listed("program.codon-sites-large", sites=self.avoid)]
         return [
-            Text(
+            listed(
                 "program.codon-no-codon",
-                "avoid: every codon of {residue} has one of the forbidden sites {sites}",
                 residue=residue,
                 sites=sorted({site for codon in own for site in words.completed(0, codon)}),
             )
@@ -147,29 +140,13 @@ def read_constraints(
     for site in sites:
         wrong = sorted(set(site) - set(IUPAC))
         if wrong:
-            problems.append(
-                Text(
-                    "program.codon-site",
-                    "avoid: {site:quote} has {letters} (expected bases and IUPAC letters, {known})",
-                    site=site,
-                    letters=wrong,
-                    known="".join(IUPAC),
-                )
-            )
+            problems.append(listed("program.codon-site", site=site, letters=wrong, known="".join(IUPAC)))
     range_of_gc = _read_gc(gc) if gc else None
     if isinstance(range_of_gc, Text):
         problems.append(range_of_gc)
         range_of_gc = None
     if repeat and not SHORTEST_REPEAT <= repeat <= LONGEST_REPEAT:
-        problems.append(
-            Text(
-                "program.codon-repeat",
-                "no_repeat_bases: {got} (expected {low} to {high}, or 0)",
-                got=repeat,
-                low=SHORTEST_REPEAT,
-                high=LONGEST_REPEAT,
-            )
-        )
+        problems.append(listed("program.codon-repeat", got=repeat, low=SHORTEST_REPEAT, high=LONGEST_REPEAT))
     if problems:
         return NO_CONSTRAINTS, problems
     constraints = Constraints(sites, range_of_gc, longest_homopolymer, repeat)
@@ -179,22 +156,11 @@ def read_constraints(
 def _read_gc(text: str) -> GCRange | Text:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)(?:/(\d+))?", text.strip())
     if not found:
-        return Text("program.codon-gc", "gc: {got:quote} (expected LOW-HIGH/BASES, such as 40-60/50)", got=text)
+        return listed("program.codon-gc", got=text)
     gc = GCRange(float(found[1]), float(found[2]), int(found[3] or 0))
     if not gc.low <= gc.high <= 100 or (found[3] and gc.window < SHORTEST_WINDOW):
-        return Text(
-            "program.codon-gc-range",
-            "gc: {got:quote} (expected a range within 0-100, and windows of at least {least} bases)",
-            got=text,
-            least=SHORTEST_WINDOW,
-        )
+        return listed("program.codon-gc-range", got=text, least=SHORTEST_WINDOW)
     low, high = gc.counts(gc.window)
     if gc.window and low > high:
-        return Text(
-            "program.codon-gc-empty",
-            "gc: no number of G and C in {bases} bases is in {low}-{high} %; give a wider range",
-            bases=gc.window,
-            low=gc.low,
-            high=gc.high,
-        )
+        return listed("program.codon-gc-empty", bases=gc.window, low=gc.low, high=gc.high)
     return gc

@@ -20,7 +20,7 @@ from ascendrun.programs.codon.asked import Drawing
 from ascendrun.programs.codon.constraints import BASES, NO_CONSTRAINTS, Constraints, Words
 from ascendrun.programs.codon.vocabulary import CODONS, FIRST_CODON, RESIDUES, codons_of
 from ascendrun.programs.errors import ProgramError
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 LEAST = -1e3
 """A smaller log-probability counts as this one, that of a codon that was never seen."""
@@ -193,12 +193,8 @@ class _Task:
             after = after[after != self.words.dead]
             if not len(after):
                 sites = {word for state in states for codon in own for word in self.words.completed(int(state), codon)}
-                message = Text(
-                    "program.codon-words",
-                    "residue {position} ({residue}): each of its codons completes a forbidden site ({sites})",
-                    position=place + 1,
-                    residue=self.protein[place],
-                    sites=sorted(sites),
+                message = listed(
+                    "program.codon-words", position=place + 1, residue=self.protein[place], sites=sorted(sites)
                 )
                 return InfeasibleError(message, position=place + 1, residue=self.protein[place])
             states = after
@@ -231,38 +227,18 @@ class _Task:
         where: dict[str, Any] = {"position": place + 1, "residue": self.protein[place]}
         values = {**where, "first": start + 1, "last": end, "share": share}
         if is_high:
-            message = Text(
-                "program.codon-gc-high",
-                "residue {position} ({residue}): bases {first}-{last} have at least {share:.1f}% GC"
-                " (expected at most {limit:g}%)",
-                limit=gc.high,
-                **values,
-            )
+            message = listed("program.codon-gc-high", limit=gc.high, **values)
         else:
-            message = Text(
-                "program.codon-gc-low",
-                "residue {position} ({residue}): bases {first}-{last} have at most {share:.1f}% GC"
-                " (expected at least {limit:g}%)",
-                limit=gc.low,
-                **values,
-            )
+            message = listed("program.codon-gc-low", limit=gc.low, **values)
         return InfeasibleError(message, **where)
 
     def _not_found(self, search: _Search, *, is_certain: bool) -> InfeasibleError:
         residue = self.protein[search.deepest]
         where: dict[str, Any] = {"position": search.deepest + 1, "residue": residue}
         if is_certain:
-            message = Text(
-                "program.codon-infeasible",
-                "residue {position} ({residue}): no codon keeps all constraints, whichever codons precede it",
-                **where,
-            )
+            message = listed("program.codon-infeasible", **where)
         else:
-            message = Text(
-                "program.codon-not-found",
-                "residue {position} ({residue}): no sequence found that keeps all constraints up to it",
-                **where,
-            )
+            message = listed("program.codon-not-found", **where)
         return InfeasibleError(message, is_certain=is_certain, **where)
 
 

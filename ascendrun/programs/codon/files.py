@@ -16,6 +16,7 @@ from ascendrun.programs.codon.model import CodonModel, Config, with_organisms
 from ascendrun.programs.codon.vocabulary import ORGANISMS, Organisms
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replace_json, replace_text, replace_weights
+from ascendrun.text import listed
 
 WEIGHTS, CONFIG, TABLE = "model.safetensors", "config.json", "organisms.json"
 WORDS = "bert.embeddings.word_embeddings.weight"
@@ -83,12 +84,7 @@ def load_stored(path: Path) -> Stored:
     if path.is_dir():
         return load_folder(path)
     if not path.is_file():
-        raise InvalidDataError(
-            "program.codon-no-model",
-            "{path}: no model found\nhint: set the directory `best` or `final` of a training's output, a directory as "
-            "transformers writes it, or a .pt or .ckpt file",
-            path=path,
-        )
+        raise InvalidDataError(listed("program.codon-no-model", path=path))
     saved = read_torch(path)
     given = saved.get("self.config")
     raw = saved.get("state_dict", saved)
@@ -117,9 +113,7 @@ def load_folder(folder: Path) -> Stored:
 
 
 def damaged(path: Path, reason: str) -> InvalidDataError:
-    return InvalidDataError(
-        "program.codon-damaged", "{path}: cannot be read as a model: {reason}", path=path, reason=reason
-    )
+    return InvalidDataError(listed("program.codon-damaged", path=path, reason=reason))
 
 
 def read_torch(path: Path) -> dict[str, Any]:
@@ -181,9 +175,10 @@ def checked(config: Config, weights: dict[str, torch.Tensor], organisms: Organis
     ]
     if wrong or len(organisms) > config.type_vocab_size:
         raise InvalidDataError(
-            "program.codon-weights",
-            "{path}: weights do not fit this program: {wrong}",
-            path=path,
-            wrong=wrong[:4] or [f"{len(organisms)} organisms, {config.type_vocab_size} token types"],
+            listed(
+                "program.codon-weights",
+                path=path,
+                wrong=wrong[:4] or [f"{len(organisms)} organisms, {config.type_vocab_size} token types"],
+            )
         )
     return Stored(config, {name: weights[name] for name in expected}, organisms)

@@ -19,23 +19,23 @@ from ascendrun.programs.codon.sequences import Row, files_of, rows_of
 from ascendrun.programs.codon.vocabulary import Organisms
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replace_json, replacing
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 Array = Any
 PREPARED = "prepared.json"
 ARRAYS = ("tokens", "starts", "organisms", "is_val")
 REASONS: Mapping[str, Text] = {
-    "empty": Text("codon.empty", "no sequence"),
-    "letters": Text("codon.letters", "letters other than A, C, G and T"),
-    "length": Text("codon.length", "length not a multiple of three"),
-    "start": Text("codon.start", "no start codon"),
-    "stop": Text("codon.stop", "no stop codon at the end"),
-    "inner-stop": Text("codon.inner-stop", "a stop codon inside"),
-    "nucleotides": Text("codon.nucleotides", "fewer than four different nucleotides"),
-    "mismatch": Text("codon.mismatch", "the protein is not the translation of the DNA"),
-    "code": Text("codon.code", "codons that its genetic code reads differently"),
-    "words": Text("codon.words", "tokens that are not AMINOACID_CODON of the standard code"),
-    "long": Text("codon.long", "more than {most} codons", most=v.MAX_RESIDUES),
+    "empty": listed("codon.empty"),
+    "letters": listed("codon.letters"),
+    "length": listed("codon.length"),
+    "start": listed("codon.start"),
+    "stop": listed("codon.stop"),
+    "inner-stop": listed("codon.inner-stop"),
+    "nucleotides": listed("codon.nucleotides"),
+    "mismatch": listed("codon.mismatch"),
+    "code": listed("codon.code"),
+    "words": listed("codon.words"),
+    "long": listed("codon.long", most=v.MAX_RESIDUES),
 }
 """Why a sequence is skipped."""
 
@@ -90,7 +90,7 @@ def read_genes(options: Mapping[str, Any], organisms: Organisms) -> Genes:
     """Return the genes of `prepared_dir` or `data_path`. Raises InvalidDataError with all problems of all files."""
     if options["prepared_dir"]:
         return load(Path(options["prepared_dir"]))
-    errors.check_given(options["data_path"], Text("program.codon-form", "CSV, FASTA or JSON lines"))
+    errors.check_given(options["data_path"], listed("program.codon-form"))
     organisms = organisms.with_new(options["new_organisms"])
     if options["data_path"] == GENERATED:
         count, seed = options["synthetic_sequences"], options["seed"]
@@ -123,12 +123,10 @@ class Reading:
                 else:
                     self.take(path, row)
         except (OSError, UnicodeDecodeError, EOFError, csv.Error) as error:
-            self.problems.append(
-                Text("program.codon-unreadable", "{path}: cannot be read: {reason}", path=path, reason=str(error))
-            )
+            self.problems.append(listed("program.codon-unreadable", path=path, reason=str(error)))
             return
         if not count:
-            self.problems.append(Text("program.codon-empty", "{path}: no sequences found", path=path))
+            self.problems.append(listed("program.codon-empty", path=path))
 
     def take(self, path: Path, row: Row) -> None:
         number = self.organisms.find(row.organism)
@@ -146,19 +144,11 @@ class Reading:
     def finish(self, *, val_size: float) -> Genes:
         for organism, (path, place, count) in self.unknown.items():
             self.problems.append(
-                Text(
-                    "program.codon-unknown",
-                    "{path}:{place}: unknown organism {organism:quote} ({count:plural row rows})\n"
-                    "hint: use a name of the table of organisms, or set --new_organisms={organism:quote} to add it",
-                    path=path,
-                    place=place,
-                    organism=organism,
-                    count=count,
-                )
+                listed("program.codon-unknown", path=path, place=place, organism=organism, count=count)
             )
         if self.skipped and (self.options["invalid_rows"] == "refuse" or not (self.genes or self.problems)):
             self.problems += [
-                Text("program.codon-row", "{place}: {reason}", place=place, reason=REASONS[reason])
+                listed("program.codon-row", place=place, reason=REASONS[reason])
                 for reason, places in self.skipped.items()
                 for place in places
             ]
@@ -181,13 +171,7 @@ def assemble(
     limit = max(val_size, min(shares, default=0.0))
     is_val = np.array([share <= limit for share in shares], dtype=bool)
     if is_val.all():
-        raise InvalidDataError(
-            "program.codon-few",
-            "{count:plural sequence sequences} of {proteins:plural protein proteins}; expected some to train on and "
-            "some of other proteins to validate with",
-            count=len(genes),
-            proteins=len(set(shares)),
-        )
+        raise InvalidDataError(listed("program.codon-few", count=len(genes), proteins=len(set(shares))))
     starts = np.cumsum([0, *map(len, genes)], dtype=np.int64)
     return Genes(np.concatenate(genes), starts, np.array(numbers, np.int32), is_val, names, skipped or {})
 
@@ -265,17 +249,11 @@ def strange_codons(table: int) -> frozenset[str]:
     try:
         from Bio.Data import CodonTable
     except ImportError as error:
-        raise InvalidDataError(
-            "program.codon-biopython",
-            "{use} requires Biopython\nhint: pip install 'ascendrun[codon]'",
-            use="--codon_table",
-        ) from error
+        raise InvalidDataError(listed("program.codon-biopython", use="--codon_table")) from error
 
     if table not in CodonTable.unambiguous_dna_by_id:
         known = sorted(CodonTable.unambiguous_dna_by_id)
-        raise InvalidDataError(
-            "program.codon-table", "--codon_table={table}: expected one of {known}", table=table, known=known
-        )
+        raise InvalidDataError(listed("program.codon-table", table=table, known=known))
     code = CodonTable.unambiguous_dna_by_id[table]
     reads = {**code.forward_table, **dict.fromkeys(code.stop_codons, v.STOP)}
     return frozenset(codon for codon in v.CODONS if reads.get(codon) != v.STANDARD[codon])
@@ -316,11 +294,7 @@ def load(folder: Path) -> Genes:
         if facts["digest"] != genes.digest:
             raise ValueError("digest")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidDataError(
-            "program.codon-not-prepared",
-            "{directory}: no complete output of --mode=prepare\nhint: run that stage again",
-            directory=folder,
-        ) from error
+        raise InvalidDataError(listed("program.codon-not-prepared", directory=folder)) from error
     return genes
 
 

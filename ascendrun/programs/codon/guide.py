@@ -21,7 +21,7 @@ from ascendrun.programs.devices.accelerator import choose_family
 from ascendrun.programs.trainer import options as command_line
 from ascendrun.programs.trainer.checkpoint import replacing
 from ascendrun.programs.trainer.options import InvalidOptionsError, exit_with, make_help, parse, read_words
-from ascendrun.text import Text, language_of, use_language
+from ascendrun.text import language_of, listed, use_language
 
 TABLE = Path(__file__).with_name("guide.json")
 BASES = ("CodonTransformer-base", "adibvafa/CodonTransformer-base", "CodonTransformer")
@@ -53,12 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         exit_with(error)
     command = command_of(values, rest)
     if "--mode=pretrain" in command and "mode" not in rest:
-        warning = Text(
-            "codon.guide-no-base",
-            "warning: no pretrained weights found ({places}): a new model is trained\n"
-            "hint: set --base_model to a directory, or to a .pt or .ckpt file",
-            places=list(BASES),
-        )
+        warning = listed("codon.guide-no-base", places=list(BASES))
         print(warning, file=sys.stderr, flush=True)
     code = subprocess.call(command)
     final = Path(values["checkpoint_dir"]) / "final"
@@ -110,14 +105,8 @@ def devices_problem(requested: int) -> OptionProblem | None:
         return None
     return OptionProblem(
         "--num_gpus",
-        Text(
-            "codon.guide-devices",
-            "{count:plural device devices} requested, this machine has {present} ({family})",
-            count=requested,
-            present=count,
-            family=family,
-        ),
-        Text("codon.guide-devices-hint", "set --num_gpus={present}", present=count),
+        listed("codon.guide-devices", count=requested, present=count, family=family),
+        listed("codon.guide-devices-hint", present=count),
     )
 
 
@@ -154,4 +143,4 @@ def export(final: Path, path: Path) -> None:
     weights = {f"model.{name}": weight for name, weight in load_stored(final).weights.items()}
     with replacing(path) as fresh:
         torch.save({"state_dict": weights}, fresh)
-    print(Text("codon.guide-weights", "weights: {path}", path=path), flush=True)
+    print(listed("codon.guide-weights", path=path), flush=True)

@@ -25,6 +25,7 @@ from ascendrun.programs.codon.rules import BLOCK, BLOCK_SPARSE, FULL, RANDOM_BLO
 from ascendrun.programs.devices.attention import Segments, attention
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.data import Batch, pad, seed_of
+from ascendrun.text import listed
 
 ACTIVATIONS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
 """How each approximates GELU."""
@@ -67,11 +68,7 @@ class Config:
         for name, expected in problems.items():
             if expected:
                 raise InvalidDataError(
-                    "program.codon-config",
-                    "{name} {value} does not fit this program; expected {expected}",
-                    name=name,
-                    value=getattr(config, name),
-                    expected=expected,
+                    listed("program.codon-config", name=name, value=getattr(config, name), expected=expected)
                 )
         return config
 

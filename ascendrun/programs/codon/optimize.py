@@ -30,6 +30,7 @@ from ascendrun.programs.devices.accelerator import Accelerator, Precision, choos
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replace_json, replacing
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.text import listed
 
 COLUMNS = ("id", "organism", "protein", "predicted_dna", "log_prob", "is_best", "error")
 BACKGROUND = Drawing(temperature=1.0, top_p=1.0)
@@ -165,12 +166,9 @@ def optimize_stage(options: Mapping[str, Any], here: Runtime) -> None:
     residues = sum(len(each.residues) for each in proteins)
     here.record(done=True, proteins=len(proteins), duration_s=seconds, residues_per_s=residues / seconds)
     here.log(
-        "program.codon-optimized",
-        "{made:plural sequence sequences} of {count:plural protein proteins} in {seconds:.2f} s: {path}",
-        made=len(rows) - len(failed),
-        count=len(proteins),
-        seconds=seconds,
-        path=target,
+        listed(
+            "program.codon-optimized", made=len(rows) - len(failed), count=len(proteins), seconds=seconds, path=target
+        )
     )
     if failed:
         raise InvalidDataError.of([f"{row['id']}: {row['error']}" for row in failed])

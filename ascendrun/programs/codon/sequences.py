@@ -17,7 +17,7 @@ from ascendrun.facts import proteins as facts
 from ascendrun.programs.codon.asked import AMBIGUOUS, Ambiguity, problems_of
 from ascendrun.programs.codon.vocabulary import MAX_RESIDUES, Organisms
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 GENE_FILES = (*facts.TABLES, *facts.FASTA, *facts.LINES)
 
@@ -39,9 +39,7 @@ def files_of(path: Path) -> list[Path]:
     inside = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
     found = [each for each in inside if facts.form_of(each.name) in GENE_FILES and not each.name.startswith(".")]
     if not found:
-        raise InvalidDataError(
-            "program.no-text-files", "{path}: no file found that ends in {forms}", path=path, forms=list(GENE_FILES)
-        )
+        raise InvalidDataError(listed("program.no-text-files", path=path, forms=list(GENE_FILES)))
     return found
 
 
@@ -74,25 +72,14 @@ def rows_of_table(path: Path, file: TextIO, organism: str) -> Iterator[Row | Tex
     required = ["dna"] if organism else ["dna", "organism"]
     missing = [kind for kind in required if places[kind] is None]
     if header and missing:
-        yield Text(
-            "program.codon-columns",
-            "{path}:1: no column {missing} among {columns}; expected dna, protein and organism",
-            path=path,
-            missing=missing,
-            columns=header,
-        )
+        yield listed("program.codon-columns", path=path, missing=missing, columns=header)
         return
     for cells in reader:
         if not cells:
             continue
         if len(cells) != len(header):
-            yield Text(
-                "program.codon-cells",
-                "{path}:{place}: {count} cells, the header has {expected}",
-                path=path,
-                place=reader.line_num,
-                count=len(cells),
-                expected=len(header),
+            yield listed(
+                "program.codon-cells", path=path, place=reader.line_num, count=len(cells), expected=len(header)
             )
             continue
         values = {kind: None if place is None else cells[place] for kind, place in places.items()}
@@ -105,13 +92,7 @@ def rows_of_fasta(path: Path, file: TextIO, organism: str) -> Iterator[Row | Tex
         if named:
             yield Row(number, named, dna)
         else:
-            yield Text(
-                "program.codon-no-organism",
-                "{path}: record {place} names no organism\n"
-                "hint: set --organism, or write [organism=NAME] into the headers",
-                path=path,
-                place=number,
-            )
+            yield listed("program.codon-no-organism", path=path, place=number)
 
 
 def rows_of_lines(path: Path, file: TextIO) -> Iterator[Row | Text]:
@@ -125,12 +106,8 @@ def rows_of_lines(path: Path, file: TextIO) -> Iterator[Row | Text]:
                 raise TypeError
             yield Row(place, str(organism), words=words)
         except (ValueError, KeyError, TypeError, AttributeError):
-            yield Text(
-                "program.codon-line",
-                "{path}:{place}: expected {form}",
-                path=path,
-                place=place,
-                form='{"codons": "M_ATG … __TAA", "organism": 51}',
+            yield listed(
+                "program.codon-line", path=path, place=place, form='{"codons": "M_ATG … __TAA", "organism": 51}'
             )
 
 
@@ -182,9 +159,9 @@ def read_proteins(
             found.append(organisms.unknown(named or organism))
         elif not found:
             proteins.append(Protein(name, residues, number, "".join(dna.split()).upper()))
-        problems += [Text("program.codon-protein", "{place}: {problem}", place=place, problem=each) for each in found]
+        problems += [listed("program.codon-protein", place=place, problem=each) for each in found]
     if not proteins and not problems:
-        problems.append(Text("program.codon-no-proteins", "{input}: no proteins found", input=given))
+        problems.append(listed("program.codon-no-proteins", input=given))
     return proteins, problems
 
 
@@ -193,12 +170,7 @@ def given_rows(given: str) -> Iterator[tuple[str, str, str, str, str]]:
     path = Path(given)
     if facts.form_of(path.name) not in facts.PROTEIN_FILES:
         if path.exists() or not given or "." in given or "/" in given:
-            raise InvalidDataError(
-                "program.codon-input",
-                "input: {got:quote} (expected a protein, or a file that ends in {forms})",
-                got=given,
-                forms=list(facts.PROTEIN_FILES),
-            )
+            raise InvalidDataError(listed("program.codon-input", got=given, forms=list(facts.PROTEIN_FILES)))
         yield "input", "1", given, "", ""
         return
     try:
@@ -206,14 +178,13 @@ def given_rows(given: str) -> Iterator[tuple[str, str, str, str, str]]:
             for found in facts.read_proteins(facts.form_of(path.name), file):
                 if found.letters is None:
                     raise InvalidDataError(
-                        "program.codon-no-column",
-                        "{path}:{place}: no protein; expected {names}, and organism",
-                        path=path,
-                        place=found.place,
-                        names=list(facts.COLUMNS["protein"]),
+                        listed(
+                            "program.codon-no-column",
+                            path=path,
+                            place=found.place,
+                            names=list(facts.COLUMNS["protein"]),
+                        )
                     )
                 yield f"{path}:{found.place}", found.name, found.letters, found.organism, found.dna
     except (OSError, ValueError, csv.Error) as error:
-        raise InvalidDataError(
-            "program.codon-unreadable", "{path}: cannot be read: {reason}", path=path, reason=str(error)
-        ) from error
+        raise InvalidDataError(listed("program.codon-unreadable", path=path, reason=str(error))) from error

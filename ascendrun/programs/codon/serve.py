@@ -18,7 +18,7 @@ from ascendrun.programs.generation.requests import Reply, RequestRefusedError, r
 from ascendrun.programs.generation.server import RankService
 from ascendrun.programs.trainer.options import read_table
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 OPTIONS = Path(__file__).with_name("options.json")
 ASKABLE = (
@@ -72,12 +72,10 @@ class Service:
         many = given.pop("proteins", None)
         if ("protein" in given) == (many is not None):
             keys = ["protein", "proteins"]
-            raise RequestRefusedError(400, Text("program.body-keys", "expected exactly one of {keys}", keys=keys))
+            raise RequestRefusedError(400, listed("program.body-keys", keys=keys))
         texts = [given.pop("protein")] if many is None else many
         if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
-            raise RequestRefusedError(
-                400, Text("program.codon-body-proteins", "protein: expected a string; proteins: a list of them")
-            )
+            raise RequestRefusedError(400, listed("program.codon-body-proteins"))
         given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
         numbers = {name: str(value) for name, value in given.items() if type(value) is int}
         values, wrong = check_arguments(self.table, given, BODY, texts=numbers)
@@ -88,13 +86,7 @@ class Service:
         options = {**self.options, **{name: value for name, value in values.items() if value is not None}}
         if len(texts) > MOST_PROTEINS or len(texts) * options["num_sequences"] > MOST_SEQUENCES:
             raise RequestRefusedError(
-                413,
-                Text(
-                    "program.codon-body-size",
-                    "expected at most {proteins} proteins and {sequences} sequences per request",
-                    proteins=MOST_PROTEINS,
-                    sequences=MOST_SEQUENCES,
-                ),
+                413, listed("program.codon-body-size", proteins=MOST_PROTEINS, sequences=MOST_SEQUENCES)
             )
         asked, found = read_asked(options)
         problems = [problem(each) for each in found]
@@ -139,9 +131,7 @@ def problem(message: Text, **where: Any) -> dict[str, Any]:
 def refused(status: int, problems: list[dict[str, Any]]) -> RequestRefusedError:
     """Return the refusal of a request; `problems` of the reply has each with its place."""
     lines = [
-        Text(
-            "program.codon-body-problem", "protein {number}: {message}", number=each["protein"], message=each["message"]
-        )
+        listed("program.codon-body-problem", number=each["protein"], message=each["message"])
         if "protein" in each
         else each["message"]
         for each in problems

@@ -37,6 +37,7 @@ from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import choose, wrap
 from ascendrun.programs.trainer.task import Settings, Task, identity_of
+from ascendrun.text import listed
 
 Options = Mapping[str, Any]
 FREE = "base_model", "gradient_checkpointing", "mode"
@@ -92,29 +93,24 @@ def prepare_stage(options: Options, here: Runtime) -> None:
     introduce(genes, here)
     if here.local_rank == 0:
         save(genes, output)
-    here.log("program.codon-prepared", "encoded sequences: {directory}", directory=output)
+    here.log(listed("program.codon-prepared", directory=output))
     here.record(done=True)
 
 
 def introduce(genes: Genes, here: Runtime) -> None:
     facts = facts_of(genes)
     here.log(
-        "program.codon-data",
-        "{train:,} sequences to train on, {val:,} of other proteins to validate with; {mean:,.0f} tokens on average, "
-        "{longest:,} at most; {count:plural organism organisms}",
-        train=facts["sequences"]["train"],
-        val=facts["sequences"]["val"],
-        mean=facts["mean_tokens"],
-        longest=facts["longest"],
-        count=len(facts["by_organism"]),
+        listed(
+            "program.codon-data",
+            train=facts["sequences"]["train"],
+            val=facts["sequences"]["val"],
+            mean=facts["mean_tokens"],
+            longest=facts["longest"],
+            count=len(facts["by_organism"]),
+        )
     )
     for reason, count in genes.skipped.items():
-        here.log(
-            "program.codon-skipped",
-            "skipped {count:plural sequence sequences}: {reason}",
-            count=count,
-            reason=REASONS[reason],
-        )
+        here.log(listed("program.codon-skipped", count=count, reason=REASONS[reason]))
 
 
 def train_stage(options: Options, here: Runtime) -> None:
@@ -129,7 +125,7 @@ def train_stage(options: Options, here: Runtime) -> None:
     introduce(genes, here)
     model = start(options, stored, genes.names)
     check_lengths(genes, model.config.max_position_embeddings)
-    here.log("program.codon-precision", "{reason}", reason=precision.reason)
+    here.log(listed("program.codon-precision", reason=precision.reason))
     loop, task = loop_of(options, genes, model, precision, here)
     loop.resume(options["resume_from_checkpoint"])
     if not loop.run().is_complete:
@@ -158,7 +154,7 @@ def train_stage(options: Options, here: Runtime) -> None:
             "scores": table,
         }
         replace_json(output / "report.json", report)
-    here.log("program.codon-done", "models: {best} and {final}", best=output / "best", final=output / "final")
+    here.log(listed("program.codon-done", best=output / "best", final=output / "final"))
     here.record(done=True, **{f"final_{name}": table[ALL][name] for name in ("loss", "accuracy")})
 
 
@@ -376,19 +372,18 @@ def full_table(
 def show(table: Table, here: Runtime) -> None:
     for name, each in table.items():
         here.log(
-            "program.codon-scores",
-            "{organism}: accuracy {accuracy:.3f}, loss {loss:.3f} from the protein alone, {masked_accuracy:.3f} and "
-            "{masked_loss:.3f} with other codons given ({codons:,.0f} codons); most frequent codon: accuracy "
-            "{top:.3f}; frequencies: loss {background:.3f}; equal frequencies: loss {uniform:.3f}",
-            organism=name,
-            accuracy=each["accuracy"],
-            loss=each["loss"],
-            masked_accuracy=each["masked_accuracy"],
-            masked_loss=each["masked_loss"],
-            codons=each["codons"],
-            top=each["highest_frequency_accuracy"],
-            background=each["background_loss"],
-            uniform=each["uniform_loss"],
+            listed(
+                "program.codon-scores",
+                organism=name,
+                accuracy=each["accuracy"],
+                loss=each["loss"],
+                masked_accuracy=each["masked_accuracy"],
+                masked_loss=each["masked_loss"],
+                codons=each["codons"],
+                top=each["highest_frequency_accuracy"],
+                background=each["background_loss"],
+                uniform=each["uniform_loss"],
+            )
         )
 
 
@@ -401,11 +396,7 @@ def evaluate_stage(options: Mapping[str, Any], here: Runtime) -> None:
     here.check_same(genes.digest)
     if len(genes.names) > len(stored.organisms):
         raise InvalidDataError(
-            "program.codon-untrained",
-            "{path} was not trained for {organisms}\nhint: evaluate sequences of other organisms, or train it with "
-            "these by --mode=finetune",
-            path=path,
-            organisms=list(genes.names.names[len(stored.organisms) :]),
+            listed("program.codon-untrained", path=path, organisms=list(genes.names.names[len(stored.organisms) :]))
         )
     check_lengths(genes, stored.config.max_position_embeddings)
     precision = accelerator.precision_of(options, here.accelerator)

@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 
 from ascendrun.facts import proteins
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 UNK, CLS, SEP, PAD, MASK = range(5)
 STOP = proteins.STOP
@@ -119,10 +119,8 @@ class Organisms:
     def unknown(self, organism: str | int) -> Text:
         """Return the problem of an organism that is not found, with similar names."""
         near = difflib.get_close_matches(str(organism), self.names, n=3, cutoff=0.5) or self.names[:3]
-        return Text(
+        return listed(
             "program.codon-organism",
-            "unknown organism {organism:quote} (expected one of {count} names, or a number from 0 to {last}; "
-            "similar: {near})",
             organism=str(organism),
             near=list(near),
             count=len(self.names),

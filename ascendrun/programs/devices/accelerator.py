@@ -19,7 +19,7 @@ import torch
 
 from ascendrun.facts.chips import Chip, chip_of
 from ascendrun.programs.errors import InvalidDataError, ProgramError
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 BACKENDS = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
 
@@ -195,12 +195,7 @@ def open_accelerator(family: str, local_rank: int) -> Accelerator:
         try:
             import torch_npu
         except ImportError as error:
-            raise NoDeviceError(
-                "program.no-torch-npu",
-                "device type npu requires torch_npu, which cannot be imported ({error})\n"
-                "hint: install the torch_npu that matches this torch, or set devices.type: cpu",
-                error=error,
-            ) from error
+            raise NoDeviceError(listed("program.no-torch-npu", error=error)) from error
         module: Any = torch_npu.npu
         # Run-time compilation of operators takes minutes for every new shape, and training never needs it.
         module.set_compile_mode(jit_compile=False)
@@ -208,15 +203,7 @@ def open_accelerator(family: str, local_rank: int) -> Accelerator:
         module = torch.cuda
     count = module.device_count()
     if local_rank >= count:
-        raise NoDeviceError(
-            "program.no-device",
-            "local rank {rank} requires device {family}:{index}; this process sees {count}\n"
-            "hint: lower devices.per_node, or run `ascendrun doctor`",
-            rank=local_rank,
-            family=family,
-            index=local_rank,
-            count=count,
-        )
+        raise NoDeviceError(listed("program.no-device", rank=local_rank, family=family, index=local_rank, count=count))
     device = torch.device(family, local_rank)
     module.set_device(device)
     return Accelerator(family, device, str(module.get_device_name(local_rank)), module)
@@ -232,28 +219,20 @@ def choose_precision(wanted: str, accelerator: Accelerator) -> Precision:
     """Choose auto, float32, bfloat16, float16, pure-bfloat16 (weights too: half memory). Raises InvalidDataError."""
     name, family = accelerator.name, accelerator.family
     if wanted in ("bfloat16", "pure-bfloat16") and not accelerator.has_bf16():
-        raise InvalidDataError(
-            "program.no-bfloat16",
-            "--dtype={dtype}: {name} does not support bfloat16\nhint: set --dtype=float16 or --dtype=auto",
-            dtype=wanted,
-            name=name,
-        )
+        raise InvalidDataError(listed("program.no-bfloat16", dtype=wanted, name=name))
     if wanted == "float16" and family == "cpu":
-        raise InvalidDataError(
-            "program.float16-cpu",
-            "--dtype=float16 is slow and inexact on a CPU\nhint: set --dtype=float32 or --dtype=bfloat16",
-        )
-    chosen, reason = wanted, Text("program.dtype-requested", "{dtype} as requested", dtype=wanted)
+        raise InvalidDataError(listed("program.float16-cpu"))
+    chosen, reason = wanted, listed("program.dtype-requested", dtype=wanted)
     if wanted == "float16":
-        reason = Text("program.float16-requested", "float16 with loss scaling as requested")
+        reason = listed("program.float16-requested")
     elif wanted == "auto" and family == "cpu":
-        chosen, reason = "float32", Text("program.float32-cpu", "float32: exact on a CPU, and as fast for small models")
+        chosen, reason = "float32", listed("program.float32-cpu")
     elif wanted == "auto" and accelerator.has_bf16():
         chosen = "bfloat16"
-        reason = Text("program.bfloat16", "bfloat16: supported by {name}, no loss scaling required", name=name)
+        reason = listed("program.bfloat16", name=name)
     elif wanted == "auto":
         chosen = "float16"
-        reason = Text("program.float16", "float16 with loss scaling: {name} does not support bfloat16", name=name)
+        reason = listed("program.float16", name=name)
     compute: torch.dtype = getattr(torch, chosen.removeprefix("pure-"))
     return Precision(
         torch.bfloat16 if chosen == "pure-bfloat16" else torch.float32, compute, chosen == "float16", reason

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ascendrun.programs.devices import attention
 from ascendrun.programs.devices.accelerator import Accelerator
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 TOLERANCE = 2e-2
 """Relative error, for the half precision in which the operators are checked."""
@@ -101,9 +101,7 @@ def sound_kernels(accelerator: Accelerator, dtype: torch.dtype) -> tuple[list[st
         if off <= TOLERANCE:
             sound.append(name)
         else:
-            reasons.append(
-                Text("program.kernel-differs", "{name}: differs from its formula by {off:.1%}", name=name, off=off)
-            )
+            reasons.append(listed("program.kernel-differs", name=name, off=off))
     attention.KERNELS.pop(device.type, None)
     if fused is not None and "attention" in sound:
         attention.KERNELS[device.type] = fused

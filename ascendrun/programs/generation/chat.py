@@ -15,7 +15,7 @@ from ascendrun.programs.generation import requests
 from ascendrun.programs.generation.engine import Completion, Generator, Sampling
 from ascendrun.programs.generation.server import Server, ending, not_listening
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 MOST_CHOICES, MOST_STOPS = 8, 4
 UNKNOWN = "\ufffd"
@@ -108,7 +108,7 @@ class Reader:
         asked = requests.read_json(body)
         refused = [name for name in REFUSED if asked.get(name)]
         if refused:
-            raise wrong(Text("program.chat-refused", "{names}: not supported", names=refused))
+            raise wrong(listed("program.chat-refused", names=refused))
         requests.refuse_unknown({name: value for name, value in asked.items() if name not in REFUSED}, FIELDS)
         given = self.talker.sampling
         number = self.number
@@ -125,7 +125,7 @@ class Reader:
         stops = asked.get("stop") or []
         stops = [stops] if isinstance(stops, str) else stops
         if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(x, str) and x for x in stops):
-            raise wrong(Text("program.chat-stop", "stop: expected up to {most} texts", most=MOST_STOPS))
+            raise wrong(listed("program.chat-stop", most=MOST_STOPS))
         options = asked.get("stream_options")
         return Question(
             self.prompt(messages_of(asked.get("messages"))),
@@ -142,8 +142,7 @@ class Reader:
             return default
         kinds = (int,) if whole else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
-            message = "{name}: expected a number from {least} to {most}"
-            raise wrong(Text("program.chat-number", message, name=name, least=least, most=most))
+            raise wrong(listed("program.chat-number", name=name, least=least, most=most))
         return value
 
     def prompt(self, messages: list[dict[str, str]]) -> list[int]:
@@ -152,11 +151,9 @@ class Reader:
             with self.turn:
                 prompt = self.talker.prompt_of(messages)
         except Exception as error:  # of the chat template: other roles, another order
-            message = "the chat template refuses the messages: {error}"
-            raise wrong(Text("program.chat-template", message, error=str(error))) from None
+            raise wrong(listed("program.chat-template", error=str(error))) from None
         if len(prompt) >= context:
-            message = "prompt of {length} tokens; the context has {context}"
-            raise wrong(Text("program.chat-context", message, length=len(prompt), context=context))
+            raise wrong(listed("program.chat-context", length=len(prompt), context=context))
         return prompt
 
 
@@ -172,7 +169,7 @@ def messages_of(given: Any) -> list[dict[str, str]]:
             break
         messages.append({"role": role, "content": content})
     if not messages:
-        raise wrong(Text("program.chat-messages", "messages: expected a list of {{role, content}} with texts"))
+        raise wrong(listed("program.chat-messages"))
     return messages
 
 
@@ -218,7 +215,7 @@ class Reply:
 
     def end(self) -> None:
         if "error" in self.reasons.values():
-            message = Text("program.chat-not-finite", "the model's numbers are not finite (inf or NaN)")
+            message = listed("program.chat-not-finite")
             self.request.refuse(500, message)
         elif self.question.streams:
             if self.question.with_usage:
@@ -375,13 +372,7 @@ def serve(talker: Talker, here: Runtime, *, host: str, port: int) -> None:
         here.record(done=True)
         return
     host, port = server.address
-    here.log(
-        "program.chat-serving",
-        "serving {model} on http://{host}:{port}: POST /v1/chat/completions, GET /v1/models, GET /health",
-        model=talker.name,
-        host=host,
-        port=port,
-    )
+    here.log(listed("program.chat-serving", model=talker.name, host=host, port=port))
     here.record(event="serving", host=host, port=port)
     has_answered = team.lead(server)
     here.record(done=True)

@@ -41,7 +41,7 @@ from ascendrun.programs.generation.requests import (
     busy,
     failed,
 )
-from ascendrun.text import Text
+from ascendrun.text import listed
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -188,7 +188,7 @@ class Listener:
 
     async def post(self, path: str, asked: HttpRequest) -> Response:
         if asked.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            message = Text("program.media-type", "Content-Type: expected application/json")
+            message = listed("program.media-type")
             raise RequestRefusedError(415, message)
         body = await self.body(asked)
         try:
@@ -210,17 +210,16 @@ class Listener:
         """Read a body within the limits. Raises RequestRefusedError, ClientDisconnect."""
         limits, length = self.queue.limits, asked.headers.get("content-length", "")
         if not length.isdecimal():
-            raise RequestRefusedError(411, Text("program.body-length", "Content-Length is missing"))
+            raise RequestRefusedError(411, listed("program.body-length"))
         if int(length) > limits.body_bytes:
-            message = "body of {length} bytes; the limit is {most} bytes"
-            raise RequestRefusedError(413, Text("program.body-size", message, length=length, most=limits.body_bytes))
+            raise RequestRefusedError(413, listed("program.body-size", length=length, most=limits.body_bytes))
         if self.bodies_bytes + int(length) > limits.bodies_bytes:
             raise RequestRefusedError(503, busy())
         self.bodies_bytes += int(length)
         try:
             return await asyncio.wait_for(asked.body(), limits.silence_s)
         except asyncio.TimeoutError:
-            raise RequestRefusedError(408, Text("program.body-late", "the body did not arrive in time")) from None
+            raise RequestRefusedError(408, listed("program.body-late")) from None
         finally:
             self.bodies_bytes -= int(length)
 
@@ -261,10 +260,9 @@ class Listener:
     async def no_route(self, asked: HttpRequest, error: Any) -> Response:
         known = [*(f"POST {path}" for path in self.routes), *(f"GET {path}" for path in self.pages)]
         if error.status_code == 404:
-            wrong = Text("program.unknown-path", "unknown path; expected {known}", known=known)
+            wrong = listed("program.unknown-path", known=known)
         else:
-            message, method = "{method} is not supported here; expected {known}", asked.method
-            wrong = Text("program.method", message, method=method, known=known)
+            wrong = listed("program.method", method=asked.method, known=known)
         return await self.refused(asked, RequestRefusedError(error.status_code, wrong))
 
     def check(self, scope: Scope, headers: dict[str, str]) -> None:
@@ -273,18 +271,14 @@ class Listener:
         if token:
             given = headers.get("authorization", "").encode("latin-1")
             if scope["method"] != "GET" and not hmac.compare_digest(given, b"Bearer " + token.encode()):
-                raise RequestRefusedError(401, Text("program.no-token", "the bearer token is missing or wrong"))
+                raise RequestRefusedError(401, listed("program.no-token"))
             return
         host = headers.get("host", "")
         if not is_own_name(host, self.names):
-            message = "Host {host}: not a name of this machine; use its address, or set {variable}"
-            variable = "ASCENDRUN_SERVE_TOKEN"
-            raise RequestRefusedError(421, Text("program.foreign-host", message, host=host, variable=variable))
+            raise RequestRefusedError(421, listed("program.foreign-host", host=host, variable="ASCENDRUN_SERVE_TOKEN"))
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != host.lower():
-            raise RequestRefusedError(
-                403, Text("program.foreign-origin", "a page of another site ({origin}) sent the request", origin=origin)
-            )
+            raise RequestRefusedError(403, listed("program.foreign-origin", origin=origin))
 
 
 class Connection(H11Protocol):
@@ -338,7 +332,7 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        error = self.listener.error(RequestRefusedError(400, Text("program.malformed", "not an HTTP/1.1 request")))
+        error = self.listener.error(RequestRefusedError(400, listed("program.malformed")))
         raw = json.dumps(error).encode() + b"\n"
         head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n"
         self.transport.write(head.encode() + b"Connection: close\r\n\r\n" + raw)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, Union
 
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 POLL_S = 0.2
 GATHER_S = 0.002
@@ -67,11 +67,9 @@ def read_json(body: bytes) -> dict[str, Any]:
     try:
         found = json.loads(body, parse_constant=refuse_constant, parse_float=finite)
     except (ValueError, RecursionError) as error:
-        raise RequestRefusedError(
-            400, Text("program.body-not-json", "the body is not JSON: {error}", error=str(error))
-        ) from None
+        raise RequestRefusedError(400, listed("program.body-not-json", error=str(error))) from None
     if not isinstance(found, dict):
-        raise RequestRefusedError(400, Text("program.body-not-object", "the body must be a JSON object"))
+        raise RequestRefusedError(400, listed("program.body-not-object"))
     return found
 
 
@@ -79,8 +77,7 @@ def refuse_unknown(asked: Mapping[str, Any], known: Sequence[str]) -> None:
     """Raise RequestRefusedError if the body has other keys than these."""
     unknown = sorted(set(asked) - set(known))
     if unknown:
-        message = "unknown fields: {unknown}; expected {known}"
-        raise RequestRefusedError(400, Text("program.body-unknown", message, unknown=unknown, known=list(known)))
+        raise RequestRefusedError(400, listed("program.body-unknown", unknown=unknown, known=list(known)))
 
 
 class Request:
@@ -147,8 +144,8 @@ class RequestQueue:
 
 
 def busy() -> Text:
-    return Text("program.server-busy", "too many requests are waiting")
+    return listed("program.server-busy")
 
 
 def failed() -> Text:
-    return Text("program.server-failed", "internal error; the log of the job has its traceback")
+    return listed("program.server-failed")

@@ -16,7 +16,7 @@ from typing import Any, Callable
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.requests import POLL_S, Limits, Read, Reply, RequestQueue, failed, plain_error
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 TOKEN = "ASCENDRUN_SERVE_TOKEN"
 """The variable with the bearer token that requests must have; unset: none."""
@@ -41,8 +41,7 @@ class Server:
         try:
             from ascendrun.programs.generation.connections import Listener
         except ModuleNotFoundError as missing:
-            message = "serving requires {package}\nhint: pip install 'ascendrun[serve]'"
-            raise InvalidDataError("program.serve-package", message, package=missing.name) from None
+            raise InvalidDataError(listed("program.serve-package", package=missing.name)) from None
         self.queue = RequestQueue(limits or Limits())
         self.paths = [*(f"POST {path}" for path in routes), *(f"GET {path}" for path in pages)]
         family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
@@ -65,7 +64,7 @@ class Server:
             work(POLL_S / 10)
         has_answered = not self.queue.waiting
         for request in self.queue.take(len(self.queue), 0.0):
-            request.refuse(503, Text("program.server-stops", "the server stops"))
+            request.refuse(503, listed("program.server-stops"))
         self.listener.end()
         return has_answered
 
@@ -92,25 +91,14 @@ class Server:
 
 
 def not_listening(host: str, port: int, reason: str | None) -> InvalidDataError:
-    return InvalidDataError(
-        "program.cannot-listen",
-        "--host={host} --port={port}: {error}\n"
-        "hint: choose another port (0: any free port), or an address of this machine",
-        host=host,
-        port=port,
-        error=reason,
-    )
+    return InvalidDataError(listed("program.cannot-listen", host=host, port=port, error=reason))
 
 
 def ending(server: Server, has_answered: bool) -> Text:
     """Return the last line of a service that was stopped. `has_answered`: of `Server.serve`."""
     if has_answered:
-        return Text("program.served", "stop requested; no request is left")
-    return Text(
-        "program.unanswered",
-        "stop requested; requests without a reply after {s:.0f} s are dropped",
-        s=server.queue.limits.answer_s,
-    )
+        return listed("program.served")
+    return listed("program.unanswered", s=server.queue.limits.answer_s)
 
 
 @dataclass(frozen=True)
@@ -140,8 +128,7 @@ class RankService:
         except OSError as error:
             raise not_listening(host, port, error.strerror) from error
         host, port = server.address
-        serving = "serving on http://{host}:{port}: {paths}"
-        print(Text("program.serving", serving, host=host, port=port, paths=server.paths), flush=True)
+        print(listed("program.serving", host=host, port=port, paths=server.paths), flush=True)
         here.record(event="serving", host=host, port=port)
         has_answered = server.serve_batches(lambda: here.stop_requested, self.answer)
         here.record(done=True)

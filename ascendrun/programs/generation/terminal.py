@@ -10,14 +10,14 @@ from ascendrun.programs.generation.chat import Talker, Writing
 from ascendrun.programs.generation.engine import Completion
 from ascendrun.programs.trainer import runtime
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.text import Text
+from ascendrun.text import listed
 
 FORGET, QUIT = ("/new", "clear"), ("quit", "exit")
 
 
 def refuse_ranks(here: Runtime) -> None:
     if here.world_size > 1:
-        raise InvalidDataError("program.chat-ranks", "--mode=chat runs on one rank\nhint: set --mode=serve")
+        raise InvalidDataError(listed("program.chat-ranks"))
 
 
 def talk(talker: Talker, here: Runtime, *, limit: int, system: str = "", prompt: str = "") -> None:
@@ -34,8 +34,7 @@ def talk(talker: Talker, here: Runtime, *, limit: int, system: str = "", prompt:
         messages.append({"role": "user", "content": line.rstrip("\n")})
         asked = talker.prompt_of(messages)
         if len(asked) >= generator.context:
-            message = "prompt of {length} tokens; the context has {context}"
-            print(Text("program.chat-context", message, length=len(asked), context=generator.context))
+            print(listed("program.chat-context", length=len(asked), context=generator.context))
             messages = list(start)
             continue
         writing = Writing(talker.decode)

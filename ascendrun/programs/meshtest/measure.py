@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ascendrun.programs.devices.accelerator import Accelerator
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.text import listed
 
 Options = Mapping[str, Any]
 
@@ -35,7 +36,7 @@ def measure(options: Options, runtime: Runtime) -> None:
             runtime.accelerator, seconds=options["matmul_s"], size=options["matmul_size"], seed=options["seed"]
         )
         runtime.record(measured="device", device=label, rank=runtime.rank, **burnt)
-        runtime.log("program.device-speed", "{device}: {tflops:.3f} TFLOP/s", device=label, tflops=burnt["tflops"])
+        runtime.log(listed("program.device-speed", device=label, tflops=burnt["tflops"]))
     if runtime.world_size == 1:
         return
     for name, ranks in exchanges(runtime):
@@ -44,13 +45,7 @@ def measure(options: Options, runtime: Runtime) -> None:
         )
         runtime.record(measured=name, device=label, rank=runtime.rank, ranks=list(ranks), **found)
         widest = max(found["bandwidth_bytes_per_s"].values())
-        runtime.log(
-            "program.exchange-speed",
-            "{name}: all-reduce bandwidth {gb:.3f} GB/s, latency {micro:.0f} µs",
-            name=name,
-            gb=widest / 1e9,
-            micro=found["latency_s"] * 1e6,
-        )
+        runtime.log(listed("program.exchange-speed", name=name, gb=widest / 1e9, micro=found["latency_s"] * 1e6))
 
 
 def exchanges(runtime: Runtime) -> list[tuple[str, tuple[int, ...]]]:
@@ -74,11 +69,7 @@ def read_sizes(texts: Sequence[str]) -> tuple[int, ...]:
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 8 or list(sizes) != sorted(set(sizes)):
-        raise InvalidDataError(
-            "program.sizes",
-            "--message_sizes={sizes}: expected ascending integers of at least 8 bytes",
-            sizes=",".join(texts),
-        )
+        raise InvalidDataError(listed("program.sizes", sizes=",".join(texts)))
     return sizes
 
 

@@ -34,7 +34,7 @@ from ascendrun.programs.trainer.shards import Rows
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import choose, raise_fatal, training_of, wrap
 from ascendrun.programs.trainer.task import Settings, Task, identity_of
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 Options = Mapping[str, Any]
 SAMPLES = "samples"
@@ -72,13 +72,7 @@ class NextToken(Task):
         here, whole = self.engine.here, self.engine.whole()
         if name == SAMPLES and self.samples is not None:
             for prompt, reply in self.samples.write(whole) if here.is_first else ():
-                here.log(
-                    "program.sample",
-                    "step {step} sample: {prompt:quote} {reply:quote}",
-                    step=step,
-                    prompt=prompt,
-                    reply=reply,
-                )
+                here.log(listed("program.sample", step=step, prompt=prompt, reply=reply))
             return {}
         size = self.options["micro_batch_size"] or 16
         count = max(1, min(self.val.count, self.options["eval_tokens"] // self.val.seq_len))
@@ -173,7 +167,7 @@ def train_model(course: Course, options: Options, here: Runtime) -> None:
         precision=precision,
         compile=options["compile"],
     )
-    here.log("program.attention", "attention: {kernel}", kernel=attention.kernel_of(here.device.type).__name__)
+    here.log(listed("program.attention", kernel=attention.kernel_of(here.device.type).__name__))
     source, task = course.objective(engine)
     settings = Settings.of(options, steps=horizon.steps, flops_per_token=model.sizes.flops_per_token)
     folder = runtime.checkpoint_folder(options["output_dir"])
@@ -192,19 +186,15 @@ def train_model(course: Course, options: Options, here: Runtime) -> None:
         kept = {name: options[name] for name in INHERITED} | {"total_batch_size": horizon.batch_tokens}
         save_model(whole, tokenizer, output, training={**kept, "checkpoints": str(loop.checkpoints.saver.parent)})
         write_report(output, course, loop.progress.history, run)
-    here.log("program.base", "model, tokenizer and report: {directory}", directory=output)
+    here.log(listed("program.base", directory=output))
     here.record(done=True, **{f"final_{name}": value for name, value in scores.items()})
 
 
 def inherit(loop: Loop, place: Path, here: Runtime) -> None:
     if loop.checkpoints.inherit(place):
-        here.log("program.moments-inherited", "state of the optimizer: {directory}", directory=place)
+        here.log(listed("program.moments-inherited", directory=place))
     else:
-        here.log(
-            "program.moments-new",
-            "warning: {directory}: no complete checkpoint; the optimizer starts without the state of its training",
-            directory=place,
-        )
+        here.log(listed("program.moments-new", directory=place))
 
 
 def refuse(options: Options, horizon: Horizon, here: Runtime) -> None:
@@ -235,9 +225,8 @@ def make_rows(
 
 def introduce(sizes: Sizes, horizon: Horizon, train: Rows, val: Rows) -> list[Text]:
     return [
-        Text(
+        listed(
             "program.base-model",
-            "model {preset}: {layers} layers of {hidden}, {heads} heads, {vocabulary:,} tokens, {weights:,} weights",
             preset=sizes.preset,
             layers=sizes.layers,
             hidden=sizes.hidden,
@@ -245,10 +234,8 @@ def introduce(sizes: Sizes, horizon: Horizon, train: Rows, val: Rows) -> list[Te
             vocabulary=sizes.vocabulary,
             weights=sizes.weights,
         ),
-        Text(
+        listed(
             "program.base-data",
-            "{rows:,} sequences of {length} tokens, {val:,} for validation; {steps:,} steps of {batch:,} tokens are "
-            "{epochs:.2f} epochs",
             rows=train.count,
             length=train.seq_len,
             val=val.count,

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ascendrun.programs.devices.accelerator import Accelerator, choose_family, make_adamw, open_accelerator
-from ascendrun.text import Text, language_of, use_language
+from ascendrun.text import language_of, listed, use_language
 
 VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "LD_LIBRARY_PATH")
 """Set by set_env.sh of CANN."""
@@ -45,10 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             failed += 1
             print(f"{'FAILED':7}{name:18}{error}", flush=True)
     if failed:
-        print(
-            Text("guide.check-failed", "{count:plural check checks} failed; details: ascendrun doctor", count=failed),
-            file=sys.stderr,
-        )
+        print(listed("guide.check-failed", count=failed), file=sys.stderr)
     return int(failed > 0)
 
 
@@ -79,7 +76,7 @@ def torch_npu_version() -> str:
 
 def of_environment(variable: str) -> str:
     if not os.environ.get(variable):
-        raise CheckError(Text("guide.variable-unset", "not set; source set_env.sh of CANN, or setup_ascend.sh"))
+        raise CheckError(listed("guide.variable-unset"))
     return os.environ[variable].partition(":")[0]
 
 
@@ -92,7 +89,7 @@ def open_device(family: str, opened: list[Accelerator]) -> str:
 def memory(device: Accelerator) -> str:
     total = device.memory_total_bytes()
     if total is None:
-        raise CheckError(Text("guide.memory", "unknown"))
+        raise CheckError(listed("guide.memory"))
     return f"{total / 2**30:.1f} GiB"
 
 
@@ -100,9 +97,7 @@ def product(device: Accelerator) -> str:
     a, b = torch.randn(2, SIZE, SIZE, generator=torch.Generator().manual_seed(7)).unbind()
     error = float(((a.to(device.device) @ b.to(device.device)).cpu() - a @ b).norm() / (a @ b).norm())
     if not error <= TOLERANCE:
-        raise CheckError(
-            Text("guide.product", "matrix product differs from the CPU's by {error}", error=f"{error:.1e}")
-        )
+        raise CheckError(listed("guide.product", error=f"{error:.1e}"))
     return f"{error:.1e}"
 
 
@@ -127,7 +122,7 @@ def training(device: Accelerator) -> str:
         optimizer.step()
         losses.append(loss.item())
     if not losses[1] < losses[0]:
-        raise CheckError(Text("guide.loss", "loss {first} -> {second}", first=losses[0], second=losses[1]))
+        raise CheckError(listed("guide.loss", first=losses[0], second=losses[1]))
     return f"{losses[0]:.3f} -> {losses[1]:.3f}"
 
 

@@ -25,6 +25,7 @@ from ascendrun.programs.nanochat import texts as words
 from ascendrun.programs.nanochat.sizes import SPECIAL
 from ascendrun.programs.nanochat.texts import BOS
 from ascendrun.programs.trainer.strategies.engine import Engine
+from ascendrun.text import listed
 
 MOST_CHARACTERS, MOST_OPEN, MOST_POWERS, MOST_BITS, MOST_DIGITS = 256, 24, 4, 2048, 64
 """Limits of an expression, its nesting, its powers, a power's result and the result. With them none takes a
@@ -124,23 +125,18 @@ def checked(messages: Any) -> Messages:
     Raises InvalidDataError with the problem.
     """
     if not isinstance(messages, list) or not all(isinstance(each, Mapping) for each in messages):
-        raise InvalidDataError("program.no-messages", "expected a list of messages with role and content")
+        raise InvalidDataError(listed("program.no-messages"))
     system = ""
     if messages and messages[0].get("role") == "system":
         system, messages = f"{text_of(messages[0], 1)}\n\n", messages[1:]
     if not messages:
-        raise InvalidDataError("program.no-message", "the conversation has no message of the user")
+        raise InvalidDataError(listed("program.no-message"))
     found: list[Mapping[str, Any]] = []
     for number, message in enumerate(messages):
         expected, place = ROLES[number % 2], number + (2 if system else 1)
         if message.get("role") != expected:
             raise InvalidDataError(
-                "program.roles-in-turn",
-                "message {number}: expected the role {expected}, got {role:quote}; the user begins, and the roles take "
-                "turns",
-                number=place,
-                expected=expected,
-                role=str(message.get("role")),
+                listed("program.roles-in-turn", number=place, expected=expected, role=str(message.get("role")))
             )
         if expected == "user":
             found.append({"role": "user", "content": (system if number == 0 else "") + text_of(message, place)})
@@ -156,12 +152,7 @@ def parts_of(message: Mapping[str, Any], number: int) -> list[dict[str, str]]:
         parts = [{}]
     for part in parts:
         if part.get("type") not in PARTS or not isinstance(part.get("text"), str):
-            raise InvalidDataError(
-                "program.message-parts",
-                "message {number}: expected a text, or parts with a text and one of the types {types}",
-                number=number,
-                types=list(PARTS),
-            )
+            raise InvalidDataError(listed("program.message-parts", number=number, types=list(PARTS)))
     return [{"type": part["type"], "text": part["text"]} for part in parts]
 
 
@@ -169,9 +160,7 @@ def text_of(message: Mapping[str, Any], number: int) -> str:
     """Return the text of a message without tools."""
     parts = parts_of(message, number)
     if any(part["type"] != "text" for part in parts):
-        raise InvalidDataError(
-            "program.tool-of-user", "message {number}: only the assistant can use python", number=number
-        )
+        raise InvalidDataError(listed("program.tool-of-user", number=number))
     return "".join(part["text"] for part in parts)
 
 

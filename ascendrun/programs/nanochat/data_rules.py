@@ -57,7 +57,7 @@ def few_documents(path: str, count: int) -> Text:
 
 def file_problem(path: str, file: Raw) -> tuple[str, dict[str, Any]] | None:
     if file.get("error") or "not_utf8" in file:
-        not_utf8 = Text("plan.file-not-utf8", "not valid UTF-8 at byte {at:,}", at=file.get("not_utf8"))
+        not_utf8 = listed("plan.file-not-utf8", at=file.get("not_utf8"))
         return "unreadable", {"path": f"{path}/{file['name']}", "reason": file.get("error") or not_utf8}
     if "fields" in file and "text" not in file["fields"]:
         return "no-text-column", {"file": file["name"], "columns": list(file["fields"])}

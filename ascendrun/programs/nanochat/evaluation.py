@@ -35,7 +35,7 @@ from ascendrun.programs.nanochat.texts import read_corpus
 from ascendrun.programs.trainer.checkpoint import replace_json, replace_text
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 Options = Mapping[str, Any]
 SHOWN_SAMPLES = 3
@@ -68,12 +68,13 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
         for name, examples in tasks.items():
             report["tasks"][name] = scores = score(pupil, examples, options)
             here.log(
-                "program.task-score",
-                "{name}: {count:,} questions, score {score:.4f}, centered {centered:.4f}",
-                name=name,
-                count=scores["questions"],
-                score=scores["score"],
-                centered=scores["centered"],
+                listed(
+                    "program.task-score",
+                    name=name,
+                    count=scores["questions"],
+                    score=scores["score"],
+                    centered=scores["centered"],
+                )
             )
     centered = [scores["centered"] for scores in report["tasks"].values()]
     if centered:
@@ -82,9 +83,7 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
     final.update({name: scores["score"] for name, scores in report["tasks"].items()})
     if here.is_first:
         replace_json(output / "evaluation.json", report)
-    here.log(
-        "program.final", "final: {scores}", scores=" ".join(f"{name} {value:.4f}" for name, value in final.items())
-    )
+    here.log(listed("program.final", scores=" ".join(f"{name} {value:.4f}" for name, value in final.items())))
     here.record(done=True, **{f"final_{name}": value for name, value in final.items()})
 
 
@@ -107,12 +106,7 @@ def refuse_tasks(specs: Sequence[Mapping[str, Any]]) -> None:
     try:
         sandbox.run("")
     except sandbox.NoSandboxError as error:
-        raise InvalidDataError(
-            "program.no-sandbox",
-            "--mixture: this machine ({machine}) cannot isolate the programs of a task of kind code\n"
-            "hint: remove such tasks; they require Linux with seccomp on x86_64 or aarch64",
-            machine=str(error),
-        ) from None
+        raise InvalidDataError(listed("program.no-sandbox", machine=str(error))) from None
 
 
 def bits_per_byte(pupil: Pupil, options: Options) -> dict[str, float]:
@@ -250,7 +244,7 @@ def report_stage(options: Facts, here: Runtime) -> None:
         output = Path(options["output_dir"]).absolute()
         check_writable(output)
         replace_text(output / "report.md", page_of([read_stage(Path(path)) for path in options["report_dirs"]]))
-        here.log("program.report", "report: {file}", file=output / "report.md")
+        here.log(listed("program.report", file=output / "report.md"))
     here.record(done=True)
 
 
@@ -262,46 +256,38 @@ def read_stage(folder: Path) -> tuple[str, dict[str, Any]]:
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            raise InvalidDataError(
-                "program.bad-report", "{file}: cannot be read: {reason}", file=folder / name, reason=repr(error)
-            ) from error
+            raise InvalidDataError(listed("program.bad-report", file=folder / name, reason=repr(error))) from error
         if isinstance(found, dict):
             return str(folder), found
-    raise InvalidDataError(
-        "program.no-stage-report", "{directory}: no report.json or evaluation.json of a stage", directory=folder
-    )
+    raise InvalidDataError(listed("program.no-stage-report", directory=folder))
 
 
 def page_of(stages: Sequence[tuple[str, Facts]]) -> str:
     trained = [(path, found) for path, found in stages if "training" in found]
     scored = [found for _, found in stages if "tasks" in found]
-    parts = [
-        f"# {Text('program.report-title', 'Report of a training')}",
-        section(Text("program.report-system", "System"), table(("", ""), system())),
-    ]
+    parts = [f"# {listed('program.report-title')}", section(listed("program.report-system"), table(("", ""), system()))]
     if trained:
         names = [
-            Text("program.report-stage", "stage"),
-            Text("program.report-parameters", "parameters"),
-            Text("program.report-steps", "steps"),
-            Text("program.report-tokens", "tokens"),
+            listed("program.report-stage"),
+            listed("program.report-parameters"),
+            listed("program.report-steps"),
+            listed("program.report-tokens"),
             "tokens/s",
             "MFU",
-            Text("program.report-devices", "devices"),
-            Text("program.report-hours", "device-hours"),
+            listed("program.report-devices"),
+            listed("program.report-hours"),
         ]
-        parts.append(section(Text("program.report-stages", "Stages"), table(names, map(work, trained))))
-        note = "Speed and hours are of the last run of a stage, after its last resume, with evaluations."
-        parts.append(str(Text("program.report-note", note)))
+        parts.append(section(listed("program.report-stages"), table(names, map(work, trained))))
+        parts.append(str(listed("program.report-note")))
     data = [(path, facts) for path, found in stages for facts in [found.get("data")] if isinstance(facts, dict)]
     if data:
         rows = ((path, ", ".join(f"{name} {shown(value)}" for name, value in facts.items())) for path, facts in data)
-        parts.append(section(Text("program.report-data", "Data"), table(("", ""), rows)))
+        parts.append(section(listed("program.report-data"), table(("", ""), rows)))
     if any(found.get("evaluations") for _, found in trained):
-        parts.append(section(Text("program.report-validation", "Validation"), validation(trained)))
+        parts.append(section(listed("program.report-validation"), validation(trained)))
     if scored:
-        parts.append(section(Text("program.report-scores", "Scores"), scores(scored)))
-        parts.append(section(Text("program.report-samples", "Samples"), samples(scored[-1])))
+        parts.append(section(listed("program.report-scores"), scores(scored)))
+        parts.append(section(listed("program.report-samples"), samples(scored[-1])))
     return "\n\n".join(parts) + "\n"
 
 
@@ -357,11 +343,7 @@ def work(stage: tuple[str, Facts]) -> list[str]:
 
 def validation(trained: Sequence[tuple[str, Facts]]) -> str:
     """Return a table of the first and the last evaluation of each training."""
-    names = [
-        Text("program.report-stage", "stage"),
-        Text("program.report-steps", "steps"),
-        Text("program.report-scores", "Scores"),
-    ]
+    names = [listed("program.report-stage"), listed("program.report-steps"), listed("program.report-scores")]
     rows = []
     for path, found in trained:
         every = found.get("evaluations") or []
@@ -388,11 +370,7 @@ def scores(scored: Sequence[Facts]) -> str:
 
 
 def samples(found: Facts) -> str:
-    names = [
-        Text("program.report-task", "task"),
-        Text("program.report-reply", "reply"),
-        Text("program.report-answer", "right answer"),
-    ]
+    names = [listed("program.report-task"), listed("program.report-reply"), listed("program.report-answer")]
     every = (
         (task, each["reply"], each["answer"])
         for task, each_task in found["tasks"].items()

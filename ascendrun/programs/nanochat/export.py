@@ -25,6 +25,7 @@ from ascendrun.programs.nanochat.model import NanoChat, empty_model
 from ascendrun.programs.nanochat.sizes import Sizes
 from ascendrun.programs.trainer.checkpoint import replace_json, replace_text, replace_weights
 from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.text import listed
 
 MODELLING = "modeling_nanochat_current"
 HEAD = '''"""The model nanochat-current of ascendrun for transformers."""
@@ -82,7 +83,7 @@ def export_stage(options: Mapping[str, Any], here: Runtime) -> None:
         else:
             trained, tokenizer = inference.open_model(options)
         write(trained, tokenizer, output)
-    here.log("program.exported", "model for transformers: {directory}", directory=output)
+    here.log(listed("program.exported", directory=output))
     here.record(done=True)
 
 
@@ -133,12 +134,7 @@ def read_upstream(file: Path) -> NanoChat:
         found = empty_model(sizes)
         found.load_state_dict(weights, assign=True)
     except Exception as error:  # torch.load has no class for a damaged file
-        raise InvalidDataError(
-            "program.bad-checkpoint",
-            "{file}: not a checkpoint of nanochat as of October 2025 or July 2026: {reason}",
-            file=file,
-            reason=repr(error),
-        ) from error
+        raise InvalidDataError(listed("program.bad-checkpoint", file=file, reason=repr(error))) from error
     return found
 
 

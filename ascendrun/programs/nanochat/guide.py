@@ -18,7 +18,7 @@ from typing import Any, Union
 from ascendrun.options import OptionProblem, ProgramOptions
 from ascendrun.programs.nanochat import __main__ as program
 from ascendrun.programs.trainer.options import InvalidOptionsError, exit_with, read_table, read_words
-from ascendrun.text import Text, language_of, use_language, write
+from ascendrun.text import Text, language_of, listed, use_language, write
 
 BASE_DIR, DATA_DIR, REPLACED = "NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "NANOCHAT_ARGS"
 DEFAULTS = {BASE_DIR: "out", DATA_DIR: "data"}
@@ -110,7 +110,7 @@ def words_of(script: Script, words: Sequence[str], environ: Mapping[str, str]) -
     given, replaced = named(given, table), named(replaced, table)
     if replaced:
         shown = " ".join(f"--{name}={text}" for name, text in replaced.items())
-        say(Text("guide.replaced", "{variable}: {options}", variable=REPLACED, options=shown))
+        say(listed("guide.replaced", variable=REPLACED, options=shown))
     given = {**given, **replaced}
     own = {name: given.pop(name) for name in OWN if name in given}
     for advice in advices(environ):
@@ -150,18 +150,18 @@ def mixture_of(script: Script, own: Mapping[str, str], data: Path) -> list[dict[
     stems = {name.partition("_")[0].partition(".")[0]: task for name, task in zip(names, script.tasks)}
     unknown = [name for name in asked if not name.startswith(tuple(stems))]
     if unknown:
-        message = Text("guide.task-name", "unknown task {names}; expected {known}", names=unknown, known=list(stems))
+        message = listed("guide.task-name", names=unknown, known=list(stems))
         raise InvalidOptionsError([OptionProblem("task_name", message)])
     tasks = [task for stem, task in stems.items() if not asked or any(name.startswith(stem) for name in asked)]
     files = [data / str(task["file"]) if "file" in task else None for task in tasks]
     absent = [str(file) for file in files if file is not None and not file.exists()]
     used = [(task, file) for task, file in zip(tasks, files) if str(file) not in absent]
     if not used:
-        message = Text("guide.no-tasks", "not found: {files}", files=absent)
-        hint = Text("guide.no-tasks-hint", "write JSON lines there, or set {variable} or --mixture", variable=DATA_DIR)
+        message = listed("guide.no-tasks", files=absent)
+        hint = listed("guide.no-tasks-hint", variable=DATA_DIR)
         raise InvalidOptionsError([OptionProblem("mixture", message, hint)])
     if absent:
-        say(Text("guide.absent", "warning: not found, so not part of the mixture: {files}", files=absent))
+        say(listed("guide.absent", files=absent))
     most = own.get("max_problems", "")
     rows = {"rows": int(most)} if most.isdigit() else {}
     return [{**task, **({} if file is None else {"file": str(file.absolute())}), **rows} for task, file in used]
@@ -170,16 +170,10 @@ def mixture_of(script: Script, own: Mapping[str, str], data: Path) -> list[dict[
 def advices(environ: Mapping[str, str]) -> Iterator[Text]:
     """Answer what the guide advises for Ascend devices (facts and sources: ascend/tables/variables.json)."""
     if environ.get("ASCEND_LAUNCH_BLOCKING") == "1":
-        yield Text(
-            "guide.blocking",
-            "warning: ASCEND_LAUNCH_BLOCKING=1 saves no memory; it runs each operator alone, for debugging\n"
-            "hint: unset ASCEND_LAUNCH_BLOCKING",
-        )
+        yield listed("guide.blocking")
     if environ.get("ASCEND_GLOBAL_LOG_LEVEL") in ("0", "1"):
-        yield Text(
+        yield listed(
             "guide.log-level",
-            "warning: ASCEND_GLOBAL_LOG_LEVEL={level} logs {meaning} messages, which slows training; 3 is errors only\n"
-            "hint: export ASCEND_GLOBAL_LOG_LEVEL=3",
             level=environ["ASCEND_GLOBAL_LOG_LEVEL"],
             meaning={"0": "debug", "1": "info"}[environ["ASCEND_GLOBAL_LOG_LEVEL"]],
         )
@@ -198,7 +192,7 @@ def tok_eval() -> None:
     try:
         report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        message = Text("guide.no-tokenizer", "cannot read the report of the tokenizer: {error}", error=str(error))
+        message = listed("guide.no-tokenizer", error=str(error))
         hint = write("python -m scripts.tok_train")
         exit_with(InvalidOptionsError([OptionProblem(None, message, hint)]))
     columns = {"": report["bytes_per_token"], **report.get("tiktoken", {})}

@@ -35,6 +35,7 @@ from ascendrun.programs.trainer.optim import OptimizerPlan
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import wrap
+from ascendrun.text import listed
 
 Options = Mapping[str, Any]
 
@@ -85,12 +86,7 @@ def read_model(path: str, *, recomputes: bool) -> tuple[dict[str, Any], NanoChat
         weights = load_file(str(Path(path, "model.safetensors")))
         model.load_state_dict({name.removeprefix("model."): each for name, each in weights.items()}, assign=True)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise InvalidDataError(
-            "program.no-model",
-            "{path}: no model of nanochat: {reason}\nhint: run the stage with --mode=base first",
-            path=path,
-            reason=repr(error),
-        ) from error
+        raise InvalidDataError(listed("program.no-model", path=path, reason=repr(error))) from error
     return config, model.requires_grad_()
 
 
@@ -145,17 +141,18 @@ def infer_bench(options: Options, here: Runtime) -> None:
                 engine, here, size, prompt, decoded, context=model.sizes.context, vocabulary=tokenizer.get_vocab_size()
             )
             if row is None:
-                here.log("program.bench-memory", "{rows} rows: out of memory", rows=size)
+                here.log(listed("program.bench-memory", rows=size))
                 break
             row["cache_bytes"] = model.cache_bytes(size, prompt + decoded, element_bytes=element)
             report["sweep"].append(row)
             here.log(
-                "program.bench-row",
-                "{rows} rows: prefill {prefill:,.0f} tokens/s, decode {decode:,.0f} tokens/s, {ms:.2f} ms a token",
-                rows=size,
-                prefill=row["prefill_tokens_per_s"],
-                decode=row["decode_tokens_per_s"],
-                ms=1e3 * row["decode_s_per_token"],
+                listed(
+                    "program.bench-row",
+                    rows=size,
+                    prefill=row["prefill_tokens_per_s"],
+                    decode=row["decode_tokens_per_s"],
+                    ms=1e3 * row["decode_s_per_token"],
+                )
             )
     if here.is_first:
         replace_json(output / "infer_bench.json", report)
@@ -168,9 +165,7 @@ def batch_sizes(options: Options) -> list[int]:
     texts = [str(size) for size in options["batch_sizes"]]
     wrong = [text for text in texts if not text.isdigit() or int(text) < 1]
     if wrong or not texts:
-        raise InvalidDataError(
-            "program.batch-sizes", "--batch_sizes: expected numbers such as 1,8,32, got {texts}", texts=wrong or [""]
-        )
+        raise InvalidDataError(listed("program.batch-sizes", texts=wrong or [""]))
     return sorted({int(text) for text in texts})
 
 

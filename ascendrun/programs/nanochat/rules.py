@@ -12,7 +12,7 @@ from ascendrun.planner.models import Workload
 from ascendrun.planner.training import PlanProblem, Rule, Training
 from ascendrun.programs.nanochat import data_rules
 from ascendrun.programs.nanochat import sizes as dials
-from ascendrun.text import Text
+from ascendrun.text import listed
 
 TRAINS = ("base", *dials.ON_CHATS)
 WITH_MODEL = (*dials.ON_CHATS, "evaluate", "export", "infer_bench", "chat", "serve")
@@ -55,7 +55,7 @@ def check_model(training: Training) -> Iterator[PlanProblem]:
     if training.mode not in WITH_MODEL:
         return
     path = str(training.options["model_dir"] or "")
-    hint = Text("plan.base-first", "set it to the output_dir of a stage with mode: base or mid")
+    hint = listed("plan.base-first")
     if not path:
         yield PlanProblem.of("no-model-dir", "model_dir", hint=hint, mode=training.mode)
         return
@@ -180,15 +180,10 @@ def batch_refusals(options: Mapping[str, Any], horizon: dials.Horizon, ranks: in
         )
         return
     near = [each // length for each in near]
-    hint = Text("plan.batch-examples-near", "set target_examples_per_step to one of {near}", near=near)
+    hint = listed("plan.batch-examples-near", near=near)
     if asked % ranks == 0:
         fewer = max(each for each in range(1, rows + 1) if asked // ranks % each == 0)
-        hint = Text(
-            "plan.batch-examples-or",
-            "set target_examples_per_step to one of {near}, or micro_batch_size to {fewer}",
-            near=near,
-            fewer=fewer,
-        )
+        hint = listed("plan.batch-examples-or", near=near, fewer=fewer)
     yield PlanProblem.of(
         "batch-examples", "target_examples_per_step", hint=hint, asked=asked, unit=ranks * rows, ranks=ranks, rows=rows
     )

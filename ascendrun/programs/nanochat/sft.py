@@ -44,7 +44,7 @@ from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.shards import Rows
 from ascendrun.programs.trainer.strategies.engine import Engine, cast
 from ascendrun.programs.trainer.task import Task
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 
 def sft_stage(options: Options, here: Runtime) -> None:
@@ -124,11 +124,7 @@ def read_mixture(options: Options) -> Mixture:
         task = read_task({**given, "epochs": 1}, options["seed"])
         first_val = first_val_of(len(task), options)
         if first_val < 1:
-            raise InvalidDataError(
-                "program.few-examples",
-                "task {name}: expected at least two examples, some to train on and some to validate with",
-                name=given.get("file") or given["kind"],
-            )
+            raise InvalidDataError(listed("program.few-examples", name=given.get("file") or given["kind"]))
         tasks.append(task)
         train.append((range(start, start + first_val), int(given.get("epochs") or 1)))
         val.append(range(start + first_val, start + len(task)))
@@ -173,10 +169,8 @@ def make_rows(
 
 
 def introduce(facts: Mapping[str, Any], train: Rows, val: Rows, steps: int) -> Text:
-    return Text(
+    return listed(
         "program.chat-data",
-        "{conversations:,} conversations in {rows:,} sequences of {length} tokens, {val:,} for validation; {long:,} "
-        "longer ones are not used; {steps:,} steps are {epochs:.2f} epochs",
         conversations=facts["conversations"],
         rows=train.count,
         length=train.seq_len,
@@ -202,14 +196,14 @@ def rl_stage(options: Options, here: Runtime) -> None:
     updates = options["rollout_updates"]
     horizon = chat_horizon(model.sizes, options, options["max_steps"] or questions.steps_per_epoch * updates)
     here.log(
-        "program.rl-data",
-        "{questions:,} questions, {val:,} for validation; {steps:,} steps, each of {samples} replies to {asked} "
-        "questions",
-        questions=len(questions.numbers),
-        val=len(questions.val),
-        steps=horizon.steps,
-        samples=options["num_samples"],
-        asked=questions.each_step,
+        listed(
+            "program.rl-data",
+            questions=len(questions.numbers),
+            val=len(questions.val),
+            steps=horizon.steps,
+            samples=options["num_samples"],
+            asked=questions.each_step,
+        )
     )
     reference = copy.deepcopy(model).requires_grad_(False) if options["kl"] else None
 
@@ -322,12 +316,7 @@ class Practice(Task):
         self.here.record(step=step, reward=rewards / count, reply_tokens=tokens / count)
         if step % self.options["logging_steps"] == 0:
             self.here.log(
-                "program.rewards",
-                "step {step}: mean reward {reward:.3f} of {count} replies, {tokens:.1f} tokens each",
-                step=step,
-                reward=rewards / count,
-                count=int(count),
-                tokens=tokens / count,
+                listed("program.rewards", step=step, reward=rewards / count, count=int(count), tokens=tokens / count)
             )
 
     # --- learning ---

@@ -24,7 +24,7 @@ from typing import Any, Callable
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import sandbox
 from ascendrun.programs.nanochat.conversations import Messages, checked
-from ascendrun.text import Text
+from ascendrun.text import listed
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 GENERATED_ROWS = 1000
@@ -94,12 +94,10 @@ class Examples(Sequence[Example]):
             except InvalidDataError as error:
                 problem = error.args[0]
             except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-                problem = Text(
-                    "program.task-line", "expected JSON of the kind {kind}: {error}", kind=self.kind, error=repr(error)
-                )
+                problem = listed("program.task-line", kind=self.kind, error=repr(error))
             file.seek(0)
-            place = Text("program.line", "line {number}", number=file.read(start).count(b"\n") + 1)
-        raise InvalidDataError("program.at", "{path}: {place}: {error}", path=self.path, place=place, error=problem)
+            place = listed("program.line", number=file.read(start).count(b"\n") + 1)
+        raise InvalidDataError(listed("program.at", path=self.path, place=place, error=problem))
 
 
 class Joined(Sequence[Example]):
@@ -130,7 +128,7 @@ def read_task(spec: Mapping[str, Any], seed: int) -> Sequence[Example]:
     path = str(spec.get("file") or "")
     starts: Sequence[int] = range(rows or GENERATED_ROWS) if kind in GENERATORS else starts_of(path)
     if not starts:
-        raise InvalidDataError("program.no-samples", "{path}: no samples", path=path)
+        raise InvalidDataError(listed("program.no-samples", path=path))
     starts = starts[: rows or None]
     return Examples(path, str(kind), starts, seed, range(len(starts) * epochs))
 
@@ -145,9 +143,7 @@ def starts_of(path: str) -> Sequence[int]:
                     found.append(start)
                 start += len(line)
     except OSError as error:
-        raise InvalidDataError(
-            "program.task-unreadable", "{path}: cannot be read as a task: {reason}", path=path, reason=repr(error)
-        ) from error
+        raise InvalidDataError(listed("program.task-unreadable", path=path, reason=repr(error))) from error
     return found
 
 
@@ -157,7 +153,7 @@ def starts_of(path: str) -> Sequence[int]:
 def from_messages(row: Any) -> Example:
     messages = checked(row["messages"] if isinstance(row, Mapping) else row)
     if len(messages) < 2:
-        raise InvalidDataError("program.no-reply", "no reply of the assistant, so there is nothing to train on")
+        raise InvalidDataError(listed("program.no-reply"))
     return Example(messages, None, None, "messages")
 
 
@@ -169,9 +165,9 @@ def from_choices(row: Any) -> Example:
         answer = letters[answer]
     if answer not in letters or len(letters) != len(texts):
         raise InvalidDataError(
-            "program.task-answer", "the answer {answer:quote} is none of {letters}", answer=str(answer),
-            letters=list(letters),
-        )  # fmt: skip
+            listed("program.task-answer", answer=str(answer),
+            letters=list(letters)
+        ))  # fmt: skip
     # The letter comes last, without a space, so that it is the same token as the reply.
     lines = [row["question"], *(f"- {text}={letter}" for letter, text in zip(letters, texts))]
     question = "\n".join([*lines, "", "Answer with one letter only."])
@@ -188,7 +184,7 @@ def from_gsm8k(row: Any) -> Example:
             parts.append({"type": "text", "text": piece})
     answer = worked_answer(row["answer"])
     if answer is None:
-        raise InvalidDataError("program.task-no-answer", "the answer has no number after ####")
+        raise InvalidDataError(listed("program.task-no-answer"))
     return Example(exchange(row["question"], parts), None, answer, "gsm8k")
 
 

@@ -25,7 +25,7 @@ from ascendrun.programs.nanochat.data_rules import FORMS, few_documents
 from ascendrun.programs.nanochat.sizes import SPECIAL
 from ascendrun.programs.trainer.checkpoint import replace_json, replace_text
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.text import Text
+from ascendrun.text import listed
 
 LINES = 512
 """Lines of a JSON file that are read together."""
@@ -103,7 +103,7 @@ def read_corpus(options: Mapping[str, Any]) -> Corpus:
 
     Raises InvalidDataError.
     """
-    form = Text("program.texts-form", "Parquet, JSON lines or text files")
+    form = listed("program.texts-form")
     errors.check_given(options["data_path"], form)
     if options["data_path"] == GENERATED:
         texts = generated(options["synthetic_documents"], seed=options["seed"])
@@ -134,9 +134,7 @@ def files_of(path: Path) -> list[Path]:
     else:
         found = [path] if path.is_file() and path.suffix in FORMS else []
     if not found:
-        raise InvalidDataError(
-            "program.no-text-files", "{path}: no file found that ends in {forms}", path=path, forms=list(FORMS)
-        )
+        raise InvalidDataError(listed("program.no-text-files", path=path, forms=list(FORMS)))
     return found
 
 
@@ -149,10 +147,7 @@ def chunks_of(file: Path, document_chars: int) -> list[Chunk]:
             with parquet.ParquetFile(file) as table:
                 if "text" not in table.schema_arrow.names:
                     raise InvalidDataError(
-                        "program.no-text-column",
-                        "{path}: no column text among {columns}",
-                        path=file,
-                        columns=list(table.schema_arrow.names),
+                        listed("program.no-text-column", path=file, columns=list(table.schema_arrow.names))
                     )
                 groups = range(table.num_row_groups)
                 return [Chunk(file, group, 0, table.metadata.row_group(group).num_rows) for group in groups]
@@ -171,9 +166,7 @@ def chunks_of(file: Path, document_chars: int) -> list[Chunk]:
 
 
 def unreadable(path: Path, error: Exception) -> InvalidDataError:
-    return InvalidDataError(
-        "program.text-unreadable", "{path}: cannot be read as documents: {reason}", path=path, reason=repr(error)
-    )
+    return InvalidDataError(listed("program.text-unreadable", path=path, reason=repr(error)))
 
 
 def mark_of_file(file: Path) -> str:
@@ -286,15 +279,10 @@ def load(folder: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library has no class of its own for a missing or damaged file
-        raise InvalidDataError(
-            "program.no-tokenizer",
-            "{file}: no tokenizer: {reason}\nhint: run the stage with --mode=tokenizer first",
-            file=file,
-            reason=error,
-        ) from error
+        raise InvalidDataError(listed("program.no-tokenizer", file=file, reason=error)) from error
     missing = [token for token in SPECIAL if tokenizer.token_to_id(token) is None]
     if missing:
-        raise InvalidDataError("program.other-tokenizer", "{file}: no tokens {missing}", file=file, missing=missing)
+        raise InvalidDataError(listed("program.other-tokenizer", file=file, missing=missing))
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -346,12 +334,13 @@ def tokenizer_stage(options: Mapping[str, Any], here: Runtime) -> None:
         replace_json(folder / "report.json", report)
         save_files(folder, text)
     here.log(
-        "program.tokenizer",
-        "tokenizer: {count:,} tokens, {train:.2f} bytes a token in training, {val:.2f} in validation: {directory}",
-        count=report["tokens"],
-        train=report["bytes_per_token"]["train"],
-        val=report["bytes_per_token"]["val"],
-        directory=folder,
+        listed(
+            "program.tokenizer",
+            count=report["tokens"],
+            train=report["bytes_per_token"]["train"],
+            val=report["bytes_per_token"]["val"],
+            directory=folder,
+        )
     )
     here.record(done=True, tokens=report["tokens"], final_bytes_per_token=report["bytes_per_token"]["val"])
 

@@ -24,6 +24,7 @@ from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies import fsdp2
 from ascendrun.programs.trainer.strategies.engine import cast
 from ascendrun.programs.trainer.strategies.fsdp2 import materialise
+from ascendrun.text import listed
 
 WRAPPER, WRAPPED = "base_model.model.", ".base_layer."
 """Prefix and infix that peft adds to the names of a model's weights."""
@@ -41,24 +42,14 @@ def shape_config(name: str, **changes: Any) -> Any:
 def folder_config(folder: Path) -> Any:
     """Read a configuration. Raises InvalidDataError."""
     if not (folder / "config.json").is_file():
-        raise InvalidDataError(
-            "program.no-config",
-            "{directory}: config.json not found\n"
-            "hint: set --base_model to a directory with config.json, tokenizer and *.safetensors, at the "
-            "same path on every node",
-            directory=folder,
-        )
+        raise InvalidDataError(listed("program.no-config", directory=folder))
     from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # various types: invalid JSON, not an object, an unknown field or model
         raise InvalidDataError(
-            "program.config-rejected",
-            "{directory}/config.json: rejected by transformers ({error})\n"
-            "hint: copy the base again, or install a transformers version that supports it",
-            directory=folder,
-            error=errors.in_a_line(error),
+            listed("program.config-rejected", directory=folder, error=errors.in_a_line(error))
         ) from error
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", False) else None
     config.sliding_window = window  # transformers 4.51 warns on every rank about an unused window

@@ -23,6 +23,7 @@ from ascendrun.programs import errors
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.data import IGNORED
 from ascendrun.programs.trainer.shards import Array, Encoded, EncodedRows
+from ascendrun.text import listed
 
 Findall = Callable[[str], list[str]]
 
@@ -197,12 +198,7 @@ def encode_rows(
     done = [""] * len(rows)
     for (row, _), before, after in zip(turns, starts, ends):
         if not before.startswith(done[row]) or not after.startswith(before):
-            raise InvalidDataError(
-                "program.template-rewrites",
-                "the chat template of the tokenizer rewrites earlier turns, so the replies of the assistant "
-                "cannot be located\n"
-                "hint: set --template=chatml",
-            )
+            raise InvalidDataError(listed("program.template-rewrites"))
         reply = after[len(before) :].rstrip("\n")
         pieces += [before[len(done[row]) :], reply]
         done[row] = before + reply
@@ -302,10 +298,7 @@ def load_tokenizer(folder: Path, *, template: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # various types; `tokenizers` raises Exception itself
         raise InvalidDataError(
-            "program.tokenizer-unreadable",
-            "{directory}/tokenizer.json: transformers cannot read the tokenizer ({error})\nhint: copy the base again",
-            directory=folder,
-            error=errors.in_a_line(error),
+            listed("program.tokenizer-unreadable", directory=folder, error=errors.in_a_line(error))
         ) from error
     if template == "chatml" or not tokenizer.chat_template:
         tokenizer.chat_template = CHATML

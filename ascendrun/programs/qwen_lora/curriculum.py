@@ -13,7 +13,7 @@ import numpy as np
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.qwen_lora.rules import Stage, difficulty_problems, read_stages, stage_of
 from ascendrun.programs.trainer.data import Unit
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 Counts = Any
 """An array of int64, steps x levels."""
@@ -112,29 +112,15 @@ def choose_table(
     if problems:
         raise InvalidDataError.of(problems)
     if not named:
-        note = Text("program.no-curriculum", "{why}; training without a curriculum", why=NO_DIFFICULTY)
+        note = listed("program.no-curriculum", why=NO_DIFFICULTY)
         return Table(flat.levels, flat.stages, (note,))
     missing = [level for level in levels if level not in named]
     homes = homes_of([level in named for level in levels])
     merged = give_to_neighbours(parsed, homes)
-    notes = [
-        Text(
-            "program.level-missing",
-            "no samples of difficulty {level}: its fraction goes to {home}",
-            level=level,
-            home=levels[homes[levels.index(level)]],
-        )
-        for level in missing
-    ]
+    notes = [listed("program.level-missing", level=level, home=levels[homes[levels.index(level)]]) for level in missing]
     kept_levels = tuple(level for level in levels if level in named)
     notes += [
-        Text(
-            "program.few-samples",
-            "{count} samples of difficulty {level}; {advised} or more are recommended",
-            count=named[level],
-            level=level,
-            advised=FEW_ROWS,
-        )
+        listed("program.few-samples", count=named[level], level=level, advised=FEW_ROWS)
         for level in kept_levels
         if named[level] < FEW_ROWS
     ]
@@ -222,44 +208,20 @@ class Course:
     def describe(self) -> list[Text]:
         """Describe the schedule: the fractions of every stage, the number of uses of every level's samples."""
         if not self.table.is_curriculum:
-            return [
-                Text(
-                    "program.steps",
-                    "{steps} steps of {batch} samples, {rows} samples in the data",
-                    steps=self.steps,
-                    batch=self.batch_size,
-                    rows=len(self.numbers[0]),
-                )
-            ]
+            return [listed("program.steps", steps=self.steps, batch=self.batch_size, rows=len(self.numbers[0]))]
         lines, begin = [], 0
         for i, (_, shares) in enumerate(self.table.stages, start=1):
             last = sum(1 for step in range(self.steps) if self.stage(step) < i)
             parts = [f"{level} {float(share):.0%}" for level, share in zip(self.table.levels, shares)]
             lines.append(
-                Text(
-                    "program.stage",
-                    "stage {stage}: steps {first}-{last}: {parts}",
-                    stage=i,
-                    first=begin + 1,
-                    last=last,
-                    parts=parts,
-                )
+                listed("program.stage", stage=i, first=begin + 1, last=last, parts=parts)
                 if last > begin
-                else Text("program.stage-empty", "stage {stage}: no steps", stage=i)
+                else listed("program.stage-empty", stage=i)
             )
             begin = last
         for level, rows in zip(self.table.levels, self.numbers):
             count = self.given_of(self.steps)[level]
-            lines.append(
-                Text(
-                    "program.level-use",
-                    "{level}: {rows} samples used {count} times in total, {times:.1f} times each",
-                    level=level,
-                    rows=len(rows),
-                    count=count,
-                    times=count / len(rows),
-                )
-            )
+            lines.append(listed("program.level-use", level=level, rows=len(rows), count=count, times=count / len(rows)))
         return lines
 
 

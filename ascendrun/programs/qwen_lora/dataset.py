@@ -26,7 +26,7 @@ from ascendrun.programs.qwen_lora.sft_task import Rows
 from ascendrun.programs.trainer import shards
 from ascendrun.programs.trainer.checkpoint import fingerprint
 from ascendrun.programs.trainer.shards import Array, Source, Tokens
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 SYNTHETIC_LEVELS = ("explain", "reasoning", "topology")
 NAMES = ("node", "switch", "router", "host", "rack", "port")
@@ -47,30 +47,25 @@ def read_conversations(path: Path, *, system: str) -> list[Conversation]:
     if problems:
         raise InvalidDataError.of(
             [
-                Text(
+                listed(
                     "program.at",
-                    "{path}: {place}: {error}",
                     path=path,
-                    place=Text("program.line", "line {number}", number=number)
+                    place=listed("program.line", number=number)
                     if rows.are_lines
-                    else Text("program.row", "row {number}", number=number),
+                    else listed("program.row", number=number),
                     error=problems[number],
                 )
                 for number in sorted(problems)
             ]
         )
     if not found:
-        raise InvalidDataError("program.no-samples", "{path}: no samples", path=path)
+        raise InvalidDataError(listed("program.no-samples", path=path))
     return found
 
 
 def check_file(path: Path) -> None:
     if not path.is_file():
-        raise InvalidDataError(
-            "program.file-not-found",
-            "{path}: file not found; the data must be at the same path on every node",
-            path=path,
-        )
+        raise InvalidDataError(listed("program.file-not-found", path=path))
 
 
 def read_rows(path: Path) -> json_rows.Rows:
@@ -78,23 +73,14 @@ def read_rows(path: Path) -> json_rows.Rows:
     try:
         rows = json_rows.parse_rows(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise InvalidDataError(
-            "program.not-utf8",
-            "{path}: not valid UTF-8 at byte {position:,}\nhint: convert the file: iconv -f ENCODING -t UTF-8",
-            path=path,
-            position=error.start,
-        ) from error
+        raise InvalidDataError(listed("program.not-utf8", path=path, position=error.start)) from error
     for fault in rows.faults:
         if fault.code == "too-deep":
-            raise InvalidDataError(
-                "program.too-deep", "{path}: JSON is nested too deeply for a list of samples", path=path
-            )
+            raise InvalidDataError(listed("program.too-deep", path=path))
         if fault.code == "not-json":
-            raise InvalidDataError("program.not-json", "{path}: not valid JSON: {error}", path=path, error=fault.value)
+            raise InvalidDataError(listed("program.not-json", path=path, error=fault.value))
         if fault.code == "not-a-list":
-            raise InvalidDataError(
-                "program.not-a-list", "{path}: expected a list of samples, got {found}", path=path, found=fault.value
-            )
+            raise InvalidDataError(listed("program.not-a-list", path=path, found=fault.value))
     return rows
 
 
@@ -231,11 +217,7 @@ def make_lessons(texts: Data, tokenizer: Any, options: Options, *, context: Base
     )
     train = learned(every, train_numbers, table.levels)
     if not len(train):
-        raise InvalidDataError(
-            "program.all-cut",
-            "--cutoff_len={cutoff} tokens: every sample is truncated before the reply of the assistant\nhint: raise it",
-            cutoff=options["cutoff_len"],
-        )
+        raise InvalidDataError(listed("program.all-cut", cutoff=options["cutoff_len"]))
     # Without a curriculum the validation loss is still reported by difficulty, so that two runs can be compared.
     named = rows_of_levels(val_source, val_numbers)
     val_levels = tuple(level for level in options["difficulty_levels"] if level in named)
@@ -258,12 +240,7 @@ def split(count: int, options: Options) -> tuple[Array, Array]:
     if not options["val_size"]:
         return range(count), ()
     if count < 2:
-        raise InvalidDataError(
-            "program.one-sample",
-            "{path}: {count} sample for training and validation\nhint: add samples, or set --val_size=0",
-            path=options["data_path"],
-            count=count,
-        )
+        raise InvalidDataError(listed("program.one-sample", path=options["data_path"], count=count))
     shuffled = array("i", range(count))  # a list takes ten times the memory, on every rank
     random.Random(options["seed"]).shuffle(shuffled)
     taken, order = max(1, round(count * options["val_size"])), np.frombuffer(shuffled, dtype=np.int32)
@@ -307,14 +284,10 @@ def introduce(lessons: Lessons, course: Course, options: Options) -> list[Text]:
     lengths, whole = samples.lengths, samples.manifest
     lines = [
         *lessons.table.notes,
-        Text(
+        listed(
             "program.data",
-            "{count} samples from {source}: {mean:.0f} tokens on average, {longest} at most, "
-            "{learned:percent} of them trained on; {val} validation samples",
             count=len(samples),
-            source=Text("program.synthetic-samples", "synthetic samples")
-            if options["data_path"] == GENERATED
-            else options["data_path"],
+            source=listed("program.synthetic-samples") if options["data_path"] == GENERATED else options["data_path"],
             mean=lengths.mean(),
             longest=int(lengths.max()),
             learned=whole["learned"] / whole["tokens"],
@@ -322,20 +295,12 @@ def introduce(lessons: Lessons, course: Course, options: Options) -> list[Text]:
         ),
     ]
     if lessons.cut:
-        lines.append(
-            Text(
-                "program.samples-dropped",
-                "{count} samples dropped: --cutoff_len={cutoff} truncates the whole reply",
-                count=lessons.cut,
-                cutoff=options["cutoff_len"],
-            )
-        )
+        lines.append(listed("program.samples-dropped", count=lessons.cut, cutoff=options["cutoff_len"]))
     at_cutoff = int((lengths == options["cutoff_len"]).sum())
     if at_cutoff:
         lines.append(
-            Text(
+            listed(
                 "program.samples-truncated",
-                "{count} samples ({fraction:.1%}) truncated at {cutoff} tokens",
                 count=at_cutoff,
                 fraction=at_cutoff / len(samples),
                 cutoff=options["cutoff_len"],

@@ -20,6 +20,7 @@ from ascendrun.programs.trainer.optim import OptimizerPlan
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import wrap
+from ascendrun.text import listed
 
 Options = Mapping[str, Any]
 MODEL_SHARE = 0.7
@@ -46,7 +47,7 @@ def open_talker(options: Options, here: Runtime, *, rows: int) -> Talker:
     settings = adapter_settings(adapter) if adapter else {}
     home = options["base_model"] or settings.get("base_model_name_or_path")
     if not home:
-        raise InvalidDataError("program.no-base", "--base_model or --adapter_path is required")
+        raise InvalidDataError(listed("program.no-base"))
     config = base.folder_config(Path(home))
     tokenizer = chat_template.load_tokenizer(Path(home), template=options["template"])
     base.check_tokenizer(Path(home), config, tokenizer)
@@ -68,13 +69,7 @@ def open_talker(options: Options, here: Runtime, *, rows: int) -> Talker:
 def adapter_settings(adapter: Path) -> dict[str, Any]:
     for name in ("adapter_config.json", lora.ADAPTER_FILE):
         if not (adapter / name).is_file():
-            raise InvalidDataError(
-                "program.no-adapter",
-                "{directory}: {name} not found\n"
-                "hint: set --adapter_path to the directory `adapter` of a training's output",
-                directory=adapter,
-                name=name,
-            )
+            raise InvalidDataError(listed("program.no-adapter", directory=adapter, name=name))
     return lora.read_settings(adapter)
 
 
@@ -104,10 +99,11 @@ def open_engine(
         base.load_parts(engine.module, home)
     engine.module.eval()
     here.log(
-        "program.serving-layout",
-        "{millions:,.2f} M weights, strategy {strategy}",
-        millions=sum(weight.numel() for weight in model.parameters()) / 1e6,
-        strategy=strategy,
+        listed(
+            "program.serving-layout",
+            millions=sum(weight.numel() for weight in model.parameters()) / 1e6,
+            strategy=strategy,
+        )
     )
     return engine
 
@@ -116,9 +112,7 @@ def strategy_of(options: Options, model: Any, precision: Precision, here: Runtim
     """Return none (each rank has the model), fsdp2 or hsdp: as requested, or by the memory of a device."""
     requested = options["strategy"]
     if requested == "zero3":
-        raise InvalidDataError(
-            "program.serve-zero3", "--strategy=zero3 is for training\nhint: set --strategy=fsdp2 or --strategy=auto"
-        )
+        raise InvalidDataError(listed("program.serve-zero3"))
     if here.world_size == 1 or requested in ("none", "ddp"):
         return "none"
     if requested != "auto":
@@ -138,10 +132,5 @@ def adapter_values(model: Any, adapter: Path) -> dict[str, Any]:
         name for name, (_, shape) in wanted.items() if tuple(values[name].shape) != shape
     ]
     if differ:
-        raise InvalidDataError(
-            "program.other-adapter",
-            "{adapter}: {name} does not match the base; the adapter belongs to another base",
-            adapter=adapter,
-            name=differ[0],
-        )
+        raise InvalidDataError(listed("program.other-adapter", adapter=adapter, name=differ[0]))
     return {name: values[saved] for saved, (name, _) in wanted.items()}

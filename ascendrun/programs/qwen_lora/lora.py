@@ -22,7 +22,7 @@ from ascendrun.programs.trainer.data import seed_of
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.fsdp2 import file_of_tensor
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 ADAPTER_FILE = "adapter_model.safetensors"
 NAME = "default"
@@ -40,12 +40,7 @@ def add_lora(model: Any, options: Mapping[str, Any]) -> Any:
     leaves = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     unknown = [name for name in options["target_modules"] if name not in leaves]
     if unknown:
-        raise InvalidDataError(
-            "program.unknown-target",
-            "--target_modules: the model has no linear layer {unknown}; it has {known}",
-            unknown=list(unknown),
-            known=sorted(leaves),
-        )
+        raise InvalidDataError(listed("program.unknown-target", unknown=list(unknown), known=sorted(leaves)))
     config = LoraConfig(
         r=options["lora_r"],
         lora_alpha=options["lora_alpha"],
@@ -79,9 +74,7 @@ def first_values(
         elif "lora_B" in name:
             values[name] = torch.zeros(shape)
         elif name not in values:
-            raise InvalidDataError(
-                "program.unknown-adapter-part", "peft created {name}, which has no known initial value", name=name
-            )
+            raise InvalidDataError(listed("program.unknown-adapter-part", name=name))
     return values
 
 
@@ -143,25 +136,16 @@ def check_whole(weights: Mapping[str, torch.Tensor], expected: Mapping[str, tupl
     problems: list[Text] = []
     for name, shape in expected.items():
         if name not in weights:
-            problems.append(Text("program.part-missing", "{name} is missing", name=name))
+            problems.append(listed("program.part-missing", name=name))
         elif tuple(weights[name].shape) != tuple(shape):
             problems.append(
-                Text(
-                    "program.part-shape",
-                    "{name} has shape [{found}], not [{expected}]",
-                    name=name,
-                    found=list(weights[name].shape),
-                    expected=list(shape),
-                )
+                listed("program.part-shape", name=name, found=list(weights[name].shape), expected=list(shape))
             )
         elif not bool(torch.isfinite(weights[name]).all()):
-            problems.append(Text("program.part-not-finite", "{name} has values that are not finite", name=name))
-    problems += [
-        Text("program.part-unknown", "{name} is not part of the adapter", name=name)
-        for name in set(weights) - set(expected)
-    ]
+            problems.append(listed("program.part-not-finite", name=name))
+    problems += [listed("program.part-unknown", name=name) for name in set(weights) - set(expected)]
     if problems:
-        raise IncompleteAdapterError.of([Text("program.adapter-not-saved", "the adapter was not saved:"), *problems])
+        raise IncompleteAdapterError.of([listed("program.adapter-not-saved"), *problems])
 
 
 def check_file(path: Path, wanted: Mapping[str, torch.Tensor]) -> None:
@@ -169,15 +153,10 @@ def check_file(path: Path, wanted: Mapping[str, torch.Tensor]) -> None:
 
     with safe_open(str(path), framework="pt") as opened:
         if set(opened.keys()) != set(wanted):
-            raise IncompleteAdapterError("program.adapter-file", "{path} does not hold what was written", path=path)
+            raise IncompleteAdapterError(listed("program.adapter-file", path=path))
         differ = [name for name in wanted if not torch.equal(opened.get_tensor(name), wanted[name])]
     if differ:
-        raise IncompleteAdapterError(
-            "program.adapter-values",
-            "{path}: {name} reads back with other values than were written\nhint: check the disk",
-            path=path,
-            name=differ[0],
-        )
+        raise IncompleteAdapterError(listed("program.adapter-values", path=path, name=differ[0]))
 
 
 def saved_name(name: str) -> str:
@@ -222,13 +201,7 @@ def merge(base: Path, adapter: Path, out: Path) -> int:
         targets = target_of(list(opened.keys()))
         lost = sorted(set(targets) - set(files))
         if lost:
-            raise InvalidDataError(
-                "program.other-base",
-                "{adapter} changes {name}, which {base} does not have; it belongs to another base",
-                adapter=adapter,
-                name=lost[0],
-                base=base,
-            )
+            raise InvalidDataError(listed("program.other-base", adapter=adapter, name=lost[0], base=base))
         for file in sorted(set(files.values())):
             with safe_open(str(base / file), framework="pt") as source:
                 weights = {

@@ -27,7 +27,7 @@ from ascendrun.programs.trainer.strategies import zero3
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import log_plan, pick, raise_fatal, refuse, training_of, wrap
 from ascendrun.programs.trainer.task import Settings, identity_of
-from ascendrun.text import Text
+from ascendrun.text import listed
 from ascendrun.text.format import pad_left
 
 Options = Mapping[str, Any]
@@ -57,15 +57,8 @@ class Study:
             here.log(line)
         rows, micro = len(self.course.units(0)), self.options["micro_batch_size"]
         if self.options["packing"] and micro and rows >= self.ranks and rows % (self.ranks * micro):
-            uneven = Text(
-                "program.uneven-passes",
-                "{rows} sequences per step are not divisible by {ranks} ranks x --micro_batch_size={micro}: "
-                "some passes are not full",
-                rows=rows,
-                ranks=self.ranks,
-                micro=micro,
-            )
-            here.log("program.note", "note: {text}", text=uneven)
+            uneven = listed("program.uneven-passes", rows=rows, ranks=self.ranks, micro=micro)
+            here.log(listed("program.note", text=uneven))
 
 
 def train(options: Options, here: Runtime) -> None:
@@ -97,7 +90,7 @@ def train(options: Options, here: Runtime) -> None:
     scores = final_scores(engine, lessons, questions, options)
     if here.is_first:
         write_report(options, study, loop, layout, scores, time.monotonic() - started_s)
-    here.log("program.results", "adapter, report and samples: {output}", output=output_of(options))
+    here.log(listed("program.results", output=output_of(options)))
     here.record(done=True, **{f"final_{name}": value for name, value in scores.items()})
 
 
@@ -149,15 +142,15 @@ def make_engine(
     """Return (peft's model, the engine, adapter names and shapes). The base's weights go to their final device."""
     sound, reasons = kernels.sound_kernels(here.accelerator, precision.compute)
     for reason in reasons:
-        here.log("program.not-fused", "not fused: {reason}", reason=reason)
-    here.log("program.attention", "attention: {kernel}", kernel=attention.kernel_of(here.device.type).__name__)
+        here.log(listed("program.not-fused", reason=reason))
+    here.log(listed("program.attention", kernel=attention.kernel_of(here.device.type).__name__))
     model, strategy = base.empty_model(config), layout.strategy
     if layout.recomputes:
         base.checkpoint_activations(model, strategy=strategy)
     model = lora.add_lora(model, options)
     replaced = kernels.fuse(model, kernels.operators_of(sound), device=here.accelerator.device.type)
     if replaced:
-        here.log("program.fused", "fused operators: {names}", names=list(replaced))
+        here.log(listed("program.fused", names=list(replaced)))
     model.config.pad_token_id = getattr(config, "pad_token_id", None)
     with base.weights_of(home) as read:
         values = lora.first_values(model, seed=options["seed"], read=read, here=here)
@@ -225,16 +218,16 @@ def save(engine: Engine, model: Any, expected: Mapping[str, Any], options: Optio
         try:
             lora.save_adapter(weights, expected, model, output / "adapter", tokenizer)
             here.log(
-                "program.adapter-saved",
-                "adapter: {count} matrices, {numbers:,} values, complete: {path}",
-                count=len(weights),
-                numbers=sum(each.numel() for each in weights.values()),
-                path=output / "adapter",
+                listed(
+                    "program.adapter-saved",
+                    count=len(weights),
+                    numbers=sum(each.numel() for each in weights.values()),
+                    path=output / "adapter",
+                )
             )
             if options["save_merged_model"]:
                 changed = lora.merge(home, output / "adapter", output / "merged")
-                message, path = "merged model, {count} weights changed: {path}", output / "merged"
-                here.log("program.merged", message, count=changed, path=path)
+                here.log(listed("program.merged", count=changed, path=output / "merged"))
         except (ProgramError, SafetensorError, OSError) as error:
             problem = str(error)
     problem = here.share(problem)
@@ -264,7 +257,7 @@ def final_scores(
     if here.is_first and answers:
         replace_text(output_of(options) / "samples.jsonl", "".join(answers))
     shown = " ".join(f"{name} {value:.4f}" for name, value in scores.items())
-    here.log("program.final", "final: {scores}", scores=shown)
+    here.log(listed("program.final", scores=shown))
     return scores
 
 
@@ -327,45 +320,29 @@ def prepare(options: Options, here: Runtime) -> None:
     here.check_same(texts.digest)
     dataset.make_lessons(texts, open_tokenizer(options, texts.train, here), options)
     cache = Path(options["data_cache_dir"] or shards.default_cache())
-    here.log("program.data-cache", "encoded data in {directory}:", directory=cache)
-    for held in shards.listed(cache, now_s=time.time()):
-        here.log(
-            "program.data-held",
-            "{key}  {rows:,} samples  {size:bytes}  last used {age:duration} ago",
-            key=held.key,
-            rows=held.rows,
-            size=held.bytes,
-            age=held.age_s,
-        )
+    here.log(listed("program.data-cache", directory=cache))
+    for held in shards.directories(cache, now_s=time.time()):
+        here.log(listed("program.data-held", key=held.key, rows=held.rows, size=held.bytes, age=held.age_s))
     here.record(done=True)
 
 
 def compare(options: Mapping[str, Any], here: Runtime) -> None:
     """Compare two runs on the same budget: write comparison.json and a table. Raises InvalidDataError."""
     if len(options["compare_dirs"]) != 2:
-        raise InvalidDataError("program.compare-two", "--compare_dirs: expected the output directories of two runs")
+        raise InvalidDataError(listed("program.compare-two"))
     reports = []
     for name in options["compare_dirs"]:
         path = Path(name) / "report.json"
         if not path.is_file():
-            raise InvalidDataError(
-                "program.no-report",
-                "{path}: report not found; the run did not finish, or used another directory or node",
-                path=path,
-            )
+            raise InvalidDataError(listed("program.no-report", path=path))
         reports.append(json.loads(path.read_text(encoding="utf-8")))
     first, second = reports
     budget = [(each["training"]["steps"], each["training"]["samples"]) for each in reports]
     if budget[0] != budget[1]:
-        raise InvalidDataError(
-            "program.other-budgets",
-            "the runs have different budgets: {first} and {second} steps and samples",
-            first=budget[0],
-            second=budget[1],
-        )
+        raise InvalidDataError(listed("program.other-budgets", first=budget[0], second=budget[1]))
     rows = [(name, first["final"][name], second["final"][name]) for name in first["final"] if name in second["final"]]
-    here.log("program.compare", "{steps} steps, {samples} samples each", steps=budget[0][0], samples=budget[0][1])
-    difference = pad_left(Text("program.difference", "difference"), 12)
+    here.log(listed("program.compare", steps=budget[0][0], samples=budget[0][1]))
+    difference = pad_left(listed("program.difference"), 12)
     here.log(f"{'':<18}{options['compare_dirs'][0]:>14}{options['compare_dirs'][1]:>14}{difference}")
     for name, one, other in rows:
         here.log(f"{name.replace('_', ' '):<18}{one:>14.4f}{other:>14.4f}{other - one:>+12.4f}")

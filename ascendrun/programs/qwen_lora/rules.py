@@ -13,7 +13,7 @@ from ascendrun.options import GENERATED
 from ascendrun.planner import model_rules, rules
 from ascendrun.planner.models import LINEAR, Shape, Workload, shape_of
 from ascendrun.planner.training import PlanProblem, Rule, Training
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 Stage = tuple[Fraction, tuple[Fraction, ...]]
 """(end, as a fraction of all steps; fractions of the levels, with sum 1)."""
@@ -82,9 +82,9 @@ CHARS_PER_TOKEN = 3.0
 """Of English and code 3.5 to 4.5, of Chinese 1.5 to 2: used where no tokenizer ran, with a range of both sides."""
 SYNTHETIC_TOKENS = 60
 QLORA: Mapping[str, Text] = {
-    "npu": Text("program.qlora-npu", "bitsandbytes has no build for Ascend"),
-    "cpu": Text("program.qlora-cpu", "a 4-bit base saves device memory, which a CPU does not have"),
-    "cuda": Text("program.qlora-cuda", "this program requires a bfloat16 base, which it shards where it does not fit"),
+    "npu": listed("program.qlora-npu"),
+    "cpu": listed("program.qlora-cpu"),
+    "cuda": listed("program.qlora-cuda"),
 }
 """Why no quantised base is supported."""
 

@@ -25,7 +25,7 @@ from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.shards import Encoded
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.task import Loss, Part, Task
-from ascendrun.text import Text
+from ascendrun.text import listed
 
 NO_LEVEL = -1
 
@@ -215,7 +215,7 @@ def mean_of(pairs: Sequence[tuple[float, int]]) -> float:
 def read_questions(path: Path, limit: int) -> list[Question]:
     """Read questions; `answer` is a letter or an index from 0. Raises InvalidDataError."""
     if not path.is_file():
-        raise InvalidDataError("program.file-not-found-here", "{path}: file not found", path=path)
+        raise InvalidDataError(listed("program.file-not-found-here", path=path))
     found: list[Question] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip() or len(found) == limit:
@@ -225,29 +225,12 @@ def read_questions(path: Path, limit: int) -> list[Question]:
             choices, answer = tuple(map(str, row["choices"])), row["answer"]
             place = "ABCDEFGH".index(answer) if isinstance(answer, str) else int(answer)
             if not 0 <= place < len(choices):
-                raise ValueError(
-                    Text(
-                        "program.answer-range",
-                        "answer {answer:quote} of {choices} choices",
-                        answer=answer,
-                        choices=len(choices),
-                    )
-                )
+                raise ValueError(listed("program.answer-range", answer=answer, choices=len(choices)))
             found.append(Question(str(row["question"]), choices, place))
         except (ValueError, KeyError, TypeError) as error:
-            raise InvalidDataError(
-                "program.question-line",
-                "{path}:{number}: expected question, choices and the letter of the answer ({error})",
-                path=path,
-                number=number,
-                error=error,
-            ) from None
+            raise InvalidDataError(listed("program.question-line", path=path, number=number, error=error)) from None
     if not found:
-        raise InvalidDataError(
-            "program.no-question",
-            "{path}: no question; expected JSON lines of {{question, choices, answer}}",
-            path=path,
-        )
+        raise InvalidDataError(listed("program.no-question", path=path))
     return found
 
 

@@ -22,7 +22,7 @@ from typing import Any, Callable
 import torch
 
 from ascendrun.programs.errors import ProgramError
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 DIRECTORY = ".epochs"
 FILE = re.compile(r"^(\d{6,})\.json$")
@@ -37,11 +37,7 @@ class SupersededError(ProgramError):
     exit_code = 75
 
     def __init__(self, parent: Path) -> None:
-        super().__init__(
-            "program.superseded",
-            "superseded: a later attempt of this training writes to {directory}; this attempt ends",
-            directory=parent,
-        )
+        super().__init__(listed("program.superseded", directory=parent))
 
 
 @dataclass(frozen=True)
@@ -318,9 +314,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest. Raises OSError and ValueError."""
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     if not isinstance(manifest, dict) or not {"step", "facts", "parts", "here"} <= set(manifest):
-        raise ValueError(Text("program.manifest-keys", "required keys are missing"))
+        raise ValueError(listed("program.manifest-keys"))
     if manifest.pop("sha256", None) != hash_of(manifest):
-        raise ValueError(Text("program.manifest-hash", "its hash does not match"))
+        raise ValueError(listed("program.manifest-hash"))
     return manifest
 
 
@@ -330,9 +326,9 @@ def fault(folder: Path, *, hashed: Collection[str] | None = None) -> Text | None
     try:
         manifest = read_manifest(folder)
     except FileNotFoundError:
-        return Text("program.file-missing", "{name} is missing", name=MANIFEST)
+        return listed("program.file-missing", name=MANIFEST)
     except (OSError, ValueError) as error:
-        return Text("program.file-unreadable", "{name} cannot be read ({error})", name=MANIFEST, error=error)
+        return listed("program.file-unreadable", name=MANIFEST, error=error)
     for name in manifest["here"]:
         problem = part_fault(folder / name, manifest["parts"].get(name), is_read=hashed is None or name in hashed)
         if problem is not None:
@@ -344,25 +340,17 @@ def part_fault(path: Path, wanted: Any, *, is_read: bool) -> Text | None:
     try:
         found = fingerprint(path) if is_read else {"bytes": path.stat().st_size}
     except OSError as error:
-        return Text("program.part-unreadable", "{name} cannot be read ({error})", name=path.name, error=error.strerror)
+        return listed("program.part-unreadable", name=path.name, error=error.strerror)
     if not isinstance(wanted, dict) or "bytes" not in wanted or "sha256" not in wanted:
-        return Text(
-            "program.no-fingerprint", "{name} has no fingerprint in {manifest}", name=path.name, manifest=MANIFEST
-        )
+        return listed("program.no-fingerprint", name=path.name, manifest=MANIFEST)
     if found["bytes"] != wanted["bytes"]:
-        return Text(
-            "program.part-size",
-            "{name} has {found} bytes, expected {expected}",
-            name=path.name,
-            found=found["bytes"],
-            expected=wanted["bytes"],
-        )
+        return listed("program.part-size", name=path.name, found=found["bytes"], expected=wanted["bytes"])
     if is_read and found["sha256"] != wanted["sha256"]:
-        return Text("program.part-hash", "{name} does not match its hash", name=path.name)
+        return listed("program.part-hash", name=path.name)
     return None
 
 
-def listed(parent: Path, kind: str) -> list[tuple[int, Path]]:
+def directories(parent: Path, kind: str) -> list[tuple[int, Path]]:
     """Return (step, directory) of this kind, newest first, complete or not; of one step the latest epoch first."""
     if not parent.is_dir():
         return []
@@ -373,22 +361,20 @@ def listed(parent: Path, kind: str) -> list[tuple[int, Path]]:
 
 def newest_epoch(parent: Path) -> int:
     """Return the highest epoch that is claimed here, or that a checkpoint carries; -1: there is neither."""
-    named = [epoch_of(path.name) for kind in ("step", "best") for _, path in listed(parent, kind)]
+    named = [epoch_of(path.name) for kind in ("step", "best") for _, path in directories(parent, kind)]
     return max([*starts(parent), *named], default=-1)
 
 
 def best_folder(parent: Path, step: int) -> Path:
     """Return the directory of the best model of a step: the one that led to later checkpoints, if there are several."""
     line = starts(parent)
-    found = [(epoch_of(path.name), path) for number, path in listed(parent, "best") if number == step]
+    found = [(epoch_of(path.name), path) for number, path in directories(parent, "best") if number == step]
     found.sort(key=lambda each: (is_on_line(each[0], step, line), each[0]))
     return found[-1][1] if found else parent / folder_name("best", step)
 
 
 def log_skipped(folder: Path, problem: Text) -> None:
-    message = "checkpoint {directory} is skipped: {problem}"
-    text = Text("program.checkpoint-skipped", message, directory=folder, problem=problem)
-    print(text, file=sys.stderr, flush=True)
+    print(listed("program.checkpoint-skipped", directory=folder, problem=problem), file=sys.stderr, flush=True)
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
@@ -410,7 +396,7 @@ def prune(parent: Path, *, newest: int, keep: int, best_steps: Collection[int], 
     def is_kept(step: int, folder: Path) -> bool:
         return step <= newest and is_on_line(epoch_of(folder.name), step, line)
 
-    steps = [(step, folder) for step, folder in listed(parent, "step") if epoch_of(folder.name) <= epoch]
+    steps = [(step, folder) for step, folder in directories(parent, "step") if epoch_of(folder.name) <= epoch]
     kept = [folder for step, folder in steps if is_kept(step, folder)][:keep]
     for _, folder in steps:
         if folder not in kept:
@@ -419,7 +405,7 @@ def prune(parent: Path, *, newest: int, keep: int, best_steps: Collection[int], 
     for folder in kept:
         if fault_free_facts(folder).get("best_step") is not None:
             wanted.add(int(fault_free_facts(folder)["best_step"]))
-    for step, folder in listed(parent, "best"):
+    for step, folder in directories(parent, "best"):
         is_wanted = step in wanted and folder == best_folder(parent, step)
         if epoch_of(folder.name) <= epoch and not is_wanted:
             shutil.rmtree(folder, ignore_errors=True)

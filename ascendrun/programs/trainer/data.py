@@ -19,6 +19,7 @@ import torch
 from ascendrun.programs.devices.attention import Segments
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime, stop_signals
+from ascendrun.text import listed
 
 IGNORED = -100
 """Label of a token that is not trained on."""
@@ -110,12 +111,7 @@ class Packed:
     ) -> None:
         longest = int(max(lengths, default=0))
         if longest > row_tokens:
-            raise InvalidDataError(
-                "program.sample-too-long",
-                "a sample of {longest} tokens does not fit in sequences of {limit}\nhint: truncate it before",
-                longest=longest,
-                limit=row_tokens,
-            )
+            raise InvalidDataError(listed("program.sample-too-long", longest=longest, limit=row_tokens))
         self.lengths, self.row_tokens, self.batch_size = np.asarray(lengths), row_tokens, batch_size
         self.seed, self.window = seed, window
         self.steps_per_epoch = math.ceil(len(self.rows(0)) / batch_size)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 T = TypeVar("T")
 
@@ -51,10 +51,10 @@ class Ranks:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def log(self, message: Text | str, english: str = "", /, **values: Any) -> None:
-        """Print from rank 0 only: a message, or the arguments of a Text."""
+    def log(self, message: Text | str) -> None:
+        """Print from rank 0 only."""
         if self.is_first:
-            print(Text(str(message), english, **values) if english else message, flush=True)
+            print(message, flush=True)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sum over ranks; the same to the last bit on every rank. The order of additions depends on a number's index
@@ -101,11 +101,7 @@ class Ranks:
         """Raise InvalidDataError when ranks read different data; training would not show it."""
         ranks = self.outliers(digest)
         if ranks:
-            raise InvalidDataError(
-                "program.data-differs",
-                "ranks {ranks:ranks} read other data than the rest; the file must be the same on every node",
-                ranks=ranks,
-            )
+            raise InvalidDataError(listed("program.data-differs", ranks=ranks))
 
     def share(self, value: T, *, source: int = 0) -> T:
         """Return the source rank's value on every rank; tensors in dicts and lists are sent as tensors, not pickled."""

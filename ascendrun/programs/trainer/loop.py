@@ -26,7 +26,7 @@ from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine, size_of
 from ascendrun.programs.trainer.strategies.parallel import eager
 from ascendrun.programs.trainer.task import Ending, NonFiniteError, Part, Progress, SaveError, Settings, Task
-from ascendrun.text import Text
+from ascendrun.text import listed
 
 
 class Loop:
@@ -134,11 +134,7 @@ class Loop:
             checkpoints.save_last()
         if interrupted is not None:
             self.here.log(
-                "program.stopped",
-                "stopped after step {step}/{steps}; the same command resumes from the checkpoint in {directory}",
-                step=progress.step,
-                steps=settings.steps,
-                directory=checkpoints.saver.parent,
+                listed("program.stopped", step=progress.step, steps=settings.steps, directory=checkpoints.saver.parent)
             )
             return interrupted
         self.here.record(event="end", step=progress.step)
@@ -170,10 +166,7 @@ class Loop:
         if is_bad:
             self._refuse()
         if has_failed and self.settings.on_save_failure == "stop":
-            raise SaveError(
-                self.checkpoints.problem
-                or Text("program.save-failed-elsewhere", "a checkpoint could not be written on another rank")
-            )
+            raise SaveError(self.checkpoints.problem or listed("program.save-failed-elsewhere"))
         if self.progress.step % self.source.updates:
             return None
         return Ending.STOPPED if is_stopped else Ending.OUT_OF_TIME if is_late else None
@@ -262,13 +255,7 @@ class Loop:
         step = min(each.step for each in found)
         found = [each for each in found if each.step == step]
         shown = [each for each in found if each.is_of_loss] or found[:1]  # a loss makes the norm of all ranks bad
-        raise NonFiniteError(
-            "program.non-finite",
-            "step {step}: {problems}; older checkpoints are valid\n"
-            "hint: lower --learning_rate, or inspect these samples",
-            step=step + 1,
-            problems=[each.text() for each in shown],
-        )
+        raise NonFiniteError(listed("program.non-finite", step=step + 1, problems=[each.text() for each in shown]))
 
     def _evaluate(self, name: str) -> None:
         """Evaluate the model; keep its weights if it is the best so far."""
@@ -302,23 +289,11 @@ def find_micro_batch(here: Runtime, attempt: Callable[[int], None], *, largest: 
         here.accelerator.empty_cache()
         ranks = [rank for rank, failed in enumerate(here.gather(has_failed)) if failed]
         if not ranks:
-            here.log(
-                "program.micro-batch-found", "micro-batch of {size}: the largest that fits on every rank", size=size
-            )
+            here.log(listed("program.micro-batch-found", size=size))
             return size
         if size == 1:
-            raise DeviceOutOfMemoryError(
-                "program.sample-does-not-fit",
-                "a single sample does not fit on the device of rank {rank}\n"
-                "hint: shorten the samples, or set gradient_checkpointing: true",
-                rank=ranks[0],
-            )
-        here.log(
-            "program.micro-batch-too-large",
-            "micro-batch of {size}: rank {rank} is out of memory",
-            size=size,
-            rank=ranks[0],
-        )
+            raise DeviceOutOfMemoryError(listed("program.sample-does-not-fit", rank=ranks[0]))
+        here.log(listed("program.micro-batch-too-large", size=size, rank=ranks[0]))
         size //= 2
 
 

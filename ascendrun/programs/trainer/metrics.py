@@ -16,7 +16,7 @@ from ascendrun.programs.devices.accelerator import Accelerator, Stamp
 from ascendrun.programs.trainer.data import Share
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.task import Part, Settings
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 SHOWN_SAMPLES = 8
 PHASES = ("data_s", "forward_s", "backward_s", "optimizer_s", "comm_s")
@@ -87,14 +87,13 @@ class Problem:
 
     def text(self) -> Text:
         what = (
-            Text("program.bad-loss", "the loss is {loss}", loss=self.value)
+            listed("program.bad-loss", loss=self.value)
             if self.is_of_loss
-            else Text("program.bad-norm", "the gradient norm is {norm}", norm=self.value)
+            else listed("program.bad-norm", norm=self.value)
         )
         shown: list[int | str] = list(self.samples[:SHOWN_SAMPLES])
-        return Text(
+        return listed(
             "program.bad-on-rank",
-            "{what} on rank {rank} (samples {samples})",
             what=what,
             rank=self.rank,
             samples=shown + (["…"] if len(self.samples) > SHOWN_SAMPLES else []),
@@ -233,9 +232,8 @@ class Reporter:
             **{f"loss_{name}": part[0] / part[1] for name, part in parts.items() if part[1]},
             **{f"samples_{name}": part[2] for name, part in parts.items()},
         )
-        line = Text(
+        line = listed(
             "program.progress",
-            "step {step}/{steps} epoch {epoch:.1f} loss {loss} lr {rate:.2e} tokens/s {speed:,.0f}",
             step=step,
             steps=steps,
             epoch=epoch,
@@ -251,12 +249,13 @@ class Reporter:
             step=step, eval_duration_s=seconds, **{f"eval_{name}": value for name, value in scores.items()}
         )
         self.here.log(
-            "program.evaluation",
-            "step {step}/{steps} evaluation: {scores}{note}",
-            step=step,
-            steps=self.settings.steps,
-            scores=" ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in scores.items()),
-            note=Text("program.best-so-far", " (best so far)") if is_best else "",
+            listed(
+                "program.evaluation",
+                step=step,
+                steps=self.settings.steps,
+                scores=" ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in scores.items()),
+                note=listed("program.best-so-far") if is_best else "",
+            )
         )
 
     def exclude(self, seconds: float) -> None:
@@ -283,9 +282,7 @@ def mfu_words(share: float | None) -> str:
     """Format the MFU for the line of a step; empty: unknown."""
     if share is None:
         return ""
-    return f" MFU {share:.1%}" + (
-        str(Text("program.mfu-impossible", ", impossible: check --peak_tflops and the clock")) if share > 1 else ""
-    )
+    return f" MFU {share:.1%}" + (str(listed("program.mfu-impossible")) if share > 1 else "")
 
 
 SKIPPED_STEPS = 3
@@ -313,11 +310,5 @@ def open_profiler(folder: str, here: Runtime, *, steps: int) -> Iterator[Callabl
         record_shapes=True,
         profile_memory=True,
     ) as profiler:
-        here.log(
-            "program.profile",
-            "profiling steps {first} to {last}: {directory}",
-            first=SKIPPED_STEPS + 1,
-            last=SKIPPED_STEPS + steps,
-            directory=folder,
-        )
+        here.log(listed("program.profile", first=SKIPPED_STEPS + 1, last=SKIPPED_STEPS + steps, directory=folder))
         yield profiler.step

@@ -13,7 +13,7 @@ from typing import Any, Callable, NoReturn
 from ascendrun import option_tables, options
 from ascendrun.options import COMMAND_LINE, OptionProblem, ProgramOptions
 from ascendrun.planner.training import batch_of_ranks
-from ascendrun.text import Text, language_of, use_language, write
+from ascendrun.text import language_of, listed, use_language, write
 
 INDENT = " " * 6
 
@@ -62,11 +62,9 @@ def read_words(argv: Sequence[str], table: ProgramOptions) -> tuple[dict[str, st
         spelled = name.replace("-", "_")
         name = spelled if table.find(spelled) else name
         if not word.startswith("--") or not name:
-            problems.append(
-                OptionProblem(word, Text("options.stray", "unexpected argument {argument:quote}", argument=word))
-            )
+            problems.append(OptionProblem(word, listed("options.stray", argument=word)))
         elif not equals and (not words or words[0].startswith("--")):
-            message = Text("options.no-value", "{option}: value missing", option=COMMAND_LINE.name(name))
+            message = listed("options.no-value", option=COMMAND_LINE.name(name))
             problems.append(OptionProblem(name, message, write(f"--{name}=VALUE")))
         else:
             texts[name] = text if equals else words.pop(0)
@@ -77,14 +75,13 @@ def make_help(table: ProgramOptions) -> str:
     """Return the text of --help: every option with its aliases, meaning, choices and default."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     program = f"python -m {spec.name.removesuffix('.__main__')}" if spec else table.program
-    lines = [str(Text("options.usage", "usage: {program} [--OPTION=VALUE ...]", program=program)), ""]
+    lines = [str(listed("options.usage", program=program)), ""]
     for option in table.options.values():
-        default = option.default if option.default not in (None, "") else Text("options.none", "none")
-        text = Text("options.help", "{help} (default: {default})", help=table.help(option), default=default)
+        default = option.default if option.default not in (None, "") else listed("options.none")
+        text = listed("options.help", help=table.help(option), default=default)
         if option.choices:
-            text = Text(
+            text = listed(
                 "options.help-choices",
-                "{help} (one of {choices}; default: {default})",
                 help=table.help(option),
                 choices=[str(choice) for choice in option.choices],
                 default=default,
@@ -159,5 +156,5 @@ def _as_list(value: Any) -> Any:
 
 
 def _line(problem: OptionProblem) -> str:
-    error = Text("options.error", "error: {message}", message=problem.message)
-    return f"{error}\n{Text('options.hint', 'hint: {hint}', hint=problem.hint)}" if problem.hint else str(error)
+    error = listed("options.error", message=problem.message)
+    return f"{error}\n{listed('options.hint', hint=problem.hint)}" if problem.hint else str(error)

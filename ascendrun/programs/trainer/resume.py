@@ -17,7 +17,7 @@ from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.saver import Saved, Saver
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.task import CannotResumeError, Progress, SaveError, Settings
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 
 class Checkpoints:
@@ -114,11 +114,7 @@ class Checkpoints:
         if found is None and choice != "auto":
             found = self.saver.find(Path(choice))
             if found is None:
-                raise CannotResumeError(
-                    "program.no-checkpoint-at",
-                    "--resume_from_checkpoint={path}: no complete checkpoint found",
-                    path=choice,
-                )
+                raise CannotResumeError(listed("program.no-checkpoint-at", path=choice))
         if found is None:
             return False
         self._check_identity(found.facts, found.folder)
@@ -130,20 +126,14 @@ class Checkpoints:
             best = self.saver.read_best(self.progress.best_step, found.folder.parent)
             if best is None:
                 raise CannotResumeError(
-                    "program.best-missing",
-                    "the best model (step {step}), which {directory} refers to, is not complete on any node\n"
-                    "hint: remove that checkpoint, or set --resume_from_checkpoint=never",
-                    step=self.progress.best_step,
-                    directory=found.folder,
+                    listed("program.best-missing", step=self.progress.best_step, directory=found.folder)
                 )
             self.best_weights = best["model"] if self.here.is_first else {}
             self.best_is_saved = is_own
         self.saved_step = self.progress.step if is_own else None
         if is_own:
             self.saver.origin = self.progress.step, str(found.facts.get("save", ""))
-        self.here.log(
-            "program.resumed", "resumed at step {step}/{steps}", step=self.progress.step, steps=self.settings.steps
-        )
+        self.here.log(listed("program.resumed", step=self.progress.step, steps=self.settings.steps))
         self.here.record(event="resume", step=self.progress.step, checkpoint=str(found.folder))
         return True
 
@@ -162,10 +152,8 @@ class Checkpoints:
         layouts = {(strategy, ranks), (self.engine.strategy, self.here.world_size)}
         if "zero3" in (strategy, self.engine.strategy) and len(layouts) > 1:
             more.append(
-                Text(
+                listed(
                     "program.layout-differs",
-                    "zero3 keeps its own format, which only as many ranks can read: written by {ranks} ranks "
-                    "({strategy}), now {now} ({current})",
                     ranks=ranks,
                     strategy=strategy,
                     now=self.here.world_size,

@@ -22,7 +22,7 @@ from ascendrun.programs import errors
 from ascendrun.programs.devices.accelerator import Accelerator, choose_family, open_accelerator
 from ascendrun.programs.trainer.checkpoint import replace_text
 from ascendrun.programs.trainer.distributed import Ranks, join
-from ascendrun.text import Text
+from ascendrun.text import listed
 
 STACK_SIGNAL = 40
 """Equal to node/stacks.SIGNAL; a test compares them."""
@@ -143,7 +143,7 @@ def run(body: Callable[[Runtime], None], *, family: str = "auto", timeout_s: flo
         if message is None:
             traceback.print_exc()
         else:
-            print(Text("program.error", "error: {message}", message=message), file=sys.stderr)
+            print(listed("program.error", message=message), file=sys.stderr)
         end_process(getattr(error, "exit_code", 1))
     end_process(0)
 
@@ -184,7 +184,7 @@ def write_error_file(error: BaseException) -> None:
     try:
         replace_text(Path(path), json.dumps({"message": message}))
     except OSError as problem:
-        print(Text("program.cannot-write", "cannot write {path}: {error}", path=path, error=problem), file=sys.stderr)
+        print(listed("program.cannot-write", path=path, error=problem), file=sys.stderr)
 
 
 def checkpoint_folder(output: str) -> Path:

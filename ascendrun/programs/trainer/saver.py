@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_map_only
 
 from ascendrun.programs.trainer import checkpoint
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,7 @@ class Saved:
         """Return why it failed; None: it did not."""
         if self.problem is None:
             return None
-        return Text(
-            "program.checkpoint-failed",
-            "the checkpoint of step {step} could not be written to {directory}: {problem}; older checkpoints "
-            "are unchanged",
-            step=self.step,
-            directory=self.path.parent,
-            problem=self.problem,
-        )
+        return listed("program.checkpoint-failed", step=self.step, directory=self.path.parent, problem=self.problem)
 
 
 @dataclass(frozen=True)
@@ -301,21 +294,14 @@ class Saver:
     def _report_none(self, offers: list[list[int]]) -> None:
         """Report checkpoints that cannot be resumed from, before training restarts from step 0."""
         if any(offers):
-            none = Text("program.rank-no-steps", "none")
+            none = listed("program.rank-no-steps")
             have = [
-                Text(
-                    "program.rank-has",
-                    "rank {rank} has {steps}",
-                    rank=rank,
-                    steps=Text("program.rank-steps", "steps {steps}", steps=steps) if steps else none,
+                listed(
+                    "program.rank-has", rank=rank, steps=listed("program.rank-steps", steps=steps) if steps else none
                 )
                 for rank, steps in enumerate(offers)
             ]
-            self.here.log(
-                "program.no-complete-checkpoint",
-                "warning: no checkpoint is complete on all nodes; starting from step 0:{have:lines}",
-                have=have,
-            )
+            self.here.log(listed("program.no-complete-checkpoint", have=have))
 
     def _candidates(self, place: Path) -> dict[Key, tuple[Path, set[str], set[str]]]:
         """Return this rank's checkpoints with valid file sizes: directory, parts in it, all parts."""
@@ -323,13 +309,13 @@ class Saver:
         is_one = (place / checkpoint.MANIFEST).is_file()
         line = {} if is_one else checkpoint.starts(place)
         skipped = set_aside() if place == self.parent else set()
-        for step, folder in checkpoint.listed(place.parent if is_one else place, "step"):
+        for step, folder in checkpoint.directories(place.parent if is_one else place, "step"):
             if is_one and folder.name != place.name:
                 continue
             if step in skipped:
-                problem: Text | None = Text("program.set-aside", "ascendrun set it aside after repeated failures")
+                problem: Text | None = listed("program.set-aside")
             elif not checkpoint.is_on_line(checkpoint.epoch_of(folder.name), step, line):
-                problem = Text("program.replaced-attempt", "a replaced attempt saved it")
+                problem = listed("program.replaced-attempt")
             else:
                 problem = checkpoint.fault(folder, hashed=())
             if problem is not None:
@@ -409,13 +395,7 @@ def find_leader(here: Runtime, parent: Path, token: str) -> int:
         parent.mkdir(parents=True, exist_ok=True)
         (parent / f".seen-{token}-{here.rank}.tmp").touch()
     except OSError as error:
-        print(
-            Text(
-                "program.cannot-save", "cannot write checkpoints to {directory}: {error}", directory=parent, error=error
-            ),
-            file=sys.stderr,
-            flush=True,
-        )
+        print(listed("program.cannot-save", directory=parent, error=error), file=sys.stderr, flush=True)
     here.barrier()
     seen = [rank for rank in range(here.rank) if os.path.exists(parent / f".seen-{token}-{rank}.tmp")]
     here.barrier()

@@ -34,7 +34,7 @@ import torch
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import MANIFEST, replace_json, replace_text, replacing
 from ascendrun.programs.trainer.data import IGNORED, Unit, become_worker
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 FORMAT = 1
 SHARD_ROWS = 4096
@@ -221,7 +221,7 @@ def build(folder: Path, source: Source, *, context: BaseContext | None, log: Cal
             if time.monotonic() - reported_s > REPORT_S:
                 reported_s = time.monotonic()
                 rate = done / (reported_s - began_s)
-                log(Text("program.encoding", "encoding: {done:,} samples, {rate:,.0f}/s", done=done, rate=rate))
+                log(listed("program.encoding", done=done, rate=rate))
     shards = [json.loads((fresh / f"{name_of(start)}.json").read_text()) for start in starts]
     totals = {kind: sum(shard[kind] for shard in shards) for kind in ("rows", "tokens", "learned")}
     manifest = {"format": FORMAT, "dtype": dtype, "groups": names, **totals, "shards": shards}
@@ -233,9 +233,8 @@ def build(folder: Path, source: Source, *, context: BaseContext | None, log: Cal
             raise
         shutil.rmtree(fresh, ignore_errors=True)
     log(
-        Text(
+        listed(
             "program.encoded",
-            "encoded {rows:,} samples, {tokens:,} tokens in {seconds:duration}: {directory}",
             rows=totals["rows"],
             tokens=totals["tokens"],
             seconds=time.monotonic() - began_s,
@@ -310,7 +309,7 @@ class Held:
     age_s: float
 
 
-def listed(cache: Path, *, now_s: float) -> list[Held]:
+def directories(cache: Path, *, now_s: float) -> list[Held]:
     """Return the complete directories of a cache, the newest first."""
     found = []
     for file in cache.glob(f"*/{MANIFEST}"):
@@ -338,13 +337,7 @@ class Rows:
         self.pieces = index_of(tokens, seq_len + 1, crop=crop)
         self.count = int(self.pieces[-1, 0]) + 1 if len(self.pieces) else 0
         if self.count < batch_size:
-            raise InvalidDataError(
-                "program.few-rows",
-                "{rows} sequences of {length} tokens; expected at least {batch}, those of a step",
-                rows=self.count,
-                length=seq_len,
-                batch=batch_size,
-            )
+            raise InvalidDataError(listed("program.few-rows", rows=self.count, length=seq_len, batch=batch_size))
         self.steps_per_epoch = self.count // batch_size
         self._order: tuple[int, Array] = (-1, None)
 

@@ -20,7 +20,7 @@ from ascendrun.programs.trajectory.points.tables import read_times
 from ascendrun.programs.trajectory.points.tracks import Floats, in_order
 from ascendrun.programs.trajectory.store import Vote, answer, load_vote, probabilities_of, put_together
 from ascendrun.programs.trajectory.tokens import MOSTLY_KNOWN, Encoded, Words, check_known, encode, known_share
-from ascendrun.text import Text
+from ascendrun.text import listed
 
 LONGEST = 4096
 """Maximum number of tokens of a text; a longer text is an error, it is not truncated."""
@@ -84,28 +84,19 @@ class Classifier:
 
     def words_of(self, points: Sequence[Mapping[str, Any]]) -> Words:
         if not isinstance(points, (list, tuple)) or not points or not all(isinstance(each, Mapping) for each in points):
-            raise InvalidDataError("program.points-form", "points: expected a list of {{time, lat, lon, sog, cog}}")
+            raise InvalidDataError(listed("program.points-form"))
         names = dict.fromkeys(name for point in points for name in point)
         table = {name: [point.get(name) for point in points] for name in names}
         known = find_columns(list(names)).of
         found = {ours: name for ours, name in known.items() if ours not in ("class", "type_code")}
         missing = [key for key in POINT_KEYS if key not in found]
         if missing:
-            raise InvalidDataError(
-                "program.points-keys",
-                "points lack {missing}; expected {{time, lat, lon, sog, cog}} each, with null for an unknown "
-                "speed or course",
-                missing=list(missing),
-            )
+            raise InvalidDataError(listed("program.points-keys", missing=list(missing)))
         left_out = LeftOut()
         tracks = clean_rows(table, found, "one", left_out, times=read_times(table[found["time"]], order=None))
         if len(tracks) != 1 or len(tracks[0]) < 2:
             raise InvalidDataError(
-                "program.points-tracks",
-                "{points} points make {tracks} tracks{why}; expected two or more usable points of one ship",
-                points=len(points),
-                tracks=len(tracks),
-                why=because(left_out.reasons()),
+                listed("program.points-tracks", points=len(points), tracks=len(tracks), why=because(left_out.reasons()))
             )
         return as_texts([in_order(tracks[0])[0]], **self.vote.members[0].text)[0]
 
@@ -116,13 +107,8 @@ class Classifier:
         rows = [encode(each, vocabulary, -1) for each in words]
         for row in rows:
             if not 0 < len(row) <= LONGEST:
-                raise InvalidDataError(
-                    "program.text-length",
-                    "text of {length} tokens; expected 1 to {limit}",
-                    length=len(row),
-                    limit=LONGEST,
-                )
-            check_known([row], vocabulary, vocabulary, model=Text("program.the-model", "the model"))
+                raise InvalidDataError(listed("program.text-length", length=len(row), limit=LONGEST))
+            check_known([row], vocabulary, vocabulary, model=listed("program.the-model"))
         return rows
 
     def classify(self, rows: Sequence[Encoded]) -> Floats:

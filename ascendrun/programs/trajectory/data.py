@@ -26,7 +26,7 @@ from ascendrun.programs.trajectory.points.tracks import FEATURES, SPLITS, Limits
 from ascendrun.programs.trajectory.split import split_records
 from ascendrun.programs.trajectory.store import load_pretrained, pretrained_folder
 from ascendrun.programs.trajectory.tokens import END, Encoded, Words, encode, make_vocabulary
-from ascendrun.text import Text, to_json
+from ascendrun.text import listed, to_json
 
 Options = Mapping[str, Any]
 
@@ -85,7 +85,7 @@ def load_data(options: Options) -> tuple[Sequence[Track | Record], dict[str, Any
 
     Raises InvalidDataError.
     """
-    check_given(options["data_path"], Text("program.tracks-form", "a file or directory of AIS points, or .jsonl texts"))
+    check_given(options["data_path"], listed("program.tracks-form"))
     if options["data_path"] == GENERATED:
         tracks = generate(options["synthetic_tracks"], seed=options["seed"])
         return tracks, {"generated": len(tracks)}
@@ -118,12 +118,12 @@ def prepare(options: Options, text: Mapping[str, Any] | None = None) -> Samples:
     known = [record for record in records if record.label is not None]
     names = sorted({str(record.label) for record in known})
     if len(names) < 2:
-        classes = Counter(record.label or Text("program.no-class", "no class") for record in records).most_common()
+        classes = Counter(record.label or listed("program.no-class") for record in records).most_common()
         raise InvalidDataError(
-            "program.one-class",
-            "training requires tracks of at least two classes, got {found}\n"
-            "hint: set the class column with --column_map=class=NAME",
-            found=[Text("program.class-count", "{count} of {name}", count=count, name=name) for name, count in classes],
+            listed(
+                "program.one-class",
+                found=[listed("program.class-count", count=count, name=name) for name, count in classes],
+            )
         )
     parts = split_records(
         known,
@@ -181,12 +181,7 @@ def text_of(options: Options, train: Sequence[Track | Record]) -> dict[str, Any]
         text = dict(load_pretrained(folder)["text"])
         if tracks and text["grammar"] != options["grammar"]:
             raise InvalidDataError(
-                "program.base-grammar",
-                "--grammar={grammar}: {directory} was pretrained with {pretrained}\n"
-                "hint: use the same grammar for both",
-                grammar=options["grammar"],
-                directory=folder,
-                pretrained=text["grammar"],
+                listed("program.base-grammar", grammar=options["grammar"], directory=folder, pretrained=text["grammar"])
             )
         return text
     if not tracks:
@@ -247,11 +242,7 @@ def read_texts(path: Path) -> tuple[list[Record], int]:
     names the line's own class. A class token elsewhere stays for the leak check. Raises InvalidDataError.
     """
     if not path.is_file():
-        raise InvalidDataError(
-            "program.texts-not-found",
-            "{path}: file not found on this node; the data must be at the same path on every node",
-            path=path,
-        )
+        raise InvalidDataError(listed("program.texts-not-found", path=path))
     records: list[Record] = []
     problems: list[str] = []
     removed = 0
@@ -269,7 +260,7 @@ def read_texts(path: Path) -> tuple[list[Record], int]:
     if problems:
         raise InvalidDataError.of(problems)
     if not records:
-        raise InvalidDataError("program.no-texts", "{path}: no line with a text", path=path)
+        raise InvalidDataError(listed("program.no-texts", path=path))
     return records, removed
 
 
@@ -281,9 +272,7 @@ def read_text_line(line: str, place: str) -> tuple[Record, int]:
             raise TypeError
         text.encode()
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise InvalidDataError(
-            "program.text-form", '{place}: must be {{"text": "…", "label": 0, "source_file": "…"}}', place=place
-        ) from None
+        raise InvalidDataError(listed("program.text-form", place=place)) from None
     name = class_name("" if label is None else str(label))
     words, removed = without_class(text.split(), name)
     ship = str(row.get("ship") or row.get("source_file") or place)
@@ -340,26 +329,14 @@ def save_prepared(prepared: Samples, folder: Path) -> None:
 def load_prepared(folder: Path) -> Samples:
     """Read the directory. Raises InvalidDataError if there is none, or if its files do not match."""
     if not (folder / FACTS).is_file() or not (folder / SAMPLES).is_file():
-        raise InvalidDataError(
-            "program.not-prepared",
-            "{directory}: no prepared data found\n"
-            "hint: run --mode=prepare with the same --output_dir on every node first, or set --data_path",
-            directory=folder,
-        )
+        raise InvalidDataError(listed("program.not-prepared", directory=folder))
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InvalidDataError(
-            "program.prepared-damaged", "{file}: damaged\nhint: run --mode=prepare again", file=folder / FACTS
-        ) from error
+        raise InvalidDataError(listed("program.prepared-damaged", file=folder / FACTS)) from error
     raw = (folder / SAMPLES).read_bytes()
     if hashlib.sha256(raw).hexdigest() != facts["samples_sha256"]:
-        raise InvalidDataError(
-            "program.prepared-mixed",
-            "{file} does not match {other}\nhint: run --mode=prepare again",
-            file=folder / SAMPLES,
-            other=FACTS,
-        )
+        raise InvalidDataError(listed("program.prepared-mixed", file=folder / SAMPLES, other=FACTS))
     records: dict[str, list[Record]] = {}
     for line in filter(None, gzip.decompress(raw).split(b"\n")):
         row = json.loads(line)

@@ -21,6 +21,7 @@ from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.points.tracks import FEATURES, PLACE, SIZE, Floats, Track, between, steps_m, summary
 from ascendrun.programs.trajectory.rules import INPUTS
 from ascendrun.programs.trajectory.tokens import END, PLACE_DEGREES, Words
+from ascendrun.text import listed
 
 COMPASS = ("N", "NE", "E", "SE", "S", "SW", "W", "NW")
 SPEED_WORDS = ((2.0, "STOP"), (5.0, "SLOW"), (10.0, "MID"), (15.0, "FAST"))
@@ -31,11 +32,7 @@ def library() -> Any:
     try:
         import h3
     except ImportError:
-        raise InvalidDataError(
-            "program.no-h3",
-            "this grammar requires the Python package h3, which is not installed\n"
-            "hint: pip install h3, or set --grammar=motion",
-        ) from None
+        raise InvalidDataError(listed("program.no-h3")) from None
     return h3
 
 
@@ -211,11 +208,7 @@ def as_texts(
 ) -> list[Words]:
     """Return the text of each track. `edges` None: bins from these tracks alone."""
     if grammar == TEXTS and tracks:
-        raise InvalidDataError(
-            "program.text-model",
-            "the model was trained on texts; it knows no grammar that makes tokens of points\n"
-            "hint: use texts of the same form, or train a model on points (.csv, .csv.gz or .parquet)",
-        )
+        raise InvalidDataError(listed("program.text-model"))
     if grammar == TEXTS:
         return []
     if grammar == "motion":

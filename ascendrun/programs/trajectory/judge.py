@@ -25,7 +25,7 @@ from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.rules import METHODS
 from ascendrun.programs.trajectory.split import LEAKY
 from ascendrun.programs.trajectory.tokens import LEVELS, Encoded, Groups
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 Ask = Callable[[Sequence[Encoded]], Floats]
 METHODS_FILE = "methods.json"
@@ -74,15 +74,14 @@ class Judged:
         said = [scoring.summary_line(compared), missing()]
         if "other" in compared and (ahead := compared["other"].ahead):
             said.append(
-                Text(
+                listed(
                     "program.brought",
-                    "accuracy by ship, this model against --compare_with: {value:+.3f}, {low:+.3f} to {high:+.3f}",
                     value=ahead["accuracy"].value,
                     low=ahead["accuracy"].low,
                     high=ahead["accuracy"].high,
                 )
             )
-        note = Text("program.intervals", "in brackets: 95 % of 1000 draws of as many ships")
+        note = listed("program.intervals")
         return {name: asdict(each) for name, each in compared.items()}, [
             *lines,
             str(note),
@@ -104,11 +103,7 @@ class Judged:
         suspects = [name for name in SIMPLE if name in comparison and is_perfect(comparison[name])]
         first = [str(LEAKY), ""] if is_leaky else []
         if suspects:
-            suspected = Text(
-                "program.perfect-baseline",
-                "leak suspected: {methods} find the class of every ship; the data may have a column derived from it",
-                methods=[scoring.NAMES[name] for name in suspects],
-            )
+            suspected = listed("program.perfect-baseline", methods=[scoring.NAMES[name] for name in suspects])
             first += [str(suspected), ""]
         text = "\n".join([*first, scoring.as_table(scores), "", *lines, *last])
         replace_text(folder / "report.txt", f"{text}\n\n{scoring.as_confusion(scores)}\n")
@@ -157,7 +152,7 @@ def judge(
                 fitted[name] = in_a_line(error)
         for name, answers in (item for each in here.gather(fitted) for item in each.items()):
             if isinstance(answers, str):
-                here.log("program.no-baseline", "warning: no baseline {name}: {error}", name=name, error=answers)
+                here.log(listed("program.no-baseline", name=name, error=answers))
             else:
                 found[name] = answers
     methods.update({name: found[name] for name in ("majority", *kinds) if name in found})
@@ -181,10 +176,7 @@ def missing() -> Text | None:
     """Return what to install; None: scikit-learn is there."""
     if importlib.util.find_spec("sklearn") is not None:
         return None
-    return Text(
-        "program.no-scikit-learn",
-        "scikit-learn is not installed; the only baseline is the majority class\nhint: pip install scikit-learn",
-    )
+    return listed("program.no-scikit-learn")
 
 
 def fit(

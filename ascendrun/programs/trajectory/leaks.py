@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.tokens import Words
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 OWN_F1 = {1: 0.95, 2: 0.98}
 """F1, by ship, from which a token, or a pair of them, is taken for the class: one wrong row of 120 leaves it above. Of
@@ -43,19 +43,10 @@ def check_leak(texts: Sequence[Words], labels: Sequence[str], ships: Sequence[st
     in_plain = {word: plain(word) for word in frozenset().union(*rows)}
     named = sorted(word for word, letters in in_plain.items() if any(name in letters for name in class_words))
     if named:
-        raise LabelLeakError(
-            "program.leak-named",
-            "the text names the class: {tokens}; class names must not be in the text",
-            tokens=list(named[:5]),
-        )
+        raise LabelLeakError(listed("program.leak-named", tokens=list(named[:5])))
     found = identified(rows, labels, ships)
     if len(found) >= max(2, len(classes) - 1):
-        raise LabelLeakError(
-            "program.leak-token",
-            "tokens identify the class of a ship: {found}; a column derived from the class is in the text\n"
-            "hint: remove it from the text",
-            found=found,
-        )
+        raise LabelLeakError(listed("program.leak-token", found=found))
     return found
 
 
@@ -79,7 +70,7 @@ def identified(rows: Sequence[frozenset[str]], labels: Sequence[str], ships: Seq
             is_own = f1 >= OWN_F1[len(both)]
             if is_own and tries * by_chance(len(pieces), round(size), round(calls), OWN_F1[len(both)]) < CHANCE:
                 values = {"tokens": list(both), "name": name, "f1": round(f1, 4)}
-                found.append(Text("program.identified", "{tokens} = {name} (F1 {f1:.2f})", **values))
+                found.append(listed("program.identified", **values))
                 break
     return found
 
@@ -129,23 +120,12 @@ def check_same_segments(parts: Mapping[str, Sequence[tuple[str, str]]]) -> None:
             first_split, first = home.setdefault(mark, (split, name))
             if first_split != split:
                 shared.append(
-                    Text(
-                        "program.copied-segment",
-                        "{first} in {first_split} = {second} in {second_split}",
-                        first=first,
-                        first_split=first_split,
-                        second=name,
-                        second_split=split,
+                    listed(
+                        "program.copied-segment", first=first, first_split=first_split, second=name, second_split=split
                     )
                 )
     if shared:
-        raise LabelLeakError(
-            "program.leak-copies",
-            "{count:plural segment segments} in two splits under other names, such as {example}\n"
-            "hint: remove the copies, or give both the same ship",
-            count=len(shared),
-            example=shared[0],
-        )
+        raise LabelLeakError(listed("program.leak-copies", count=len(shared), example=shared[0]))
 
 
 def fingerprint(*parts: bytes) -> str:

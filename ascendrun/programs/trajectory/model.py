@@ -20,7 +20,7 @@ from ascendrun.programs.devices.attention import Segments
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.tokens import Encoded, Ids
 from ascendrun.programs.trajectory.trees import Trees
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 POOLINGS = ("mean", "last")
 ATTENTIONS = ("causal", "bidirectional")
@@ -75,29 +75,13 @@ def config_of_folder(folder: Path, *, words: int) -> dict[str, Any]:
     """Read a Qwen2, Qwen2.5 or Qwen3 configuration. `words`: the new vocabulary size. Raises InvalidDataError."""
     file = folder / "config.json"
     if not file.is_file():
-        raise InvalidDataError(
-            "program.no-model-config",
-            "{directory}: config.json not found\n"
-            "hint: set --base_model to a directory that save_pretrained of transformers wrote, or to the "
-            "output of --mode=pretrain",
-            directory=folder,
-        )
+        raise InvalidDataError(listed("program.no-model-config", directory=folder))
     try:
         config = dict(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise InvalidDataError(
-            "program.config-not-json",
-            "{file}: not valid JSON ({error})\nhint: copy the base again",
-            file=file,
-            error=error,
-        ) from error
+        raise InvalidDataError(listed("program.config-not-json", file=file, error=error)) from error
     if config.get("model_type") not in ("qwen2", "qwen3"):
-        raise InvalidDataError(
-            "program.model-type",
-            "{file}: model_type {found:quote} is not supported; expected qwen2 or qwen3",
-            file=file,
-            found=config.get("model_type"),
-        )
+        raise InvalidDataError(listed("program.model-type", file=file, found=config.get("model_type")))
     config.pop("torch_dtype", None)
     config.pop("dtype", None)
     if not config.get("use_sliding_window"):
@@ -109,10 +93,7 @@ def config_of_folder(folder: Path, *, words: int) -> dict[str, Any]:
         made_of(config)
     except Exception as error:  # various types: a field of a wrong type, inconsistent sizes
         raise InvalidDataError(
-            "program.model-config-rejected",
-            "{file}: rejected by transformers ({error})\nhint: copy the base again",
-            file=file,
-            error=errors.in_a_line(error),
+            listed("program.model-config-rejected", file=file, error=errors.in_a_line(error))
         ) from error
     return config
 
@@ -153,8 +134,8 @@ def fuse(model: Reader, accelerator: Accelerator, dtype: torch.dtype) -> list[Te
     sound, reasons = kernels.sound_kernels(accelerator, dtype)
     replaced = kernels.fuse(model.backbone, kernels.operators_of(sound), device=accelerator.device.type)
     return [
-        *(Text("program.not-fused", "not fused: {reason}", reason=reason) for reason in reasons),
-        *([Text("program.fused", "fused operators: {names}", names=list(replaced))] if replaced else []),
+        *(listed("program.not-fused", reason=reason) for reason in reasons),
+        *([listed("program.fused", names=list(replaced))] if replaced else []),
     ]
 
 
@@ -315,11 +296,7 @@ def read_checkpoint(reader: Reader, folder: Path, vocabulary: Mapping[str, int])
     )
     pieces = word_pieces(folder, list(vocabulary))
     if pieces is None:
-        return Text(
-            "program.layers-only",
-            "layers from {directory}; it has no tokenizer.json, so token embeddings are randomly initialised",
-            directory=folder,
-        )
+        return listed("program.layers-only", directory=folder)
     name = f"{prefix}embed_tokens.weight"
     with safe_open(str(folder / there[name]), framework="pt") as opened:
         table: torch.Tensor = opened.get_tensor(name)
@@ -327,11 +304,7 @@ def read_checkpoint(reader: Reader, folder: Path, vocabulary: Mapping[str, int])
         for number, ids in enumerate(pieces):
             if ids:
                 reader.backbone.embed_tokens.weight[number] = table[ids].float().mean(0)
-    return Text(
-        "program.layers-and-embeddings",
-        "layers from {directory}; each token starts as the mean of its pieces there",
-        directory=folder,
-    )
+    return listed("program.layers-and-embeddings", directory=folder)
 
 
 def word_pieces(folder: Path, words: Sequence[str]) -> list[list[int]] | None:
@@ -343,10 +316,7 @@ def word_pieces(folder: Path, words: Sequence[str]) -> list[list[int]] | None:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # `tokenizers` raises Exception itself
         raise InvalidDataError(
-            "program.bad-tokenizer",
-            "{directory}/tokenizer.json: not a tokenizer ({error})\nhint: copy the base again",
-            directory=folder,
-            error=errors.in_a_line(error),
+            listed("program.bad-tokenizer", directory=folder, error=errors.in_a_line(error))
         ) from error
     return [list(each.ids) for each in tokenizer.encode_batch(list(words), add_special_tokens=False)]
 

@@ -12,7 +12,7 @@ from ascendrun.planner import model_rules, rules
 from ascendrun.planner.models import Shape, Workload, multiple_of, shape_of, steps_of
 from ascendrun.planner.training import PlanProblem, Raw, Rule, Training
 from ascendrun.programs.trajectory.data_rules import TEXTS, column_map, table_problems
-from ascendrun.text import Text
+from ascendrun.text import listed
 
 TRAINS = ("train", "pretrain", "finetune")
 USES_MODEL = ("evaluate", "predict", "serve")
@@ -22,10 +22,7 @@ VOCABULARY = 3000
 """Tokens of data that is not prepared yet: assumed."""
 CLASSES, SUMMARY, BINS = 10, 35, 16
 """Of data that is not prepared yet: classes (assumed), numbers of a track's summary, and bins of each."""
-ADD_SHIPS = Text(
-    "plan.add-ships",
-    "add ships, or set split: segment to try the program (leaky: its scores are not valid for other ships)",
-)
+ADD_SHIPS = listed("plan.add-ships")
 INPUTS = ("place", "size", "summary")
 """Inputs beside the motion of each point: each may be left out."""
 METHODS = ("forest", "boosting", "tokens")

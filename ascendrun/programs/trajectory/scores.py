@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascendrun.programs.trajectory.points.tracks import Floats
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 from ascendrun.text.format import display_width, pad_left, pad_right
 
 Matrix = NDArray[np.int64]
-ACCURACY = Text("program.accuracy", "accuracy")
+ACCURACY = listed("program.accuracy")
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,15 @@ def score(truth: Sequence[int], called: Sequence[int], names: Sequence[str]) -> 
 
 def as_table(model: Scores) -> str:
     """Format precision, recall, F1 and number of tracks of each class."""
-    wide = max(display_width(Text("program.class", "class")), *(display_width(row.name) for row in model.classes))
+    wide = max(display_width(listed("program.class")), *(display_width(row.name) for row in model.classes))
     heads = (
-        (Text("program.precision", "precision"), 9),
-        (Text("program.recall", "recall"), 6),
+        (listed("program.precision"), 9),
+        (listed("program.recall"), 6),
         ("F1", 5),
-        (Text("program.track-count", "tracks"), 6),
+        (listed("program.track-count"), 6),
     )
     head = "  ".join(pad_left(text, room) for text, room in heads)
-    lines = [f"{pad_right(Text('program.class', 'class'), wide)}  {head}"]
+    lines = [f"{pad_right(listed('program.class'), wide)}  {head}"]
     lines += [
         f"{pad_right(row.name, wide)}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.support:6d}"
         for row in model.classes
@@ -93,7 +93,7 @@ def as_confusion(scores: Scores) -> str:
     """Format the confusion matrix with its title: rows are the truth, columns the predictions, by number of row."""
     names = [row.name for row in scores.classes]
     wide = max(display_width(name) for name in names) + 4
-    title = Text("program.confusion", "rows: truth, columns: prediction")
+    title = listed("program.confusion")
     lines = [str(title), " " * wide + "".join(f"{i:>6}" for i in range(len(names)))]
     lines += [
         pad_right(f"{i} {names[i]}", wide) + "".join(f"{count:>6}" for count in row)
@@ -190,21 +190,17 @@ LEVEL = (2.5, 97.5)
 """Percentiles of the draws between which an interval lies."""
 SCORES = ("macro_f1", "accuracy")
 NAMES = {
-    MODEL: Text("program.this-model", "this model"),
-    "majority": Text("program.majority-class", "majority class"),
-    "forest": Text("program.forest", "random forest"),
-    "boosting": Text("program.boosting", "gradient boosting"),
-    "tokens": Text("program.token-regression", "regression on tokens"),
-    "network": Text("program.no-trees", "this model, no trees"),
-    "no_place": Text("program.no-place-input", "this model, no place"),
-    "no_size": Text("program.no-size-input", "this model, no size"),
-    "other": Text("program.other-model", "the other model"),
+    MODEL: listed("program.this-model"),
+    "majority": listed("program.majority-class"),
+    "forest": listed("program.forest"),
+    "boosting": listed("program.boosting"),
+    "tokens": listed("program.token-regression"),
+    "network": listed("program.no-trees"),
+    "no_place": listed("program.no-place-input"),
+    "no_size": listed("program.no-size-input"),
+    "other": listed("program.other-model"),
 }
-VERDICTS = {
-    "better": Text("program.better", "better"),
-    "equal": Text("program.equal", "equal within the interval"),
-    "worse": Text("program.worse", "worse"),
-}
+VERDICTS = {"better": listed("program.better"), "equal": listed("program.equal"), "worse": listed("program.worse")}
 RIVALS = ("majority", "forest", "boosting", "tokens", "other")
 
 
@@ -296,13 +292,13 @@ def as_lines(compared: Mapping[str, Compared]) -> list[str]:
     has_votes = any(each.ships != each.pieces for each in compared.values())
     columns = [("pieces", score) for score in SCORES] + ([("ships", score) for score in SCORES] if has_votes else [])
     titles = {
-        ("pieces", "macro_f1"): Text("program.macro-f1", "macro F1"),
-        ("pieces", "accuracy"): Text("program.accuracy", "accuracy"),
-        ("ships", "macro_f1"): Text("program.macro-f1-ships", "macro F1 by ship"),
-        ("ships", "accuracy"): Text("program.accuracy-ships", "accuracy by ship"),
+        ("pieces", "macro_f1"): listed("program.macro-f1"),
+        ("pieces", "accuracy"): listed("program.accuracy"),
+        ("ships", "macro_f1"): listed("program.macro-f1-ships"),
+        ("ships", "accuracy"): listed("program.accuracy-ships"),
     }
     heads = [*(pad_right(titles[column], 17) for column in columns), pad_left("ECE", 5)]
-    lines = ["  ".join([" " * wide, *heads, str(Text("program.this-model-is", "this model is"))])]
+    lines = ["  ".join([" " * wide, *heads, str(listed("program.this-model-is"))])]
     for name, each in compared.items():
         cells = [getattr(each, kind)[score] for kind, score in columns]
         row = [pad_right(NAMES[name], wide), *(f"{cell.value:.3f} [{cell.low:.3f} {cell.high:.3f}]" for cell in cells)]
@@ -314,9 +310,8 @@ def as_lines(compared: Mapping[str, Compared]) -> list[str]:
 def summary_line(compared: Mapping[str, Compared]) -> Text | None:
     """Return the line that says what this model is compared with the others; None: there is no other."""
     said = [
-        Text(
+        listed(
             "program.compared-with",
-            "{name}: {verdict} ({ahead:+.3f}, {low:+.3f} to {high:+.3f})",
             name=NAMES[name],
             verdict=VERDICTS[str(each.verdict)],
             ahead=each.ahead["macro_f1"].value,
@@ -326,4 +321,4 @@ def summary_line(compared: Mapping[str, Compared]) -> Text | None:
         for name, each in compared.items()
         if each.ahead is not None and name in RIVALS
     ]
-    return Text("program.comparison", "macro F1 by ship, this model against {methods}", methods=said) if said else None
+    return listed("program.comparison", methods=said) if said else None

@@ -9,7 +9,7 @@ from typing import Any
 
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.points.tracks import SPLITS
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 
 def split_records(
@@ -33,13 +33,7 @@ def split_records(
     own = use_column and not folds and all(record.split for record in records)
     strange = sorted({str(record.split) for record in records} - set(SPLITS)) if own else []
     if strange:
-        raise InvalidDataError(
-            "program.unknown-split",
-            "the split column of the data has {found}; expected {known}\n"
-            "hint: rename them, or set --use_split_column=false",
-            found=list(strange[:8]),
-            known=list(SPLITS),
-        )
+        raise InvalidDataError(listed("program.unknown-split", found=list(strange[:8]), known=list(SPLITS)))
     parts: dict[str, list[Any]] = {name: [] for name in SPLITS}
     for record in records:
         if record.ship in tested:
@@ -55,12 +49,7 @@ def split_records(
     empty = [name for name in SPLITS if not parts[name]]
     if empty:
         raise InvalidDataError(
-            "program.empty-split",
-            "nothing in split {splits} ({ships} ships in total)\n"
-            "hint: add ships, raise --val_size and --test_size, or set --split=segment "
-            "to try the program (leaky: its scores are not valid for other ships)",
-            splits=list(empty),
-            ships=len({record.ship for record in records}),
+            listed("program.empty-split", splits=list(empty), ships=len({record.ship for record in records}))
         )
     return parts
 
@@ -81,10 +70,7 @@ def fold_ships(records: Sequence[Any], *, folds: int, seed: int) -> list[frozens
     return [frozenset(order[i::folds]) for i in range(folds)]
 
 
-LEAKY = Text(
-    "program.leaky-split",
-    "leaky: split by segment, so ships are in several splits; the scores are not valid for other ships",
-)
+LEAKY = listed("program.leaky-split")
 LEAST_SHIPS = 30
 """Ships below which a test split says little: an interval is then as wide as the differences of interest."""
 DOMINATING = 0.2
@@ -95,34 +81,19 @@ def doubts(parts: Mapping[str, Sequence[Any]]) -> list[Text]:
     found = []
     ships = {name: {piece.ship for piece in parts[name]} for name in SPLITS}
     if len(ships["test"]) < LEAST_SHIPS:
-        found.append(
-            Text(
-                "program.few-test-ships",
-                "the test split has {ships:plural ship ships}; below {least} the scores are hardly known",
-                ships=len(ships["test"]),
-                least=LEAST_SHIPS,
-            )
-        )
+        found.append(listed("program.few-test-ships", ships=len(ships["test"]), least=LEAST_SHIPS))
     classes = {piece.label for piece in parts["train"]}
     for name in ("val", "test"):
         absent = sorted(map(str, classes - {piece.label for piece in parts[name]}))
         if absent:
-            found.append(
-                Text("program.class-without-ships", "no {split} ship of class {names}", split=name, names=absent)
-            )
+            found.append(listed("program.class-without-ships", split=name, names=absent))
     for name in SPLITS:
         ship, count = Counter(piece.ship for piece in parts[name]).most_common(1)[0]
         share = count / len(parts[name])
         if share > DOMINATING and len(ships[name]) > 1:
             found.append(
-                Text(
-                    "program.ship-dominates",
-                    "ship {ship} has {share:percent} of the pieces of split {split} ({count} of {pieces})",
-                    ship=ship,
-                    share=share,
-                    split=name,
-                    count=count,
-                    pieces=len(parts[name]),
+                listed(
+                    "program.ship-dominates", ship=ship, share=share, split=name, count=count, pieces=len(parts[name])
                 )
             )
     return found
@@ -139,11 +110,5 @@ def check_disjoint(parts: Mapping[str, Sequence[Any]]) -> None:
     if shared:
         ship, one, other = shared[0]
         raise InvalidDataError(
-            "program.ship-in-two-splits",
-            "{count:plural ship ships} in two splits, such as {ship} in {first} and {second}\n"
-            "hint: fix the split column, or set --use_split_column=false",
-            count=len(shared),
-            ship=ship,
-            first=one,
-            second=other,
+            listed("program.ship-in-two-splits", count=len(shared), ship=ship, first=one, second=other)
         )

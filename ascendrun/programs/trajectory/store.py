@@ -26,7 +26,7 @@ from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.scores import Adjustment
 from ascendrun.programs.trajectory.tokens import MASK, PAD, UNKNOWN, Encoded, check_known
 from ascendrun.programs.trajectory.trees import Trees
-from ascendrun.text import Text
+from ascendrun.text import listed
 
 MODEL_FILE, PRETRAINED_FILE, VOTE_FILE = "model.pt", "pretrained.pt", "classifier.json"
 SKIPPED_FILE = "skipped.json"
@@ -108,20 +108,10 @@ def load_trained(path: Path) -> Trained:
     """Load a classifier from its file or directory. Raises InvalidDataError if there is none."""
     file = path / MODEL_FILE if path.is_dir() else path
     if not file.is_file():
-        raise InvalidDataError(
-            "program.no-trained-model",
-            "{file}: no trained model found\n"
-            "hint: set --model_path to the directory `best` or `final` of a training's output, or to that of "
-            "--mode=evaluate",
-            file=file,
-        )
+        raise InvalidDataError(listed("program.no-trained-model", file=file))
     saved = load(file)
     if "names" not in saved:
-        raise InvalidDataError(
-            "program.not-a-classifier",
-            "{file}: not a trained classifier\nhint: set --model_path to the output of finetune or train",
-            file=file,
-        )
+        raise InvalidDataError(listed("program.not-a-classifier", file=file))
     sizes = Sizes(**saved["sizes"])
     model = make_model(sizes, seed=0)
     model.load_state_dict(saved["weights"])
@@ -163,11 +153,7 @@ def load(file: Path) -> dict[str, Any]:
     try:
         return dict(torch.load(file, map_location="cpu", weights_only=True))
     except (RuntimeError, EOFError, UnpicklingError, ValueError) as error:
-        raise InvalidDataError(
-            "program.model-damaged",
-            "{file}: damaged, or not a file of this program\nhint: copy it again, or train again",
-            file=file,
-        ) from error
+        raise InvalidDataError(listed("program.model-damaged", file=file)) from error
 
 
 def save_vote(members: Sequence[Path], *, temperature: float, prior_shift: float, folder: Path) -> None:
@@ -193,9 +179,7 @@ def load_vote(paths: Sequence[Path], accelerator: Accelerator, precision: Precis
 def agreeing(vote: Vote) -> Vote:
     first = vote.members[0]
     if any(list(other.names) != list(first.names) or other.text != first.text for other in vote.members):
-        raise InvalidDataError(
-            "program.models-differ", "the models cannot be combined: their classes or grammars differ"
-        )
+        raise InvalidDataError(listed("program.models-differ"))
     return vote
 
 
@@ -261,7 +245,7 @@ def vote_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Mapp
 
 def each_member_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Mapping[str, Any]) -> list[Floats]:
     if not samples:
-        raise InvalidDataError("program.nothing-to-classify", "no track to classify")
+        raise InvalidDataError(listed("program.nothing-to-classify"))
     return [predict(member.model, samples, here, options) for member in vote.members]
 
 
@@ -273,9 +257,9 @@ def put_together(vote: Vote, each: Sequence[Floats]) -> Floats:
 def check_vocabulary(vote: Vote, samples: Sequence[Encoded], here: Runtime) -> None:
     """Warn if the models have not seen some of the tokens. Raises InvalidDataError if they have not seen most."""
     vocabulary = vote.members[0].vocabulary
-    warning = check_known(samples, vocabulary, vocabulary, model=Text("program.the-model", "the model"))
+    warning = check_known(samples, vocabulary, vocabulary, model=listed("program.the-model"))
     if warning is not None:
-        here.log("program.warning", "warning: {text}", text=warning)
+        here.log(listed("program.warning", text=warning))
 
 
 def answer(row: Floats, names: Sequence[str], *, with_all: bool) -> dict[str, Any]:

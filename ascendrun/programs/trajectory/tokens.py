@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.points.tracks import FEATURES, PLACE, SIZE
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 Ids = NDArray[np.int64]
 Values = NDArray[np.float32]
@@ -106,21 +106,9 @@ def check_known(
     """
     share = known_share(samples, vocabulary, known)
     if share < LEAST_KNOWN:
-        raise InvalidDataError(
-            "program.unknown-tokens",
-            "{model} knows {share:percent} of the tokens of this data; expected at least {least:percent}\n"
-            "hint: use data of the same form and grammar as in its training, or train a model on this data",
-            model=str(model),
-            share=share,
-            least=LEAST_KNOWN,
-        )
+        raise InvalidDataError(listed("program.unknown-tokens", model=str(model), share=share, least=LEAST_KNOWN))
     if share < MOSTLY_KNOWN:
-        return Text(
-            "program.some-unknown-tokens",
-            "{model} knows {share:percent} of the tokens of this data; its results may be worse than in training",
-            model=str(model),
-            share=share,
-        )
+        return listed("program.some-unknown-tokens", model=str(model), share=share)
     return None
 
 

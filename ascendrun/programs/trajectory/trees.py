@@ -16,6 +16,7 @@ import torch
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.tokens import Encoded
+from ascendrun.text import listed
 
 ROUNDS, LEAVES = 60, 15
 RARELY = 0.05
@@ -141,5 +142,5 @@ def grow_trees(train: Sequence[Encoded], classes: int, rounds: int = ROUNDS) -> 
     )  # fmt: skip
     told = model.predict_proba(rows[:CHECKED, columns])
     if not np.allclose(trees.ask(train[:CHECKED])[:, trees.labels], told, atol=1e-6):
-        raise InvalidDataError("program.trees-layout", "this version of scikit-learn keeps its trees in another form")
+        raise InvalidDataError(listed("program.trees-layout"))
     return trees

@@ -20,7 +20,7 @@ from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.optimizer import Optimizer, Owners
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.schedule import value_at
-from ascendrun.text import Text
+from ascendrun.text import listed
 
 STRATEGIES = ("none", "ddp", "fsdp2", "hsdp", "zero3")
 
@@ -182,14 +182,7 @@ class Engine:
         targets = self.trained_state()
         missing, unknown = sorted(set(targets) - set(weights)), sorted(set(weights) - set(targets))
         if missing or unknown:
-            raise RuntimeError(
-                Text(
-                    "program.weights-differ",
-                    "weights do not match the model: missing {missing}, unknown {unknown}",
-                    missing=missing[:3],
-                    unknown=unknown[:3],
-                )
-            )
+            raise RuntimeError(listed("program.weights-differ", missing=missing[:3], unknown=unknown[:3]))
         with torch.no_grad():
             for name, values in weights.items():
                 self.fill(targets[name], values)

@@ -24,6 +24,7 @@ from ascendrun.programs.trainer.optimizer import Owners
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Sharded, cast, is_sharded, repeated_layers, skeleton_of
 from ascendrun.programs.trainer.strategies.engine import whole as whole_of
+from ascendrun.text import listed
 
 
 class FullySharded(Sharded):
@@ -199,24 +200,19 @@ def read_into(
                 rows = opened.get_slice(name)
                 if list(rows.get_shape()) != list(targets[name].shape):
                     raise InvalidWeightsError(
-                        "program.weights-shape",
-                        "{file}: {name} has shape [{found}], expected [{expected}]; the files belong to another "
-                        "configuration",
-                        file=folder / file,
-                        name=name,
-                        found=rows.get_shape(),
-                        expected=list(targets[name].shape),
+                        listed(
+                            "program.weights-shape",
+                            file=folder / file,
+                            name=name,
+                            found=rows.get_shape(),
+                            expected=list(targets[name].shape),
+                        )
                     )
                 fill(targets[name], rows.__getitem__)
 
 
 def missing(folder: Path, name: str) -> InvalidWeightsError:
-    return InvalidWeightsError(
-        "program.weights-missing",
-        "{directory}: no file has the weight {name}, which the model requires",
-        directory=folder,
-        name=name,
-    )
+    return InvalidWeightsError(listed("program.weights-missing", directory=folder, name=name))
 
 
 def file_of_tensor(folder: Path) -> dict[str, str]:
@@ -224,26 +220,14 @@ def file_of_tensor(folder: Path) -> dict[str, str]:
     if (folder / INDEX).is_file():
         return dict(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"])
     if not (folder / SINGLE).is_file():
-        raise InvalidWeightsError(
-            "program.no-safetensors",
-            "{directory}: neither {single} nor {index} found\n"
-            "hint: convert other formats with save_pretrained of transformers",
-            directory=folder,
-            single=SINGLE,
-            index=INDEX,
-        )
+        raise InvalidWeightsError(listed("program.no-safetensors", directory=folder, single=SINGLE, index=INDEX))
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(str(folder / SINGLE), framework="pt") as opened:
             return dict.fromkeys(opened.keys(), SINGLE)
     except SafetensorError as error:
-        raise InvalidWeightsError(
-            "program.bad-safetensors",
-            "{file}: truncated, or not a safetensors file ({error})\nhint: copy it again",
-            file=folder / SINGLE,
-            error=error,
-        ) from error
+        raise InvalidWeightsError(listed("program.bad-safetensors", file=folder / SINGLE, error=error)) from error
 
 
 def named_with_ties(module: nn.Module) -> list[tuple[list[str], torch.Tensor]]:

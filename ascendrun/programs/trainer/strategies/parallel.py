@@ -32,6 +32,7 @@ from ascendrun.programs.trainer.distributed import ranks_of_host
 from ascendrun.programs.trainer.optim import MakeOptimizer
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import STRATEGIES, Engine, Replicated, repeated_layers
+from ascendrun.text import listed
 
 HERE = "localhost"
 
@@ -78,7 +79,7 @@ def refuse(
     training = training_at(options, here, precision)
     usual = (partial(rules.strategy_problems, has_muon=has_muon), rules.compile_problems, rules.batch_problems)
     for problem in raise_fatal(training, *(found or usual)):
-        here.log("program.note", "note: {text}", text=problem.message)
+        here.log(listed("program.note", text=problem.message))
     return training
 
 
@@ -132,7 +133,7 @@ def cheapest(training: Training, work: Workload | None, here: Runtime) -> Layout
         for line in plan.render_choice(choice, devices.memory_bytes):
             here.log(line)
     for problem in problems:
-        here.log("program.note", "note: {text}", text=problem.message)
+        here.log(listed("program.note", text=problem.message))
     return (choice.chosen or min(choice.options, key=lambda option: option.memory.total)).layout
 
 
@@ -184,20 +185,11 @@ def compile_layers(module: nn.Module, way: str, *, family: str) -> None:
     if way == "none":
         return
     if family == "cpu" and not has_compiler():
-        raise InvalidDataError(
-            "program.compile-no-compiler",
-            "--compile={way} requires a C++ compiler on each host, and none was found\n"
-            "hint: install g++ or set CXX, or set --compile=none",
-            way=way,
-        )
+        raise InvalidDataError(listed("program.compile-no-compiler", way=way))
     backend = {"backend": torchair_backend()} if way == "torchair" else {}
     layers = repeated_layers(module)
     if not layers:
-        raise InvalidDataError(
-            "program.compile-no-layers",
-            "--compile={way} requires a model with repeated layers in an nn.ModuleList\nhint: set --compile=none",
-            way=way,
-        )
+        raise InvalidDataError(listed("program.compile-no-layers", way=way))
     attention.OPAQUE[:] = [torch.compiler.disable(attention.attention)]  # type: ignore[no-untyped-call]
     for layer in layers:
         layer.compile(dynamic=True, **backend)
@@ -218,11 +210,7 @@ def torchair_backend() -> Any:
     try:
         torchair = importlib.import_module("torchair")
     except ImportError:
-        raise InvalidDataError(
-            "program.compile-no-torchair",
-            "--compile=torchair: torchair is not installed\n"
-            "hint: install the torch_npu of this CANN, or set --compile=none",
-        ) from None
+        raise InvalidDataError(listed("program.compile-no-torchair")) from None
     return torchair.get_npu_backend(compiler_config=torchair.CompilerConfig())
 
 

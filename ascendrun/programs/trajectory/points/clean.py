@@ -11,10 +11,10 @@ import numpy as np
 from ascendrun.facts.columns import LATEST_S
 from ascendrun.programs.trajectory.points.tables import NO_TIME, numbers, one_number
 from ascendrun.programs.trajectory.points.tracks import FASTEST_KNOTS, Floats, Track
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 NO_CLASS = ("", "nan", "none", "undefined", "unknown")
-NO_PLACE = Text("program.no-place", "have no valid position")
+NO_PLACE = listed("program.no-place")
 LEAST_NEGATIVE = 5
 """Number of different negative courses from which they are those of -180 to 180 degrees."""
 LEAST_WEST = 10
@@ -59,7 +59,7 @@ class LeftOut:
 
     def reasons(self) -> list[Text]:
         return [
-            Text("program.dropped", "{count} {reason}, such as {example}", count=count, reason=reason, example=such_as)
+            listed("program.dropped", count=count, reason=reason, example=such_as)
             for reason, (count, such_as) in self.found.items()
         ]
 
@@ -133,26 +133,18 @@ def usable_rows(
         usable[rows] = False
         if len(rows):
             left_out.add(
-                reason,
-                len(rows),
-                Text(
-                    "program.value-in", "{value} in {column}", value=repr(table[found[key]][rows[0]]), column=found[key]
-                ),
+                reason, len(rows), listed("program.value-in", value=repr(table[found[key]][rows[0]]), column=found[key])
             )
 
     leave_out(~(np.abs(times) < LATEST_S), "time", NO_TIME)
     leave_out(~(np.abs(lat) <= 90), "lat", NO_PLACE)
     leave_out(~(np.abs(lon) <= 180) | ((lat == 0) & (lon == 0)), "lon", NO_PLACE)
-    leave_out(
-        ~np.isin(texts(table, found, "sender", count, ""), SHIPS),
-        "sender",
-        Text("program.not-a-ship", "are not from a ship"),
-    )
+    leave_out(~np.isin(texts(table, found, "sender", count, ""), SHIPS), "sender", listed("program.not-a-ship"))
     if any(ships):
         leave_out(
             ~np.array([bool(ship or track) for ship, track in zip(ships, tracks)], dtype=bool),
             "ship",
-            Text("program.no-ship", "have no ship"),
+            listed("program.no-ship"),
         )
     return usable
 

@@ -14,7 +14,7 @@ from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.points import tables
 from ascendrun.programs.trajectory.points import tracks as points
 from ascendrun.programs.trajectory.points.clean import LeftOut, class_name, class_texts, clean_rows, texts
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?")
 DIFFERENT_DEGREES = 60.0
@@ -23,7 +23,7 @@ STEADY = 1.0
 """Interquartile range of the factor, in logarithms, up to which speeds differ from distances by a constant factor."""
 LEAST_SIZED = 5
 """Number of ships of one length from which that length is a filler."""
-TWO_SHIPS = Text("program.two-ships", "jump between distant places: two ships under one name")
+TWO_SHIPS = listed("program.two-ships")
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,7 @@ class Import:
             return
         self._points += len(table.columns[source.columns.of["time"]]) + table.torn
         self._left_out.add(
-            Text("program.torn-lines", "are incomplete lines"),
-            table.torn,
-            Text("program.line-of-file", "line {line} of {file}", line=table.first_torn, file=file),
+            listed("program.torn-lines"), table.torn, listed("program.line-of-file", line=table.first_torn, file=file)
         )
         self._sources.append(source)
         if not self._reading.time_format and any(map(tables.is_date, table.columns[source.columns.of["time"]])):
@@ -103,7 +101,7 @@ class Import:
     def finish(self, path: Path) -> tuple[list[points.Track], points.Cleaning]:
         more = sum(self._unmatched.values())
         if more:
-            self._problems.append(Text("program.files-alike", "{count} more with the same columns", count=more))
+            self._problems.append(listed("program.files-alike", count=more))
         names = [source.columns.of["time"] for source, _ in self._waiting]
         times = [(name, table.columns[name]) for name, (_, table) in zip(names, self._waiting)]
         try:
@@ -134,15 +132,15 @@ class Import:
 
     def _no_track(self, path: Path, counts: Mapping[str, int]) -> InvalidDataError:
         cut = {reason: count for name, reason in CUT_AWAY.items() if (count := counts[name])}
-        reasons = [Text("program.cut", "{count} {reason}", count=cut[reason], reason=reason) for reason in cut]
+        reasons = [listed("program.cut", count=cut[reason], reason=reason) for reason in cut]
         return InvalidDataError(
-            "program.no-track",
-            "{path}: no track of at least {least} points among {points}{why}\n"
-            "hint: fix the data, lower --min_segment_size, or add data",
-            path=path,
-            least=self._limits.min_points,
-            points=self._points,
-            why=because([*self._left_out.reasons(), *reasons]),
+            listed(
+                "program.no-track",
+                path=path,
+                least=self._limits.min_points,
+                points=self._points,
+                why=because([*self._left_out.reasons(), *reasons]),
+            )
         )
 
     def _clean(self, source: Source, table: tables.Table, order: str | None) -> None:
@@ -166,9 +164,7 @@ class Import:
         self._note_classes(source, table, found)
         if source.derives_speed or source.derives_course:
             what = [key for key in ("sog", "cog") if key not in found]
-            self._notes.append(
-                Text("program.derived", "{file}: {what} derived from the positions", file=source.file, what=what)
-            )
+            self._notes.append(listed("program.derived", file=source.file, what=what))
 
     def _without_fillers(self, source: Source, table: tables.Table) -> dict[str, str]:
         """Return the file's columns without those that are empty or have one number for all ships; these are noted."""
@@ -178,23 +174,13 @@ class Import:
             if value is None or not (np.isnan(value) or self._should_vary(key, table, found)):
                 continue
             self._notes.append(
-                Text("program.column-empty", "{file}: {column} has no value", file=source.file, column=found[key])
+                listed("program.column-empty", file=source.file, column=found[key])
                 if np.isnan(value)
-                else Text(
-                    "program.column-constant",
-                    "{file}: {column} is {value:g} in every row; it is not used",
-                    file=source.file,
-                    column=found[key],
-                    value=value,
-                )
+                else listed("program.column-constant", file=source.file, column=found[key], value=value)
             )
             del found[key]
         if "ship" in found and not any(texts(table.columns, found, "ship", 0, "")):
-            self._notes.append(
-                Text(
-                    "program.column-empty", "{file}: {column} has no value", file=source.file, column=found.pop("ship")
-                )
-            )
+            self._notes.append(listed("program.column-empty", file=source.file, column=found.pop("ship")))
         return found
 
     def _note_classes(self, source: Source, table: tables.Table, found: Mapping[str, str]) -> None:
@@ -206,15 +192,7 @@ class Import:
                 of_ship.setdefault(ship, set()).add(name.casefold())
         several = [ship for ship, names in of_ship.items() if len(names) > 1]
         if several:
-            self._notes.append(
-                Text(
-                    "program.several-classes",
-                    "{file}: {count:plural ship ships} with several classes, such as {ship}; the first is used",
-                    file=source.file,
-                    count=len(several),
-                    ship=several[0],
-                )
-            )
+            self._notes.append(listed("program.several-classes", file=source.file, count=len(several), ship=several[0]))
 
     def _should_vary(self, key: str, table: tables.Table, found: Mapping[str, str]) -> bool:
         """Return whether the same number in every row is a filler: for ships that move, or for several ships."""
@@ -234,25 +212,12 @@ class Import:
             jumping = source.tracks if self._limits.max_knots else ()
             shared = [track for track in jumping if points.is_shared_name(track)]
             if not source.names_ships and (shared or source.classes > 1):
-                self._problems.append(
-                    Text(
-                        "program.no-ship-column",
-                        "{file}: no column for ship, and its points are those of several ships\n"
-                        "hint: --column_map=ship=NAME, or one file for each ship",
-                        file=source.file,
-                    )
-                )
+                self._problems.append(listed("program.no-ship-column", file=source.file))
             for track in shared:
-                self._left_out.add(TWO_SHIPS, len(track), Text("program.ship-of-file", "{ship}", ship=track.ship))
+                self._left_out.add(TWO_SHIPS, len(track), listed("program.ship-of-file", ship=track.ship))
             source.tracks = [track for track in source.tracks if track not in shared]
         if no_column:
-            self._notes.append(
-                Text(
-                    "program.ship-per-file",
-                    "no column for ship; number of files taken as one ship each: {count}",
-                    count=len(no_column),
-                )
-            )
+            self._notes.append(listed("program.ship-per-file", count=len(no_column)))
 
     def _check_motion(self) -> None:
         """Compare speeds and courses with the distances: of each file, or of all files too small for that together."""
@@ -271,27 +236,12 @@ class Import:
         columns, file = source.columns.of, source.file
         if found.is_exchanged:
             self._problems.append(
-                Text(
-                    "program.coordinates-exchanged",
-                    "{file}: latitude and longitude look exchanged: the courses fit the path only the other way round\n"
-                    "hint: --column_map=lat={lon},lon={lat}",
-                    file=file,
-                    lat=columns["lat"],
-                    lon=columns["lon"],
-                )
+                listed("program.coordinates-exchanged", file=file, lat=columns["lat"], lon=columns["lon"])
             )
             return
         if found.turned > DIFFERENT_DEGREES:
             self._problems.append(
-                Text(
-                    "program.course-differs",
-                    "{file}: {column} is not a course in degrees: it differs from the path by {degrees:.0f} degrees "
-                    "(median)\n"
-                    "hint: --column_map=cog= derives it from the positions",
-                    file=file,
-                    column=columns.get("cog", "cog"),
-                    degrees=found.turned,
-                )
+                listed("program.course-differs", file=file, column=columns.get("cog", "cog"), degrees=found.turned)
             )
         if self._reading.units == "auto" and found.unit() != "knots":
             self._judge_speed(source, found)
@@ -303,50 +253,28 @@ class Import:
         unit, factor = found.unit(knots), found.factor * knots
         if unit is not None:
             self._problems.append(
-                Text(
-                    "program.speed-unit",
-                    "{file}: {column} looks like {unit}: the ships travel {factor:.2f} knots for each unit of it\n"
-                    "hint: --units={unit}",
-                    file=file,
-                    column=columns.get("sog", "sog"),
-                    unit=unit,
-                    factor=factor,
-                )
+                listed("program.speed-unit", file=file, column=columns.get("sog", "sog"), unit=unit, factor=factor)
             )
         elif found.spread < STEADY:
             self._problems.append(
-                Text(
-                    "program.speed-differs",
-                    "{file}: {column} is not a speed in knots, m/s or km/h: the ships travel {factor:.3g} knots for "
-                    "each unit of it\n"
-                    "hint: --column_map=sog= derives it from the positions",
-                    file=file,
-                    column=columns.get("sog", "sog"),
-                    factor=factor,
-                )
+                listed("program.speed-differs", file=file, column=columns.get("sog", "sog"), factor=factor)
             )
         else:
             self._notes.append(
-                Text(
-                    "program.speed-unsteady",
-                    "{file}: {column} does not match the distances (factor {factor:.2g}, and it varies)",
-                    file=file,
-                    column=columns.get("sog", "sog"),
-                    factor=found.factor,
-                )
+                listed("program.speed-unsteady", file=file, column=columns.get("sog", "sog"), factor=found.factor)
             )
 
 
 CUT_AWAY = {
-    "repeated_points": Text("program.repeated", "repeat a time"),
-    "outliers": Text("program.outliers", "are outliers"),
-    "short_pieces": Text("program.short-segments", "segments are too short"),
+    "repeated_points": listed("program.repeated"),
+    "outliers": listed("program.outliers"),
+    "short_pieces": listed("program.short-segments"),
 }
 """Messages for the counts of cut_tracks."""
 
 
 def because(reasons: Sequence[Text]) -> Text | str:
-    return Text("program.reasons", " ({reasons})", reasons=list(reasons)) if reasons else ""
+    return listed("program.reasons", reasons=list(reasons)) if reasons else ""
 
 
 def data_files(path: Path) -> list[Path]:
@@ -357,22 +285,12 @@ def data_files(path: Path) -> list[Path]:
             if file.name.endswith((".csv", ".csv.gz", ".parquet")) and not file.name.startswith(".")
         )
         if not files:
-            raise InvalidDataError(
-                "program.no-data-file", "{path}: no .csv, .csv.gz or .parquet file in this directory", path=path
-            )
+            raise InvalidDataError(listed("program.no-data-file", path=path))
         return files
     if not path.is_file():
-        raise InvalidDataError(
-            "program.data-not-found",
-            "{path}: file not found on this node; the data must be at the same path on every node",
-            path=path,
-        )
+        raise InvalidDataError(listed("program.data-not-found", path=path))
     if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
-        raise InvalidDataError(
-            "program.data-format",
-            "{path}: expected .csv, .csv.gz or .parquet, or texts as .jsonl or .jsonl.gz",
-            path=path,
-        )
+        raise InvalidDataError(listed("program.data-format", path=path))
     return [path]
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ascendrun.facts import columns as facts
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.text import Text
+from ascendrun.text import listed
 
 SEPARATORS = ",;\t|"
 """Characters between columns; the one that the first line has most often."""
@@ -39,9 +39,7 @@ def read_table(file: Path) -> Table:
     try:
         return Table(read_parquet(file)) if file.suffix == ".parquet" else read_csv(file)
     except (EOFError, OSError, zlib.error) as error:
-        raise InvalidDataError(
-            "program.cannot-read", "{file}: cannot be read: {error}", file=file, error=error
-        ) from error
+        raise InvalidDataError(listed("program.cannot-read", file=file, error=error)) from error
 
 
 def read_parquet(file: Path) -> dict[str, Sequence[Any]]:
@@ -49,11 +47,7 @@ def read_parquet(file: Path) -> dict[str, Sequence[Any]]:
         import pyarrow
         import pyarrow.parquet as parquet
     except ImportError:
-        raise InvalidDataError(
-            "program.no-pyarrow",
-            "{file}: reading Parquet requires pyarrow\nhint: pip install pyarrow, or convert the data to CSV",
-            file=file,
-        ) from None
+        raise InvalidDataError(listed("program.no-pyarrow", file=file)) from None
     try:
         return dict(parquet.read_table(file).to_pydict())
     except (pyarrow.ArrowException, ValueError) as error:
@@ -70,21 +64,13 @@ def read_csv(file: Path) -> Table:
     with open_text(file) as lines:
         first = lines.readline()
         if any(mark in first for mark in NO_TEXT):
-            raise InvalidDataError(
-                "program.table-not-utf8",
-                "{file}: not valid UTF-8\n"
-                "hint: convert it with iconv -t UTF-8; files in gzip or Parquet format must end in .csv.gz "
-                "or .parquet",
-                file=file,
-            )
+            raise InvalidDataError(listed("program.table-not-utf8", file=file))
         separator = max(SEPARATORS, key=first.count)
         rows = csv.reader((line.replace("\0", "") for line in chain([first], lines)), delimiter=separator)
         try:
             header = next(rows, None)
             if not header:
-                raise InvalidDataError(
-                    "program.table-empty", "{file}: empty; the first line must name the columns", file=file
-                )
+                raise InvalidDataError(listed("program.table-empty", file=file))
             first_line = rows.line_num + 1
             for row in rows:
                 if len(row) == len(header):
@@ -94,13 +80,7 @@ def read_csv(file: Path) -> Table:
                     first_torn = first_torn or first_line
                 first_line = rows.line_num + 1
         except csv.Error as error:
-            raise InvalidDataError(
-                "program.bad-csv",
-                "{file}: line {line}: {error} (possibly an unclosed quote)",
-                file=file,
-                line=first_line,
-                error=error,
-            ) from error
+            raise InvalidDataError(listed("program.bad-csv", file=file, line=first_line, error=error)) from error
     return Table({name.strip(): [row[i] for row in body] for i, name in enumerate(header)}, torn, first_torn)
 
 
@@ -123,22 +103,12 @@ def match_columns(table: Mapping[str, Sequence[Any]], wanted: Mapping[str, str],
     unknown = facts.unknown_names(table, wanted)
     if unknown:
         raise InvalidDataError(
-            "program.unknown-columns",
-            "--column_map: unknown names {unknown}; known names are {known}; {file} has the columns {columns}",
-            unknown=unknown,
-            known=list(facts.ALIASES),
-            file=file,
-            columns=names,
+            listed("program.unknown-columns", unknown=unknown, known=list(facts.ALIASES), file=file, columns=names)
         )
     found, missing, proposal = facts.missing_columns(table, wanted)
     if missing:
         raise InvalidDataError(
-            "program.no-column",
-            "{file}: no column for {missing} among {columns}\nhint: --column_map={proposal}",
-            file=file,
-            missing=missing,
-            columns=names,
-            proposal=proposal,
+            listed("program.no-column", file=file, missing=missing, columns=names, proposal=proposal)
         )
     return facts.Columns(found, None if "sog" in wanted else facts.find_columns(names).speed_unit)
 
@@ -199,13 +169,7 @@ def order_of_dates(columns: Iterable[tuple[str, Sequence[Any]]]) -> str | None:
     day_first = next((value for (one, _, _), value in dates.items() if one > 12), None)
     month_first = next((value for (_, other, _), value in dates.items() if other > 12), None)
     if day_first and month_first:
-        raise InvalidDataError(
-            "program.dates-contradict",
-            "dates are written in two orders: {first:quote} and {other:quote}\n"
-            "hint: convert one of the files, or give --time_format, such as %d/%m/%Y %H:%M:%S; other dates are dropped",
-            first=day_first,
-            other=month_first,
-        )
+        raise InvalidDataError(listed("program.dates-contradict", first=day_first, other=month_first))
     if day_first or month_first:
         return facts.DAY_FIRST if day_first else facts.MONTH_FIRST
     if is_european != is_american:
@@ -219,12 +183,7 @@ def order_of_dates(columns: Iterable[tuple[str, Sequence[Any]]]) -> str | None:
     if 5 * min(spans.values()) < max(spans.values()):
         return min(spans, key=lambda order: spans[order])
     example = next(iter(dates.values()))
-    raise InvalidDataError(
-        "program.dates-ambiguous",
-        "{date:quote} can be day/month or month/day, and no date of the data decides it\n"
-        "hint: --time_format=%d/%m/%Y or --time_format=%m/%d/%Y",
-        date=example,
-    )
+    raise InvalidDataError(listed("program.dates-ambiguous", date=example))
 
 
 def read_times(values: Sequence[Any], *, order: str | None, time_format: str = "") -> NDArray[np.float64]:
@@ -250,4 +209,4 @@ def _formatted(value: Any, time_format: str) -> float:
     return float("nan")
 
 
-NO_TIME = Text("program.no-time", "have no valid time (ISO, seconds since 1970, or a date as in --time_format)")
+NO_TIME = listed("program.no-time")

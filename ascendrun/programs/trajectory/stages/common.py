@@ -17,7 +17,7 @@ from ascendrun.programs.trajectory.split import LEAKY, doubts
 from ascendrun.programs.trajectory.store import is_skipped, load_pretrained, pretrained_folder
 from ascendrun.programs.trajectory.tokens import check_known
 from ascendrun.programs.trajectory.train import plan_of, unlabelled, work_on
-from ascendrun.text import Text, from_json
+from ascendrun.text import from_json, listed
 
 
 def check_base(options: Options) -> None:
@@ -29,52 +29,49 @@ def check_base(options: Options) -> None:
 
 def introduce(options: Options, samples: Samples, here: Runtime) -> None:
     source = (
-        Text("program.synthetic", "synthetic tracks, seed {seed}", seed=options["seed"])
+        listed("program.synthetic", seed=options["seed"])
         if not options["prepared_dir"] and options["data_path"] == GENERATED
         else options["prepared_dir"] or options["data_path"]
     )
     counts = " · ".join(f"{name} {len(part)}" for name, part in samples.records.items() if part)
-    here.log("program.tracks", "tracks: {counts} ({source})", counts=counts, source=source)
+    here.log(listed("program.tracks", counts=counts, source=source))
     if samples.is_leaky:
-        here.log("program.warning", "warning: {text}", text=LEAKY)
+        here.log(listed("program.warning", text=LEAKY))
     else:
-        here.log("program.split-by-ship", "no ship is in two splits")
+        here.log(listed("program.split-by-ship"))
     cleaning = samples.facts["cleaning"]
     if "points" in cleaning:
         here.log(
-            "program.cleaning",
-            "read {points} points: {bad} unusable{why}, {repeated} repeated, {outliers} outliers; {jumps} "
-            "jumps; {short} segments too short",
-            points=cleaning["points"],
-            bad=cleaning["bad_points"],
-            why=because(from_json(cleaning.get("why_bad", ()))),
-            repeated=cleaning["repeated_points"],
-            outliers=cleaning["outliers"],
-            jumps=cleaning["jumps"],
-            short=cleaning["short_pieces"],
+            listed(
+                "program.cleaning",
+                points=cleaning["points"],
+                bad=cleaning["bad_points"],
+                why=because(from_json(cleaning.get("why_bad", ()))),
+                repeated=cleaning["repeated_points"],
+                outliers=cleaning["outliers"],
+                jumps=cleaning["jumps"],
+                short=cleaning["short_pieces"],
+            )
         )
     for note in from_json(cleaning.get("notes", ())):
-        here.log("program.reading-note", "{note}", note=note)
+        here.log(listed("program.reading-note", note=note))
     if cleaning.get("class_words_removed"):
-        here.log(
-            "program.class-tokens-removed",
-            "removed {count} class tokens from the texts",
-            count=cleaning["class_words_removed"],
-        )
+        here.log(listed("program.class-tokens-removed", count=cleaning["class_words_removed"]))
     here.log(
-        "program.classes",
-        "classes: {names}; vocabulary of {tokens} tokens, grammar {grammar}",
-        names=list(samples.names),
-        tokens=len(samples.vocabulary),
-        grammar=samples.text["grammar"],
+        listed(
+            "program.classes",
+            names=list(samples.names),
+            tokens=len(samples.vocabulary),
+            grammar=samples.text["grammar"],
+        )
     )
     for leak in from_json(samples.facts.get("leaks", ())):
-        suspected = Text("program.leak-suspected", "leak suspected: {found}", found=leak)
-        here.log("program.warning", "warning: {text}", text=suspected)
+        suspected = listed("program.leak-suspected", found=leak)
+        here.log(listed("program.warning", text=suspected))
     for doubt in doubts(samples.records):
-        here.log("program.warning", "warning: {text}", text=doubt)
+        here.log(listed("program.warning", text=doubt))
     if options["mode"] != "plan":
-        here.log("program.ranks", "{count:plural rank ranks} on {family}", count=here.world_size, family=here.family)
+        here.log(listed("program.ranks", count=here.world_size, family=here.family))
 
 
 def start_with(options: Options, samples: Samples, here: Runtime) -> tuple[models.Sizes, Any]:
@@ -87,27 +84,22 @@ def start_with(options: Options, samples: Samples, here: Runtime) -> tuple[model
         saved = load_pretrained(folder)
         if saved["text"] != samples.text:
             raise InvalidDataError(
-                "program.other-grammar",
-                "{directory} was pretrained on {pretrained}, this data is {data}\nhint: use the same grammar for both",
-                directory=folder,
-                pretrained=summary_of_text(saved["text"]),
-                data=summary_of_text(samples.text),
+                listed(
+                    "program.other-grammar",
+                    directory=folder,
+                    pretrained=summary_of_text(saved["text"]),
+                    data=summary_of_text(samples.text),
+                )
             )
         warning = check_known(samples.encoded["train"], samples.vocabulary, saved["vocabulary"], model=folder)
         if warning is not None:
-            here.log("program.warning", "warning: {text}", text=warning)
+            here.log(listed("program.warning", text=warning))
         config = {**saved["sizes"]["config"], "vocab_size": len(samples.vocabulary), "attention_dropout": 0.0}
         sizes = sizes_of(config, options, samples, attention=saved["sizes"]["attention"])
 
         def fill(reader: models.Reader) -> None:
             known = models.take_words(reader, saved["weights"], saved["vocabulary"], samples.vocabulary)
-            here.log(
-                "program.starts-from",
-                "starting from {directory}: all layers, {known} of {total} tokens",
-                directory=folder,
-                known=known,
-                total=len(samples.vocabulary),
-            )
+            here.log(listed("program.starts-from", directory=folder, known=known, total=len(samples.vocabulary)))
 
         return sizes, fill
     config = models.config_of_folder(base, words=len(samples.vocabulary))
@@ -141,13 +133,7 @@ def plan_stage(options: Options, here: Runtime) -> None:
     for mode, rows in (("pretrain", unlabelled(samples)), ("finetune", samples.encoded["train"])):
         training = training_of({**options, "mode": mode}, here, program="trajectory")
         plan = plan_of(rows, options)
-        here.log(
-            "program.plan",
-            "\n{stage}: {tracks} tracks, {tokens:,} tokens",
-            stage=mode,
-            tracks=len(rows),
-            tokens=int(plan.lengths.sum()),
-        )
+        here.log(listed("program.plan", stage=mode, tracks=len(rows), tokens=int(plan.lengths.sum())))
         work = work_on(plan, training.options, sizes, ranks=training.ranks, family=training.family)
         log_plan(training, work, here)
     here.record(done=True)

@@ -35,7 +35,7 @@ from ascendrun.programs.trajectory.judge import Judged, judge
 from ascendrun.programs.trajectory.points.tracks import Floats
 from ascendrun.programs.trajectory.stages.common import introduce
 from ascendrun.programs.trajectory.tokens import Encoded
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 from ascendrun.text.format import pad_left
 
 BASELINES_S = 120.0
@@ -67,21 +67,11 @@ def evaluate_stage(options: data.Options, here: Runtime) -> None:
             if losses["compare_with"] < losses["model_path"]:
                 paths, vote, other, own, theirs = others, other, vote, theirs, own
     if losses:
-        here.log(
-            "program.better-model",
-            "NLL on the validation ships: {own:.4f} for --model_path, {other:.4f} for --compare_with; kept: {kept}",
-            own=losses["model_path"],
-            other=losses["compare_with"],
-            kept=paths,
-        )
+        here.log(listed("program.better-model", own=losses["model_path"], other=losses["compare_with"], kept=paths))
     vote, validation = adjusted(vote, options, own, here)
     store.check_vocabulary(vote, own.encoded[split], here)
     if min(own.labels(split)) < 0:
-        raise InvalidDataError(
-            "program.unknown-classes",
-            "split {split} has classes that the model was not trained on; it cannot be evaluated",
-            split=split,
-        )
+        raise InvalidDataError(listed("program.unknown-classes", split=split))
     judged = judge(
         lambda rows: store.vote_on(vote, rows, here, options), own, split, here, options, seconds=BASELINES_S
     )
@@ -95,10 +85,9 @@ def check_grammar(vote: store.Vote, samples: data.Samples) -> None:
     """Raise InvalidDataError if the model reads another text than that of the data."""
     if samples.text != vote.members[0].text:
         raise InvalidDataError(
-            "program.model-grammar",
-            "the model requires {model}, this data is {data}\nhint: use the same grammar for both",
-            model=summary_of_text(vote.members[0].text),
-            data=summary_of_text(samples.text),
+            listed(
+                "program.model-grammar", model=summary_of_text(vote.members[0].text), data=summary_of_text(samples.text)
+            )
         )
 
 
@@ -143,15 +132,15 @@ def report_on(
     write_predictions(output / "predictions.jsonl", samples.records[split], probabilities, vote.names)
     here.log(draw(output, scores, calibration))
     here.log(
-        "program.evaluated",
-        "\n{split} split, {models:plural model models}, prior shift {shift}, temperature {temperature}:\n\n"
-        "{text}\n\nreport: {output}",
-        split=split,
-        models=len(vote.members),
-        shift=vote.prior_shift,
-        temperature=vote.temperature,
-        text=f"{text}\n\n{scoring.as_confusion(scores)}",
-        output=output,
+        listed(
+            "program.evaluated",
+            split=split,
+            models=len(vote.members),
+            shift=vote.prior_shift,
+            temperature=vote.temperature,
+            text=f"{text}\n\n{scoring.as_confusion(scores)}",
+            output=output,
+        )
     )
 
 
@@ -178,18 +167,8 @@ def in_short(probabilities: Floats, truth: Sequence[int], names: Sequence[str]) 
 
 
 def calibration_lines(calibration: scoring.Calibration) -> list[str]:
-    heads = (
-        (Text("program.confidence", "confidence"), 10),
-        (scoring.ACCURACY, 8),
-        (Text("program.track-count", "tracks"), 6),
-    )
-    summary = Text(
-        "program.calibration",
-        "calibration: ECE {ece:.3f}  NLL {nll:.3f}  Brier {brier:.3f}",
-        ece=calibration.ece,
-        nll=calibration.nll,
-        brier=calibration.brier,
-    )
+    heads = ((listed("program.confidence"), 10), (scoring.ACCURACY, 8), (listed("program.track-count"), 6))
+    summary = listed("program.calibration", ece=calibration.ece, nll=calibration.nll, brier=calibration.brier)
     rows = [f"{each.confidence:10.3f}  {each.accuracy:8.3f}  {each.count:6d}" for each in calibration.bins]
     return ["", str(summary), "  ".join(pad_left(text, room) for text, room in heads), *rows]
 
@@ -200,7 +179,7 @@ def draw(output: Path, scores: scoring.Scores, calibration: scoring.Calibration)
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return Text("program.no-matplotlib", "no report.png: matplotlib is not installed")
+        return listed("program.no-matplotlib")
     figure = Figure(figsize=(11, 5), layout="constrained")
     matrix, reliability = figure.subplots(1, 2)
     names = [row.name for row in scores.classes]
@@ -220,7 +199,7 @@ def draw(output: Path, scores: scoring.Scores, calibration: scoring.Calibration)
     reliability.set_title(f"ECE {calibration.ece:.3f}")
     with replacing(output / "report.png") as fresh:
         figure.savefig(fresh, dpi=120, format="png")
-    return Text("program.plot", "plot: {path}", path=output / "report.png")
+    return listed("program.plot", path=output / "report.png")
 
 
 MOST_TRACKS = 256
@@ -242,15 +221,12 @@ def read_question(classifier: Classifier, body: bytes) -> Question:
     refuse_unknown(asked, (*INPUT_KEYS, "probabilities"))
     keys = [key for key in INPUT_KEYS if key in asked]
     if len(keys) != 1:
-        raise RequestRefusedError(
-            400, Text("program.body-keys", "expected exactly one of {keys}", keys=list(INPUT_KEYS))
-        )
+        raise RequestRefusedError(400, listed("program.body-keys", keys=list(INPUT_KEYS)))
     given, is_list = asked[keys[0]], keys[0] in ("texts", "tracks")
     many: list[Any] = given if is_list else [given]
     if not isinstance(many, list) or not 0 < len(many) <= MOST_TRACKS:
         raise RequestRefusedError(
-            413 if isinstance(many, list) and many else 400,
-            Text("program.body-tracks", "expected 1 to {most} tracks per request", most=MOST_TRACKS),
+            413 if isinstance(many, list) and many else 400, listed("program.body-tracks", most=MOST_TRACKS)
         )
     of_text = keys[0].startswith("text")
     try:
@@ -318,13 +294,7 @@ def classify(options: data.Options, here: Runtime) -> None:
     known = [i for i, sample in enumerate(samples) if sample.label >= 0]
     if known:
         scores = scoring.score([samples[i].label for i in known], probabilities[known].argmax(1).tolist(), vote.names)
-        here.log(
-            "program.known-tracks",
-            "{count} tracks of known class: macro F1 {f1:.3f} accuracy {accuracy:.3f}",
-            count=len(known),
-            f1=scores.macro_f1,
-            accuracy=scores.accuracy,
-        )
+        here.log(listed("program.known-tracks", count=len(known), f1=scores.macro_f1, accuracy=scores.accuracy))
     tokens = sum(map(len, samples))
     here.record(
         done=True,
@@ -334,20 +304,19 @@ def classify(options: data.Options, here: Runtime) -> None:
         tokens_per_s=tokens / seconds,
     )
     here.log(
-        "program.predict-speed",
-        "{tracks:,} tracks in {seconds:.2f} s on {ranks:plural rank ranks} ({family}), after {warmup} "
-        "warm-up passes: "
-        "{rate:,.0f} tracks/s, {tokens:,.0f} tokens/s, {each:.2f} ms per track and device",
-        tracks=len(samples),
-        seconds=seconds,
-        ranks=here.world_size,
-        family=here.family,
-        warmup=options["inference_warmup_steps"],
-        rate=len(samples) / seconds,
-        tokens=tokens / seconds,
-        each=1e3 * seconds * here.world_size / len(samples),
+        listed(
+            "program.predict-speed",
+            tracks=len(samples),
+            seconds=seconds,
+            ranks=here.world_size,
+            family=here.family,
+            warmup=options["inference_warmup_steps"],
+            rate=len(samples) / seconds,
+            tokens=tokens / seconds,
+            each=1e3 * seconds * here.world_size / len(samples),
+        )
     )
-    here.log("program.predictions", "{count} predictions: {path}", count=len(records), path=path)
+    here.log(listed("program.predictions", count=len(records), path=path))
 
 
 def write_predictions(
@@ -364,10 +333,7 @@ def write_predictions(
 
 def classify_stream(vote: store.Vote, precision: Precision, options: data.Options, here: Runtime) -> None:
     if here.world_size > 1:
-        raise InvalidDataError(
-            "program.stdin-ranks",
-            "--data_path=- reads standard input and requires one rank\nhint: use a file for several devices",
-        )
+        raise InvalidDataError(listed("program.stdin-ranks"))
     lines = lines_until(lambda: here.stop_requested, sys.stdin.fileno())
     classifier = Classifier.of(vote, here.accelerator, precision)
     answer_lines(classifier, lines, sys.stdout, with_all=options["save_probabilities"])
@@ -416,7 +382,7 @@ def answer_line(classifier: Classifier, line: bytes | str, with_all: bool) -> di
     try:
         asked = json.loads(line)
         if not isinstance(asked, dict) or not ({"text", "points"} & set(asked)):
-            raise InvalidDataError("program.line-form", 'expected {{"text": "…"}} or {{"points": [{{…}}, …]}}')
+            raise InvalidDataError(listed("program.line-form"))
         reply = (
             classifier.predict_single(str(asked["text"]), return_probs=with_all)
             if "text" in asked

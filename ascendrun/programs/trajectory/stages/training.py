@@ -30,7 +30,7 @@ from ascendrun.programs.trajectory.stages.trained import write_predictions
 from ascendrun.programs.trajectory.tokens import Groups
 from ascendrun.programs.trajectory.train import FREE, class_weights, make_loop, train_head, unlabelled
 from ascendrun.programs.trajectory.trees import Trees, grow_trees
-from ascendrun.text import Text
+from ascendrun.text import listed
 
 # --- prepare ---
 
@@ -45,11 +45,7 @@ def prepare_stage(options: Options, here: Runtime) -> None:
         here.check_same(samples.digest)
     introduce(options, samples, here)
     here.record(done=True, **{f"segments_{name}": len(part) for name, part in samples.records.items()})
-    here.log(
-        "program.prepared",
-        "no segment is in two splits, and no token names a class\nprepared: {directory}",
-        directory=folder,
-    )
+    here.log(listed("program.prepared", directory=folder))
 
 
 def open_samples(options: Options, here: Runtime) -> Samples:
@@ -72,23 +68,13 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
     samples = open_samples(options, here)
     extra, labelled = len(samples.encoded.get("unlabelled", ())), len(samples.encoded["train"])
     if options["pretraining"] == "auto" and extra < labelled:
-        here.log(
-            "program.pretraining-skipped",
-            "no pretraining: {extra} tracks without a class, {labelled} with one; finetune starts from a new model",
-            extra=extra,
-            labelled=labelled,
-        )
+        here.log(listed("program.pretraining-skipped", extra=extra, labelled=labelled))
         skip(options, here)
         return
     sizes, fill = start_with(options, samples, here)
     model = make_guesser(sizes, seed=options["seed"])
     fill(model)
-    here.log(
-        "program.objective",
-        "objective {objective}: {count} tracks without their classes",
-        objective=options["objective"],
-        count=len(unlabelled(samples)),
-    )
+    here.log(listed("program.objective", objective=options["objective"], count=len(unlabelled(samples))))
     loop = make_loop(options, samples, model, here, runtime.checkpoint_folder(options["output_dir"]))
     if not ran_to_its_end(loop, options, here):
         return
@@ -103,7 +89,7 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
         replace_json(
             output / "report.json", {"training": summary_of(loop.progress, here, 0.0), "options": dict(options)}
         )
-    here.log("program.pretrained", "pretrained model: {output}", output=output)
+    here.log(listed("program.pretrained", output=output))
     here.record(done=True)
 
 
@@ -132,9 +118,7 @@ def train(options: Options, here: Runtime) -> None:
     and return early. With --folds, do so for each fold in a directory of its own, then report on all of them."""
     if options["mode"] == "finetune" and options["pretraining"] == "never":
         if store.is_skipped(Path(options["base_model"])):
-            here.log(
-                "program.not-compared", "{base} was not pretrained: nothing to compare", base=options["base_model"]
-            )
+            here.log(listed("program.not-compared", base=options["base_model"]))
             skip(options, here)
             return
         options = {**options, "base_model": ""}
@@ -145,7 +129,7 @@ def train(options: Options, here: Runtime) -> None:
     checkpoints = runtime.checkpoint_folder(options["output_dir"])
     names = [f"fold-{number}" for number in range(options["folds"])]
     for number in range(options["folds"]) if options["fold"] < 0 else [options["fold"]]:
-        here.log("program.fold", "\nfold {number} of {folds}:", number=number, folds=options["folds"])
+        here.log(listed("program.fold", number=number, folds=options["folds"]))
         own = {**options, "fold": number, "output_dir": str(output / names[number])}
         if not train_one(own, here, checkpoints / names[number]):
             return
@@ -161,12 +145,7 @@ def report_folds(folders: Sequence[Path], options: Options, here: Runtime) -> No
     here.record(test_macro_f1=scores.macro_f1, test_accuracy=scores.accuracy)
     table = judged.write(output, "test", {"options": dict(options)}, seed=options["seed"], is_leaky=False)
     here.log(
-        "program.folds-scores",
-        "\n{folds} folds, {ships} ships, each tested once:\n\n{table}\n\nreport: {output}",
-        folds=len(folders),
-        ships=len(set(judged.ships)),
-        table=table,
-        output=output,
+        listed("program.folds-scores", folds=len(folders), ships=len(set(judged.ships)), table=table, output=output)
     )
 
 
@@ -177,7 +156,7 @@ def train_one(options: Options, here: Runtime, folder: Path) -> bool:
     output = Path(options["output_dir"]).absolute()
     identity = identity_of(options, FREE, data=samples.digest[:16])
     if options["folds"] and here.share(identity_in(output / "report.json")) == json.loads(json.dumps(identity)):
-        here.log("program.fold-done", "this fold is complete: {output}", output=output)
+        here.log(listed("program.fold-done", output=output))
         here.record(done=True)
         return True
     sizes, fill = start_with(options, samples, here)
@@ -230,7 +209,7 @@ def share_trees(options: Options, samples: Samples, sizes: Sizes, here: Runtime)
             grown = errors.in_a_line(error)
     grown = here.share(grown)
     if isinstance(grown, str):
-        here.log("program.trees-failed", "warning: the model has no trees: {error}", error=grown)
+        here.log(listed("program.trees-failed", error=grown))
         return None
     return grown
 
@@ -314,18 +293,11 @@ def report_on(
     judged.save(output)
     write_predictions(output / "predictions.jsonl", samples.records[split], judged.methods[MODEL], samples.names)
     chosen = (
-        Text("program.best-model", "best model of step {step}", step=progress.best_step)
+        listed("program.best-model", step=progress.best_step)
         if progress.best_step is not None
-        else Text("program.last-model", "last model")
+        else listed("program.last-model")
     )
-    here.log(
-        "program.final-scores",
-        "\n{split} split, {model}:\n\n{table}\n\nreport, model and predictions: {output}",
-        split=split,
-        model=chosen,
-        table=table,
-        output=output,
-    )
+    here.log(listed("program.final-scores", split=split, model=chosen, table=table, output=output))
 
 
 def summary_of(progress: Progress, here: Runtime, seconds: float) -> dict[str, Any]:
