@@ -40,6 +40,7 @@ _EVENT_TYPES = (
     EventType("store-rebuilt", Severity.WARNING),
     EventType("job-rebuilt", Severity.WARNING),
     EventType("state-changed", Severity.INFO),
+    EventType("completed", Severity.INFO),
     EventType("diagnosed", Severity.INFO),
     EventType("waiting", Severity.INFO),
     EventType("allocation-never", Severity.WARNING),

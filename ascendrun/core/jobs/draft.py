@@ -11,7 +11,7 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
 from ascendrun.core.jobs import restart
 from ascendrun.core.jobs.job import Cause, Job, Phase, State
-from ascendrun.core.jobs.outcome import judge_quickly
+from ascendrun.core.jobs.outcome import completing_ranks, judge_quickly
 from ascendrun.core.jobs.reasons import Reason, because
 from ascendrun.core.jobs.restart import Again, PastAttempt
 
@@ -21,7 +21,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.STAGING: frozenset({State.STARTING, State.STOPPING}),
     State.STARTING: frozenset({State.RUNNING, State.STOPPING}),
     State.RUNNING: frozenset({State.SUCCEEDED, State.STOPPING}),
-    State.STOPPING: frozenset({State.STOPPED, State.FAILED, State.BACKOFF}),
+    State.STOPPING: frozenset({State.SUCCEEDED, State.STOPPED, State.FAILED, State.BACKOFF}),
     State.BACKOFF: frozenset({State.QUEUED, State.STOPPING}),
     State.SUCCEEDED: frozenset(),
     State.STOPPED: frozenset({State.BACKOFF}),
@@ -201,6 +201,7 @@ class Draft:
             self._settle_start()
         if self.job.state is State.RUNNING and all(n.phase is Phase.ENDED for n in self.job.nodes):
             self._finish(State.SUCCEEDED, because("succeeded", count=self.job.rank_count))
+        self._settle_completion()
         if self.job.state is State.STOPPING:
             self._settle_stop()
         if self.job.state is State.BACKOFF and self.now_s >= (self.job.not_before_s or 0.0):
@@ -221,6 +222,22 @@ class Draft:
             self.job = replace(self.job, started_at_s=self.now_s)
             self.transition(State.RUNNING, because("running", count=self.job.world_size))
 
+    def _settle_completion(self) -> None:
+        """Stop the nodes that only serve, when the others have ended with success; also where one of them ended by that
+        before its stop, and its end arrived first."""
+        is_early = self.job.state is State.STOPPING and self.job.cause in (Cause.FAILURE, Cause.NODE_LOST)
+        if not is_early and self.job.state is not State.RUNNING:
+            return
+        ranks = completing_ranks(self.job)
+        if not ranks:
+            return
+        reason = because("completed", count=len(ranks))
+        if is_early:
+            self.job = replace(self.job, cause=Cause.COMPLETED, reason=reason, first_failure=None, failure=None)
+            self.record("completed", values={"reason": reason})
+        else:
+            self.stop(Cause.COMPLETED, reason)
+
     def _settle_stop(self) -> None:
         waiting = tuple(n.host for n in self.job.nodes if n.may_run_processes and n.host not in self.job.unconfirmed)
         if waiting:
@@ -235,6 +252,9 @@ class Draft:
             self._wait_for_others()
             return
         reason = self.job.reason
+        if cause is Cause.COMPLETED:
+            self._finish(State.SUCCEEDED, reason)
+            return
         if cause is Cause.FAILURE and self.job.first_failure:
             reason = self.job.first_failure.reason
         if may_restart(self.job):
@@ -409,4 +429,4 @@ def stop_grace_s(job: Job) -> float:
         return 0.0
     if job.cause is Cause.HUNG:
         return HUNG_GRACE_S
-    return job.grace_s if job.cause in (Cause.USER, Cause.LIMIT, Cause.PREEMPTED) else FAILURE_GRACE_S
+    return job.grace_s if job.cause in (Cause.USER, Cause.LIMIT, Cause.PREEMPTED, Cause.COMPLETED) else FAILURE_GRACE_S

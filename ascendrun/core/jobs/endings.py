@@ -8,7 +8,7 @@ from typing import Any
 
 from ascendrun.core.jobs.draft import Draft
 from ascendrun.core.jobs.inputs import JobInput, OfNode
-from ascendrun.core.jobs.job import Cause, Exit, ForkedRank, Job, Leftover, NodeProgress, Phase, State
+from ascendrun.core.jobs.job import Cause, Exit, ForkedRank, Job, Leftover, Phase, State
 from ascendrun.core.jobs.outcome import first_failure, judge_quickly
 from ascendrun.core.jobs.reasons import LOST, Detail, FirstFailure, because, hung_at_exit
 from ascendrun.core.jobs.restart import Failure, Kind
@@ -26,9 +26,8 @@ class RankExited(OfNode):
         draft.set_node(self.host, exits={**node.exits, self.rank: self.exit})
         if self.exit.killed_at_exit:
             draft.record("rank-killed-at-exit", [self.host], [self.rank])
-        if self.exit.is_failure:
-            failure = _first_failure(draft.job)
-            assert failure is not None, "this rank has failed"
+        failure = _first_failure(draft.job) if self.exit.is_failure else None
+        if failure is not None:
             if draft.job.first_failure is None or draft.job.first_failure.is_preliminary:
                 draft.job = replace(draft.job, first_failure=failure)
             draft.stop(Cause.FAILURE, failure.reason)
@@ -112,7 +111,7 @@ class NodeEnded(OfNode):
             rest = tuple(host for host in draft.job.unconfirmed if host != self.host)
             draft.job = replace(draft.job, unconfirmed=rest)
             draft.record("processes-gone", [self.host])
-        if draft.job.state in (State.STARTING, State.RUNNING) and not _all_succeeded(draft.job.node(self.host)):
+        if draft.job.state in (State.STARTING, State.RUNNING) and not draft.job.node(self.host).has_succeeded:
             failure = draft.job.first_failure
             draft.stop(Cause.FAILURE, failure.reason if failure else because("ranks-ended-early", [self.host]))
 
@@ -231,7 +230,7 @@ class Diagnosed(JobInput):
         if self.attempt != job.attempt:
             past = (replace(one, failure=self.failure) if one.number == self.attempt else one for one in job.past)
             draft.job = replace(job, past=tuple(past))
-        elif job.state in (State.STOPPING, State.BACKOFF, State.FAILED):
+        elif job.state in (State.STOPPING, State.BACKOFF, State.FAILED) and job.cause is not Cause.COMPLETED:
             failure = judge_quickly(job) if job.cause is Cause.HUNG else self.failure  # what was seen before
             job = replace(job, failure=failure, last_step=self.last_step, saved_step=self.saved_step)
             draft.job = _with_first(job, self.first)
@@ -242,8 +241,8 @@ class Diagnosed(JobInput):
 
 
 def _first_failure(job: Job) -> FirstFailure | None:
-    clocks = {node.host: node.clock_offset_s for node in job.nodes}
-    found = first_failure(job.nodes, clocks, forks=job.forks)
+    """Return what failed first; a process that only served the ranks of a complete job did not fail."""
+    found = None if job.cause is Cause.COMPLETED else first_failure(job.nodes, job.clocks, forks=job.forks)
     return None if found is None else FirstFailure(found)
 
 
@@ -259,8 +258,3 @@ def _with_first(job: Job, found: FirstFailure | None) -> Job:
     elif reason.why == before.reason:
         reason = because(reason.code, why=found.reason, **reason.values)
     return replace(job, first_failure=found, reason=reason)
-
-
-def _all_succeeded(node: NodeProgress) -> bool:
-    ranks = all(rank in node.exits and node.exits[rank].is_success for rank in node.ranks)
-    return ranks and not any(exit.is_failure for exit in node.exits.values())

@@ -137,14 +137,15 @@ class ResumeLost(JobInput):
 
 
 class Planned(JobInput):
-    """The plan is complete: the ranks of each host."""
+    """The plan is complete: the ranks of each host. `serving`: hosts whose part is not `ends_job`."""
 
     ranks: Mapping[str, tuple[int, ...]]
     world_size: int
+    serving: tuple[str, ...] = ()
 
     def apply(self, draft: drafts.Draft) -> None:
         for host, ranks in self.ranks.items():
-            draft.set_node(host, ranks=ranks)
+            draft.set_node(host, ranks=ranks, ends_job=host not in self.serving)
         draft.job = replace(draft.job, world_size=self.world_size)
 
 

@@ -50,7 +50,7 @@ class Phase(str, Enum):
 
 
 class Cause(str, Enum):
-    """Reason for stopping a job; decides whether it ends STOPPED or FAILED, or is retried after BACKOFF."""
+    """Reason for stopping a job; decides whether it ends SUCCEEDED, STOPPED or FAILED, or is retried after BACKOFF."""
 
     USER = "user"
     REFUSED = "refused"
@@ -66,6 +66,7 @@ class Cause(str, Enum):
     PASSED_OVER = "passed-over"
     FILES_LOST = "files-lost"
     TRAINING = "training"
+    COMPLETED = "completed"
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,8 @@ class NodeProgress:
     `lost`: why its processes are gone in phase LOST (endings.NodeLost), None: not lost. `machine_key`, `incarnation`:
     of its machine and its records there (AgentInfo), None: not reported. `leftovers`: processes that still live after
     the end. `trouble_ns`: time of the newest NodeTrouble, by the node's clock. `hccl`: see inputs.NodeReady.
-    `replaces`: files of a host that was given up, whose place this one takes, None: it takes no such place."""
+    `replaces`: files of a host that was given up, whose place this one takes, None: it takes no such place. `ends_job`:
+    see NodePlan."""
 
     host: str
     node_rank: int
@@ -154,6 +156,13 @@ class NodeProgress:
     hccl: tuple[int, ...] | None = None
     replaces: StageFiles | None = None
     forked: Mapping[int, ForkedRank] = field(default_factory=dict)
+    ends_job: bool = True
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether all its ranks have ended, each with its work complete."""
+        ranks = all(rank in self.exits and self.exits[rank].is_success for rank in self.ranks)
+        return ranks and not any(exit.is_failure for exit in self.exits.values())
 
     @property
     def may_run_processes(self) -> bool:
@@ -257,6 +266,11 @@ class Job:
     def confidence(self) -> str | None:
         """How certain it is what failed first in this attempt (FirstFailure); None: nothing failed."""
         return None if self.first_failure is None else self.first_failure.confidence
+
+    @property
+    def clocks(self) -> dict[str, float | None]:
+        """Return by host how far its clock is before that of the head, None: not measured."""
+        return {node.host: node.clock_offset_s for node in self.nodes}
 
     @property
     def rank_count(self) -> int:

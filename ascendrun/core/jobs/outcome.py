@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from ascendrun.core.jobs import reasons
-from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress
+from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase
 from ascendrun.core.jobs.reasons import Reason, because
 from ascendrun.core.jobs.restart import Failure, Kind
 
@@ -23,7 +23,7 @@ def first_failure(nodes: Sequence[NodeProgress], clocks: Mapping[str, float | No
 
     def order(one: tuple[int, str, Exit]) -> tuple[bool, float, int]:
         rank, host, end = one
-        return rank < 0, end.at_ns - (clocks.get(host) or 0.0) * 1e9, rank  # a launcher follows its ranks
+        return rank < 0, _head_ns(end, clocks.get(host)), rank  # a launcher follows its ranks
 
     started = [
         (rank, node.host, one.exit)
@@ -36,6 +36,28 @@ def first_failure(nodes: Sequence[NodeProgress], clocks: Mapping[str, float | No
         return exit_reason(*forked)
     rank, host, end = min(failed, key=order)
     return exit_reason(-1 if forks else rank, host, end)
+
+
+def completing_ranks(job: Job) -> tuple[int, ...]:
+    """Return the ranks whose ends complete the job while it has other nodes, which served them; (): it goes on.
+
+    All nodes that end the job have ended with success, before any other rank failed. A node whose process ends
+    because those have ended may fail before the stop reaches it.
+    """
+    ending = [node for node in job.nodes if node.ends_job]
+    if len(ending) == len(job.nodes) or not all(node.phase is Phase.ENDED and node.has_succeeded for node in ending):
+        return ()
+    clocks = job.clocks
+    ended_ns = max(_head_ns(end, clocks[node.host]) for node in ending for end in node.exits.values())
+    others = [(node.host, end) for node in job.nodes if not node.ends_job for end in node.exits.values()]
+    if any(end.is_failure and _head_ns(end, clocks[host]) < ended_ns for host, end in others):
+        return ()
+    return tuple(rank for node in ending for rank in node.ranks)
+
+
+def _head_ns(end: Exit, offset_s: float | None) -> float:
+    """Return when a rank ended, by the clock of the head."""
+    return end.at_ns - (offset_s or 0.0) * 1e9
 
 
 def exit_reason(rank: int, host: str, end: Exit) -> Reason:

@@ -62,7 +62,8 @@ class RankPlan:
 class NodePlan:
     """Start data of one node. `launcher` None: the agent starts the ranks. `setup`: bash text run before each process
     that the agent starts, None: none. `devices`: by local rank, None: no devices. `pointer`: {format, path, step} of
-    the checkpoint that a pointer file shall name, None: as it is."""
+    the checkpoint that a pointer file shall name, None: as it is. `ends_job`: the job has succeeded when the ranks of
+    all such nodes have exited with 0; those of the others serve them, and are stopped then."""
 
     host: str
     node_rank: int
@@ -73,6 +74,7 @@ class NodePlan:
     devices: tuple[int, ...] | None = None
     pointer: Mapping[str, Any] | None = None
     launcher: LauncherCommand | None = None
+    ends_job: bool = True
 
 
 @dataclass(frozen=True)

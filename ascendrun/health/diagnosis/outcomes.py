@@ -34,7 +34,7 @@ _STOPS = ("stopped-by-user", "time-limit", "preempted")
 def explain_ending(evidence: Evidence) -> Diagnosis | None:
     """Return the diagnosis of an attempt that did not fail by itself; None: search for the failure."""
     failed = [rank for rank in evidence.ranks if rank.has_failed]
-    if evidence.state == "SUCCEEDED":
+    if evidence.state == "SUCCEEDED" or evidence.cause == "completed":
         return _diagnosis(evidence, "succeeded", anomalies=tuple(_anomalies(evidence)))
     if evidence.cause == "held" or (evidence.cause is None and evidence.state in LIVE):
         return _live(evidence)

@@ -204,7 +204,8 @@ class JobStart:
         else:
             self.plan = plan
             ranks = {node.host: tuple(rank.rank for rank in node.ranks) for node in plan.nodes}
-            live.feed(inputs.Planned(ranks, plan.world_size))
+            serving = tuple(node.host for node in plan.nodes if not node.ends_job)
+            live.feed(inputs.Planned(ranks, plan.world_size, serving))
 
     # Staging, readiness and GO
 

@@ -214,3 +214,65 @@ def test_the_clock_of_a_host_that_is_behind_does_not_make_its_rank_the_first() -
     )
     found = first_failure(nodes, {"node1": -60.0, "node2": 0.0}, forks=False)
     assert found is not None and (found.hosts, found.ranks) == (("node2",), (2,))
+
+
+def served() -> Story:
+    """A running job whose node2 serves the ranks of node1."""
+    events = [replace(one, serving=("node2",)) if isinstance(one, inputs.Planned) else one for one in to_running()]
+    return Story(make_job(policy=RestartPolicy(max_restarts=3))).tell(*events)
+
+
+WORK = (ended(0), ended(1), endings.NodeEnded("node1"))
+
+
+def cut(rank: int, *, at_ns: int = 9, stopped: bool = True) -> endings.RankExited:
+    return endings.RankExited("node2", rank, Exit(None, 15, at_ns, stopped))
+
+
+def test_a_node_that_serves_is_stopped_when_the_work_is_complete_and_its_end_is_no_failure() -> None:
+    story = served().tell(*WORK)
+    assert (story.job.state, story.job.cause, story.job.reason.code) == (State.STOPPING, Cause.COMPLETED, "completed")
+    assert story.actions[-1] == draft.StopNodes(("node2",), now=False, grace_s=30)
+    assert resume(load_job(json.loads(json.dumps(dump_job(story.job)))), now_s=9.0).actions == (story.actions[-1],)
+    story.tell(cut(2), endings.RankExited("node2", 3, Exit(1, None, 9)), endings.NodeEnded("node2"))
+    assert (story.job.state, story.job.first_failure, story.job.reason.code) == (State.SUCCEEDED, None, "completed")
+    assert not any(isinstance(one, draft.Judge) for one in story.actions)
+
+
+def test_a_node_that_serves_and_exits_0_ends_nothing() -> None:
+    story = served().tell(ended(2), ended(3), endings.NodeEnded("node2"), ended(0), ended(1))
+    assert story.job.state is State.RUNNING
+    assert story.tell(endings.NodeEnded("node1")).job.state is State.SUCCEEDED
+    assert State.STOPPING not in story.states
+
+
+def test_a_node_that_serves_fails_the_job_while_there_is_work() -> None:
+    story = served().tell(ended(0), ended(2, 7))
+    assert (story.job.state, story.job.cause) == (State.STOPPING, Cause.FAILURE)
+    story.tell(ended(1, stopped=True), *(endings.NodeEnded(host) for host in HOSTS))
+    assert story.job.state is State.STOPPING and story.job.first_failure == FirstFailure(
+        because("rank-exited", ["node2"], [2], code=7)
+    )
+
+
+@pytest.mark.parametrize(("failed_ns", "state"), [(8, State.SUCCEEDED), (3, State.STOPPING)])
+def test_whether_a_server_failed_before_the_work_was_complete_is_seen_by_the_clocks(
+    failed_ns: int, state: State
+) -> None:
+    """Its end may arrive first, as after a time without a controller: it loses those that it serves."""
+    story = served().tell(ended(3, 1, at_ns=failed_ns), endings.NodeEnded("node2"), *WORK)
+    assert (story.job.state, story.job.first_failure is None) == (state, state is State.SUCCEEDED)
+    story.tell(endings.Diagnosed(1, Failure(Kind.UNKNOWN, "unknown"), first=FirstFailure(because("stopped-by-user"))))
+    assert story.job.state is (State.SUCCEEDED if state is State.SUCCEEDED else State.BACKOFF)
+
+
+def test_a_server_without_a_proven_end_holds_its_host_and_not_the_job() -> None:
+    story = served().tell(*WORK, *[inputs.Tick()] * 70)
+    assert (story.job.state, story.job.unconfirmed) == (State.SUCCEEDED, ("node2",))
+    story.tell(endings.NodeEnded("node2", exits={2: Exit(137, None, 70)}))
+    assert (story.job.state, story.job.unconfirmed, story.job.first_failure) == (State.SUCCEEDED, (), None)
+
+
+def test_a_lost_server_after_the_work_changes_nothing() -> None:
+    story = served().tell(*WORK, endings.NodeLost("node2", "rebooted"))
+    assert (story.job.state, story.job.first_failure) == (State.SUCCEEDED, None)

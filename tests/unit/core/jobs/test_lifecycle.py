@@ -349,7 +349,7 @@ def any_event(rng: random.Random) -> JobInput:
         inputs.NodesFree(HOSTS),
         inputs.WaitingForNodes("held"),
         inputs.NodeReported(host, "b", 0.0),
-        inputs.Planned({"node1": (0, 1), "node2": (2, 3)}, 4),
+        inputs.Planned({"node1": (0, 1), "node2": (2, 3)}, 4, rng.choice(((), ("node2",)))),
         inputs.NodeStaged(host),
         inputs.NodeReady(host, 29400),
         inputs.NodeReady(host, 29400, rng.choice(((61024,), (61056,), (61024, 61056)))),
