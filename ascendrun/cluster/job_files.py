@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.cluster.api import Part
 from ascendrun.core.errors import PreflightError
@@ -18,13 +18,13 @@ from ascendrun.core.jobs.placement import choose_hosts
 from ascendrun.head.protocol.control_messages import Plan
 from ascendrun.head.spool.output_progress import read_log
 from ascendrun.head.survey.submission import Submission
-from ascendrun.head.survey.training_plan import PROBES, RUNS_READ, plan_stage, recorded_runs, training_stages
-from ascendrun.health.survey.check_context import CheckContext
-from ascendrun.planner.plan import TrainingPlan
 from ascendrun.planner.training import load_programs
 from ascendrun.query.submit import ValidStage, make_submissions, read_hosts, read_job, read_pool, read_stages
 from ascendrun.query.templates import check_new_job, copy_template, list_templates, write_new_job
 from ascendrun.query.train_env import ensure_training_stack
+
+if TYPE_CHECKING:
+    from ascendrun.planner.plan import TrainingPlan
 
 
 class JobFiles(Part):
@@ -152,6 +152,9 @@ class JobFiles(Part):
         return tuple({**plan, "engine": one.spec.engine} for plan, one in zip(plans, submissions))
 
     def _training_plans(self, submissions: Sequence[Submission]) -> tuple[TrainingPlan, ...]:
+        from ascendrun.head.survey.training_plan import PROBES, RUNS_READ, plan_stage, recorded_runs, training_stages
+        from ascendrun.health.survey.check_context import CheckContext
+
         placed = [replace(one, hosts=choose_hosts(one.spec, one.hosts)) for one in submissions]
         stages, runs_of = training_stages(placed), partial(recorded_runs, (), self._head.state_dir)
         if any(stage.training is not None for stage in stages):

@@ -10,11 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ascendrun.core.logs.log_lines import SHOWN_LINE_BYTES, LineSplitter, LogLine, decode_line, make_lines
 from ascendrun.head.spool import spool_files
 from ascendrun.head.spool.clocks import HostClock
-from ascendrun.health.diagnosis.evidence import Line
+
+if TYPE_CHECKING:
+    from ascendrun.health.diagnosis.evidence import Line
 
 TIMES_PATIENCE_S = 1.0
 """Seconds that bytes wait for their arrival times, which are in a separate file."""
@@ -384,6 +387,8 @@ def _places(block: bytes) -> list[int]:
 def _lines(path: Path, begin: int, end: int, name: str, stream: str, times: _Times | None) -> Iterator[Line]:
     """Yield complete lines between two offsets. A line that crosses an offset is skipped, unless the file ends with it.
     Of a progress bar only its last state."""
+    from ascendrun.health.diagnosis.evidence import Line  # not for those who only follow a job
+
     data = spool_files.read_at(path, begin, end - begin)
     if end < spool_files.size_of(path):
         data = data[: data.rfind(b"\n") + 1]

@@ -29,7 +29,6 @@ from ascendrun.core.settings import Settings
 from ascendrun.head.state.state_dir import make_state_dir, tree_file
 from ascendrun.head.state.user_files import read_hostfile, read_source
 from ascendrun.head.survey.submission import Submission
-from ascendrun.health.checks import NAMES
 from ascendrun.node import tree_hash
 from ascendrun.options import ProgramOptions
 from ascendrun.output_file import write_output
@@ -94,7 +93,7 @@ def read_stages(
         str(job_file),
         overrides=overrides,
         programs=programs,
-        check_names=lambda: (*NAMES, SEPARATE),
+        check_names=_check_names,
         files=LocalFiles(
             is_directory=lambda path: (directory / path).is_dir(),
             is_readable=lambda path: os.access(directory / path, os.R_OK),
@@ -104,6 +103,12 @@ def read_stages(
     return tuple(
         replace(stage, spec=on_engine(specs.resolve_paths(stage.spec, str(directory), programs))) for stage in stages
     )
+
+
+def _check_names() -> tuple[str, ...]:
+    from ascendrun.health.checks import NAMES  # not for a job without `checks`
+
+    return (*NAMES, SEPARATE)
 
 
 def _own_programs(text: bytes, directory: Path) -> dict[str, ProgramOptions]:
