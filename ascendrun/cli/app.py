@@ -38,6 +38,7 @@ COMMANDS = (
     CommandEntry("history", "ps", "List ended jobs and the device-hours that they used."),
     CommandEntry("show", "show", "Show one job: nodes, ranks, events."),
     CommandEntry("top", "top", "Show every NPU live: load, health, rank, stragglers."),
+    CommandEntry("dashboard", "dashboard", "Serve jobs, nodes and logs to a browser, live."),
     CommandEntry("logs", "logs", "Print or follow the output of a job's ranks."),
     CommandEntry("events", "logs", "Print or follow the events of jobs."),
     CommandEntry("report", "report", "Write an HTML report of a job: training, time, cost."),

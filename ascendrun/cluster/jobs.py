@@ -105,12 +105,13 @@ class Jobs(Part):
         """Let a job be placed again."""
         return self._set_hold(ref, None)
 
-    def list(self, *, everything: bool = False, folded: bool = False) -> tuple[JobView, ...]:
-        """Return live jobs, newest first; with `everything` also ended jobs. `folded`: one view for each pipeline."""
-        chosen = self._newest_first(everything)
+    def list(self, *, everything: bool = False, folded: bool = False, ended: int = 0) -> tuple[JobView, ...]:
+        """Return live jobs, newest first; also the `ended` newest jobs that have ended, with `everything` all of them.
+        `folded`: one view for each pipeline."""
+        chosen = self._newest_first(everything, ended)
         sight = self._sight_of([stored.job for stored in chosen])
         if sight is not None and sight.is_new:
-            chosen = self._newest_first(everything)
+            chosen = self._newest_first(everything, ended)
         if not folded:
             return tuple(self._view(stored, sight) for stored in chosen)
         views = [self._view(stored, sight) for stored in chosen if stored.job.pipeline is None]
@@ -256,9 +257,11 @@ class Jobs(Part):
             self._head.request(HoldJob(job_id, by), repeat=True)
         return self.detail(ref).job
 
-    def _newest_first(self, everything: bool) -> Sequence[StoredJob]:
+    def _newest_first(self, everything: bool, ended: int) -> Sequence[StoredJob]:
         with self._head.store() as store:
-            return (store.jobs.all() if everything else store.jobs.unended())[::-1]
+            if everything:
+                return store.jobs.all()[::-1]
+            return (*store.jobs.unended()[::-1], *(store.jobs.newest_ended(ended) if ended else ()))
 
     def _sight_of(self, jobs: Sequence[JobRecord]) -> Sight | None:
         """Return what is known now; None if all jobs have ended."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from enum import Enum
 from typing import Any
 
-from ascendrun.core.events import Event
+from ascendrun.core.events import Event, JobEvent
 from ascendrun.core.jobs.reasons import Reason
 from ascendrun.text import Rendered, Text
 
@@ -74,6 +74,14 @@ def event_record(event: Event) -> dict[str, Any]:
         "values": as_record(event.values),
         "message": str(event.message()),
     }
+
+
+def job_event_records(events: Sequence[JobEvent], names: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return events of jobs for programs. `names`: of the jobs, by id."""
+    return [
+        {"number": item.number, "job": item.job, "name": names.get(item.job), **event_record(item.event)}
+        for item in events
+    ]
 
 
 def format_rfc3339(at_s: float) -> str:

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, Callable, TypeVar
 
@@ -31,6 +33,7 @@ _CHINESE_JOINT = r"(?<=[\u3000-\u9fff\uff00-\uffef]) ?\0 ?(?=[\u3000-\u9fff\uff0
 _MIXED_JOINT = r"(?<=[\u4e00-\u9fff])\0(?=[A-Za-z0-9])|(?<=[A-Za-z0-9])\0(?=[\u4e00-\u9fff])"
 _PLACE = re.compile(r"\{\{|\}\}|\{(\w+)(!r)?(?::([^{}]*))?\}")
 _language = "en"
+_of_reader: ContextVar[str | None] = ContextVar("language", default=None)
 
 
 Kind = TypeVar("Kind", bound=type)
@@ -43,7 +46,7 @@ class Rendered:
     __slots__ = ()
 
     def __str__(self) -> str:
-        return self.render(_language)
+        return self.render(language())
 
     def render(self, lang: str) -> str:
         raise NotImplementedError
@@ -96,7 +99,7 @@ def fill(key: str, english: str, values: Mapping[str, Any], *, lang: str | None 
     `{n:bytes}` 1.5 GiB · `{s:duration}` 2 min 5 s · `{at_s:clock}` 02:14:07
     `{x:percent}` 0.31 as 31% · `{x:quote}` 'x'
     """
-    lang = lang or _language
+    lang = lang or language()
 
     def put(place: re.Match[str]) -> str:
         name, as_repr, spec = place.groups()
@@ -178,8 +181,18 @@ def translations(lang: str) -> Mapping[str, str]:
 
 
 def language() -> str:
-    """Return the language of this process."""
-    return _language
+    """Return the language of this process, or of the reader that a thread or task of it serves."""
+    return _of_reader.get() or _language
+
+
+@contextmanager
+def language_for_reader(lang: str) -> Iterator[None]:
+    """Use another language in this task, and in threads that it starts with its context."""
+    mark = _of_reader.set(lang)
+    try:
+        yield
+    finally:
+        _of_reader.reset(mark)
 
 
 def use_language(lang: str) -> None:

@@ -21,7 +21,7 @@ from ascendrun.core.events import EVENTS, JobEvent, fold_events
 from ascendrun.core.logs.log_lines import parse_ranks
 from ascendrun.core.logs.log_view import LogView
 from ascendrun.core.names import expand_names, split_list
-from ascendrun.core.records import event_record
+from ascendrun.core.records import job_event_records
 from ascendrun.text import Text, closest
 
 
@@ -257,7 +257,8 @@ class _Stream:
     def show(self, *, until_now: bool = False) -> None:
         events = self._events.new_events()
         if self._output in ("json", "jsonl"):
-            sys.stdout.write(format_records(self._records(events), self._output, name="events", names=()))
+            records = job_event_records(events, self._events.job_names())
+            sys.stdout.write(format_records(records, self._output, name="events", names=()))
             sys.stdout.flush()
             return
         self._print(events)
@@ -296,13 +297,6 @@ class _Stream:
             return None
         shown = whole or job
         return None if shown.ended_at_s is None else exit_code_of(shown)
-
-    def _records(self, events: Sequence[JobEvent]) -> list[dict[str, Any]]:
-        names = self._events.job_names()
-        return [
-            {"number": item.number, "job": item.job, "name": names.get(item.job), **event_record(item.event)}
-            for item in events
-        ]
 
     def _print(self, events: Sequence[JobEvent]) -> None:
         names = self._events.job_names() if events else {}

@@ -23,7 +23,7 @@ from ascendrun.text import Rendered, Text
 from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import BaseLoader, Environment, Template
 
     from ascendrun.health.report.data import Caveat, JobMetrics, Report, StageRow
 
@@ -191,7 +191,12 @@ def make_page(report: Report) -> str:
 
 @cache
 def _template() -> Template:
-    """Return the template. Strings are sanitised and escaped: names of jobs, hosts or programs never become markup."""
+    return html_environment().from_string(read_asset("report.html"))
+
+
+def html_environment(loader: BaseLoader | None = None) -> Environment:
+    """Return templates whose strings are sanitised and escaped: names of jobs, hosts or programs never become
+    markup."""
     from jinja2 import Environment
     from markupsafe import Markup
 
@@ -199,11 +204,11 @@ def _template() -> Template:
         is_foreign = isinstance(value, (str, Rendered)) and not isinstance(value, Markup)
         return sanitise_line(str(value)) if is_foreign else value
 
-    environment = Environment(autoescape=True, finalize=finalize)
+    environment = Environment(autoescape=True, finalize=finalize, loader=loader)
     environment.filters.update(
         when=when, duration=duration, percent=percent, measured=_measured, memory=_memory, count=count
     )
-    return environment.from_string(read_asset("report.html"))
+    return environment
 
 
 def read_asset(name: str) -> str:

@@ -88,6 +88,12 @@ Outbox = Callable[["Job", Sequence[JobEvent]], Sequence[tuple[str, str, str]]]
 """(job, its new events) -> notifications as (id, name of the target, body); stored in the events' transaction."""
 
 
+def _terminal_states() -> list[str]:
+    from ascendrun.core.jobs.job import TERMINAL
+
+    return [state.value for state in TERMINAL]
+
+
 class JobTable:
     """The jobs of a store."""
 
@@ -107,10 +113,14 @@ class JobTable:
 
     def unended(self) -> tuple[StoredJob, ...]:
         """Return jobs that have not ended, oldest first."""
-        from ascendrun.core.jobs.job import TERMINAL
-
-        ended = [state.value for state in TERMINAL]
+        ended = _terminal_states()
         return self._select(f"WHERE state NOT IN ({', '.join('?' * len(ended))}) ORDER BY number", ended)
+
+    def newest_ended(self, most: int) -> tuple[StoredJob, ...]:
+        """Return at most so many jobs that have ended, those submitted last first."""
+        ended = _terminal_states()
+        where = f"WHERE state IN ({', '.join('?' * len(ended))}) ORDER BY number DESC LIMIT ?"
+        return self._select(where, [*ended, most])
 
     def all(self) -> tuple[StoredJob, ...]:
         return self._select("ORDER BY number", [])

@@ -118,10 +118,11 @@ def test_without_matplotlib_the_way_out_is_said(say: Say, monkeypatch: pytest.Mo
     assert not (tmp_path / "p.png").exists()
 
 
-def test_the_library_that_pages_carry_is_the_one_that_was_published() -> None:
+@pytest.mark.parametrize("name", ["uplot", "htmx"])
+def test_the_library_that_pages_carry_is_the_one_that_was_published(name: str) -> None:
     import hashlib
 
-    folder = Path(sys.modules["ascendrun"].__path__[0]) / "web" / "vendor" / "uplot"
+    folder = Path(sys.modules["ascendrun"].__path__[0]) / "web" / "vendor" / name
     version = json.loads((folder / "VERSION.json").read_text())
     assert {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in version["sha256"]} == dict(
         version["sha256"]

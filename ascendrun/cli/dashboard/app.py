@@ -1,0 +1,136 @@
+"""The web application of the dashboard: its pages, their live parts, the API, its errors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Callable
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+
+from ascendrun import __version__
+from ascendrun.cli import output as out
+from ascendrun.cli.dashboard.api import API_VERSION, json_reply, make_router
+from ascendrun.cli.dashboard.labels import LABELS
+from ascendrun.cli.dashboard.live import Feeds
+from ascendrun.cli.dashboard.overview import SharedTop, read_overview
+from ascendrun.cli.report.page import html_environment, read_asset
+from ascendrun.core.errors import AscendrunError, NotFoundError
+from ascendrun.core.records import as_record
+from ascendrun.text import language
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+
+    from ascendrun.cluster import Cluster
+    from ascendrun.core.hosts import Host
+
+ASSETS = {
+    "style.css": ("text/css", ("vendor/uplot/uPlot.min.css", "report.css", "dashboard.css")),
+    "dashboard.js": ("text/javascript", ("dashboard.js",)),
+    "vendor/htmx/htmx.min.js": ("text/javascript", ("vendor/htmx/htmx.min.js",)),
+    "vendor/uplot/uPlot.iife.min.js": ("text/javascript", ("vendor/uplot/uPlot.iife.min.js",)),
+}
+"""Type and files of each path under /static."""
+STATUSES = {2: 400, 4: 404, 5: 503, 7: 409, 124: 504}
+"""HTTP status by the exit code of an error; any other: 500."""
+Read = Callable[[Request], Mapping[str, Any]]
+
+
+def make_app(cluster: Cluster, hosts: Sequence[Host] = ()) -> FastAPI:
+    """Return the application, to be served behind a Gate. `hosts`: shown also if no job runs there."""
+    app = FastAPI(
+        title="ascendrun", version=API_VERSION, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json"
+    )
+    top = SharedTop(cluster, hosts)
+    feeds = Feeds()
+    add_errors(app)
+    app.include_router(make_router(cluster, top))
+
+    def add_page(path: str, template: str, read: Read) -> None:
+        """Serve a page, and under /live the parts of it that change: the blocks named live_…"""
+
+        def show(request: Request) -> Response:
+            return HTMLResponse(render(template, request, read(request)))
+
+        async def stream(request: Request) -> Response:
+            def parts() -> Mapping[str, str]:
+                return render_live(template, request, read(request))
+
+            key = (f"{request.url.path}?{request.url.query}", language())
+            return StreamingResponse(feeds.stream(key, parts), media_type="text/event-stream")
+
+        app.add_api_route(path, show, include_in_schema=False)
+        app.add_api_route(f"/live{path}", stream, include_in_schema=False)
+
+    add_page("/", "overview.html", lambda request: read_overview(cluster, top.refresh(now_s=time.time())))
+
+    @app.get("/static/{name:path}", include_in_schema=False)
+    def asset(name: str) -> Response:
+        if name not in ASSETS:
+            raise NotFoundError.of("dashboard.no-page", "{path}: page not found", path=f"/static/{name}")
+        media_type, files = ASSETS[name]
+        return Response("\n".join(map(read_asset, files)), media_type=media_type)
+
+    @app.get("/api/docs", include_in_schema=False)
+    def docs(request: Request) -> Response:
+        return HTMLResponse(render("api.html", request, {"paths": app.openapi()["paths"]}))
+
+    return app
+
+
+def add_errors(app: FastAPI) -> None:
+    """Show errors on a page, or to the API as JSON: message, hint and code."""
+
+    async def show(request: Request, error: Exception) -> Response:
+        assert isinstance(error, AscendrunError)
+        status = STATUSES.get(error.exit_code, 500)
+        if request.url.path.startswith("/api/"):
+            found = {"code": error.code, "message": str(error.message), "hint": error.hint and str(error.hint)}
+            return json_reply(out.format_record({"error": as_record(found)}, "json"), status)
+        return HTMLResponse(render("error.html", request, {"error": error}), status)
+
+    async def no_page(request: Request, _: Exception) -> Response:
+        return await show(
+            request, NotFoundError.of("dashboard.no-page", "{path}: page not found", path=request.url.path)
+        )
+
+    app.add_exception_handler(AscendrunError, show)
+    app.add_exception_handler(404, no_page)
+
+
+def render(template: str, request: Request, values: Mapping[str, Any]) -> str:
+    return _template(template).render(_values(request, values))
+
+
+def render_live(template: str, request: Request, values: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the blocks live_… of a page by their names."""
+    page = _template(template)
+    context = page.new_context(_values(request, values))
+    return {name: "".join(block(context)) for name, block in page.blocks.items() if name.startswith("live_")}
+
+
+def _values(request: Request, values: Mapping[str, Any]) -> dict[str, Any]:
+    live = f"/live{request.url.path}" + (f"?{request.url.query}" if request.url.query else "")
+    labels = {name: str(label) for name, label in LABELS.items()}
+    shared = {"t": labels, "lang": "zh-CN" if language() == "zh" else "en", "version": __version__}
+    return {**shared, "path": request.url.path, "live": live, **values}
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import FunctionLoader
+
+    environment = html_environment(FunctionLoader(lambda name: read_asset(f"templates/{name}")))
+    environment.filters.update(
+        seconds=out.describe_seconds, short=out.short_number, bytes=out.describe_memory, headline=out.headline
+    )
+    environment.trim_blocks = environment.lstrip_blocks = True
+    return environment
+
+
+def _template(name: str) -> Template:
+    return _environment().get_template(name)

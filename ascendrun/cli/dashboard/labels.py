@@ -1,0 +1,41 @@
+"""Texts of the dashboard's templates, by their names there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ascendrun.text import Text
+
+LABELS: Mapping[str, Text] = {
+    "overview": Text("dashboard.overview", "Overview"),
+    "nodes": Text("dashboard.nodes", "Nodes"),
+    "jobs": Text("dashboard.jobs", "Jobs"),
+    "queue": Text("dashboard.queue", "Queue"),
+    "ended": Text("dashboard.ended", "Ended jobs"),
+    "attention": Text("dashboard.attention", "Needs attention"),
+    "calm": Text("dashboard.calm", "Nothing needs attention."),
+    "no_jobs": Text("dashboard.no-jobs", "No job runs."),
+    "no_queue": Text("dashboard.no-queue", "No job waits."),
+    "no_nodes": Text("dashboard.no-nodes", "No node is known. Submit a job, or start the dashboard with --hostfile."),
+    "job": Text("dashboard.job", "job"),
+    "state": Text("dashboard.state", "state"),
+    "progress": Text("dashboard.progress", "progress"),
+    "step": Text("dashboard.step", "step"),
+    "left": Text("dashboard.left", "time left"),
+    "ran": Text("dashboard.ran", "ran"),
+    "reason": Text("dashboard.reason", "reason"),
+    "hosts": Text("dashboard.hosts", "nodes"),
+    "hint": Text("dashboard.hint", "hint"),
+    "error": Text("dashboard.error", "Error"),
+    "stale": Text("dashboard.stale", "No connection to the dashboard. The values are those of the last update."),
+    "cells": Text(
+        "dashboard.cells", "Each cell is a device: utilisation in percent, or – if it was not observed in 15 s."
+    ),
+    "not_now": Text("dashboard.not-now", "not observed now"),
+    "api_about": Text(
+        "dashboard.api-about", "Each path returns the JSON that the command prints. The schema is in /api/openapi.json."
+    ),
+    "path": Text("dashboard.path", "path"),
+    "command": Text("dashboard.command", "command"),
+    "parameters": Text("dashboard.parameters", "parameters"),
+}

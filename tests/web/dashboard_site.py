@@ -1,0 +1,67 @@
+"""A dashboard over a state directory, served on this machine from a thread, and requests to it over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from ascendrun.cli.commands.dashboard import listen
+from ascendrun.cli.dashboard.app import make_app
+from ascendrun.cli.dashboard.gate import Access, Gate
+from ascendrun.cluster import Cluster
+from ascendrun.core.settings import Settings
+
+TOKEN = "token-of-the-test"
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    headers: Mapping[str, str]
+    body: str
+
+
+@dataclass(frozen=True)
+class Site:
+    """`url`: with the token, as it is printed."""
+
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/?token={TOKEN}"
+
+    def get(
+        self, path: str = "/", headers: Mapping[str, str] = {}, *, method: str = "GET", is_known: bool = True
+    ) -> Reply:
+        """The reply to one request. `is_known`: with the cookie."""
+        cookie = {"Cookie": f"ascendrun-{self.port}={TOKEN}"} if is_known else {}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request(method, path, headers={**cookie, **headers})
+            reply = connection.getresponse()
+            return Reply(reply.status, dict(reply.headers.items()), reply.read().decode())
+        finally:
+            connection.close()
+
+
+@contextmanager
+def serve(state_dir: Path, *, lang: str | None = None) -> Iterator[Site]:
+    listening = listen("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    app = Gate(make_app(Cluster(Settings(state_dir=state_dir))), Access(TOKEN, port, lang=lang))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield Site(port)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        listening.close()

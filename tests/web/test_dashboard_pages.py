@@ -1,0 +1,149 @@
+"""The pages of the dashboard in a real browser: live, in both languages, accessible at every width."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import find_browser
+from dashboard_site import Site, serve
+from live_browser import Page, open_browser
+
+from ascendrun.cli.dashboard.app import make_app
+from ascendrun.cluster import Cluster
+from ascendrun.core.jobs.job import State
+from ascendrun.core.settings import Settings
+from ascendrun.head.state.store import Store
+from tests.lib.top_world import TopWorld, controller_lock, make_usual_world, make_world
+
+HERE = Path(__file__).parent
+SCHEMA = HERE.parents[1] / "docs" / "dashboard-api.json"
+AXE = HERE / "vendor" / "axe-core" / "axe.min.js"
+SERIOUS = """
+    axe.run().then((found) => found.violations.filter((one) => ["serious", "critical"].includes(one.impact))
+        .map((one) => one.id + ": " + one.nodes.map((node) => node.html).slice(0, 3).join(" ")))
+    """
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    browser = find_browser()
+    if browser is None:
+        pytest.fail("no Chromium here; on Debian apt install chromium", pytrace=False)
+    with open_browser(browser, tmp_path_factory.mktemp("browser")) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TopWorld]:
+    state_dir = tmp_path_factory.mktemp("state") / "s"
+    world = make_usual_world(state_dir, now_s=time.time() + 20)  # its samples stay new while the tests run
+    world.add_job("bert", ["npu12"], state=State.FAILED)
+    with controller_lock(state_dir):
+        yield world
+
+
+@pytest.fixture(scope="module")
+def site(world: TopWorld) -> Iterator[Site]:
+    with serve(world.state_dir) as site:
+        yield site
+
+
+def enter(page: Page, site: Site, path: str = "/", *, width: int = 1280, dark: bool = False, lang: str = "en") -> None:
+    page.show_as(width, dark=dark, lang=lang)
+    page.open(site.url, ready="location.search === '' && document.querySelector('main') !== null")
+    page.complaints.clear()
+    if path != "/":
+        page.open(f"http://127.0.0.1:{site.port}{path}")
+
+
+def test_the_overview_shows_jobs_queue_devices_and_what_needs_a_person(page: Page, site: Site) -> None:
+    enter(page, site)
+    shown = page.run("document.querySelector('main').innerText")
+    assert "qwen32b-lora" in shown and "1040/5000" in shown and "npu[01-04]" in shown
+    assert page.run("document.querySelectorAll('#live_nodes .cell').length") == 72
+    assert page.run("document.querySelectorAll('#live_nodes .cell.bad').length") == 2
+    attention = page.run("document.querySelector('#live_attention').innerText")
+    assert "bert" in attention and "npu02:6" in attention and "npu03:2" in attention
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize("path", ["/", "/api/docs", "/none"])
+@pytest.mark.parametrize(("width", "dark", "lang"), [(360, False, "zh-CN"), (1280, True, "en"), (2560, False, "en")])
+def test_every_page_is_accessible_and_fits(
+    page: Page, site: Site, path: str, width: int, dark: bool, lang: str, tmp_path: Path
+) -> None:
+    enter(page, site, path, width=width, dark=dark, lang=lang)
+    page.call("Runtime.evaluate", expression=AXE.read_text())
+    assert page.run(SERIOUS) == []
+    assert page.run("document.documentElement.scrollWidth") <= width
+    assert page.run("document.documentElement.lang") == ("zh-CN" if lang == "zh-CN" else "en")
+    page.picture(tmp_path / "page.png")
+
+
+def test_a_new_job_appears_without_a_reload(page: Page, site: Site, world: TopWorld) -> None:
+    enter(page, site)
+    page.run("window.isTheSame = true")
+    world.add_job("later", ["npu33"], state=State.QUEUED, steps=0)
+    page.wait("document.querySelector('#live_queue').innerText.includes('later')", seconds=10)
+    assert page.run("window.isTheSame") is True and page.complaints == []
+
+
+def test_what_is_no_longer_updated_is_marked(page: Page, world: TopWorld) -> None:
+    with serve(world.state_dir) as site:
+        enter(page, site)
+        assert page.run("document.getElementById('stale').hidden") is True
+    page.run("{ const now = Date.now; Date.now = () => now() + 16000; }")
+    page.wait("document.getElementById('stale').hidden === false", seconds=10)
+    assert page.run("document.body.classList.contains('is-stale')") is True
+
+
+def test_a_device_that_was_not_observed_lately_has_no_number(tmp_path: Path) -> None:
+    world = make_world(tmp_path / "s")
+    job = world.add_job("train", ["npu01"], per_node=2)
+    world.add_samples(["npu01"], job=job, per_node=2, age_s=20.0)
+    with controller_lock(tmp_path / "s"), serve(tmp_path / "s") as site:
+        page = site.get("/").body
+    assert "88" not in page.partition('id="live_nodes"')[2].partition("</section>")[0]
+
+
+def test_the_api_returns_what_commands_print(site: Site) -> None:
+    assert [job["id"] for job in json.loads(site.get("/api/v1/jobs").body)["jobs"]][-1] == "j-0001"
+    assert json.loads(site.get("/api/v1/jobs/j-0001").body)["job"]["name"] == "qwen32b-lora"
+    assert len(json.loads(site.get("/api/v1/top").body)["rows"]) == 72
+    assert json.loads(site.get("/api/v1/jobs/j-0003/explain").body)["diagnosis"]["code"]
+    for path in ("jobs/j-0001/events", "jobs/j-0001/report", "machines", "history"):
+        assert json.loads(site.get(f"/api/v1/{path}").body)["schema_version"] == 2
+    missing = site.get("/api/v1/jobs/j-0999")
+    assert missing.status == 404 and json.loads(missing.body)["error"]["code"] == "not-found"
+
+
+def test_the_api_is_that_of_its_version(tmp_path: Path) -> None:
+    """After an addition, write the file again. After a removal or another meaning, increase API_VERSION first."""
+    schema = make_app(Cluster(Settings(state_dir=tmp_path))).openapi()
+    assert json.loads(SCHEMA.read_text()) == schema
+
+
+def test_ten_thousand_past_jobs_cost_the_overview_little(tmp_path: Path) -> None:
+    world = make_world(tmp_path / "s")
+    world.add_job("past", ["npu01"], state=State.SUCCEEDED)
+    columns = "name, state, record, spec, hosts, trees, file, created_at_s, has_unconfirmed, is_drained"
+    with controller_lock(tmp_path / "s"), serve(tmp_path / "s") as site:
+        took_s = []
+        for count in (50, 10_000):
+            with Store.open(tmp_path / "s") as store, store.writing() as db:
+                db.executemany(
+                    f"INSERT OR IGNORE INTO jobs (number, id, key, {columns})"
+                    f" SELECT ?, ?, ?, {columns} FROM jobs WHERE number = 1",
+                    [(number, f"j-{number}", str(number)) for number in range(2, count)],
+                )
+            tries = []
+            for _ in range(5):
+                began_s = time.monotonic()
+                assert "past" in site.get("/").body
+                tries.append(time.monotonic() - began_s)
+            took_s.append(min(tries))
+    assert took_s[1] < 10 * took_s[0], took_s
