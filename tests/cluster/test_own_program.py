@@ -14,7 +14,7 @@ from scenes import Scene, await_that
 from tests.programs.conftest import REPO
 from tests.programs.test_own_program import write_example
 
-KILLED_AFTER = 60
+KILLED_AFTER = 30
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def scene(scene_of: Callable[..., Scene]) -> Scene:
 def submit(scene: Scene, name: str) -> str:
     """Start the job file of the page on CPUs, with a small model; the job's id."""
     args = {
-        "data_path": "/root/book.txt", "num_train_epochs": 30, "seq_len": 64, "width": 32, "save_steps": 20,
+        "data_path": "/root/book.txt", "num_train_epochs": 15, "seq_len": 64, "width": 32, "save_steps": 10,
         "logging_steps": 1, "dtype": "float32",
     }  # fmt: skip
     changes = {

@@ -100,7 +100,9 @@ def await_that(condition: Callable[[], bool]) -> None:
 def head(tmp_path: Path) -> Iterator[Head]:
     head = Head(tmp_path)
     yield head
-    for job in sorted(path.name for path in (head.state_dir / "jobs").glob("j-*")):
+    listed = head.run("ps", "-o", "json")  # those that have not ended
+    known = [job["id"] for job in json.loads(listed.stdout)["jobs"]] if listed.returncode == 0 else None
+    for job in sorted(path.name for path in (head.state_dir / "jobs").glob("j-*")) if known is None else known:
         head.run("stop", "--now", job)
     head.run("controller", "stop")
 
