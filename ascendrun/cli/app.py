@@ -74,9 +74,14 @@ COMMANDS = (
     CommandEntry("notify", "config", "Show the targets of notifications and test them."),
     CommandEntry("metrics", "top", "Export the data of top to Prometheus."),
     CommandEntry("config", "config", "Show settings and their origin."),
+    CommandEntry("help", "help", "Print the help of a command, or a page of the documentation."),
     CommandEntry("completion", "completion", "Print shell completion for bash, zsh or fish."),
     CommandEntry("man", "completion", "Write the man pages to a directory."),
     CommandEntry("controller", "controller", "Run, query or stop the controller.", hidden=True),
+)
+HELP_EPILOG = (
+    "`ascendrun help COMMAND` prints the options and examples of one command. `ascendrun help docs` lists the pages of "
+    "the documentation."
 )
 ALIASES = {"run": "submit", "ls": "ps", "kill": "stop", "cancel": "stop", "describe": "show", "status": "show"}
 BY_NAME = {entry.name: entry for entry in COMMANDS}
@@ -97,10 +102,6 @@ class LazyGroup(CliCommand, click.Group):
         if ctx.resilient_parsing:
             add_completers(command)
         return command
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse `help COMMAND` as `COMMAND --help`."""
-        return super().parse_args(ctx, [*args[1:2], "--help"] if args[:1] == ["help"] else args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -124,9 +125,7 @@ class LazyGroup(CliCommand, click.Group):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_paragraph()
         with formatter.indentation():
-            formatter.write_text(
-                str(Text("cli.help-epilog", "`ascendrun help COMMAND` prints the options and examples of one command."))
-            )
+            formatter.write_text(str(Text("cli.help-epilog", HELP_EPILOG)))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem
@@ -181,6 +180,8 @@ def add_completers(command: click.Command) -> None:
         completer = _COMPLETERS.get(max(param.opts, key=len) if isinstance(param, click.Option) else str(param.name))
         if completer is None and command.name == "init" and param.name == "name":
             completer = _quiet(_templates)
+        elif completer is None and command.name == "help" and param.name == "topic":
+            completer = _quiet(_topics)
         if completer is not None:
             param._custom_shell_complete = completer  # set by click's own `shell_complete=`
 
@@ -193,6 +194,12 @@ def _quiet(values: Callable[[click.Context], Iterable[str]]) -> Completer:
             return []
 
     return complete
+
+
+def _topics(ctx: click.Context) -> Iterable[str]:
+    from ascendrun.carried import read_pages
+
+    return [*BY_NAME, *read_pages()]
 
 
 def _cluster(ctx: click.Context) -> Cluster:

@@ -124,6 +124,6 @@ class Samples(Part):
 
     def dashboard(self) -> str:
         """Return a Grafana dashboard (JSON) of the metrics of `prometheus`."""
-        from ascendrun.query.templates import templates_root
+        from ascendrun.carried import data_root
 
-        return (templates_root() / "templates" / "grafana" / "ascendrun.json").read_text(encoding="utf-8")
+        return (data_root() / "templates" / "grafana" / "ascendrun.json").read_text(encoding="utf-8")

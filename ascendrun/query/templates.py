@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from ascendrun.carried import data_root
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
 from ascendrun.core.hosts import Host, parse_hostfile
 from ascendrun.core.jobfile.model import job_json_schema
@@ -42,7 +43,7 @@ class Template:
 
 def list_templates() -> tuple[Template, ...]:
     """Return every template, by name."""
-    root = templates_root()
+    root = data_root()
     found = [
         Template(path.parent.name, _summary(path.parent.name, path), _files_of(path.parent), JOB_FILE)
         for path in root.glob(f"templates/*/{JOB_FILE}")
@@ -83,13 +84,6 @@ def write_schema(job_file: Path) -> tuple[Path, ...]:
         return ()
     schema.write_text(json.dumps(job_json_schema(), indent=1, ensure_ascii=False) + "\n", "utf-8")
     return (schema,)
-
-
-def templates_root() -> Path:
-    """Return the directory with jobs/, hostfiles/ and templates/: inside the installed package, or the checkout."""
-    package = Path(__file__).resolve().parent.parent
-    installed = package / "data"
-    return installed if installed.is_dir() else package.parent
 
 
 def _find(name: str) -> Template:
@@ -182,7 +176,7 @@ def write_new_job(answers: NewJob, target: str | Path = ".") -> tuple[Path, ...]
     if script.suffix != ".py" or script.exists() or PurePosixPath(_words(answers)[0]).is_absolute():
         return job_file, *schema, hostfile
     script.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(templates_root() / "templates" / "script" / "train.py", script)
+    shutil.copyfile(data_root() / "templates" / "script" / "train.py", script)
     return job_file, *schema, hostfile, script
 
 

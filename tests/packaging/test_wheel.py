@@ -25,6 +25,7 @@ from tests.packaging.checkouts import CHECKOUT, run
 
 PARTS = (
     "ascendrun",
+    "docs",
     "jobs",
     "hostfiles",
     "templates",
@@ -108,7 +109,7 @@ def test_the_wheel_has_every_source_file_and_nothing_of_the_tests(wheel: Path) -
         for path in (CHECKOUT / "ascendrun").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    for folder in ("jobs", "hostfiles", "templates"):
+    for folder in ("docs", "jobs", "hostfiles", "templates"):
         expected |= {
             f"ascendrun/data/{path.relative_to(CHECKOUT).as_posix()}"
             for path in (CHECKOUT / folder).rglob("*")
