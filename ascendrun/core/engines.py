@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, Optional, Tuple
+from typing import Annotated, Any, Literal, Optional, Tuple
 
 from pydantic import ConfigDict, Field
 
@@ -14,6 +14,9 @@ from ascendrun.core.reader.strict import Name, Strict
 from ascendrun.core.reader.yaml_source import MappingNode, Node, Source, place_of, texts
 from ascendrun.core.settings import ENGINE_BLOCK, Settings, SettingsBlocks
 from ascendrun.text import Text, closest, did_you_mean, write
+
+MOUNT_PATTERN = r"^/[^:]*:/[^:]*(:ro|:rw)?$"
+"""A mount of a container: SOURCE:TARGET[:ro]."""
 
 
 class Site(Strict):
@@ -33,6 +36,9 @@ class SshEngine(Site):
 
     type: Literal["ssh"] = Field(examples=["ssh"])
     hostfile: str = Field(examples=["cluster.hosts"])
+    image: Optional[str] = Field(None, examples=["quay.io/ascend/cann:8.3"])
+    runtime: Optional[Literal["docker", "podman", "apptainer"]] = Field(None, examples=["podman"])
+    mounts: Tuple[Annotated[str, Field(pattern=MOUNT_PATTERN)], ...] = Field((), examples=[["/data:/data:ro"]])
 
 
 class SlurmEngine(Site):

@@ -76,13 +76,14 @@ def main(name: str) -> int:
 def serve(connection: socket.socket, children: list[subprocess.Popen[bytes]]) -> None:
     """Start one process as a request asks, and reply its pid and the numbers that its other descriptors have in it."""
     request, fds = receive(connection)
+    env = request["env"]
     try:
         child = subprocess.Popen(
             request["argv"],
             stdin=fds[0],
             stdout=fds[1],
             stderr=fds[2],
-            env={os.fsencode(key): os.fsencode(value) for key, value in request["env"].items()},
+            env=None if env is None else {os.fsencode(key): os.fsencode(value) for key, value in env.items()},
             cwd="/",
             start_new_session=True,
             pass_fds=fds[3:],
@@ -94,9 +95,9 @@ def serve(connection: socket.socket, children: list[subprocess.Popen[bytes]]) ->
     send(connection, {"pid": child.pid, "fds": fds[3:]}, [])
 
 
-def spawn(name: str, argv: Sequence[str], env: dict[bytes, bytes], fds: Sequence[int]) -> dict[str, Any]:
-    """Let the holder start a process. `fds`: its input, output and error output, and others. Return its `pid`, and the
-    numbers of the others in it, `fds`. Raises OSError."""
+def spawn(name: str, argv: Sequence[str], env: dict[bytes, bytes] | None, fds: Sequence[int]) -> dict[str, Any]:
+    """Let the holder start a process. `env` None: that of the holder. `fds`: its input, output and error output, and
+    others. Return its `pid`, and the numbers of the others in it, `fds`. Raises OSError."""
     path = socket_path(name)
     make_private(os.path.dirname(path))
     until = time.monotonic() + WAIT_S
@@ -110,7 +111,8 @@ def spawn(name: str, argv: Sequence[str], env: dict[bytes, bytes], fds: Sequence
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.05)
-        send(connection, {"argv": list(argv), "env": {os.fsdecode(k): os.fsdecode(v) for k, v in env.items()}}, fds)
+        texts = None if env is None else {os.fsdecode(key): os.fsdecode(value) for key, value in env.items()}
+        send(connection, {"argv": list(argv), "env": texts}, fds)
         return receive(connection)[0]
 
 

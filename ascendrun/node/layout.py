@@ -112,7 +112,7 @@ def live_dir(root: str) -> str:
 
 def live_mark(attempt_folder: str) -> str:
     """Return the empty file that exists from the attempt's preparation until its end is written or it is aborted."""
-    return os.path.join(live_dir(root_of(attempt_folder)), _tag_of(attempt_folder))
+    return os.path.join(live_dir(root_of(attempt_folder)), tag_of(attempt_folder))
 
 
 def local_base() -> str:
@@ -127,7 +127,7 @@ def local_root(root: str) -> str:
 
 def local_streams_dir(attempt_folder: str) -> str:
     """Return the place of an attempt's growing files on a local disk."""
-    return os.path.join(local_root(root_of(attempt_folder)), _tag_of(attempt_folder))
+    return os.path.join(local_root(root_of(attempt_folder)), tag_of(attempt_folder))
 
 
 def streams_dir(attempt_folder: str) -> str:
@@ -139,7 +139,8 @@ def streams_dir(attempt_folder: str) -> str:
     return local_streams_dir(attempt_folder)
 
 
-def _tag_of(attempt_folder: str) -> str:
+def tag_of(attempt_folder: str) -> str:
+    """Return the tag of the attempt with this directory."""
     folder = os.path.abspath(attempt_folder)
     return os.path.basename(os.path.dirname(folder)) + "." + os.path.basename(folder).rpartition("-")[2]
 

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 CHECK_BYTES = 4
-USAGE = "python agent.pyz serve | supervise DIRECTORY | sample DIRECTORY | shell PID START | join COMMAND | grep"
+USAGE = (
+    "python agent.pyz serve | supervise DIRECTORY | sample DIRECTORY | shell PID START | join COMMAND | grep"
+    " | contain NAME | enter CONTAINER SHELL | survey"
+)
 
 
 class Modules:
@@ -109,6 +112,20 @@ def run(modules: Modules, role: str, words: list[str]) -> int:
         from ascendrun.node.stacks import main as shell
 
         return shell(words)
+    if role == "enter" and len(words) > 4:
+        from ascendrun.node.agent.containers import enter
+
+        return enter(words)
+    if role == "contain" and len(words) == 1:
+        from ascendrun.node.contain import main as contain
+
+        modules.keep()
+        return contain(words[0])
+    if role == "survey" and not words:
+        from ascendrun.node.agent.survey import main as survey
+
+        modules.keep()
+        return survey()
     if role == "join" and words:
         from ascendrun.node.join import main as join
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ascendrun.core.settings import STATE_VARIABLE
-from tests.lib.vcluster import slurm
+from tests.lib.vcluster import containers, slurm
 from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.groups import groups_present
 from tests.lib.vcluster.machines import HEAD
@@ -32,7 +32,11 @@ def strangers(cluster: VirtualCluster) -> dict[str, list[Process]]:
     everything = cluster.all_processes()
     found = {name: [one for one in everything[name] if not is_of_the_system(one)] for name in cluster.hosts}
     found[HEAD] = [one for one in everything[HEAD] if one.inner_pid != 1]
-    left = {name: [one for one in processes if not slurm.is_daemon(one)] for name, processes in found.items()}
+    rests = (slurm.is_daemon, containers.is_daemon)
+    left = {
+        name: [one for one in processes if not any(is_daemon(one) for is_daemon in rests)]
+        for name, processes in found.items()
+    }
     return {name: processes for name, processes in left.items() if processes}
 
 

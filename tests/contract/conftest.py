@@ -18,6 +18,17 @@ from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.requirements import NotSupportedError
 from tests.lib.vcluster.slurm import require_slurm
 
+ALWAYS = {"docker": ("failing_rank", "stop_ends", "shell_has", "words_and"), "podman": ("stop_ends", "words_and")}
+"""Tests of a container runtime that every run has; --thorough has all."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        backend = item.callspec.params.get("place") if hasattr(item, "callspec") else None
+        if backend in ALWAYS and not any(words in item.name for words in ALWAYS[backend]):
+            item.add_marker("thorough")
+
 
 @pytest.fixture(scope="module")
 def module_cluster() -> Iterator[VirtualCluster]:
@@ -26,5 +37,5 @@ def module_cluster() -> Iterator[VirtualCluster]:
         has_slurm = True
     except NotSupportedError:
         has_slurm = os.environ.get("CI") == "true"  # there its absence is a failure
-    with start_cluster(2, has_slurm=has_slurm) as made:
+    with start_cluster(2, has_slurm=has_slurm, has_containers=True) as made:
         yield made

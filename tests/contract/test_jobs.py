@@ -11,7 +11,7 @@ import pexpect
 import pytest
 
 from tests.cluster.scenes import Scene, await_that, run_text
-from tests.lib.vcluster import slurm
+from tests.lib.vcluster import containers, slurm
 from tests.lib.vcluster.cluster import VirtualCluster
 
 Ascendrun = Any
@@ -22,6 +22,8 @@ BACKENDS: dict[str, dict[str, str]] = {
     "local": {"hosts": LOCAL_HOSTS, "transport": "auto"},
     "paramiko": {"hosts": SSH_HOSTS, "transport": "paramiko", "engine": "site"},
     "openssh": {"hosts": SSH_HOSTS, "transport": "openssh"},
+    "docker": {"hosts": SSH_HOSTS, "transport": "auto", "engine": "docker"},
+    "podman": {"hosts": SSH_HOSTS, "transport": "auto", "engine": "podman"},
     "slurm": {"hosts": "node1\nnode2\n", "transport": "auto", "engine": "hpc"},
 }
 
@@ -34,8 +36,9 @@ class Place(Scene):
         self.backend = backend
         (self.folder / "hosts").write_text(backend["hosts"])
         (self.folder / "ascendrun").mkdir()
-        engine = json.dumps({"type": "ssh", "hostfile": str(self.folder / "hosts")})
-        engines = f"engines:\n  site: {engine}\n  hpc: {{type: slurm, partition: train}}\n"
+        site = {"type": "ssh", "hostfile": str(self.folder / "hosts")}
+        boxes = {name: containers.engine(site, name) for name in ("docker", "podman")}
+        engines = json.dumps({"engines": {"site": site, "hpc": {"type": "slurm", "partition": "train"}, **boxes}})
         (self.folder / "ascendrun/config.yaml").write_text(engines)
 
     def options(self) -> tuple[str, ...]:
@@ -58,6 +61,8 @@ def place(request: pytest.FixtureRequest, ascendrun: Ascendrun, cluster: Virtual
     yield Place(ascendrun, cluster, BACKENDS[request.param])
     if has_slurm:  # its controller releases an allocation after the end of the job, and ends with the test
         await_that(lambda: not slurm.allocations(cluster), "every allocation is released")
+    if request.param in ("docker", "podman"):
+        await_that(lambda: not containers.left(cluster), "no container is left")
 
 
 def test_a_failing_rank_fails_the_job_by_name(place: Place) -> None:

@@ -30,6 +30,8 @@ def test_the_example_of_a_key_is_accepted(key) -> None:
     if "args" in given:
         base = {"name": "demo", "program": "qwen_lora"}
     devices = {**base.get("devices", {}), **given.get("devices", {})}
+    if "container" in given:
+        given["container"] = {"image": "site/cann", **given["container"]}
     stages = [{"name": "prepare"}, *given["stages"]] if "needs" in key.path else given.get("stages")
     job = {**base, **given, **({"devices": devices} if devices else {}), **({"stages": stages} if stages else {})}
     assert parse_stages(yaml.safe_dump(job), "job.yaml", programs=load_programs(parse_program_options))

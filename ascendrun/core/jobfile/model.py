@@ -131,6 +131,24 @@ class Sampling(Strict):
     """Seconds between two samples. Longer on more than 200 hosts. 0 turns sampling off."""
 
 
+class Container(Strict):
+    """The image in which each node runs the job, and how its runtime starts it."""
+
+    image: Annotated[str, Field(pattern=r"^[A-Za-z0-9/.][^\s]*$")] = Field(examples=["quay.io/ascend/cann:8.3"])
+    """The image, as its runtime names it. It must be the same on all nodes."""
+    runtime: Literal["docker", "podman", "apptainer"] = Field("docker", examples=["podman"])
+    """The command on the nodes that starts containers."""
+    mounts: Tuple[str, ...] = Field((), examples=[["/data:/data:ro"]])
+    """Directories and files of the nodes in the container: SOURCE:TARGET, read-only with `:ro`. The node directory,
+    checkpoint.dir and absolute `outputs` are there under the same paths."""
+    shm_size: Optional[str] = Field(None, examples=["64GiB"])
+    """Size of /dev/shm. Default: the container has that of the node."""
+    pull: Literal["never", "missing", "always"] = Field("missing", examples=["never"])
+    """Whether the checks before a start fetch the image."""
+    options: Tuple[str, ...] = Field((), examples=[["--cap-add=SYS_PTRACE"]])
+    """Further options of the command that starts the container."""
+
+
 PATTERN_EXAMPLE = r"batch (?P<step>\d+) of (?P<total_steps>\d+): loss (?P<loss>\S+)"
 
 
@@ -177,6 +195,8 @@ class JobBody(Strict):
     """Bash script that runs on every node before the command, in the same shell."""
     python: Optional[str] = Field(None, min_length=1, examples=["/opt/conda/bin/python"])
     """Python interpreter on the nodes: an absolute path, whose directory comes first on PATH, or a name on PATH."""
+    container: Optional[Container] = Field(None, examples=[{"image": "quay.io/ascend/cann:8.3"}])
+    """The image in which each node runs the job. Default: none, the job runs on the node itself."""
     workdir: Optional[Workdir] = Field(None, examples=[{"path": ".", "exclude": ["data/", ".git/"]}])
     """The code directory. Every node gets the same files, or the job does not start."""
     checkpoint: Checkpoint = Field(Checkpoint(), examples=[{"dir": "/data/ckpt/my-job", "grace_period_s": 300}])
@@ -216,11 +236,7 @@ class JobSpec(JobBody):
     """Stages of a pipeline, which run one after the other. A stage inherits the other keys of the file."""
 
 
-UNSUPPORTED: Mapping[str, Text] = {
-    "container": Text("jobfile.later.container", "start the container runtime in command"),
-    "nodes.min": write("nodes: 2"),
-    "nodes.max": write("nodes: 2"),
-}
+UNSUPPORTED: Mapping[str, Text] = {"nodes.min": write("nodes: 2"), "nodes.max": write("nodes: 2")}
 """Keys of other tools that are not implemented: rejected with a hint, and absent from the JSON Schema."""
 
 

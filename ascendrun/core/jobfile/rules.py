@@ -9,6 +9,7 @@ from typing import Any, Callable
 from ascendrun.core.errors import Problem
 from ascendrun.core.jobfile import model
 from ascendrun.core.jobfile.command_rules import command_rule, env_rule, staged_rule
+from ascendrun.core.jobfile.container_rules import container_rule
 from ascendrun.core.jobfile.tree import Draft, home_problem
 from ascendrun.core.metrics import PROGRESS_NAMES
 from ascendrun.core.reader.source_text import REMOVE
@@ -283,6 +284,7 @@ _RULES: Sequence[Callable[[Draft], Iterator[Problem]]] = (
     staged_rule,
     env_rule,
     _devices,
+    container_rule,
     _paths,
     _progress,
     _workdir,

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from ascendrun.core.engines import find_engine, in_folder, read_engine
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.hosts import queue_of
-from ascendrun.core.jobfile.model import UNSUPPORTED, JobSpec
+from ascendrun.core.jobfile.model import UNSUPPORTED, Container, JobSpec
 from ascendrun.core.jobfile.pipeline import StageJob, StageRoot, parallel_conflicts, split_stages
 from ascendrun.core.jobfile.rules import broken_rules, typed_args
 from ascendrun.core.jobfile.tree import Draft, LocalFiles, apply_overrides, job_data
@@ -147,8 +147,27 @@ def on_engine(spec: JobSpec, settings: Settings, *, name: str | None, hostfile: 
     }
     env = {key: value for key, value in engine.get("env", {}).items() if key not in spec.env}
     applied = [*site, *(f"env.{key}" for key in env)]
-    changes: dict[str, Any] = {**site, "hostfile": engine.get("hostfile"), "env": {**env, **spec.env}}
-    return spec.model_copy(update={**changes, "engine": {**engine, "applied": applied}})
+    container, added = _with_site(spec.container, engine)
+    changes: dict[str, Any] = {
+        **site,
+        "container": container,
+        "hostfile": engine.get("hostfile"),
+        "env": {**env, **spec.env},
+    }
+    return spec.model_copy(update={**changes, "engine": {**engine, "applied": applied + added}})
+
+
+def _with_site(container: Container | None, engine: Mapping[str, Any]) -> tuple[Container | None, list[str]]:
+    """Return the container with what the site adds, and the keys of that; None: neither names an image."""
+    given = {} if container is None else container.model_dump(include=container.model_fields_set)
+    site = {key: engine[key] for key in ("image", "runtime") if key in engine and key not in given}
+    if "image" not in {**site, **given}:
+        return None, []
+    own = tuple(given.get("mounts", ()))
+    targets = {mount.split(":")[1] for mount in own}
+    mounts = tuple(mount for mount in engine.get("mounts", ()) if mount.split(":")[1] not in targets)
+    keys = [f"container.{key}" for key in (*site, *(["mounts"] if mounts else []))]
+    return Container.model_validate({**given, **site, "mounts": mounts + own}), keys
 
 
 def _refuse_of_hosts(spec: JobSpec, engine: str, file: str) -> None:
@@ -161,6 +180,9 @@ def _refuse_of_hosts(spec: JobSpec, engine: str, file: str) -> None:
         text = Text("engine.ids", "devices.ids is not supported by engine type {type}", type=engine)
         hint = Text("engine.ids.hint", "write devices.per_node: {count}", count=len(spec.devices.ids))
         problems.append(Problem(file, None, None, text, hint))
+    if spec.container is not None:
+        text = Text("engine.container", "container is not supported by engine type {type}", type=engine)
+        problems.append(Problem(file, None, None, text, Text("engine.container.hint", "use an engine of type ssh")))
     if problems:
         raise InvalidInputError(problems)
 

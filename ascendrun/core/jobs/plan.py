@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,8 @@ class NodePlan:
     """Start data of one node. `launcher` None: the agent starts the ranks. `setup`: bash text run before each process
     that the agent starts, None: none. `devices`: by local rank, None: no devices. `pointer`: {format, path, step} of
     the checkpoint that a pointer file shall name, None: as it is. `ends_job`: the job has succeeded when the ranks of
-    all such nodes have exited with 0; those of the others serve them, and are stopped then."""
+    all such nodes have exited with 0; those of the others serve them, and are stopped then. `container`: of
+    container_request, None: none."""
 
     host: str
     node_rank: int
@@ -75,6 +77,7 @@ class NodePlan:
     pointer: Mapping[str, Any] | None = None
     launcher: LauncherCommand | None = None
     ends_job: bool = True
+    container: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,7 @@ def make_plan(
     nodes = []
     for host, share in zip(chosen, shares):
         # A local agent's interpreter has the job's packages; of other nodes only its name is known.
-        python = spec.python or (reports[host.name].python if host.is_local else "python3")
+        python = spec.python or (reports[host.name].python if host.is_local and not spec.container else "python3")
         nodes.append(_make_node(spec, share, folders[host.name], devices, host.name, python, resume, package))
     return LaunchPlan(
         job=job,
@@ -188,6 +191,7 @@ def _node_shares(
     resume: ResumePoint,
 ) -> Iterator[NodeShare]:
     counts = {name: 1 if spec.launcher == "none" else len(ids) for name, ids in devices.items()}
+    visible = _visible_devices(spec, devices)
     staged = next((tree.sha256 for tree in trees if tree.name == PROGRAMS_TREE), None)
     assert staged or spec.program is None, "a job with a program needs the tree of the programs"
     local_ranks = sum(counts[host.name] for host in hosts if host.is_local)
@@ -209,7 +213,7 @@ def _node_shares(
             interface=network.interfaces[host.name],
             master_address=network.master_address,
             device_type=spec.devices.type,
-            device_ids=devices[host.name],
+            device_ids=visible[host.name],
             # Several local hosts share the CPUs of this machine.
             threads=max(1, reports[host.name].cpus // (local_ranks if host.is_local else count)),
             attempt_folder=own.attempt,
@@ -236,7 +240,7 @@ def _make_node(
     launcher, ranks = None, []
     if spec.launcher in launchers.LAUNCHERS:
         launcher = launchers.launcher_command(
-            spec.launcher, words, share, python=python, port=PORT_TOKEN, devices=devices
+            spec.launcher, words, share, python=python, port=PORT_TOKEN, devices=_visible_devices(spec, devices)
         )
     for local in range(share.local_world_size):
         rank = share.ranks_before + local
@@ -257,7 +261,24 @@ def _make_node(
         folders=folders,
         devices=None if spec.devices.type == "cpu" else devices[host],
         pointer=pointer,
+        container=container_request(spec, devices[host]),
     )
+
+
+def _visible_devices(spec: JobSpec, devices: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
+    """Return the numbers of the devices as the ranks have them: a container has those of the job only, from 0."""
+    return devices if spec.container is None else {host: tuple(range(len(ids))) for host, ids in devices.items()}
+
+
+def container_request(spec: JobSpec, device_ids: Sequence[int]) -> dict[str, Any] | None:
+    """Return the container of a job on a node with these devices, as node/agent/containers.py starts it; None: the job
+    runs on the node itself."""
+    if spec.container is None:
+        return None
+    outputs = [re.split(r"[*?[]", path)[0].rpartition("/")[0] for path in spec.outputs if path.startswith("/")]
+    paths = [path for path in (spec.checkpoint.dir, *outputs) if path]
+    devices = None if spec.devices.type == "cpu" else {"type": spec.devices.type, "ids": list(device_ids)}
+    return {**spec.container.model_dump(), "python": spec.python or "python3", "devices": devices, "paths": paths}
 
 
 def _preflight_error(name: str, faults: Sequence[Failure], hosts: tuple[str, ...]) -> PreflightError:

@@ -37,6 +37,7 @@ def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:
         **({} if plan.fence_s is None else {"fence_s": plan.fence_s}),
         **({} if plan.sampling is None else {"sampling": {**plan.sampling, "devices": node.devices}}),
         **({} if plan.home is None else {"home": plan.home}),
+        **({} if node.container is None else {"container": node.container}),
         **({} if node.pointer is None else {"pointer": node.pointer}),
     }
 
@@ -89,6 +90,9 @@ def render_text(rendered: Mapping[str, Any]) -> str:
     if engine:
         name, applied = engine.get("name") or engine["type"], engine["applied"] or ["-"]
         heads.append(Text("plan.engine", "engine {name} sets {applied}", name=name, applied=applied))
+    boxes = [node["prepare"]["container"] for node in rendered["nodes"] if node["prepare"].get("container")]
+    if boxes:
+        heads.append(Text("plan.container", "container of {image}, by {runtime} on each node", **boxes[0]))
     heads += [
         Text(
             "plan.staged",

@@ -98,7 +98,8 @@ class Prepare(Request[PrepareReply], op="prepare"):
     after which the ranks end if the head does not renew their lease, None: never. `pointer`: as in NodePlan.
     `launcher`: {argv, command, env} of the process that starts the ranks, None: the agent starts them. `library`: the
     tree that is last on the ranks' PYTHONPATH, None: none. `work_of`: key of the machine whose working directory of
-    `home` this one takes over, None: none; it fails if that directory is not visible, unless `may_lack_work`."""
+    `home` this one takes over, None: none; it fails if that directory is not visible, unless `may_lack_work`.
+    `container`: of core/jobs/plan.container_request, None: the ranks run on the node itself."""
 
     tag: str
     node_rank: int
@@ -122,6 +123,7 @@ class Prepare(Request[PrepareReply], op="prepare"):
     library: str | None = None
     work_of: str | None = None
     may_lack_work: bool = False
+    container: Mapping[str, Any] | None = None
 
 
 class Renew(Request[Pong], op="renew"):

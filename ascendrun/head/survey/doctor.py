@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.launchers import LAUNCHERS
+from ascendrun.core.jobs.plan import container_request
 from ascendrun.core.network import HCCL_PORTS, candidate_bases, candidate_ports
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport, report_values
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 STARTED_S = 20.0
 """Seconds after which a host without a running agent fails; the others do not wait longer for it."""
 LIGHT_S, FULL_S = 8.0, 70.0
+CONTAINER_S, PULL_S = 60.0, 1800.0
+"""Limits of a survey in an image, and of one that may have to fetch it: tens of GB."""
 CONNECT_LIGHT_S, CONNECT_FULL_S = 6.0, 10.0
 SPARE_S = 6.0
 """Seconds beyond the node's own deadline that the head node waits for its reply."""
@@ -80,6 +83,8 @@ class Examination:
 
         spec = self._spec
         timeout_s = max(FULL_S if self._request.is_full else LIGHT_S, spec.timeouts.check_s if spec else 0.0)
+        if spec is not None and spec.container is not None:
+            timeout_s = max(timeout_s, CONTAINER_S if spec.container.pull == "never" else PULL_S)
         self._waiting = {host.name for host in self._hosts}
         self._secrets = read_secrets(spec)
         for host in self._hosts:
@@ -92,6 +97,8 @@ class Examination:
                 "cwd": node.cwd if node is not None else "",
                 "secret_env": self._secrets,
             }
+            if spec is not None and spec.container is not None:
+                shell["container"] = container_request(spec, (node and node.devices) or ())
             self._query(host, agent.Survey(survey_items(wanted), timeout_s, shell), self._take_survey)
         if not self._hosts:
             self._finish()
@@ -301,7 +308,7 @@ def choose_python(spec: JobSpec | None, host: Host, report: NodeReport) -> str |
     if spec.python is not None:
         return spec.python
     if spec.program is not None or spec.launcher in LAUNCHERS:
-        return report.python if host.is_local else "python3"
+        return report.python if host.is_local and spec.container is None else "python3"
     first = (spec.command or ("",))[0]
     return first if first.rpartition("/")[2].startswith("python") else None
 

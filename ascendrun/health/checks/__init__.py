@@ -9,6 +9,7 @@ from types import ModuleType
 from ascendrun.core.findings import Finding, Severity, fold_findings, paused_collector
 from ascendrun.health.checks import (
     cann,
+    container,
     device_network,
     environment,
     host,
@@ -28,7 +29,7 @@ def _checks_in(*modules: ModuleType) -> tuple[Check, ...]:
 
 
 NPU_CHECKS = _checks_in(npu, npu_heat, cann, device_network, npu_job)
-CHECKS = (*_checks_in(host, storage, network, software, environment), *NPU_CHECKS)
+CHECKS = (*_checks_in(container, host, storage, network, software, environment), *NPU_CHECKS)
 """In the order of a manual search for causes: faults that make other results unknown come first."""
 
 WARNED = frozenset(("device-lease",))

@@ -175,6 +175,10 @@ npu_check = check_each(npu_nodes)
 
 def planned_devices(context: CheckContext, host: str) -> tuple[int, ...] | None:
     """Return the device ids of the job on the host; None: no plan, or none for this host."""
+    plan = context.plan
+    own = None if plan is None else next((node for node in plan.nodes if node.host == host), None)
+    if own is not None and own.container is not None:
+        return own.devices  # the variable has their numbers in the container
     first = context.first_ranks.get(host)
     value = first.env.get("ASCEND_RT_VISIBLE_DEVICES") if first is not None else None
     return effective_ids(value) if value is not None else None

@@ -103,6 +103,18 @@ class PythonFacts:
 
 
 @dataclass(frozen=True)
+class ImageFacts:
+    """The image of the job on a node. `id` None: not known. `problem`: code of the finding, None: it can be used;
+    `detail`: what the runtime wrote."""
+
+    runtime: str
+    image: str
+    id: str | None = None
+    problem: str | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
 class TorchFacts:
     """The result of importing torch in a child process. `error` at `step`; None: no error."""
 
@@ -385,6 +397,7 @@ class NodeFacts:
     paths: Mapping[str, PathSize] | None = None
     python: PythonFacts | None = None
     torch: TorchFacts | None = None
+    container: ImageFacts | None = None
     environ: Mapping[str, str] | None = field(default=None, repr=False)
     routes: Mapping[str, Route] | None = None
     addresses: Mapping[str, tuple[str, ...]] | None = None

@@ -10,7 +10,7 @@ from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.node_messages import with_texts
 from ascendrun.core.reports import NodeReport
 from ascendrun.health.survey import parsers, scripts
-from ascendrun.health.survey.facts import Lease, NodeFacts, NpuFacts
+from ascendrun.health.survey.facts import ImageFacts, Lease, NodeFacts, NpuFacts
 
 Item = Mapping[str, Any]
 FULL_PYTHON_S = 60.0
@@ -179,6 +179,7 @@ HOST_PROBES: tuple[Probe, ...] = (
     Probe("training", _training, lambda raw: raw["paths"]),
     Probe("python", _python(scripts.VERSIONS), parsers.read_python, reads_errors=True),
     Probe("environ", _environ, parsers.read_environ),
+    Probe("container", None, lambda raw: load_dataclass(ImageFacts, raw)),
     Probe(
         "torch", _python(scripts.TORCH, timeout_s=FULL_PYTHON_S), parsers.read_torch, is_full=True, reads_errors=True
     ),
@@ -198,7 +199,8 @@ NPU_PROBES: tuple[Probe, ...] = (
 )
 
 PROBES: tuple[Probe, ...] = (*HOST_PROBES, *NPU_PROBES)
-"""connection-tests and hccn-pings are sent in a second round, when addresses are known: pair_tests.py."""
+"""connection-tests and hccn-pings are sent in a second round, when addresses are known: pair_tests.py. container is a
+result of every survey whose shell has one."""
 
 
 def survey_items(request: SurveyRequest) -> list[dict[str, Any]]:

@@ -129,7 +129,7 @@ class Operations:
     def _survey(self, request: dict[str, Any]) -> dict[str, Any]:
         from ascendrun.node.agent.survey import Surveys
 
-        return Surveys(self._root, login=self._clean, commands=self.commands()).run(request)
+        return Surveys(self._root, login=self._clean, commands=self.commands(), agent=self._agent).run(request)
 
     def _files(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the sizes of an attempt's files, with the record of its supervisor's loss, and its phase: one that has
@@ -157,6 +157,12 @@ class Operations:
         process = find_rank(rank, found, leaders, self._agent)
         if process is None:
             raise OperationError("rank-not-running", "rank-not-running", rank=rank)
+        box = _state().container_of(self._root, str(request["tag"]))
+        if box is not None and box["runtime"] != "apptainer":
+            from ascendrun.node.agent.containers import container_name
+
+            name = container_name(self._root, str(request["tag"]))
+            return {"argv": [*self._agent, "enter", box["runtime"], name, box["python"], *process["argv"][-2:]]}
         return process
 
     def _checkpoints(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -58,8 +58,11 @@ MARGIN_S = 0.5
 class Surveys:
     """Surveys in the login's environment, and in the job's where an item requests it."""
 
-    def __init__(self, root: str, *, login: Mapping[bytes, bytes], commands: Commands) -> None:
+    def __init__(
+        self, root: str, *, login: Mapping[bytes, bytes], commands: Commands, agent: list[str] | None = None
+    ) -> None:
         self._root = root
+        self._agent = agent or []
         self._login = login
         self._commands = commands
 
@@ -68,12 +71,34 @@ class Surveys:
         shell = request.get("shell")
         items = list(request["items"])
         end = time.monotonic() + float(request.get("timeout_s") or SURVEY_S)
+        if shell and shell.get("container"):
+            return self._run_with_container(request, end)
         # Items that wait for peers get their own threads, so that they do not block the others.
         waiting = sum(1 for item in items if item["kind"] in ("listen", "tcp"))
         jobs = [partial(_guarded, partial(self._examine, item, shell, end)) for item in items]
         found = work_off(jobs, at_once=AT_ONCE + waiting, end=end + MARGIN_S)
         late = {"error": message("timed-out"), "late": True}
         return {"results": {item["name"]: raw or late for item, raw in zip(items, found)}}
+
+    def _run_with_container(self, request: dict[str, Any], end: float) -> Raw:
+        """Run what the job's shell would in its image, and the other items on the node. Sizes of /dev/shm are those of
+        the container."""
+        from ascendrun.node.agent import containers
+
+        inner = [item for item in request["items"] if item["kind"] == "shell_argv"]
+        request_inside = {**request, "items": [*inner, {"name": "shm", "kind": "disk", "paths": ["/dev/shm"]}]}
+        call = partial(containers.survey, request_inside, root=self._root, agent=self._agent, end=end)
+        own = {"items": [item for item in request["items"] if item not in inner], "timeout_s": end - time.monotonic()}
+        outside, inside = work_off([partial(self.run, own), partial(_guarded, call)], at_once=2, end=end + 2 * MARGIN_S)
+        results = (outside or {"results": {}})["results"]
+        if inside is None or "error" in inside:
+            why = {"problem": "container-failed", "detail": str((inside or {}).get("error", ""))}
+            inside = {"image": why, "results": {}}
+        image = {key: request["shell"]["container"][key] for key in ("runtime", "image")}
+        disks = inside["results"].pop("shm", {}).get("disks")
+        if disks and "disks" in results.get("disk", {}):
+            results["disk"]["disks"].update(disks)
+        return {"results": {**results, **inside["results"], "container": {**image, **inside["image"]}}}
 
     def _examine(self, item: Item, shell: dict[str, Any] | None, end: float) -> Raw:
         now = time.monotonic()
@@ -404,3 +429,15 @@ def _tag(pid: int) -> str | None:
 def _command(pid: int) -> str | None:
     words = procs.read_cmdline(pid)[:2048].replace(b"\0", b" ").strip()
     return words.decode("utf-8", "replace") or procs.read_line("/proc/%d/comm" % pid) or None
+
+
+def main() -> int:
+    """Run a survey that comes as JSON on stdin, in this environment, and print its results."""
+    import json
+    import sys
+
+    request = json.loads(sys.stdin.buffer.read().decode("utf-8"))
+    login = dict(os.environb)
+    surveys = Surveys(layout.node_root(os.environ), login=login, commands=Commands(login, 0o077))
+    print(json.dumps(surveys.run(request)))
+    return 0

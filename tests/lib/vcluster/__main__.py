@@ -14,11 +14,13 @@ from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
 from ascendrun.sim.ascend.__main__ import add_scenario, scenario_of
 from tests.lib.vcluster import state as states
 from tests.lib.vcluster.cluster import DISK, VirtualCluster, clusters, sweep
+from tests.lib.vcluster.containers import require_containers
 from tests.lib.vcluster.folders import NODE_FOLDER
 from tests.lib.vcluster.fuse_server import ERRORS
 from tests.lib.vcluster.machines import HEAD
 from tests.lib.vcluster.npus import install_on
-from tests.lib.vcluster.requirements import require_all
+from tests.lib.vcluster.requirements import NotSupportedError, require_all
+from tests.lib.vcluster.slurm import require_slurm
 
 Verb = Callable[[argparse.Namespace], int]
 
@@ -84,6 +86,7 @@ def _add_life(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     up.add_argument("--share", action="append", default=[], metavar="FOLDER[:WHERE]", help="all hosts see it")
     up.add_argument("--shared-home", action="store_true", help="all hosts have one ~/.ascendrun and one /home")
     up.add_argument("--slurm", action="store_true", help="a Slurm of all hosts, with 8 NPUs each")
+    up.add_argument("--containers", action="store_true", help="a dockerd and podman in every host, with one image")
     up.add_argument("--user", action="append", default=[], metavar="NAME[:SHELL]", help="an account on every host")
     run = _add(verbs, "exec", _exec, "run a command as the head, or on a host's console")
     run.add_argument("host")
@@ -125,6 +128,7 @@ def _up(arguments: argparse.Namespace) -> int:
         users=_pairs(arguments.user, lambda _: "bash"),
         shared_home=arguments.shared_home,
         has_slurm=arguments.slurm,
+        has_containers=arguments.containers,
         is_kept=True,
     )
     print(f"{cluster.cluster_id}: {arguments.count} hosts up in {time.monotonic() - started_s:.2f} s", file=sys.stderr)
@@ -208,6 +212,11 @@ def _hostfile(arguments: argparse.Namespace) -> int:
 def _requirements(arguments: argparse.Namespace) -> int:
     require_all()
     print("a virtual cluster can start here", file=sys.stderr)
+    for option, require in (("--slurm", require_slurm), ("--containers", require_containers)):
+        try:
+            require()
+        except NotSupportedError as refused:
+            print(f"without {option}: {refused.message}; {refused.hint}", file=sys.stderr)
     return 0
 
 

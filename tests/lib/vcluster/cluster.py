@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tests.lib.vcluster import slurm
+from tests.lib.vcluster import containers, slurm
 from tests.lib.vcluster import state as states
 from tests.lib.vcluster.faults import Faults
 from tests.lib.vcluster.groups import Groups
@@ -27,15 +27,25 @@ class VirtualCluster(Faults):
 
     @classmethod
     def up(
-        cls, count: int, *, disk: str = DISK, is_kept: bool = False, has_slurm: bool = False, **options: Any
+        cls,
+        count: int,
+        *,
+        disk: str = DISK,
+        is_kept: bool = False,
+        has_slurm: bool = False,
+        has_containers: bool = False,
+        **options: Any,
     ) -> VirtualCluster:
-        """Boot `count` hosts; the other options are those of `make_spec`. `has_slurm`: with a Slurm of all hosts.
+        """Boot `count` hosts; the other options are those of `make_spec`. `has_slurm`: with a Slurm of all hosts;
+        `has_containers`: with a dockerd and podman in each host.
 
         `is_kept`: it outlives this process, until `down`. Raises NotSupportedError where the machine cannot carry it.
         """
         require_all()
         if has_slurm:
             slurm.require_slurm()
+        if has_containers:
+            containers.require_containers()
         base = states.base_folder(os.environ)
         sweep(base)
         spec = make_spec(count, disk, **options)
@@ -50,6 +60,8 @@ class VirtualCluster(Faults):
             cluster._boot(spec.names, with_head=True)
             if has_slurm:
                 slurm.start(cluster)
+            if has_containers:
+                containers.start(cluster)
         except BaseException:
             cluster.down()
             raise

@@ -91,3 +91,27 @@ def test_problems_of_an_engine_in_a_job_file_are_reported_with_the_others(tmp_pa
     with pytest.raises(InvalidInputError) as caught:
         read_job(job(tmp_path, "engine: {type: ssh, hostfile: a, partition: x}\nnodes: 0\n"), site(tmp_path))
     assert [each.line for each in caught.value.problems] == [4, 5]
+
+
+BOXED = SETTINGS.replace("far.hosts}", "far.hosts, image: site/cann, runtime: podman, mounts: ['/d:/d', '/m:/m:ro']}")
+
+
+def test_the_site_adds_its_image_and_mounts_and_the_job_replaces_what_it_names(tmp_path: Path) -> None:
+    settings = site(tmp_path, BOXED)
+    spec = read_job(job(tmp_path, "engine: far\n"), settings)
+    assert spec.container.model_dump(include={"image", "runtime", "mounts"}) == {
+        "image": "site/cann",
+        "runtime": "podman",
+        "mounts": ("/d:/d", "/m:/m:ro"),
+    }
+    assert spec.engine["applied"] == ["container.image", "container.runtime", "container.mounts"]
+    spec = read_job(job(tmp_path, "engine: far\ncontainer: {image: own, mounts: ['/other:/m']}\n"), settings)
+    assert (spec.container.image, spec.container.mounts) == ("own", ("/d:/d", "/other:/m"))
+    assert read_job(job(tmp_path, "engine: lab\n"), settings).container is None
+
+
+def test_slurm_refuses_a_container(tmp_path: Path) -> None:
+    file = job(tmp_path, "nodes: 2\nengine: {type: slurm}\ncontainer: {image: a}\n")
+    with pytest.raises(InvalidInputError) as caught:
+        read_job(file, site(tmp_path))
+    assert [problem.message.key for problem in caught.value.problems] == ["engine.container"]

@@ -15,7 +15,7 @@ import time
 
 from ascendrun.node import hold, layout, reap
 from ascendrun.node.agent import checks
-from ascendrun.node.agent.attempt.state import ended_in_events, locked, phase, stop, wait_gone
+from ascendrun.node.agent.attempt.state import ended_in_events, locked, phase, remove_container, stop, wait_gone
 from ascendrun.node.agent.leases import Leases
 from ascendrun.node.agent.trees import link_tree
 from ascendrun.node.failpoint import failpoint
@@ -33,7 +33,7 @@ START_S = 20.0
 """Seconds that a supervisor may take to report its start."""
 
 PREPARED_KEYS = """tag node_rank ranks launcher cwd setup trees link_tree library ports devices hccl stop start_s max_s
-fence_s exit_s linger_s rotate_bytes sampling""".split()
+fence_s exit_s linger_s rotate_bytes sampling container""".split()
 
 
 class Attempts:
@@ -138,7 +138,11 @@ class Attempts:
                 layout.tree_dir(self._root, request["link_tree"]), work, trees=os.path.join(self._root, "trees")
             )
         checks.check_cwd(request["cwd"])
-        if request.get("setup") is None:
+        if request.get("container"):
+            from ascendrun.node.agent import containers
+
+            containers.make_directories(request["container"])  # what the image has is checked inside
+        elif request.get("setup") is None:
             for rank in [request["launcher"]] if request.get("launcher") else request["ranks"]:
                 environ = {os.fsdecode(name): os.fsdecode(value) for name, value in self._login.items()}
                 path = environ.get("PATH") or os.defpath
@@ -195,7 +199,7 @@ class Attempts:
                 "secret_env": request.get("secret_env") or {},
                 "leases": self._leases.descriptors(tag),
             }
-            reply = self._spawn(folder, spec)
+            reply = self._spawn(folder, spec, prepared.get("container"))
             self._leases.release(tag)
             failpoint("agent.after_exec_before_ack")
             if "error" in reply:
@@ -216,14 +220,17 @@ class Attempts:
                 return identity if "pid" in identity else None
             time.sleep(0.02)
 
-    def _spawn(self, folder: str, spec: dict[str, Any]) -> dict[str, Any]:
-        """Start the supervisor; return its first message. Secrets use the pipe: never argv, environment or disk."""
+    def _spawn(self, folder: str, spec: dict[str, Any], box: dict[str, Any] | None) -> dict[str, Any]:
+        """Start the supervisor, in a container if there is `box`; return its first message. Secrets use the pipe: never
+        argv, environment or disk."""
         env = {name: value for name, value in self._login.items() if name != layout.TAG_VARIABLE.encode()}
         argv, leased = self._agent + ["supervise", folder], [fd for fds in spec["leases"].values() for fd in fds]
         holder = env.pop(layout.HOLDER_VARIABLE.encode(), None)
         with open(os.path.join(folder, "supervisor.log"), "ab") as log:
             try:
-                if holder is not None:
+                if box is not None:
+                    reply = self._spawn_inside(box, folder, log, spec)
+                elif holder is not None:
                     reply = _spawn_held(os.fsdecode(holder), argv, env, log.fileno(), spec)
                 else:
                     reply = _spawn_here(argv, env, log.fileno(), spec, leased)
@@ -232,6 +239,18 @@ class Attempts:
                 raise OperationError("start-failed", "supervisor-failed", error=lines[-1], log=log.name) from error
         assert isinstance(reply, dict)
         return reply
+
+    def _spawn_inside(self, box: dict[str, Any], folder: str, log: Any, spec: dict[str, Any]) -> dict[str, Any]:
+        from ascendrun.node.agent import containers
+
+        tag = layout.tag_of(folder)
+        holder = containers.start(box, root=self._root, tag=tag, agent=self._agent, log=log)
+        argv = [box["python"], *self._agent[1:], "supervise", folder]
+        try:
+            return _spawn_held(holder, argv, None, log.fileno(), spec)
+        except (subprocess.TimeoutExpired, ValueError, OSError):
+            containers.remove(box, root=self._root, tag=tag)
+            raise
 
     # --- stop ---
 
@@ -250,6 +269,7 @@ class Attempts:
         with locked(self._root, tag):
             if phase(self._root, tag) == "running":
                 raise OperationError("attempt-running", "attempt-running", attempt=tag)
+            remove_container(self._root, tag)
             remove_attempt(folder)
             remove_tree(layout.live_mark(folder))
         return {}
@@ -278,7 +298,7 @@ def _spawn_here(argv: list[str], env: Mapping[bytes, bytes], log: int, spec: dic
 
 
 def _spawn_held(
-    holder: str, argv: list[str], env: dict[bytes, bytes], log: int, spec: dict[str, Any]
+    holder: str, argv: list[str], env: dict[bytes, bytes] | None, log: int, spec: dict[str, Any]
 ) -> dict[str, Any]:
     """Let the holder start the supervisor: it outlives the connection. Return its first message, as `_spawn_here`."""
     leases: dict[str, list[int]] = spec["leases"]

@@ -278,6 +278,7 @@ def _end_without_supervisor(root: str, tag: str, folder: str, identity: dict[str
     group = identity.get("cgroup")
     leftovers = end_everything(lambda: find(root, tag, identity))
     reap.remove_group(group)
+    remove_container(root, tag)
     with locked(root, tag):
         if phase(root, tag) == "ended":
             remove_tree(layout.live_mark(folder))
@@ -290,6 +291,23 @@ def _end_without_supervisor(root: str, tag: str, folder: str, identity: dict[str
             raise os_failure(error, "record-end", attempt=tag) from error
         finally:
             records.close()
+
+
+def container_of(root: str, tag: str) -> dict[str, Any] | None:
+    """Return the container of an attempt as it was prepared, None: it has none."""
+    box: dict[str, Any] | None = (read_json(os.path.join(layout.attempt_dir(root, tag), PREPARED)) or {}).get(
+        "container"
+    )
+    return box
+
+
+def remove_container(root: str, tag: str) -> None:
+    """Remove what is left of the attempt's container, if it has one."""
+    box = container_of(root, tag)
+    if box is not None:
+        from ascendrun.node.agent import containers
+
+        containers.remove(box, root=root, tag=tag)
 
 
 def end_everything(find: Callable[[], list[Any]]) -> list[dict[str, Any]]:

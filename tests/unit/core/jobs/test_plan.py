@@ -46,6 +46,19 @@ def test_a_pointer_file_is_set_back_only_if_the_job_says_so(pointer, step):
     assert sent == (wanted if pointer and step else [None, None])
 
 
+def test_a_container_has_the_devices_of_the_job_and_numbers_them_from_0():
+    box, devices = {"image": "site/cann"}, {"type": "npu", "ids": (2, 3)}
+    outputs = ("out/", "/data/out.csv", "/far/runs/*.csv", "/deep/out/")
+    spec = job(container=box, devices=devices, checkpoint={"dir": "/ckpt"}, outputs=outputs)
+    planned = plan(spec, "a slots=8\n")
+    (node,) = planned.nodes
+    assert node.devices == (2, 3) and node.ranks[0].env["ASCEND_RT_VISIBLE_DEVICES"] == "0,1"
+    sent = Prepare.from_header(prepare_request(node, planned)).container
+    assert (sent["devices"], sent["python"]) == ({"type": "npu", "ids": [2, 3]}, "python3")
+    assert sent["paths"] == ["/ckpt", "/data", "/far/runs", "/deep/out"]
+    assert "site/cann" in render_text(render_plan(planned))
+
+
 def test_fewer_hosts_than_nodes_do_not_fit():
     with pytest.raises(PreflightError) as caught:
         choose_hosts(job(nodes=3), parse_hostfile("a\nb\n", "h"))

@@ -61,6 +61,11 @@ def environ(**more):
     return ran("".join(f"{name}={value}\0" for name, value in values.items()))
 
 
+def image(problem=None, id="cafe"):
+    more = {"problem": problem, "detail": "as the runtime wrote"} if problem else {"id": id}
+    return {"runtime": "docker", "image": "site/cann", **more}
+
+
 def connection_test(code, error):
     test = {"peer": "n1", "address": "10.0.1.1", "port": 20001, "code": code, "error": error}
     return {"results.connection-tests.tests": [test]}
@@ -129,6 +134,12 @@ OF_THE_ANSWERS = [
     ("hccl-port-taken", {"results.ports.taken": {str(base): HOLDER for base in candidate_bases("doctor", {})}}),
     ("ports-not-reserved", {"results.port-ranges.texts./proc/sys/net/ipv4/ip_local_port_range": "1024 65535\n"}),
     ("python-missing", {"results.python": ran("", code=127, setup="no-command", err="python3: not found")}),
+    *(
+        (code, {"results.container": image(code)})
+        for code in "runtime-missing daemon-down runtime-refused image-missing".split()
+    ),
+    *((code, {"results.container": image(code)}) for code in ("image-pull-failed", "container-failed")),
+    ("image-differs", {"results.container": image(id="feed")}),
     ("python-differs", {"results.python": python("3.8.10")}),
     ("package-differs", {"results.python": python(numpy="2.0.0")}),
     ("torch-npu-torch", {"results.python": python(torch="2.6.0")}),
@@ -168,7 +179,8 @@ SEVERITIES = {
         "device-file-closed device-file-missing device-unreachable directory-hangs directory-not-writable disk-full "
         "hccn-hangs if-ip-foreign inodes-low interface-missing no-route npu-smi-error npu-smi-hangs npu-smi-missing "
         "null-device-broken path-not-found path-unreadable peer-is-loopback peer-refuses peer-timeout python-missing "
-        "torch-npu-torch variable-wrong visible-beyond"
+        "torch-npu-torch variable-wrong visible-beyond runtime-missing daemon-down runtime-refused image-missing "
+        "image-pull-failed container-failed image-differs"
     ),
     Severity.NOTE: (
         "cpus-differ kernel-differs limits-differ login-noise npu-more os-differs package-differs user-differs"
@@ -192,7 +204,7 @@ def cluster(scenarios, changes=None):
             raw = raw_answers(replace(scenario, number=number), pings=pings)
         answer = recorded_answer(name, number, names, raw)
         answer["results"]["paths"] = {"sizes": {"/data": {"kind": "folder", "bytes": 10 * GIB, "files": 12}}}
-        answer["results"].update(environ=environ(), python=python())
+        answer["results"].update(environ=environ(), python=python(), container=image())
         for place, value in (changes or {}).get(name, {}).items():
             put(answer, place, value)
         answers.append(answer)

@@ -1,0 +1,147 @@
+"""Jobs in real containers: a dockerd in each host of the virtual cluster, and podman next to it."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CODE, start_cluster
+from leftovers import kill
+from scenes import Scene, await_that, run_text
+
+from tests.lib.vcluster import containers
+from tests.lib.vcluster.processes import await_true
+from tests.thorough import examples
+
+ENDLESS = ("print", "ready", "hang")
+
+
+@pytest.fixture(scope="module")
+def module_cluster():
+    with start_cluster(2, has_containers=True) as cluster:
+        yield cluster
+
+
+class BoxScene(Scene):
+    """Jobs of the engines `docker` and `podman`."""
+
+    def __init__(self, ascendrun: Any, cluster: Any) -> None:
+        super().__init__(ascendrun, cluster)
+        (self.folder / "hosts").write_text(cluster.hostfile(slots=2))
+        site = {"type": "ssh", "hostfile": str(self.folder / "hosts")}
+        engines = {name: containers.engine(site, name) for name in ("docker", "podman")}
+        (self.folder / "ascendrun").mkdir()
+        (self.folder / "ascendrun/config.yaml").write_text(json.dumps({"engines": engines}))
+        self.env = {"XDG_CONFIG_HOME": str(self.folder)}
+
+    def launch(self, name: str, *words: object, engine: str = "docker", more: str = "") -> str:
+        return self.start(self.job(name, *words, more=more), "--engine", engine, env=self.env)
+
+    def submit(self, *words: object, more: str = "") -> Any:
+        return self.ascendrun("submit", self.job("asked", *words, more=more), "--engine", "docker", env=self.env)
+
+    def codes_of_refusal(self, **options: Any) -> list[str]:
+        done = self.submit("print", "x", **options)
+        assert done.returncode == 1, run_text(done)
+        return re.findall(r"\[([a-z-]+)\]", done.stderr)
+
+    def kill_daemon(self, host: str) -> None:
+        """The commands and the daemons of docker die; the shims of its containers live on."""
+        names = ("docker", *containers.DAEMONS)
+        while found := [one for one in self.cluster.processes(host) if one.argv and Path(one.argv[0]).name in names]:
+            kill(found)
+
+    def start_daemon(self, host: str) -> None:
+        containers.start_daemon(self.cluster, host)
+        containers.await_daemon(self.cluster, host)
+
+
+@pytest.fixture
+def scene(ascendrun, cluster):
+    yield BoxScene(ascendrun, cluster)
+    await_that(lambda: not containers.left(cluster), "no container is left")
+
+
+def test_a_rank_killed_in_its_container_restarts_the_job_in_new_ones(scene: BoxScene) -> None:
+    more = "restart: {max_restarts: 1, backoff_s: [0, 0], causes: [infra, unknown, user]}\n"
+    job = scene.launch("again", *ENDLESS, more=more)
+    scene.await_line(job, "ready", count=4)
+    before = containers.left(scene.cluster)
+    assert len(before) == 2 and {line.split()[0] for line in before} == set(scene.cluster.hosts)
+    rank = next(rank for rank in scene.show(job)["ranks"] if rank["rank"] == 3)
+    [process] = [one for one in scene.cluster.processes("node2") if one.inner_pid == rank["pid"]]
+    assert "runc" not in str(process.argv) and process.environ["RANK"] == "3", "its pid is true outside"
+    kill([process])
+    await_that(lambda: scene.show(job)["job"]["attempt"] == 2, "there is a second attempt")
+    scene.await_line(job, "ready", count=4)
+    assert not set(before) & set(containers.left(scene.cluster))
+    assert scene.ascendrun("stop", job).returncode == 0
+    assert scene.state(job) == "STOPPED"
+
+
+def test_what_is_wrong_with_a_runtime_or_an_image_is_a_finding_before_the_start(scene: BoxScene) -> None:
+    cluster = scene.cluster
+    assert "python-missing" in scene.codes_of_refusal(more="python: python3.99\n")
+    assert "container-failed" in scene.codes_of_refusal(
+        more=f"container: {{image: '{containers.IMAGE}', options: [--device=/dev/none]}}\n"
+    )
+    saved = containers.run(cluster, "node1", "docker", "save", containers.IMAGE, check=True).stdout
+    containers.run(cluster, "node2", "docker", "rmi", containers.IMAGE, check=True)
+    never = f"container: {{image: '{containers.IMAGE}', pull: never}}\n"
+    assert scene.codes_of_refusal(more=never)[0] == "image-missing"
+    assert scene.codes_of_refusal()[0] == "image-pull-failed"
+    containers.run(
+        cluster, "node2", "docker", "import", "-", containers.IMAGE, stdin=containers.image_tar(), check=True
+    )
+    assert scene.codes_of_refusal()[0] == "image-differs"
+    containers.run(cluster, "node2", "docker", "load", stdin=saved, check=True)
+    scene.kill_daemon("node2")
+    assert scene.codes_of_refusal()[0] == "daemon-down"
+    scene.start_daemon("node2")
+    assert (
+        "/dev/shm"
+        in scene.submit(
+            "print", "x", more="container: {image: 'IMAGE', shm_size: 1MiB}\n".replace("IMAGE", containers.IMAGE)
+        ).stderr
+    )
+
+
+def test_stop_leaves_nothing_where_commands_and_daemon_of_docker_were_killed(scene: BoxScene) -> None:
+    moments = random.Random(7)
+    for number in range(examples(2, 20)):
+        job = scene.launch(f"cut{number}", "family", *ENDLESS)
+        if number % 2:
+            scene.await_line(job, "ready", count=4)
+        else:
+            time.sleep(moments.uniform(0.0, 3.0))
+        scene.kill_daemon("node2")
+        scene.ascendrun("stop", job)
+        scene.await_state(job, "STOPPED", "FAILED")
+        ranks = [one for host in scene.cluster.hosts for one in scene.cluster.processes(host) if "RANK" in one.environ]
+        assert not ranks, ranks
+        scene.start_daemon("node2")
+        assert await_true(lambda: not containers.left(scene.cluster), deadline_s=60.0), containers.left(scene.cluster)
+        await_that(lambda: not [one for one in scene.cluster.processes("node2") if "contain" in one.argv], "no holder")
+
+
+def test_the_quick_start_of_the_page_runs_as_printed(scene: BoxScene) -> None:
+    page = (CODE / "docs/containers.md").read_text(encoding="utf-8")
+    settings, job = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (command,) = re.findall(r"^\$ ascendrun (.*)$", page, re.MULTILINE)
+    for host in scene.cluster.hosts:
+        containers.run(scene.cluster, host, "docker", "tag", containers.IMAGE, "quay.io/ascend/cann:8.3", check=True)
+    mounts = json.dumps(containers.MOUNTS)  # what the image of the tests lacks
+    (scene.folder / "ascendrun/config.yaml").write_text(settings.replace('["/data:/data:ro"]', mounts))
+    (scene.folder / "ascendrun/lab.hosts").write_text((scene.folder / "hosts").read_text())
+    (scene.folder / "job.yaml").write_text(job)
+    planned = scene.ascendrun(*command.split(), "--dry-run", env=scene.env)
+    assert "quay.io/ascend/cann:8.3" in planned.stdout and "container.image" in planned.stdout, run_text(planned)
+    done = scene.ascendrun(*command.split(), env=scene.env)
+    assert done.returncode == 0, run_text(done)
+    said = b"".join(scene.on_head("j-0001", "rank-*.out.0").values())
+    assert all(f"rank {rank} of 4\n".encode() in said for rank in range(4))
