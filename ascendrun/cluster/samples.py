@@ -23,6 +23,9 @@ from ascendrun.text import Text
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+    from ascendrun.query.heat import HeatMap
+    from ascendrun.query.views import JobDetail
+
 
 class Samples(Part):
     """Calls for measurements. Times are UTC seconds."""
@@ -87,6 +90,15 @@ class Samples(Part):
         folder = spool_dir(self._head.state_dir, job.id, attempt or max(job.attempt, 1))
         paths = find_progress(folder, ranks=[rank]).get(rank, ())
         return tuple(iter_lines(paths, pattern=progress_pattern(detail.spec)))
+
+    def heat(self, detail: JobDetail) -> HeatMap:
+        """Return the load and the step times of each rank of a job's newest attempt over time.
+
+        Raises StoreUnusableError.
+        """
+        from ascendrun.query.heat import read_heat
+
+        return read_heat(self._head.state_dir, detail, now_s=time.time())
 
     def top(self, hosts: Sequence[Host] = (), *, is_patient: bool = False) -> TopSource:
         """Return the source of `top`; `.refresh(now_s=…)` refreshes. `hosts`: also sampled if no job runs there."""

@@ -55,8 +55,11 @@ class Site:
 def serve(state_dir: Path, *, lang: str | None = None) -> Iterator[Site]:
     listening = listen("127.0.0.1", 0)
     port = listening.getsockname()[1]
-    app = Gate(make_app(Cluster(Settings(state_dir=state_dir))), Access(TOKEN, port, lang=lang))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+    app = Gate(
+        make_app(Cluster(Settings(state_dir=state_dir)), is_ending=lambda: server.should_exit),
+        Access(TOKEN, port, lang=lang),
+    )
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:

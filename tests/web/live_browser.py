@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from browser import DEADLINE_S, QUIET
 
@@ -88,17 +88,18 @@ class Page:
 
 
 @contextmanager
-def open_browser(browser: str, folder: Path, options: Sequence[str] = ()) -> Iterator[Page]:
+def open_browser(browser: str, folder: Path, place: Callable[[list[str]], list[str]] = list) -> Iterator[Page]:
+    """`place`: the command line that runs another one where its pages are."""
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()
 
     quiet = [option for option in QUIET if not option.startswith(("--virtual-time", "--enable-logging"))]
-    command = [browser, *quiet, "--remote-debugging-pipe", f"--user-data-dir={folder / 'live'}", *options]
+    command = [browser, *quiet, "--remote-debugging-pipe", f"--user-data-dir={folder / 'live'}"]
     if os.geteuid() == 0:
         command.append("--no-sandbox")
     at_3_and_4 = ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash"]  # where it reads and writes
     ran = subprocess.Popen(
-        [*at_3_and_4, *command],
+        place([*at_3_and_4, *command]),
         pass_fds=[theirs_in, theirs_out],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

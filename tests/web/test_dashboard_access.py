@@ -114,6 +114,8 @@ def test_names_of_jobs_and_hosts_never_become_markup(tmp_path: Path) -> None:
         assert "<script>alert" not in page and "<img" not in page and "&lt;img" in page
         assert "\x1b" not in page and "\u202e" not in page
         assert json.loads(site.get("/api/v1/jobs").body)["jobs"][0]["name"] == HOSTILE
+        page = site.get(f"/jobs/{job}").body
+        assert "<script>alert" not in page and "<img" not in page and "\x1b" not in page
         assert site.get("/%3Cscript%3Ealert(1)%3C/script%3E").body.count("<script>") == 0
 
 

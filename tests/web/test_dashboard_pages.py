@@ -17,7 +17,7 @@ from ascendrun.cluster import Cluster
 from ascendrun.core.jobs.job import State
 from ascendrun.core.settings import Settings
 from ascendrun.head.state.store import Store
-from tests.lib.top_world import TopWorld, controller_lock, make_usual_world, make_world
+from tests.lib.top_world import TopWorld, controller_lock, make_usual_world, make_world, write_pulse
 
 HERE = Path(__file__).parent
 SCHEMA = HERE.parents[1] / "docs" / "dashboard-api.json"
@@ -52,6 +52,11 @@ def site(world: TopWorld) -> Iterator[Site]:
         yield site
 
 
+@pytest.fixture(autouse=True)
+def what_the_controller_knows_is_new(world: TopWorld) -> None:
+    write_pulse(world.state_dir)
+
+
 def enter(page: Page, site: Site, path: str = "/", *, width: int = 1280, dark: bool = False, lang: str = "en") -> None:
     page.show_as(width, dark=dark, lang=lang)
     page.open(site.url, ready="location.search === '' && document.querySelector('main') !== null")
@@ -71,7 +76,7 @@ def test_the_overview_shows_jobs_queue_devices_and_what_needs_a_person(page: Pag
     assert page.complaints == []
 
 
-@pytest.mark.parametrize("path", ["/", "/api/docs", "/none"])
+@pytest.mark.parametrize("path", ["/", "/jobs/j-0001", "/jobs/j-0003", "/api/docs", "/none"])
 @pytest.mark.parametrize(("width", "dark", "lang"), [(360, False, "zh-CN"), (1280, True, "en"), (2560, False, "en")])
 def test_every_page_is_accessible_and_fits(
     page: Page, site: Site, path: str, width: int, dark: bool, lang: str, tmp_path: Path
@@ -82,6 +87,31 @@ def test_every_page_is_accessible_and_fits(
     assert page.run("document.documentElement.scrollWidth") <= width
     assert page.run("document.documentElement.lang") == ("zh-CN" if lang == "zh-CN" else "en")
     page.picture(tmp_path / "page.png")
+
+
+def test_a_job_has_curves_and_a_line_for_each_rank(page: Page, tmp_path: Path) -> None:
+    make_usual_world(tmp_path / "s")
+    with controller_lock(tmp_path / "s"), serve(tmp_path / "s") as site:
+        enter(page, site, "/jobs/j-0001")
+        page.wait("document.querySelector('[data-heat][data-drawn]') !== null")
+        assert page.run("document.querySelectorAll('#curves canvas').length") >= 5
+        data = json.loads(page.run("document.querySelector('[data-heat]').dataset.heat"))
+        page.run("document.querySelector('#smooth').click()")
+        assert page.complaints == []
+    assert data["ranks"] == list(range(32)) and 88 in data["load"][0] and any(data["step"][0])
+
+
+def test_outputs_are_downloaded_and_no_other_file(site: Site, world: TopWorld) -> None:
+    folder = world.state_dir / "outputs" / "j-0001"
+    (folder / "out").mkdir(parents=True)
+    (folder / "out" / "<b>.html").write_text("<script>alert(1)</script>")
+    (folder / "link").symlink_to("/etc/passwd")
+    assert "out/&lt;b&gt;.html" in site.get("/jobs/j-0001").body
+    reply = site.get("/jobs/j-0001/outputs/out/%3Cb%3E.html")
+    assert reply.status == 200 and reply.headers["content-type"] == "application/octet-stream"
+    assert reply.headers["content-disposition"].startswith("attachment")
+    for name in ("link", "../../jobs.db", "..%2f..%2fjobs.db", "%2fetc%2fpasswd", "out"):
+        assert site.get(f"/jobs/j-0001/outputs/{name}").status == 404, name
 
 
 def test_a_new_job_appears_without_a_reload(page: Page, site: Site, world: TopWorld) -> None:
@@ -129,12 +159,13 @@ def test_the_api_is_that_of_its_version(tmp_path: Path) -> None:
 
 def test_ten_thousand_past_jobs_cost_the_overview_little(tmp_path: Path) -> None:
     world = make_world(tmp_path / "s")
-    world.add_job("past", ["npu01"], state=State.SUCCEEDED)
-    columns = "name, state, record, spec, hosts, trees, file, created_at_s, has_unconfirmed, is_drained"
+    world.add_job("past", ["npu01"], state=State.SUCCEEDED, ended_s=100_000.0)
+    columns = "name, state, record, spec, hosts, trees, file, created_at_s, is_drained"
     with controller_lock(tmp_path / "s"), serve(tmp_path / "s") as site:
         took_s = []
         for count in (50, 10_000):
             with Store.open(tmp_path / "s") as store, store.writing() as db:
+                db.execute("UPDATE jobs SET is_drained = 1")  # over, and all of its logs are here
                 db.executemany(
                     f"INSERT OR IGNORE INTO jobs (number, id, key, {columns})"
                     f" SELECT ?, ?, ?, {columns} FROM jobs WHERE number = 1",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 PATH = click.Path(dir_okay=False, path_type=Path)
-ENDING_S = 1
+ENDING_S = 3
 """Seconds that open streams have at the end."""
 
 
@@ -71,7 +71,7 @@ def command(
     listening = listen(bind, port)
     access = _access(ctx, bind, listening.getsockname()[1], is_tls=tls_cert is not None)
     config: dict[str, Any] = {"ssl_certfile": tls_cert, "ssl_keyfile": tls_key} if tls_cert else {}
-    gate = Gate(make_app(ctx.cluster, hosts), access)
+    gate = Gate(make_app(ctx.cluster, hosts, is_ending=lambda: server.should_exit), access)
     quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False}
     server = uvicorn.Server(uvicorn.Config(gate, timeout_graceful_shutdown=ENDING_S, **quiet, **config))
     _announce(ctx, access, bind, opens=not no_browser)

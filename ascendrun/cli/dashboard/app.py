@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
 
 from ascendrun import __version__
 from ascendrun.cli import output as out
 from ascendrun.cli.dashboard.api import API_VERSION, json_reply, make_router
+from ascendrun.cli.dashboard.jobpage import Kept, find_output, read_job
 from ascendrun.cli.dashboard.labels import LABELS
 from ascendrun.cli.dashboard.live import Feeds
 from ascendrun.cli.dashboard.overview import SharedTop, read_overview
@@ -21,6 +22,7 @@ from ascendrun.cli.report.page import html_environment, read_asset
 from ascendrun.core.errors import AscendrunError, NotFoundError
 from ascendrun.core.records import as_record
 from ascendrun.text import language
+from ascendrun.text.format import fold_numbers
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 ASSETS = {
     "style.css": ("text/css", ("vendor/uplot/uPlot.min.css", "report.css", "dashboard.css")),
+    "charts.js": ("text/javascript", ("charts.js",)),
     "dashboard.js": ("text/javascript", ("dashboard.js",)),
     "vendor/htmx/htmx.min.js": ("text/javascript", ("vendor/htmx/htmx.min.js",)),
     "vendor/uplot/uPlot.iife.min.js": ("text/javascript", ("vendor/uplot/uPlot.iife.min.js",)),
@@ -40,13 +43,14 @@ STATUSES = {2: 400, 4: 404, 5: 503, 7: 409, 124: 504}
 Read = Callable[[Request], Mapping[str, Any]]
 
 
-def make_app(cluster: Cluster, hosts: Sequence[Host] = ()) -> FastAPI:
-    """Return the application, to be served behind a Gate. `hosts`: shown also if no job runs there."""
+def make_app(cluster: Cluster, hosts: Sequence[Host] = (), *, is_ending: Callable[[], bool] = lambda: False) -> FastAPI:
+    """Return the application, to be served behind a Gate. `hosts`: shown also if no job runs there. `is_ending`: live
+    streams end then."""
     app = FastAPI(
         title="ascendrun", version=API_VERSION, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json"
     )
     top = SharedTop(cluster, hosts)
-    feeds = Feeds()
+    feeds = Feeds(is_ending)
     add_errors(app)
     app.include_router(make_router(cluster, top))
 
@@ -67,6 +71,14 @@ def make_app(cluster: Cluster, hosts: Sequence[Host] = ()) -> FastAPI:
         app.add_api_route(f"/live{path}", stream, include_in_schema=False)
 
     add_page("/", "overview.html", lambda request: read_overview(cluster, top.refresh(now_s=time.time())))
+
+    kept = Kept()
+    add_page("/jobs/{job}", "job.html", lambda request: read_job(cluster, kept, request.path_params["job"]))
+
+    @app.get("/jobs/{job}/outputs/{path:path}", include_in_schema=False)
+    def output(job: str, path: str) -> Response:
+        found = find_output(cluster.jobs.detail(job), path)
+        return FileResponse(found, media_type="application/octet-stream", filename=found.name)
 
     @app.get("/static/{name:path}", include_in_schema=False)
     def asset(name: str) -> Response:
@@ -126,7 +138,11 @@ def _environment() -> Environment:
 
     environment = html_environment(FunctionLoader(lambda name: read_asset(f"templates/{name}")))
     environment.filters.update(
-        seconds=out.describe_seconds, short=out.short_number, bytes=out.describe_memory, headline=out.headline
+        seconds=out.describe_seconds,
+        short=out.short_number,
+        bytes=out.describe_memory,
+        headline=out.headline,
+        ranks=fold_numbers,
     )
     environment.trim_blocks = environment.lstrip_blocks = True
     return environment

@@ -51,7 +51,8 @@ class Feed:
 class Feeds:
     """The feeds that browsers read now, by page, query and language."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_ending: Callable[[], bool]) -> None:
+        self._is_ending = is_ending
         self._open: dict[tuple[str, str], Feed] = {}
 
     async def stream(self, key: tuple[str, str], render: Render) -> AsyncIterator[str]:
@@ -65,7 +66,7 @@ class Feeds:
         feed.readers += 1
         sent: dict[str, str] = {}
         try:
-            while True:
+            while not self._is_ending():
                 parts = await feed.next_parts()
                 for name, part in parts.items():
                     if sent.get(name) != part:

@@ -135,7 +135,7 @@ def make_page(report: Report) -> str:
     from markupsafe import Markup
 
     style = read_asset("vendor/uplot/uPlot.min.css") + "\n" + read_asset("report.css")
-    script = read_asset("vendor/uplot/uPlot.iife.min.js") + "\n" + read_asset("report.js")
+    script = "\n".join(map(read_asset, ("vendor/uplot/uPlot.iife.min.js", "charts.js", "report.js")))
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'; "
         "form-action 'none'"
@@ -150,11 +150,11 @@ def make_page(report: Report) -> str:
         policy=Markup(policy),
         style=Markup(style),
         script=Markup(script),
-        chart_data=Markup(_chart_data(report)),
+        chart_data=Markup(chart_data(report)),
         report=report,
         header=list(_header(report)),
         tiles=list_tiles(report),
-        diagnosis=report.diagnosis and _diagnosis(report.diagnosis),
+        diagnosis=report.diagnosis and diagnosis_values(report.diagnosis),
         units=UNITS,
         bar=list(_bar(report)),
         strip=list(_strip(report)),
@@ -165,16 +165,7 @@ def make_page(report: Report) -> str:
         stage_columns=STAGE_COLUMNS,
         stages=[stage_cells(row) for row in report.stages],
         chart_titles=[chart_title(chart) for chart in report.charts],
-        attempts=[
-            {
-                **vars(it),
-                "nodes": fold_hosts(it.hosts),
-                "steps": describe_steps(it.first_step, it.last_step),
-                "reason": _reason(it.reason, report.id),
-                "cause": describe_attempt_failure(it.failure),
-            }
-            for it in report.attempts
-        ],
+        attempts=attempt_rows(report),
         are_devices_folded=len(report.devices) > SHOWN_DEVICES,
         older_events=events[:-SHOWN_EVENTS],
         newest_events=events[-SHOWN_EVENTS:],
@@ -309,6 +300,20 @@ def describe_place(report: Report) -> str:
     return str(Text("report.hosts-and-ranks", "on {hosts:hosts}, {ranks:plural rank ranks}", **values))
 
 
+def attempt_rows(report: Report) -> list[dict[str, Any]]:
+    """Return the values of each attempt for a table."""
+    return [
+        {
+            **vars(it),
+            "nodes": fold_hosts(it.hosts),
+            "steps": describe_steps(it.first_step, it.last_step),
+            "reason": _reason(it.reason, report.id),
+            "cause": describe_attempt_failure(it.failure),
+        }
+        for it in report.attempts
+    ]
+
+
 def list_tiles(report: Report) -> list[tuple[str, str]]:
     """Return the main values with their names; only known values, but the cost always."""
     metrics, cost = report.metrics, report.cost
@@ -389,7 +394,7 @@ def describe_confidence(diagnosis: Diagnosis) -> str:
     return str(CONFIDENCE[diagnosis.confidence.value])
 
 
-def _diagnosis(diagnosis: Diagnosis) -> Mapping[str, Any]:
+def diagnosis_values(diagnosis: Diagnosis) -> Mapping[str, Any]:
     lines = [(proof.file, headline(str(proof.text))) for proof in diagnosis.evidence[:SHOWN_EVIDENCE]]
     return {
         "message": diagnosis.message,
@@ -424,7 +429,7 @@ def chart_title(chart: Chart) -> str:
     return str(TITLES.get(chart.name, chart.name))
 
 
-def _chart_data(report: Report) -> str:
+def chart_data(report: Report) -> str:
     """Return JSON that cannot end its script element."""
     charts = [
         {
