@@ -147,3 +147,20 @@ def test_the_quick_start_of_the_page_runs_as_printed(scene: BoxScene) -> None:
     assert done.returncode == 0, run_text(done)
     said = b"".join(scene.on_head("j-0001", "rank-*.out.0").values())
     assert all(f"rank {rank} of 4\n".encode() in said for rank in range(4))
+
+
+@pytest.mark.thorough
+def test_files_belong_to_the_user_and_one_outside_the_group_of_docker_is_refused(ascendrun, cluster_of) -> None:
+    cluster = cluster_of(2, has_containers=True, users={"ann": "bash"})
+    scene = BoxScene(ascendrun.on(cluster), cluster)
+    (scene.folder / "hosts").write_text(cluster.hostfile(slots=2, user="ann"))
+    assert scene.codes_of_refusal()[0] == "runtime-refused"
+    for host in cluster.hosts:
+        containers.run(cluster, host, "chgrp", "ann", "/var/run/docker.sock", check=True)
+    script = "import os; open('mine', 'w').close(); print('is', os.getuid(), os.environ['HOME'])"
+    file = scene.job("mine", command=["python3", "-c", script])
+    done = scene.ascendrun("submit", file, "--engine", "docker", env=scene.env)
+    assert done.returncode == 0, run_text(done)
+    (made, *_) = Path(cluster.path("node1", "/home/ann/.ascendrun")).glob("nodes/*/runs/*/work/mine")
+    uid = made.stat().st_uid
+    assert uid != 0 and f"is {uid} /tmp\n".encode() in b"".join(scene.on_head("j-0002", "rank-*.out.0").values())
