@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 LOCAL_RANK_TOKEN = "\1LOCAL_RANK\1"
 """Placeholder in the rank's command. Equal to core/jobfile/launchers.LOCAL_RANK_TOKEN; a test compares them."""
 
+AGENT_TOKEN = "\1AGENT\1"
+"""Placeholder in a launcher's command for the path of the agent, which is on the node only. Equal to
+core/jobfile/launchers.AGENT_TOKEN; a test compares them."""
+
 LENGTH = struct.Struct("!I")
 STATUS = struct.Struct("!i")
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)

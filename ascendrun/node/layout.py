@@ -130,6 +130,12 @@ def local_streams_dir(attempt_folder: str) -> str:
     return os.path.join(local_root(root_of(attempt_folder)), tag_of(attempt_folder))
 
 
+def short_dir(attempt_folder: str) -> str:
+    """Return a directory of the attempt whose path has at most 38 bytes, for Unix sockets; it ends with the attempt."""
+    name = sha256(os.fsencode(local_streams_dir(attempt_folder))).hexdigest()[:8]
+    return os.path.join(local_base(), str(name))
+
+
 def streams_dir(attempt_folder: str) -> str:
     """Return the directory of an attempt's growing files. Raises OSError if this cannot be found out."""
     try:

@@ -15,7 +15,7 @@ import time
 
 from ascendrun.node import layout
 from ascendrun.node.failpoint import failpoint
-from ascendrun.node.files import make_private_dir, write_all, write_json
+from ascendrun.node.files import make_private_dir, remove_tree, write_all, write_json
 from ascendrun.node.op_errors import OperationError
 
 TYPE_CHECKING = False
@@ -233,6 +233,8 @@ def write_end(
 
     After an error it is retried every `wait_s`; None: OSError is raised. `more`: further fields of the event.
     """
+    with contextlib.suppress(OSError):  # no process uses it, and no later attempt
+        remove_tree(layout.short_dir(folder))
     records.add("ended", durable=True, leftovers=leftovers, codes=codes, **more)
     failpoint("finish.after_event")
     end = {"at_ns": time.time_ns(), "leftovers": leftovers, "codes": codes}

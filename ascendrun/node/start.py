@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CHECK_BYTES = 4
 USAGE = (
     "python agent.pyz serve | supervise DIRECTORY | sample DIRECTORY | shell PID START | join COMMAND | grep"
-    " | contain NAME | enter CONTAINER SHELL | survey"
+    " | ray OPTIONS COMMAND | contain NAME | enter CONTAINER SHELL | survey"
 )
 
 
@@ -131,6 +131,11 @@ def run(modules: Modules, role: str, words: list[str]) -> int:
 
         modules.keep()
         return join(words)
+    if role == "ray" and words:
+        from ascendrun.node.ray_node import main as ray
+
+        modules.keep()
+        return ray(words)
     if role == "grep" and not words:
         from ascendrun.node.agent.grep import main as grep
 

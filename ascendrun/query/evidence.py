@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascendrun.ascend.hccl_env import parse_hccl_env
 from ascendrun.core.events import Event
+from ascendrun.core.jobfile.launchers import RAY
 from ascendrun.core.jobs import endings, inputs
 from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase, State
@@ -98,7 +99,7 @@ def read_evidence(
         reason=reason,
         cause=cause,
         device_type=str((stored.spec.get("devices") or {}).get("type") or "cpu"),
-        launcher="none" if forks_ranks(stored.spec) else "spawn",
+        launcher="none" if forks_ranks(stored.spec) else RAY if stored.spec.get("launcher") == RAY else "spawn",
         world_size=job.world_size if is_newest and job.world_size else len(ranks),
         now_s=now_s,
         connect_timeout_s=_timeout(readings, "HCCL_CONNECT_TIMEOUT", env, DEFAULT_CONNECT_S),

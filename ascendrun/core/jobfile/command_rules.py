@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 from ascendrun.core.errors import Problem
-from ascendrun.core.jobfile.launchers import LAUNCHERS
+from ascendrun.core.jobfile.launchers import LAUNCHERS, RAY
 from ascendrun.core.jobfile.tree import Draft
 from ascendrun.core.rank_env import OWN_VARIABLES, VISIBLE_DEVICES, is_own_variable
 from ascendrun.core.reader.source_text import REMOVE
@@ -69,7 +69,7 @@ def command_rule(draft: Draft) -> Iterator[Problem]:
                 Text("jobfile.long-argument", "argument exceeds 128 KiB, the limit of Linux"), _TO_FILE
             )
     wrapper = _wrapper(words)
-    if wrapper and draft.data.get("launcher") != "none":
+    if wrapper and draft.data.get("launcher") not in ("none", RAY):
         name, launcher = wrapper
         yield draft.value("command", 0).problem(
             Text("jobfile.nested-launcher", "the command would start {launcher} once for each rank", launcher=name),

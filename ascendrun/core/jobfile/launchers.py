@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
@@ -14,6 +15,10 @@ from ascendrun.core.rank_env import NodeShare, launcher_environment
 _PYTHON = re.compile(r"python[0-9.]*")
 LOCAL_RANK_TOKEN = "\1LOCAL_RANK\1"
 """Placeholder in a rank's command for its LOCAL_RANK; \\1 cannot occur in a user's argument by accident."""
+AGENT_TOKEN = "\1AGENT\1"
+"""Placeholder in a launcher's command for the path of the node's agent."""
+RAY = "ray"
+"""Launcher whose nodes form a Ray cluster, in which the command runs once: the only rank of the job."""
 LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 """Launchers of a job file that run once on each node and start its ranks."""
 
@@ -98,6 +103,24 @@ def launcher_command(
         return LauncherCommand((*own, *without, *flags, *target), (*own, *without, no_python), (*runs, *target), env)
     command = (*runs, target[0], *given, *target[1:])
     return LauncherCommand((*own, *flags, *target), (*own, *without, no_python), command, env)
+
+
+def ray_command(
+    words: Sequence[str], node: NodeShare, hosts: Sequence[str], *, python: str, port: str, start_s: float
+) -> LauncherCommand:
+    """Return the command of a node of a job's Ray cluster (node/ray_node.py). `hosts`: names in node order."""
+    host, is_head, on_npu = hosts[node.node_rank], node.node_rank == 0, node.device_type == "npu"
+    address = f"{node.master_address}:{port}"
+    resources = {"NPU": len(node.device_ids)} if on_npu else {}
+    options = {"host": host, "nodes": list(hosts), "resources": resources, "start_s": start_s}
+    # Torch on NPUs chooses by rank among all devices of a node; Ray would show a worker its own only.
+    env = {"RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES": "1"} if on_npu else {}
+    env.update(NNODES=str(node.nodes), NPROC_PER_NODE=str(len(node.device_ids)))
+    env.update(launcher_environment(node), RAY_ADDRESS=address)
+    start = ["ray", "start", *(["--head", f"--port={port}"] if is_head else [f"--address={address}", "--block"])]
+    start += [f"--resources={json.dumps(resources)}", "--disable-usage-stats"]
+    plain = ("sh", "-c", f"{shlex.join(start)} && {shlex.join(words)}") if is_head else tuple(start)
+    return LauncherCommand(plain, (python, AGENT_TOKEN, RAY, json.dumps(options)), tuple(words) if is_head else (), env)
 
 
 def _read_target(words: Sequence[str]) -> tuple[str, str | None, tuple[str, ...]]:

@@ -23,7 +23,7 @@ Integer = Annotated[int, BeforeValidator(_integer)]
 Seconds = Annotated[float, Field(gt=0, le=31_536_000, allow_inf_nan=False)]
 Signal = Literal["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"]
 DeviceType = Literal["npu", "cuda", "cpu"]
-Launcher = Literal["spawn", "torchrun", "deepspeed", "accelerate", "none"]
+Launcher = Literal["spawn", "torchrun", "deepspeed", "accelerate", "none", "ray"]
 Scalar = Union[None, bool, int, float, str]
 Argument = Union[Scalar, Tuple[Union[Scalar, Dict[str, Scalar]], ...]]
 Word = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
@@ -173,7 +173,8 @@ class JobBody(Strict):
     """spawn: the agent starts each rank with the environment that torchrun sets. torchrun, deepspeed, accelerate: the
     agent starts this launcher once on each node, which starts the ranks. none: one process on each node, which may
     start the ranks itself: NNODES, NODE_RANK, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT are set, as LLaMA-Factory and
-    ms-swift read them."""
+    ms-swift read them. ray: the nodes form a Ray cluster of the job, and the command runs once, on the first node, when
+    all have joined."""
     nodes: Optional[Integer] = Field(None, ge=1, le=4096, examples=[2])
     """Number of hosts to use: free ones of the hostfile, in its order. Default: all of them."""
     spare_nodes: Integer = Field(0, ge=0, le=64, examples=[1])

@@ -10,6 +10,7 @@ from ascendrun.core.errors import Problem
 from ascendrun.core.jobfile import model
 from ascendrun.core.jobfile.command_rules import command_rule, env_rule, staged_rule
 from ascendrun.core.jobfile.container_rules import container_rule
+from ascendrun.core.jobfile.launchers import RAY
 from ascendrun.core.jobfile.tree import Draft, home_problem
 from ascendrun.core.metrics import PROGRESS_NAMES
 from ascendrun.core.reader.source_text import REMOVE
@@ -97,6 +98,19 @@ def _args(draft: Draft) -> Iterator[Problem]:
         option = draft.table.find(name)
         if option is not None and option.type == "path" and isinstance(value, str) and value.startswith("~"):
             yield home_problem(draft, "args", name)
+
+
+def _ray(draft: Draft) -> Iterator[Problem]:
+    if draft.data.get("launcher") != RAY:
+        return
+    if draft.has("program"):
+        hint = Text("jobfile.ray-program-hint", "write command, or another launcher")
+        yield draft.key("launcher").problem(
+            Text("jobfile.ray-program", "launcher ray requires command, not program"), hint
+        )
+    if "RAY_ADDRESS" in draft.section("env"):
+        message = Text("jobfile.own-variable", "env.{name} is set by ascendrun for each rank", name="RAY_ADDRESS")
+        yield draft.key("env", "RAY_ADDRESS").problem(message, REMOVE)
 
 
 def _devices(draft: Draft) -> Iterator[Problem]:
@@ -283,6 +297,7 @@ _RULES: Sequence[Callable[[Draft], Iterator[Problem]]] = (
     command_rule,
     staged_rule,
     env_rule,
+    _ray,
     _devices,
     container_rule,
     _paths,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ascendrun.core.errors import PreflightError
 from ascendrun.core.hosts import Host
+from ascendrun.core.jobfile.launchers import RAY
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ _STARTERS = ("llamafactory-cli", "lmf")
 def _starter_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[Fault]:
     words = spec.command or ("",)
     name = words[0].rpartition("/")[2]
-    if spec.launcher == "none" or name not in _STARTERS or "train" not in words[1:2]:
+    if spec.launcher in ("none", RAY) or name not in _STARTERS or "train" not in words[1:2]:
         return
     if any(len(choose_devices(spec, host)) > 1 for host in hosts):
         yield (

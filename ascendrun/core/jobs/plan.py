@@ -192,6 +192,8 @@ def _node_shares(
 ) -> Iterator[NodeShare]:
     counts = {name: 1 if spec.launcher == "none" else len(ids) for name, ids in devices.items()}
     visible = _visible_devices(spec, devices)
+    if spec.launcher == launchers.RAY:
+        counts = {host.name: int(host is hosts[0]) for host in hosts}
     staged = next((tree.sha256 for tree in trees if tree.name == PROGRAMS_TREE), None)
     assert staged or spec.program is None, "a job with a program needs the tree of the programs"
     local_ranks = sum(counts[host.name] for host in hosts if host.is_local)
@@ -215,7 +217,7 @@ def _node_shares(
             device_type=spec.devices.type,
             device_ids=visible[host.name],
             # Several local hosts share the CPUs of this machine.
-            threads=max(1, reports[host.name].cpus // (local_ranks if host.is_local else count)),
+            threads=max(1, reports[host.name].cpus // ((local_ranks if host.is_local else count) or len(devices))),
             attempt_folder=own.attempt,
             checkpoint_folder=spec.checkpoint.dir or own.checkpoints,
             resume=resume.environment(host.name),
@@ -242,6 +244,9 @@ def _make_node(
         launcher = launchers.launcher_command(
             spec.launcher, words, share, python=python, port=PORT_TOKEN, devices=_visible_devices(spec, devices)
         )
+    elif spec.launcher == launchers.RAY:
+        start_s = spec.timeouts.start_s
+        launcher = launchers.ray_command(words, share, list(devices), python=python, port=PORT_TOKEN, start_s=start_s)
     for local in range(share.local_world_size):
         rank = share.ranks_before + local
         if launcher is None:
@@ -262,6 +267,7 @@ def _make_node(
         devices=None if spec.devices.type == "cpu" else devices[host],
         pointer=pointer,
         container=container_request(spec, devices[host]),
+        ends_job=spec.launcher != launchers.RAY or share.node_rank == 0,
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobfile.launchers import LAUNCHERS
+from ascendrun.core.jobfile.launchers import LAUNCHERS, RAY
 from ascendrun.core.jobs.plan import container_request
 from ascendrun.core.network import HCCL_PORTS, candidate_bases, candidate_ports
 from ascendrun.core.node_messages import Failure
@@ -307,7 +307,7 @@ def choose_python(spec: JobSpec | None, host: Host, report: NodeReport) -> str |
         return report.python if host.is_local else "python3"
     if spec.python is not None:
         return spec.python
-    if spec.program is not None or spec.launcher in LAUNCHERS:
+    if spec.program is not None or spec.launcher in (*LAUNCHERS, RAY):
         return report.python if host.is_local and spec.container is None else "python3"
     first = (spec.command or ("",))[0]
     return first if first.rpartition("/")[2].startswith("python") else None

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ascendrun.core.findings import Finding, Severity
+from ascendrun.core.jobfile.launchers import RAY
 from ascendrun.core.jobfile.model import Timeouts
 from ascendrun.health.survey.check_context import CheckContext, check, differing, finding, node_check, outliers
 from ascendrun.health.survey.facts import NodeFacts, TorchFacts
@@ -91,18 +92,26 @@ def _minor(facts: NodeFacts) -> str | None:
     return ".".join(version.split(".")[:2]) if version else None
 
 
-@check("packages", "torch and related packages have the same versions on all nodes", "package-differs torch-missing")
+@check(
+    "packages",
+    "torch and related packages have the same versions on all nodes",
+    "package-differs torch-missing ray-missing",
+)
 def check_packages(context: CheckContext) -> Iterator[Finding]:
     names = dict.fromkeys(name for facts in context.facts.values() for name in _modules(facts))
     for name in names:
         severity = Severity.WARN if name in MEETING_MODULES else Severity.NOTE
+        if name == RAY and context.job is not None and context.job.launcher == RAY:
+            severity = Severity.FAIL  # other versions are refused by the first node
         versions = {host: facts.python and facts.python.version_of(name) for host, facts in context.facts.items()}
         yield from outliers("package-differs", severity, versions, package=name)
-    if context.job is not None and context.job.program is not None:
+    job = context.job
+    required = {"torch": job is not None and job.program is not None, RAY: job is not None and job.launcher == RAY}
+    for name in (name for name, is_required in required.items() if is_required):
         for host, facts in context.facts.items():
-            if "torch" in _modules(facts) and _modules(facts)["torch"] is None:
+            if name in _modules(facts) and _modules(facts)[name] is None:
                 python = (facts.python.executable if facts.python else None) or "python3"
-                yield finding("torch-missing", Severity.FAIL, host, python=python)
+                yield finding(f"{name}-missing", Severity.FAIL, host, python=python)
 
 
 def _modules(facts: NodeFacts) -> Mapping[str, str | None]:

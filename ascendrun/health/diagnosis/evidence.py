@@ -123,7 +123,7 @@ class HostEvidence:
 @dataclass(frozen=True)
 class Evidence:
     """One attempt of one job. `state`: of the job; `cause`: why it was stopped (core.job.Cause), None: not stopped.
-    `launcher`: spawn, or the launcher whose process on each node is in `ranks` instead of its ranks. `world_size`:
+    `launcher`: spawn, ray, or the launcher whose process on each node is in `ranks` instead of its ranks. `world_size`:
     expected ranks. Timeouts: HCCL's effective values. `events`: of this attempt. `needs`: the job that it requires, "":
     none.
     """

@@ -110,6 +110,7 @@ STRENGTH: Mapping[str, int] = {
     "node-directory-gone": 98,
     "host-oom": 96,
     "start-failed": 95,
+    "ray": 94,
     "supervisor-lost": 90,
     "exception": 70,
     "crash": 60,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 MODULES = (
     "torch", "torch-npu", "numpy", "transformers", "accelerate", "peft", "deepspeed", "safetensors", "tokenizers",
-    "lightning",
+    "lightning", "ray",
 )  # fmt: skip
 
 # Python 3.7 lacks importlib.metadata: then the versions are unknown.

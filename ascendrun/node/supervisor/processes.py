@@ -304,7 +304,8 @@ class Ending:
         if not self._ladder.set(steps):
             return
         self.stopping_by = self.stopping_by or by
-        fields = {"done": True} if all(rank.check_done() for rank in self._processes.ranks) else {}
+        ranks = self._processes.ranks
+        fields = {"done": True} if ranks and all(rank.check_done() for rank in ranks) else {}
         self._records.add("stopping", reason=reason, by=by, signal=steps[0].signal, grace_s=grace_s, **fields)
         failpoint("stop.after_mark")
         self.climb(at)

@@ -12,7 +12,7 @@ import time
 from ascendrun.node import layout, procs, reap
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import read_some
-from ascendrun.node.join import Joined, JoinServer
+from ascendrun.node.join import AGENT_TOKEN, Joined, JoinServer
 from ascendrun.node.op_errors import OperationError, message
 from ascendrun.node.ranks import put_port, rank_environ, start_rank, to_bytes
 from ascendrun.node.supervisor import processes
@@ -306,7 +306,8 @@ class Launched:
         ranks = self._ranks
         ranks.poll.register(self._server.fileno(), select.POLLIN)
         python, agent = self._plan["argv"][0], os.path.abspath(sys.argv[0])
-        argv = [*self._plan["argv"], python, "-I", "-S", agent, "join", *self._plan["command"]]
+        own = [agent if word == AGENT_TOKEN else word for word in self._plan["argv"]]
+        argv = [*own, python, "-I", "-S", agent, "join", *self._plan["command"]]
         env = ranks.environ(self._plan["env"])
         env[to_bytes(layout.JOIN_VARIABLE)] = to_bytes(self._server.name)
         ranks.start(self._launcher, argv, env, ranks.prepared["cwd"], setup=ranks.prepared.get("setup"))

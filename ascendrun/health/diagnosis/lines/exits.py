@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
+from ascendrun.core.jobfile.launchers import RAY
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line, RankEvidence, moment
 from ascendrun.health.diagnosis.lines.line_kinds import is_warning
 from ascendrun.health.diagnosis.result import CAUSE, STRENGTH, TEARDOWN, Indicator, Proof, proof_of
@@ -17,6 +18,8 @@ CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
 )
 _ENDS: Mapping[int, str] = {signal.SIGKILL: "killed", signal.SIGINT: "interrupted", **dict.fromkeys(CRASHES, "crash")}
+RAY_ENDS = {91: "ray-gcs-died", 92: "ray-raylet-died", 93: "ray-ended", 94: "ray-nodes-missing"}
+"""Exit codes of a node of a Ray cluster, those of node/ray_node.py; a test compares them."""
 LOW_MEMORY_SHARE = 0.03
 """A host with a lower fraction of free memory counts as out of memory."""
 FULL_BELOW_BYTES = 64 * 2**20
@@ -109,6 +112,11 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence) -> Indicator | None:
     killed = _killed_for_memory(evidence, evidence.host(rank.host), rank)
     if killed is not None:
         return killed
+    ended = RAY_ENDS.get(rank.code or 0) if evidence.launcher == RAY and rank.rank < 0 else None
+    if ended is not None:
+        last = _last_output(evidence, rank)
+        shown = {"last": _sentence(last)[:200] if last else "-"}
+        return Indicator(ended, CAUSE, STRENGTH["ray"], rank.rank, rank.host, when, (proof, *last), shown, key=ended)
     if not rank.has_failed and not (rank.stopped and signal_of(rank) in CRASHES):
         return None
     number = signal_of(rank) or (None if rank.stopped or not rank.code else signal_to_launcher(rank.lines))

@@ -51,6 +51,9 @@ def note_lost(root: str, tag: str) -> bool:
     reason = "node-rebooted" if identity.get("boot_id") != procs.boot_id() else "supervisor-killed"
     if not claim_json(os.path.join(folder, LOST), {"at_ns": time.time_ns(), "reason": reason}):
         return False
+    if reason == "node-rebooted":
+        with contextlib.suppress(OSError):
+            remove_tree(layout.short_dir(folder))
     records = open_records(folder)
     records.add("supervisor_lost", pid=identity["pid"], reason=reason)
     records.close()

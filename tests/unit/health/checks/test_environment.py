@@ -67,6 +67,15 @@ def test_a_program_of_ours_needs_torch():
     assert one.severity is Severity.FAIL and one.hosts == ("n2",)
 
 
+def test_a_ray_cluster_needs_one_version_of_ray_on_all_nodes():
+    spec = parse_stages("name: j\ncommand: [python, a.py]\nlauncher: ray\n", "job.yaml", programs={})[0].spec
+    for third, code in (("2.9.0", "package-differs"), (None, "ray-missing")):
+        ray = {"n1": "2.60.0", "n2": "2.60.0", "n3": third}
+        facts = {name: sound(name, python=PythonFacts(modules={"ray": version})) for name, version in ray.items()}
+        (one,) = found(CheckContext(facts=facts, job=spec), code)
+        assert one.severity is Severity.FAIL and one.hosts == ("n3",)
+
+
 def test_a_lock_that_a_process_of_any_node_holds_is_of_a_running_build():
     left, held = PythonFacts(locks={"/home/me/op/lock": 5000.0}), PythonFacts(locks={"/home/me/op/lock": None})
     assert found(world(sound("n2", python=left)), "build-lock-left")

@@ -1,0 +1,154 @@
+"""Jobs of launcher: ray with the Ray of PyPI, on two hosts with two simulated NPUs each."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import CODE
+from leftovers import kill
+from scenes import NpuScene, await_that, run_text
+
+from ascendrun.node import layout
+from tests.lib.vcluster.cluster import VirtualCluster
+
+PYTHON = CODE / ".venv-ray" / "bin" / "python"
+READY = "driver ready"
+SITE = """setup: source /usr/local/Ascend/ascend-toolkit/set_env.sh
+checks: {skip: [torch-npu]}
+"""
+DRIVER = """
+import time, ray
+ray.init()
+@ray.remote(resources={"NPU": 1})
+class Worker:
+    def wait(self, seconds):
+        time.sleep(seconds)
+workers = [Worker.remote() for _ in range(int(ray.cluster_resources()["NPU"]))]
+ray.get([worker.wait.remote(0) for worker in workers])
+print("driver ready", flush=True)
+ray.get([worker.wait.remote(600) for worker in workers])
+"""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ray_environment() -> None:
+    setup = [CODE / "bin/setup-env", "--venv", str(PYTHON.parents[1]), "--over", ".venv", "ray"]
+    subprocess.run(setup, cwd=CODE, check=True)
+
+
+class RayScene(NpuScene):
+    def ray_job(self, name: str, command: str = "driver.py", more: str = "") -> Path:
+        (self.folder / "code" / "driver.py").write_text(DRIVER)
+        path = self.folder / f"{name}.yaml"
+        path.write_text(
+            f"name: {name}\ncommand: [python, {command}]\nlauncher: ray\npython: {PYTHON}\n"
+            f"hostfile: {self.hostfile.name}\nworkdir: {{path: code}}\ndevices: {{type: npu, per_node: 2}}\n"
+            f"{SITE}{more}"
+        )
+        return path
+
+    def await_end(self, job: str) -> str:
+        """Wait for the end; return the state."""
+        self.await_state(job, "SUCCEEDED", "FAILED", "STOPPED", deadline_s=90)
+        return self.state(job)
+
+    def folders(self) -> list[Path]:
+        """The directories of clusters that are left on the hosts."""
+        bases = {self.cluster.path(host, layout.local_base()) for host in self.hosts}
+        return [path for base in bases for path in base.glob("????????")]
+
+    def require_nothing_left(self, job: str) -> None:
+        self.await_nobody(job)
+        assert self.folders() == []
+
+    def text(self, job: str, pattern: str) -> str:
+        await_that(lambda: self.is_drained(job), "every byte is here")
+        return "".join(path.read_text() for path in self.spooled(job, pattern))
+
+
+@pytest.fixture
+def scene(ascendrun: object, cluster: VirtualCluster) -> Iterator[RayScene]:
+    yield RayScene(ascendrun, cluster)
+
+
+def test_the_quick_start_of_the_page_runs_when_both_nodes_have_joined(scene: RayScene) -> None:
+    page = (CODE / "docs/ray.md").read_text(encoding="utf-8")
+    (train,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (job_file,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (command,) = re.findall(r"^\$ ascendrun (.*)$", page, re.MULTILINE)
+    (scene.folder / "train.py").write_text(train)
+    (scene.folder / "cluster.hosts").write_text(scene.hostfile.read_text())
+    (scene.folder / "job.yaml").write_text(job_file.replace("/opt/venv/bin/python", str(PYTHON)) + SITE)
+    done = scene.ascendrun(*command.split())
+    assert done.returncode == 0, run_text(done)
+    assert "4 NPUs on 2 nodes" in scene.text("j-0001", "rank-0.out.*")
+    steps = [line for line in scene.text("j-0001", "node-*.out.*").splitlines() if "step 3 on" in line]
+    assert sorted(line[-1] for line in steps) == ["0", "0", "1", "1"]
+    assert len({line.partition(")")[0] for line in steps}) == 4 and all(line.startswith("(worker ") for line in steps)
+    (row,) = json.loads(scene.ascendrun("ps", "-a", "-o", "json").stdout)["jobs"]
+    assert (row["state"], row["progress"]["step"]) == ("SUCCEEDED", 3), row
+    scene.require_nothing_left("j-0001")
+
+
+def kill_one_of(scene: RayScene, host: str, name: str) -> None:
+    found = [one for one in scene.cluster.processes(host) if one.argv and name in " ".join(one.argv[:1])]
+    assert found, [one.argv[:1] for one in scene.cluster.processes(host)]
+    kill(found[:1], signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("host", "victim", "code"),
+    [
+        ("node2", "raylet/raylet", "ray-raylet-died"),
+        pytest.param("node1", "gcs/gcs_server", "ray-gcs-died", marks=pytest.mark.thorough),
+        pytest.param("node2", "ray::Worker", "exception", marks=pytest.mark.thorough),
+        pytest.param("node1", "driver.py", "killed", marks=pytest.mark.thorough),
+        pytest.param("node2", None, "node-rebooted", marks=pytest.mark.thorough),
+    ],
+)
+def test_what_died_is_the_verdict_and_nothing_is_left(
+    scene: RayScene, host: str, victim: str | None, code: str
+) -> None:
+    job = scene.start(scene.ray_job("wait"))
+    scene.await_line(job, READY, deadline_s=90)
+    if victim is None:
+        scene.cluster.reboot(host, keep_disk=True)
+    elif victim == "driver.py":
+        kill([one for one in scene.cluster.processes(host) if "driver.py" in one.argv[1:2]], signal.SIGKILL)
+    else:
+        kill_one_of(scene, host, victim)
+    assert scene.await_end(job) == "FAILED"
+    await_that(lambda: scene.show(job)["job"]["confidence"] != "preliminary", "it is diagnosed")
+    found = json.loads(scene.ascendrun("explain", job, "-o", "json").stdout)["diagnosis"]
+    assert found["code"] == code and (code == "exception" or found["hosts"] == [host]), found
+    scene.require_nothing_left(job)
+
+
+@pytest.mark.thorough
+def test_two_jobs_on_the_same_hosts_leave_each_other_and_a_foreign_cluster_alone(scene: RayScene) -> None:
+    argv = [str(PYTHON.with_name("ray")), "start", "--head", "--disable-usage-stats"]
+    assert scene.cluster.host_run("node1", argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    foreign = [one for one in scene.cluster.processes("node1") if "/gcs_server" in "".join(one.argv[:1])]
+    files = [scene.ray_job(f"half-{ids}") for ids in (0, 1)]
+    for ids, file in enumerate(files):
+        file.write_text(file.read_text().replace("per_node: 2", f"ids: [{ids}]"))
+    first, second = jobs = [scene.start(file) for file in files]
+    for job in jobs:
+        scene.await_line(job, READY, deadline_s=180)
+    assert len(scene.folders()) == 4
+    scene.ascendrun("stop", first, code=0)
+    assert scene.await_end(first) == "STOPPED"
+    scene.await_nobody(first)
+    assert scene.state(second) == "RUNNING" and len(scene.folders()) == 2
+    scene.ascendrun("stop", second, code=0)
+    assert scene.await_end(second) == "STOPPED"
+    scene.require_nothing_left(second)
+    left = [one for one in scene.cluster.processes("node1") if "ray/core" in "".join(one.argv[:1])]
+    assert len(foreign) == 1 and foreign[0].pid in {one.pid for one in left}
+    kill(left, signal.SIGKILL)
