@@ -9,7 +9,9 @@
     const source = new EventSource(feed);
     source.addEventListener("part", (event) => {
       const [id, html] = JSON.parse(event.data), place = document.getElementById(id);
+      const isAtEnd = id === "live_lines" && innerHeight + scrollY > document.body.scrollHeight - 40;
       if (place) htmx.swap(place, html, { swapStyle: "innerHTML" });
+      if (isAtEnd) scrollTo(0, document.body.scrollHeight);
       draw();
     });
     source.addEventListener("beat", () => { beatAt = Date.now(); show(); });

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from ascendrun.cli.dashboard.app import make_app
 from ascendrun.cluster import Cluster
 from ascendrun.core.jobs.job import State
 from ascendrun.core.settings import Settings
+from ascendrun.head.spool.spool_files import TIME_RECORD, StreamFiles
+from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.state.store import Store
 from tests.lib.top_world import TopWorld, controller_lock, make_usual_world, make_world, write_pulse
 
@@ -76,7 +79,7 @@ def test_the_overview_shows_jobs_queue_devices_and_what_needs_a_person(page: Pag
     assert page.complaints == []
 
 
-@pytest.mark.parametrize("path", ["/", "/jobs/j-0001", "/jobs/j-0003", "/api/docs", "/none"])
+@pytest.mark.parametrize("path", ["/", "/jobs/j-0001", "/jobs/j-0003", "/jobs/j-0001/logs", "/api/docs", "/none"])
 @pytest.mark.parametrize(("width", "dark", "lang"), [(360, False, "zh-CN"), (1280, True, "en"), (2560, False, "en")])
 def test_every_page_is_accessible_and_fits(
     page: Page, site: Site, path: str, width: int, dark: bool, lang: str, tmp_path: Path
@@ -99,6 +102,67 @@ def test_a_job_has_curves_and_a_line_for_each_rank(page: Page, tmp_path: Path) -
         page.run("document.querySelector('#smooth').click()")
         assert page.complaints == []
     assert data["ranks"] == list(range(32)) and 88 in data["load"][0] and any(data["step"][0])
+
+
+def write_log(
+    state_dir: Path, job: str, host: str, rank: int, lines: list[tuple[float, str]], *, hole: int = 0
+) -> None:
+    """The output of a rank with arrival times; it begins with a hole of so many bytes."""
+    folder = spool_dir(state_dir, job, 1) / host
+    folder.mkdir(parents=True, exist_ok=True)
+    files = StreamFiles(folder, host, rank, "out", 1)
+    end, times = hole, [TIME_RECORD.pack(hole, int((lines[0][0] - 60) * 1e9))] if hole else []
+    with open(files.path(0), "wb") as out:
+        out.seek(hole)
+        for at_s, text in lines:
+            end += out.write(f"{text}\n".encode())
+            times.append(TIME_RECORD.pack(end, int(at_s * 1e9)))
+    files.times_path(0).write_bytes(b"".join(times))
+
+
+def shown_lines(site: Site, query: str = "") -> list[str]:
+    return re.findall(r'<td class="line">(.*?)</td>', site.get(f"/jobs/j-0001/logs{query}").body)
+
+
+def test_the_log_is_filtered_by_rank_node_level_text_and_time(page: Page, tmp_path: Path) -> None:
+    state_dir, now_s = tmp_path / "s", time.time()
+    make_usual_world(state_dir)
+    write_log(
+        state_dir, "j-0001", "npu01", 0, [(now_s - 90, "start"), (now_s - 50, "RuntimeError: <b>no</b>"), (now_s, "go")]
+    )
+    write_log(state_dir, "j-0001", "npu02", 9, [(now_s - 70, "other"), (now_s - 1, "go")])
+    with controller_lock(state_dir), serve(state_dir) as site:
+        assert shown_lines(site) == ["start", "other", "RuntimeError: &lt;b&gt;no&lt;/b&gt;", "go", "go"]
+        assert shown_lines(site, "?ranks=9") == ["other", "go"] == shown_lines(site, "?hosts=npu02")
+        assert shown_lines(site, "?level=error") == shown_lines(site, "?text=runtime") == [shown_lines(site)[2]]
+        assert shown_lines(site, f"?at=@{now_s - 60}")[0].startswith("RuntimeError")
+        assert site.get("/jobs/j-0001/logs?ranks=x").status == 400
+        assert site.get("/jobs/j-0001/logs?ranks=99").status == 404
+        enter(page, site, "/jobs/j-0001/logs?ranks=0", width=360)
+        page.call("Runtime.evaluate", expression=AXE.read_text())
+        assert page.run(SERIOUS) == [] and page.run("document.documentElement.scrollWidth") <= 360
+        with open(spool_dir(state_dir, "j-0001", 1) / "npu01" / "rank-0.out.0", "a") as out:
+            out.write("later line\n")
+        page.wait("document.querySelector('#live_lines').innerText.includes('later line')", seconds=10)
+        assert page.complaints == []
+
+
+def test_a_log_of_two_gigabytes_is_opened_from_its_end_and_from_a_time(tmp_path: Path) -> None:
+    took_s = []
+    for name, hole in (("small", 0), ("large", 2 << 30)):
+        state_dir, now_s = tmp_path / name, time.time()
+        make_usual_world(state_dir)
+        write_log(
+            state_dir, "j-0001", "npu01", 0, [(now_s - 5 + i / 1000, f"line {i}") for i in range(2000)], hole=hole
+        )
+        with controller_lock(state_dir), serve(state_dir) as site:
+            site.get("/jobs/j-0001/logs")
+            began_s = time.monotonic()
+            assert shown_lines(site, "?ranks=0")[-1] == "line 1999"
+            assert shown_lines(site, f"?ranks=0&at=@{now_s - 4}")[-1] == "line 1399"
+            assert shown_lines(site, f"?ranks=0&text=line+17&at=@{now_s - 4}")[-1] == "line 1799"
+            took_s.append(time.monotonic() - began_s)
+    assert took_s[1] < 10 * took_s[0], took_s
 
 
 def test_outputs_are_downloaded_and_no_other_file(site: Site, world: TopWorld) -> None:

@@ -17,6 +17,7 @@ from ascendrun.cli.dashboard.api import API_VERSION, json_reply, make_router
 from ascendrun.cli.dashboard.jobpage import Kept, find_output, read_job
 from ascendrun.cli.dashboard.labels import LABELS
 from ascendrun.cli.dashboard.live import Feeds
+from ascendrun.cli.dashboard.logpage import read_logs
 from ascendrun.cli.dashboard.overview import SharedTop, read_overview
 from ascendrun.cli.report.page import html_environment, read_asset
 from ascendrun.core.errors import AscendrunError, NotFoundError
@@ -74,6 +75,12 @@ def make_app(cluster: Cluster, hosts: Sequence[Host] = (), *, is_ending: Callabl
 
     kept = Kept()
     add_page("/jobs/{job}", "job.html", lambda request: read_job(cluster, kept, request.path_params["job"]))
+
+    add_page(
+        "/jobs/{job}/logs",
+        "logs.html",
+        lambda request: read_logs(cluster, request.path_params["job"], request.query_params),
+    )
 
     @app.get("/jobs/{job}/outputs/{path:path}", include_in_schema=False)
     def output(job: str, path: str) -> Response:
