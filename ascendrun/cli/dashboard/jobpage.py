@@ -24,11 +24,14 @@ FILES_SHOWN = 500
 HEAT_S, REPORT_S = 10.0, 5.0
 """Age up to which the heat map and the curves of a job that runs are shown again."""
 
+COST_RATIO = 50
+"""A value is kept for this many times the duration of its reading: large jobs cost the head no more than small ones."""
+
 Value = TypeVar("Value")
 
 
 class Kept:
-    """Values that are costly to read, by key, each for some seconds."""
+    """Values that are costly to read, by key, each for some seconds or longer."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,8 +42,8 @@ class Kept:
             now_s = time.monotonic()
             self._values = {known: kept for known, kept in self._values.items() if now_s < kept[0]}
             if key not in self._values:
-                value = read()
-                self._values[key] = (time.monotonic() + seconds, value)
+                value, read_mono = read(), time.monotonic()
+                self._values[key] = (read_mono + max(seconds, COST_RATIO * (read_mono - now_s)), value)
             found: Value = self._values[key][1]
             return found
 
