@@ -186,6 +186,10 @@ def test_a_new_job_appears_without_a_reload(page: Page, site: Site, world: TopWo
     assert page.run("window.isTheSame") is True and page.complaints == []
 
 
+def test_the_stream_of_a_job_that_is_gone_ends(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    assert site.get("/live/jobs/j-0999").body == "" and caplog.records == []
+
+
 def test_what_is_no_longer_updated_is_marked(page: Page, world: TopWorld) -> None:
     with serve(world.state_dir) as site:
         enter(page, site)

@@ -10,6 +10,8 @@ from typing import Callable
 
 from starlette.concurrency import run_in_threadpool
 
+from ascendrun.core.errors import AscendrunError
+
 PAUSE_S = 1.0
 Render = Callable[[], Mapping[str, str]]
 
@@ -73,6 +75,8 @@ class Feeds:
                         sent[name] = part
                         yield f"event: part\ndata: {json.dumps([name, part])}\n\n"
                 yield "event: beat\ndata: now\n\n"
+        except AscendrunError:  # without beats the page marks itself as old
+            return
         finally:
             feed.readers -= 1
             if feed.readers == 0 and self._open.get(key) is feed:
