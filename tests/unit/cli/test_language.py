@@ -82,6 +82,7 @@ TOUR: dict[str, tuple[str, ...]] = {
     "ps": ("", "-a", "-a -o wide", "-o xml", "--nosuch", "extra", "-a -o json", "--until"),
     "history": ("", "--by user", "--by user -q", "--since soon", "--user nobody", "-o json"),
     "show": ("", "nothing", "j-0001", "j-0002", "JOB"),
+    "dashboard": ("--bind 10.0.0.2 --no-browser", "--tls-cert nowhere.pem", "--port many"),
     "top": ("--once", "--once --problems", "--once --sort x", "--once --interval soon", "--once -o json"),
     "logs": (
         "",
