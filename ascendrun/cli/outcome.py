@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ascendrun.cli import output as out
 from ascendrun.cli.context import CliContext, Screen, print_held
 from ascendrun.core.jobs.reasons import CONFIDENCE, Reason
+from ascendrun.core.jobs.roles import rank_labels
 from ascendrun.core.logs.log_lines import LogLine, label_processes, process_label
 from ascendrun.core.logs.log_view import LogView
 from ascendrun.core.rank_env import forks_ranks
@@ -200,7 +201,8 @@ def follow_job(ctx: CliContext, job_id: str, view: LogView, *, shows_lines: bool
                 for warning in states.show(update.detail):
                     ctx.warn(warning)
             if update.lines:
-                screen.lines([format_line(view, line, screen) for line in update.lines])
+                labels = {} if states.detail is None else rank_labels(states.detail.nodes)
+                screen.lines([format_line(view, line, screen, labels) for line in update.lines])
             if update.problem is not None:
                 retrying = Text("follow.retrying", "{problem}; the job keeps running; retrying", problem=update.problem)
                 ctx.warn(retrying)
@@ -276,25 +278,27 @@ def describe_bottom(job: JobView, now_s: float) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def format_line(view: LogView, line: FoldedLine, screen: Screen) -> str:
-    """Return `[0-3] text`, sanitised, with its time when the view has times; of a view that does not fold: a record."""
+def format_line(view: LogView, line: FoldedLine, screen: Screen, labels: Mapping[int, str]) -> str:
+    """Return `[0-3] text`, sanitised, with its time when the view has times; of a view that does not fold: a record.
+    `labels`: of the ranks of roles."""
     if not view.folds:
-        return out.format_record(line_record(line.lines[0]), "jsonl").rstrip("\n")
+        return out.format_record(line_record(line.lines[0], labels), "jsonl").rstrip("\n")
     text = out.sanitise(line.text)
     if view.has_prefix:
-        text = f"{screen.paint_rank(f'[{label_processes(line.ranks)}]', line.ranks[0])} {text}"
+        text = f"{screen.paint_rank(f'[{label_processes(line.ranks, labels)}]', line.ranks[0])} {text}"
     if view.has_times:
         text = f"{format_time(line.at_s)} {text}"
     return text
 
 
-def line_record(line: LogLine) -> dict[str, Any]:
+def line_record(line: LogLine, labels: Mapping[int, str]) -> dict[str, Any]:
     """Return a line for programs. `time`: arrival by the clock of this machine, None: not recorded. `rank` None: the
-    line is of the process that starts the ranks of the host."""
+    line is of the process that starts the ranks of the host. `role`: its label, of a job with roles."""
     return {
         "time": None if line.at_s is None else format_rfc3339(line.at_s),
         "host": line.host,
         "rank": line.rank if line.rank >= 0 else None,
+        **({"role": labels.get(line.rank)} if labels else {}),
         "stream": line.stream,
         "attempt": line.attempt,
         "text": line.text,

@@ -66,6 +66,21 @@ def choose_network(hosts: Sequence[Host], reports: Mapping[str, NodeReport], fau
     return Network(majority.source, interfaces)
 
 
+def host_addresses(hosts: Sequence[Host], reports: Mapping[str, NodeReport]) -> dict[str, str]:
+    """Return the source address of each host towards most others, by name; without a route, how the hostfile calls it.
+
+    Hosts that are all this machine use the loopback address.
+    """
+    if all(map(_is_here, hosts)):
+        return {host.name: LOOPBACK.source for host in hosts}
+    found = {}
+    for host in hosts:
+        routes = [_route(reports, host, peer) for peer in hosts if not (_is_here(host) and _is_here(peer))]
+        sources = Counter(route.source for route in routes if route is not None)
+        found[host.name] = sources.most_common(1)[0][0] if sources else host.addr or host.name
+    return found
+
+
 def candidate_ports(run_id: str, wanted: str | None) -> tuple[int, ...]:
     """Return the ports to try for MASTER_PORT, in order: the user's only, or a hundred derived from the run_id.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -53,7 +54,9 @@ variables). The monitor of torch_npu, which ends ranks, is left as the user has 
 class NodeShare:
     """Common values of all processes of one node in an attempt. `signal`: a name without SIG; `env`: the user's;
     `python`: the job's interpreter, None: not set. `ranks_before`: ranks of the nodes before this node. `resume`:
-    variables that name the checkpoint to continue from. `python_path`: directory of the bundled programs, None: the job
+    variables that name the checkpoint to continue from. `role`: of the node, None: the job has none; then `node_rank`,
+    `nodes`, `world_size` and `ranks_before` are those in its role, and `roles` has the addresses of all roles.
+    `ranks_of_others`: ranks of the roles before. `python_path`: directory of the bundled programs, None: the job
     has a command."""
 
     job: str
@@ -76,13 +79,16 @@ class NodeShare:
     python: str | None = None
     python_path: str | None = None
     resume: Mapping[str, str] = field(default_factory=dict)
+    role: str | None = None
+    roles: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    ranks_of_others: int = 0
 
 
 def forks_ranks(spec: Mapping[str, Any]) -> bool:
     """Return whether the process of a node may start its ranks, by the stored job file: what it prints is of all."""
     devices = spec.get("devices") or {}
     count = devices.get("per_node") or len(devices.get("ids") or ()) or None  # None: all that the node has
-    return spec.get("launcher") == "none" and count != 1
+    return spec.get("launcher") == "none" and count != 1 and not spec.get("roles")
 
 
 def is_own_variable(name: str) -> bool:
@@ -98,7 +104,7 @@ def rank_environment(node: NodeShare, local_rank: int) -> dict[str, str]:
         "RANK": rank,
         "LOCAL_RANK": local_rank,
         "ROLE_RANK": rank,
-        "ROLE_NAME": "default",
+        "ROLE_NAME": node.role or "default",
         "GROUP_RANK": node.node_rank,
         "WORLD_SIZE": node.world_size,
         "LOCAL_WORLD_SIZE": node.local_world_size,
@@ -114,9 +120,9 @@ def rank_environment(node: NodeShare, local_rank: int) -> dict[str, str]:
     alone: dict[str, object] = (
         {"NNODES": node.nodes, "NPROC_PER_NODE": len(node.device_ids)} if node.local_world_size == 1 else {}
     )
-    if alone and len(node.device_ids) > 1:
+    if alone and len(node.device_ids) > 1 and node.role is None:
         alone[FORKS_VARIABLE] = f"{rank} {node.world_size} {node.local_world_size}"
-    values = {**alone, **launcher_environment(node), **own, **own_files(node, rank)}
+    values = {**alone, **launcher_environment(node), **own, **own_files(node, node.ranks_of_others + rank)}
     return {name: str(values[name]) for name in sorted(values)}
 
 
@@ -177,6 +183,9 @@ def _own(node: NodeShare) -> dict[str, str]:
         "ASCENDRUN_DEVICE_TYPE": node.device_type,
         **node.resume,
     }
+    if node.role is not None:
+        own["ASCENDRUN_ROLE"] = node.role
+        own["ASCENDRUN_ROLES"] = json.dumps({name: list(addresses) for name, addresses in node.roles.items()})
     if node.device_type in VISIBLE_DEVICES:
         own[VISIBLE_DEVICES[node.device_type]] = ",".join(map(str, node.device_ids))
     return own

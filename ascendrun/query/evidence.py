@@ -16,6 +16,7 @@ from ascendrun.core.jobs import endings, inputs
 from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.reasons import Reason
+from ascendrun.core.jobs.roles import devices_of, rank_labels
 from ascendrun.core.rank_env import forks_ranks
 from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.head.spool.artifact_store import read_artifacts
@@ -112,6 +113,7 @@ def read_evidence(
         slow=tuple(slow),
         missing=_missing(job, folder, number),
         needs=job.needs or "",
+        labels=rank_labels(job.nodes),
     )
 
 
@@ -283,7 +285,7 @@ class _HostReading:
         )
 
     def _device(self, local_rank: int | None) -> int | None:
-        devices = self._all.stored.spec.get("devices") or {}
+        devices = devices_of(self._all.stored.spec, None if self._node is None else self._node.role)
         if local_rank is None or devices.get("type") not in ("npu", "cuda"):
             return None
         ids = devices.get("ids") or self._row.get("devices")

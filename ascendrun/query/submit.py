@@ -22,7 +22,7 @@ from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.jobfile.pipeline import StageJob
 from ascendrun.core.jobfile.tree import LocalFiles
 from ascendrun.core.jobs.job import Job, State, newest_stages
-from ascendrun.core.jobs.placement import choose_hosts, placement_faults, pool_of
+from ascendrun.core.jobs.placement import Fault, choose_hosts, placement_faults, pool_of
 from ascendrun.core.jobs.plan import CODE_TREE, LIBRARY_TREE, PROGRAMS_TREE, Tree
 from ascendrun.core.node_messages import node_hint, node_text
 from ascendrun.core.settings import Settings
@@ -151,7 +151,7 @@ def read_pool(
 
 def _placement_faults(
     on_engine: Callable[[JobSpec], JobSpec], spec: JobSpec, *, directory: Path, hostfile: Path | None
-) -> Sequence[tuple[tuple[str, ...], Text, Text]]:
+) -> Sequence[Fault]:
     """Return what the hosts lack for the job; () without a hostfile, or with one that `read_hosts` will reject."""
     try:
         spec = on_engine(spec)

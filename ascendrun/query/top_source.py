@@ -13,6 +13,7 @@ from typing import Any, Callable
 from ascendrun.core.errors import AscendrunError, NotFoundError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Job, NodeProgress, State
+from ascendrun.core.jobs.roles import devices_of, rank_labels
 from ascendrun.core.metrics import parse_line, progress_pattern
 from ascendrun.core.pulse import Sight
 from ascendrun.core.samples import Newest
@@ -304,14 +305,16 @@ def _ended_job(stored: StoredJob) -> TopJob:
 
 def _top_job(stored: StoredJob, nodes: Sequence[NodeProgress], **values: Any) -> TopJob:
     same = {name: getattr(stored.job, name) for name in ("id", "name", "attempt", "hosts", "world_size")}
-    return TopJob(**same, **values, places=tuple(place for node in nodes for place in _places(stored, node)))
+    labels = rank_labels(nodes)
+    return TopJob(**same, **values, places=tuple(place for node in nodes for place in _places(stored, node, labels)))
 
 
-def _places(stored: StoredJob, node: NodeProgress) -> list[RankPlace]:
-    devices = devices_given(stored.spec, stored.hosts, node.host)
+def _places(stored: StoredJob, node: NodeProgress, labels: Mapping[int, str]) -> list[RankPlace]:
+    devices = devices_given(devices_of(stored.spec, node.role), stored.hosts, node.host)
     return [
         RankPlace(
             rank=rank,
+            label=labels.get(rank),
             host=node.host,
             pid=node.pids.get(rank),
             is_over=rank in node.exits,
@@ -321,9 +324,9 @@ def _places(stored: StoredJob, node: NodeProgress) -> list[RankPlace]:
     ]
 
 
-def devices_given(spec: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]], name: str) -> tuple[int, ...] | None:
-    """Return the devices that the plan gave the job on a host, in rank order; None: it has none (type cpu)."""
-    wanted = spec.get("devices") or {}
+def devices_given(wanted: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]], name: str) -> tuple[int, ...] | None:
+    """Return the devices that the plan gave the job on a host, in rank order; None: it has none (type cpu). `wanted`:
+    `devices` of the job file for this host."""
     if wanted.get("type", "cpu") == "cpu":
         return None
     if wanted.get("ids"):

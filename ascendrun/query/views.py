@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class NodeView:
     """One node of one job. `liveness`: ALIVE, SUSPECT, UNREACHABLE, or UNKNOWN: nothing recent is known of it.
-    `heard_at_s`: when its agent sent its last message, None: unknown."""
+    `heard_at_s`: when its agent sent its last message, None: unknown. `role`: None: the job has none."""
 
     host: str
     node_rank: int
@@ -36,6 +36,7 @@ class NodeView:
     liveness: str
     phase: str
     heard_at_s: float | None = None
+    role: str | None = None
 
 
 @dataclass(frozen=True)
@@ -297,6 +298,7 @@ def make_job_detail(
             liveness.get(node.host, UNKNOWN),
             node.phase.value,
             heard_at_s.get(node.host),
+            node.role,
         )
         for node in job.nodes
     )

@@ -52,6 +52,16 @@ def fold_numbers(numbers: int | Iterable[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
 
 
+def label_ranks(ranks: Iterable[int], labels: Mapping[int, str]) -> str:
+    """Format ranks as `fold_numbers` does, those with a label (`decode/0`) by it: `decode/0-3,proxy/0`."""
+    given = sorted(set(ranks))
+    plain = [rank for rank in given if rank not in labels]
+    split = (labels[rank].rpartition("/") for rank in given if rank in labels)
+    named = grouped((role, int(number)) for role, _, number in split)
+    parts = [fold_numbers(plain)] if plain else []
+    return ",".join([*parts, *(f"{role}/{fold_numbers(numbers)}" for role, numbers in named.items())])
+
+
 def format_bytes(size: float) -> str:
     """Format a size: 1610612736 as `1.5 GiB`."""
     value, unit = float(size), 0
@@ -117,7 +127,7 @@ def _plural(count: float, words: str) -> str:
 SPECIAL: Mapping[str, Callable[[Any, str], str]] = {
     "plural": _plural,
     "hosts": lambda value, _: fold_hosts(value),
-    "ranks": lambda value, _: fold_numbers(value),
+    "ranks": lambda value, _: value if isinstance(value, str) else fold_numbers(value),
     "bytes": lambda value, _: format_bytes(value),
     "duration": lambda value, _: format_duration(value),
     "clock": lambda value, _: format_clock(value),

@@ -164,3 +164,23 @@ def test_all_output_is_here_when_the_job_has_ended(place: Place) -> None:
     await_that(lambda: place.is_drained("j-0001"), "every byte is here")
     files = place.on_head("j-0001", "rank-*.out.0")
     assert len(files) == 4 and all(data.endswith(b"the last word\n") for data in files.values())
+
+
+def test_roles_are_one_gang_that_ends_with_its_work(place: Place) -> None:
+    """One role finds the other by ASCENDRUN_ROLES, and the other is stopped when it has ended."""
+    serve = "import os, http.server as s; s.HTTPServer(('', 8123), s.SimpleHTTPRequestHandler).serve_forever()"
+    look = (
+        "until (exec 3<>/dev/tcp/$(echo $ASCENDRUN_ROLES | cut -d'\"' -f4)/8123) 2>&-; do sleep 0.1; done; echo served"
+    )
+    roles = [
+        {"name": "server", "command": ["python3", "-c", serve], "ends_job": False},
+        {"name": "client", "command": ["bash", "-c", look]},
+    ]
+    job_file = place.job("gang", per_node=1, command=["x"])
+    job_file.write_text(job_file.read_text().replace('command: ["x"]', f"roles: {json.dumps(roles)}"))
+    done = place.ascendrun("submit", job_file, *place.options()[:2], env=place.env())
+    assert done.returncode == 0, run_text(done)
+    assert "[client/0] served" in done.stdout
+    server, client = place.show("gang")["ranks"]
+    assert (server["signal"], server["stopped"], client["exit_code"]) == (15, True, 0)
+    place.await_nobody("gang")

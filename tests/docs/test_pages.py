@@ -26,7 +26,11 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_example_of_a_key_is_accepted(key) -> None:
     assert key.example is not None
     given = yaml.safe_load(key.example)
-    base = {"name": "demo", "devices": {"type": "npu"}, **({} if "program" in given else {"command": ["x"]})}
+    base = {
+        "name": "demo",
+        "devices": {"type": "npu"},
+        **({} if {"program", "roles"} & set(given) else {"command": ["x"]}),
+    }
     if "args" in given:
         base = {"name": "demo", "program": "qwen_lora"}
     devices = {**base.get("devices", {}), **given.get("devices", {})}
@@ -73,7 +77,7 @@ def test_the_job_files_of_a_page_are_accepted(page: Path) -> None:
         given = yaml.safe_load(text)
         if isinstance(given, dict) and "engines" not in given:  # else it is a settings file
             runs = {"program": page.stem} if page.stem in programs else {"command": ["x"]}
-            rest = {"name": "demo", **({} if {"program", "command"} & set(given) else runs)}
+            rest = {"name": "demo", **({} if {"program", "command", "roles"} & set(given) else runs)}
             assert parse_stages(yaml.safe_dump({**rest, **given}), "job.yaml", programs=programs)
 
 

@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -18,6 +19,7 @@ from ascendrun.cli.output import describe_time, format_records, headline, saniti
 from ascendrun.cluster import JobDetail
 from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 from ascendrun.core.events import EVENTS, JobEvent, fold_events
+from ascendrun.core.jobs.roles import rank_labels, ranks_of_roles
 from ascendrun.core.logs.log_lines import parse_ranks
 from ascendrun.core.logs.log_view import LogView
 from ascendrun.core.names import expand_names, split_list
@@ -43,6 +45,9 @@ def _parse_pattern(text: str) -> str:
 @click.option("--hosts", type=Parsed("hosts", _parse_hosts), help="Print the output of these hosts only: npu[01-03].")
 @click.option(
     "--rank", "ranks", type=Parsed("ranks", parse_ranks), help="Print the output of these ranks only: 0,8-15."
+)
+@click.option(
+    "--role", "roles", multiple=True, metavar="NAME", help="Print the output of a role only, or of one rank: decode/0."
 )
 @click.option(
     "--stream", type=click.Choice(["out", "err", "both"]), default="both", help="Output or errors.  [default: both]"
@@ -86,6 +91,7 @@ def command(
     output: str | None,
     stream: str,
     no_prefix: bool,
+    roles: tuple[str, ...],
     **choice: Any,
 ) -> int:
     """Print the output of a job's ranks, merged by time. Lines that ranks share are printed once: [0-3] text.
@@ -96,6 +102,7 @@ def command(
     Examples:
     ascendrun logs j-0001 --tail 50
     ascendrun logs -f quickstart --rank 0,8-15
+    ascendrun logs serving --role decode --role proxy/0                 # of a job with roles
     ascendrun logs j-0001 --grep 'Traceback|Error' --since 10m -t
     ascendrun logs j-0001 --grep warn -i -v --until 10:30               # lines without warnings, until 10:30
     ascendrun logs j-0001 --first-per-rank -t                           # the first error of each rank
@@ -107,6 +114,9 @@ def command(
     view = LogView(**choice, streams=streams, has_prefix=not no_prefix, folds=output is None)
     _check_options(view, follow=follow, attempt=attempt, raw=raw, files=files, output=output)
     detail = ctx.cluster.jobs.detail(job)
+    if roles:
+        check_alone("--role", {"--rank": view.ranks is not None})
+        view = replace(view, ranks=ranks_of_roles(rank_labels(detail.nodes), roles))
     if follow:
         return _follow(ctx, job, detail, view)
 
@@ -162,11 +172,11 @@ def _check_options(
 
 def _print_lines(ctx: CliContext, detail: JobDetail, attempt: int | None, view: LogView) -> bool:
     """Print the lines. False: no output to search, which is reported."""
-    screen, is_empty = ctx.screen, True
+    screen, labels, is_empty = ctx.screen, rank_labels(detail.nodes), True
     if detail.job.attempt > 1:
         ctx.echo(attempt_line(attempt or detail.job.attempt))
     for line in ctx.cluster.logs.lines(detail, view, attempt=attempt, warn=ctx.warn):
-        sys.stdout.write(format_line(view, line, screen) + "\n")
+        sys.stdout.write(format_line(view, line, screen, labels) + "\n")
         is_empty = False
     sys.stdout.flush()
     kinds = {"out": "output", "err": "errors"}

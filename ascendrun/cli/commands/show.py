@@ -14,9 +14,10 @@ from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import cli_command, output_option
 from ascendrun.cli.outcome import first_failure_line
 from ascendrun.cluster import JobDetail, JobView, RankView
+from ascendrun.core.jobs.roles import rank_labels
 from ascendrun.core.rank_env import forks_ranks
 from ascendrun.text import Text
-from ascendrun.text.format import fold_hosts, fold_numbers, grouped
+from ascendrun.text.format import fold_hosts, grouped, label_ranks
 
 
 @cli_command("show")
@@ -66,14 +67,14 @@ def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None
     if why is not None:
         pairs.append((str(Text("show.why", "cause")), why))
         pairs.append((str(Text("show.evidence", "evidence")), f"ascendrun explain {detail.job.id}"))
-    parts = [out.format_pairs(pairs)]
+    parts, labels = [out.format_pairs(pairs)], rank_labels(detail.nodes)
     if detail.past_attempts:
         parts.append(_describe_attempts(detail))
     if detail.nodes:
         has_ended = detail.job.ended_at_s is not None
         node_columns = [
             out.Column("NODE", lambda node: node.host),
-            out.Column("RANKS", lambda node: fold_numbers(node.ranks)),
+            out.Column("RANKS", lambda node: label_ranks(node.ranks, labels)),
             out.Column("LIVENESS", lambda node: "-" if has_ended else node.liveness),
             out.Column("SEEN", lambda node: "-" if has_ended else out.describe_time(node.heard_at_s)),
             out.Column("PHASE", lambda node: node.phase),
@@ -160,21 +161,22 @@ def _describe_attempts(detail: JobDetail) -> str:
 def _describe_ranks(detail: JobDetail, *, wide: bool) -> str:
     """Return the processes that start ranks, if the job has such, and the ranks: alike ones in one line."""
     if not forks_ranks(detail.spec):
-        return _describe_alike(detail.ranks, wide=wide)
+        return _describe_alike(detail.ranks, rank_labels(detail.nodes), wide=wide)
     processes = _rank_table(detail.ranks, "PROCESS", lambda process: f"node-{process.rank}")
-    return "\n".join(part for part in (processes, _describe_alike(detail.forked_ranks, wide=wide)) if part)
+    return "\n".join(part for part in (processes, _describe_alike(detail.forked_ranks, {}, wide=wide)) if part)
 
 
-def _describe_alike(ranks: Sequence[RankView], *, wide: bool) -> str:
+def _describe_alike(ranks: Sequence[RankView], labels: Mapping[int, str], *, wide: bool) -> str:
     shown = [
         rank for rank in ranks if wide or rank.exit_code or rank.signal is not None or rank.hung_at_exit or rank.stopped
     ]
     alike = grouped((describe_rank(rank), rank.rank) for rank in ranks if rank not in shown)
     lines = [
-        str(Text("show.ranks-alike", "ranks {ranks:ranks}: {status}", ranks=ranks, status=status)) + "\n"
+        str(Text("show.ranks-alike", "ranks {ranks:ranks}: {status}", ranks=label_ranks(ranks, labels), status=status))
+        + "\n"
         for status, ranks in alike.items()
     ]
-    return _rank_table(shown, "RANK", lambda rank: str(rank.rank)) + "".join(lines)
+    return _rank_table(shown, "RANK", lambda rank: label_ranks([rank.rank], labels)) + "".join(lines)
 
 
 def _rank_table(ranks: Sequence[RankView], title: str, name: Callable[[RankView], str]) -> str:

@@ -13,7 +13,7 @@ from ascendrun.core.measurement import Metric, metrics_of
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.health.top.view import HostLine, IdleHosts, JobRow, Progress, TopRow
 from ascendrun.text import Text
-from ascendrun.text.format import fold_hosts, fold_numbers
+from ascendrun.text.format import fold_hosts, fold_numbers, label_ranks
 
 GAP = 2
 NARROW, NOTE_WIDTH, NOTE_WIDTH_NARROW = 100, 24, 8
@@ -208,7 +208,7 @@ ROW_COLUMNS: tuple[TopColumn, ...] = (
     *metric_columns(DeviceSample, "metrics", of_device=True),
     TopColumn("job", Text("top.column-job", "JOB"), _of_row(lambda row: row.job or "-"), 85, is_right=False),
     TopColumn("name", Text("top.column-name", "NAME"), _of_row(lambda row: row.job_name or "-"), 15, is_right=False),
-    TopColumn("rank", "RANK", _of_row(lambda row: number(row.rank)), 90),
+    TopColumn("rank", "RANK", _of_row(lambda row: row.rank_label or number(row.rank)), 90),
     *metric_columns(Progress, "progress"),
     TopColumn("relative", Text("top.column-relative", "REL"), _of_row(lambda row: relative(row.slower_by)), 70),
     *metric_columns(RankSample, "rank_metrics"),
@@ -226,7 +226,8 @@ def _jobs_of_host(line: HostLine) -> str:
 
 
 def _ranks_of_host(line: HostLine) -> str:
-    return fold_numbers([row.rank for row in line.rows if row.rank is not None]) or "-"
+    ranks = {row.rank: row.rank_label for row in line.rows if row.rank is not None}
+    return label_ranks(ranks, {rank: label for rank, label in ranks.items() if label}) or "-"
 
 
 def _slowest_of_host(line: HostLine) -> str:

@@ -344,7 +344,7 @@ class DetailPage:
             parts.append(str(Text("top.age", "measured {age} ago", age=describe_seconds(row.age_s))))
         lines = [" · ".join(parts)]
         if row.job is not None:
-            lines.append(f"{row.job} {row.job_name} · rank {row.rank} · pid {number(row.pid)}")
+            lines.append(f"{row.job} {row.job_name} · rank {row.rank_label or row.rank} · pid {number(row.pid)}")
         if row.external_pids:
             lines.append(str(external(row)))
         problems = note(row)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import NotFoundError
-from ascendrun.core.jobfile.model import SECTIONS, JobSpec, PipelineStage, job_json_schema
+from ascendrun.core.jobfile.model import SECTIONS, JobSpec, PipelineStage, Role, job_json_schema
 from ascendrun.core.reader.model_reader import flow
 from ascendrun.options import Option, ProgramOptions
 from ascendrun.text import Text, language, template_of
@@ -32,6 +32,7 @@ def list_keys() -> tuple[Key, ...]:
     stage = schema["$defs"]["PipelineStage"]
     only_stage = {name: row for name, row in stage["properties"].items() if name in ("name", "needs")}
     keys += _keys_of({**stage, "properties": only_stage}, "stages[].", schema, PipelineStage.model_fields)
+    keys += _keys_of(schema["$defs"]["Role"], "roles[].", schema, Role.model_fields)
     return tuple(sorted(keys, key=lambda key: key.path != "name"))
 
 
@@ -131,6 +132,8 @@ def _keys_of(
 
 
 def _example(prefix: str, name: str, value: Any) -> str:
+    if prefix == "roles[].":
+        return f"roles: {flow([{'name': 'serve', 'command': ['./serve'], name: value}])}"
     if prefix == "stages[].":
         return f"stages: [{{{'' if name == 'name' else 'name: train, '}{name}: {flow(value)}}}]"
     if prefix == "workdir." and name != "path":
@@ -157,6 +160,8 @@ TYPES = {
 
 def _type_of(row: Mapping[str, Any], schema: Mapping[str, Any]) -> Text:
     """Return the type of a row of the JSON Schema, such as `integer, 1 to 4096`."""
+    if "$ref" in row:
+        return TYPES["object"]
     if "anyOf" in row:
         return next(_type_of(each, schema) for each in row["anyOf"] if each.get("type") != "null")
     if "enum" in row:
@@ -165,7 +170,8 @@ def _type_of(row: Mapping[str, Any], schema: Mapping[str, Any]) -> Text:
     if kind == "array":
         item = row["items"]
         if "$ref" in item:
-            return Text("key-type.stages", "list of stages")
+            is_role = item["$ref"].endswith("/Role")
+            return Text("key-type.roles", "list of roles") if is_role else Text("key-type.stages", "list of stages")
         return Text("key-type.list", "list ({item})", item=_type_of(item, schema))
     name = TYPES["string" if isinstance(kind, list) else str(kind)]
     low, high = row.get("minimum", row.get("exclusiveMinimum")), row.get("maximum")

@@ -162,6 +162,24 @@ class Progress(Strict):
     the output of the usual frameworks is recognised."""
 
 
+class Role(Strict):
+    """One group of nodes of a job with roles."""
+
+    name: Name = Field(examples=["prefill"])
+    """Name of the role: its ranks are NAME/0, NAME/1 and so on."""
+    nodes: Integer = Field(1, ge=1, le=4096, examples=[2])
+    """Number of hosts of the role. The roles take the hosts of the job in their order."""
+    command: Tuple[Word, ...] = Field(min_length=1, examples=[["python", "serve.py"]])
+    """Command to run on each rank of the role, as a list of arguments."""
+    env: Mapping[str, Word] = Field(default_factory=dict, examples=[{"OMP_NUM_THREADS": 8}])
+    """Environment variables of the role, in addition to those of the job."""
+    devices: Optional[Devices] = Field(None, examples=[{"per_node": 4}])
+    """Devices of each node of the role, of the type of the job or cpu. Default: those of the job."""
+    ends_job: bool = Field(True, examples=[True])
+    """The job ends when all ranks of the role have exited with 0, as the first such role. false: it serves the others
+    and is stopped then."""
+
+
 class JobBody(Strict):
     """The keys that a job and a stage of a pipeline have in common."""
 
@@ -169,6 +187,10 @@ class JobBody(Strict):
     """Bundled training program to run, or ./FILE.py of your own in workdir.path. Cannot be combined with `command`."""
     command: Optional[Tuple[Word, ...]] = Field(None, min_length=1, examples=[["python", "train.py", "--lr", "2e-5"]])
     """Command to run on each rank, as a list of arguments. It is not passed to a shell."""
+    roles: Tuple[Role, ...] = Field(
+        (), max_length=64, examples=[[{"name": "serve", "command": ["python", "serve.py"]}]]
+    )
+    """Groups of nodes with different commands, in place of `command`: they start and end together."""
     launcher: Launcher = Field("spawn", examples=["torchrun"])
     """spawn: the agent starts each rank with the environment that torchrun sets. torchrun, deepspeed, accelerate: the
     agent starts this launcher once on each node, which starts the ranks. none: one process on each node, which may
@@ -255,7 +277,7 @@ def job_json_schema() -> Dict[str, Any]:
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "ascendrun job file"
     definitions = schema["$defs"]
-    sections: Tuple[type[BaseModel], ...] = (JobSpec, PipelineStage, *SECTIONS.values())
+    sections: Tuple[type[BaseModel], ...] = (JobSpec, PipelineStage, Role, *SECTIONS.values())
     for model in sections:
         place = schema if model is JobSpec else definitions[model.__name__]
         meanings = _meanings(model)

@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 MERGED = ("args", "env", "devices", "checkpoint", "timeouts", "checks", "sampling", "progress")
 """Sections that a stage may set in part; the stage inherits other keys or replaces them."""
 
-INSTEAD = {"program": ("command",), "command": ("program", "args")}
-"""Keys of the file that a stage with its own program or command does not inherit."""
+INSTEAD = {
+    "program": ("command", "roles"),
+    "command": ("program", "args", "roles"),
+    "roles": ("program", "args", "command", "nodes"),
+}
+"""Keys of the file that a stage with its own program, command or roles does not inherit."""
 
 NAME_BYTES = 63
 
@@ -80,7 +84,7 @@ def split_stages(
             continue
         name = _name(item, index, earlier, root, source)
         needs = _needs(item, name, earlier, source)
-        found.append(StageRoot(name or "", needs, _override(root, item, name or f"stage-{index}", programs or {})))
+        found.append(StageRoot(name or "", needs, override(root, item, name or f"stage-{index}", programs or {})))
         earlier += [name] if name is not None else []
     return found
 
@@ -158,7 +162,8 @@ def _needs(item: MappingNode, name: str | None, earlier: list[str], source: Sour
     return None
 
 
-def _override(root: MappingNode, item: MappingNode, name: str, programs: Mapping[str, ProgramOptions]) -> MappingNode:
+def override(root: MappingNode, item: MappingNode, name: str, programs: Mapping[str, ProgramOptions]) -> MappingNode:
+    """Return the tree of a stage or a role, in the form of a job file."""
     merged = MappingNode(item.place)
     table = programs.get(_text(item.entries.get("program") or root.entries.get("program")) or "")
     aliases = {} if table is None else table.names_by_alias

@@ -11,6 +11,7 @@ from ascendrun.core.jobfile import model
 from ascendrun.core.jobfile.command_rules import command_rule, env_rule, staged_rule
 from ascendrun.core.jobfile.container_rules import container_rule
 from ascendrun.core.jobfile.launchers import RAY
+from ascendrun.core.jobfile.roles import role_drafts, roles_rule
 from ascendrun.core.jobfile.tree import Draft, home_problem
 from ascendrun.core.metrics import PROGRESS_NAMES
 from ascendrun.core.reader.source_text import REMOVE
@@ -22,6 +23,9 @@ from ascendrun.text import Text, suggestion, write
 def broken_rules(draft: Draft) -> Iterator[Problem]:
     for rule in _RULES:
         yield from rule(draft)
+    for role in role_drafts(draft):
+        for rule in _RULES_OF_ROLE:
+            yield from rule(role)
 
 
 def typed_args(draft: Draft) -> dict[str, Any]:
@@ -41,7 +45,7 @@ def _what_to_run(draft: Draft) -> Iterator[Problem]:
     if draft.has("stages"):
         yield draft.key("stages").problem(Text("stages.nested", "a stage cannot have stages"), REMOVE)
         return
-    given = [name for name in ("program", "command") if draft.has(name)]
+    given = [name for name in ("program", "command", "roles") if draft.has(name)]
     if not given:
         yield draft.root.place.problem(
             Text("jobfile.nothing-to-run", "program or command is required"),
@@ -80,7 +84,7 @@ def _program(draft: Draft) -> Iterator[Problem]:
 
 def _args(draft: Draft) -> Iterator[Problem]:
     args = draft.section("args")
-    if draft.has("command") and not draft.has("program") and args:
+    if (draft.has("command") or draft.has("roles")) and not draft.has("program") and args:
         yield draft.key("args").problem(
             Text("jobfile.args-of-command", "args requires program"),
             Text("jobfile.args-of-command-hint", "with command, append the arguments to the command list"),
@@ -292,6 +296,7 @@ def _unsupported(draft: Draft) -> Iterator[Problem]:
 
 _RULES: Sequence[Callable[[Draft], Iterator[Problem]]] = (
     _what_to_run,
+    roles_rule,
     _program,
     _args,
     command_rule,
@@ -308,3 +313,5 @@ _RULES: Sequence[Callable[[Draft], Iterator[Problem]]] = (
     _restart,
     _unsupported,
 )
+_RULES_OF_ROLE = (command_rule, staged_rule, env_rule, _devices)
+"""Rules of keys that a role may have."""

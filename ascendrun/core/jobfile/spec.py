@@ -13,6 +13,7 @@ from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.hosts import queue_of
 from ascendrun.core.jobfile.model import UNSUPPORTED, Container, JobSpec
 from ascendrun.core.jobfile.pipeline import StageJob, StageRoot, parallel_conflicts, split_stages
+from ascendrun.core.jobfile.roles import with_role_defaults
 from ascendrun.core.jobfile.rules import broken_rules, typed_args
 from ascendrun.core.jobfile.tree import Draft, LocalFiles, apply_overrides, job_data
 from ascendrun.core.reader.model_reader import IsReported, Path, read_model
@@ -41,7 +42,7 @@ def parse_stages(
     programs: Mapping[str, ProgramOptions],
     check_names: Callable[[], Collection[str]] | None = None,
     files: LocalFiles | None = None,
-    placement: Callable[[JobSpec], Iterable[tuple[tuple[str, ...], Text, Text]]] | None = None,
+    placement: Callable[[JobSpec], Iterable[tuple[tuple[str | int, ...], Text, Text]]] | None = None,
 ) -> tuple[StageJob, ...]:
     """Return the jobs that the file and the overrides ("nodes=2") describe: one for each stage of a pipeline, in order,
     with the keys of the file and its own; a single job for any other file. Paths stay relative (see `resolve_paths`).
@@ -86,6 +87,7 @@ def _read_spec(draft: Draft, problems: list[Problem]) -> JobSpec | None:
     """Return the job of a tree; None when it has problems."""
     problems.extend(broken_rules(draft))
     data = {**draft.data, "args": typed_args(draft)} if isinstance(draft.data.get("args"), dict) else draft.data
+    data = dict(with_role_defaults(data))
     node = draft.root.entries.get("engine")
     if isinstance(node, MappingNode):
         data = {**data, "engine": read_engine(node, draft.source, problems)}
@@ -95,7 +97,8 @@ def _read_spec(draft: Draft, problems: list[Problem]) -> JobSpec | None:
 def _placement_part(draft: Draft) -> JobSpec | None:
     """Return a job with the keys that decide its placement; None when one of them has a problem."""
     name = draft.data.get("name")
-    keys = {key: draft.data[key] for key in ("nodes", "devices", "launcher", "hostfile", "engine") if key in draft.data}
+    decisive = ("nodes", "devices", "launcher", "hostfile", "engine", "roles")
+    keys = {key: value for key, value in with_role_defaults(draft.data).items() if key in decisive}
     try:
         return JobSpec.model_validate({**keys, "name": name if isinstance(name, str) else "job", "command": ("true",)})
     except ValidationError:
@@ -176,9 +179,10 @@ def _refuse_of_hosts(spec: JobSpec, engine: str, file: str) -> None:
     if spec.nodes is None:
         text = Text("engine.nodes", "engine type {type} requires nodes", type=engine)
         problems.append(Problem(file, None, None, text, Text("engine.nodes.hint", "write nodes: 2")))
-    if spec.devices.ids is not None:
+    wanted = (spec.devices, *(role.devices for role in spec.roles if role.devices))
+    for ids in filter(None, (devices.ids for devices in wanted)):
         text = Text("engine.ids", "devices.ids is not supported by engine type {type}", type=engine)
-        hint = Text("engine.ids.hint", "write devices.per_node: {count}", count=len(spec.devices.ids))
+        hint = Text("engine.ids.hint", "write devices.per_node: {count}", count=len(ids))
         problems.append(Problem(file, None, None, text, hint))
     if spec.container is not None:
         text = Text("engine.container", "container is not supported by engine type {type}", type=engine)
@@ -206,7 +210,7 @@ def _reported_by_a_rule(draft: Draft) -> IsReported:
         plain = [step for step in path if isinstance(step, str)]
         return (
             (error["type"] == "extra_forbidden" and (".".join(plain) in UNSUPPORTED or plain[0] in UNSUPPORTED))
-            or (path == ("command",) and isinstance(error.get("input"), str))
+            or (path[-1] == "command" and isinstance(error.get("input"), str))
             or (path == ("devices", "type") and error.get("input") == "auto")
             or (path == ("nodes",) and isinstance(node, MappingNode) and bool({"min", "max"} & set(node.entries)))
             or (path[0] == "args" and len(path) > 1)

@@ -108,7 +108,7 @@ def job_data(root: yaml_source.MappingNode, source: yaml_source.Source) -> dict[
             data[key] = {name: _text(value, f"env.{name}", source) for name, value in node.entries.items()}
         elif key == "command" and isinstance(node, yaml_source.ListNode):
             data[key] = tuple(_text(item, f"command[{index}]", source) for index, item in enumerate(node.items))
-        elif key == "stages" and isinstance(node, yaml_source.ListNode):
+        elif key in ("stages", "roles") and isinstance(node, yaml_source.ListNode):
             data[key] = tuple(
                 job_data(item, source) if isinstance(item, yaml_source.MappingNode) else yaml_source.to_plain(item)
                 for item in node.items

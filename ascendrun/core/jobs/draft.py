@@ -355,7 +355,6 @@ class Draft:
             hosts=(),
             nodes=(),
             world_size=0,
-            master_port=None,
             hccl_base=None,
             go_sent_at_s=None,
             started_at_s=None,

@@ -12,6 +12,7 @@ from ascendrun.core.jobs.job import Cause, Exit, ForkedRank, Job, Leftover, Phas
 from ascendrun.core.jobs.outcome import first_failure, judge_quickly
 from ascendrun.core.jobs.reasons import LOST, Detail, FirstFailure, because, hung_at_exit
 from ascendrun.core.jobs.restart import Failure, Kind
+from ascendrun.core.jobs.roles import named_rank, rank_labels
 from ascendrun.text import Text
 
 
@@ -80,7 +81,7 @@ class StartFailed(OfNode):
 
     def apply(self, draft: Draft) -> None:
         code, ranks = ("host-start-failed", ()) if self.rank is None else ("rank-start-failed", (self.rank,))
-        reason = because(code, [self.host], ranks, self.why)
+        reason = because(code, [self.host], ranks, self.why, **named_rank(ranks, rank_labels(draft.job.nodes)))
         if draft.job.first_failure is None:
             draft.job = replace(draft.job, first_failure=FirstFailure(reason))
         draft.stop(Cause.FAILURE, reason)

@@ -52,7 +52,7 @@ class NodesFree(JobInput):
         nodes = tuple(NodeProgress(host, k, replaces=self.replaced.get(host)) for k, host in enumerate(self.hosts))
         lost = tuple(host for host in draft.job.lost_hosts if host not in self.hosts)
         placed = replace(draft.job, hosts=self.hosts, spares=self.spares, nodes=nodes, lost_hosts=lost)
-        draft.job = replace(placed, world_size=0, master_port=None, go_sent_at_s=None)
+        draft.job = replace(placed, world_size=0, go_sent_at_s=None)
         draft.transition(State.CHECKING, because("nodes-available", count=len(nodes)))
         if len(self.spares) < draft.job.request.spares:
             draft.record("spares-missing", values={"found": len(self.spares), "count": draft.job.request.spares})
@@ -137,15 +137,17 @@ class ResumeLost(JobInput):
 
 
 class Planned(JobInput):
-    """The plan is complete: the ranks of each host. `serving`: hosts whose part is not `ends_job`."""
+    """The plan is complete: the ranks of each host. `serving`: hosts whose part is not `ends_job`; `roles`: by
+    host, {}: the job has none."""
 
     ranks: Mapping[str, tuple[int, ...]]
     world_size: int
     serving: tuple[str, ...] = ()
+    roles: Mapping[str, str] = field(default_factory=dict)
 
     def apply(self, draft: drafts.Draft) -> None:
         for host, ranks in self.ranks.items():
-            draft.set_node(host, ranks=ranks, ends_job=host not in self.serving)
+            draft.set_node(host, ranks=ranks, ends_job=host not in self.serving, role=self.roles.get(host))
         draft.job = replace(draft.job, world_size=self.world_size)
 
 
@@ -156,8 +158,8 @@ class NodeStaged(OfNode):
 
 
 class NodeReady(OfNode):
-    """`master_port`: a free port of the rank-0 node; None from the others. `hccl`: the leased port blocks of HCCL by
-    their first port; None: none was requested."""
+    """`master_port`: a free port of the first node of a role, or of the job; None from the others. `hccl`: the leased
+    port blocks of HCCL by their first port; None: none was requested."""
 
     master_port: int | None
     hccl: tuple[int, ...] | None = None
@@ -168,9 +170,7 @@ class NodeReady(OfNode):
             return
         if draft.job.state is not State.STARTING or draft.job.node(self.host).phase is not Phase.STAGED:
             return
-        draft.set_node(self.host, phase=Phase.READY, hccl=self.hccl)
-        if self.master_port is not None:
-            draft.job = replace(draft.job, master_port=self.master_port)
+        draft.set_node(self.host, phase=Phase.READY, hccl=self.hccl, master_port=self.master_port)
 
 
 class Refused(JobInput):

@@ -136,8 +136,8 @@ class NodeProgress:
     `lost`: why its processes are gone in phase LOST (endings.NodeLost), None: not lost. `machine_key`, `incarnation`:
     of its machine and its records there (AgentInfo), None: not reported. `leftovers`: processes that still live after
     the end. `trouble_ns`: time of the newest NodeTrouble, by the node's clock. `hccl`: see inputs.NodeReady.
-    `replaces`: files of a host that was given up, whose place this one takes, None: it takes no such place. `ends_job`:
-    see NodePlan."""
+    `replaces`: files of a host that was given up, whose place this one takes, None: it takes no such place. `ends_job`,
+    `role`: see NodePlan. `master_port`: its free port, None: not requested."""
 
     host: str
     node_rank: int
@@ -157,6 +157,8 @@ class NodeProgress:
     replaces: StageFiles | None = None
     forked: Mapping[int, ForkedRank] = field(default_factory=dict)
     ends_job: bool = True
+    role: str | None = None
+    master_port: int | None = None
 
     @property
     def has_succeeded(self) -> bool:
@@ -219,7 +221,6 @@ class Job:
     since_s: float = 0.0
     nodes: tuple[NodeProgress, ...] = ()
     world_size: int = 0
-    master_port: int | None = None
     hccl_base: int | None = None
     go_sent_at_s: float | None = None
     started_at_s: float | None = None
@@ -266,6 +267,11 @@ class Job:
     def confidence(self) -> str | None:
         """How certain it is what failed first in this attempt (FirstFailure); None: nothing failed."""
         return None if self.first_failure is None else self.first_failure.confidence
+
+    def master_port_of(self, host: str) -> int | None:
+        """Return the port that the ranks of a host use as MASTER_PORT: that of the first host of its role."""
+        role = self.node(host).role
+        return next((node.master_port for node in self.nodes if node.role == role and node.master_port), None)
 
     @property
     def clocks(self) -> dict[str, float | None]:

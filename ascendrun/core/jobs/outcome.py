@@ -9,6 +9,11 @@ from ascendrun.core.jobs import reasons
 from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase
 from ascendrun.core.jobs.reasons import Reason, because
 from ascendrun.core.jobs.restart import Failure, Kind
+from ascendrun.core.jobs.roles import named_rank, rank_labels
+
+NO_LABELS: Mapping[int, str] = {}
+CLOCKS_NS = 1e9
+"""How far the clocks of two busy hosts may be apart after their offsets, which are measured once, are removed."""
 
 
 def first_failure(nodes: Sequence[NodeProgress], clocks: Mapping[str, float | None], *, forks: bool) -> Reason | None:
@@ -35,24 +40,26 @@ def first_failure(nodes: Sequence[NodeProgress], clocks: Mapping[str, float | No
     if forked is not None and (forked[2].code, forked[2].signal) != (None, None):
         return exit_reason(*forked)
     rank, host, end = min(failed, key=order)
-    return exit_reason(-1 if forks else rank, host, end)
+    return exit_reason(-1 if forks else rank, host, end, rank_labels(nodes))
 
 
 def completing_ranks(job: Job) -> tuple[int, ...]:
     """Return the ranks whose ends complete the job while it has other nodes, which served them; (): it goes on.
 
-    All nodes that end the job have ended with success, before any other rank failed. A node whose process ends
-    because those have ended may fail before the stop reaches it.
+    All nodes that end the job, of one role if it has roles, have ended with success, and no other rank failed clearly
+    before that. A node whose process ends because those have ended may fail before the stop reaches it.
     """
-    ending = [node for node in job.nodes if node.ends_job]
-    if len(ending) == len(job.nodes) or not all(node.phase is Phase.ENDED and node.has_succeeded for node in ending):
-        return ()
     clocks = job.clocks
-    ended_ns = max(_head_ns(end, clocks[node.host]) for node in ending for end in node.exits.values())
-    others = [(node.host, end) for node in job.nodes if not node.ends_job for end in node.exits.values()]
-    if any(end.is_failure and _head_ns(end, clocks[host]) < ended_ns for host, end in others):
-        return ()
-    return tuple(rank for node in ending for rank in node.ranks)
+    for role in dict.fromkeys(node.role for node in job.nodes if node.ends_job):
+        ending = [node for node in job.nodes if node.ends_job and node.role == role]
+        is_over = all(node.phase is Phase.ENDED and node.has_succeeded for node in ending)
+        if len(ending) == len(job.nodes) or not is_over:
+            continue
+        ends_ns = [_head_ns(end, clocks[node.host]) - CLOCKS_NS for node in ending for end in node.exits.values()]
+        others = [(node.host, end) for node in job.nodes if node not in ending for end in node.exits.values()]
+        if not any(end.is_failure and _head_ns(end, clocks[host]) < max(ends_ns) for host, end in others):
+            return tuple(rank for node in ending for rank in node.ranks)
+    return ()
 
 
 def _head_ns(end: Exit, offset_s: float | None) -> float:
@@ -60,12 +67,13 @@ def _head_ns(end: Exit, offset_s: float | None) -> float:
     return end.at_ns - (offset_s or 0.0) * 1e9
 
 
-def exit_reason(rank: int, host: str, end: Exit) -> Reason:
-    """Return how a rank ended, or a launcher (a negative number)."""
+def exit_reason(rank: int, host: str, end: Exit, labels: Mapping[int, str] = NO_LABELS) -> Reason:
+    """Return how a rank ended, or a launcher (a negative number). `labels`: of the ranks of roles."""
     who, ranks = ("launcher", ()) if rank < 0 else ("rank", (rank,))
+    named = named_rank(ranks, labels)
     if end.signal is not None:
-        return because(f"{who}-killed", [host], ranks, signal=end.signal)
-    return because(f"{who}-exited", [host], ranks, code=end.code)
+        return because(f"{who}-killed", [host], ranks, signal=end.signal, **named)
+    return because(f"{who}-exited", [host], ranks, code=end.code, **named)
 
 
 def judge_quickly(job: Job) -> Failure:

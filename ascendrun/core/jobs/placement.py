@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Union
 
 from ascendrun.core.errors import PreflightError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.launchers import RAY
+from ascendrun.core.jobs.roles import Part, place_parts
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
 
-Fault = tuple[tuple[str, ...], Text, Text]
+Fault = tuple[tuple[Union[str, int], ...], Text, Text]
 """An unmet requirement of a job: key of the job file, message, hint."""
 
 
@@ -33,14 +34,17 @@ def pool_of(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Host, ...]:
     """Return the hosts on which the job may be placed: those that give it as many ranks as the first `nodes` of the
     file do. Raises PreflightError when the file has fewer than `nodes`."""
     chosen = choose_hosts(spec, hosts)
-    sizes = {len(choose_devices(spec, host)) for host in chosen}
-    if len(sizes) > 1:
-        return chosen
+    parts = list(place_parts(spec, chosen))
+    sizes = [{len(choose_devices(part.spec, host)) for host in own} for part, own in parts]
 
     def is_like_them(host: Host) -> bool:
-        faults = (*_slot_faults(spec, [host]), *(() if spec.devices.type == "cpu" else _device_faults(spec, [host])))
-        return not faults and len(choose_devices(spec, host)) in sizes
+        return all(
+            not any(_host_faults(part.spec, [host])) and {len(choose_devices(part.spec, host))} == size
+            for (part, _), size in zip(parts, sizes)
+        )
 
+    if spec.roles and not all(map(is_like_them, chosen)):
+        return chosen  # in their order: not each of them can have each role
     return tuple(host for host in hosts if host in chosen or is_like_them(host))
 
 
@@ -50,11 +54,13 @@ def placement_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[Fault]:
     if len(hosts) < required:
         yield (("nodes",), *_too_few_hosts(spec.name, required, len(hosts)))
     chosen = hosts[:required]
-    yield from _slot_faults(spec, chosen)
-    yield from _starter_faults(spec, chosen)
-    if spec.devices.type != "cpu":
-        yield from _device_faults(spec, chosen)
-        yield from _shared_devices(spec, chosen)
+    parts = list(place_parts(spec, chosen))
+    for index, (part, own) in enumerate(parts):
+        role = spec.roles[index] if spec.roles else None
+        for key, message, hint in (*_host_faults(part.spec, own), *_starter_faults(part.spec, own)):
+            is_own = role is not None and (key == ("command",) or role.devices is not None)
+            yield ("roles", index, *key) if is_own else key, message, hint
+    yield from _shared_devices(parts)
     if spec.launcher in ("deepspeed", "accelerate") and len({len(choose_devices(spec, host)) for host in chosen}) > 1:
         yield (
             ("launcher",),
@@ -82,6 +88,12 @@ def _starter_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[Fault]:
             Text("plan.starts-torchrun", "{name} starts torchrun itself, here in every rank", name=name),
             Text("plan.starts-torchrun.hint", "write launcher: none: one process on each node, which starts the ranks"),
         )
+
+
+def _host_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[Fault]:
+    yield from _slot_faults(spec, hosts)
+    if spec.devices.type != "cpu":
+        yield from _device_faults(spec, hosts)
 
 
 def _slot_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[Fault]:
@@ -136,11 +148,12 @@ def _device_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[Fault]:
             yield ("devices", "ids"), message, Text("plan.missing-devices.hint", "change ids, or devices= of the host")
 
 
-def _shared_devices(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[Fault]:
+def _shared_devices(parts: Sequence[tuple[Part, Sequence[Host]]]) -> Iterator[Fault]:
     """Yield devices of several local hosts: these are one machine, and a device may belong to one host only."""
     owner: dict[int, str] = {}
-    for host in hosts:
-        for device in choose_devices(spec, host) if host.is_local else ():
+    local = [(part.spec, host) for part, hosts in parts for host in hosts if host.is_local]
+    for spec, host in local:
+        for device in choose_devices(spec, host) if spec.devices.type != "cpu" else ():
             first = owner.setdefault(device, host.name)
             if first != host.name:
                 message = Text(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass
@@ -13,7 +14,8 @@ from ascendrun.core.jobfile import launchers
 from ascendrun.core.jobfile.launchers import LauncherCommand
 from ascendrun.core.jobs.checkpoints import ResumePoint
 from ascendrun.core.jobs.placement import choose_devices, choose_hosts, placement_faults
-from ascendrun.core.network import Network, candidate_bases, candidate_ports, choose_network
+from ascendrun.core.jobs.roles import Part, place_parts
+from ascendrun.core.network import Network, candidate_bases, candidate_ports, choose_network, host_addresses
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.rank_env import NodeShare, own_files, rank_environment
 from ascendrun.core.reports import NodeReport
@@ -64,8 +66,9 @@ class NodePlan:
     """Start data of one node. `launcher` None: the agent starts the ranks. `setup`: bash text run before each process
     that the agent starts, None: none. `devices`: by local rank, None: no devices. `pointer`: {format, path, step} of
     the checkpoint that a pointer file shall name, None: as it is. `ends_job`: the job has succeeded when the ranks of
-    all such nodes have exited with 0; those of the others serve them, and are stopped then. `container`: of
-    container_request, None: none."""
+    all such nodes have exited with 0; those of the others serve them, and are stopped then; with roles those of the
+    first role. `role`: None: the job has none. `is_first`: MASTER_PORT of its role is a free port of this node.
+    `container`: of container_request, None: none."""
 
     host: str
     node_rank: int
@@ -78,16 +81,18 @@ class NodePlan:
     launcher: LauncherCommand | None = None
     ends_job: bool = True
     container: Mapping[str, Any] | None = None
+    role: str | None = None
+    is_first: bool = False
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Start data of all nodes. `master_ports`: tried in order by bind on the rank-0 node; the first free port becomes
-    MASTER_PORT in every rank's environment (and replaces PORT_TOKEN in arguments). `hccl_bases`: candidates for
-    HCCL_IF_BASE_PORT; the first that is free on all nodes is set, (): it is not set here. `device_type`: npu, cuda or
-    cpu. `leases_devices`: nodes lease the devices of the job. `max_s`: None means no limit.
-    `fence_s`: lease of a node without the head, None: it may run without. `stop_signal` is a name without SIG, such as
-    "TERM". `home`: the run whose working directory the ranks use, None: that of run_id."""
+    """Start data of all nodes. `master_ports`: tried in order by bind on the rank-0 node of each role; the first
+    free port becomes MASTER_PORT in the environment of its ranks (and replaces PORT_TOKEN in arguments).
+    `hccl_bases`: candidates for HCCL_IF_BASE_PORT; the first that is free on all nodes is set, (): it is not set
+    here. `device_type`: npu, cuda or cpu. `leases_devices`: nodes lease the devices of the job. `max_s`: None means
+    no limit. `fence_s`: lease of a node without the head, None: it may run without. `stop_signal` is a name without
+    SIG, such as "TERM". `home`: the run whose working directory the ranks use, None: that of run_id."""
 
     job: str
     attempt: int
@@ -135,26 +140,25 @@ def make_plan(
     Raises PreflightError with every reason why the hosts cannot run the job.
     """
     chosen = choose_hosts(spec, hosts)
-    faults = [Failure(PreflightError.code, message, hint) for _, message, hint in placement_faults(spec, chosen)]
-    missing = [host.name for host in chosen if host.name not in reports]
-    if missing:
-        message = Text("plan.no-report", "{hosts:hosts}: no report received", hosts=missing)
-        faults.insert(0, Failure(PreflightError.code, message, Text("plan.no-report.hint", "run `ascendrun nodes`")))
-    devices = {host.name: choose_devices(spec, host) for host in chosen}
-    unreachable: dict[str, Text] = {}
-    network = Network("", {}) if faults else choose_network(chosen, reports, unreachable)
-    faults += [Failure(PreflightError.code, fault) for fault in unreachable.values()]
-    if faults:
-        raise _preflight_error(spec.name, faults, hosts=tuple(unreachable) or tuple(missing))
+    network = _checked_network(spec, chosen, reports)
+    parts = list(place_parts(spec, chosen))
+    devices = {host.name: choose_devices(part.spec, host) for part, hosts in parts for host in hosts}
     resume = resume or ResumePoint()
-    shares = _node_shares(
-        spec, chosen, reports, folders, trees, devices, network, job=job, attempt=attempt, run_id=run_id, resume=resume
-    )
-    nodes = []
-    for host, share in zip(chosen, shares):
-        # A local agent's interpreter has the job's packages; of other nodes only its name is known.
-        python = spec.python or (reports[host.name].python if host.is_local and not spec.container else "python3")
-        nodes.append(_make_node(spec, share, folders[host.name], devices, host.name, python, resume, package))
+    addresses = host_addresses(chosen, reports) if spec.roles else {}
+    roles = {part.role: [addresses[host.name] for host in hosts] for part, hosts in parts if part.role is not None}
+    nodes: list[NodePlan] = []
+    for part, hosts in parts:
+        master = roles[part.role][0] if part.role in roles else network.master_address
+        shares = _node_shares(
+            part, hosts, reports, folders, trees, devices, replace(network, master_address=master), job=job,
+            attempt=attempt, run_id=run_id, resume=resume, roles=roles, ranks=sum(len(node.ranks) for node in nodes),
+        )  # fmt: skip
+        for host, share in zip(hosts, shares):
+            # A local agent's interpreter has the job's packages; of other nodes only its name is known.
+            python = spec.python or (reports[host.name].python if host.is_local and not spec.container else "python3")
+            made = _make_node(part.spec, share, folders[host.name], devices, host.name, python, resume, package)
+            ends_job = made.ends_job and part.ends_job
+            nodes.append(replace(made, node_rank=len(nodes), role=part.role, ends_job=ends_job))
     return LaunchPlan(
         job=job,
         attempt=attempt,
@@ -176,8 +180,23 @@ def make_plan(
     )
 
 
+def _checked_network(spec: JobSpec, chosen: Sequence[Host], reports: Mapping[str, NodeReport]) -> Network:
+    """Return the network of hosts that can run the job. Raises PreflightError with every reason why they cannot."""
+    faults = [Failure(PreflightError.code, message, hint) for _, message, hint in placement_faults(spec, chosen)]
+    missing = [host.name for host in chosen if host.name not in reports]
+    if missing:
+        message = Text("plan.no-report", "{hosts:hosts}: no report received", hosts=missing)
+        faults.insert(0, Failure(PreflightError.code, message, Text("plan.no-report.hint", "run `ascendrun nodes`")))
+    unreachable: dict[str, Text] = {}
+    network = Network("", {}) if faults else choose_network(chosen, reports, unreachable)
+    faults += [Failure(PreflightError.code, fault) for fault in unreachable.values()]
+    if faults:
+        raise _preflight_error(spec.name, faults, hosts=tuple(unreachable) or tuple(missing))
+    return network
+
+
 def _node_shares(
-    spec: JobSpec,
+    part: Part,
     hosts: Sequence[Host],
     reports: Mapping[str, NodeReport],
     folders: Mapping[str, Folders],
@@ -189,8 +208,11 @@ def _node_shares(
     attempt: int,
     run_id: str,
     resume: ResumePoint,
+    ranks: int,
+    roles: Mapping[str, Sequence[str]],
 ) -> Iterator[NodeShare]:
-    counts = {name: 1 if spec.launcher == "none" else len(ids) for name, ids in devices.items()}
+    spec = part.spec
+    counts = {host.name: 1 if spec.launcher == "none" else len(devices[host.name]) for host in hosts}
     visible = _visible_devices(spec, devices)
     if spec.launcher == launchers.RAY:
         counts = {host.name: int(host is hosts[0]) for host in hosts}
@@ -221,6 +243,9 @@ def _node_shares(
             attempt_folder=own.attempt,
             checkpoint_folder=spec.checkpoint.dir or own.checkpoints,
             resume=resume.environment(host.name),
+            role=part.role,
+            roles=roles,
+            ranks_of_others=ranks,
         )
 
 
@@ -248,7 +273,7 @@ def _make_node(
         start_s = spec.timeouts.start_s
         launcher = launchers.ray_command(words, share, list(devices), python=python, port=PORT_TOKEN, start_s=start_s)
     for local in range(share.local_world_size):
-        rank = share.ranks_before + local
+        rank = share.ranks_of_others + share.ranks_before + local
         if launcher is None:
             ranks.append(RankPlan(rank, local, words, rank_environment(share, local)))
         else:
@@ -259,6 +284,7 @@ def _make_node(
     return NodePlan(
         host=host,
         node_rank=share.node_rank,
+        is_first=share.node_rank == 0,
         ranks=tuple(ranks),
         launcher=launcher,
         cwd=folders.work,

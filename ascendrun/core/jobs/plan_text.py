@@ -28,7 +28,7 @@ def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:
         "trees": [tree.sha256 for tree in plan.trees],
         "link_tree": code[0] if code else None,
         **({"library": library[0]} if library else {}),
-        "ports": list(plan.master_ports) if node.node_rank == 0 else [],
+        "ports": list(plan.master_ports) if node.is_first else [],
         **({"hccl": list(plan.hccl_bases)} if plan.hccl_bases else {}),
         **({"devices": {"type": plan.device_type, "ids": list(leased)}} if leased else {}),
         "stop": {"signal": plan.stop_signal, "grace_s": plan.grace_s},
@@ -59,6 +59,7 @@ def render_plan(plan: LaunchPlan) -> dict[str, Any]:
                 "host": node.host,
                 "prepare": prepare_request(node, plan),
                 **({} if node.launcher is None else {"command": list(node.launcher.plain)}),
+                **({} if node.role is None else {"role": node.role, "ends_job": node.ends_job}),
             }
             for node in plan.nodes
         ],
@@ -128,6 +129,8 @@ def _node_lines(node: Mapping[str, Any], port: str) -> list[str]:
         number=prepare["node_rank"],
         count=len(ranks),
     )
+    if "role" in node:
+        head = Text("plan.node-of-role", "{node}, role {role}", node=head, role=node["role"])
     lines = [f"# {head}", f"cd -- {shlex.quote(prepare['cwd'])}"]
     lines += [f"export {name}={_quoted(value)}" for name, value in shared.items()]
     lines.append(f"export MASTER_PORT={port}")

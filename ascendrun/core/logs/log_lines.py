@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, repeat
 from typing import NamedTuple
 
 from ascendrun.text import Text
-from ascendrun.text.format import fold_numbers, format_bytes
+from ascendrun.text.format import format_bytes, label_ranks
 
 SHOWN_LINE_BYTES = 64 * 1024
 """A longer line is truncated on screen; `logs --raw` has every byte."""
@@ -48,11 +48,12 @@ def process_label(number: int) -> str:
     return str(number) if number >= 0 else process_name(number)
 
 
-def label_processes(numbers: Sequence[int]) -> str:
-    """Return the processes of a line as ranges: 0-3,7, or node-0 for a process that is not a rank."""
+def label_processes(numbers: Sequence[int], labels: Mapping[int, str]) -> str:
+    """Return the processes of a line as ranges: 0-3,7, or node-0 for a process that is not a rank. `labels`: of the
+    ranks of roles."""
     nodes = [process_label(number) for number in sorted(numbers, reverse=True) if number < 0]
     ranks = [number for number in numbers if number >= 0]
-    return ",".join([*([fold_numbers(ranks)] if ranks else []), *nodes])
+    return ",".join([*([label_ranks(ranks, labels)] if ranks else []), *nodes])
 
 
 def make_lines(

@@ -19,10 +19,11 @@ from typing import Any
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
 from ascendrun.core.jobs import endings, inputs
-from ascendrun.core.jobs.job import Job, NodeProgress, Phase, State, load_job
+from ascendrun.core.jobs.job import Cause, Job, NodeProgress, Phase, State, load_job
 from ascendrun.core.jobs.job_copy import JobCopy, unseal
 from ascendrun.core.jobs.lifecycle import advance
 from ascendrun.core.jobs.reasons import because
+from ascendrun.core.jobs.roles import devices_of, roles_by_node
 from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.head.spool.collector import NodeSpool
 from ascendrun.head.spool.spool_files import hosts_in, is_complete
@@ -237,12 +238,15 @@ def job_after_go(state_dir: Path, copy: JobCopy, job: Job) -> Job:
     recorded = job.hosts or copy.placement or read_placement(folder) or _hosts_with_records(folder)
     placed = [name for name in recorded if name in by_name]
     placed = placed if len(placed) == job.request.nodes else list(by_name)[: job.request.nodes]
+    roles = roles_by_node(copy.spec)
     for number, host in enumerate(by_name[name] for name in placed):
+        role, ends_job = roles[number] if number < len(roles) else (None, True)
         events = NodeSpool(folder / str(host["name"])).new_events()
         started = {event["rank"] for event in events if event.get("event") == "rank_started" and _has_rank(event)}
-        count = max(_ranks_of(copy.spec, host), len(started))
+        count = max(_ranks_of(copy.spec, role, host), len(started))
         ranks = tuple(range(first, first + count))
-        nodes.append(NodeProgress(str(host["name"]), number, Phase.GO_SENT, ranks))
+        node = NodeProgress(str(host["name"]), number, Phase.GO_SENT, ranks, role=role, ends_job=ends_job)
+        nodes.append(node)
         first += count
     return replace(
         copy.new_job(),
@@ -271,9 +275,9 @@ def _has_rank(event: Mapping[str, Any]) -> bool:
     return isinstance(event.get("rank"), int) and event["rank"] >= 0
 
 
-def _ranks_of(spec: Mapping[str, Any], host: Mapping[str, Any]) -> int:
+def _ranks_of(spec: Mapping[str, Any], role: str | None, host: Mapping[str, Any]) -> int:
     """Return the number of ranks on a host, as core/jobs/plan.py counts them."""
-    devices = spec.get("devices") or {}
+    devices = devices_of(spec, role)
     if spec.get("launcher") == "none":
         return 1
     return int(devices.get("per_node") or len(devices.get("ids") or ()) or host.get("slots") or 1)
@@ -282,7 +286,8 @@ def _ranks_of(spec: Mapping[str, Any], host: Mapping[str, Any]) -> int:
 def _history(folder: Path) -> Iterator[tuple[float, inputs.JobInput]]:
     """Yield the inputs of a complete attempt in their order, with the time of each.
 
-    A stop that the head requested, and not after a failure, was requested by the user.
+    A stop that the head requested, not after a failure and not of servers whose work was complete, was requested by the
+    user.
     """
     lines = [(host, line) for host in hosts_in(folder) for line in NodeSpool(folder / host).new_events()]
     lines.sort(key=lambda pair: (_STEPS.get(str(pair[1].get("event")), 1), int(pair[1].get("at_ns") or 0)))
@@ -290,7 +295,9 @@ def _history(folder: Path) -> Iterator[tuple[float, inputs.JobInput]]:
     has_failed = any(isinstance(event, endings.RankExited) and event.exit.is_failure for _, event, _ in made)
     is_stopped = False
     for at_s, event, line in made:
-        if line.get("event") == "stopping" and line.get("by") == "head" and not has_failed and not is_stopped:
+        why = ((line.get("reason") or {}).get("values") or {}).get("why") if line.get("by") == "head" else None
+        is_asked = line.get("event") == "stopping" and line.get("by") == "head" and why != Cause.COMPLETED.value
+        if is_asked and not has_failed and not is_stopped:
             is_stopped = True
             yield at_s, inputs.StopRequested(now=False)
         elif event is not None:

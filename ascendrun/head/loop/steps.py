@@ -97,14 +97,17 @@ class JobSteps:
 
     def note_separate(self, job_id: str, attempt: int, host: str, world_size: int) -> None:
         """Record once for each attempt that ranks train without the others, and end the job; an earlier controller may
-        have done so. The job continues if its `checks.skip` names the event."""
+        have done so. The job continues if its `checks.skip` names the event. Each role has a world by itself."""
         from ascendrun.core.jobs.endings import TrainsSeparately
 
         if any(one.attempt == attempt and one.code == SEPARATE for one in self.events_of(job_id)):
             return
+        spec = self._store.jobs.find(job_id).spec
+        if spec.get("roles"):
+            return
         values = {"world_size": world_size}
         self.record(job_id, [Event(SEPARATE, values, (host,), attempt=attempt, at_s=time.time())])
-        if SEPARATE not in ((self._store.jobs.find(job_id).spec.get("checks") or {}).get("skip") or ()):
+        if SEPARATE not in ((spec.get("checks") or {}).get("skip") or ()):
             self.feed(job_id, TrainsSeparately(attempt, host, world_size))
 
     def note_alone(self, job_id: str, attempt: int, host: str, is_alone: bool) -> None:

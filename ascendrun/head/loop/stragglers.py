@@ -61,7 +61,12 @@ def read_stragglers(state_dir: Path, job: Job, *, now_s: float) -> tuple[Straggl
     samples = _read_samples(
         state_dir, job.id, frozenset(job.hosts), now_s=now_s, few=len(hosts_of_ranks) <= FEW_DEVICES
     )
-    return find_stragglers(steps, samples, hosts_of_ranks=hosts_of_ranks, now_s=now_s)
+    found: list[Straggler] = []
+    for role in dict.fromkeys(node.role for node in job.nodes):  # those of others do other work
+        own = {rank: node.host for node in job.nodes if node.role == role for rank in node.ranks}
+        own_steps = {rank: times for rank, times in steps.items() if rank in own}
+        found += find_stragglers(own_steps, samples, hosts_of_ranks=own, now_s=now_s)
+    return tuple(found)
 
 
 def _read_samples(state_dir: Path, job_id: str, hosts: frozenset[str], *, now_s: float, few: bool) -> Newest:

@@ -15,6 +15,7 @@ from ascendrun.core.jobs.job import Job, newest_stages
 from ascendrun.core.jobs.job_copy import JobCopy
 from ascendrun.core.jobs.placement import choose_hosts
 from ascendrun.core.jobs.plan import Folders, LaunchPlan, Tree
+from ascendrun.core.jobs.roles import parts_of
 from ascendrun.core.rank_env import is_own_variable
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.protocol.control_messages import Submit
@@ -200,16 +201,18 @@ def add_stages(store: Store, submissions: Sequence[Submission], pipeline: str | 
 def claims_of(spec: JobSpec, hosts: Sequence[Host]) -> dict[str, Claim]:
     """Return the job's claim on each host of its pool: named devices, counted slots on cpu, else the complete host.
 
-    Unnamed NPUs and GPUs are not counted yet: without leases on the node two jobs could select the same ones.
+    Unnamed NPUs and GPUs are not counted yet: without leases on the node two jobs could select the same ones. A host
+    may get any role of the job: its claim has room for each.
     """
     from ascendrun.core.jobs.schedule import Claim  # not for those who only submit: it defines many types
 
-    devices = spec.devices
-    ids = tuple(devices.ids) if devices.ids is not None else None
-    is_counted = devices.type == "cpu" and ids is None
+    wanted = [part.spec.devices for part in parts_of(spec)]
+    named = [set(devices.ids) for devices in wanted if devices.ids is not None]
+    is_counted = not named and all(devices.type == "cpu" for devices in wanted)
+    ids = tuple(sorted(set().union(*named))) if len(named) == len(wanted) else None
     claims = {}
     for host in hosts:
-        count = devices.per_node or len(ids or ()) or host.slots or 1
+        count = max(devices.per_node or len(devices.ids or ()) or host.slots or 1 for devices in wanted)
         claims[host.name] = Claim(host.name, count, capacity=host.slots if is_counted else None, ids=ids)
     return claims
 

@@ -125,7 +125,7 @@ class Evidence:
     """One attempt of one job. `state`: of the job; `cause`: why it was stopped (core.job.Cause), None: not stopped.
     `launcher`: spawn, ray, or the launcher whose process on each node is in `ranks` instead of its ranks. `world_size`:
     expected ranks. Timeouts: HCCL's effective values. `events`: of this attempt. `needs`: the job that it requires, "":
-    none.
+    none. `labels`: names of the ranks of roles.
     """
 
     job: str
@@ -148,6 +148,7 @@ class Evidence:
     slow: tuple[Text, ...] = ()
     missing: tuple[Text, ...] = ()
     needs: str = ""
+    labels: Mapping[int, str] = field(default_factory=dict)
 
     def host(self, name: str) -> HostEvidence:
         """Return a host's evidence; never fails, since it may be empty."""

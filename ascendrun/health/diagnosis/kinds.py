@@ -10,6 +10,7 @@ from ascendrun.core.jobs.job import Exit
 from ascendrun.core.jobs.outcome import exit_reason
 from ascendrun.core.jobs.reasons import LOST, FirstFailure, Reason, because
 from ascendrun.core.jobs.restart import Failure, Kind
+from ascendrun.core.jobs.roles import named_rank
 from ascendrun.health.diagnosis.classes import code_value
 from ascendrun.health.diagnosis.evidence import Evidence
 from ascendrun.health.diagnosis.result import RUNTIMES, Diagnosis
@@ -89,10 +90,11 @@ def _reason(found: Diagnosis, evidence: Evidence) -> Reason:
         return because("hosts-failed", found.hosts) if found.hosts else because("first-unknown")
     rank = next((one for one in evidence.ranks if one.rank == found.ranks[0]), None)
     if rank is not None and len(found.ranks) == 1:
+        named = named_rank(found.ranks, evidence.labels)
         if rank.start_failed is not None:
-            return because("rank-start-failed", [rank.host], found.ranks, rank.start_failed)
+            return because("rank-start-failed", [rank.host], found.ranks, rank.start_failed, **named)
         if rank.code or (rank.signal is not None and not rank.stopped):  # a code is its own, also during a stop
-            end = exit_reason(rank.rank, rank.host, Exit(rank.code, rank.signal, 0))
+            end = exit_reason(rank.rank, rank.host, Exit(rank.code, rank.signal, 0), evidence.labels)
             return because(end.code, found.hosts, found.ranks, **end.values)
-        return because("rank-failed", found.hosts, found.ranks)
+        return because("rank-failed", found.hosts, found.ranks, **named)
     return because("ranks-failed", found.hosts, found.ranks)

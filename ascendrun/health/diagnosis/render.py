@@ -14,6 +14,7 @@ from ascendrun.ascend.signatures import Description, scan, signature_of, stronge
 from ascendrun.health.diagnosis.lines.rank_lines import RULED
 from ascendrun.health.diagnosis.result import ChainLink, Diagnosis, Proof, Role
 from ascendrun.text import Rendered, Text, language, listed, template_of, translations
+from ascendrun.text.format import label_ranks
 
 MESSAGE_CHARACTERS, TAIL_CHARACTERS = 160, 60
 """Of a message next to the text of its signature; a message without a signature is not shortened."""
@@ -49,9 +50,11 @@ def render(diagnosis: Diagnosis, lang: str | None = None) -> Diagnosis:
     )
 
 
-def who(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> Text:
-    """Return "rank 2 on npu01", "ranks 8-15 on npu02", or "npu03"."""
-    values = {"ranks": list(ranks), "hosts": list(hosts)}
+def who(ranks: tuple[int, ...], hosts: tuple[str, ...], labels: Mapping[int, str] | None = None) -> Text:
+    """Return "rank 2 on npu01", "ranks 8-15 on npu02", "rank decode/0 on npu02" by the labels of roles, or "npu03"."""
+    values: dict[str, object] = {"ranks": list(ranks), "hosts": list(hosts)}
+    if labels:
+        values["ranks"] = label_ranks(ranks, labels)
     if not ranks:
         if hosts:
             return Text("diagnosis.who-hosts", "{hosts:hosts}", **values)

@@ -205,6 +205,7 @@ def _rank_fields(
         "job": job.id,
         "job_name": job.name,
         "rank": place.rank,
+        "rank_label": place.label,
         "pid": sample.pid if sample and sample.pid is not None else place.pid,
         "rank_sample": sample,
         "rank_age_s": _age(sample.at_s, now_s) if sample else None,

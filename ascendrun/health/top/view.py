@@ -18,13 +18,15 @@ from ascendrun.text import Text
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Host and device of a rank. `device`: as planned, None: none. `is_over`: the rank has ended."""
+    """Host and device of a rank. `device`: as planned, None: none. `is_over`: the rank has ended. `label`: its name in
+    its role, None: the job has no roles."""
 
     rank: int
     host: str
     device: int | None = None
     pid: int | None = None
     is_over: bool = False
+    label: str | None = None
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class TopRow:
     None: unknown, never 0. `sample`, `rank_sample`: the latest of the device and of the rank, None: not measured.
     `external_pids`: processes on the device that belong to no rank. `slower_by`: its own step time divided by the
     median of the job's other ranks. `age_s`, `rank_age_s`, `metrics_age_s`: seconds since the device, the rank and the
-    program were measured. `problems`: health, link, external, slow, unreachable, stale.
+    program were measured. `problems`: health, link, external, slow, unreachable, stale. `rank_label`: see RankPlace.
     """
 
     host: str
@@ -133,6 +135,7 @@ class TopRow:
     job: str | None = None
     job_name: str | None = None
     rank: int | None = None
+    rank_label: str | None = None
     pid: int | None = None
     rank_sample: RankSample | None = None
     rank_age_s: float | None = None

@@ -205,7 +205,8 @@ class JobStart:
             self.plan = plan
             ranks = {node.host: tuple(rank.rank for rank in node.ranks) for node in plan.nodes}
             serving = tuple(node.host for node in plan.nodes if not node.ends_job)
-            live.feed(inputs.Planned(ranks, plan.world_size, serving))
+            roles = {node.host: node.role for node in plan.nodes if node.role is not None}
+            live.feed(inputs.Planned(ranks, plan.world_size, serving, roles))
 
     # Staging, readiness and GO
 
@@ -290,5 +291,5 @@ class JobStart:
             elif reply.error.code not in ("connection-lost", "deadline"):  # else repeated: it may have been received
                 live.refuse(host, reply.error)
 
-        request = agent.Go(live.job.run_id, live.job.master_port, secret_env, live.job.hccl_base)
+        request = agent.Go(live.job.run_id, live.job.master_port_of(host), secret_env, live.job.hccl_base)
         live.call(host, request, then=started)

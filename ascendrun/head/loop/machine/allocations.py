@@ -16,6 +16,7 @@ from ascendrun.core.jobs import allocated
 from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.core.jobs.restart import excluded_hosts
+from ascendrun.core.jobs.roles import parts_of
 from ascendrun.core.jobs.schedule import check_dependency
 from ascendrun.head.loop.steps import JobSteps
 
@@ -123,13 +124,14 @@ class Allocations:
     def _request(self, runner: JobRunner) -> engines.AllocationRequest:
         job, spec = runner.job, runner.spec
         assert isinstance(spec.engine, dict) and job.allocation is not None
+        wanted = [part.spec.devices for part in parts_of(spec)]
         before = self._jobs.find(job.request.same_as) if job.request.same_as else None
         return engines.AllocationRequest(
             key=job.allocation,
             name=job.name,
             options=spec.engine,
             nodes=job.request.nodes + job.request.spares,
-            devices=0 if spec.devices.type == "cpu" else spec.devices.per_node or 1,
+            devices=max(0 if one.type == "cpu" else one.per_node or 1 for one in wanted),
             grace_s=job.grace_s,
             hosts=() if before is None else before.hosts,
             exclude=tuple(dict.fromkeys(self._closed(runner))),

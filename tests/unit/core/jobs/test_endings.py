@@ -255,7 +255,9 @@ def test_a_node_that_serves_fails_the_job_while_there_is_work() -> None:
     )
 
 
-@pytest.mark.parametrize(("failed_ns", "state"), [(8, State.SUCCEEDED), (3, State.STOPPING)])
+@pytest.mark.parametrize(
+    ("failed_ns", "state"), [(8, State.SUCCEEDED), (4, State.SUCCEEDED), (-2_000_000_000, State.STOPPING)]
+)
 def test_whether_a_server_failed_before_the_work_was_complete_is_seen_by_the_clocks(
     failed_ns: int, state: State
 ) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.core.hosts import Host
+from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.jobs.job import Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.core.machines import Closure, MachineRecord, MachineState
@@ -191,6 +192,24 @@ def test_a_job_that_a_user_stopped_is_stopped(tmp_path: Path, jobs: dict[str, Jo
     lose_everything_but_copies(tmp_path)
     with open_store(tmp_path) as store:
         assert store.jobs.find("j-0003").job.state is State.STOPPED
+
+
+def test_a_complete_job_whose_servers_were_stopped_has_succeeded(tmp_path: Path) -> None:
+    roles = ({"name": "serve", "command": ("a",), "ends_job": False}, {"name": "work", "command": ("b",)})
+    spec = JobSpec.model_validate({"name": "gang", "nodes": 2, "devices": {"per_node": 1}, "roles": roles})
+    with open_store(tmp_path) as store:
+        submit(store, replace(submission("gang"), spec=spec))
+        run(store, "j-0001")
+    stop = {"event": "stopping", "by": "head", "at_ns": int(21e9)}
+    stop["reason"] = {"key": "stop-requested", "values": {"why": "completed"}}
+    records(tmp_path, "j-0001", "n1", start(0, 10), stop, exit_(0, 22, 1, stopped=True), ended(23))
+    records(tmp_path, "j-0001", "n2", start(1, 10), exit_(1, 20, 0), ended(21))
+    (paths.spool_dir(tmp_path, "j-0001", 1) / paths.SPOOL_COMPLETE).touch()
+    lose_everything_but_copies(tmp_path)
+    with open_store(tmp_path) as store:
+        found = store.jobs.find("j-0001").job
+        assert (found.state, found.reason.code) == (State.SUCCEEDED, "completed")
+        assert [(node.role, node.ends_job) for node in found.nodes] == [("serve", False), ("work", True)]
 
 
 def test_a_job_with_records_of_a_start_is_not_started_again(tmp_path: Path, jobs: dict[str, Job]) -> None:
