@@ -304,7 +304,8 @@ def pack_trees(spec: JobSpec, state_dir: Path) -> tuple[Tree, ...]:
 def copy_library(folder: Path) -> None:
     """Copy what a script of the user imports where ascendrun is not installed. An installed one stays complete."""
     package = Path(ascendrun.__file__).resolve().parent
-    for source in imported_files(package, [path for name in FOR_SCRIPTS for path in sorted(package.glob(name))]):
+    imported = imported_files(package, [path for name in FOR_SCRIPTS for path in sorted(package.glob(name))])
+    for source in (*imported, package / "text" / "en.json"):
         target = folder / "ascendrun" / source.relative_to(package)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
