@@ -199,6 +199,7 @@ def stop(root: str, request: dict[str, Any]) -> dict[str, Any]:
         "at_ns": time.time_ns(),
         "first_ns": reap.since_boot_ns(),
     }
+    _continue_supervisor(folder)
     try:
         try:
             _record_stop(root, tag, folder, order)
@@ -217,6 +218,14 @@ def stop(root: str, request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def _continue_supervisor(folder: str) -> None:
+    """Let a supervisor that was stopped (SIGSTOP) read the request that follows."""
+    with contextlib.suppress(OSError):  # recording the request fails, too
+        identity = read_claim(os.path.join(folder, IDENTITY)) or {}
+        if "pid" in identity:
+            procs.send_signal(identity["pid"], identity["start"], signal.SIGCONT)
+
+
 def _see_to_stop(root: str, tag: str, folder: str, request: dict[str, Any], *, first_ns: int) -> None:
     """Point the supervisor to the recorded request, or do its work if it is gone or does not obey.
 
@@ -227,8 +236,7 @@ def _see_to_stop(root: str, tag: str, folder: str, request: dict[str, Any], *, f
     must_obey = request.get("now") or waited_s > float(request.get("grace_s") or 0) + OBEY_S
     identity = read_claim(os.path.join(folder, IDENTITY)) or {}
     if "pid" in identity and procs.is_alive(identity):
-        for number in (signal.SIGUSR1, signal.SIGCONT):  # it may have been stopped
-            procs.send_signal(identity["pid"], identity["start"], number)
+        procs.send_signal(identity["pid"], identity["start"], signal.SIGUSR1)
         if must_obey and not _is_obeyed(root, tag, folder):
             procs.send_signal(identity["pid"], identity["start"], signal.SIGKILL)
             wait_gone(identity)
