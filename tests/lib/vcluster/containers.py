@@ -7,7 +7,6 @@ one would show the boot id of the machine in place of that of the host.
 from __future__ import annotations
 
 import io
-import shutil
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from ascendrun.core.errors import AscendrunError
 from tests.lib.vcluster.machines import Machines
 from tests.lib.vcluster.processes import Process, await_true
-from tests.lib.vcluster.requirements import NotSupportedError
+from tests.lib.vcluster.requirements import require_programs
 
 IMAGE = "localhost/site/python:1"
 MOUNTS = ("/usr:/usr:ro", "/proc:/proc", "/tmp:/tmp")
@@ -37,11 +36,7 @@ _FILES = {
 
 def require_containers() -> None:
     """Raises NotSupportedError with what is missing for containers on this machine."""
-    path = "/usr/sbin:/usr/bin:/sbin:/bin"
-    missing = {name: package for name, package in PROGRAMS.items() if shutil.which(name, path=path) is None}
-    if missing:
-        hint = f"apt-get install -y --no-install-recommends {' '.join(sorted(set(PROGRAMS.values())))}"
-        raise NotSupportedError(f"containers cannot start here, missing: {', '.join(missing)}", hint=hint)
+    require_programs("containers", PROGRAMS)
 
 
 def start(cluster: Machines) -> None:

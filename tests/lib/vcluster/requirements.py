@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -88,3 +88,13 @@ def find_shell(name: str) -> str:
     if path is None:
         raise NotSupportedError(f"the shell {name} is not installed", hint=f"apt-get install -y {name}")
     return path
+
+
+def require_programs(what: str, packages: Mapping[str, str], *more: str) -> None:
+    """Raises NotSupportedError with the programs that are missing. `packages`: of Debian, by program; `more`: of those
+    without a program."""
+    path = "/usr/sbin:/usr/bin:/sbin:/bin"
+    missing = [program for program in packages if shutil.which(program, path=path) is None]
+    if missing:
+        hint = f"apt-get install -y --no-install-recommends {' '.join(sorted({*packages.values(), *more}))}"
+        raise NotSupportedError(f"{what}: cannot start here, missing: {', '.join(missing)}", hint=hint)

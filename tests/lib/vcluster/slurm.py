@@ -6,7 +6,6 @@ Every slurmd has a freezer group of its own, of version 1, in a namespace: proct
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Sequence
 from functools import partial
@@ -16,7 +15,7 @@ from ascendrun.core.errors import AscendrunError
 from tests.lib.vcluster.groups import ROOT, _remove_tree
 from tests.lib.vcluster.machines import HEAD, Machines
 from tests.lib.vcluster.processes import Process, await_true
-from tests.lib.vcluster.requirements import NotSupportedError
+from tests.lib.vcluster.requirements import NotSupportedError, require_programs
 
 NPUS = 8
 CPUS = 32
@@ -66,11 +65,7 @@ _SLURMD = (
 
 def require_slurm() -> None:
     """Raises NotSupportedError with what is missing for Slurm on this machine."""
-    path = "/usr/sbin:/usr/bin:/sbin:/bin"
-    missing = {name: package for name, package in PROGRAMS.items() if shutil.which(name, path=path) is None}
-    if missing:
-        hint = f"apt-get install -y {' '.join(sorted({*missing.values(), 'slurm-wlm-basic-plugins'}))}"
-        raise NotSupportedError(f"Slurm cannot start here, missing: {', '.join(missing)}", hint=hint)
+    require_programs("Slurm", PROGRAMS, "slurm-wlm-basic-plugins")
     if not (ROOT / "freezer").is_dir():
         raise NotSupportedError("Slurm cannot start here: the kernel has no freezer group of version 1")
 
