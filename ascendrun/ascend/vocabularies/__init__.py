@@ -29,7 +29,7 @@ DOMAINS = (
 )  # fmt: skip
 """Where a failure lies. environment: versions, libraries, paths; resource: ports, limits, held devices; access: logins
 and services; outside: signals and schedulers; silent: waits and hangs; collectives: ranks that disagree."""
-SOFT = frozenset({"concepts", "exits"})
+SOFT = frozenset({"concepts", "exits", "scope"})
 """Vocabularies whose values are never certain."""
 
 

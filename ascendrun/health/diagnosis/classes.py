@@ -14,7 +14,7 @@ from ascendrun.ascend.signatures import signature_of
 from ascendrun.ascend.vocabularies import Value, deepest, value_of, value_of_row
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.candidates import Candidate, is_timely
-from ascendrun.health.diagnosis.evidence import Evidence
+from ascendrun.health.diagnosis.evidence import Evidence, surely_before
 from ascendrun.health.diagnosis.lines.line_kinds import has_bare_service, is_error_line, services_in
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.result import Confidence, without_quotes
@@ -22,10 +22,21 @@ from ascendrun.health.diagnosis.result import Confidence, without_quotes
 READ_RANKS = 4
 """Ranks of the first failure whose words are read: the others say the same."""
 HOST_SHARE = 0.75
+PASSED_S = 1.0
 PROVEN_FROM = 75
 """Rows of this strength name the reason and not only its kind."""
 _OPEN = frozenset({"exception", "exit-code", "crash", "killed", "terminated", "start-failed", "unknown", "peer-lost"})
 """Codes that say how a rank ended, and not why."""
+_NO_ATTRIBUTE = re.compile(r"module '(\w+)[\w.]*' has no attribute")
+_UNEXPECTED = re.compile(
+    r"got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
+)
+_CLIENT_ERROR = re.compile(r"An error occurred \(\w+\) when calling the \w+ operation")
+"""How botocore words each refusal of a service."""
+_FILE = re.compile(r'File "([^"]+)", line \d+')
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d")
+_SAME_EVERYWHERE = frozenset({"acl", "cann", "hccl", "rows"})
+"""Vocabularies of which a host's own software decides whether their errors of the program occur."""
 _PHASES = (
     ("save", r"torch\.save|save_(?:checkpoint|pretrained|state|model)|\bin save\b|in _?write_|dist_cp|async_save"),
     ("group-init", r"init_process_group|new_group|init_device_mesh|rendezvous"),
@@ -55,11 +66,23 @@ def classify(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTime
     told = [one for one in (code_value(winner.code),) if one is not None]
     if winner.code in _OPEN or not told or (row is not None and row.role != "cause" and told[0].domain != "silent"):
         told += _said_by(winner, first)
+    scope = scope_of(winner, evidence)
+    is_wide = scope in ("all", "host")  # software differs between hosts, not between the ranks of one
+    if is_wide and any(_is_of_versions(text, one.frames) for one in first for text in one.said):
+        told.append(Value("exceptions", "versions", "environment", depth=2, is_family=True))
     found = _ordered(told, phase)
+    if scope == "host" and found and _is_of_the_host(found[0]) and _others_passed(winner, timelines):
+        found = [Value("scope", "host", "environment"), *found]
     is_open = winner.code in _OPEN and winner.code != "exception"
     if is_open or (found and found[0].domain == "silent"):
         found = _ordered([*found, *_seen_on(winner, evidence, first)], phase)
-    return Class(found[0].domain if found else "program", scope_of(winner, evidence), phase, tuple(found))
+    return Class(found[0].domain if found else "program", scope, phase, tuple(found))
+
+
+def _is_of_the_host(first: Value) -> bool:
+    """Return whether an error of the program that all ranks of a host have, and no other rank, is one of its software:
+    the program is the same everywhere. What names its data (KeyError) may be of the part of a model that is there."""
+    return first.domain == "program" and (first.vocabulary in _SAME_EVERYWHERE or first.depth < 0)
 
 
 def code_value(code: str) -> Value | None:
@@ -74,11 +97,13 @@ def _said_by(winner: Candidate, first: Sequence[RankTimeline]) -> Iterator[Value
     names = [str(winner.values[key]).partition(":")[0] for key in ("message", "root") if key in winner.values]
     kinds = [vocabularies.class_of(name) for name in names if winner.code == "exception"]
     yield from kinds
+    if not kinds or all(one.depth < 0 for one in kinds):
+        said += [line.text for one in first for line in one.details]
     if any(one.domain == "program" and one.depth in (0, 1) for one in kinds):
         said = [without_quotes(text) for text in said]  # a program's own data may have any words
     for text in said:
         yield from vocabularies.values_in(text)
-    if any(services_in(text) or has_bare_service(text) for text in said):
+    if any(services_in(text) or has_bare_service(text) or _CLIENT_ERROR.search(text) for text in said):
         yield Value("services", "url", "access", depth=3)
     if all(one.depth >= -1 for one in kinds):
         yield from vocabularies.concepts_in("\n".join(said))
@@ -90,6 +115,23 @@ def _said_by(winner: Candidate, first: Sequence[RankTimeline]) -> Iterator[Value
         ended = value_of("exits", str(winner.values.get(key)))
         if ended is not None and winner.code != "exception":
             yield ended
+
+
+def _others_passed(winner: Candidate, timelines: Sequence[RankTimeline]) -> bool:
+    """Return whether the ranks of other hosts lived clearly longer: they had passed the same place."""
+    others = [one for one in timelines if one.rank.host not in winner.hosts]
+    return bool(others) and all(surely_before(winner.at, one.end, by_s=PASSED_S) for one in others)
+
+
+def _is_of_versions(text: str, frames: str) -> bool:
+    """Return whether an exception tells that two packages do not fit: a package without an attribute that is not the
+    program's own, or a library that passes another one arguments that it does not have."""
+    missing = _NO_ATTRIBUTE.search(text)
+    files = _FILE.findall(frames)
+    if missing is not None:
+        own = [path for path in files if not _LIBRARY.search(path)]
+        return not any(missing[1] in re.split(r"[/.]", path) for path in own)
+    return _UNEXPECTED.search(text) is not None and bool(files) and _LIBRARY.search(files[-1]) is not None
 
 
 def _seen_on(winner: Candidate, evidence: Evidence, first: Sequence[RankTimeline]) -> Iterator[Value]:
@@ -143,6 +185,7 @@ def grade_of(found: Class, confidence: Confidence, code: str) -> Confidence:
     first, *others = found.values
     row = signature_of(code)
     is_row = row is not None and row.role == "cause" and row.strength >= PROVEN_FROM
-    is_proven = is_row or first.is_hard or (row is None and code not in _OPEN)
+    is_counted = first.vocabulary == "scope"
+    is_proven = not is_counted and (is_row or first.is_hard or (row is None and code not in _OPEN))
     is_disputed = any(one.is_hard and one.domain != first.domain for one in others)
     return Confidence.CERTAIN if is_proven and not is_disputed else Confidence.LIKELY

@@ -50,6 +50,8 @@ def kind_of(found: Diagnosis) -> Kind:
         return Kind(value.kind)
     if found.retry == "never" and found.domain in _OF_NODES:
         return Kind.USER
+    if found.domain == "environment" and found.scope == "all" and found.retry == "unknown":
+        return Kind.USER  # the same software on all ranks
     if found.domain == "access":  # a service may be back later
         return Kind.HCCL if found.retry in ("same", "exclude") else Kind.USER
     if row is not None and found.domain == "silent":  # a library names the rank that it lost

@@ -22,7 +22,8 @@ from ascendrun.health.diagnosis.lines.tracebacks import Chain, unfold, without_c
 class RankTimeline:
     """One rank. `own`: the best reason for its end in its own output, None: not found. `messages`: its reports
     about others before it was stopped. `waited`: effect of others, as in peers.PeerLine.wait. `survived`:
-    as RankLines.survived. `said`, `frames`: all lines of the exceptions' messages, and of their tracebacks."""
+    as RankLines.survived. `said`, `frames`: all lines of the exceptions' messages, and of their tracebacks. `details`:
+    errors that it logged just before them, or before its end."""
 
     rank: RankEvidence
     own: result.Indicator | None
@@ -36,6 +37,7 @@ class RankTimeline:
     said: tuple[str, ...] = ()
     frames: str = ""
     plog: tuple[Line, ...] = ()
+    details: tuple[Line, ...] = ()
 
     @property
     def has_cause(self) -> bool:
@@ -85,6 +87,7 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
         said=tuple(fatal.lines[index].text for one in raised for index in fatal.message_of(one)),
         frames="\n".join(fatal.lines[index].text for one in raised for index in range(one.first, one.last)),
         plog=tuple(plog),
+        details=tuple(fatal.details()),
     )
 
 

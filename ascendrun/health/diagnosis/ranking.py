@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ascendrun.ascend.vocabularies import class_of
 from ascendrun.health.diagnosis import classes
 from ascendrun.health.diagnosis.candidates import Candidate, candidates_of, candidates_of_kernels, strongest_symptom
 from ascendrun.health.diagnosis.differences import differences_of
@@ -14,7 +15,17 @@ from ascendrun.health.diagnosis.kinds import domain_of, retry_of
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat
-from ascendrun.health.diagnosis.result import CAUSE, CONSEQUENCE, CREDIBLE, ChainLink, Confidence, Diagnosis, Role
+from ascendrun.health.diagnosis.result import (
+    CAUSE,
+    CONSEQUENCE,
+    CREDIBLE,
+    ChainLink,
+    Confidence,
+    Diagnosis,
+    Proof,
+    Role,
+    proof_of,
+)
 from ascendrun.health.diagnosis.wait_rules import blame_waiting
 from ascendrun.text import Text
 
@@ -23,6 +34,7 @@ CERTAIN_FROM = 60
 CLEARLY_S = 1.0
 MOST_VALUES = 12
 """Values of a class that a diagnosis keeps."""
+MOST_DETAILS = 3
 MUTE_S = 0.3
 """Output is read in pieces: a line may have been written this long before it was received."""
 
@@ -58,16 +70,21 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
     confidence = Confidence.LIKELY if caveats else Confidence.CERTAIN
     found = classes.classify(winner, evidence, timelines)
     is_of_host = found.scope == "host"
+    details = _details(winner, evidence, timelines)
     return Diagnosis(
         code=winner.code,
         confidence=confidence,
         ranks=winner.ranks,
         hosts=winner.hosts,
-        values={**winner.values, **advice_of(winner, timelines)},
+        values={**winner.values, **advice_of(winner, timelines), **({"detail": details[0].line} if details else {})},
         at_s=winner.at.at_s if winner.at else None,
         time_error_s=winner.at.error_s if winner.at else None,
         lag_s=min(lags_s, default=None),
-        evidence=(*winner.proofs, *(differences_of(evidence, winner.hosts, found.domain) if is_of_host else ())),
+        evidence=(
+            *winner.proofs,
+            *_details(winner, evidence, timelines),
+            *(differences_of(evidence, winner.hosts, found.domain) if is_of_host else ()),
+        ),
         chain=chain,
         caveats=tuple(map(caveat, caveats)),
         alternatives=tuple(
@@ -88,14 +105,27 @@ _VERBS = (
     "please(?! (?:see|report|refer|file))", "try", "set", "use", "install", "increase", "decrease", "reduce", "pass",
     "specify", "enable", "disable", "upgrade", "downgrade", "make sure", "consider", "rename",
 )  # fmt: skip
-_ADVISES = re.compile(rf"(?:^|[.;:!)]\s+)((?:{'|'.join(_VERBS)})\b[^;\n]{{6,240}}?)(?=\.?\s*$|\.\s|;)", re.IGNORECASE)
+_ADVISES = re.compile(
+    rf"(?:^|[.;:!)]\s+|,\s+(?=please))((?:{'|'.join(_VERBS)})\b[^;\n]{{6,240}}?)(?=\.?\s*$|\.\s|;)", re.IGNORECASE
+)
 
 
 def advice_of(winner: Candidate, timelines: Sequence[RankTimeline]) -> Mapping[str, str]:
     """Return what the message of the first failure advises, whole sentences; {} for nothing."""
     said = (text for one in timelines if one.rank.rank in winner.ranks[:1] for text in one.said)
     found = next((match[1] for match in map(_ADVISES.search, said) if match is not None), None)
-    return {} if found is None or winner.code != "exception" else {"advice": found}
+    return {} if found is None else {"advice": found}
+
+
+def _details(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTimeline]) -> Sequence[Proof]:
+    """Return what the first rank logged before a general exception, or before an end without one."""
+    is_general = winner.code in ("exception", "exit-code") and class_of(str(winner.values.get("type", ""))).depth < 0
+    first = [one for one in timelines if one.rank.rank in winner.ranks[:1]]
+    if not is_general and winner.code != "exit-code":
+        return ()
+    known = {proof.line for proof in winner.proofs}
+    lines = [(one, line) for one in first for line in one.details[:MOST_DETAILS] if line.text.strip() not in known]
+    return [proof_of(evidence, line, one.rank) for one, line in lines]
 
 
 # ---------------------------------------------------------------- the choice

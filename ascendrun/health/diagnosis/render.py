@@ -77,6 +77,9 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
         texts = {part: _fill(_sentence(diagnosis, part, lang), values) for part in ("message", "cause", "hint")}
         if diagnosis.code == "exception":
             texts.update(_of_exception(diagnosis, values, lang))
+        if "detail" in values:
+            detail = values["detail"][:MESSAGE_CHARACTERS]
+            texts["message"] = listed("diagnosis.detail", message=texts["message"], detail=detail).render(lang)
         return Description(**texts)
     signature = signature_of(diagnosis.code)
     if signature is None:
@@ -108,7 +111,7 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
         )
     else:
         sentence = _first_to_fail(found)
-    return Description(sentence.render(lang), known.cause, known.hint)
+    return Description(sentence.render(lang), known.cause, _with_advice(known.hint, values, lang))
 
 
 def _first_to_fail(values: Mapping[str, str]) -> Text:
@@ -147,11 +150,19 @@ def _of_exception(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) ->
         name, fix = (listed(f"diagnosis.{part}.{diagnosis.domain}") for part in ("domain", "fix"))
         texts = {"cause": texts.get("cause") or name.render(lang), "hint": fix.render(lang)}
     if "advice" in values:
-        texts["hint"] = listed("diagnosis.advice", advice=values["advice"]).render(lang)
+        texts["hint"] = _with_advice("", values, lang)
     second = texts.get("hint")
     if second is not None:
         texts["hint"] = Text("diagnosis.and", "{first}; {second}", first=place, second=second).render(lang)
     return {"hint": place, **texts}
+
+
+def _with_advice(hint: str, values: Mapping[str, str], lang: str) -> str:
+    """Return what the message advises, before the hint of the catalogue."""
+    if "advice" not in values:
+        return hint
+    advice = listed("diagnosis.advice", advice=values["advice"]).render(lang)
+    return Text("diagnosis.and", "{first}; {second}", first=advice, second=hint).render(lang) if hint else advice
 
 
 def _sentence(diagnosis: Diagnosis, part: str, lang: str) -> str:

@@ -114,6 +114,10 @@ _WARNING = re.compile(
     r"^\s*(?:\[rank\d+\]:\s?)?(?:\[W(?:\d{4})? |W\d{4} |\[W(?:ARN(?:ING)?)?\]|WARN(?:ING)?\b|\w*Warning\s?:|"
     r"\S+:\d+: \w*Warning:|[\d\[][^A-Za-z]*[-|,:\s\[]\s*(?:W|WARN|WARNING)\b[\]:|\s-]|warnings\.warn\()"
 )
+_LOGGED_ERROR = re.compile(
+    r"^(?:\([^)]{1,60}\)\s|\[[^\]]{1,40}\]:?\s)*(?:[EF]\d{4,8} \d\d:|(?:\S+\s){0,4}\S{0,3}(?:ERROR|FATAL|CRITICAL)\b)"
+)
+"""glog's E and F, and the levels of logging, behind the prefix of a process."""
 _REPORTS = re.compile(r"\berror code is \d+\s*\[Error\]")
 """torch_npu prints the runtime's complete error report as a warning if the error occurs during a device wait."""
 _LESS = re.compile(
@@ -142,6 +146,11 @@ def points_elsewhere(text: str) -> bool:
 def is_warning(text: str) -> bool:
     """Return whether its level is a warning. NCCL's WARN, and a warning that reports an error, are errors."""
     return _WARNING.match(text) is not None and _REPORTS.search(text) is None
+
+
+def is_logged_error(text: str) -> bool:
+    """Return whether its level is an error."""
+    return _LOGGED_ERROR.match(text) is not None
 
 
 def is_informational(text: str) -> bool:
