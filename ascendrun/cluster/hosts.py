@@ -58,10 +58,7 @@ class Hosts(Part):
     def known(self, names: str) -> tuple[Host, ...]:
         """Return hosts by their names in the hostfiles of jobs; others are those of the setting `hostfile`."""
         known: dict[str, dict[str, Host]] = {}
-        with self._head.store() as store:
-            rows = [load_hosts(stored.hosts) for stored in store.jobs.all()]
-            rows += [record.hosts for record in store.machines.all()]
-        for host in (host for row in rows for host in row):
+        for host in self.every():
             known.setdefault(host.name, {})[f"{host.addr or host.name}:{host.port or 22}"] = host
         pieces = [piece.strip() for piece in split_list(names)]
         if any(piece.startswith("@") for piece in pieces):
@@ -70,6 +67,13 @@ class Hosts(Part):
         if any(name not in known for name in wanted):
             return self.select(names)
         return tuple(host for name in wanted for host in known[name].values())
+
+    def every(self) -> tuple[Host, ...]:
+        """Return the hosts of all jobs and machine records, the newest of a name and address last."""
+        with self._head.store() as store:
+            rows = [load_hosts(stored.hosts) for stored in store.jobs.all()]
+            rows += [record.hosts for record in store.machines.all()]
+        return tuple(host for row in rows for host in row)
 
     def execute(
         self, hosts: HostSelection, argv: Sequence[str], *, timeout_s: float | None = None

@@ -30,8 +30,10 @@ const ascendrunCharts = (() => {
   function linesOf(chart) {
     const plain = { stroke: () => color("--line"), width: 1.5, points: { show: false }, value: (u, v) => format(v) };
     const edge = { ...plain, stroke: () => color("--edge"), width: 0.75 };
+    const isSeveral = chart.lines.length > 1 && !chart.is_band;
+    const several = (index) => ({ ...plain, stroke: () => color(`--line-${index}`), spanGaps: true });
     return chart.lines.map((line, index) => ({
-      ...(chart.is_band && index ? edge : plain),
+      ...(isSeveral ? several(index % 8) : chart.is_band && index ? edge : plain),
       label: chart.labels[index],
       points: { show: line.length < 40, size: 4 },
     }));

@@ -96,6 +96,12 @@
     document.querySelectorAll("[data-heat]:not([data-drawn])").forEach(drawHeat);
   }
 
+  // Forms and buttons that change something ask first.
+  document.addEventListener("submit", (event) => {
+    const question = (event.submitter && event.submitter.dataset.confirm) || event.target.dataset.confirm;
+    if (question && !confirm(question)) event.preventDefault();
+  });
+
   draw();
   const smooth = document.getElementById("smooth");
   if (smooth) smooth.addEventListener("change", () => drawCurves(document.querySelector("[data-charts]")));

@@ -14,7 +14,7 @@ from tests.lib.vcluster.cluster import VirtualCluster
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "web"))
 
 from browser import find_browser
-from live_browser import open_browser
+from live_browser import Page, open_browser
 
 PROGRAM = f"""
 import os, time
@@ -24,6 +24,50 @@ if os.environ["RANK"] == "2":
     raise ValueError("sample 17 has no label")
 time.sleep(60)
 """
+
+
+def press(page: Page, selector: str) -> None:
+    """Press a button, and consent to the question that it asks."""
+    page.run(f"window.confirm = () => true, document.querySelector({selector!r}).click()")
+
+
+def test_a_job_is_edited_submitted_and_stopped_and_a_node_drained_in_the_browser(
+    scene: Scene, cluster: VirtualCluster, tmp_path: Path
+) -> None:
+    (scene.folder / "code" / "train.py").write_text("import time\ntime.sleep(600)\n")
+    file = scene.job("edited", command=["python3", "train.py"])
+    right = file.read_text()
+    file.write_text(right.replace("name: edited", "nmae: edited"))
+    served = scene.ascendrun.popen("dashboard", "--no-browser", "--allow-actions", stdout=subprocess.PIPE, text=True)
+    try:
+        url = served.stdout.readline().strip()
+        base = url.partition("?")[0]
+        with open_browser(find_browser() or "", tmp_path / "b", lambda argv: cluster.head_argv(argv, cwd="/")) as page:
+            page.show_as(1280)
+            page.open(url, ready="location.search === '' && document.querySelector('main') !== null")
+            page.open(f"{base}submit?file={file}")
+            press(page, "button[value=submit]")
+            page.wait("document.querySelector('[role=alert]') !== null")
+            assert "nmae" in page.run("document.querySelector('[role=alert]').innerText")
+            page.run(f"editor.value = {right!r}")
+            press(page, "button[value=submit]")
+            page.wait("document.querySelector('#live_state .RUNNING') !== null", seconds=60)
+            assert file.read_text() == right
+            press(page, "form[action$='/stop'] button")
+            page.wait("document.querySelector('#live_state .STOPPED') !== null", seconds=60)
+            page.open(f"{base}nodes")
+            press(page, "form[action='/nodes/node1/drain'] button")
+            page.wait("document.querySelector('#live_state .closed') !== null")
+            page.open(f"{base}check")
+            page.wait("document.querySelector('#live_check table') !== null", seconds=90)
+            page.open(f"{base}nodes/node1")
+            press(page, "form[action='/nodes/node1/undrain'] button")
+            page.wait("document.querySelector('#live_state .closed') === null", seconds=90)
+            assert page.complaints == []
+    finally:
+        served.terminate()
+        served.wait(30)
+        served.stdout.close()
 
 
 def test_a_job_that_fails_shows_its_first_failing_rank_and_the_cause_without_a_reload(

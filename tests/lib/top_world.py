@@ -241,11 +241,9 @@ def make_world(state_dir: Path, *, now_s: float | None = None) -> TopWorld:
     return TopWorld(state_dir, time.time() if now_s is None else now_s)
 
 
-def make_usual_world(state_dir: Path, *, busy: int = 4, idle: int = 5, now_s: float | None = None) -> TopWorld:
-    """A job on npu01.., with a hot slow rank, a port down, an alarm and a stranger; idle hosts; one without figures."""
-    world = make_world(state_dir, now_s=now_s)
+def sample_usual_hosts(world: TopWorld, job: str, *, busy: int = 4, idle: int = 5) -> None:
+    """The newest samples of the usual world, again as of its `now_s`."""
     hosts = [f"npu{number:02d}" for number in range(1, busy + 1)]
-    job = world.add_job("qwen32b-lora", hosts, slow={PER_NODE + 3: 1.18})
     world.add_samples(
         hosts,
         job=job,
@@ -258,6 +256,14 @@ def make_usual_world(state_dir: Path, *, busy: int = 4, idle: int = 5, now_s: fl
         },
     )
     world.add_samples([f"npu{number:02d}" for number in range(busy + 1, busy + idle + 1)])
+
+
+def make_usual_world(state_dir: Path, *, busy: int = 4, idle: int = 5, now_s: float | None = None) -> TopWorld:
+    """A job on npu01.., with a hot slow rank, a port down, an alarm and a stranger; idle hosts; one without figures."""
+    world = make_world(state_dir, now_s=now_s)
+    hosts = [f"npu{number:02d}" for number in range(1, busy + 1)]
+    job = world.add_job("qwen32b-lora", hosts, slow={PER_NODE + 3: 1.18})
+    sample_usual_hosts(world, job, busy=busy, idle=idle)
     world.add_history(hosts[1], 3)
     world.add_job("waits", ["npu90"], state=State.QUEUED, steps=0)
     return world

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlencode
 
 import uvicorn
 
@@ -38,13 +39,19 @@ class Site:
         return f"http://127.0.0.1:{self.port}/?token={TOKEN}"
 
     def get(
-        self, path: str = "/", headers: Mapping[str, str] = {}, *, method: str = "GET", is_known: bool = True
+        self,
+        path: str = "/",
+        headers: Mapping[str, str] = {},
+        *,
+        method: str = "GET",
+        form: Mapping[str, str] = {},
+        is_known: bool = True,
     ) -> Reply:
         """The reply to one request. `is_known`: with the cookie."""
         cookie = {"Cookie": f"ascendrun-{self.port}={TOKEN}"} if is_known else {}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
-            connection.request(method, path, headers={**cookie, **headers})
+            connection.request(method, path, body=urlencode(form) or None, headers={**cookie, **headers})
             reply = connection.getresponse()
             return Reply(reply.status, dict(reply.headers.items()), reply.read().decode())
         finally:
@@ -52,12 +59,13 @@ class Site:
 
 
 @contextmanager
-def serve(state_dir: Path, *, lang: str | None = None) -> Iterator[Site]:
+def serve(state_dir: Path, *, lang: str | None = None, actions: bool = False) -> Iterator[Site]:
     listening = listen("127.0.0.1", 0)
     port = listening.getsockname()[1]
+    cluster, token = Cluster(Settings(state_dir=state_dir)), TOKEN if actions else None
     app = Gate(
-        make_app(Cluster(Settings(state_dir=state_dir)), is_ending=lambda: server.should_exit),
-        Access(TOKEN, port, lang=lang),
+        make_app(cluster, is_ending=lambda: server.should_exit, actions_token=token),
+        Access(TOKEN, port, lang=lang, allows_actions=actions),
     )
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from dashboard_site import TOKEN, Site, serve
 
+from ascendrun.cli.dashboard.actions import csrf_of
 from ascendrun.cli.dashboard.gate import HEADERS, Access
 from tests.lib.top_world import controller_lock, make_usual_world, make_world
 
@@ -97,6 +98,42 @@ def test_its_own_requests_and_tunnels_of_another_port_are_served(site: Site) -> 
 def test_nothing_can_be_changed(site: Site, method: str) -> None:
     assert site.get("/api/v1/jobs", method=method).status == 405
     assert site.get("/jobs/j-0001/stop", method=method).status == 405
+
+
+@pytest.fixture
+def acting(tmp_path: Path) -> Iterator[Site]:
+    make_usual_world(tmp_path / "s")
+    with controller_lock(tmp_path / "s"), serve(tmp_path / "s", actions=True) as site:
+        yield site
+
+
+@pytest.mark.parametrize("path", ["/jobs/j-0001/stop", "/nodes/npu01/drain", "/submit"])
+def test_a_form_without_its_proof_or_of_another_site_changes_nothing(acting: Site, path: str) -> None:
+    own, csrf = {"Origin": f"http://127.0.0.1:{acting.port}"}, csrf_of(TOKEN)
+    assert acting.get(path, own, method="POST").status == 409
+    assert acting.get(path, own, method="POST", form={"csrf": csrf_of("of another dashboard")}).status == 409
+    assert acting.get(path, {}, method="POST", form={"csrf": csrf}).status == 403
+    assert acting.get(path, {"Origin": "https://evil.example"}, method="POST", form={"csrf": csrf}).status == 403
+    assert acting.get(path, own, method="POST", form={"csrf": csrf}, is_known=False).status == 401
+    assert acting.get(path, own, method="PUT", form={"csrf": csrf}).status == 405
+    assert "stop-requested" not in acting.get("/api/v1/jobs/j-0001/events").body
+
+
+def test_a_job_file_is_checked_as_edited_and_written_only_when_it_is_submitted(acting: Site, tmp_path: Path) -> None:
+    file, form = tmp_path / "train.yaml", {"csrf": csrf_of(TOKEN), "file": str(tmp_path / "train.yaml")}
+    file.write_text("name: train\n")
+    own = {"Origin": f"http://127.0.0.1:{acting.port}"}
+    assert "name: train" in acting.get(f"/submit?file={file}").body
+    bad = "name: train\ncommand: [python, <b>.py]\nnodse: 2\n"
+    reply = acting.get("/submit", own, method="POST", form={**form, "text": bad, "step": "submit"})
+    assert reply.status == 200 and "nodse" in reply.body and "&lt;b&gt;.py" in reply.body
+    assert file.read_text() == "name: train\n" and sorted(path.name for path in tmp_path.iterdir()) == [
+        "s",
+        "train.yaml",
+    ]
+    for name in ("relative.yaml", "/etc/passwd", "/none/job.yaml", ""):
+        assert 'role="alert"' in acting.get("/submit", own, method="POST", form={**form, "file": name}).body, name
+    assert acting.get("/submit?file=/etc/passwd").status == 400
 
 
 def test_bound_names_are_known_and_addresses_only_where_it_listens_on_all() -> None:

@@ -20,11 +20,15 @@ from ascendrun.core.settings import Settings
 from ascendrun.head.spool.spool_files import TIME_RECORD, StreamFiles
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.state.store import Store
-from tests.lib.top_world import TopWorld, controller_lock, make_usual_world, make_world, write_pulse
+from tests.lib.top_world import TopWorld, controller_lock, make_usual_world, make_world, sample_usual_hosts, write_pulse
 
 HERE = Path(__file__).parent
 SCHEMA = HERE.parents[1] / "docs" / "dashboard-api.json"
 AXE = HERE / "vendor" / "axe-core" / "axe.min.js"
+PATHS = [
+    *("/", "/jobs/j-0001", "/jobs/j-0003", "/jobs/j-0001/logs", "/nodes", "/nodes/npu01", "/check", "/submit"),
+    *("/compare?jobs=j-0001,j-0003", "/api/docs", "/none"),
+]
 SERIOUS = """
     axe.run().then((found) => found.violations.filter((one) => ["serious", "critical"].includes(one.impact))
         .map((one) => one.id + ": " + one.nodes.map((node) => node.html).slice(0, 3).join(" ")))
@@ -43,7 +47,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TopWorld]:
     state_dir = tmp_path_factory.mktemp("state") / "s"
-    world = make_usual_world(state_dir, now_s=time.time() + 20)  # its samples stay new while the tests run
+    world = make_usual_world(state_dir)
     world.add_job("bert", ["npu12"], state=State.FAILED)
     with controller_lock(state_dir):
         yield world
@@ -51,13 +55,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TopWorld]:
 
 @pytest.fixture(scope="module")
 def site(world: TopWorld) -> Iterator[Site]:
-    with serve(world.state_dir) as site:
+    with serve(world.state_dir, actions=True) as site:
         yield site
 
 
 @pytest.fixture(autouse=True)
 def what_the_controller_knows_is_new(world: TopWorld) -> None:
     write_pulse(world.state_dir)
+    world.now_s = time.time()
+    sample_usual_hosts(world, "j-0001")
 
 
 def enter(page: Page, site: Site, path: str = "/", *, width: int = 1280, dark: bool = False, lang: str = "en") -> None:
@@ -79,7 +85,7 @@ def test_the_overview_shows_jobs_queue_devices_and_what_needs_a_person(page: Pag
     assert page.complaints == []
 
 
-@pytest.mark.parametrize("path", ["/", "/jobs/j-0001", "/jobs/j-0003", "/jobs/j-0001/logs", "/api/docs", "/none"])
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("width", "dark", "lang"), [(360, False, "zh-CN"), (1280, True, "en"), (2560, False, "en")])
 def test_every_page_is_accessible_and_fits(
     page: Page, site: Site, path: str, width: int, dark: bool, lang: str, tmp_path: Path
@@ -102,6 +108,39 @@ def test_a_job_has_curves_and_a_line_for_each_rank(page: Page, tmp_path: Path) -
         page.run("document.querySelector('#smooth').click()")
         assert page.complaints == []
     assert data["ranks"] == list(range(32)) and 88 in data["load"][0] and any(data["step"][0])
+
+
+def test_the_nodes_show_their_state_devices_and_past(site: Site) -> None:
+    page = site.get("/nodes").body
+    assert page.count('role="img" class="cell') == 72 and ">held<" in page and "npu12" in page
+    assert "qwen32b-lora" in site.get("/nodes/npu01").body and "bert" in site.get("/nodes/npu12").body
+    assert site.get("/nodes/none").status == 404
+
+
+def test_jobs_are_compared_by_their_curves_and_by_what_differs(page: Page, world: TopWorld, site: Site) -> None:
+    other = world.add_job("other", ["npu20"], state=State.SUCCEEDED)
+    enter(page, site, f"/compare?jobs=j-0001,{other}")
+    page.wait("document.querySelectorAll('#curves canvas').length >= 1")
+    chart = json.loads(page.run("document.querySelector('[data-charts]').dataset.charts"))["charts"][0]
+    assert chart["labels"][0] == "qwen32b-lora j-0001" and len(chart["xs"]) == len(chart["lines"][0])
+    options = page.run("document.querySelector('[aria-labelledby=options] table').innerText")
+    assert "name\tqwen32b-lora\tother" in options
+    assert site.get("/compare?jobs=" + ",".join(f"j-{number}" for number in range(9))).status == 400
+    assert page.complaints == []
+
+
+def test_the_editor_offers_the_keys_of_the_place_and_explains_the_present_one(
+    page: Page, site: Site, tmp_path: Path
+) -> None:
+    (tmp_path / "train.yaml").write_text("name: train\nrestart:\n  max")
+    enter(page, site, f"/submit?file={tmp_path / 'train.yaml'}")
+    page.wait("document.querySelectorAll('#offered button').length > 0")
+    page.run("editor.focus(), editor.selectionStart = editor.value.length, editor.click()")
+    page.wait("document.querySelector('#offered button').innerText === 'max_restarts'")
+    page.run("document.querySelector('#offered button').click()")
+    assert page.run("editor.value").endswith("restart:\n  max_restarts: ")
+    assert page.run("about.innerText").startswith("restart.max_restarts:")
+    assert page.complaints == []
 
 
 def write_log(

@@ -7,6 +7,7 @@ import secrets
 import socket
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ ENDING_S = 3
 @click.option("--tls-cert", type=PATH, metavar="FILE", help="Certificate, with its chain, in PEM form.")
 @click.option("--tls-key", type=PATH, metavar="FILE", help="Private key of the certificate.")
 @click.option("--insecure", is_flag=True, help="Serve on another address without TLS.")
+@click.option("--allow-actions", is_flag=True, help="Pages may submit, stop, retry and hold jobs, and drain hosts.")
 @click.option("--no-browser", is_flag=True, help="Print the address only.")
 def command(
     ctx: CliContext,
@@ -43,9 +45,11 @@ def command(
     tls_cert: Path | None,
     tls_key: Path | None,
     insecure: bool,
+    allow_actions: bool,
     no_browser: bool,
 ) -> int:
-    """Serve jobs, nodes and the queue to a browser, live, until ^C. Nothing can be changed there.
+    """Serve jobs, nodes and the queue to a browser, live, until ^C. Nothing can be changed there without
+    --allow-actions.
 
     The address that is printed has a token: who has it can read the dashboard. Only this machine can connect, unless
     --bind is given. From another machine, use the printed ssh command.
@@ -54,6 +58,7 @@ def command(
     ascendrun dashboard
     ascendrun dashboard --no-browser --port 8765          # on a remote machine; prints the ssh command
     ascendrun dashboard -H cluster.hosts                  # also nodes without a job
+    ascendrun dashboard --allow-actions                   # also submit and stop jobs there
     ascendrun dashboard --bind 10.0.0.2 --tls-cert cert.pem --tls-key key.pem
     """
     _check(bind, tls_cert, tls_key, insecure)
@@ -69,9 +74,11 @@ def command(
     has_file = hostfile is not None or ctx.settings.hostfile is not None
     hosts = options.hosts_of(ctx, hostfile=hostfile) if has_file else ()
     listening = listen(bind, port)
-    access = _access(ctx, bind, listening.getsockname()[1], is_tls=tls_cert is not None)
+    port = listening.getsockname()[1]
+    access = replace(_access(ctx, bind, port, is_tls=tls_cert is not None), allows_actions=allow_actions)
     config: dict[str, Any] = {"ssl_certfile": tls_cert, "ssl_keyfile": tls_key} if tls_cert else {}
-    gate = Gate(make_app(ctx.cluster, hosts, is_ending=lambda: server.should_exit), access)
+    token = access.token if allow_actions else None
+    gate = Gate(make_app(ctx.cluster, hosts, is_ending=lambda: server.should_exit, actions_token=token), access)
     quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False}
     server = uvicorn.Server(uvicorn.Config(gate, timeout_graceful_shutdown=ENDING_S, **quiet, **config))
     _announce(ctx, access, bind, opens=not no_browser)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,6 +19,10 @@ from ascendrun.core.findings import Severity
 from ascendrun.core.hosts import Host
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts, format_clock, grouped
+
+if TYPE_CHECKING:
+    from ascendrun.cluster import Cluster
+    from ascendrun.health.comparison import DoctorReport
 
 TIMEOUT_S = 90.0
 
@@ -139,12 +144,10 @@ def undrain_command(ctx: CliContext, hosts: str, no_check: bool) -> int:
     chosen = ctx.cluster.hosts.known(hosts)
     refused: set[str] = set()
     if not no_check:
-        report = ctx.cluster.checks.doctor(chosen, is_full=False)
+        report, refused = check_before_opening(ctx.cluster, chosen)
         for found in report.findings:
             if found.severity is not Severity.NOTE:
                 ctx.echo(labelled(f"{found.severity.value} {found.nodes}".strip(), found.message))
-        failed = {host for one in report.findings if one.severity is Severity.FAIL for host in one.hosts}
-        refused = {*failed, *report.unreached} & {host.name for host in chosen}
     ready = [host for host in chosen if host.name not in refused]
     if ready:
         ctx.cluster.hosts.undrain(ready)
@@ -155,6 +158,13 @@ def undrain_command(ctx: CliContext, hosts: str, no_check: bool) -> int:
             Text("undrain.refused.hint", "run `ascendrun undrain --no-check {hosts:hosts}`", hosts=sorted(refused))
         )
     return 3 if refused else 0
+
+
+def check_before_opening(cluster: Cluster, chosen: Sequence[Host]) -> tuple[DoctorReport, set[str]]:
+    """Return the findings on these hosts, and the hosts that stay closed: with a failed check, or without a reply."""
+    report = cluster.checks.doctor(chosen, is_full=False)
+    failed = {host for one in report.findings if one.severity is Severity.FAIL for host in one.hosts}
+    return report, {*failed, *report.unreached} & {host.name for host in chosen}
 
 
 @options.cli_command("lost")

@@ -104,13 +104,8 @@ def command(
 def _print_plan(
     job: str, plans: Sequence[Mapping[str, Any]], trainings: Sequence[TrainingPlan], output: str | None
 ) -> int:
-    from ascendrun.core.jobs.plan_text import render_text
-
     if output in PEOPLE:
-        sys.stdout.write(sanitise("\n".join(render_text(plan) for plan in plans)))
-        bundled = [plan for plan in trainings if plan.program is not None]
-        if bundled:
-            sys.stdout.write("".join(f"# {line}\n" for line in ("", *plan_lines(bundled, job))))
+        sys.stdout.write(plan_text(job, plans, trainings))
     else:
         whole = [
             {**plan, "training": plan_record(training)} if training.program is not None else dict(plan)
@@ -225,6 +220,15 @@ def plan_command(
         records = [plan_record(plan) for plan in plans]
         print_record(records[0] if len(records) == 1 else {"stages": records}, output)
     return exit_code(plans)
+
+
+def plan_text(job: str, plans: Sequence[Mapping[str, Any]], trainings: Sequence[TrainingPlan]) -> str:
+    """Return what every rank would run, and as comments what its training needs."""
+    from ascendrun.core.jobs.plan_text import render_text
+
+    text = sanitise("\n".join(render_text(plan) for plan in plans))
+    bundled = [plan for plan in trainings if plan.program is not None]
+    return text + "".join(f"# {line}\n" for line in (("", *plan_lines(bundled, job)) if bundled else ()))
 
 
 def exit_code(plans: Sequence[TrainingPlan]) -> int:

@@ -13,11 +13,14 @@ from starlette.responses import FileResponse, HTMLResponse, Response, StreamingR
 
 from ascendrun import __version__
 from ascendrun.cli import output as out
+from ascendrun.cli.dashboard.actions import add_actions, csrf_of
 from ascendrun.cli.dashboard.api import API_VERSION, json_reply, make_router
+from ascendrun.cli.dashboard.comparepage import read_comparison
 from ascendrun.cli.dashboard.jobpage import Kept, find_output, read_job
 from ascendrun.cli.dashboard.labels import LABELS
 from ascendrun.cli.dashboard.live import Feeds
 from ascendrun.cli.dashboard.logpage import read_logs
+from ascendrun.cli.dashboard.nodespage import read_check, read_node, read_nodes
 from ascendrun.cli.dashboard.overview import SharedTop, read_overview
 from ascendrun.cli.report.page import html_environment, read_asset
 from ascendrun.core.errors import AscendrunError, NotFoundError
@@ -30,11 +33,13 @@ if TYPE_CHECKING:
 
     from ascendrun.cluster import Cluster
     from ascendrun.core.hosts import Host
+    from ascendrun.health.top.view import TopView
 
 ASSETS = {
     "style.css": ("text/css", ("vendor/uplot/uPlot.min.css", "report.css", "dashboard.css")),
     "charts.js": ("text/javascript", ("charts.js",)),
     "dashboard.js": ("text/javascript", ("dashboard.js",)),
+    "editor.js": ("text/javascript", ("editor.js",)),
     "vendor/htmx/htmx.min.js": ("text/javascript", ("vendor/htmx/htmx.min.js",)),
     "vendor/uplot/uPlot.iife.min.js": ("text/javascript", ("vendor/uplot/uPlot.iife.min.js",)),
 }
@@ -44,12 +49,19 @@ STATUSES = {2: 400, 4: 404, 5: 503, 7: 409, 124: 504}
 Read = Callable[[Request], Mapping[str, Any]]
 
 
-def make_app(cluster: Cluster, hosts: Sequence[Host] = (), *, is_ending: Callable[[], bool] = lambda: False) -> FastAPI:
+def make_app(
+    cluster: Cluster,
+    hosts: Sequence[Host] = (),
+    *,
+    is_ending: Callable[[], bool] = lambda: False,
+    actions_token: str | None = None,
+) -> FastAPI:
     """Return the application, to be served behind a Gate. `hosts`: shown also if no job runs there. `is_ending`: live
-    streams end then."""
+    streams end then. `actions_token`: that of the gate, if pages may change something; None: they may not."""
     app = FastAPI(
         title="ascendrun", version=API_VERSION, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json"
     )
+    csrf = None if actions_token is None else csrf_of(actions_token)
     top = SharedTop(cluster, hosts)
     feeds = Feeds(is_ending)
     add_errors(app)
@@ -59,11 +71,11 @@ def make_app(cluster: Cluster, hosts: Sequence[Host] = (), *, is_ending: Callabl
         """Serve a page, and under /live the parts of it that change: the blocks named live_…"""
 
         def show(request: Request) -> Response:
-            return HTMLResponse(render(template, request, read(request)))
+            return HTMLResponse(render(template, request, {"actions": csrf, **read(request)}))
 
         async def stream(request: Request) -> Response:
             def parts() -> Mapping[str, str]:
-                return render_live(template, request, read(request))
+                return render_live(template, request, {"actions": csrf, **read(request)})
 
             key = (f"{request.url.path}?{request.url.query}", language())
             return StreamingResponse(feeds.stream(key, parts), media_type="text/event-stream")
@@ -71,16 +83,15 @@ def make_app(cluster: Cluster, hosts: Sequence[Host] = (), *, is_ending: Callabl
         app.add_api_route(path, show, include_in_schema=False)
         app.add_api_route(f"/live{path}", stream, include_in_schema=False)
 
-    add_page("/", "overview.html", lambda request: read_overview(cluster, top.refresh(now_s=time.time())))
-
-    kept = Kept()
-    add_page("/jobs/{job}", "job.html", lambda request: read_job(cluster, kept, request.path_params["job"]))
-
-    add_page(
-        "/jobs/{job}/logs",
-        "logs.html",
-        lambda request: read_logs(cluster, request.path_params["job"], request.query_params),
-    )
+    for path, (template, read) in pages_of(cluster, top, hosts).items():
+        add_page(path, template, read)
+    if csrf is not None:
+        add_actions(
+            app,
+            cluster,
+            csrf,
+            lambda request, values: HTMLResponse(render("submit.html", request, {"actions": csrf, **values})),
+        )
 
     @app.get("/jobs/{job}/outputs/{path:path}", include_in_schema=False)
     def output(job: str, path: str) -> Response:
@@ -96,9 +107,37 @@ def make_app(cluster: Cluster, hosts: Sequence[Host] = (), *, is_ending: Callabl
 
     @app.get("/api/docs", include_in_schema=False)
     def docs(request: Request) -> Response:
-        return HTMLResponse(render("api.html", request, {"paths": app.openapi()["paths"]}))
+        return HTMLResponse(render("api.html", request, {"actions": csrf, "paths": app.openapi()["paths"]}))
 
     return app
+
+
+def pages_of(cluster: Cluster, top: SharedTop, hosts: Sequence[Host]) -> Mapping[str, tuple[str, Read]]:
+    """Return the template of each page by its path, and what reads its data."""
+    kept = Kept()
+
+    def view() -> TopView:
+        return top.refresh(now_s=time.time())
+
+    def check(request: Request) -> Mapping[str, Any]:
+        is_live = request.url.path.startswith("/live/")
+        return read_check(cluster, kept, hosts, request.query_params.get("again", ""), is_live=is_live)
+
+    return {
+        "/": ("overview.html", lambda _: read_overview(cluster, view())),
+        "/jobs/{job}": ("job.html", lambda request: read_job(cluster, kept, request.path_params["job"])),
+        "/jobs/{job}/logs": (
+            "logs.html",
+            lambda request: read_logs(cluster, request.path_params["job"], request.query_params),
+        ),
+        "/nodes": ("nodes.html", lambda _: read_nodes(cluster, view())),
+        "/nodes/{host}": ("node.html", lambda request: read_node(cluster, kept, view(), request.path_params["host"])),
+        "/compare": (
+            "compare.html",
+            lambda request: read_comparison(cluster, kept, request.query_params.getlist("jobs")),
+        ),
+        "/check": ("check.html", check),
+    }
 
 
 def add_errors(app: FastAPI) -> None:
@@ -110,7 +149,7 @@ def add_errors(app: FastAPI) -> None:
         if request.url.path.startswith("/api/"):
             found = {"code": error.code, "message": str(error.message), "hint": error.hint and str(error.hint)}
             return json_reply(out.format_record({"error": as_record(found)}, "json"), status)
-        return HTMLResponse(render("error.html", request, {"error": error}), status)
+        return HTMLResponse(render("error.html", request, {"actions": None, "error": error}), status)
 
     async def no_page(request: Request, _: Exception) -> Response:
         return await show(

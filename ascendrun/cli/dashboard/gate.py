@@ -44,7 +44,8 @@ REFUSALS = {
 @dataclass(frozen=True)
 class Access:
     """`hosts`: names by which browsers may reach the server, without port, besides loopback ones. `any_address`: any IP
-    address is such a name too, as the server listens on all. `lang`: None: each browser's own."""
+    address is such a name too, as the server listens on all. `lang`: None: each browser's own. `allows_actions`: forms
+    of its pages may be sent."""
 
     token: str
     port: int
@@ -52,6 +53,7 @@ class Access:
     any_address: bool = False
     is_tls: bool = False
     lang: str | None = None
+    allows_actions: bool = False
 
     @property
     def cookie(self) -> str:
@@ -68,17 +70,22 @@ class Access:
         host = headers.get("host", "")
         if not self._knows(host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host):
             return "host"
-        origin = headers.get("origin")
-        if origin is not None and origin != f"{'https' if self.is_tls else 'http'}://{host}":
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+        is_form = origin == "null" and site == "same-origin"  # of a page that sends no referrer
+        if origin is not None and not is_form and origin != f"{'https' if self.is_tls else 'http'}://{host}":
             return "origin"
         is_opened = request.method == "GET" and headers.get("sec-fetch-mode") == "navigate"
-        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not is_opened:
+        if site not in ("none", "same-origin") and not is_opened:
             return "origin"
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer if kind == "Bearer" else request.cookies.get(self.cookie, "")
         if not secrets.compare_digest(given.encode(), self.token.encode()):
             return "token"
-        return None if request.method in READS else "method"
+        if request.method in READS:
+            return None
+        if not self.allows_actions or request.method != "POST":
+            return "method"
+        return "origin" if origin is None else None
 
     def _knows(self, name: str) -> bool:
         name = name.lower()

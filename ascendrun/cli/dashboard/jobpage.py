@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ascendrun.cli import output as out
 from ascendrun.cli.dashboard.overview import job_row
 from ascendrun.cli.report import page as report_page
+from ascendrun.cli.report.charts import chart_json, chart_title
 from ascendrun.core.errors import AscendrunError, NotFoundError
 from ascendrun.text import language
 
@@ -65,8 +66,8 @@ def read_job(cluster: Cluster, kept: Kept, ref: str) -> Mapping[str, Any]:
         "diagnosis": _diagnosis(cluster, kept, detail, mark),
         "nodes": detail.nodes if job.ended_at_s is None else (),
         "attempts": report_page.attempt_rows(report),
-        "charts": report_page.chart_data(report),
-        "chart_titles": [report_page.chart_title(chart) for chart in report.charts],
+        "charts": chart_json(report.charts, report.made_at_s),
+        "chart_titles": [chart_title(chart) for chart in report.charts],
         "heat": heat,
         "events": [
             {"at_s": event.at_s, "code": event.code, "severity": event.severity.value, "message": str(event.message())}

@@ -75,6 +75,7 @@ def job_row(job: JobView, now_s: float, cause: str | None = None) -> Mapping[str
         "name": job.name,
         "state": job.state,
         "attempt": job.attempt,
+        "is_held": job.held_by is not None,
         "hosts": fold_hosts(job.hosts) or str(job.nodes),
         "ranks": job.world_size,
         "ran_s": None if job.started_at_s is None else ended_at_s - job.started_at_s,

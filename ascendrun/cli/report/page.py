@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun import __version__, text
 from ascendrun.cli.output import describe_attempt_failure, describe_memory, describe_seconds, headline, sanitise_line
+from ascendrun.cli.report.charts import chart_json, chart_title
 from ascendrun.core.jobs.reasons import CONFIDENCE, Detail
 from ascendrun.health.diagnosis import Diagnosis
 from ascendrun.health.diagnosis.render import who
-from ascendrun.health.report.charts import TITLES, Chart
 from ascendrun.health.report.time_use import USES
 from ascendrun.text import Rendered, Text
 from ascendrun.text.format import fold_hosts
@@ -79,13 +78,6 @@ LABELS: Mapping[str, Text] = {
     "no_charts": Text("report.no-charts", "No charts: the program wrote no metrics, and there are no samples."),
     "no_script": Text("report.no-script", "Charts require JavaScript. Everything else on this page does not."),
 }
-LINE_NAMES: Mapping[str, Text] = {
-    "": Text("report.line-value", "value"),
-    "mean": Text("report.line-mean", "mean"),
-    "minimum": Text("report.line-minimum", "minimum"),
-    "maximum": Text("report.line-maximum", "maximum"),
-}
-AXES: Mapping[str, Text] = {"step": Text("report.axis-step", "step"), "time": Text("report.axis-time", "time")}
 STAGE_COLUMNS = ("stage", "job", "state", "ran", "device_hours", "steps", "tokens_per_s", "mfu", "loss", "scores")
 TILE_NAMES: Mapping[str, Text] = {
     "effective": Text("report.tile-effective", "effective training time"),
@@ -150,7 +142,7 @@ def make_page(report: Report) -> str:
         policy=Markup(policy),
         style=Markup(style),
         script=Markup(script),
-        chart_data=Markup(chart_data(report)),
+        chart_data=Markup(chart_json(report.charts, report.made_at_s)),
         report=report,
         header=list(_header(report)),
         tiles=list_tiles(report),
@@ -423,27 +415,3 @@ def _strip(report: Report) -> Iterator[Mapping[str, str]]:
         title = Text("report.attempt-span", "{use}, attempt {attempt}", use=USES[span.use].name, attempt=span.attempt)
         x, width = (span.started_at_s - report.created_at_s) * scale, (span.ended_at_s - span.started_at_s) * scale
         yield _rect(x, width, span.use, str(title))
-
-
-def chart_title(chart: Chart) -> str:
-    return str(TITLES.get(chart.name, chart.name))
-
-
-def chart_data(report: Report) -> str:
-    """Return JSON that cannot end its script element."""
-    charts = [
-        {
-            **{name: getattr(chart, name) for name in ("x", "is_band", "is_load", "xs")},
-            "x_label": str(AXES[chart.x]),
-            "labels": [str(LINE_NAMES.get(line.name, line.name)) for line in chart.lines],
-            "lines": [[_finite(value) for value in line.ys] for line in chart.lines],
-        }
-        for chart in report.charts
-    ]
-    offset = datetime.fromtimestamp(report.made_at_s).astimezone().utcoffset()
-    data: dict[str, Any] = {"offset_s": offset.total_seconds() if offset else 0.0, "charts": charts}
-    return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.cli.output import cut, sanitise_line
-from ascendrun.cli.report import page
+from ascendrun.cli.report import charts, page
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.health.report.time_use import USES
 from ascendrun.text import Text, language, use_language
@@ -114,7 +114,7 @@ def _draw_chart(axes: Any, chart: Chart, report: Report) -> None:
     axes.plot(xs, columns[0], color=LINE, linewidth=1.2, marker="." if len(xs) < 3 else None)
     if chart.is_band:
         axes.fill_between(xs, columns[1], columns[2], color=LINE, alpha=0.18, linewidth=0)
-    axes.set_title(_plain(page.chart_title(chart), 60), loc="left", fontsize=10)
+    axes.set_title(_plain(charts.chart_title(chart), 60), loc="left", fontsize=10)
     axes.grid(True, color="#e6eaef")
     if chart.is_load:
         axes.set_ylim(0, max(100.0, axes.get_ylim()[1]))
@@ -131,4 +131,4 @@ def _draw_chart(axes: Any, chart: Chart, report: Report) -> None:
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(tools.ConciseDateFormatter(locator))
     else:
-        axes.set_xlabel(str(page.AXES["step"]))
+        axes.set_xlabel(str(charts.AXES["step"]))
