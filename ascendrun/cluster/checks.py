@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Callable
 from ascendrun.cluster.api import Part
 from ascendrun.cluster.hosts import HostSelection, users_of
 from ascendrun.core.errors import PreflightError, UnreachableError
+from ascendrun.core.findings import Severity
 from ascendrun.head.protocol.control_messages import Survey
 from ascendrun.health.checks import choose_checks, run_checks
 from ascendrun.health.comparison import make_report
@@ -38,6 +39,7 @@ from ascendrun.text.format import fold_hosts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ascendrun.core.hosts import Host
     from ascendrun.health.comparison import DoctorReport
     from ascendrun.health.env_view import EnvReport
     from ascendrun.health.forecast import Forecast
@@ -109,6 +111,12 @@ class Checks(Part):
         count = len(choose_checks(is_full=is_full, skip=skip, require=require))
         report = make_report(context, findings, checks=count, wall_s=time.monotonic() - started)
         return replace(report, forecast=self.forecast(len(hosts))) if hosts else report
+
+    def before_opening(self, hosts: Sequence[Host]) -> tuple[DoctorReport, set[str]]:
+        """Return the quick checks of closed hosts, and the hosts that stay closed: a check failed, or no reply came."""
+        report = self.doctor(hosts, is_full=False)
+        failed = {host for one in report.findings if one.severity is Severity.FAIL for host in one.hosts}
+        return report, {*failed, *report.unreached} & {host.name for host in hosts}
 
     def forecast(self, nodes: int) -> Forecast:
         """Return the expected cost of failures on this many nodes, from published rates and this cluster's history."""

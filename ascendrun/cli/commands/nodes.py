@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
@@ -19,10 +18,6 @@ from ascendrun.core.findings import Severity
 from ascendrun.core.hosts import Host
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts, format_clock, grouped
-
-if TYPE_CHECKING:
-    from ascendrun.cluster import Cluster
-    from ascendrun.health.comparison import DoctorReport
 
 TIMEOUT_S = 90.0
 
@@ -144,7 +139,7 @@ def undrain_command(ctx: CliContext, hosts: str, no_check: bool) -> int:
     chosen = ctx.cluster.hosts.known(hosts)
     refused: set[str] = set()
     if not no_check:
-        report, refused = check_before_opening(ctx.cluster, chosen)
+        report, refused = ctx.cluster.checks.before_opening(chosen)
         for found in report.findings:
             if found.severity is not Severity.NOTE:
                 ctx.echo(labelled(f"{found.severity.value} {found.nodes}".strip(), found.message))
@@ -158,13 +153,6 @@ def undrain_command(ctx: CliContext, hosts: str, no_check: bool) -> int:
             Text("undrain.refused.hint", "run `ascendrun undrain --no-check {hosts:hosts}`", hosts=sorted(refused))
         )
     return 3 if refused else 0
-
-
-def check_before_opening(cluster: Cluster, chosen: Sequence[Host]) -> tuple[DoctorReport, set[str]]:
-    """Return the findings on these hosts, and the hosts that stay closed: with a failed check, or without a reply."""
-    report = cluster.checks.doctor(chosen, is_full=False)
-    failed = {host for one in report.findings if one.severity is Severity.FAIL for host in one.hosts}
-    return report, {*failed, *report.unreached} & {host.name for host in chosen}
 
 
 @options.cli_command("lost")

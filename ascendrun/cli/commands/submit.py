@@ -14,10 +14,10 @@ import click
 from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import UsageError, check_alone, cli_command, engine_option, hostfile_option, output_option
 from ascendrun.cli.outcome import follow_job, print_outcome, print_outputs
-from ascendrun.cli.output import PEOPLE, describe_seconds, print_record, sanitise
+from ascendrun.cli.output import PEOPLE, describe_seconds, print_record
+from ascendrun.cli.plans import exit_code, plan_lines, plan_record, plan_text
 from ascendrun.cluster import JobView
 from ascendrun.core.logs.log_view import LogView
-from ascendrun.core.records import as_record
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -220,48 +220,3 @@ def plan_command(
         records = [plan_record(plan) for plan in plans]
         print_record(records[0] if len(records) == 1 else {"stages": records}, output)
     return exit_code(plans)
-
-
-def plan_text(job: str, plans: Sequence[Mapping[str, Any]], trainings: Sequence[TrainingPlan]) -> str:
-    """Return what every rank would run, and as comments what its training needs."""
-    from ascendrun.core.jobs.plan_text import render_text
-
-    text = sanitise("\n".join(render_text(plan) for plan in plans))
-    bundled = [plan for plan in trainings if plan.program is not None]
-    return text + "".join(f"# {line}\n" for line in (("", *plan_lines(bundled, job)) if bundled else ()))
-
-
-def exit_code(plans: Sequence[TrainingPlan]) -> int:
-    return 3 if any(plan.fatal for plan in plans) else 0
-
-
-def plan_lines(plans: Sequence[TrainingPlan], job: str) -> list[str]:
-    """Return the text of all plans, each with a title."""
-    from ascendrun.planner.plan import render
-
-    lines: list[str] = []
-    for plan in plans:
-        title = Text(
-            "plan.title",
-            "{job}: {ranks:plural rank ranks} on {hosts:hosts}",
-            job=job,
-            ranks=plan.ranks,
-            hosts=plan.hosts,
-        )
-        if plan.stage is not None:
-            title = Text(
-                "plan.title-stage",
-                "stage {stage}: {ranks:plural rank ranks} on {hosts:hosts}",
-                stage=plan.stage,
-                ranks=plan.ranks,
-                hosts=plan.hosts,
-            )
-        lines += [*([""] if lines else []), str(title), *map(str, render(plan))]
-    return sanitise("\n".join(lines)).split("\n")
-
-
-def plan_record(plan: TrainingPlan) -> dict[str, Any]:
-    """Return a plan as plain data; `text` has the lines for people."""
-    from ascendrun.planner.plan import render
-
-    return {**as_record(plan), "is_valid": not plan.fatal, "text": [str(line) for line in render(plan)]}

@@ -17,8 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from ascendrun.cli.commands.nodes import check_before_opening
-from ascendrun.cli.commands.submit import exit_code, plan_text
+from ascendrun.cli.plans import exit_code, plan_text
 from ascendrun.core.errors import AscendrunError, ConflictError, InvalidInputError, NotFoundError, Problem
 from ascendrun.text import Text
 
@@ -99,7 +98,7 @@ async def read_form(request: Request, csrf: str) -> Form:
 def _open(cluster: Cluster) -> Callable[[str], None]:
     def undrain(host: str) -> None:
         chosen = cluster.hosts.known(host)
-        report, refused = check_before_opening(cluster, chosen)
+        report, refused = cluster.checks.before_opening(chosen)
         if refused:
             told = [str(one.message) for one in report.findings if set(one.hosts) & refused]
             raise ConflictError.of(
