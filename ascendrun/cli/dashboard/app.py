@@ -86,12 +86,11 @@ def make_app(
     for path, (template, read) in pages_of(cluster, top, hosts).items():
         add_page(path, template, read)
     if csrf is not None:
-        add_actions(
-            app,
-            cluster,
-            csrf,
-            lambda request, values: HTMLResponse(render("submit.html", request, {"actions": csrf, **values})),
-        )
+
+        def show_file(request: Request, values: Mapping[str, Any]) -> Response:
+            return HTMLResponse(render("submit.html", request, {"actions": csrf, **values}))
+
+        add_actions(app, cluster, csrf, show_file)
 
     @app.get("/jobs/{job}/outputs/{path:path}", include_in_schema=False)
     def output(job: str, path: str) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 
 from ascendrun.ascend.signatures import Hit, scan
@@ -13,7 +13,14 @@ from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, moment, with_stamps
 from ascendrun.health.diagnosis.lines.exits import child_indicator, exit_indicator, signal_of
 from ascendrun.health.diagnosis.lines.fatal import FROM_OUTSIDE, Fatal, has_inner_code
-from ascendrun.health.diagnosis.lines.line_kinds import WENT_ON, PeerLine, is_error_line, is_informational
+from ascendrun.health.diagnosis.lines.line_kinds import (
+    WENT_ON,
+    PeerLine,
+    find_peer_lines,
+    is_error_line,
+    is_informational,
+    is_logged_error,
+)
 from ascendrun.health.diagnosis.lines.rank_lines import LAST_OUTPUT_LINES, NEAR_THE_END_S, RULED, RankLines, is_specific
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, unfold, without_colours
 
@@ -87,8 +94,24 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
         said=tuple(fatal.lines[index].text for one in raised for index in fatal.message_of(one)),
         frames="\n".join(fatal.lines[index].text for one in raised for index in range(one.first, one.last)),
         plog=tuple(plog),
-        details=tuple(fatal.details()),
+        details=tuple(_details(fatal)),
     )
+
+
+DETAIL_LINES, DETAIL_S = 40, 5.0
+"""Errors that were logged so shortly before an exception belong to it."""
+
+
+def _details(fatal: Fatal) -> Iterator[Line]:
+    """Yield errors that the rank logged before its exception, or before its end: a general exception only repeats that
+    something failed. Reports about other ranks are no details."""
+    chain = fatal.chain
+    end = len(fatal.lines) if chain is None else chain.first
+    closing_s = fatal.rank.exited_at_s if chain is None else fatal.lines[end].at_s
+    for line in fatal.lines[max(0, end - DETAIL_LINES) : end]:
+        is_near = line.at_s is None or closing_s is None or closing_s - line.at_s <= DETAIL_S
+        if is_near and is_logged_error(line.text) and not any(find_peer_lines([line])):
+            yield line
 
 
 def without_survived(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:

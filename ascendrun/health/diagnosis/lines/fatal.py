@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ascendrun.ascend.peer_messages import EXEC, LOST
 from ascendrun.ascend.signatures import Hit
@@ -15,8 +15,6 @@ from ascendrun.health.diagnosis.lines.exits import is_full, signal_of
 from ascendrun.health.diagnosis.lines.tracebacks import TRACEBACK_HEAD, Chain, Raised, same_exception
 from ascendrun.health.diagnosis.result import CAUSE, CONSEQUENCE, STRENGTH, SYMPTOM, TEARDOWN, Indicator, without_quotes
 
-DETAIL_LINES, DETAIL_S = 40, 5.0
-"""Errors that were logged so shortly before an exception belong to it."""
 MESSAGE_CHARACTERS = 1000
 MESSAGE_LINES = 15
 """Maximum number of lines of an exception's message."""
@@ -231,17 +229,6 @@ class Fatal(rank_lines.RankLines):
             TRACEBACK_HEAD in line.text and index not in known and line.stream == lines[chain.last].stream
             for index, line in enumerate(lines[chain.last + 1 :], chain.last + 1)
         )
-
-    def details(self) -> Iterator[Line]:
-        """Yield errors that the rank logged in the seconds before its exception, or before its end: a general exception
-        only repeats that something failed. Reports about other ranks are no details."""
-        end = len(self.lines) if self.chain is None else self.chain.first
-        closing_s = self.rank.exited_at_s if self.chain is None else self.lines[end].at_s
-        for index in range(max(0, end - DETAIL_LINES), end):
-            line = self.lines[index]
-            is_near = line.at_s is None or closing_s is None or closing_s - line.at_s <= DETAIL_S
-            if is_near and line_kinds.is_logged_error(line.text) and not any(line_kinds.find_peer_lines([line])):
-                yield line
 
     # --- as a reason
 
