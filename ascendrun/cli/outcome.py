@@ -17,7 +17,7 @@ from ascendrun.core.logs.log_lines import LogLine, label_processes, process_labe
 from ascendrun.core.logs.log_view import LogView
 from ascendrun.core.rank_env import forks_ranks
 from ascendrun.core.records import format_rfc3339
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 from ascendrun.text.format import fold_hosts, format_bytes, grouped
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def print_outputs(ctx: CliContext, job: JobView) -> None:
         detached = Text("outputs.detached", "detached; the outputs of {job} are still being fetched", job=job.id)
         ctx.detach(detached, f"fetch {job.id}")
         return
-    for missing in missing_texts(replies):
+    for missing in (*missing_texts(replies), *refused_texts(replies)):
         ctx.warn(missing)
     sizes: dict[str, list[int]] = {}
     for reply in replies:
@@ -180,6 +180,12 @@ def missing_texts(replies: Iterable[FetchReply]) -> Iterator[Text]:
     for patterns, names in grouped((reply.missing, reply.host) for reply in replies if reply.missing).items():
         values = {"hosts": tuple(sorted(names)), "patterns": list(patterns)}
         yield Text("outputs.missing", "{hosts:hosts}: no file matches {patterns}", **values)
+
+
+def refused_texts(replies: Iterable[FetchReply]) -> Iterator[Text]:
+    """Return one message for the hosts on which the same links are not copied."""
+    for paths, names in grouped((reply.refused, reply.host) for reply in replies if reply.refused).items():
+        yield listed("event.outputs-refused", hosts=tuple(sorted(names)), paths=list(paths))
 
 
 def problem_hints(replies: Iterable[FetchReply]) -> list[Text | str]:

@@ -89,6 +89,7 @@ _EVENT_TYPES = (
     EventType("file-limited", Severity.WARNING),
     EventType("outputs-fetched", Severity.INFO),
     EventType("outputs-missing", Severity.WARNING),
+    EventType("outputs-refused", Severity.WARNING),
     EventType("outputs-waiting", Severity.WARNING),
     EventType("outputs-failed", Severity.WARNING),
     EventType("pull-paused", Severity.WARNING),

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 1 << 20
 """Most bytes of one read or request. Logs of the same node wait for no more than that."""
+HOLE_BYTES = 1 << 30
+"""Most bytes of a hole that are skipped at once: the receiver hashes them, and may be told to end."""
 READ_BYTES = 1 << 18
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -67,6 +69,15 @@ def hash_start(fd: int, end: int | None = None) -> Any:
         digest.update(block)
         at += len(block)
     return digest
+
+
+def hole_at(fd: int, offset: int) -> int:
+    """Return the length of the hole of an open file at `offset`, at most HOLE_BYTES; 0: it is shorter than a block."""
+    try:
+        hole = os.lseek(fd, offset, os.SEEK_DATA) - offset
+    except OSError as error:  # ENXIO: no byte follows; else the file system has no holes
+        hole = os.fstat(fd).st_size - offset if error.errno == errno.ENXIO else 0
+    return min(hole, HOLE_BYTES) if hole >= BLOCK_BYTES else 0
 
 
 def write_json(path: str, value: Any, *, durable: bool = True) -> None:

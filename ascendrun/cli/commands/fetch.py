@@ -12,7 +12,7 @@ import click
 
 from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import Parsed, UsageError, check_alone, cli_command, hostfile_option, output_option
-from ascendrun.cli.outcome import copy_files, fetch_outputs, missing_texts, problem_hints
+from ascendrun.cli.outcome import copy_files, fetch_outputs, missing_texts, problem_hints, refused_texts
 from ascendrun.cli.output import PEOPLE, Column, describe_memory, format_table, print_rows
 from ascendrun.cluster import FetchReply
 from ascendrun.text import Text
@@ -68,6 +68,8 @@ def _print_ends(
     print_rows(replies, columns, output, name="hosts", kind=FetchReply)
     for missing in missing_texts(replies):
         say(missing)
+    for refused in refused_texts(replies):
+        ctx.warn(refused)
     for hint in problem_hints(replies) if output in PEOPLE else ():
         ctx.hint(hint)
     if any(reply.problem is not None for reply in replies):

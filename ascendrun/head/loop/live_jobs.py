@@ -94,7 +94,7 @@ class LiveJobs:
             if attempt is not None:
                 self._guard(lambda: self._context.artifacts.fetch(stored.job.id, attempt, only_missing=True))
             noted = {event.code for event in self.steps.events_of(stored.job.id) if event.attempt == stored.job.attempt}
-            if not noted & {"outputs-fetched", "outputs-missing", "outputs-failed"}:
+            if not noted & {"outputs-fetched", "outputs-missing", "outputs-refused", "outputs-failed"}:
                 self._guard(partial(self._request_outputs, runner))
         if runner.job.go_sent_at_s is not None:
             for host in runner.job.hosts:

@@ -262,8 +262,8 @@ class Gather(Request[GatherReply], op="gather"):
 class FetchReply(Message):
     """Progress of the outputs of one host: `files` of `total_files` and `done_bytes` of `total_bytes` are in `folder`.
 
-    `ended`: this is the last reply about the host. `missing`: patterns that matched no file. `problem`: why files are
-    missing, None: no problem."""
+    `ended`: this is the last reply about the host. `missing`: patterns that matched no file. `refused`: links that are
+    not copied. `problem`: why files are missing, None: no problem."""
 
     host: str
     folder: str
@@ -272,6 +272,7 @@ class FetchReply(Message):
     done_bytes: int = 0
     total_bytes: int = 0
     missing: tuple[str, ...] = converted(tuple, default=())
+    refused: tuple[str, ...] = converted(tuple, default=())
     ended: bool = False
     problem: Failure | None = converted(Failure.from_json, default=None)
 

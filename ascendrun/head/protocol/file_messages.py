@@ -10,14 +10,16 @@ from ascendrun.head.protocol.messages import Message, Request, converted
 
 
 class OutputsReply(Message):
-    """Reply to Outputs. `files`: (path, bytes, mtime_ns) by path; `missing`: patterns without a file; `folder`: the
-    working directory."""
+    """Reply to Outputs. `files`: (path, bytes, mtime_ns, bytes that are stored) by path; `links`: (path, text);
+    `refused`: links that are not copied; `missing`: patterns without a file; `folder`: the working directory."""
 
     folder: str
-    files: tuple[tuple[str, int, int], ...] = converted(
-        lambda rows: tuple((str(p), int(b), int(m)) for p, b, m in rows)
+    files: tuple[tuple[str, int, int, int], ...] = converted(
+        lambda rows: tuple((str(row[0]), int(row[1]), int(row[2]), int(row[3])) for row in rows)
     )
     missing: tuple[str, ...] = converted(tuple)
+    links: tuple[tuple[str, str], ...] = converted(lambda rows: tuple((str(p), str(t)) for p, t in rows), default=())
+    refused: tuple[str, ...] = converted(tuple, default=())
 
 
 class Outputs(Request[OutputsReply], op="outputs"):
@@ -29,10 +31,12 @@ class Outputs(Request[OutputsReply], op="outputs"):
 
 
 class ReadOutputReply(Message):
-    """Reply to ReadOutput: the body, and `size_bytes` and `mtime_ns` of the file after the read; or its hash."""
+    """Reply to ReadOutput: the body or the length of a hole, and `size_bytes` and `mtime_ns` of the file after the
+    read; or its hash."""
 
     size_bytes: int = 0
     mtime_ns: int = 0
+    hole_bytes: int = 0
     sha256: str | None = None
 
 
@@ -52,7 +56,8 @@ class PutFileReply(Message):
 
 
 class PutFile(Request[PutFileReply], op="put_file"):
-    """Write a block of a file, the body, or complete it; see node/agent/transfer.py. `offset` None: write nothing."""
+    """Write a block of a file, a hole and the body, or complete it; see node/agent/transfer.py. `offset` None: write
+    nothing. `link`: make a link with this text."""
 
     run: str | None
     path: str
@@ -60,7 +65,9 @@ class PutFile(Request[PutFileReply], op="put_file"):
     mtime_ns: int
     mode: int
     offset: int | None = None
+    hole_bytes: int | None = None
     sha256: str | None = None
+    link: str | None = None
 
 
 class PutTree(Request[PutFileReply], op="put_tree"):
@@ -69,6 +76,7 @@ class PutTree(Request[PutFileReply], op="put_tree"):
     tree: str
     size_bytes: int
     offset: int | None = None
+    hole_bytes: int | None = None
     sha256: str | None = None
 
 

@@ -98,7 +98,7 @@ class _Transfer:
 
     def reply(self, *, ended: bool = False, problem: Failure | None = None) -> FetchReply:
         one = self.progress
-        counts = (one.files, one.total_files, one.done_bytes, one.total_bytes, one.missing)
+        counts = (one.files, one.total_files, one.done_bytes, one.total_bytes, one.missing, one.refused)
         return FetchReply(self.host.name, str(self.folder), *counts, ended=ended, problem=problem)
 
 
@@ -317,6 +317,8 @@ class OutputFetcher:
             return
         if progress.missing:
             self._note(one, "outputs-missing", patterns=list(progress.missing))
+        if progress.refused:
+            self._note(one, "outputs-refused", paths=list(progress.refused))
         if progress.total_files:
             values = {"files": progress.total_files, "size": progress.total_bytes, "directory": str(one.folder)}
             self._note(one, "outputs-fetched", **values)

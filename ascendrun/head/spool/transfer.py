@@ -14,7 +14,7 @@ import errno
 import hashlib
 import os
 import posixpath
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,10 @@ from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol.file_messages import Outputs, PutFile, PutFileReply, PutTree, ReadOutput
 from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.spool.places import clear_way, link_text, target_of
 from ascendrun.head.state.state_dir import tree_file
-from ascendrun.node.agent.transfer import is_complete
-from ascendrun.node.files import BLOCK_BYTES, hash_start, sync_dir, write_all
+from ascendrun.node.agent.transfer import files_below, is_complete, make_link, sort_entries
+from ascendrun.node.files import BLOCK_BYTES, HOLE_BYTES, hash_start, hole_at, sync_dir, write_all
 from ascendrun.text import Text
 
 LIST_S = 120.0
@@ -67,13 +68,14 @@ Steps = Generator[tuple[Put, bytes, float], Reply[PutFileReply], None]
 
 @dataclass(frozen=True)
 class Progress:
-    """What has arrived. `missing`: patterns without a file."""
+    """What has arrived. `missing`: patterns without a file. `refused`: links that are not copied."""
 
     files: int = 0
     total_files: int = 0
     done_bytes: int = 0
     total_bytes: int = 0
     missing: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
 
 
 Report = Callable[[Progress], None]
@@ -114,26 +116,31 @@ def fetch_files(
     `admit(total bytes, bytes that are not here)` raises TransferError if that is too much.
     """
     listing = message_of(ask(Outputs(run, tuple(patterns)), deadline_s=LIST_S))
-    files = [
-        RemoteFile(path, size, mtime_ns, _target(into, path[len(strip) :] if path.startswith(strip) else path))
-        for path, size, mtime_ns in listing.files
-    ]
-    total = sum(file.size for file in files)
+
+    def target(path: str) -> Path:
+        return target_of(into, path[len(strip) :] if path.startswith(strip) else path)
+
     try:
-        admit(total, sum(file.missing_bytes for file in files))
+        files = [RemoteFile(path, size, mtime_ns, target(path)) for path, size, mtime_ns, _ in listing.files]
+        links = [(target(path), link_text(into, target(path), text)) for path, text in listing.links]
+    except ValueError as error:
+        reason = Text("outputs.invalid-path", "invalid path {path:quote}", path=str(error))
+        raise TransferError(Failure("invalid-reply", reason)) from error
+    missing = sum(min(file.missing_bytes, row[3]) for file, row in zip(files, listing.files))
+    start = Progress(0, len(files), 0, sum(file.size for file in files), listing.missing, listing.refused)
+    try:
+        admit(sum(stored for _, _, _, stored in listing.files), missing)
+        for file in files:
+            clear_way(into, file.target)
         moves = [(file.size, partial(_fetch_file, ask, run, file)) for file in files]
-        return _move_all(moves, Progress(0, len(files), 0, total, listing.missing), report)
+        progress = _move_all(moves, start, report)
+        for place, text in links:
+            clear_way(into, place)
+            make_folder(place.parent)
+            make_link(str(place), text)
+        return progress
     except OSError as error:
         raise TransferError(not_written(error, into)) from error
-
-
-def _target(into: Path, path: str) -> Path:
-    """Return the place of a file below a directory, whatever a node sends."""
-    parts = [part for part in path.split("/") if part not in ("", ".")]
-    if not parts or ".." in parts or "\0" in path:
-        reason = Text("outputs.invalid-path", "invalid path {path:quote}", path=path)
-        raise TransferError(Failure("invalid-reply", reason))
-    return into.joinpath(*parts)
 
 
 @dataclass(frozen=True)
@@ -203,16 +210,27 @@ def _fetch_blocks(
         while at < file.size:
             reply = ask(ReadOutput(run, file.path, at), deadline_s=BLOCK_S)
             facts = message_of(reply)
-            if (facts.size_bytes, facts.mtime_ns) != (file.size, file.mtime_ns) or not reply.body:
+            is_same = (facts.size_bytes, facts.mtime_ns) == (file.size, file.mtime_ns)
+            is_more = 0 < facts.hole_bytes + len(reply.body) <= file.size - at
+            if not (is_same and is_more and 0 <= facts.hole_bytes <= HOLE_BYTES):
                 return replace(file, size=facts.size_bytes, mtime_ns=facts.mtime_ns), ""
-            write_all(fd, reply.body)
+            _hash_hole(digest, facts.hole_bytes)
             digest.update(reply.body)
-            at += len(reply.body)
+            os.ftruncate(fd, at + facts.hole_bytes)
+            os.lseek(fd, 0, os.SEEK_END)
+            write_all(fd, reply.body)
+            at += facts.hole_bytes + len(reply.body)
             arrived(at)
         os.fsync(fd)
     finally:
         os.close(fd)
     return file, digest.hexdigest()
+
+
+def _hash_hole(digest: hashlib._Hash, length: int) -> None:
+    zeros = bytes(min(length, BLOCK_BYTES))
+    for at in range(0, length, BLOCK_BYTES):
+        digest.update(zeros[: length - at])
 
 
 # To a node
@@ -222,30 +240,27 @@ def send_files(
     ask: Ask, run: str | None, files: Sequence[Path], folder: str, *, report: Report = lambda progress: None
 ) -> Progress:
     """Send files, and directories with all files below them, to a directory of a node. Raises TransferError; another
-    call continues. `run`: as for PutFile. Links to files are followed, links to directories are not."""
+    call continues. `run`: as for PutFile. Links below a directory as in node/agent/transfer.py."""
     try:
         moves: list[tuple[int, Move]] = []
-        for path, name in (found for top in files for found in _list_files(top)):
-            facts, target = path.stat(), posixpath.join(folder, name)
-            request = PutFile(run, target, facts.st_size, facts.st_mtime_ns, facts.st_mode & 0o777)
-            moves.append((request.size_bytes, partial(_send_one, ask, path, request)))
-        return _move_all(moves, Progress(0, len(moves), 0, sum(size for size, _ in moves)), report)
+        links: list[PutFile] = []
+        refused: list[str] = []
+        for top in files:
+            found = sort_entries(str(top), files_below(str(top)), partial(os.path.relpath, start=top.parent))
+            for name, (path, facts) in sorted(found.files.items()):
+                target = posixpath.join(folder, name)
+                request = PutFile(run, target, facts.st_size, facts.st_mtime_ns, facts.st_mode & 0o777)
+                moves.append((request.size_bytes, partial(_send_one, ask, Path(path), request)))
+            links += [PutFile(run, posixpath.join(folder, n), 0, 0, 0, link=text) for n, text in found.links.items()]
+            refused += found.refused
+        start = Progress(0, len(moves), 0, sum(size for size, _ in moves), refused=tuple(sorted(refused)))
+        progress = _move_all(moves, start, report)
+        for link in links:
+            message_of(ask(link, deadline_s=BLOCK_S))
+        return progress
     except OSError as error:
         what = Text("outputs.io-error", "{path}: {error}", path=error.filename, error=error.strerror)
         raise TransferError(Failure("io-error", what)) from error
-
-
-def _list_files(top: Path) -> Iterator[tuple[Path, str]]:
-    """Yield files and their names on the node, below the target directory."""
-    if not top.is_dir():
-        yield top, top.name
-        return
-    for base, folders, names in os.walk(top):
-        folders.sort()
-        for name in sorted(names):
-            path = Path(base, name)
-            if path.is_file():
-                yield path, posixpath.join(top.name, path.relative_to(top).as_posix())
 
 
 def _send_one(ask: Ask, path: Path, request: PutFile, arrived: Callable[[int], None]) -> None:
@@ -270,13 +285,15 @@ def send_file(path: Path, request: Put, arrived: Callable[[int], None]) -> Steps
         with open(path, "rb", buffering=0) as file:
             digest = hash_start(file.fileno(), have)
             while have < size:
-                block = os.pread(file.fileno(), BLOCK_BYTES, have)
-                if not block:
+                hole = hole_at(file.fileno(), have)
+                block = os.pread(file.fileno(), BLOCK_BYTES, have + hole)
+                if not hole and not block:
                     break
+                _hash_hole(digest, hole)
                 digest.update(block)
                 before = have
-                have, is_done = yield from _put(replace(request, offset=have), block)
-                if have != before + len(block):  # the part is not what it was: a full disk, or another transfer
+                have, is_done = yield from _put(replace(request, offset=have, hole_bytes=hole or None), block)
+                if have != before + hole + len(block):  # the part is not what it was: a full disk, or another transfer
                     break
                 arrived(have)
             facts = os.fstat(file.fileno())

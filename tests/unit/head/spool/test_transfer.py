@@ -6,7 +6,6 @@ import os
 import queue
 import shutil
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,90 +22,21 @@ from ascendrun.core.node_messages import Failure
 from ascendrun.core.pulse import JobSight
 from ascendrun.core.retention import Retention
 from ascendrun.head.protocol.control_messages import Fetch, FetchReply
-from ascendrun.head.protocol.file_messages import Outputs, OutputsReply, PutFile, PutFileReply
-from ascendrun.head.protocol.messages import Request
+from ascendrun.head.protocol.file_messages import OutputsReply, PutFileReply
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool import transfer
 from ascendrun.head.spool.output_fetch import JobOutputs, OutputFetcher
-from ascendrun.head.spool.transfer import PART, TransferError, TreePush, fetch_files, push_once_per_home, send_files
+from ascendrun.head.spool.transfer import PART, TransferError, TreePush, fetch_files, push_once_per_home
 from ascendrun.head.state.job_files import outputs_dir, read_waiting, waiting_jobs
 from ascendrun.head.state.state_dir import tree_file
-from ascendrun.node import layout
-from ascendrun.node.agent.transfer import list_outputs, put_file, read_output
 from ascendrun.node.files import BLOCK_BYTES
-from ascendrun.node.op_errors import OperationError
 from ascendrun.query.views import state_now
-
-RUN = "head-j-0001"
-LOST = Failure("connection-lost", "cut")
-
-
-class Node:
-    """A node with one run, and the blocks that it sent. `cuts`: numbers of reads whose reply is lost."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.work = Path(layout.work_dir(str(root), RUN))
-        self.work.mkdir(parents=True)
-        self.sent: Counter[tuple[str, int]] = Counter()
-        self.cuts: set[int] = set()
-        self.damages: set[int] = set()
-        self.before_read: Callable[[], None] = lambda: None
-
-    def write(self, path: str, data: bytes) -> bytes:
-        place = self.work / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(data)
-        return data
-
-    def ask(self, request: Request[Any], *, deadline_s: float, body: bytes = b"") -> Reply[Any]:
-        header = request.to_header()
-        try:
-            if isinstance(request, PutFile):
-                return self.put(request, header, body)
-            if isinstance(request, Outputs):
-                fields = list_outputs(str(self.root), header)
-            elif request.offset is None:
-                fields, _ = read_output(str(self.root), header)
-            else:
-                self.before_read()
-                fields, body = read_output(str(self.root), header)
-                self.sent[request.path, request.offset] += 1
-                number = sum(self.sent.values())
-                if number in self.cuts:
-                    return Reply(None, error=LOST)
-                if number in self.damages:
-                    body = bytes([body[0] ^ 1]) + body[1:]
-        except OperationError as error:
-            return Reply(None, error=Failure.of_node(error.as_json()))
-        return Reply(request.REPLY.from_header(fields), body)
-
-    def put(self, request: PutFile, header: dict[str, Any], body: bytes) -> Reply[Any]:
-        """Write a block. `cuts`: the block was written, but its reply is lost; `damages`: its last byte is changed."""
-        number = 0
-        if request.offset is not None:
-            self.before_read()
-            self.sent[request.path, request.offset] += 1
-            number = sum(self.sent.values())
-            if number in self.damages:
-                body = body[:-1] + bytes([body[-1] ^ 1])
-        fields = put_file(str(self.root), header, body)
-        return Reply(None, error=LOST) if number in self.cuts else Reply(PutFileReply.from_header(fields))
-
-    def send(self, folder: str, *files: Path) -> Any:
-        return send_files(self.ask, RUN, files, folder)
-
-    def fetch(self, into: Path, *patterns: str) -> Any:
-        return fetch_files(self.ask, RUN, patterns, into)
+from tests.lib.transfer_node import RUN, Node, names
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(tmp_path / "node")
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def test_a_transfer_that_is_cut_three_times_sends_at_most_one_block_twice_each(node: Node, tmp_path: Path) -> None:
@@ -163,7 +93,7 @@ def test_patterns_name_files_and_nothing_that_was_staged(node: Node, tmp_path: P
     expected = ["other.txt", "out/a/b/m.csv", "out/top.csv", f"{tmp_path}/far/x.bin"[1:]]
     assert names(tmp_path / "into") == sorted(expected)
     assert progress.missing == ("none*", "train.py")
-    evil = OutputsReply(folder="", files=(("../../evil", 1, 1),), missing=())
+    evil = OutputsReply(folder="", files=(("../../evil", 1, 1, 1),), missing=())
     with pytest.raises(TransferError, match="invalid path"):
         fetch_files(lambda request, *, deadline_s: Reply(evil), RUN, ["x"], tmp_path / "into")  # type: ignore[arg-type]
 
@@ -305,6 +235,7 @@ def test_too_much_is_refused_with_its_limit_until_a_user_fetches_it(tmp_path: Pa
     assert len(names(world.folder)) == 2 and not waiting_jobs(world.state_dir)
     with open(world.nodes[world.hosts[0]].work / "huge", "wb") as file:
         file.truncate(8 << 40)
+    world.nodes[world.hosts[0]].stored_bytes["huge"] = 8 << 40
     full = {reply.host: reply.problem for reply in world.serve(fetcher, "huge", into=tmp_path / "here")}
     assert full["n1"] is not None and full["n1"].code == "disk-full" and full["n2"] is None
     world.outputs = JobOutputs("j-0001", "j-0001", RUN, 1, (), world.hosts, separate=False)
