@@ -154,6 +154,16 @@ class MachineRecord:
         return not self.key.startswith(ADDRESS_KEY)
 
 
+def absorb(record: MachineRecord, others: Iterable[MachineRecord]) -> MachineRecord:
+    """Return the record of a machine with what was noted at its addresses before they had a machine."""
+    for one in others if record.is_identified else ():
+        if not one.is_identified and one.addresses & record.addresses:
+            drain, quarantine = record.drain or one.drain, record.quarantine or one.quarantine
+            strikes = tuple(sorted({*record.strikes, *one.strikes}))
+            record = replace(record, drain=drain, quarantine=quarantine, strikes=strikes)
+    return record
+
+
 @dataclass(frozen=True)
 class Machine:
     """A machine that is not free. `key` None: it has not reported one. `names`: in hostfiles."""

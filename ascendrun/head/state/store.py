@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,15 +49,19 @@ class MachineTable:
         with self._file.raising_damaged():
             return tuple(load_dataclass(MachineRecord, json.loads(row[0])) for row in rows)
 
-    def save(self, records: Sequence[MachineRecord], events: Sequence[Event] = ()) -> None:
-        """Write machines, and events that belong to no job, in one transaction; their files come first."""
+    def save(self, records: Sequence[MachineRecord], events: Sequence[Event] = (), gone: Collection[str] = ()) -> None:
+        """Write machines, and events that belong to no job, in one transaction; their files come first. `gone`: keys of
+        machines that are removed."""
         with suppress(OSError):  # without space the older ones remain
             self._folder.mkdir(mode=0o700, exist_ok=True)
             for one in records:
                 write_json(str(self._folder / quote(one.key, safe="")), to_json(one))
+            for key in gone:
+                (self._folder / quote(key, safe="")).unlink(missing_ok=True)
         with self._file.writing() as db:
             rows = [(one.key, json.dumps(to_json(one))) for one in records]
             db.executemany("INSERT OR REPLACE INTO machines VALUES (?, ?)", rows)
+            db.executemany("DELETE FROM machines WHERE key = ?", [(key,) for key in gone])
             add_events(db, "", events)
 
     def held(self) -> tuple[Machine, ...]:

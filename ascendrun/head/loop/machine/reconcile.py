@@ -14,7 +14,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.jobs import endings, inputs
 from ascendrun.core.jobs.job_copy import JobCopy
 from ascendrun.core.jobs.reconcile import AttemptState, NodeState, Verdict, compare, node_stopped
-from ascendrun.core.machines import ADDRESS_KEY, MachineRecord, address_of, machine_id
+from ascendrun.core.machines import ADDRESS_KEY, MachineRecord, absorb, address_of, machine_id
 from ascendrun.head.agents.connections import Connections, ask, dialled
 from ascendrun.head.loop.steps import JobSteps
 from ascendrun.head.protocol import agent_messages as agent
@@ -41,8 +41,13 @@ class MachineRecords:
         self._table, self._links = table, links
         self._records = {record.key: record for record in table.all()}
         self._unsaved: set[str] = set() if table.has_files else set(self._records)
+        self._gone: set[str] = set()
+        """Keys of records that are part of another one now."""
         self._events: list[Event] = []
         self.version = 0
+        for record in self.all():  # an earlier release kept two records of a machine
+            if any(ADDRESS_KEY + address in self._records for address in record.addresses if record.is_identified):
+                self.keep(absorb(record, self.all()))
 
     def __len__(self) -> int:
         return len(self._records)
@@ -62,22 +67,28 @@ class MachineRecords:
 
     @property
     def has_unsaved(self) -> bool:
-        return bool(self._unsaved or self._events)
+        return bool(self._unsaved or self._events or self._gone)
 
     def save(self) -> None:
         """Store what changed. Raises StoreUnusableError: it remains to be stored."""
         if self.has_unsaved:
-            self._table.save([self._records[key] for key in self._unsaved], self._events)
+            self._table.save([self._records[key] for key in self._unsaved], self._events, self._gone)
             self._unsaved.clear()
             self._events.clear()
+            self._gone.clear()
 
     def keep_all(self) -> None:
         """Store every machine with the next `save`: the store may have been rebuilt."""
         self._unsaved |= set(self._records)
 
     def keep(self, record: MachineRecord) -> None:
-        """Replace a record, heard now; it is stored by `save`."""
+        """Replace a record, heard now, and what was noted at its addresses before; it is stored by `save`."""
+        for address in record.addresses if record.is_identified else ():
+            if self._records.pop(ADDRESS_KEY + address, None) is not None:
+                self._unsaved.discard(ADDRESS_KEY + address)
+                self._gone.add(ADDRESS_KEY + address)
         self._records[record.key] = replace(record, heard_at_s=time.time())
+        self._gone.discard(record.key)
         self.version += 1
         self._unsaved.add(record.key)
 
@@ -96,10 +107,15 @@ class MachineRecords:
         The key is "" if its agent is of a release that reports none.
         """
         key = machine_id(link.host, link.info.machine_key) or ""
-        record = self._records.get(key) or MachineRecord(key, ())
-        return (
-            record if address_of(link.host) in record.addresses else replace(record, hosts=(*record.hosts, link.host))
-        )
+        return self._with_host(self._records.get(key) or MachineRecord(key, ()), link.host)
+
+    def _with_host(self, record: MachineRecord, host: Host) -> MachineRecord:
+        """Return the record with the address of a host, and what was noted there."""
+        address = address_of(host)
+        if address not in record.addresses:
+            record = replace(record, hosts=(*record.hosts, host))
+        noted = self._records.get(ADDRESS_KEY + address)
+        return record if noted is None else absorb(record, [noted])
 
     def at(self, host: Host) -> tuple[MachineRecord, ...]:
         """Return the records of a host; a new one, known by its address, if there is none."""
@@ -107,7 +123,8 @@ class MachineRecords:
         key = None if link is None else machine_id(host, link.info.machine_key)
         address = address_of(host)
         found = [one for one in self._records.values() if address in one.addresses or one.key == key]
-        return tuple(found) or (MachineRecord(key or ADDRESS_KEY + address, (host,)),)
+        known = [one for one in found if one.is_identified] or ([MachineRecord(key, ())] if key else [])
+        return tuple(self._with_host(one, host) for one in known or found or [MachineRecord(ADDRESS_KEY + address, ())])
 
     def places_of(self, host: Host) -> set[str]:
         """Return the keys and addresses of the machine of a host."""
@@ -116,11 +133,11 @@ class MachineRecords:
     @contextmanager
     def reverting(self) -> Iterator[None]:
         """Forget the changes of the block if they cannot be stored."""
-        before = dict(self._records), set(self._unsaved), list(self._events)
+        before = dict(self._records), set(self._unsaved), list(self._events), set(self._gone)
         try:
             yield
         except StoreUnusableError:
-            self._records, self._unsaved, self._events = before
+            self._records, self._unsaved, self._events, self._gone = before
             raise
 
 

@@ -13,13 +13,14 @@ from ascendrun.core.errors import AscendrunError, ConflictError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs import endings, inputs
 from ascendrun.core.jobs.job import Job, State
-from ascendrun.core.machines import MachineState
+from ascendrun.core.machines import MachineRecord, MachineState
 from ascendrun.head.agents.connections import dialled
 from ascendrun.head.loop.machine.reconcile import LOOK_S
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.state.job_files import read_copy
 from ascendrun.head.state.state_dir import StoreUnusableError
-from tests.lib.small_world import N1, N2, OTHER_NAME, PROCESS, STUCK, Node, World
+from ascendrun.query.host_views import make_machine_views
+from tests.lib.small_world import N1, N2, OTHER_NAME, PROCESS, STUCK, Node, World, change
 
 
 def vanish(world: World, job: Job, host: Host, *, alive: bool = False) -> Node:
@@ -35,7 +36,7 @@ def vanish(world: World, job: Job, host: Host, *, alive: bool = False) -> Node:
 def test_nodes_are_compared_although_nothing_can_be_stored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     job = world.running(N1)
 
-    def refuse(records: Any) -> None:
+    def refuse(*_: Any) -> None:
         raise StoreUnusableError("no space left on device")
 
     monkeypatch.setattr(world.store.machines, "save", refuse)
@@ -371,3 +372,32 @@ def test_an_attempt_of_a_job_that_is_over_and_forgotten_is_stopped(world: World)
     world.up(N1)
     assert node.stopped() == [over.run_id] and world.store.machines.held() == ()
     assert asdict(world.now(over)) == asdict(over)
+
+
+def test_a_machine_that_was_drained_before_it_was_reached_has_one_record(world: World) -> None:
+    change(world, "drain", N1, N2)
+    world.running(N1)
+    world.up(N1)
+    assert [record.drain is not None for record in world.jobs.machines.records.all()] == [True, True]
+    for _ in ("as it was kept", "as it was stored"):
+        records = world.store.machines.all()
+        assert sorted(record.key for record in records) == ["address n2:22", "key-n1"]
+        assert all(record.drain is not None for record in records)
+        world.restart()
+    change(world, "undrain", N1)
+    world.restart()
+    by_key = {record.key: record.drain for record in world.store.machines.all()}
+    assert by_key["key-n1"] is None and by_key["address n2:22"] is not None
+
+
+def test_two_records_of_one_machine_from_an_earlier_release_become_one(world: World) -> None:
+    change(world, "drain", N1)
+    (drained,) = world.store.machines.all()
+    world.store.machines.save([MachineRecord("key-n1", (N1, OTHER_NAME))])
+    world.restart()
+    world.turn()
+    (view,) = make_machine_views(world.store.machines.all(), (), (), now_s=time.time())
+    assert (view.names, view.state) == (("n1", "npu-2"), MachineState.DRAINED)
+    (one,) = world.store.machines.all()
+    assert (one.key, one.drain, one.hosts) == ("key-n1", drained.drain, (N1, OTHER_NAME))
+    assert [path.name for path in (world.folder / "machines").iterdir()] == ["key-n1"]
