@@ -32,10 +32,13 @@ def main() -> int:
         from ascendrun.head.loop.guard import guard
 
         guard()
-    from ascendrun.cli import main as command_line
-
     try:
+        from ascendrun.cli import main as command_line
+
         return command_line()
+    except KeyboardInterrupt:  # while the command line was imported
+        print("interrupted", file=sys.stderr)
+        return 130
     finally:
         gc.freeze()  # the end of the process frees everything without a search
 

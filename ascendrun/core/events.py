@@ -97,6 +97,7 @@ _EVENT_TYPES = (
     EventType("checkpoint-incomplete", Severity.WARNING),
     EventType("checkpoint-set-aside", Severity.WARNING),
     EventType("checkpoint-pointer-repaired", Severity.WARNING),
+    EventType("records-on-network", Severity.WARNING),
     EventType("pull-resumed", Severity.INFO),
     EventType("io-error", Severity.WARNING, frozenset({"count"})),
     EventType("records-lost", Severity.WARNING, frozenset({"count"})),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.events import Event
 from ascendrun.head.loop.context import Context
-from ascendrun.head.protocol.file_messages import FileData, FileTrouble
+from ascendrun.head.protocol.file_messages import FileData, FileLimited, FileTrouble
 from ascendrun.head.protocol.messages import Message
 from ascendrun.head.protocol.remote import AgentConnection, boot_s
 from ascendrun.head.state.job_table import StoredJob
@@ -234,7 +234,11 @@ class LiveJobs:
     def _record_trouble(self, runner: JobRunner, host: str, trouble: FileTrouble) -> None:
         from ascendrun.head.protocol.agent_events import file_event
 
-        self.steps.record(runner.job.id, [file_event(host, trouble, now_s=time.time())])
+        event = file_event(host, trouble, now_s=time.time())
+        told = self.steps.events_of(runner.job.id) if isinstance(trouble, FileLimited) else ()  # at each connection
+        if any(_file_of(one) == _file_of(event) for one in told if one.code == event.code):
+            return
+        self.steps.record(runner.job.id, [event])
 
     # What a step decided
 
@@ -270,3 +274,8 @@ class LiveJobs:
         attempt = failed_attempt(before, step.job, step.transitions)
         if attempt is not None and not may_restart(before):  # else requested when it started to stop
             self._context.artifacts.fetch(before.id, attempt)
+
+
+def _file_of(event: Event) -> tuple[object, ...]:
+    """Return which file an event about one concerns."""
+    return event.hosts, event.attempt, event.values["file"], event.values["generation"]

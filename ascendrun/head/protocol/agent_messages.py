@@ -11,7 +11,9 @@ from dataclasses import field
 from typing import Any
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
+from ascendrun.core.node_messages import node_text
 from ascendrun.head.protocol.messages import Done, Message, Request, converted
+from ascendrun.text import Text
 
 Sizes = Mapping[str, Mapping[str, int]]
 """By file and generation: bytes, or an offset."""
@@ -83,12 +85,14 @@ class Checkpoints(Request[CheckpointsReply], op="checkpoints"):
 
 class PrepareReply(Message):
     """Reply to Prepare. `kept`: names in the working directory that belong to the user and hide staged names. `hccl`:
-    the leased port blocks, by their first port. `pointer`: {path, before, step} of a file that was set back."""
+    the leased port blocks, by their first port. `pointer`: {path, before, step} of a file that was set back.
+    `not_local`: why growing files stay on a network file system, None: they do not."""
 
     master_port: int | None = None
     hccl: tuple[int, ...] = converted(tuple, default=())
     kept: tuple[str, ...] = converted(tuple, default=())
     pointer: Mapping[str, Any] | None = None
+    not_local: Text | str | None = converted(node_text, default=None)
 
 
 class Prepare(Request[PrepareReply], op="prepare"):

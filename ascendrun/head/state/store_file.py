@@ -140,7 +140,7 @@ class StoreFile(Database):
         """Refuse a newer file as any database; a version that no controller has written is damage."""
         head = HeadFile.load(self.path.parent)
         found, known = version_of(self._db), len(self.MIGRATIONS)
-        if head is not None and found > known >= head.schema > 0:
+        if head is not None and found > known >= head.schema:
             raise sqlite3.DatabaseError(f"schema {found} instead of {head.schema}")
         super()._refuse_newer()
 

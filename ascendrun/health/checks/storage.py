@@ -30,6 +30,9 @@ NULL_DEVICE = "character special file 1,3 666"
 def check_disk_space(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     seen: set[object] = set()
     for path, disk in (facts.disks or {}).items():
+        write = (facts.writes or {}).get(path)
+        if write is not None and write.error is not None and write.code != "disk-full":
+            continue  # it takes no file, whatever it has free: a directory of /proc, a read-only image
         same = disk.device or (disk.total_bytes, disk.free_bytes, disk.total_inodes, disk.free_inodes)
         if path != SHM and same not in seen:  # several paths on one disk are one fault
             seen.add(same)

@@ -144,6 +144,26 @@ def test_an_interrupted_stop_says_that_it_goes_on(world: dict[str, str]) -> None
     assert child.wait(DEADLINE_S) == 130
 
 
+@pytest.mark.parametrize("module", ["ascendrun.cli", "ascendrun.text", "click"])
+def test_a_command_that_is_interrupted_while_it_imports_ends_without_a_traceback(
+    world: dict[str, str], tmp_path: Path, module: str
+) -> None:
+    hook = f"""
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+"""
+    (tmp_path / "sitecustomize.py").write_text(hook)
+    environ = {**world, "PYTHONPATH": os.pathsep.join((str(tmp_path), world["PYTHONPATH"]))}
+    argv = [sys.executable, "-m", "ascendrun", "fetch", "j-0001"]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (130, False), done.stderr
+
+
 def loaded(world: dict[str, str], *argv: str, run: str = "ascendrun.cli") -> set[str]:
     """The modules that a command line imports; `run`: of which module it is the function main."""
     code = f"import sys; from {run} import main; main(); print(*sys.modules, file=sys.stderr)"

@@ -248,7 +248,7 @@ class JobStart:
 
         def prepared(reply: Reply[agent.PrepareReply]) -> None:
             if reply.error is None:
-                self._note_pointer(host, reply.message.pointer)
+                self._note_prepared(host, reply.message)
                 hccl = reply.message.hccl if plan.hccl_bases else None
                 live.feed(inputs.NodeReady(host, reply.message.master_port, hccl))
             elif reply.error.code == "stage-files-missing":
@@ -262,12 +262,16 @@ class JobStart:
         request = agent.Prepare.from_header({**prepare_request(node, plan), **more, "job": copy})
         live.call(host, request, deadline_s=CHECK_S, then=prepared)
 
-    def _note_pointer(self, host: str, pointer: Mapping[str, Any] | None) -> None:
-        if pointer is not None:
-            job = self._live.job
-            values = {"path": pointer["path"], "before": pointer["before"], "step": pointer["step"]}
-            event = Event("checkpoint-pointer-repaired", values, (host,), attempt=job.attempt, at_s=time.time())
-            self._live.context.record(job.id, [event])
+    def _note_prepared(self, host: str, reply: agent.PrepareReply) -> None:
+        noted: dict[str, dict[str, Any]] = {}
+        if reply.pointer is not None:
+            noted["checkpoint-pointer-repaired"] = {name: reply.pointer[name] for name in ("path", "before", "step")}
+        if reply.not_local is not None:
+            noted["records-on-network"] = {"reason": reply.not_local}
+        job, now_s = self._live.job, time.time()
+        events = [Event(code, values, (host,), attempt=job.attempt, at_s=now_s) for code, values in noted.items()]
+        if events:
+            self._live.context.record(job.id, events)
 
     def record_placement(self) -> None:
         job, state_dir = self._live.job, self._live.context.state_dir

@@ -29,6 +29,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Mapping
 
+    from ascendrun.node.op_errors import Message
+
 START_S = 20.0
 """Seconds that a supervisor may take to report its start."""
 
@@ -72,7 +74,7 @@ class Attempts:
             make_private_dir(layout.live_dir(self._root))
             open(layout.live_mark(folder), "ab").close()
             checks.check_directory(folder, make=False)
-            streams = place_streams(folder)
+            streams, not_local = place_streams(folder)
             port, bases = self._leases.prepare(tag, request)
             pointer = None
             if request.get("pointer"):
@@ -93,7 +95,14 @@ class Attempts:
             failpoint("prepare.after_record")
         except OSError as error:
             raise os_failure(error, "prepare-attempt", attempt=tag, path=self._root) from error
-        return {"ready": True, "master_port": port, "hccl": bases, "kept": kept, "pointer": pointer}
+        return {
+            "ready": True,
+            "master_port": port,
+            "hccl": bases,
+            "kept": kept,
+            "pointer": pointer,
+            "not_local": not_local,
+        }
 
     def renew(self, request: dict[str, Any]) -> dict[str, Any]:
         """Renew the lease of an attempt from `at_ns`, which this returned before, and return the time now."""
@@ -334,26 +343,28 @@ def link_work(earlier: str, work: str, *, may_lack: bool) -> None:
         raise OperationError("stage-files-missing", "stage-files-missing", path=earlier)
 
 
-def place_streams(folder: str) -> str:
+def place_streams(folder: str) -> tuple[str, Message | None]:
     """Return the directory for an attempt's growing files, made: a local one if the attempt's is on a network file
-    system and the local disk is usable. Raises OSError, OperationError."""
+    system and the local disk is usable; and why it is not, None: it is, or need not be. Raises OSError,
+    OperationError."""
     is_placed = layout.streams_dir(folder) != folder
     if not is_placed and not checks.is_on_network(folder):
-        return folder
+        return folder, None
     streams = layout.local_streams_dir(folder)
     try:
         if os.path.islink(layout.local_base()) or checks.is_on_network(layout.LOCAL):
-            raise OperationError("bad-directory", "not-a-directory", path=layout.local_base())
+            raise OperationError("bad-directory", "local-on-network", path=layout.local_base())
         for path in (layout.local_base(), streams):
             make_private_dir(path)
         checks.check_room(streams)
         checks.check_directory(streams, make=False)
-    except (OSError, OperationError):
+    except (OSError, OperationError) as error:
         if is_placed:
             raise
-        return folder
+        failed = os_failure(error, "write-in", path=streams) if isinstance(error, OSError) else error
+        return folder, failed.message
     write_json(os.path.join(folder, WHERE), {"streams": streams})
-    return streams
+    return streams, None
 
 
 def remove_attempt(folder: str) -> None:

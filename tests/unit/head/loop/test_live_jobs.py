@@ -23,7 +23,7 @@ from ascendrun.core.jobs.restart import Failure, Kind, PastAttempt, RestartPolic
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
-from ascendrun.head.protocol.file_messages import FileTruncated, FileUnreadable
+from ascendrun.head.protocol.file_messages import FileLimited, FileTruncated, FileUnreadable
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission, make_job
@@ -128,6 +128,22 @@ def test_the_trouble_of_a_node_with_a_file_stands_in_the_story_of_the_job_whose_
     event = live.jobs.steps.events_of(mine.job.id)[-1]
     assert (event.code, event.hosts, event.values["generation"]) == (code, ("n1",), generation)
     assert code not in [event.code for event in live.jobs.steps.events_of(other.job.id)]
+
+
+def test_a_file_over_its_limit_is_an_event_once_for_each_file_and_attempt(live: Live) -> None:
+    runner = live.add("mine")
+    tags = [runner.job.run_id] * 3 + [runner.job.run_id[:-1] + "2"]
+    for tag, size in zip(tags, (11, 12, 13, 11)):  # a new connection reports it again
+        for file in ("rank-0.out", "rank-1.out"):
+            trouble = FileLimited(tag=tag, file=file, generation=0, size=size, limit=10)
+            live.jobs._record_trouble(runner, "n1", trouble)
+    events = [one for one in live.jobs.steps.events_of(runner.job.id) if one.code == "file-limited"]
+    assert [(one.attempt, one.values["file"]) for one in events] == [
+        (1, "rank-0.out"),
+        (1, "rank-1.out"),
+        (2, "rank-0.out"),
+        (2, "rank-1.out"),
+    ]
 
 
 @pytest.mark.parametrize(("kind", "is_closed", "strikes"), [(Kind.DEVICE, 1, 0), (Kind.HCCL, 0, 1), (Kind.INFRA, 0, 0)])

@@ -19,7 +19,7 @@ from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase, Request, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.head.loop.rescue import restore_rows
-from ascendrun.head.state.state_dir import StoreUnusableError, filesystem_of
+from ascendrun.head.state.state_dir import StoreDamagedError, StoreUnusableError, filesystem_of
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.store_file import HeadFile, LostLeaseError
 from tests.lib.demo_jobs import add_job, demo_job
@@ -131,6 +131,20 @@ def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
         Store.open(tmp_path)
     assert caught.value.message.key == "store.newer"
     assert "ASCENDRUN_STATE_DIR" in str(caught.value.hint)
+
+
+def test_a_schema_that_no_controller_has_noted_is_damage(tmp_path: Path) -> None:
+    Store.open(tmp_path).close()
+    with sqlite3.connect(tmp_path / "state.db") as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    head = HeadFile.load(tmp_path)
+    assert head is not None
+    replace(head, schema=0).write(tmp_path)  # as of a release that noted none: it knew no newer one
+    with pytest.raises(StoreDamagedError):
+        Store.open_for_reading(tmp_path)
+    Store.open(tmp_path).close()
+    assert list(tmp_path.glob("damaged/*"))
 
 
 def test_a_file_that_is_no_database_is_kept_elsewhere(tmp_path: Path) -> None:

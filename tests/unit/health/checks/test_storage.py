@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ascendrun.core.findings import Severity
-from ascendrun.health.survey.facts import Disk
+from ascendrun.health.survey.facts import Disk, WriteResult
 from tests.lib.host_worlds import GIB, JOB, NAMES, found, sound, world
 
 
@@ -17,6 +17,16 @@ def test_two_paths_on_a_full_disk_are_one_fault_though_its_free_space_changes():
     (one,) = found(world(sound("n2", disks={"/a": first, "/b": second})), "disk-full")
     assert one.values == {"path": "/a", "free": 0}
     assert len(found(world(sound("n2", disks={"/a": first, "/b": second, "/c": other})), "disk-full")) == 2
+
+
+def test_a_directory_that_takes_no_file_is_not_said_to_be_full():
+    disks = {"/proc/ckpt": Disk("/proc", 0, 0, 0, 0, "proc", False, 22)}
+    writes = {"/proc/ckpt": WriteResult("/proc", "cannot write in /proc", "bad-directory", is_late=False)}
+    assert not found(world(sound("n2", disks=disks, writes=writes)), "disk-full")
+    (one,) = found(world(sound("n2", disks=disks, writes=writes)), "directory-not-writable")
+    assert one.values["path"] == "/proc/ckpt"
+    full = {"/proc/ckpt": replace(writes["/proc/ckpt"], code="disk-full")}
+    assert found(world(sound("n2", disks=disks, writes=full)), "disk-full")
 
 
 def test_checkpoints_on_the_nodes_own_disks_are_told_to_jobs_that_restart():
