@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -181,9 +182,10 @@ class Jobs(Part):
         `ref` may also be the id or the tag of a found attempt; its view stays in the state FOUND until it has ended.
         Raises NotFoundError; ConflictError if it has ended.
         """
+        by = f"{getpass.getuser()}@{os.uname().nodename}"
         found = [view for view in self.found_attempts() if ref in (view.id, view.name)]
         if found and ref not in self.names():
-            self._head.request(Stop(ref, now), repeat=True)
+            self._head.request(Stop(ref, now, by), repeat=True)
             return found[0]
         live = [stored.job.id for stored in self.stages(ref) if not stored.job.is_terminal]
         job = self.detail(ref).job
@@ -191,7 +193,7 @@ class Jobs(Part):
         ended: list[ConflictError] = []
         for job_id in chosen:
             try:
-                self._head.request(Stop(job_id, now), repeat=True)
+                self._head.request(Stop(job_id, now, by), repeat=True)
             except ConflictError as conflict:  # a stage may end while the others are stopped
                 ended.append(conflict)
         if len(ended) == len(chosen):

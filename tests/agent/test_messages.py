@@ -174,7 +174,9 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
     put = file_messages.PutFile("head-job", str(tmp_path / "put"), 3, 10**18, 0o644)
     assert ask(put).have == 0 and ask(replace(put, offset=0), b"abc").have == 3
     assert ask(replace(put, sha256=sha256)).done and (tmp_path / "put").read_bytes() == b"abc"
-    ask(messages.Stop(TAG, True, 0.0, "user"))
+    ask(messages.Stop(TAG, True, 0.0, "user", by="wang@login1"))
+    taken = json.loads(Path(layout.attempt_dir(str(node.root), TAG), layout.STOP_TAKEN).read_bytes())
+    assert (taken["why"], taken["by"]) == ("user", "wang@login1")
     ask(messages.Unfollow(TAG))
     assert ask(messages.Processes("head-other.1")) == messages.ProcessesReply()
     ran, body = node.ask(messages.Exec(["echo", "a"], 10.0, 100))

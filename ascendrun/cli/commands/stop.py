@@ -71,7 +71,7 @@ def _request_all(ctx: CliContext, refs: tuple[str, ...], requested: list[JobView
 
 
 def describe(job: JobView) -> str:
-    """Return text such as: j-0001 STOPPING: stopped on user request"""
+    """Return text such as: j-0001 STOPPING: stopped on request of me@login1"""
     return labelled(f"{job.id} {job.state}", job.reason)
 
 

@@ -289,10 +289,13 @@ class HostGivenUp(JobInput):
 
 
 class StopRequested(JobInput):
+    """`by`: the user and the machine of the command."""
+
     now: bool
+    by: str = "-"
 
     def apply(self, draft: drafts.Draft) -> None:
-        draft.stop(Cause.USER, because("stopped-by-user"), now=self.now)
+        draft.stop(Cause.USER, because("stopped-by-user", by=self.by), now=self.now)
 
 
 class RetryRequested(JobInput):

@@ -116,7 +116,7 @@ class Requests:
         try:
             job = self._store.jobs.find(request.job).job
         except NotFoundError:
-            if not self._jobs.machines.reconciler.stop_found(request.job, now=request.now):
+            if not self._jobs.machines.reconciler.stop_found(request.job, request.by, now=request.now):
                 raise
             answer(Done(), b"", True)
             return
@@ -124,9 +124,9 @@ class Requests:
             what = Text("job.already-ended", "{job} has already ended: {state}", job=job.id, state=job.state.value)
             raise ConflictError(what)
         now_s = time.time()
-        values = {"grace_s": 0.0 if request.now else job.grace_s}
+        values = {"grace_s": 0.0 if request.now else job.grace_s, "by": request.by}
         self._store.jobs.save(job, [Event("stop-requested", values, attempt=job.attempt, at_s=now_s)], now_s=now_s)
-        self._jobs.steps.feed(job.id, StopRequested(now=request.now))
+        self._jobs.steps.feed(job.id, StopRequested(now=request.now, by=request.by))
         self._jobs.steps.work_off()
         answer(Done(), b"", True)
 

@@ -295,11 +295,12 @@ def _history(folder: Path) -> Iterator[tuple[float, inputs.JobInput]]:
     has_failed = any(isinstance(event, endings.RankExited) and event.exit.is_failure for _, event, _ in made)
     is_stopped = False
     for at_s, event, line in made:
-        why = ((line.get("reason") or {}).get("values") or {}).get("why") if line.get("by") == "head" else None
-        is_asked = line.get("event") == "stopping" and line.get("by") == "head" and why != Cause.COMPLETED.value
+        told = (line.get("reason") or {}).get("values") or {}
+        is_asked = line.get("event") == "stopping" and line.get("by") == "head"
+        is_asked = is_asked and told.get("why") != Cause.COMPLETED.value
         if is_asked and not has_failed and not is_stopped:
             is_stopped = True
-            yield at_s, inputs.StopRequested(now=False)
+            yield at_s, inputs.StopRequested(now=False, by=str(told.get("by") or "-"))
         elif event is not None:
             yield at_s, event
 

@@ -160,7 +160,7 @@ class Abort(Request[Done], op="abort"):
 class Stop(Request[Done], op="stop"):
     """End an attempt; the event `ended` of its records is the proof. `why`: a code, which the node records: the cause
     of the job's stop, or what the comparison with the node found. `now`: without the grace period. `hung`: its ranks
-    print their stacks and end by SIGABRT.
+    print their stacks and end by SIGABRT. `by`: user@machine, or "controller"; the node records it too.
 
     `events`: by generation, the bytes of the attempt's events that are here, so that a node whose folder was made again
     continues after them."""
@@ -171,6 +171,7 @@ class Stop(Request[Done], op="stop"):
     why: str
     events: Mapping[str, int] = field(default_factory=dict)
     hung: bool = False
+    by: str = "controller"
 
 
 class Follow(Request[Done], op="follow"):

@@ -50,10 +50,11 @@ class Submit(Request[Submitted], op="submit"):
 
 
 class Stop(Request[Done], op="stop"):
-    """Stop a job. `now`: without its grace period."""
+    """Stop a job. `now`: without its grace period. `by`: the user and the machine of the command."""
 
     job: str
     now: bool = False
+    by: str = "-"
 
 
 class Retry(Request[Done], op="retry"):

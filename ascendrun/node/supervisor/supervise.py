@@ -180,7 +180,7 @@ class Supervisor:
             self._asked_s = now
         if signal.SIGTERM in received:
             if self._asked_s is not None and now - self._asked_s < HEAD_SIGNALS_S:
-                self._ending.stop("head", message("stop-requested", why="signal"))
+                self._ending.stop("head", message("stop-requested", why="signal", by="node"))
             else:
                 self._ending.stop("node", message("supervisor-terminated"))
         if signal.SIGUSR1 in received:
@@ -211,9 +211,8 @@ class Supervisor:
             self._stop_seen = order
             self._folder.acknowledge_stop()
             by, key = ("hung", "stop-hung") if order.get("hung") else ("head", "stop-requested")
-            self._ending.stop(
-                by, message(key, why=order.get("why") or "-"), now=bool(order.get("now")), grace_s=order.get("grace_s")
-            )
+            reason = message(key, why=order.get("why") or "-", by=order.get("by") or "-")
+            self._ending.stop(by, reason, now=bool(order.get("now")), grace_s=order.get("grace_s"))
         return True
 
     def _check_lease(self) -> None:

@@ -326,8 +326,8 @@ class Reconciler:
             for record in self._records.all():
                 self._records.forget_found(record, {tag})
 
-    def stop_found(self, ref: str, *, now: bool) -> bool:
-        """Stop the found attempts with this tag or job id, on all machines; False: there are none.
+    def stop_found(self, ref: str, by: str, *, now: bool) -> bool:
+        """Stop the found attempts with this tag or job id, on all machines, for a user; False: there are none.
 
         They are listed until the nodes have recorded their end.
         """
@@ -339,7 +339,8 @@ class Reconciler:
             for host in record.hosts
         ]
         for link, tag in found:
-            link.call(agent.Stop(tag, now, FOUND_GRACE_S, "user"), deadline_s=DEADLINE_S, done=self._look_soon)
+            request = agent.Stop(tag, now, FOUND_GRACE_S, "user", by=by)
+            link.call(request, deadline_s=DEADLINE_S, done=self._look_soon)
         return bool(found)
 
     def _look_soon(self, reply: object) -> None:

@@ -196,6 +196,7 @@ def stop(root: str, request: dict[str, Any]) -> dict[str, Any]:
         "hung": bool(request.get("hung")),
         "grace_s": request.get("grace_s"),
         "why": request.get("why"),
+        "by": request.get("by"),
         "at_ns": time.time_ns(),
         "first_ns": reap.since_boot_ns(),
     }

@@ -12,7 +12,7 @@ import pytest
 from ascendrun.core.errors import AscendrunError, ConflictError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs import endings, inputs
-from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.jobs.job import Exit, Job, State
 from ascendrun.core.machines import MachineRecord, MachineState
 from ascendrun.head.agents.connections import dialled
 from ascendrun.head.loop.machine.reconcile import LOOK_S
@@ -277,8 +277,8 @@ def test_an_attempt_that_no_record_explains_holds_its_machine_until_it_is_stoppe
     assert world.store.machines.held()[0].holds[0].tag == tag
     world.up(N1)
     assert node.stopped() == [], "what no record explains is not touched"
-    assert not world.jobs.machines.reconciler.stop_found("j-0008", now=True)
-    assert world.jobs.machines.reconciler.stop_found("j-0007", now=True)
+    assert not world.jobs.machines.reconciler.stop_found("j-0008", "wang@login1", now=True)
+    assert world.jobs.machines.reconciler.stop_found("j-0007", "wang@login1", now=True)
     world.turn()
     world.turn()
     assert node.stopped() == [tag] and world.store.machines.held() == ()
@@ -401,3 +401,17 @@ def test_two_records_of_one_machine_from_an_earlier_release_become_one(world: Wo
     (one,) = world.store.machines.all()
     assert (one.key, one.drain, one.hosts) == ("key-n1", drained.drain, (N1, OTHER_NAME))
     assert [path.name for path in (world.folder / "machines").iterdir()] == ["key-n1"]
+
+
+def test_a_stop_carries_who_and_why_to_the_node_and_into_the_record(world: World) -> None:
+    asked, failed = world.running(N1), world.running(N2)
+    world.up(N1, N2)
+    world.jobs.steps.feed(asked.id, inputs.StopRequested(now=True, by="wang@login1"))
+    world.jobs.steps.feed(failed.id, endings.RankExited("n2", 0, Exit(1, None, 1)))
+    world.turn()
+    stops = {name: [one for one in world.nodes[name].asked if isinstance(one, agent.Stop)][-1] for name in ("n1", "n2")}
+    assert {name: (one.by, one.why) for name, one in stops.items()} == {
+        "n1": ("wang@login1", "user"),
+        "n2": ("controller", "failure"),
+    }
+    assert world.now(asked).reason.values["by"] == "wang@login1"
