@@ -68,9 +68,8 @@ class JobView:
     `holds`: hosts that no other job may use, also after the end, and why.
     `hosts`: of the present attempt, (): it waits in the queue; `nodes`: how many it needs; `pool`: those that it may
     use; `spares`: hosts that it keeps as replacements. `priority`: higher ones start first. `held_by`: the user who
-    holds it in the queue, None: not held. `starts`: attempts without those that ended before any start,
-    None: unknown. `confidence`: of what failed first: certain, likely or unknown, by the diagnosis; preliminary, until
-    it is there; None: nothing failed."""
+    holds it in the queue, None: not held. `confidence`: of what failed first: certain, likely or
+    unknown, by the diagnosis; preliminary, until it is there; None: nothing failed."""
 
     id: str
     name: str
@@ -96,7 +95,6 @@ class JobView:
     spares: tuple[str, ...] = ()
     priority: int = 0
     held_by: str | None = None
-    starts: int | None = None
     confidence: str | None = None
 
 
@@ -233,7 +231,6 @@ def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None, sight: 
         holds=job_holds(job) if job.held_hosts else (),
         nodes=job.request.nodes,
         spares=() if job.is_terminal or not job.hosts else job.spares,
-        starts=job.attempt - job.unstarted,
     )
 
 

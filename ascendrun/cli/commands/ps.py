@@ -99,7 +99,7 @@ def job_columns(now_s: float, causes: Mapping[str, str | None] = MappingProxyTyp
         out.Column("ID", lambda job: job.id),
         out.Column("NAME", lambda job: job.name),
         out.Column("STATE", lambda job: job.state),
-        out.Column("ATTEMPT", lambda job: str(job.starts or job.attempt), dropped=4),
+        out.Column("ATTEMPT", lambda job: str(job.attempt), dropped=4),
         out.Column("NODES", lambda job: fold_hosts(job.hosts) or str(job.nodes), dropped=1),
         out.Column("RANKS", lambda job: str(job.world_size or "-"), dropped=3),
         out.Column("SPARES", lambda job: fold_hosts(job.spares) or "-", is_wide=True),

@@ -351,7 +351,6 @@ class Draft:
         self.job = replace(
             self.job,
             attempt=self.job.attempt + 1,
-            unstarted=self.job.unstarted + (self.job.go_sent_at_s is None),
             hosts=(),
             nodes=(),
             world_size=0,

@@ -191,8 +191,8 @@ class Job:
 
     `pool`: the hosts that it may use, in the order of the hostfile. `hosts`: those of the present attempt in the order
     of their node ranks, (): it is queued. `spares`: hosts claimed with them, on which nothing runs. `passed_over`: how
-    long (UTC seconds) a host is not used, since it was not ready. `unstarted`: attempts that ended before any
-    start. `lost_hosts`: whose disks a user has given up.
+    long (UTC seconds) a host is not used, since it was not ready. `lost_hosts`: whose disks a user has given
+    up.
     `priority`: higher ones are placed first. `held_by`: the user who holds it in the queue, None: not held. `user`: who
     submitted it, None: unknown. `forks`: the process of a node may start its ranks, so that its end is no rank's.
     `pipeline`: the id of its pipeline, None: not part of a pipeline. `stage`: the stage's name in it. `needs`: the id
@@ -243,7 +243,6 @@ class Job:
     request: Request = Request()
     spares: tuple[str, ...] = ()
     passed_over: Mapping[str, float] = field(default_factory=dict)
-    unstarted: int = 0
     lost_hosts: tuple[str, ...] = ()
     priority: int = 0
     held_by: str | None = None

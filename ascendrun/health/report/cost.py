@@ -155,7 +155,7 @@ def measure_job(spec: Mapping[str, Any], job: Job, stays: Sequence[Stay]) -> Job
         state=job.state.value,
         device_type=str((spec.get("devices") or {}).get("type") or "auto"),
         devices=count_devices(spec, job, job.attempt),
-        attempts=max(0, job.attempt - job.unstarted),
+        attempts=job.attempt,
         held_s=sum(seconds for _, seconds in held),
         device_hours=sum(known) / 3600 if len(known) == len(counts) else None,
     )

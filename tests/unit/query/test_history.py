@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from ascendrun.cli.commands.ps import job_columns
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Cause, Job, Request, State
 from ascendrun.core.jobs.restart import PastAttempt
 from ascendrun.head.state.store import Store
 from ascendrun.health.forecast import History
 from ascendrun.query.history import read_losses
+from ascendrun.query.views import make_job_view
 from tests.lib.demo_jobs import store_job
 from tests.lib.story_cluster import Desk
 
@@ -47,7 +49,7 @@ def history(desk: Desk) -> Desk:
     add(store, "twice", NPU_8, [*run, *again], user="ann", hosts=("a",), pool=("a", "b"), attempt=2, past=past)
     add(store, "cpu", {"devices": {"type": "cpu", "per_node": 2}}, [*run, (3.0, "STOPPED")], user="bob", hosts=("a",))
     add(store, "unknown", {}, [*run, (3.0, "FAILED")])
-    add(store, "never", NPU_8, [(8.0, "STOPPED")], user="bob", hosts=(), unstarted=1)
+    add(store, "never", NPU_8, [(8.0, "STOPPED")], user="bob", hosts=())
     add(store, "live", NPU_8, run, user="ann")
     store.close()
     return desk
@@ -69,6 +71,17 @@ def test_device_hours_are_devices_times_the_time_with_hosts_over_all_attempts(hi
         "never": (None, 0.0, 0.0),
     }
     assert [row["name"] for row in rows(history)][:2] == ["twice", "never"], "the newest end first"
+
+
+def test_every_screen_has_the_number_of_the_attempt_that_the_options_take(history: Desk) -> None:
+    moves = [(1.0, "CHECKING"), (1.5, "STARTING"), (2.0, "RUNNING"), (9.0, "STOPPED")]
+    store = Store.open(history.folder / "state")
+    add(store, "held", NPU_8, moves, attempt=3)  # two attempts were held before their ranks were started
+    view = make_job_view(store.jobs.find("held"), None)
+    store.close()
+    (row,) = [row for row in rows(history) if row["name"] == "held"]
+    (in_ps,) = [column.cell(view) for column in job_columns(9.0) if column.title == "ATTEMPT"]
+    assert (view.attempt, row["attempts"], in_ps) == (3, 3, "3")  # `show` and `explain` print that of the view
 
 
 def test_users_are_summed_by_type_of_device(history: Desk) -> None:
