@@ -176,6 +176,8 @@ class HangWatch:
         self._windows = windows
         self._looked_s: float | None = None
         self._moved_s = 0.0
+        self.silent_since_s = 0.0
+        """Since when hosts do not respond and no rank on the others makes progress."""
         self._wrote_s = float("-inf")
         self._phase_s = float("-inf")
         self._steps: dict[int, int] = {}
@@ -196,7 +198,10 @@ class HangWatch:
         seen = {rank: one for rank, one in look.ranks.items() if one.host not in look.unreachable}
         living = {rank: one for rank, one in seen.items() if not one.has_ended}
         was_away = before is None or look.at_s - before > 4 * windows.look_s + 5.0
-        if self._moves(seen) or was_away or look.is_blind or not living or len(living) < len(seen):
+        moves = self._moves(seen) or was_away or look.is_blind
+        if moves or not look.unreachable:
+            self.silent_since_s = look.at_s
+        if moves or not living or len(living) < len(seen):
             self._begin(look.at_s)
         self._note_classes(living, look.at_s)
         self._note_signs(look, living)

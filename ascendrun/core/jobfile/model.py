@@ -81,6 +81,9 @@ class Timeouts(Strict):
     hang_s: Optional[Seconds] = Field(900.0, examples=[900])
     """Seconds without progress until a hung job is stopped for a restart. Without restarts, or with null, a hang is
     only reported."""
+    unreachable_s: Optional[Seconds] = Field(3600.0, examples=[3600])
+    """Seconds that a host does not respond and no rank on the other hosts makes progress, until a job without restarts
+    is stopped. 24 times as long while no host responds. null: no limit."""
     run_s: Optional[Seconds] = Field(None, examples=[86400])
     """Seconds that the job may run. Default: no limit."""
 

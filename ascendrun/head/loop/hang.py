@@ -21,6 +21,7 @@ from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.logs.log_lines import process_number
 from ascendrun.head.state.state_dir import SPOOL_STACKS, make_spool_dir, spool_dir
 from ascendrun.node.files import write_json
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.metrics import MetricsLine
@@ -44,6 +45,8 @@ STACKS_S = 25.0
 GAPS = 64
 WORLD_S = 3600.0
 """Seconds after the start in which the world size is looked for in the output."""
+CUT_FACTOR = 24.0
+"""How much longer silent hosts are waited for while no host responds: the network of this machine may be down."""
 ALONE_S = 60.0
 """Seconds without a connection between ranks after which steps are those of separate trainings: a group is formed
 before its first step, and nodes look for connections more often."""
@@ -188,6 +191,7 @@ class HangMonitor:
 
     def __init__(self, context: Context) -> None:
         self._state_dir, self._post, self._steps = context.state_dir, context.post, context.steps
+        self._links = context.links
         self._divisor = float(os.environ.get(DIVISOR_VARIABLE) or 1.0)
         self._watched: dict[str, _Watched] = {}
         self._runners: dict[str, JobRunner] = {}
@@ -264,6 +268,8 @@ class HangMonitor:
         verdict = watched.watch.observe(look)
         if job.state is not State.RUNNING:
             return
+        if job.policy.max_restarts <= 0:
+            self._end_without_hosts(runner, look, look.at_s - watched.watch.silent_since_s)
         now_s = time.time()
         if verdict is None:
             if watched.is_reported:
@@ -280,6 +286,15 @@ class HangMonitor:
         if verdict.acts and job.policy.max_restarts > 0:
             hung = Hung(verdict.hosts, verdict.ranks, verdict.finding(), is_unreachable=verdict.is_unreachable)
             self._steps.feed(job.id, hung)
+
+    def _end_without_hosts(self, runner: JobRunner, look: Look, silent_s: float) -> None:
+        """Stop a job that never starts again if its hosts have been silent for its limit: nothing else ends it."""
+        limit_s, is_head_cut = runner.spec.timeouts.unreachable_s, not any(link.is_up for link in self._links)
+        if limit_s is not None and silent_s * self._divisor > limit_s * (CUT_FACTOR if is_head_cut else 1):
+            what = "{hosts:hosts} does not respond for {quiet_s:duration}, and no rank elsewhere makes progress"
+            hosts = tuple(sorted(look.unreachable))
+            finding = Text("hang.silent", what, hosts=hosts, quiet_s=float(round(silent_s)))
+            self._steps.feed(runner.job.id, Hung(hosts, (), finding, is_unreachable=True))
 
     # Stacks
 

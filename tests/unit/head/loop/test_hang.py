@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from ascendrun.core.jobfile.model import JobSpec, Timeouts
 from ascendrun.core.jobs.job import NodeProgress, Phase, State
+from ascendrun.core.jobs.restart import RestartPolicy
 from ascendrun.core.samples import RankSample
 from ascendrun.head.loop import hang
 from ascendrun.head.loop.hang import HangMonitor, JobReader, _Watched
@@ -18,9 +20,9 @@ from ascendrun.head.protocol.agent_messages import StacksReply
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import SPOOL_STACKS, spool_dir
-from ascendrun.health.hang import HangWatch, Look, Verdict, Windows
+from ascendrun.health.hang import HangWatch, Look, RankLook, Verdict, Windows
 from tests.lib.demo_jobs import demo_job
-from tests.lib.small_world import N1, World
+from tests.lib.small_world import N1, N2, World
 
 HOSTS = ("n1", "n2")
 
@@ -160,3 +162,37 @@ def test_steps_of_a_rank_that_is_connected_to_no_other_are_those_of_separate_tra
     monitor._take([(job.id, Look(0.0, 3600.0, {}))], 0.0)
     told = [event for event in world.context.steps.events_of(job.id) if event.code == "separate-trainings"]
     assert [(event.hosts, dict(event.values)) for event in told] == [(("n1",), {"world_size": 1})] * is_told
+
+
+@pytest.mark.parametrize(
+    ("hosts_up", "moves", "max_restarts", "limit_s", "ends_after_s"),
+    [
+        ("n2", False, 0, 3600.0, 3600.0),
+        ("n2", False, 0, 900.0, 900.0),
+        ("n2", False, 0, None, None),
+        ("n2", True, 0, 900.0, None),
+        ("", False, 0, 900.0, 24 * 900.0),
+        ("n2", False, 3, 900.0, None),
+    ],
+    ids=["default", "limit", "no-limit", "steps-rise", "head-alone", "restarts"],
+)
+def test_a_host_that_crashed_ends_a_job_without_restarts_after_a_limit(
+    world: World, hosts_up: str, moves: bool, max_restarts: int, limit_s: float | None, ends_after_s: float | None
+) -> None:
+    spec = JobSpec(name="demo", command=("true",), timeouts=Timeouts(unreachable_s=limit_s))
+    job = world.running(N1, N2, spec=spec, policy=RestartPolicy(max_restarts=max_restarts))
+    world.up(*(host for host in (N1, N2) if host.name in hosts_up))
+    [runner] = world.jobs
+    monitor = HangMonitor(world.context)
+    watched = _Watched(world.folder, job, Windows(first_step_s=1e6), is_reported=False)
+    away = frozenset({"n1", "n2"} - set(hosts_up.split()))
+    for at_s in range(0, 30 * 3600, 15):
+        ranks = {1: RankLook("n2", at_s if moves else 7)}
+        monitor._judge(runner, watched, Look(float(at_s), 60.0, ranks, unreachable=away))
+        world.jobs.steps.work_off()
+        if runner.job.state is not State.RUNNING:
+            break
+    reason, ended = runner.job.reason, runner.job.state is State.STOPPING
+    assert (at_s if ended else None) == (None if ends_after_s is None else ends_after_s + 15)
+    if ended:
+        assert (reason.code, reason.hosts) == ("hung-without-host", tuple(sorted(away)))
