@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
 from ascendrun.core.events import Event
 from ascendrun.core.retention import DAY_S
+from ascendrun.head.agents.connections import post_later
 from ascendrun.head.loop.context import Context
 from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.loop.operations import PROCESS_S, STACKS_S, Operations, RankProcess, Stacks
@@ -99,15 +101,16 @@ class Requests:
             answer(failure, b"", True)
 
     def _submit(self, request: messages.Submit, answer: Answer) -> None:
+        from ascendrun.head.loop.early_look import WAITS_S, look_early
         from ascendrun.head.survey.submission import add_jobs
 
         failpoint("submit.before_txn")
         added = add_jobs(self._store, request, now_s=time.time())
         failpoint("submit.after_commit_before_ack")
-        for job, submission in added:
-            if not job.is_terminal:
-                self._jobs.add(job, submission)
+        runners = [self._jobs.add(job, submission) for job, submission in added if not job.is_terminal]
         self._jobs.schedule()
+        for runner in runners:
+            post_later(self._context.links, WAITS_S, partial(look_early, runner, self._operations, self._jobs.steps))
         answer(messages.Submitted(added[0][0].pipeline or added[0][0].id), b"", True)
 
     def _stop(self, request: messages.Stop, answer: Answer) -> None:

@@ -12,10 +12,12 @@ import pytest
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
+from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.jobs.job import Job, NodeProgress, Phase, Request, State
 from ascendrun.core.machines import STRIKE_S, TAKEN_S, MachineState
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.agents.node_query import CONNECT_TRIES
+from ascendrun.head.loop.early_look import look_early
 from ascendrun.head.loop.examiner import LOOK_S, SPARES_S, UNREACHED_S, Examiner
 from ascendrun.head.loop.operations import Operations
 from ascendrun.head.protocol import agent_messages as agent
@@ -226,3 +228,43 @@ def test_memory_that_stays_in_use_is_noted_and_closes_its_machine_after_a_minute
     assert record.taken_since_s is None and record.quarantine is not None
     change(world, "undrain", N1)
     assert machines.idle_memory(N1) == {} and world.codes()[-2:] == ["host-closed", "host-opened"]
+
+
+NOT_WRITABLE = {"at": "/ckpt", "error": {"key": "write-in", "values": {"path": "/ckpt"}}, "code": "bad-directory"}
+LASTING = {
+    "directory": {"write": {"folders": {"/ckpt": {**NOT_WRITABLE, "uid": 0, "late": False}}}},
+    "interpreter": {"python": {"out": "", "err": "not found", "code": 127, "setup": "no-command"}},
+}
+
+
+def queued(world: Health, *, nodes: int = 2) -> Job:
+    """A job that waits for two busy hosts, a while after its submission."""
+    world.running(N1, N2)
+    spec = JobSpec(name="demo", command=("python", "-c", "1"), python="/opt/py/bin/python")
+    job = world.job(N1, N2, spec=spec, request=Request(nodes), pool=("n1", "n2"))
+    world.turn()
+    [runner] = [one for one in world.jobs if one.job.id == job.id]
+    look_early(runner, Operations(world.context.links), world.jobs.steps)
+    world.turn()
+    return world.now(job)
+
+
+@pytest.mark.parametrize("fault", LASTING)
+def test_what_cannot_heal_refuses_a_job_that_waits_for_busy_hosts(world: Health, fault: str) -> None:
+    world.known(N1, N2)
+    world.nodes["n2"].survey = LASTING[fault]
+    job = queued(world)
+    assert (job.state, job.reason.code) == (State.FAILED, "preflight-failed") and "n2" in str(job.reason)
+    asked = {item["name"] for one in world.nodes["n1"].asked if isinstance(one, agent.Survey) for item in one.items}
+    assert asked == {"write", "python"}, "the devices and ports are in use"
+
+
+def test_what_can_heal_and_what_other_hosts_have_lets_a_queued_job_wait(world: Health) -> None:
+    world.known(N1, N2)
+    world.nodes["n1"].survey, world.nodes["n2"].survey = FULL, LASTING["interpreter"]
+    assert queued(world, nodes=1).state is State.QUEUED, "another host is enough"
+    world.nodes["n2"].survey = FULL
+    assert queued(world).state is State.QUEUED, "a full disk may have space at its turn"
+    world.nodes["n2"].survey = {}
+    world.get(N1).is_up = False
+    assert queued(world).state is State.QUEUED, "a host that is away may answer at its turn"
