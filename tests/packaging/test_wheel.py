@@ -29,6 +29,8 @@ PARTS = (
     "jobs",
     "hostfiles",
     "templates",
+    "locks",
+    "MANIFEST.in",
     "setup.cfg",
     "setup.py",
     "pyproject.toml",
@@ -115,8 +117,19 @@ def test_the_wheel_has_every_source_file_and_nothing_of_the_tests(wheel: Path) -
             for path in (CHECKOUT / folder).rglob("*")
             if path.is_file() and "__pycache__" not in path.parts
         }
-    assert names == expected
+    assert names == {*expected, "ascendrun/data/sbom.cdx.json"}
     assert [name for name in names if any(part in name for part in OF_THE_CHECKOUT)] == []
+
+
+def test_the_wheel_has_a_bill_of_what_the_command_runs_with(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        bill = json.loads(archive.read("ascendrun/data/sbom.cdx.json"))
+    assert (bill["bomFormat"], bill["metadata"]["component"]["version"]) == ("CycloneDX", __version__)
+    parts = {part["bom-ref"]: part for part in bill["components"]}
+    names = {part["name"]: part for part in parts.values()}
+    assert {"click", "paramiko", "cryptography", "pyyaml"} <= set(names)
+    assert all(part["purl"] == f"pkg:pypi/{part['name']}@{part['version']}" for part in parts.values())
+    assert bill["dependencies"] == [{"ref": bill["metadata"]["component"]["bom-ref"], "dependsOn": list(parts)}]
 
 
 def test_the_installed_command_answers(installed: Path, environ: dict[str, str]) -> None:
