@@ -22,6 +22,7 @@ import contextlib
 import errno
 import fnmatch
 import glob
+import itertools
 import os
 import stat
 
@@ -191,11 +192,12 @@ def list_outputs(root: str, request: dict[str, Any]) -> dict[str, Any]:
             return path if is_absolute else os.path.relpath(path, work)
 
         top, parts = _split_pattern(work, pattern)
-        found = sort_entries(top, _matches(top, parts), name_of, trees)
+        paths = list(itertools.islice(_matches(top, parts), MAX_FILES + 1))
+        found = sort_entries(top, paths, name_of, trees)
         for name, (_, facts) in found.files.items():
             stored = min(facts.st_size, facts.st_blocks * 512)
             files[name] = [name, facts.st_size, facts.st_mtime_ns, stored]
-        if len(files) > MAX_FILES:
+        if max(len(paths), len(files)) > MAX_FILES:
             raise OperationError("too-many-files", "too-many-outputs", pattern=pattern, limit=MAX_FILES)
         links.update(found.links)
         refused.update(found.refused)

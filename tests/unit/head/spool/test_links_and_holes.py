@@ -11,6 +11,7 @@ import pytest
 from ascendrun.head.protocol.file_messages import OutputsReply
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.transfer import TransferError, fetch_files
+from ascendrun.node.agent import transfer
 from ascendrun.node.files import BLOCK_BYTES
 from tests.lib.transfer_node import RUN, Node, names
 
@@ -128,3 +129,17 @@ def test_control_characters_of_a_name_are_escaped_here_and_two_names_never_becom
         "new\\x0aline\\x9b": raw[3].encode(),
     }
     assert (tmp_path / "into/out/link").read_bytes() == raw[0].encode()
+
+
+def test_a_pattern_of_too_many_files_is_refused_before_all_are_looked_at(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "MAX_FILES", 5)
+    for number in range(9):
+        node.write(f"out/{number}", b"x")
+        (node.work / f"staged-{number}").symlink_to(node.root / "trees/a")
+    with pytest.raises(TransferError) as error:
+        node.fetch(tmp_path / "into", "out")
+    assert error.value.failure.code == "too-many-files"
+    with pytest.raises(TransferError):
+        node.fetch(tmp_path / "into", "staged-*")
