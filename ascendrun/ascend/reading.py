@@ -14,7 +14,7 @@ from re import Pattern
 from typing import Any, Callable, TypeVar
 
 from ascendrun.ascend.tables import load_table
-from ascendrun.core.dataclass import dataclass, dataclass_transform, make_frozen
+from ascendrun.core.dataclass import dataclass, dataclass_transform
 from ascendrun.text import Text
 
 # A last line without its line break may be truncated: no number or free text may end at this mark.
@@ -208,7 +208,7 @@ class Answer:
     unparsed: tuple[str, ...] = ()
 
     def __init_subclass__(cls) -> None:
-        make_frozen(cls)
+        dataclass(frozen=True)(cls)
 
 
 Read = Callable[[str], Any]

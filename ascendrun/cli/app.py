@@ -44,7 +44,7 @@ COMMANDS = (
     CommandEntry("report", "report", "Write an HTML report of a job: training, time, cost."),
     CommandEntry("explain", "explain", "Find the first failing rank, the cause, the confidence and a fix."),
     CommandEntry("stacks", "explain", "Show what each rank of a running job does."),
-    CommandEntry("shell", "exec", "Open a shell next to a running rank."),
+    CommandEntry("shell", "fetch", "Open a shell next to a running rank."),
     CommandEntry("bundle", "fetch", "Pack the records and logs of a job without credentials."),
     CommandEntry("fetch", "fetch", "Fetch files that a job left on its nodes."),
     CommandEntry("cp", "fetch", "Copy files from hosts, or to hosts."),

@@ -107,7 +107,7 @@ class CliContext:
         """Warn, once, that the job list was damaged and rebuilt; only after a command that used the cluster."""
         if self._cluster is None:
             return
-        from ascendrun.cluster.controller import take_rebuilt
+        from ascendrun.cluster.api import take_rebuilt
 
         found = take_rebuilt(self.settings)
         if found is None:

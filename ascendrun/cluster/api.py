@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +61,20 @@ class SettingView:
 def connect(state_dir: str | Path | None = None) -> Cluster:
     """Return the cluster of a state directory; None: that of the settings, as for the command line."""
     return Cluster(state_dir=state_dir)
+
+
+def take_rebuilt(settings: Settings) -> Mapping[str, Any] | None:
+    """Return what was rebuilt after damage to the job list, once: jobs, lost, file, at_s. None: nothing new."""
+    from ascendrun.head.state.state_dir import REBUILT_FILE
+
+    path = settings.state_dir / REBUILT_FILE
+    if not path.exists():
+        return None
+    from ascendrun.node.files import read_json
+
+    found = read_json(str(path))
+    path.unlink(missing_ok=True)
+    return found
 
 
 class Cluster:
@@ -155,6 +169,12 @@ class Head:
     @property
     def state_dir(self) -> Path:
         return self.settings.state_dir
+
+    @property
+    def user(self) -> str:
+        from getpass import getuser
+
+        return getuser()
 
     def client(self, *, start_s: float = CONTROLLER_START_S) -> ControlClient:
         """Return a connection to the controller. Raises UnreachableError when none starts within `start_s`."""

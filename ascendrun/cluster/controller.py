@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ascendrun.cluster.api import POLL_S, Part
 from ascendrun.core import errors
@@ -15,8 +14,7 @@ from ascendrun.core.settings import Settings
 from ascendrun.head.loop.daemon import mark_stopped, running_pid, wait_until_free
 from ascendrun.head.loop.guard import guard
 from ascendrun.head.protocol.control_messages import CheckStore, ControllerStatus, Shutdown, Status
-from ascendrun.head.state.state_dir import REBUILT_FILE, clock_now, read_pulse
-from ascendrun.node.files import read_json
+from ascendrun.head.state.state_dir import clock_now, read_pulse
 from ascendrun.text import Text
 
 PULSE_WAIT_S = 3.0
@@ -111,17 +109,6 @@ class Controller(Part):
     def run(self) -> None:
         """Run as the controller until it ends. Raises ConflictError if another process is the controller."""
         run_controller(self._head.settings)
-
-
-def take_rebuilt(settings: Settings) -> Mapping[str, Any] | None:
-    """Return what was rebuilt after damage to the job list, once: jobs, lost, file, at_s. None: nothing new."""
-    path = settings.state_dir / REBUILT_FILE
-    if not path.exists():
-        return None
-
-    found = read_json(str(path))
-    path.unlink(missing_ok=True)
-    return found
 
 
 def run_controller(settings: Settings) -> None:

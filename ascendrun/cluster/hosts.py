@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -167,7 +166,7 @@ class Hosts(Part):
         """
         from ascendrun.head.protocol.control_messages import Release
 
-        self._head.request(Release(host, getpass.getuser()), timeout_s=RELEASE_S, repeat=True)
+        self._head.request(Release(host, self._head.user), timeout_s=RELEASE_S, repeat=True)
 
     def scan_keys(self, hosts: HostSelection = None) -> Iterator[HostKeyScan]:
         """Yield the SSH host key of each host in order of arrival; record nothing. Local hosts are skipped."""
@@ -185,7 +184,7 @@ class Hosts(Part):
         from ascendrun.head.protocol.control_messages import ChangeMachines
 
         chosen = self.known(hosts) if isinstance(hosts, str) else self.select(hosts)
-        request = ChangeMachines(chosen, change, getpass.getuser(), **values)
+        request = ChangeMachines(chosen, change, self._head.user, **values)
         self._head.request(request, timeout_s=RELEASE_S, repeat=True)
         return chosen
 

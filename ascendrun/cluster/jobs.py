@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import time
 from collections import Counter
@@ -100,7 +99,7 @@ class Jobs(Part):
 
     def hold(self, ref: str) -> JobView:
         """Keep a queued job, or the queued stages of a pipeline, from being placed. Raises ConflictError."""
-        return self._set_hold(ref, getpass.getuser())
+        return self._set_hold(ref, self._head.user)
 
     def unhold(self, ref: str) -> JobView:
         """Let a job be placed again."""
@@ -182,7 +181,7 @@ class Jobs(Part):
         `ref` may also be the id or the tag of a found attempt; its view stays in the state FOUND until it has ended.
         Raises NotFoundError; ConflictError if it has ended.
         """
-        by = f"{getpass.getuser()}@{os.uname().nodename}"
+        by = f"{self._head.user}@{os.uname().nodename}"
         found = [view for view in self.found_attempts() if ref in (view.id, view.name)]
         if found and ref not in self.names():
             self._head.request(Stop(ref, now, by), repeat=True)

@@ -1,8 +1,8 @@
 """Dataclasses that are made when they are first used, and read by the types of their fields from JSON.
 
-`dataclass` is that of the standard library, but makes the methods of a class when the class is first used: it compiles
-up to six, in about 1 ms. The messages alone are a hundred classes, of which a command uses ten. Classes with slots are
-not supported.
+`dataclass` is that of the standard library, but makes the methods of a class when the class is first used, and compiles
+one of them, `__init__`, in place of six. The messages alone are a hundred classes, of which a command uses ten. Options
+are `frozen` and `eq`, those of a field its default, `repr`, `compare` and `metadata`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import sys
 import threading
 from collections import abc
 from collections.abc import Mapping
+from dataclasses import MISSING, Field, FrozenInstanceError, fields
+from dataclasses import dataclass as find_fields
 from enum import Enum
 from functools import cache, partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Callable, TypeVar, Union, get_args, get_origin
 
 from ascendrun.text import Rendered, from_json
@@ -37,15 +40,7 @@ else:
 T = TypeVar("T")
 FIELDS = "__dataclass_fields__"
 """What the functions of the standard library's module read first of a dataclass."""
-_HEIR = "__heir__"
-"""Mark of the class from which another one gets its `__init__`."""
 _making = threading.RLock()
-
-
-def make_frozen(kind: type) -> None:
-    """Make a class of a family a frozen dataclass; called from the family's `__init_subclass__`."""
-    if _HEIR not in vars(kind):
-        dataclass(kind, frozen=True)
 
 
 class _Unmade:
@@ -66,16 +61,55 @@ class _Unmade:
 
     def _make(self) -> None:
         """Make the methods, `__init__` last: another thread waits in the old one until the class is complete."""
-        from dataclasses import dataclass as make
-
-        kind, options = self._kind, self._options
+        kind = self._kind
         with _making:
             if vars(kind)[FIELDS] is self:  # else another thread was first
                 kind.__doc__ = kind.__doc__ or kind.__name__  # the default takes longer than the methods
-                make(init=False, **options)(kind)
-                heir = type(kind.__name__, (kind,), {"__doc__": kind.__doc__, _HEIR: True})
-                make(repr=False, eq=False, frozen=options.get("frozen", False))(heir)
-                kind.__init__ = heir.__init__  # type: ignore[misc]
+                find_fields(init=False, repr=False, eq=False)(kind)  # compiles nothing
+                for name, method in _methods(kind, **self._options).items():
+                    if vars(kind).get(name) is None:
+                        setattr(kind, name, method)
+                kind.__init__ = _compiled_init(kind, **self._options)  # type: ignore[misc]
+
+
+def _methods(kind: type, *, frozen: bool = False, eq: bool = True) -> dict[str, Any]:
+    """Return what the standard library compiles for each class, as functions that know the fields of this one."""
+    read = attrgetter("__class__", *(one.name for one in fields(kind) if one.compare))
+    shown = [one.name for one in fields(kind) if one.repr]
+
+    def is_equal(self: object, other: object) -> bool:
+        return read(self) == read(other) if other.__class__ is self.__class__ else NotImplemented
+
+    def show(self: object) -> str:
+        return f"{self.__class__.__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    def refuse(self: object, name: str, *value: object) -> None:
+        raise FrozenInstanceError(f"cannot change field {name!r}")
+
+    methods: dict[str, Any] = {"__repr__": show}
+    if eq:
+        methods.update(__eq__=is_equal, __hash__=(lambda self: hash(read(self))) if frozen else None)
+    return {**methods, "__setattr__": refuse, "__delattr__": refuse} if frozen else methods
+
+
+def _compiled_init(kind: type, *, frozen: bool = False, eq: bool = True) -> object:
+    """Return `__init__` with a parameter for each field, by its name and with its default."""
+    known: dict[str, Any] = {"__name__": kind.__module__, "_set": object.__setattr__, "_MISSING": MISSING}
+    parameters, lines = ["self"], []
+    one: Field[Any]
+    for one in fields(kind):
+        name = value = parameter = one.name
+        if one.default_factory is not MISSING:
+            known[f"_{name}"], parameter = one.default_factory, f"{name}=_MISSING"
+            value = f"_{name}() if {name} is _MISSING else {name}"
+        elif one.default is not MISSING:
+            known[f"_{name}"], parameter = one.default, f"{name}=_{name}"
+        parameters.append(parameter)
+        lines.append(f" _set(self, {name!r}, {value})" if frozen else f" self.{name} = {value}")
+    lines.append(" self.__post_init__()" if hasattr(kind, "__post_init__") else " pass")
+    exec("\n".join([f"def __init__({', '.join(parameters)}):", *lines]), known)
+    known["__init__"].__annotations__ = {one.name: one.type for one in fields(kind)}
+    return known["__init__"]
 
 
 def load_dataclass(kind: type[T], row: Mapping[str, Any], /) -> T:
@@ -98,8 +132,6 @@ Read = Callable[[Any], Any]
 @cache
 def _readers(kind: type[Any]) -> Mapping[str, Read | None]:
     """Return how the value of each field is made of its JSON value: by `read` of its metadata, else by its type."""
-    from dataclasses import fields
-
     names: dict[str, Any] = {}
     for owner in reversed(kind.__mro__):
         names.update(vars(sys.modules[owner.__module__]))

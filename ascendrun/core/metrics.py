@@ -69,7 +69,7 @@ class MetricsLine:
 _SCORES = ("eval_", "final_")
 _WHOLE = ("step", "total_steps", "world_size")
 _OTHERS = ("event", "path", "phase", "begins", "evals")
-_NUMBERS = tuple(name for name in MetricsLine.__dataclass_fields__ if name not in (*_WHOLE, *_OTHERS))
+_NUMBERS = tuple(name for name in MetricsLine.__annotations__ if name not in (*_WHOLE, *_OTHERS))
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "at_s": ("timestamp", "at_s"),
     "lr": ("learning_rate", "lr"),

@@ -1,8 +1,7 @@
-"""exec: run one command on many hosts; identical output is printed once. shell: a shell next to a running rank."""
+"""exec: run one command on many hosts; identical output is printed once."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -94,31 +93,3 @@ def _print_failures(ctx: CliContext, results: Sequence[ExecResult]) -> int:
     if failed and len(results) > 1:
         ctx.say("exec.failed", "{failed} of {count} hosts failed", failed=failed, count=len(results))
     return 6 if failed else 0
-
-
-@cli_command("shell")
-@click.argument("job")
-@click.option("--rank", type=click.IntRange(min=0), default=0, metavar="N", help="Rank.  [default: 0]")
-@click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
-def shell_command(ctx: CliContext, job: str, rank: int, argv: tuple[str, ...]) -> int:
-    """Open a shell on the host of a running rank, with its environment and in its directory.
-
-    The shell is not a part of the job: it is not stopped with it, and it has no ASCENDRUN_RUN_ID and no
-    ASCENDRUN_METRICS_FILE. With COMMAND this is run instead of a shell. Exits with the exit code of the shell or the
-    command. Exit code 4: the job has no such rank; 5: its host is unreachable; 7: the rank does not run.
-
-    Examples:
-    ascendrun shell j-0001 --rank 3
-    ascendrun shell j-0001 -- py-spy dump --pid 4711
-    ascendrun shell j-0001 --rank 3 -- python -c 'import torch; print(torch.__file__)'
-    """
-    has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    line = ctx.cluster.files.shell(job, rank, argv, has_terminal=has_terminal)
-    sys.stdout.flush()
-    process = subprocess.Popen(line)
-    while True:
-        try:
-            code = process.wait()
-            return code if code >= 0 else 128 - code
-        except KeyboardInterrupt:  # ^C is for what runs there
-            continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
-from ascendrun.core.dataclass import dataclass_transform, make_frozen
+from ascendrun.core.dataclass import dataclass, dataclass_transform
 from ascendrun.core.findings import Finding
 from ascendrun.core.jobs import draft as drafts
 from ascendrun.core.jobs.checkpoints import Listed, ResumePoint
@@ -25,7 +25,7 @@ class JobInput:
     """Something that happened, which `lifecycle.advance` takes; each kind is a frozen dataclass."""
 
     def __init_subclass__(cls) -> None:
-        make_frozen(cls)
+        dataclass(frozen=True)(cls)
 
     def apply(self, draft: drafts.Draft) -> None:
         """Change the job of `draft`; a repeated input changes nothing."""

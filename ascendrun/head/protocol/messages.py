@@ -7,7 +7,7 @@ from dataclasses import MISSING, field, fields, is_dataclass
 from functools import cache, partial
 from typing import Any, Callable, ClassVar, Generic, TypeVar, get_args
 
-from ascendrun.core.dataclass import dataclass_transform, make_frozen
+from ascendrun.core.dataclass import dataclass, dataclass_transform
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.text import Rendered, Text, to_json
 
@@ -42,7 +42,7 @@ class Message:
 
     def __init_subclass__(cls, *, op: str | None = None) -> None:
         super().__init_subclass__()
-        make_frozen(cls)
+        dataclass(frozen=True)(cls)
         if op is not None:
             cls.OP = op
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from ascendrun.cli.top.columns import host_columns, metric_columns
 from ascendrun.cli.top.screens import DetailPage
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.measurement import Column, HostColumn, metric, metrics_of
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.head.state.sample_store import SampleStore
@@ -26,7 +26,11 @@ ROW = metric(
     host_column=HostColumn("fan", "FAN", 30, "max"),
     detail="fan",
 )
-Wider: Any = dataclasses.make_dataclass("Wider", [("fan_rpm", "float | None", ROW)], bases=(DeviceSample,), frozen=True)
+
+
+@dataclass(frozen=True)
+class Wider(DeviceSample):
+    fan_rpm: float | None = ROW
 
 
 class WiderStore(SampleStore):
