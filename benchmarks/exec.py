@@ -91,7 +91,7 @@ def control_master(bed: Bed, hosts: Sequence[str]) -> Measured:
 
 
 def ascendrun(bed: Bed, hosts: Sequence[str]) -> Measured:
-    """First without an agent on the hosts, then without a controller, then with both, then at rest."""
+    """First on hosts never used, then without a controller, then with it and agents, then at rest."""
     ours = Ours(bed)
     argv = ours.argv("exec", "-H", str(ours.hostfile(hosts)), "--", "true")
     ours.forget(hosts)
@@ -99,6 +99,7 @@ def ascendrun(bed: Bed, hosts: Sequence[str]) -> Measured:
         yield FIRST, bed.measure(argv, env=ours.environ()), None
         ours.stop_controller()
         yield COLD, bed.measure(argv, env=ours.environ()), None
+        bed.run(argv, env=ours.environ())  # brings the agents
         yield WARM, bed.measure(argv, env=ours.environ()), None
         yield IDLE, bed.rest(IDLE_S), ours.controller_memory_bytes()
     finally:
@@ -227,10 +228,10 @@ def controller_mb(rows: Sequence[Row], count: int) -> float | None:
 
 SAYS = (
     "One command, `true`, on every host; medians. *First time*: no controller runs and no host has the agent. "
-    "*Cold*: no controller runs, so Python, controller and connections all start. *Warm*: the command after that, "
-    "given at rest. “÷ ours” compares cold with ascendrun cold and warm with ascendrun warm; above 1 the peer is "
-    "slower. CPU s counts everything on the head and on all hosts until both rest, for ascendrun also the agents that "
-    "come up behind the answer; other work on the machine does not change it."
+    "*Cold*: no controller runs, so Python, controller and connections all start. *Warm*: the third command, given "
+    "at rest: the agents came up behind the second. “÷ ours” compares cold with ascendrun cold and warm with ascendrun "
+    "warm; above 1 the peer is slower. CPU s counts everything on the head and on all hosts until both rest; other "
+    "work on the machine does not change it."
 )
 
 

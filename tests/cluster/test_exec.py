@@ -1,4 +1,4 @@
-"""`exec` on hosts of their own: the first command goes without an agent, the next through it; both tell the same."""
+"""`exec` on hosts of their own: two commands without an agent, later ones through it; all have the same answer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_host_that_is_down_is_told_beside_the_answers_of_the_others(scene: Sce
 
 
 def test_a_command_that_takes_too_long_is_killed_on_the_node_cold_and_warm(scene: Scene) -> None:
-    for _ in ("cold", "warm"):
+    for count in (0, 2, 2):
         done = execute(scene, "sleep", "600", options=("--timeout", "5"))
         assert done.returncode == 6, run_text(done)
         await_that(
@@ -58,16 +58,18 @@ def test_a_command_that_takes_too_long_is_killed_on_the_node_cold_and_warm(scene
             ),
             "no sleep is left",
         )
-        await_that(lambda: agents(scene) == 2, "the agents are up")
+        await_that(lambda count=count: agents(scene) == count, "the second command has brought the agents")
 
 
 def test_exit_codes_and_exact_output_are_the_same_cold_and_warm_and_equal_ones_shown_once(scene: Scene) -> None:
     code = "import sys; sys.stdout.write('a\\n'); sys.stderr.write(sys.argv[1]); sys.exit(3)"
     word = 'it\'s $(id) "quoted"\n\\end'
     cold = answers(scene, "python3", "-c", code, word)
+    assert agents(scene) == 0
+    again = answers(scene, "python3", "-c", code, word)
     await_that(lambda: agents(scene) == 2, "the agents are up")
     warm = answers(scene, "python3", "-c", code, word)
-    for told in (cold, warm):
+    for told in (cold, again, warm):
         assert {host: (one["exit_code"], one["stdout"], one["stderr"]) for host, one in told.items()} == {
             "node1": (3, "a\n", word),
             "node2": (3, "a\n", word),

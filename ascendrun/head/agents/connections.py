@@ -1,6 +1,7 @@
 """All connections of a controller to agents: one for each way to connect to a host, made on demand.
 
-A host without an agent can run one command that the login itself starts; its arguments are never parsed by a shell.
+On a host without an agent the login itself starts a command; its arguments are never parsed by a shell. The connection
+then rests for REST_S: it takes the next command, behind which the agent starts, or whatever else needs an agent.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Callable, Protocol
+from typing import Callable, NamedTuple, Protocol
 
 from ascendrun.core.errors import AscendrunError, UnreachableError
 from ascendrun.core.hosts import Host
@@ -28,6 +29,8 @@ from ascendrun.text import Text
 CONNECTING_AT_ONCE = 32
 """More concurrent handshakes compete for the interpreter lock: about 32 measured best for any number of hosts."""
 SENDING_AT_ONCE = 16
+REST_S = 60.0
+"""Seconds after its command in which a connection without an agent is kept for the next one."""
 
 
 class Links(Protocol):
@@ -36,6 +39,14 @@ class Links(Protocol):
     def get(self, host: Host) -> AgentConnection: ...
 
     def post(self, call: Callable[[], None]) -> None: ...
+
+
+class Resting(NamedTuple):
+    """A connection without an agent after its command. `turn`: the attempt of its link that `run_once` reserved."""
+
+    turn: int
+    connection: Connection
+    since_mono: float
 
 
 class Connections:
@@ -54,67 +65,100 @@ class Connections:
         self._sending = ThreadPoolExecutor(SENDING_AT_ONCE, thread_name_prefix="send")
         self._links: dict[Host, AgentConnection] = {}
         self._making = threading.Lock()
-        self._kept: deque[Callable[[], None]] = deque()
+        self._resting: dict[Host, Resting] = {}
+        self._used_again: deque[Callable[[], None]] = deque()
 
     def get(self, host: Host) -> AgentConnection:
         """Return the connection to `host`, which starts to connect; hosts with equal connection settings share it."""
-        link = self._known(host)
+        with self._making:
+            link, resting = self._known(host), self._resting.pop(dialled(host), None)
+        if resting is not None:
+            link.adopt(resting.turn, resting.connection)
         link.tick()
         return link
 
     def forget(self, host: Host) -> None:
         """Close the connection to a host that will not be there again."""
         with self._making:
-            link = self._links.pop(dialled(host), None)
+            link, resting = self._links.pop(dialled(host), None), self._resting.pop(dialled(host), None)
+        if resting is not None:
+            resting.connection.close()
         if link is not None:
             link.close()
 
     def run_once(
         self, host: Host, request: Exec, *, deadline_s: float, done: Callable[[Reply[ExecReply]], None]
     ) -> bool:
-        """Run a command on a host that is not connected yet, and keep the connection until `start_agents`.
+        """Run a command on a host that has no agent and runs no such command, and let the connection rest.
 
-        False: the host's agent runs or is starting, use that.
+        False: use the host's agent.
         """
-        link = self._known(host)
-        turn = link.acquire()
+        with self._making:
+            link, resting = self._known(host), self._resting.pop(dialled(host), None)
+        turn = link.acquire() if resting is None else resting.turn
         if turn is None:
             return False
-        self._connecting.submit(OneShotCommand(link, turn, request, self.backend, self._kept, deadline_s, done).run)
+        connection = None if resting is None else resting.connection
+
+        def ended(connection: Connection) -> None:
+            if resting is not None:
+                self._used_again.append(partial(link.adopt, turn, connection))
+            else:
+                self._rest(link, turn, connection)
+
+        command = OneShotCommand(link, turn, request, self.backend, connection, deadline_s, done, ended)
+        self._connecting.submit(command.run)
         return True
 
+    def _rest(self, link: AgentConnection, turn: int, connection: Connection) -> None:
+        with self._making:
+            if link.is_reserved(turn):
+                self._resting[dialled(link.host)] = Resting(turn, connection, time.monotonic())
+                return
+        connection.close()  # an agent was needed meanwhile, and has a connection
+
     def start_agents(self) -> None:
-        """Start agents on the connections that `run_once` left, so that the next command is quick.
+        """Start agents on the connections that have had a second command.
 
         Not earlier: while replies are awaited, agents would only slow down the remaining hosts.
         """
-        while self._kept:
-            self._kept.popleft()()
+        while self._used_again:
+            self._used_again.popleft()()
 
     def _known(self, host: Host) -> AgentConnection:
+        """Return the link to a host; call with `_making`: a second one for it would never be closed."""
         key = dialled(host)
-        with self._making:  # two entries for one host would be two connections, and the first would never be closed
-            link = self._links.get(key)
-            if link is None:
-                link = AgentConnection(
-                    host,
-                    backend=self.backend,
-                    image=self._image,
-                    listener=self._listener,
-                    connecting=self._connecting,
-                    sending=self._sending,
-                )
-                self._links[key] = link
+        link = self._links.get(key)
+        if link is None:
+            link = AgentConnection(
+                host,
+                backend=self.backend,
+                image=self._image,
+                listener=self._listener,
+                connecting=self._connecting,
+                sending=self._sending,
+            )
+            self._links[key] = link
         return link
 
     def __iter__(self) -> Iterator[AgentConnection]:
         return iter(tuple(self._links.values()))
 
     def tick(self) -> None:
+        self._close_rested(time.monotonic() - REST_S)
         for link in tuple(self._links.values()):
             link.tick()
 
+    def _close_rested(self, until_mono: float) -> None:
+        with self._making:
+            over = {host: one for host, one in self._resting.items() if one.since_mono <= until_mono}
+            for host in over:
+                del self._resting[host], self._links[host]
+        for one in over.values():
+            one.connection.close()
+
     def close(self) -> None:
+        self._close_rested(time.monotonic())
         links, self._links = tuple(self._links.values()), {}
         for link in links:
             link.close()
@@ -177,7 +221,8 @@ class OneShotCommand:
     """Connects `link` in its `turn`, then runs a command and calls `done` exactly once.
 
     `request`: as for an agent, so that callers are independent of the runner. If it cannot connect, the link gets the
-    request, in case it becomes available within `deadline_s`. `kept` gets what starts an agent on the connection.
+    request, in case it becomes available within `deadline_s`. `connection`: one of this turn, None or lost: a new one
+    is made. `ended` gets the connection after the command.
     """
 
     def __init__(
@@ -186,20 +231,28 @@ class OneShotCommand:
         turn: int,
         request: Exec,
         backend: Backend,
-        kept: deque[Callable[[], None]],
+        connection: Connection | None,
         deadline_s: float,
         done: Callable[[Reply[ExecReply]], None],
+        ended: Callable[[Connection], None],
     ) -> None:
         self._link, self._turn, self._host, self._backend = link, turn, link.host, backend
-        self._request, self._kept, self._deadline_s, self._done = request, kept, deadline_s, done
+        self._request, self._deadline_s, self._done, self._ended = request, deadline_s, done, ended
         self._out, self._err = _Part(request.max_bytes, after=MAGIC), _Part(request.max_bytes)
-        self._connection: Connection | None = None
+        self._connection = connection
         self._stream: Stream | None = None
         self._is_over = threading.Lock()
         self._started_mono = time.monotonic()
 
     def run(self) -> None:
         """Run in a worker thread: blocks for the connect, not for the command."""
+        receiver = Receiver(self._out.take, self._err.take, self._closed)
+        if self._connection is not None:
+            try:
+                self._send(self._connection.open(COMMAND, receiver, deadline_s=Deadlines().open_s))
+                return
+            except (AscendrunError, StreamClosedError):  # it was lost while it rested
+                self._connection.close()
         try:
             connection = self._backend.connect(self._host)
         except Exception as error:  # an internal error in a worker thread would be lost with its future
@@ -208,11 +261,17 @@ class OneShotCommand:
             self._link.fail(self._turn, why)
             return
         self._connection = connection
-        self._started_mono = time.monotonic()
-        receiver = Receiver(self._out.take, self._err.take, self._closed)
+        try:
+            self._send(connection.open(COMMAND, receiver, deadline_s=Deadlines().open_s))
+        except AscendrunError as error:
+            self._closed(error.message, None)
+        except StreamClosedError as error:
+            self._closed(error.reason, None)
+
+    def _send(self, stream: Stream) -> None:
+        self._stream, self._started_mono = stream, time.monotonic()
         argv = [f"{self._request.timeout_s:g}", *self._request.argv]
         try:
-            stream = self._stream = connection.open(COMMAND, receiver, deadline_s=Deadlines().open_s)
             stream.send(encode_argv(argv), deadline_s=SEND_S)
             stream.close_input()
         except AscendrunError as error:
@@ -248,8 +307,8 @@ class OneShotCommand:
             err_bytes=len(self._err.data),
             truncated=self._out.is_cut or self._err.is_cut,
         )
+        self._ended(connection)
         self._done(Reply(ended, bytes(self._out.data + self._err.data)))
-        self._kept.append(partial(self._link.adopt, self._turn, connection))
 
 
 class _Part:

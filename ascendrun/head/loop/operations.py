@@ -238,7 +238,9 @@ class _Exec(HostOperation):
         for host in self._hosts:
             done = self._done_of(host)
             if not self._links.run_once(host, self._exec, deadline_s=self._deadline_s, done=done):
-                self._links.get(host).call(self._exec, deadline_s=self._deadline_s, done=done)
+                link = self._links.get(host)
+                link.connect()  # the other command may run for long
+                link.call(self._exec, deadline_s=self._deadline_s, done=done)
 
     def _take(self, host: str, reply: Reply[agent.ExecReply], received_s: float) -> None:
         message = messages.ExecReply(host, time.monotonic() - self._started_mono, reply.error)

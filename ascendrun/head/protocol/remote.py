@@ -151,8 +151,14 @@ class AgentConnection:
             self._epoch += 1
             return self._epoch
 
+    def is_reserved(self, epoch: int) -> bool:
+        """Return whether this attempt is still that of the caller of `acquire`."""
+        return self._is_reserved and epoch == self._epoch
+
     def adopt(self, epoch: int, connection: Connection) -> None:
         """Start the agent on a connection that the caller made."""
+        with self._lock:
+            self._is_reserved = self._is_reserved and epoch != self._epoch  # `connect` does not take it back any more
         self._connecting.submit(self._start_agent, epoch, connection)
 
     def call(

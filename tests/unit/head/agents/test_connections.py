@@ -15,11 +15,14 @@ import pytest
 
 from ascendrun.core.errors import AgentVersionError, UnreachableError
 from ascendrun.core.hosts import Host
+from ascendrun.head.agents import connections
 from ascendrun.head.agents.connections import COMMAND, MAGIC, Connections, encode_argv
+from ascendrun.head.loop.operations import Operations
+from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.agent_bootstrap import LOGIN_BYTES, AgentBootstrap, AgentImage, is_permanent
-from ascendrun.head.protocol.agent_messages import Ping, Pong
-from ascendrun.head.protocol.remote import FLOOD_FRAMES, AgentConnection, read_reply
-from ascendrun.head.ssh.transport import Receiver
+from ascendrun.head.protocol.agent_messages import Exec, ExecReply, Ping, Pong
+from ascendrun.head.protocol.remote import FLOOD_FRAMES, AgentConnection, Reply, read_reply
+from ascendrun.head.ssh.transport import COMMAND_ENDED, Receiver, StreamClosedError
 from ascendrun.node import wire
 from ascendrun.text import Text
 
@@ -141,6 +144,139 @@ def test_an_agent_of_another_version_is_reported_with_the_fix() -> None:
 def test_an_event_that_cannot_be_read_ends_the_connection() -> None:
     error = connect({"event": "data", "tag": "j.1", "file": "events"}).last_error
     assert error is not None and isinstance(error.message, Text) and error.message.key == "agent.invalid-data"
+
+
+class Shell:
+    """A host and its connections. `opened`: the commands on each connection; the agent's is any but COMMAND. `ends`:
+    whether a command ends at once; else `end` ends those that run."""
+
+    def __init__(self) -> None:
+        self.opened: list[list[str]] = []
+        self.lost: set[int] = set()
+        self.closed: set[int] = set()
+        self.ends = True
+        self.running: list[Receiver] = []
+
+    def connect(self, host: Host) -> Any:
+        self.opened.append([])
+        return ShellConnection(self, len(self.opened) - 1)
+
+    def end(self) -> None:
+        running, self.running = self.running, []
+        for receiver in running:
+            receiver.on_closed(COMMAND_ENDED, 0)
+
+    def close(self) -> None:
+        pass
+
+
+class ShellConnection:
+    peer_address = None
+
+    def __init__(self, shell: Shell, number: int) -> None:
+        self.shell, self.number, self.receivers = shell, number, {}  # type: ignore[var-annotated]
+
+    def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> Any:
+        if self.number in self.shell.lost:
+            raise StreamClosedError()
+        is_once = command == COMMAND
+        self.shell.opened[self.number].append("once" if is_once else "agent")
+        if is_once:
+            receiver.on_data(MAGIC + b"out")
+        else:
+            receiver.on_data(wire.MAGIC + wire.pack({"event": "hello", "protocol": wire.PROTOCOL, **HELLO}))
+        return ShellStream(self.shell, receiver if is_once else None)
+
+    def close(self) -> None:
+        self.shell.closed.add(self.number)
+
+
+class ShellStream:
+    def __init__(self, shell: Shell, command: Receiver | None) -> None:
+        self.shell, self.command = shell, command
+
+    def send(self, data: bytes, *, deadline_s: float) -> None:
+        pass
+
+    def close_input(self) -> None:
+        if self.command is not None:
+            self.shell.running.append(self.command)
+            if self.shell.ends:
+                self.shell.end()
+
+    def close(self) -> None:
+        pass
+
+
+class Desk:
+    """The connections of a controller to one such host; everything happens in this thread."""
+
+    host = Host("n1")
+
+    def __init__(self) -> None:
+        now: Any = type("Now", (), {"submit": lambda _, call, *args: call(*args), "shutdown": lambda _, **how: None})()
+        self.shell, self.replies = Shell(), list[Reply[ExecReply]]()
+        self.links = Connections(self.shell, AgentImage({}), Deaf(), lambda call: call())  # type: ignore[arg-type]
+        self.links._connecting = self.links._sending = now
+
+    def execute(self) -> bool:
+        return self.links.run_once(self.host, Exec(("true",), 9.0, 99), deadline_s=9.0, done=self.replies.append)
+
+
+def test_a_command_starts_no_agent_and_the_next_one_uses_its_connection() -> None:
+    desk = Desk()
+    assert desk.execute()
+    desk.links.start_agents()
+    desk.links.tick()
+    assert desk.shell.opened == [["once"]] and [link.is_up for link in desk.links] == [False]
+    assert desk.execute()
+    assert desk.shell.opened == [["once", "once"]]
+    desk.links.start_agents()
+    assert desk.shell.opened == [["once", "once", "agent"]] and [link.is_up for link in desk.links] == [True]
+    assert not desk.execute()  # now by the agent
+    assert [(reply.error, reply.message.code, reply.body) for reply in desk.replies] == [(None, 0, b"out")] * 2
+
+
+def test_whatever_needs_an_agent_starts_it_on_the_connection_that_rests() -> None:
+    desk = Desk()
+    desk.execute()
+    link = desk.links.get(desk.host)
+    link.connect()
+    assert link.is_up and desk.shell.opened == [["once", "agent"]]
+    desk.links.tick()
+    assert not desk.shell.closed
+
+
+def test_a_connection_that_was_lost_while_it_rested_is_made_anew() -> None:
+    desk = Desk()
+    desk.execute()
+    desk.shell.lost.add(0)
+    assert desk.execute()
+    assert [reply.error for reply in desk.replies] == [None, None]
+    assert desk.shell.opened == [["once"], ["once"]] and desk.shell.closed == {0}
+
+
+@pytest.mark.parametrize("how", ["time", "forget", "close"])
+def test_a_connection_rests_for_a_while_only(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    desk.execute()
+    monkeypatch.setattr(connections, "REST_S", 0.0)
+    {"time": desk.links.tick, "forget": lambda: desk.links.forget(desk.host), "close": desk.links.close}[how]()
+    assert desk.shell.closed == {0} and list(desk.links) == []
+    desk.links.tick()
+    assert desk.execute() and desk.shell.opened == [["once"], ["once"]]
+
+
+def test_while_a_command_runs_for_long_another_one_goes_to_an_agent_on_its_own_connection() -> None:
+    desk = Desk()
+    desk.shell.ends = False
+    operations = Operations(desk.links)
+    for number in range(2):
+        operations.execute(messages.Exec((desk.host,), ("true",), 9.0 + number), Deaf().answer)
+    [link] = desk.links
+    assert link.is_up and desk.shell.opened == [["once"], ["agent"]]
+    desk.shell.end()
+    assert desk.shell.closed == {0} and link.is_up
 
 
 NONSENSE = (None, True, -1, 1 << 70, 0.5, "x", "\0", [], [[]], {}, {"a": {}}, [1] * 50)
