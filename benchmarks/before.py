@@ -71,7 +71,7 @@ def run(sides: Sequence[Side], bed: Bed, repeats: int, sheet: Sheet) -> None:
 def submit(bed: Bed, side: Side, *, is_cold: bool) -> Cost:
     """`wall_s`: until the first line of each rank is on the screen of who submitted."""
     if not is_cold:
-        side.ours.run("exec", "-H", str(side.ours.hostfile(bed.cluster.hosts[:HOSTS])), "--", "true")
+        side.ours.run("nodes", "-H", str(side.ours.hostfile(bed.cluster.hosts[:HOSTS])))  # brings the agents
     argv = side.ours.argv("submit", str(side.write_job(bed)))
     bed.settle()
     head_s, hosts_s = bed.cpu_seconds()

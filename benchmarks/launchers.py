@@ -124,7 +124,7 @@ def our_launchers(bed: Bed, ours: Ours, hosts: Sequence[str]) -> list[Launcher]:
 
     def warm_up() -> None:
         ours.run("stop", "--now", JOB)  # one that a trial before could not end would hold the hosts
-        ours.run("exec", "-H", str(ours.hostfile(hosts)), "--", "true")
+        ours.run("nodes", "-H", str(ours.hostfile(hosts)))  # brings the agents
 
     def cool_down() -> None:
         warm_up()
