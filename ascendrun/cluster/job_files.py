@@ -16,7 +16,6 @@ from ascendrun.core.jobfile.model import JobSpec, job_json_schema
 from ascendrun.core.jobfile.spec import parse_program_options
 from ascendrun.core.jobs.placement import choose_hosts
 from ascendrun.head.protocol.control_messages import Plan
-from ascendrun.head.spool.output_progress import read_log
 from ascendrun.head.survey.submission import Submission
 from ascendrun.planner.training import load_programs
 from ascendrun.query.submit import ValidStage, make_submissions, read_hosts, read_job, read_pool, read_stages
@@ -53,6 +52,8 @@ class JobFiles(Part):
 
         `pattern`: progress.pattern of a job, None: the output of the usual frameworks is recognised.
         """
+        from ascendrun.head.spool.output_progress import read_log
+
         return read_log(Path(log), pattern=pattern)
 
     def read(self, job_file: str | Path, *, overrides: Sequence[str] = ()) -> JobSpec:

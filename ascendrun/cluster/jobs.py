@@ -292,19 +292,30 @@ class Jobs(Part):
 
 def warnings_of(submissions: Sequence[Submission], state_dir: Path) -> list[Text]:
     """Return what the user of these jobs should know: credentials in `env`, restarts that may not come."""
-    from ascendrun.cluster.install import installed
-    from ascendrun.core.logs.redaction import SECRET_NAME
-
     found = []
-    secret = sorted({name for one in submissions for name in one.spec.env or () if SECRET_NAME.search(name)})
+    secret = _secret_names({name for one in submissions for name in one.spec.env})
     if secret:
         english = "env: {names} would be stored with the job; write NAME=VALUE into a file: env_file: [secrets.env]"
         found.append(Text("submit.secret-env", english, names=secret))
     sections = (one.values["spec"].get("restart") or {} for one in submissions)
-    if any(section.get("max_restarts") for section in sections) and installed(state_dir) is None:
+    if any(section.get("max_restarts") for section in sections) and not _is_installed(state_dir):
         english = (
             "neither systemd nor cron starts the controller again after a reboot, or when its guard is killed too: "
             "`ascendrun controller install`"
         )
         found.append(Text("submit.no-entry", english))
     return found
+
+
+def _secret_names(names: set[str]) -> list[str]:
+    if not names:
+        return []
+    from ascendrun.core.logs.redaction import SECRET_NAME
+
+    return sorted(filter(SECRET_NAME.search, names))
+
+
+def _is_installed(state_dir: Path) -> bool:
+    from ascendrun.cluster.install import installed
+
+    return installed(state_dir) is not None

@@ -16,6 +16,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Callable
 
 from ascendrun.facts.chips import Chip
@@ -181,12 +182,34 @@ def find_programs() -> Mapping[str, Program]:
     return _find(tuple(sys.path))
 
 
-def load_programs(parse: Callable[[str, str, str], ProgramOptions]) -> Mapping[str, ProgramOptions]:
-    """Return the option tables of all programs by name. `parse` makes one of name, text and file, and may raise."""
-    return {
-        name: parse(name, program.options_file.read_text(encoding="utf-8"), str(program.options_file))
-        for name, program in find_programs().items()
-    }
+class _Tables(Mapping[str, ProgramOptions]):
+    """Option tables by program; one is read when it is first used. `known`: those that are read."""
+
+    def __init__(self, parse: Callable[[str, str, str], ProgramOptions], known: Mapping[str, ProgramOptions]) -> None:
+        self._parse, self._known = parse, dict(known)
+
+    def __getitem__(self, name: str) -> ProgramOptions:
+        if name not in self._known:
+            file = find_programs()[name].options_file
+            self._known[name] = self._parse(name, file.read_text(encoding="utf-8"), str(file))
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**find_programs(), **self._known})
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known or name in find_programs()
+
+
+def load_programs(
+    parse: Callable[[str, str, str], ProgramOptions], own: Mapping[str, ProgramOptions] = MappingProxyType({})
+) -> Mapping[str, ProgramOptions]:
+    """Return the option tables of all programs and `own` by name. `parse` makes one of name, text and file when it is
+    needed, and may raise."""
+    return _Tables(parse, own)
 
 
 def package_of(program: str | None) -> str | None:

@@ -87,7 +87,7 @@ def read_stages(
 
     directory = job_file.absolute().parent
     text = read_source(job_file)
-    programs = {**load_programs(specs.parse_program_options), **_own_programs(text, directory)}
+    programs = load_programs(specs.parse_program_options, _own_programs(text, directory))
     stages = specs.parse_stages(
         text,
         str(job_file),

@@ -117,7 +117,7 @@ def resolve_paths(spec: JobSpec, folder: str, programs: Mapping[str, ProgramOpti
         changes["engine"] = in_folder(spec.engine, folder)
     if spec.workdir is not None:
         changes["workdir"] = spec.workdir.model_copy(update={"path": _absolute(spec.workdir.path, folder)})
-    known = programs.get(spec.program or "")
+    known = programs.get(spec.program) if spec.program else None
     if known is not None:
         changes["args"] = {
             name: _absolute(str(value), folder) if (option := known.find(name)) and option.is_path(value) else value

@@ -14,10 +14,12 @@ from click.shell_completion import BashComplete
 import ascendrun
 from ascendrun.cli import main
 from ascendrun.cli.app import cli
+from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.jobfile.launchers import program_command
+from ascendrun.core.jobfile.spec import parse_program_options
 from ascendrun.core.settings import Settings
 from ascendrun.head.state.state_dir import tree_file
-from ascendrun.planner.training import find_programs, package_of
+from ascendrun.planner.training import find_programs, load_programs, package_of
 from tests.lib.pages import options
 from tests.lib.plan_world import PlanCluster
 
@@ -121,3 +123,11 @@ def test_programs_are_packages(toy: Path) -> None:
     assert {"toy", *bundled} == set(found) and {"codon", "meshtest"} < bundled
     assert found["codon"].has_rules and not found["meshtest"].has_rules
     assert [name for name, program in found.items() if not program.is_bundled] == ["toy"]
+
+
+def test_a_table_is_read_when_its_program_is_named(toy: Path) -> None:
+    (toy / "site" / "toy" / "options.json").write_text("{")
+    tables = load_programs(parse_program_options)
+    assert "toy" in tables and len(tables) == len(find_programs()) and tables["meshtest"].options
+    with pytest.raises(InvalidInputError):
+        tables["toy"]
