@@ -76,7 +76,7 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
         confidence=confidence,
         ranks=winner.ranks,
         hosts=winner.hosts,
-        values={**winner.values, **advice_of(winner, timelines), **({"detail": details[0].line} if details else {})},
+        values={**winner.values, **advice_of(winner, timelines), **_detail_of(details, winner, timelines)},
         at_s=winner.at.at_s if winner.at else None,
         time_error_s=winner.at.error_s if winner.at else None,
         lag_s=min(lags_s, default=None),
@@ -126,6 +126,22 @@ def _details(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTime
     known = {proof.line for proof in winner.proofs}
     lines = [(one, line) for one in first for line in one.details[:MOST_DETAILS] if line.text.strip() not in known]
     return [proof_of(evidence, line, one.rank) for one, line in lines]
+
+
+_REPORTED = re.compile(r"\bE[A-Z0-9]\d{4}:?\s?\[PID[^\]]*\]\s?\S*\s*(?:\(E\w{5}\):)?\s*(\S.{10,300}?)(?:\.?\[FUNC|$)")
+"""What a report of CANN has behind its error id: what was wrong, without the place in CANN's sources."""
+
+
+def _detail_of(details: Sequence[Proof], winner: Candidate, timelines: Sequence[RankTimeline]) -> Mapping[str, str]:
+    """Return what tells more than the reason itself: what CANN reports behind a code that hides others, or before a
+    general exception, else the first detail."""
+    value = classes.code_value(winner.code)
+    said = [detail.line for detail in details]
+    if value is not None and value.is_outer:
+        said += [text for one in timelines if one.rank.rank in winner.ranks[:1] for text in one.said]
+    reported = next((found[1] for found in map(_REPORTED.search, said) if found is not None), None)
+    found = reported or (details[0].line if details else None)
+    return {} if found is None else {"detail": found}
 
 
 # ---------------------------------------------------------------- the choice

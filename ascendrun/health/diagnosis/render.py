@@ -16,7 +16,7 @@ from ascendrun.health.diagnosis.result import ChainLink, Diagnosis, Proof, Role
 from ascendrun.text import Rendered, Text, language, listed, template_of, translations
 from ascendrun.text.format import label_ranks
 
-MESSAGE_CHARACTERS, TAIL_CHARACTERS = 160, 60
+MESSAGE_CHARACTERS, TAIL_CHARACTERS, DETAIL_CHARACTERS = 160, 60, 240
 """Of a message next to the text of its signature; a message without a signature is not shortened."""
 FIRST = Text("diagnosis.first", "failed first")
 NOT_RESTARTED = Text(
@@ -35,10 +35,13 @@ def render(diagnosis: Diagnosis, lang: str | None = None) -> Diagnosis:
         start, end = values["message"][: MESSAGE_CHARACTERS - TAIL_CHARACTERS], values["message"][-TAIL_CHARACTERS:]
         values["message"] = f"{start.rstrip()} … {end.lstrip()}"  # the end often has the reason
     sentences = _sentences(diagnosis, values, lang)
+    message = sentences.message
+    if "detail" in values:
+        message = listed("diagnosis.detail", message=message, detail=values["detail"][:DETAIL_CHARACTERS]).render(lang)
     return replace(
         diagnosis,
         values=plain,
-        message=sentences.message,
+        message=message,
         cause=sentences.cause,
         hint=sentences.hint,
         chain=tuple(replace(link, message=_end_of(link, lang)) for link in diagnosis.chain),
@@ -77,9 +80,6 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
         texts = {part: _fill(_sentence(diagnosis, part, lang), values) for part in ("message", "cause", "hint")}
         if diagnosis.code == "exception":
             texts.update(_of_exception(diagnosis, values, lang))
-        if "detail" in values:
-            detail = values["detail"][:MESSAGE_CHARACTERS]
-            texts["message"] = listed("diagnosis.detail", message=texts["message"], detail=detail).render(lang)
         return Description(**texts)
     signature = signature_of(diagnosis.code)
     if signature is None:
@@ -147,7 +147,9 @@ def _of_exception(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) ->
     best = strongest(hits)
     texts = {} if best is None else {"cause": best.signature.words(lang).cause, "hint": best.signature.words(lang).hint}
     if diagnosis.domain not in ("", "program"):
-        name, fix = (listed(f"diagnosis.{part}.{diagnosis.domain}") for part in ("domain", "fix"))
+        known = f"diagnosis.fix.{diagnosis.why[0].key}" if diagnosis.why else ""
+        name = listed(f"diagnosis.domain.{diagnosis.domain}")
+        fix = listed(known if known in translations("en") else f"diagnosis.fix.{diagnosis.domain}")
         texts = {"cause": texts.get("cause") or name.render(lang), "hint": fix.render(lang)}
     if "advice" in values:
         texts["hint"] = _with_advice("", values, lang)

@@ -115,9 +115,11 @@ _WARNING = re.compile(
     r"\S+:\d+: \w*Warning:|[\d\[][^A-Za-z]*[-|,:\s\[]\s*(?:W|WARN|WARNING)\b[\]:|\s-]|warnings\.warn\()"
 )
 _LOGGED_ERROR = re.compile(
-    r"^(?:\([^)]{1,60}\)\s|\[[^\]]{1,40}\]:?\s)*(?:[EF]\d{4,8} \d\d:|(?:\S+\s){0,4}\S{0,3}(?:ERROR|FATAL|CRITICAL)\b)"
+    r"^(?!.*\(PID:.{0,60}\bERR\d{5}\b)(?:\([^)]{1,60}\)\s|\[rank\d+\]:\s?|\[[^\]]{1,40}\]:?\s)*"
+    r"(?:[EF]\d{4,8} \d\d:|\[[EF] |E[A-Z0-9]\d{4}:? ?\[PID|(?:\S+\s){0,4}\S{0,3}(?:ERROR|FATAL|CRITICAL)\b)"
 )
-"""glog's E and F, and the levels of logging, behind the prefix of a process."""
+"""glog's E and F, reports of CANN, and the levels of logging, behind the prefix of a process; not the codes with which
+torch_npu ends every failure."""
 _REPORTS = re.compile(r"\berror code is \d+\s*\[Error\]")
 """torch_npu prints the runtime's complete error report as a warning if the error occurs during a device wait."""
 _LESS = re.compile(
