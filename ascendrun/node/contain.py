@@ -29,7 +29,7 @@ def main(name: str) -> int:
             server.listen(1)
             server.settimeout(START_S)
             with server.accept()[0] as connection:
-                hold.serve(connection, [])
+                hold.serve(connection)
         finally:
             os.unlink(path)
     while True:

@@ -2,14 +2,16 @@
 
 One for each node of an allocation. The engine starts it by the text of this file, which imports nothing of ours. It
 listens on a Unix socket of its user, on a local disk. A request has the descriptors of the new process, a reply their
-numbers in it.
+numbers in it. Connections run their commands here too, by `relay`: the holder so knows whether a controller is there.
 SIGUSR1 and SIGTERM say that the allocation ends: every supervisor gets a SIGTERM, and its ranks time to save.
+Without supervisors and connections it ends, and with it the allocation: the job is over, and its controller is gone.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import stat
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 REAP_S = 1.0
 WAIT_S = 20.0
 """Seconds that the agent waits for the holder of a new allocation."""
+IDLE_S = 600.0
+IDLE_VARIABLE = "ASCENDRUN_HOLDER_IDLE_S"
+"""Where it is set, seconds in place of IDLE_S: how long an allocation is kept without supervisors and connections."""
+PROGRAM = ".py"
 _FDS = 250
 _LENGTH = struct.Struct("!I")
 _FD = struct.Struct("i")
@@ -34,46 +40,87 @@ def socket_path(name: str) -> str:
     return "/tmp/ascendrun-hold-%d/%s" % (os.getuid(), name)
 
 
-def main(name: str) -> int:
-    """Serve until the allocation ends."""
+class Child:
+    """A process of the holder. `relay`: of a connection, gets its exit code; None: it is a supervisor."""
+
+    def __init__(self, process: subprocess.Popen[bytes], relay: socket.socket | None) -> None:
+        self.process, self.relay = process, relay
+
+    def has_ended(self) -> bool:
+        status = self.process.poll()
+        if status is None:
+            return False
+        if self.relay is not None:
+            with self.relay:
+                try:
+                    send(self.relay, {"status": status if status >= 0 else 128 - status}, [])
+                except OSError:
+                    pass  # the step of the connection has ended
+        return True
+
+
+def main(source: str, name: str, idle_s: str) -> int:
+    """Serve until the allocation ends, or nothing has run here for `idle_s`. `source`: this file, for `relay`."""
     path = socket_path(name)
     make_private(os.path.dirname(path))
-    children: list[subprocess.Popen[bytes]] = []
+    children: list[Child] = []
     ends: list[int] = []
 
     def end(number: int, _frame: object) -> None:
         ends.append(number)
         for child in children:
-            if child.poll() is None:
-                child.terminate()
+            if child.relay is None or number == signal.SIGTERM:
+                child.process.terminate()
 
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)
+    for number, handler in ((signal.SIGUSR1, end), (signal.SIGTERM, end), (signal.SIGCHLD, lambda *_: None)):
+        signal.signal(number, handler)
     with socket.socket(socket.AF_UNIX) as server:
         if os.path.lexists(path):
             os.unlink(path)
         server.bind(path)
         server.listen(16)
-        server.settimeout(REAP_S)
-        signal.signal(signal.SIGUSR1, end)
-        signal.signal(signal.SIGTERM, end)
+        write_program(path, source)
+        busy_mono = time.monotonic()
         try:
-            while children or signal.SIGTERM not in ends:
-                try:
-                    connection = server.accept()[0]
-                except socket.timeout:
-                    children[:] = [child for child in children if child.poll() is None]
-                    continue
-                with connection:
-                    connection.settimeout(WAIT_S)
-                    try:
-                        serve(connection, children)
-                    except (OSError, ValueError, KeyError) as error:
-                        print("holder: %s" % error, file=sys.stderr, flush=True)
+            while children or (signal.SIGTERM not in ends and time.monotonic() - busy_mono < float(idle_s)):
+                ready = select.select([server.fileno(), woken], [], [], REAP_S)[0]
+                if woken in ready:
+                    os.read(woken, 4096)
+                if server.fileno() in ready:
+                    accept(server, children)
+                children[:] = [child for child in children if not child.has_ended()]
+                busy_mono = time.monotonic() if children else busy_mono
         finally:
             os.unlink(path)
+            os.unlink(path + PROGRAM)
     return 0
 
 
-def serve(connection: socket.socket, children: list[subprocess.Popen[bytes]]) -> None:
+def write_program(path: str, source: str) -> None:
+    """Store the program of the relays; its first line is the interpreter, which runs it."""
+    with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write("#%s\n%s" % (sys.executable, source))
+    os.replace(path + ".new", path + PROGRAM)
+
+
+def accept(server: socket.socket, children: list[Child]) -> None:
+    connection = server.accept()[0]
+    connection.settimeout(WAIT_S)
+    try:
+        child = serve(connection)
+        children.append(child)
+    except (OSError, ValueError, KeyError) as error:
+        print("holder: %s" % error, file=sys.stderr, flush=True)
+        connection.close()
+    else:
+        if child.relay is None:
+            connection.close()
+
+
+def serve(connection: socket.socket) -> Child:
     """Start one process as a request asks, and reply its pid and the numbers that its other descriptors have in it."""
     request, fds = receive(connection)
     env = request["env"]
@@ -91,8 +138,20 @@ def serve(connection: socket.socket, children: list[subprocess.Popen[bytes]]) ->
     finally:
         for fd in fds:
             os.close(fd)
-    children.append(child)
     send(connection, {"pid": child.pid, "fds": fds[3:]}, [])
+    return Child(child, connection if request.get("is_relay") else None)
+
+
+def relay(name: str, command: str) -> int:
+    """Let the holder run the command of a connection, with the descriptors of this process; return its exit code."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(socket_path(name))
+        argv = ["/bin/sh", "-c", command]
+        send(connection, {"argv": argv, "env": dict(os.environ), "is_relay": True}, [0, 1, 2])
+        receive(connection)
+        for fd in (0, 1):  # their ends are those of the command
+            os.close(fd)
+        return int(receive(connection)[0]["status"])
 
 
 def spawn(name: str, argv: Sequence[str], env: dict[bytes, bytes] | None, fds: Sequence[int]) -> dict[str, Any]:
@@ -150,4 +209,4 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]) if len(sys.argv) > 3 else relay(*sys.argv[1:]))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import CODE, start_cluster
-from leftovers import kill
+from leftovers import controllers, kill
 from scenes import Scene
 
 from ascendrun.sim.ascend.scenario import Scenario
@@ -127,6 +127,18 @@ def test_ranks_outlive_the_steps_of_the_links_which_come_back(scene):
     assert await_true(lambda: len(scene.links()) == 2, deadline_s=10.0)
     scene.enough()
     scene.await_state(job, "SUCCEEDED")
+
+
+def test_the_allocation_of_a_job_that_is_over_ends_without_its_controller(scene):
+    scene.env["ASCENDRUN_HOLDER_IDLE_S"] = "2"
+    job = scene.launch("alone", "print", "ready", "beat-on", "/tmp/enough")
+    scene.await_line(job, "ready", count=4)
+    assert scene.everywhere(job)
+    kill(controllers(scene.cluster, scene.ascendrun.state_dir), signal.SIGKILL)  # no command follows
+    assert await_true(lambda: not scene.links(), deadline_s=20.0)
+    assert len(slurm.allocations(scene.cluster)) == 1 and scene.everywhere(job)
+    scene.enough()
+    scene.await_free()
 
 
 def test_scancel_from_outside_leaves_nothing_and_the_job_tells(scene):

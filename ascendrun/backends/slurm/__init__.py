@@ -24,11 +24,19 @@ _SCRIPT = """#!/bin/sh
 trap 'kill -USR1 $step' USR1
 trap 'kill -TERM $step' TERM
 srun --quiet --job-name=holder --overlap --ntasks-per-node=1 --cpus-per-task="${{SLURM_CPUS_ON_NODE:-1}}" \\
-    --cpu-bind=none --mpi=none --kill-on-bad-exit=0 --wait=0 --chdir=/ {python} -I -S -c {source} \\
-    slurm-$SLURM_JOB_ID &
+    --cpu-bind=none --mpi=none --kill-on-bad-exit=0 --wait=0 --chdir=/ \\
+    {python} -I -S -c 'import sys; exec(sys.argv[1])' {source} slurm-$SLURM_JOB_ID {idle_s} &
 step=$!
 while kill -0 $step 2>/dev/null; do wait $step; done
 """
+
+_LINK = """\
+d=/tmp/ascendrun-hold-$(id -u); f=$d/$ASCENDRUN_HOLDER.py; n=0
+until [ -s "$f" ] || [ $n -ge 200 ]; do sleep 0.1; n=$((n+1)); done
+if [ -O "$d" ] && [ -O "$f" ] && IFS= read -r p <"$f"; then exec "${p#?}" -I -S "$f" "$ASCENDRUN_HOLDER" "$0"; fi
+exec /bin/sh -c "$0"
+"""
+"""Runs a command by the holder, for which it waits; without a holder, in the step itself."""
 
 
 def holder_name(allocation: str) -> str:
@@ -55,7 +63,8 @@ class SlurmBackend:
         with open(hold.__file__, encoding="utf-8") as file:
             source = shlex.quote(file.read())
         python = shlex.quote(wanted.options.get("python", "python3"))
-        script = _SCRIPT.format(python=python, source=source)
+        idle_s = float(self._env.get(hold.IDLE_VARIABLE, hold.IDLE_S))
+        script = _SCRIPT.format(python=python, source=source, idle_s=idle_s)
         self._run(["sbatch", *queue.sbatch_options(wanted, exported=self._exported())], script)
 
     def poll(self, keys: Collection[str]) -> Mapping[str, AllocationState]:
@@ -93,7 +102,7 @@ class SlurmBackend:
 
 def _start(host: Host, command: str) -> ChildStream:
     try:
-        return ChildStream(step_argv(host, ["/bin/sh", "-c", command]), cwd="/")
+        return ChildStream(step_argv(host, ["/bin/sh", "-c", _LINK, command]), cwd="/")
     except OSError as error:
         raise UnreachableError.of(
             "slurm.no-srun",

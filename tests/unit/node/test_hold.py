@@ -15,15 +15,17 @@ from ascendrun.node import hold
 
 
 @pytest.fixture
-def holder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def holder(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
     """A holder started as the engine does: by the text of its file, and nothing else of ours."""
     source = Path(hold.__file__).read_text()
-    name = f"test-{os.getpid()}"
-    made = subprocess.Popen([sys.executable, "-I", "-S", "-c", source, name], cwd="/")
+    name, idle_s = f"test-{os.getpid()}", str(getattr(request, "param", 600.0))
+    starts = [sys.executable, "-I", "-S", "-c", "import sys; exec(sys.argv[1])"]
+    made = subprocess.Popen([*starts, source, name, idle_s], cwd="/")
     yield made
     made.kill()
     made.wait()
-    Path(hold.socket_path(name)).unlink(missing_ok=True)
+    for path in (hold.socket_path(name), hold.socket_path(name) + hold.PROGRAM):
+        Path(path).unlink(missing_ok=True)
 
 
 def start(script: str, env: dict[bytes, bytes], fds: list[int]) -> tuple[int, list[int], bytes]:
@@ -61,3 +63,24 @@ def test_the_end_of_the_allocation_reaches_every_process(holder: subprocess.Pope
         assert holder.wait(20) == 0 and not Path(f"/proc/{pid}").exists()
     else:
         assert holder.poll() is None, "the next attempt may still need it"
+
+
+def relayed(command: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+    """A command as a step of the engine runs it."""
+    name = f"test-{os.getpid()}"
+    start("print()", {}, [])  # waits for the holder
+    argv = [sys.executable, "-I", "-S", hold.socket_path(name) + hold.PROGRAM, name, command]
+    return subprocess.run(argv, env=env, input=b"in", capture_output=True, timeout=30)
+
+
+def test_a_connection_runs_its_command_in_the_holder(holder: subprocess.Popen[bytes]) -> None:
+    done = relayed("echo $PPID $ODD; cat; echo err >&2; exit 7", ODD="a'b 汉")
+    assert done.stdout.decode() == f"{holder.pid} a'b 汉\nin" and done.stderr == b"err\n"
+    assert done.returncode == 7 and relayed("kill -9 $$").returncode == 137
+
+
+@pytest.mark.parametrize("holder", [0.3], indirect=True)
+def test_a_holder_without_supervisors_and_connections_ends(holder: subprocess.Popen[bytes]) -> None:
+    assert relayed(f"{sys.executable} -c 'import time; time.sleep(1)'; echo here").stdout == b"here\n"
+    assert start("import time; time.sleep(1); print('here')", {}, [])[2] == b"here\n", "it stays while one runs"
+    assert holder.wait(20) == 0 and not Path(hold.socket_path(f"test-{os.getpid()}")).exists()

@@ -202,6 +202,8 @@ class Allocations:
         elif isinstance(state, engines.Granted):
             if state.ends_at_s is not None:
                 self._ends[key] = state.ends_at_s
+            for host in () if is_ours else state.hosts:
+                self._context.links.get(host)  # also of spares: without connections the engine ends the allocation
             if not job.pool and job.allocation not in self._ending:
                 self._jobs.feed(job.id, allocated.AllocationGranted(state.hosts, state.length_s))
         elif state is not None:
@@ -210,7 +212,7 @@ class Allocations:
             self._missing_since.pop(key, None)
             gone = allocated.AllocationGone(state.cause, state.reason, state.hosts, is_ours=is_ours)
             self._jobs.feed(job.id, gone)
-            for host in [host for host in runner.hosts if host.name in job.pool]:
+            for host in runner.hosts:
                 self._context.links.forget(host)
 
     def _note_silence(self, engine: str, runners: Sequence[JobRunner], silence: engines.EngineError | None) -> None:
