@@ -29,7 +29,9 @@ COLUMNS = ("what", "repeat", "seen_s", "after_grant_s", "load", "note")
 STEP, SRUN, SUBMITIT, OURS = "srun, in an allocation", "srun", "submitit", "ascendrun submit --engine"
 SUBMIT_BY_SUBMITIT = Path(__file__).with_name("peers") / "submitit_start.py"
 TASKS = (f"--nodes={HOSTS}", f"--ntasks-per-node={RANKS_PER_HOST}")
-RANK_ARGV = (sys.executable, str(RANK))
+IMPORTS = "import runpy, sys, torch; runpy.run_path(sys.argv[1], run_name='__main__')"
+SCRIPTS = {"": (sys.executable, str(RANK)), ", torch": (sys.executable, "-c", IMPORTS, str(RANK))}
+"""Suffix of a way, and the command of its ranks: a line at once, or after the import of torch as in a training."""
 PATIENCE_S = 90.0
 
 
@@ -50,9 +52,13 @@ class SlurmBed(Bed):
         (self.folder / "config").mkdir()
         (self.folder / "config/ascendrun").mkdir()
         (self.folder / "config/ascendrun/config.yaml").write_text("engines: {hpc: {type: slurm}}\n")
-        job = {"name": JOB, "command": list(RANK_ARGV), "nodes": HOSTS}
         devices = {"type": "cpu", "per_node": RANKS_PER_HOST}
-        (self.folder / "job.yaml").write_text(yaml.safe_dump({**job, "devices": devices}))
+        for suffix, argv in SCRIPTS.items():
+            job = {"name": JOB, "command": list(argv), "nodes": HOSTS, "devices": devices}
+            self.job_file(suffix).write_text(yaml.safe_dump(job))
+
+    def job_file(self, suffix: str) -> Path:
+        return self.folder / f"job{suffix.replace(', ', '-')}.yaml"
 
     @property
     def env(self) -> dict[str, str]:
@@ -86,12 +92,13 @@ class SlurmBed(Bed):
 
 
 def ways(bed: SlurmBed) -> Iterator[Way]:
-    yield Way(STEP, ["srun", "--overlap", "--jobid=ALLOCATION", *TASKS, *RANK_ARGV])
-    yield Way(SRUN, ["srun", *TASKS, *RANK_ARGV])
-    if importlib.util.find_spec("submitit"):
-        count = str(HOSTS), str(RANKS_PER_HOST)
-        yield Way(SUBMITIT, [sys.executable, str(SUBMIT_BY_SUBMITIT), str(bed.shared), *count, *RANK_ARGV])
-    yield Way(OURS, bed.ours.argv("submit", str(bed.folder / "job.yaml"), "--engine", "hpc"))
+    for suffix, argv in SCRIPTS.items():
+        yield Way(STEP + suffix, ["srun", "--overlap", "--jobid=ALLOCATION", *TASKS, *argv])
+        yield Way(SRUN + suffix, ["srun", *TASKS, *argv])
+        if importlib.util.find_spec("submitit"):
+            count = str(HOSTS), str(RANKS_PER_HOST)
+            yield Way(SUBMITIT + suffix, [sys.executable, str(SUBMIT_BY_SUBMITIT), str(bed.shared), *count, *argv])
+        yield Way(OURS + suffix, bed.ours.argv("submit", str(bed.job_file(suffix)), "--engine", "hpc"))
 
 
 def run(bed: SlurmBed, repeats: int, sheet: Sheet) -> None:
@@ -100,16 +107,16 @@ def run(bed: SlurmBed, repeats: int, sheet: Sheet) -> None:
         for way in ways(bed):
             bed.free()
             argv = list(way.argv)
-            if way.name == STEP:
+            if way.name.startswith(STEP):
                 allocation = bed.allocate()
                 argv = [word.replace("ALLOCATION", allocation) for word in argv]
             bed.settle()
             with Trial(bed, argv, bed.env) as trial:
                 began = trial.await_ranks(HOSTS * RANKS_PER_HOST, patience_s=PATIENCE_S)
                 after = None
-                if began is not None and way.name == OURS:
+                if began is not None and way.name.startswith(OURS):
                     after = began.at_s + began.seen_s - bed.granted_s()
-                elif began is not None and way.name == STEP:
+                elif began is not None and way.name.startswith(STEP):
                     after = began.seen_s
             if repeat >= 0:
                 sheet.add(
@@ -127,22 +134,24 @@ def render(rows: Sequence[Row]) -> str:
     def of(what: str, column: str) -> float | None:
         return median((row for row in rows if row["what"] == what), column)
 
-    step_s, srun_s = of(STEP, "after_grant_s"), of(SRUN, "seen_s")
     lines = []
-    for what in (STEP, SRUN, SUBMITIT, OURS):
-        seen_s, after_s = of(what, "seen_s"), of(what, "after_grant_s")
-        ratios = (
-            None if seen_s is None or not srun_s or what == STEP else seen_s / srun_s,
-            None if after_s is None or not step_s else after_s / step_s,
-        )
-        lines.append((what, shown(seen_s), shown(ratios[0]), shown(after_s), shown(ratios[1])))
+    for suffix in SCRIPTS:
+        step_s, srun_s = of(STEP + suffix, "after_grant_s"), of(SRUN + suffix, "seen_s")
+        for what in (STEP, SRUN, SUBMITIT, OURS):
+            seen_s, after_s = of(what + suffix, "seen_s"), of(what + suffix, "after_grant_s")
+            ratios = (
+                None if seen_s is None or not srun_s or what == STEP else seen_s / srun_s,
+                None if after_s is None or not step_s else after_s / step_s,
+            )
+            lines.append((what + suffix, shown(seen_s), shown(ratios[0]), shown(after_s), shown(ratios[1])))
     return table(["", "first lines, s", "÷ srun", "after the grant, s", "÷ srun in an allocation"], lines)
 
 
 SAYS = (
     f"From the command to the first line of each of {HOSTS * RANKS_PER_HOST} ranks on {HOSTS} nodes at the terminal of "
     "the head, medians. After the grant: from the moment in which ascendrun knew of its allocation; Slurm decides "
-    "how long a job is queued. submitit writes the output of tasks to files, which its script reads every 0.1 s."
+    "how long a job is queued. submitit writes the output of tasks to files, which its script reads every 0.1 s. "
+    "torch: each rank imports it before its line."
 )
 
 

@@ -3,6 +3,7 @@
 One for each node of an allocation. The engine starts it by the text of this file, which imports nothing of ours. It
 listens on a Unix socket of its user, on a local disk. A request has the descriptors of the new process, a reply their
 numbers in it. Connections run their commands here too, by `relay`: the holder so knows whether a controller is there.
+The agent of the first connection is started in advance (`Warm`).
 SIGUSR1 and SIGTERM say that the allocation ends: every supervisor gets a SIGTERM, and its ranks time to save.
 Without supervisors and connections it ends, and with it the allocation: the job is over, and its controller is gone.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -59,6 +61,67 @@ class Child:
         return True
 
 
+class Warm:
+    """An agent that has imported its modules, and waits for the connection that it is for. `archive`: the name of its
+    file without the suffix, "": none could be started, or it was given away."""
+
+    def __init__(self, root: str) -> None:
+        self.archive = ""
+        self._process: subprocess.Popen[bytes]
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            try:
+                path = newest_archive(root)
+                with open("%s.%s.python" % (path, os.uname().nodename)) as file:  # it ran on this node
+                    argv = [file.read().strip(), "-I", "-S", path + ".pyz", "warm", "serve"]
+                self._process = subprocess.Popen(argv, stdin=theirs.fileno(), start_new_session=True, cwd="/")
+                self.archive = os.path.basename(path)
+            except (OSError, ValueError):
+                pass  # the first connection starts the agent
+
+    def take(self, request: dict[str, Any], fds: Sequence[int]) -> subprocess.Popen[bytes] | None:
+        """Return the agent, as the process of a request; None: it is not the one that is requested."""
+        is_fit = self.archive and request.get("is_relay") and self.archive in request["argv"][-1]
+        if not is_fit or self._process.poll() is not None:
+            return None
+        send(self._socket, {"env": request["env"]}, fds)
+        self.close()
+        return self._process
+
+    def close(self) -> None:
+        """Let it go: without a connection it ends."""
+        self.archive = ""
+        self._socket.close()
+
+
+def newest_archive(root: str) -> str:
+    """Return the path of the newest agent in a node root, without its suffix. Raises ValueError: there is none, or it
+    is altered or another user's."""
+    from hashlib import sha256
+
+    found = [entry for entry in os.scandir(root) if re.match(r"agent-[0-9a-f]{16}\.pyz\Z", entry.name)]
+    newest = max(found, key=lambda entry: entry.stat().st_mtime)
+    with open(newest.path, "rb") as file:
+        is_whole = sha256(file.read()).hexdigest().startswith(newest.name[len("agent-") : -len(".pyz")])
+    if not is_whole or newest.is_symlink() or newest.stat().st_uid != os.getuid():
+        raise ValueError("%s is not an agent of this user" % newest.path)
+    return newest.path[: -len(".pyz")]
+
+
+def become_connected() -> None:
+    """Wait as the process of a `Warm` for the connection, and take its descriptors and environment; exit without
+    one."""
+    with socket.socket(fileno=os.dup(0)) as connection:
+        if not connection.recv(1, socket.MSG_PEEK):
+            sys.exit(0)
+        request, fds = receive(connection)
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.environb.clear()
+    os.environb.update({os.fsencode(key): os.fsencode(value) for key, value in request["env"].items()})
+
+
 def main(source: str, name: str, idle_s: str) -> int:
     """Serve until the allocation ends, or nothing has run here for `idle_s`. `source`: this file, for `relay`."""
     path = socket_path(name)
@@ -83,6 +146,7 @@ def main(source: str, name: str, idle_s: str) -> int:
         server.bind(path)
         server.listen(16)
         write_program(path, source)
+        warm = Warm(os.environ.get("ASCENDRUN_NODE_ROOT") or os.path.join(os.path.expanduser("~"), ".ascendrun"))
         busy_mono = time.monotonic()
         try:
             while children or (signal.SIGTERM not in ends and time.monotonic() - busy_mono < float(idle_s)):
@@ -90,10 +154,11 @@ def main(source: str, name: str, idle_s: str) -> int:
                 if woken in ready:
                     os.read(woken, 4096)
                 if server.fileno() in ready:
-                    accept(server, children)
+                    accept(server, children, warm)
                 children[:] = [child for child in children if not child.has_ended()]
                 busy_mono = time.monotonic() if children else busy_mono
         finally:
+            warm.close()
             os.unlink(path)
             os.unlink(path + PROGRAM)
     return 0
@@ -106,11 +171,11 @@ def write_program(path: str, source: str) -> None:
     os.replace(path + ".new", path + PROGRAM)
 
 
-def accept(server: socket.socket, children: list[Child]) -> None:
+def accept(server: socket.socket, children: list[Child], warm: Warm) -> None:
     connection = server.accept()[0]
     connection.settimeout(WAIT_S)
     try:
-        child = serve(connection)
+        child = serve(connection, warm)
         children.append(child)
     except (OSError, ValueError, KeyError) as error:
         print("holder: %s" % error, file=sys.stderr, flush=True)
@@ -120,12 +185,13 @@ def accept(server: socket.socket, children: list[Child]) -> None:
             connection.close()
 
 
-def serve(connection: socket.socket) -> Child:
+def serve(connection: socket.socket, warm: Warm | None = None) -> Child:
     """Start one process as a request asks, and reply its pid and the numbers that its other descriptors have in it."""
     request, fds = receive(connection)
     env = request["env"]
     try:
-        child = subprocess.Popen(
+        ready = None if warm is None else warm.take(request, fds)
+        child = ready or subprocess.Popen(
             request["argv"],
             stdin=fds[0],
             stdout=fds[1],

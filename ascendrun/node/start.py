@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CHECK_BYTES = 4
 USAGE = (
-    "python agent.pyz serve | supervise DIRECTORY | sample DIRECTORY | shell PID START | join COMMAND | grep"
+    "python agent.pyz [warm] serve | supervise DIRECTORY | sample DIRECTORY | shell PID START | join COMMAND | grep"
     " | ray OPTIONS COMMAND | contain NAME | enter CONTAINER SHELL | survey"
 )
 
@@ -98,6 +98,12 @@ def run(modules: Modules, role: str, words: list[str]) -> int:
         from ascendrun.node.agent.serve import main as serve
 
         return serve(keep=modules.keep)
+    if role == "warm" and words == ["serve"]:
+        from ascendrun.node.agent.serve import main as serve_late
+        from ascendrun.node.hold import become_connected
+
+        become_connected()
+        return serve_late(keep=modules.keep)
     if role == "supervise" and len(words) == 1:
         from ascendrun.node.supervisor.supervise import main as supervise
 

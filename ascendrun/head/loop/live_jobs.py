@@ -179,7 +179,7 @@ class LiveJobs:
     def allocations(self) -> Allocations:
         from ascendrun.head.loop.machine.allocations import Allocations
 
-        return Allocations(self.steps, self._context, self.machines)
+        return Allocations(self.steps, self._context, self.machines, changed=self.schedule)
 
     def on_up(self, link: AgentConnection) -> None:
         if link.info.live or self.steps.runners:  # else a node without attempts, before the first job
@@ -222,12 +222,12 @@ class LiveJobs:
                 self.steps.restart_timers(runner.job.id)
             self.steps.feed(runner.job.id, Tick(reachable, runner.leases.expired(), quiet_s))
         self._guard(self.machines.tick)
-        if any(runner.job.engine is not None for runner in self):
-            self._guard(self.allocations.tick)
         self.schedule()
 
     def schedule(self) -> None:
-        """Decide again where queued jobs start, if something has changed."""
+        """Request hosts, and decide again where queued jobs start, if something has changed."""
+        if any(runner.job.engine is not None for runner in self):
+            self._guard(self.allocations.tick)
         if any(runner.job.state.value == "QUEUED" for runner in self):
             self.placement.schedule()
 

@@ -11,16 +11,27 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.node import hold
+from ascendrun.node import hold, loader, procs, wire
 
 
 @pytest.fixture
-def holder(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+def root(tmp_path: Path) -> Path:
+    """A node root with an agent that ran there."""
+    archive, digest = loader.pack_agent(loader.read_sources())
+    path = tmp_path / f"agent-{digest[:16]}.pyz"
+    path.write_bytes(archive)
+    path.with_name(f"agent-{digest[:16]}.{os.uname().nodename}.python").write_text(f"{sys.executable}\n")
+    return tmp_path
+
+
+@pytest.fixture
+def holder(request: pytest.FixtureRequest, root: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A holder started as the engine does: by the text of its file, and nothing else of ours."""
     source = Path(hold.__file__).read_text()
     name, idle_s = f"test-{os.getpid()}", str(getattr(request, "param", 600.0))
     starts = [sys.executable, "-I", "-S", "-c", "import sys; exec(sys.argv[1])"]
-    made = subprocess.Popen([*starts, source, name, idle_s], cwd="/")
+    env = {**os.environ, "ASCENDRUN_NODE_ROOT": str(root)}
+    made = subprocess.Popen([*starts, source, name, idle_s], cwd="/", env=env)
     yield made
     made.kill()
     made.wait()
@@ -68,19 +79,34 @@ def test_the_end_of_the_allocation_reaches_every_process(holder: subprocess.Pope
 def relayed(command: str, **env: str) -> subprocess.CompletedProcess[bytes]:
     """A command as a step of the engine runs it."""
     name = f"test-{os.getpid()}"
-    start("print()", {}, [])  # waits for the holder
     argv = [sys.executable, "-I", "-S", hold.socket_path(name) + hold.PROGRAM, name, command]
     return subprocess.run(argv, env=env, input=b"in", capture_output=True, timeout=30)
 
 
 def test_a_connection_runs_its_command_in_the_holder(holder: subprocess.Popen[bytes]) -> None:
+    start("print()", {}, [])  # it serves
     done = relayed("echo $PPID $ODD; cat; echo err >&2; exit 7", ODD="a'b 汉")
     assert done.stdout.decode() == f"{holder.pid} a'b 汉\nin" and done.stderr == b"err\n"
     assert done.returncode == 7 and relayed("kill -9 $$").returncode == 137
 
 
-@pytest.mark.parametrize("holder", [0.3], indirect=True)
+def test_the_agent_of_the_first_connection_was_started_before_it(holder: subprocess.Popen[bytes], root: Path) -> None:
+    start("print()", {}, [])  # it serves
+    children = [pid for pid, stat in procs.snapshot().items() if stat.ppid == holder.pid]
+    (warm,) = [pid for pid in children if procs.read_cmdline(pid).endswith(b"\0warm\0serve\0")]
+    (path,) = root.glob("*.pyz")
+    command = loader.login_command(path.stem[len("agent-") :])
+    env = {"PATH": os.environ["PATH"], "ASCENDRUN_NODE_ROOT": str(root)}
+    for is_warm in (True, False):
+        boot, frames = loader.Boot(), wire.FrameReader()
+        assert [step.kind for step in boot.feed(relayed(command, **env).stdout)] == [loader.READY]
+        (hello, _), *_ = frames.feed(boot.leftover)
+        assert (hello["pid"] == warm) is is_warm and hello["root"] == str(root)
+
+
+@pytest.mark.parametrize("holder", [1.0], indirect=True)
 def test_a_holder_without_supervisors_and_connections_ends(holder: subprocess.Popen[bytes]) -> None:
-    assert relayed(f"{sys.executable} -c 'import time; time.sleep(1)'; echo here").stdout == b"here\n"
-    assert start("import time; time.sleep(1); print('here')", {}, [])[2] == b"here\n", "it stays while one runs"
+    pid, _, _ = start("import signal; print('up', flush=True); signal.pause()", {}, [])
+    assert relayed("sleep 1.5").returncode == 0, "it stays for a supervisor"
+    assert relayed(f"kill {pid}; sleep 1.5; echo here").stdout == b"here\n", "it stays for a connection"
     assert holder.wait(20) == 0 and not Path(hold.socket_path(f"test-{os.getpid()}")).exists()

@@ -7,7 +7,8 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core import allocations as engines
 from ascendrun.core.dataclass import dataclass
@@ -46,10 +47,11 @@ class _Work:
 
 
 class Allocations:
-    """Use from the controller's thread. `drained`: ids of ended jobs of which every byte is here."""
+    """Use from the controller's thread. `drained`: ids of ended jobs of which every byte is here. `changed()`: called
+    after every answer of an engine."""
 
-    def __init__(self, jobs: JobSteps, context: Context, machines: Machines) -> None:
-        self._jobs, self._context, self._machines = jobs, context, machines
+    def __init__(self, jobs: JobSteps, context: Context, machines: Machines, *, changed: Callable[[], None]) -> None:
+        self._jobs, self._context, self._machines, self._changed = jobs, context, machines, changed
         self.drained: set[str] = set()
         self._due: dict[str, float] = defaultdict(float)
         self._last: dict[str, _Work] = {}
@@ -69,9 +71,10 @@ class Allocations:
         for runner in self._jobs:
             if runner.job.engine is not None:
                 runners[runner.job.engine].append(runner)
+        for runner in chain.from_iterable(runners.values()):
+            self._advance(runner)
+        self._jobs.work_off()  # a request is stored before it is made
         for engine, its in runners.items():
-            for runner in its:
-                self._advance(runner)
             work = self._work(its)
             is_due = time.monotonic() >= self._due[engine] or work != self._last.get(engine)
             if work.keys and is_due and engine not in self._busy:
@@ -189,6 +192,8 @@ class Allocations:
             else:
                 self._take_state(runner, states.get(key), is_ours=key in work.releases)
         self.drained &= {runner.job.id for runner in self._jobs}
+        self._jobs.work_off()
+        self._changed()
 
     def _take_state(self, runner: JobRunner, state: engines.AllocationState | None, *, is_ours: bool) -> None:
         job = runner.job
