@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.cluster.api import Part
-from ascendrun.core.errors import PreflightError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.keys import explain_key
 from ascendrun.core.jobfile.model import JobSpec, job_json_schema
+from ascendrun.core.jobfile.origins import Origin, origins_of
 from ascendrun.core.jobfile.spec import parse_program_options
 from ascendrun.core.jobs.placement import choose_hosts
+from ascendrun.core.records import as_record
 from ascendrun.head.protocol.control_messages import Plan
 from ascendrun.head.survey.submission import Submission
 from ascendrun.planner.training import load_programs
@@ -103,7 +105,8 @@ class JobFiles(Part):
     ) -> tuple[Mapping[str, Any], ...]:
         """Return exactly what `submit` would start now, one plan for each stage. Queries the nodes, starts nothing."""
         choice = {"overrides": overrides, "engine": engine, "only": hosts, "exclude": exclude}
-        return self._launch_plans(self._submissions(job_file, hostfile, **choice))
+        with self._placed(job_file, hostfile, **choice) as submissions:
+            return self._launch_plans(submissions)
 
     def training_plans(
         self,
@@ -117,7 +120,21 @@ class JobFiles(Part):
 
         A start is refused if a plan with the facts of that moment has a fatal problem. Raises InvalidInputError.
         """
-        return self._training_plans(self._submissions(job_file, hostfile, overrides=overrides, engine=engine))
+        with self._placed(job_file, hostfile, overrides=overrides, engine=engine) as submissions:
+            return self._training_plans(submissions)
+
+    def origins(
+        self,
+        job_file: str | Path,
+        *,
+        overrides: Sequence[str] = (),
+        hostfile: str | Path | None = None,
+        engine: str | None = None,
+    ) -> tuple[tuple[Origin, ...], ...]:
+        """Return, for each stage, which value came from the job file, the engine, the settings or the caller; ()
+        without an engine. Queries no node."""
+        choice: dict[str, Any] = {"overrides": overrides, "hostfile": _path(hostfile), "engine": engine}
+        return tuple(origins_of(one.spec) for one in read_stages(Path(job_file), self._head.settings, **choice))
 
     def dry_run(
         self,
@@ -131,26 +148,32 @@ class JobFiles(Part):
     ) -> tuple[tuple[Mapping[str, Any], ...], tuple[TrainingPlan, ...]]:
         """Return `plan` and `training_plans` of the same submission, which is made once."""
         choice = {"overrides": overrides, "engine": engine, "only": hosts, "exclude": exclude}
-        submissions = self._submissions(job_file, hostfile, **choice)
-        return self._launch_plans(submissions), self._training_plans(submissions)
+        with self._placed(job_file, hostfile, **choice) as submissions:
+            return self._launch_plans(submissions), self._training_plans(submissions)
 
-    def _submissions(self, job_file: str | Path, hostfile: str | Path | None, **choice: Any) -> tuple[Submission, ...]:
-        """`choice`: further arguments of `make_submissions`."""
-        submissions = make_submissions(
-            Path(job_file), self._head.settings, hostfile=_path(hostfile), key="dry-run", **choice
-        )
-        if not all(one.hosts for one in submissions):
-            raise PreflightError.of(
-                "engine.no-hosts",
-                "{file}: its engine grants the hosts when the job starts",
-                "ascendrun submit checks the job and its training on them, before a rank starts",
-                file=str(job_file),
-            )
-        return submissions
+    @contextmanager
+    def _placed(
+        self, job_file: str | Path, hostfile: str | Path | None, **choice: Any
+    ) -> Iterator[tuple[Submission, ...]]:
+        """Yield the submissions of a job file; an engine lends hosts to those that have none. `choice`: further
+        arguments of `make_submissions`."""
+        settings = self._head.settings
+        submissions = make_submissions(Path(job_file), settings, hostfile=_path(hostfile), key="dry-run", **choice)
+        engine = next((one.spec.engine for one in submissions if not one.hosts), None)
+        if not isinstance(engine, dict):
+            yield submissions
+            return
+        from ascendrun.cluster.borrowing import borrowed_hosts
+
+        with borrowed_hosts(settings, engine, nodes=max(one.spec.nodes or 1 for one in submissions)) as hosts:
+            yield tuple(replace(one, hosts=hosts[: one.spec.nodes]) for one in submissions)
 
     def _launch_plans(self, submissions: Sequence[Submission]) -> tuple[Mapping[str, Any], ...]:
         plans = [self._head.request(Plan(one.to_json()), timeout_s=120.0).plan for one in submissions]
-        return tuple({**plan, "engine": one.spec.engine} for plan, one in zip(plans, submissions))
+        origins = [as_record(origins_of(one.spec)) for one in submissions]
+        return tuple(
+            {**plan, "engine": one.spec.engine, "origins": of} for plan, one, of in zip(plans, submissions, origins)
+        )
 
     def _training_plans(self, submissions: Sequence[Submission]) -> tuple[TrainingPlan, ...]:
         from ascendrun.head.survey.training_plan import PROBES, RUNS_READ, plan_stage, recorded_runs, training_stages

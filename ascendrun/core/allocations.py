@@ -15,7 +15,7 @@ class AllocationRequest:
     """Hosts for the attempts of one job. `key`: the run id of the first of them, by which a repeated request is known.
     `options`: of the engine, as in the settings. `nodes`: with the spares. `devices`: NPUs or GPUs of each host, 0: it
     uses none. `hosts`: only these, (): any; `exclude`: not these. `grace_s`: how long before its end its processes are
-    told of it."""
+    told of it. `length_s`: how long it is needed, None: as long as the engine allows."""
 
     key: str
     name: str
@@ -25,6 +25,7 @@ class AllocationRequest:
     grace_s: float
     hosts: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    length_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -246,13 +246,32 @@ def test_a_queue_that_is_empty_for_some_seconds_ends_no_job(scene):
     scene.await_free()
 
 
-def test_the_stages_of_a_pipeline_use_the_same_nodes_and_plans_are_refused(scene):
+def test_the_stages_of_a_pipeline_use_the_same_nodes(scene):
     file = scene.job("pipe", "print", "x", more="nodes: 2\nstages: [{name: one}, {name: two}]\n")
-    assert scene.ascendrun("submit", file, "--engine", "hpc", "--dry-run", env=scene.env).returncode == 3
     pipeline = scene.start(file, "--engine", "hpc", env=scene.env)
     scene.await_state(f"{pipeline}-2", "SUCCEEDED", deadline_s=120.0)
     hosts = [{node["host"] for node in scene.show(f"{pipeline}-{number}")["nodes"]} for number in (1, 2)]
     assert hosts[0] == hosts[1]
+    scene.await_free()
+
+
+def test_a_plan_is_made_on_hosts_that_are_granted_for_it_and_tells_what_came_from_where(scene):
+    (scene.folder / "ascendrun/config.yaml").write_text(
+        "engines: {hpc: {type: slurm, time: '30', env: {SITE: a}, setup: 'export OF=site'}}\ndefault_engine: hpc\n"
+    )
+    file = scene.job("planned", "print", "x", more="nodes: 2\nenv: {OWN: b}\nstages: [{name: one}, {name: two}]\n")
+    file.write_text(re.sub("hostfile: .*\n", "", file.read_text()))
+    for argv in (["submit", file, "--dry-run"], ["plan", file]):
+        done = scene.ascendrun(*argv, "-o", "json", env=scene.env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        for stage in json.loads(done.stdout)["stages"]:
+            found = {(one["key"], one["value"], one["origin"]) for one in stage["origins"]}
+            assert {("engine", "hpc", "settings"), ("time", "30", "engine"), ("env.OWN", "b", "job")} <= found
+            assert {("setup", "export OF=site", "engine"), ("env.SITE", "a", "engine")} <= found
+            assert argv[0] == "plan" or len({node["host"] for node in stage["nodes"]}) == 2
+        scene.await_free()
+    never = scene.job("never", "print", "x", more="nodes: 9\n")
+    assert scene.ascendrun("submit", never, "--engine", "hpc", "--dry-run", env=scene.env).returncode == 3
     scene.await_free()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -65,6 +66,8 @@ class QueuedJob:
 
 def sbatch_options(wanted: AllocationRequest, *, exported: str) -> list[str]:
     options = [f"--{name}={wanted.options[name]}" for name in OPTIONS if name in wanted.options]
+    if wanted.length_s is not None:  # of two the last counts
+        options.append(f"--time={math.ceil(wanted.length_s / 60)}")
     if wanted.devices:
         options.append(f"--gres={wanted.options.get('gres', 'npu')}:{wanted.devices}")
     if wanted.hosts:

@@ -14,10 +14,11 @@ import click
 from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import UsageError, check_alone, cli_command, engine_option, hostfile_option, output_option
 from ascendrun.cli.outcome import follow_job, print_outcome, print_outputs
-from ascendrun.cli.output import PEOPLE, describe_seconds, print_record
+from ascendrun.cli.output import PEOPLE, describe_seconds, print_record, sanitise_line
 from ascendrun.cli.plans import exit_code, plan_lines, plan_record, plan_text
 from ascendrun.cluster import JobView
 from ascendrun.core.logs.log_view import LogView
+from ascendrun.core.records import as_record
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -211,12 +212,18 @@ def plan_command(
     ascendrun plan job.yaml --set args.strategy=fsdp2 --set args.chip=910B3
     ascendrun plan job.yaml -o json | jq '.problems[].message'
     """
-    plans = ctx.cluster.job_files.training_plans(file, overrides=overrides, hostfile=hostfile or None, engine=engine)
+    of_file: dict[str, Any] = {"overrides": overrides, "hostfile": hostfile or None, "engine": engine}
+    origins = ctx.cluster.job_files.origins(file, **of_file)
+    plans = ctx.cluster.job_files.training_plans(file, **of_file)
 
     if output in PEOPLE:
+        from ascendrun.core.jobs.plan_text import origin_line
+
+        for one in dict.fromkeys(str(origin_line(**vars(one))) for stage in origins for one in stage):
+            print(sanitise_line(one))
         for line in plan_lines(plans, file.stem):
             print(line)
     else:
-        records = [plan_record(plan) for plan in plans]
+        records = [{**plan_record(plan), "origins": as_record(stage)} for plan, stage in zip(plans, origins)]
         print_record(records[0] if len(records) == 1 else {"stages": records}, output)
     return exit_code(plans)

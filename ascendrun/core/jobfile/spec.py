@@ -143,6 +143,7 @@ def on_engine(spec: JobSpec, settings: Settings, *, name: str | None, hostfile: 
     if chosen is None:
         return spec
     engine = find_engine(settings, chosen) if isinstance(chosen, str) else chosen
+    chosen_by = "command" if name else "job" if spec.engine is not None else "settings"
     if queue_of({"engine": engine}) is not None:
         _refuse_of_hosts(spec, engine["type"], file)
     site: dict[str, Any] = {
@@ -157,7 +158,7 @@ def on_engine(spec: JobSpec, settings: Settings, *, name: str | None, hostfile: 
         "hostfile": engine.get("hostfile"),
         "env": {**env, **spec.env},
     }
-    return spec.model_copy(update={**changes, "engine": {**engine, "applied": applied + added}})
+    return spec.model_copy(update={**changes, "engine": {**engine, "applied": applied + added, "chosen_by": chosen_by}})
 
 
 def _with_site(container: Container | None, engine: Mapping[str, Any]) -> tuple[Container | None, list[str]]:

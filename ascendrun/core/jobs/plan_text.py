@@ -8,7 +8,7 @@ from typing import Any
 
 from ascendrun.core.jobs.plan import CODE_TREE, LIBRARY_TREE, PORT_TOKEN, LaunchPlan, NodePlan
 from ascendrun.core.rank_env import PATH_TOKEN
-from ascendrun.text import Text, to_json
+from ascendrun.text import Text, listed, to_json
 
 
 def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:
@@ -87,10 +87,7 @@ def render_text(rendered: Mapping[str, Any]) -> str:
             port=port,
         ),
     ]
-    engine = rendered.get("engine")
-    if engine:
-        name, applied = engine.get("name") or engine["type"], engine["applied"] or ["-"]
-        heads.append(Text("plan.engine", "engine {name} sets {applied}", name=name, applied=applied))
+    heads += [origin_line(**one) for one in rendered.get("origins") or ()]
     boxes = [node["prepare"]["container"] for node in rendered["nodes"] if node["prepare"].get("container")]
     if boxes:
         heads.append(Text("plan.container", "container of {image}, by {runtime} on each node", **boxes[0]))
@@ -114,6 +111,11 @@ def render_text(rendered: Mapping[str, Any]) -> str:
     for node in rendered["nodes"]:
         lines += ["", *_node_lines(node, port)]
     return "\n".join(lines) + "\n"
+
+
+def origin_line(key: str, value: object, origin: str) -> Text:
+    """Return which value of a job came from where."""
+    return Text("plan.origin", "{key}: {value} ({origin})", key=key, value=value, origin=listed(f"origin.{origin}"))
 
 
 def _node_lines(node: Mapping[str, Any], port: str) -> list[str]:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # Modules for jobs are imported with the first job: a controller started for `exec` replies 0.1 s earlier.
 
+GIVEN_UP = 4
+"""Failed connects to a host of an allocation, which no job uses, before it is forgotten."""
 SETTLING_S = 30.0
 """Seconds after a job's end during which its last bytes may still arrive."""
 
@@ -192,10 +194,11 @@ class LiveJobs:
     def on_down(self, link: AgentConnection, error: AscendrunError) -> None:
         if link.host.engine is not None:
             self.allocations.look_soon()
-        for runner in self:
-            host = runner.uses(link)
-            if host is not None:
-                runner.on_down(host, link, error)
+        users = [(runner, host) for runner in self if (host := runner.uses(link)) is not None]
+        for runner, host in users:
+            runner.on_down(host, link, error)
+        if link.host.allocation is not None and not users and link.failures >= GIVEN_UP:
+            self._links.forget(link.host)  # of a check that has ended
 
     def tick(self, *, was_away: bool) -> None:
         """Handle time. `was_away`: this process was suspended, so missing messages mean nothing about the nodes."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.core.errors import InvalidInputError, NotFoundError
+from ascendrun.core.jobfile.origins import origins_of
 from ascendrun.core.settings import Settings
 from ascendrun.head.state.user_files import load_settings
 from ascendrun.query.submit import read_job, read_pool
@@ -37,6 +38,24 @@ def test_the_site_adds_to_a_job_whose_own_values_win(tmp_path: Path) -> None:
     assert spec.env == {"A": "site", "B": "own"} and (spec.setup, spec.python) == ("source /site.sh", "own")
     assert spec.engine["name"] == "lab" and spec.engine["applied"] == ["setup", "env.A"]
     assert [host.name for host in read_pool(spec, file, hostfile=None)] == ["npu1", "npu2"]
+
+
+def test_each_value_that_a_site_may_set_tells_where_it_came_from(tmp_path: Path) -> None:
+    spec = read_job(job(tmp_path, "python: own\n"), site(tmp_path))
+    found = [(one.key, one.value, one.origin) for one in origins_of(spec)]
+    assert found == [
+        ("engine", "lab", "settings"),
+        ("hostfile", str(tmp_path / "lab.hosts"), "engine"),
+        ("setup", "source /site.sh", "engine"),
+        ("python", "own", "job"),
+        ("env.A", "site", "engine"),
+        ("env.B", "own", "job"),
+    ]
+    boxed = read_job(job(tmp_path, "engine: far\ncontainer: {image: own, mounts: ['/o:/o']}\n"), site(tmp_path, BOXED))
+    found = [(one.key, one.value, one.origin) for one in origins_of(boxed) if one.key.startswith("container")]
+    assert {("container.image", "own", "job"), ("container.runtime", "podman", "engine")} <= set(found)
+    assert {("container.mounts", "/d:/d", "engine"), ("container.mounts", "/o:/o", "job")} <= set(found)
+    assert origins_of(boxed)[0].origin == "job" and origins_of(read_job(job(tmp_path, "hostfile: h\n"))) == ()
 
 
 @pytest.mark.parametrize(

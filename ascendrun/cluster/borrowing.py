@@ -1,0 +1,63 @@
+"""Hosts of an engine for a check or a plan: a short allocation without devices, which ends with it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from ascendrun.backends import Backends
+from ascendrun.core.allocations import AllocationRequest, Allocator, EngineError, Gone, Granted, Waiting
+from ascendrun.core.errors import PreflightError
+from ascendrun.core.hosts import Host
+from ascendrun.core.jobs.reasons import Reason
+from ascendrun.core.settings import Settings
+
+GRANT_S = 60.0
+"""Seconds for which a check waits in the queue of an engine."""
+LENGTH_S = 600.0
+"""Seconds for which hosts are requested: longer than all limits of a survey."""
+POLL_S = 0.5
+
+
+@contextmanager
+def borrowed_hosts(settings: Settings, engine: Mapping[str, Any], *, nodes: int) -> Iterator[tuple[Host, ...]]:
+    """Yield hosts that an engine grants for the block. Raises PreflightError if it does not, or not soon."""
+    backends, key = Backends(settings), f"check-{secrets.token_hex(8)}"
+    allocator = backends.allocator(engine["type"])
+    wanted = AllocationRequest(key, "check", engine, nodes, devices=0, grace_s=0.0, length_s=LENGTH_S)
+    try:
+        try:
+            allocator.request(wanted)
+            hosts = _await_hosts(allocator, key, engine)
+        except EngineError as error:
+            raise _not_granted(engine, error.reason) from error
+        yield hosts
+    finally:
+        with suppress(EngineError):  # then it ends by its length
+            allocator.release([key])
+        backends.close()
+
+
+def _await_hosts(allocator: Allocator, key: str, engine: Mapping[str, Any]) -> tuple[Host, ...]:
+    until = time.monotonic() + GRANT_S
+    while True:
+        state = allocator.poll([key]).get(key)
+        if isinstance(state, Granted):
+            return state.hosts
+        is_over = time.monotonic() > until or (isinstance(state, Waiting) and not state.will_start)
+        if isinstance(state, Gone) or is_over:
+            raise _not_granted(engine, None if state is None else state.reason)
+        time.sleep(POLL_S)
+
+
+def _not_granted(engine: Mapping[str, Any], why: Reason | None) -> PreflightError:
+    return PreflightError.of(
+        "engine.not-granted",
+        "engine {engine} grants no hosts for a check: {why}",
+        "ascendrun submit waits in its queue, and checks the job before a rank starts",
+        engine=engine.get("name") or engine["type"],
+        why=why,
+    )
