@@ -6,20 +6,51 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from ascendrun.backends import Backends
-from ascendrun.core.allocations import AllocationRequest, Allocator, EngineError, Gone, Granted, Waiting
+from ascendrun.core.allocations import AllocationRequest, Allocator, EngineError, EngineFacts, Gone, Granted, Waiting
 from ascendrun.core.errors import PreflightError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.reasons import Reason
 from ascendrun.core.settings import Settings
+from ascendrun.node.agent.checks import file_system_of, is_network
 
 GRANT_S = 60.0
 """Seconds for which a check waits in the queue of an engine."""
 LENGTH_S = 600.0
 """Seconds for which hosts are requested: longer than all limits of a survey."""
 POLL_S = 0.5
+
+
+@contextmanager
+def lent_hosts(
+    settings: Settings, engine: Mapping[str, Any] | None
+) -> Iterator[tuple[tuple[Host, ...], EngineFacts | None]]:
+    """Yield the hosts of an engine for the block, `nodes` of its options or all that are free, and what the engine
+    tells of itself; ((), None) without an engine."""
+    if engine is None:
+        yield (), None
+        return
+    backends = Backends(settings)
+    try:
+        facts = backends.allocator(engine["type"]).facts(engine)
+    except EngineError as error:
+        raise _not_granted(engine, error.reason) from error
+    finally:
+        backends.close()
+    if facts.missing:
+        raise PreflightError.of(
+            "engine.no-commands",
+            "{commands:ranks} not found on PATH: engine {engine} needs them here",
+            "run ascendrun on a login node of the cluster",
+            commands=facts.missing,
+            engine=engine.get("name") or engine["type"],
+        )
+    kind = file_system_of(str(settings.state_dir))
+    with borrowed_hosts(settings, engine, nodes=engine.get("nodes") or max(1, facts.nodes)) as hosts:
+        yield hosts, replace(facts, state_on=kind if is_network(kind) else None)
 
 
 @contextmanager

@@ -7,12 +7,15 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.cluster.api import Part
+from ascendrun.cluster.borrowing import lent_hosts
 from ascendrun.cluster.hosts import HostSelection, users_of
+from ascendrun.core.engines import find_engine
 from ascendrun.core.errors import PreflightError, UnreachableError
 from ascendrun.core.findings import Severity
+from ascendrun.core.hosts import queue_of
 from ascendrun.head.protocol.control_messages import Survey
 from ascendrun.health.checks import choose_checks, run_checks
 from ascendrun.health.comparison import make_report
@@ -30,14 +33,14 @@ from ascendrun.query.deep_check import (
     run_deep_check,
 )
 from ascendrun.query.history import read_losses
-from ascendrun.query.submit import make_submission
+from ascendrun.query.submit import make_submission, read_job
 from ascendrun.query.train_env import ensure_training_stack, print_line
 from ascendrun.query.verify import measure_claims, write_outputs
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ascendrun.core.hosts import Host
     from ascendrun.health.comparison import DoctorReport
@@ -61,6 +64,7 @@ class Checks(Part):
         *,
         job_file: str | Path | None = None,
         overrides: Sequence[str] = (),
+        engine: str | None = None,
         device_type: str | None = None,
         paths: Sequence[str] = (),
         names: Sequence[str] | None = None,
@@ -75,7 +79,7 @@ class Checks(Part):
         submission, hosts = None, self._cluster.hosts.select(hosts)
         if job_file is not None:
             submission = make_submission(
-                Path(job_file), self._head.settings, overrides=overrides, hosts=hosts, key="doctor"
+                Path(job_file), self._head.settings, overrides=overrides, engine=engine, hosts=hosts, key="doctor"
             )
             hosts = submission.hosts
         return self._head.survey(
@@ -88,23 +92,32 @@ class Checks(Part):
         *,
         job_file: str | Path | None = None,
         overrides: Sequence[str] = (),
+        engine: str | None = None,
         device_type: str | None = None,
         paths: Sequence[str] = (),
         is_full: bool = True,
         every_pair: bool = False,
     ) -> DoctorReport:
-        """Check every node, compare them, and return findings with fixes. Nothing on the nodes is changed."""
+        """Check every node, compare them, and return findings with fixes. Nothing on the nodes is changed.
+
+        Without `hosts` the engine of the job, or the one that is named, lends its free hosts. Raises PreflightError if
+        it does not."""
         started = time.monotonic()
-        hosts = self._cluster.hosts.select(hosts)
-        context = self.survey(
-            hosts,
-            job_file=job_file,
-            overrides=overrides,
-            device_type=device_type,
-            paths=paths,
-            is_full=is_full,
-            every_pair=every_pair,
-        )
+        lender = None if hosts else self.engine(job_file, overrides=overrides, name=engine)
+        lender = lender if queue_of({"engine": lender}) else None
+        with lent_hosts(self._head.settings, lender) as (lent, facts):
+            hosts = self._cluster.hosts.select(hosts) if lender is None else lent
+            context = self.survey(
+                hosts,
+                job_file=job_file,
+                overrides=overrides,
+                engine=engine,
+                device_type=device_type,
+                paths=paths,
+                is_full=is_full,
+                every_pair=every_pair,
+            )
+        context = replace(context, engine=facts)
         checks = context.job.checks if context.job is not None else None
         skip, require = (checks.skip, checks.require) if checks is not None else ((), ())
         findings = run_checks(context, is_full=is_full, skip=skip, require=require)
@@ -117,6 +130,15 @@ class Checks(Part):
         report = self.doctor(hosts, is_full=False)
         failed = {host for one in report.findings if one.severity is Severity.FAIL for host in one.hosts}
         return report, {*failed, *report.unreached} & {host.name for host in hosts}
+
+    def engine(
+        self, job_file: str | Path | None, *, overrides: Sequence[str] = (), name: str | None = None
+    ) -> Mapping[str, Any] | None:
+        """Return the engine of a job, with the job's `nodes`, or the one that is named, in full; None: no engine."""
+        if job_file is None:
+            return None if name is None else find_engine(self._head.settings, name)
+        spec = read_job(Path(job_file), self._head.settings, overrides=overrides, engine=name)
+        return {**spec.engine, "nodes": spec.nodes} if isinstance(spec.engine, dict) else None
 
     def forecast(self, nodes: int) -> Forecast:
         """Return the expected cost of failures on this many nodes, from published rates and this cluster's history."""

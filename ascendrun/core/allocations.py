@@ -58,6 +58,23 @@ class Gone:
 AllocationState = Union[Waiting, Granted, Gone]
 
 
+@dataclass(frozen=True)
+class EngineFacts:
+    """What an engine tells of itself. None: unknown. `missing`: its commands that are not on PATH here. `tracking`: how
+    it finds the processes of a job, exact if also those that leave their session. `kill_wait_s`: between its SIGTERM
+    and SIGKILL. `devices`: how many with `device_name` its nodes have. `nodes`: that could be granted now. `state_on`:
+    the file system of the state directory if that may be on another machine."""
+
+    missing: tuple[str, ...] = ()
+    tracking: str | None = None
+    is_tracking_exact: bool | None = None
+    kill_wait_s: float | None = None
+    devices: tuple[int, ...] = ()
+    device_name: str = ""
+    nodes: int = 0
+    state_on: str | None = None
+
+
 class EngineError(Exception):
     """An engine does not answer, or refuses a request. `is_final`: it would refuse it again."""
 
@@ -77,3 +94,6 @@ class Allocator(Protocol):
 
     def release(self, keys: Sequence[str]) -> None:
         """End these allocations with all their processes; repeatable."""
+
+    def facts(self, options: Mapping[str, Any]) -> EngineFacts:
+        """Return what it tells of itself. `options`: of the engine, as in the settings."""

@@ -57,12 +57,14 @@ class ValidStage:
     hosts: tuple[Host, ...]
 
 
-def read_job(job_file: Path, settings: Settings | None = None, *, overrides: Sequence[str] = ()) -> JobSpec:
+def read_job(
+    job_file: Path, settings: Settings | None = None, *, overrides: Sequence[str] = (), engine: str | None = None
+) -> JobSpec:
     """Return the job of a file (of a pipeline its first stage), with its paths made absolute.
 
     Raises InvalidInputError with every problem.
     """
-    return read_stages(job_file, settings, overrides=overrides)[0].spec
+    return read_stages(job_file, settings, overrides=overrides, engine=engine)[0].spec
 
 
 def read_stages(
@@ -162,13 +164,19 @@ def _placement_faults(
 
 
 def make_submission(
-    job_file: Path, settings: Settings, *, overrides: Sequence[str], key: str, hosts: Sequence[Host]
+    job_file: Path,
+    settings: Settings,
+    *,
+    overrides: Sequence[str],
+    key: str,
+    hosts: Sequence[Host],
+    engine: str | None = None,
 ) -> Submission:
     """Make everything that the controller needs for a job on some of `hosts`; its directories are copied now.
 
     Raises InvalidInputError (job file, directories) and StoreUnusableError.
     """
-    spec = read_job(job_file, settings, overrides=overrides)
+    spec = read_job(job_file, settings, overrides=overrides, engine=engine)
     return Submission(
         key=key,
         spec=spec,

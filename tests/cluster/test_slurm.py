@@ -275,6 +275,28 @@ def test_a_plan_is_made_on_hosts_that_are_granted_for_it_and_tells_what_came_fro
     scene.await_free()
 
 
+def test_doctor_examines_nodes_that_are_granted_for_it_and_the_engine(scene):
+    install_on(scene.cluster, "node1", Scenario(cards=4, number=1))
+    file = scene.job("checked", "print", "x", more="nodes: 4\n")
+
+    def findings(*argv: object) -> dict[str, dict[str, Any]]:
+        done = scene.ascendrun("doctor", *argv, "-o", "json", env=scene.env)
+        report = json.loads(done.stdout)
+        assert report["hosts"] == [f"node{number}" for number in range(1, 5)] and not report["unreached"]
+        scene.await_free()
+        return {one["code"]: one for one in report["findings"]}
+
+    found = findings("--engine", "hpc", "--device-type", "npu")
+    assert found["engine-devices-differ"]["hosts"] == ["node1"] and "engine-tracking" not in found
+    assert found["engine-devices-differ"]["values"] == {"name": "npu", "engine": 8, "count": 4}
+    found = findings(file, "--engine", "hpc", "--quick")
+    assert found["engine-kill-wait"]["values"] == {"seconds": 5.0, "grace_s": 30.0}
+    for name in ("sbatch", "squeue", "scancel"):
+        (scene.folder / name).symlink_to(f"/usr/bin/{name}")
+    done = scene.ascendrun("doctor", "--engine", "hpc", "-o", "json", env={**scene.env, "PATH": str(scene.folder)})
+    assert done.returncode == 3 and "srun" in done.stdout + done.stderr
+
+
 def test_the_quick_start_of_the_page_runs_as_printed(scene):
     page = (CODE / "docs/slurm.md").read_text(encoding="utf-8")
     settings, job = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import Any
 
-from ascendrun.backends.slurm import queue
-from ascendrun.core.allocations import AllocationRequest, AllocationState, EngineError
+from ascendrun.backends.slurm import facts, queue
+from ascendrun.core.allocations import AllocationRequest, AllocationState, EngineError, EngineFacts
 from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.reasons import because
@@ -80,6 +82,12 @@ class SlurmBackend:
             ids = [job.id for job in jobs if job.key in keys and job.is_live]
             if ids:
                 self._run(["scancel", *ids])
+
+    def facts(self, options: Mapping[str, Any]) -> EngineFacts:
+        missing = tuple(name for name in facts.COMMANDS if shutil.which(name, path=self._env.get("PATH")) is None)
+        if missing:
+            return EngineFacts(missing=missing)
+        return facts.read_facts(self._run(facts.CONFIG_ARGV), self._run(facts.NODES_ARGV), options)
 
     def _exported(self) -> str:
         return ",".join(name for name in EXPORTED if name in self._env)

@@ -5,12 +5,22 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ascendrun.cli.context import CliContext, report_unreached
-from ascendrun.cli.options import Target, UsageError, cli_command, output_option, target_options
+from ascendrun.cli.options import (
+    Target,
+    UsageError,
+    check_alone,
+    cli_command,
+    engine_option,
+    output_option,
+    target_options,
+)
 from ascendrun.cli.output import cut, print_record, sanitise_line, terminal_width, width_of, wrap
 from ascendrun.core.findings import SEVERITIES, Severity
 from ascendrun.core.hosts import Host
@@ -24,6 +34,7 @@ from ascendrun.text.format import fold_hosts
 
 @cli_command("doctor")
 @target_options
+@engine_option
 @click.option("--device-type", type=click.Choice(["npu", "cuda", "cpu"]), help="Device type of the nodes.")
 @click.option("--check-path", "paths", multiple=True, metavar="PATH", help="Require PATH on all nodes, with one size.")
 @click.option("--quick", is_flag=True, help="Run only the checks that run before every start.")
@@ -40,6 +51,7 @@ from ascendrun.text.format import fold_hosts
 def command(
     ctx: CliContext,
     target: Target,
+    engine: str | None,
     device_type: str | None,
     paths: tuple[str, ...],
     quick: bool,
@@ -59,17 +71,25 @@ def command(
     ascendrun doctor -H hostfiles/cluster.hosts             # all hosts of the file
     ascendrun doctor jobs/finetune.yaml                     # in the environment of this job
     ascendrun doctor -H cluster.hosts --hosts 'npu[01-04]' --device-type npu --lang zh
+    ascendrun doctor --engine hpc                           # nodes that an engine grants for the check
     ascendrun doctor jobs/finetune.yaml --deep              # also measure devices and links
     ascendrun doctor -H cluster.hosts --fix-script > fix.sh # print the fixes as a script; run nothing
     """
-    file, hosts = target.file, target.hosts(ctx)
-    screen = ctx.screen
+    file, screen = target.file, ctx.screen
+    on: Mapping[str, Any] = {}
+    if target.hostfile is None and target.names is None:
+        on = ctx.cluster.checks.engine(file, overrides=target.overrides, name=engine) or {}
+        target = replace(target, hostfile=on.get("hostfile"))
+    is_lent = bool(on) and target.hostfile is None
+    check_alone("--deep", {"--engine": deep and is_lent})
+    hosts = () if is_lent else target.hosts(ctx)
     screen.progress(str(Text("doctor.progress", "checking {count:plural host hosts}", count=len(hosts))))
     try:
         report = ctx.cluster.checks.doctor(
             hosts,
             job_file=file,
             overrides=target.overrides,
+            engine=engine,
             device_type=device_type,
             paths=paths,
             is_full=not quick,

@@ -11,6 +11,7 @@ from ascendrun.health.checks import (
     cann,
     container,
     device_network,
+    engine,
     environment,
     host,
     network,
@@ -29,7 +30,7 @@ def _checks_in(*modules: ModuleType) -> tuple[Check, ...]:
 
 
 NPU_CHECKS = _checks_in(npu, npu_heat, cann, device_network, npu_job)
-CHECKS = (*_checks_in(container, host, storage, network, software, environment), *NPU_CHECKS)
+CHECKS = (*_checks_in(container, engine, host, storage, network, software, environment), *NPU_CHECKS)
 """In the order of a manual search for causes: faults that make other results unknown come first."""
 
 WARNED = frozenset(("device-lease",))

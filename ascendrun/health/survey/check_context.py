@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 from ascendrun.ascend.variables import effective_ids
+from ascendrun.core.allocations import EngineFacts
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.node_messages import Failure
@@ -27,6 +28,7 @@ class CheckContext:
     `job`, `plan`: None without a job, or if no plan is possible for these hosts.
     `device_type`: npu, cuda or cpu; None: unknown. `now_s`: UTC seconds. `idle_memory`: MB that were in use on each
     device before earlier starts, by host and device. `has_peers`: jobs may use hosts beside these.
+    `engine`: of the engine that granted the hosts, None: they are of a hostfile, or a job starts.
     """
 
     facts: Mapping[str, NodeFacts]
@@ -37,6 +39,7 @@ class CheckContext:
     now_s: float = 0.0
     idle_memory: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     has_peers: bool = False
+    engine: EngineFacts | None = None
 
     @cached_property
     def first_ranks(self) -> Mapping[str, RankPlan]:

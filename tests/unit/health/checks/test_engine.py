@@ -1,0 +1,53 @@
+"""Checks of the engine that granted the hosts, with a planted fault for each finding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ascendrun.backends.slurm.facts import read_facts
+from ascendrun.core.allocations import EngineFacts
+from ascendrun.health.checks import run_checks
+from tests.lib.npu_worlds import node, world
+
+CONFIG = """\
+Configuration data as of 2026-11-28T07:00:00
+GresTypes               = npu
+KillWait                = 60 sec
+KillOnBadExit           = 0
+ProctrackType           = proctrack/cgroup
+SLURM_VERSION           = 22.05.8
+"""
+NODES = "train|3|npu:910b:8(S:0-1),lic:2\nother|2|gpu:4\ntrain|1|npu:910b:8\n"
+"""As scontrol and sinfo of 22.05 print them."""
+
+
+def facts(config: str = CONFIG, nodes: str = NODES, **options: Any) -> EngineFacts:
+    return read_facts(config, nodes, {"partition": "train", "gres": "npu", **options})
+
+
+def told(engine: EngineFacts) -> dict[str, dict[str, Any]]:
+    context = replace(world(node("n1"), job="checkpoint: {grace_period_s: 60}\n", per_node=8), engine=engine)
+    return {one.code: dict(one.values) for one in run_checks(context) if one.code.startswith("engine-")}
+
+
+def test_a_sound_engine_has_nothing_to_be_told() -> None:
+    assert facts() == EngineFacts((), "proctrack/cgroup", True, 60.0, (8,), "npu", 4)
+    assert facts(gres="npu:910b").devices == (8,) and facts(partition="other").nodes == 2
+    assert told(facts()) == {} and facts("", "").nodes == 0 and told(facts("", "")) == {}
+
+
+@pytest.mark.parametrize(
+    ("engine", "code", "values"),
+    [
+        (facts(CONFIG.replace("cgroup", "linuxproc")), "engine-tracking", {"kind": "proctrack/linuxproc"}),
+        (facts(CONFIG.replace("60 sec", "30 sec")), "engine-kill-wait", {"seconds": 30.0, "grace_s": 60.0}),
+        (facts(gres="ascend"), "engine-devices-unknown", {"name": "ascend"}),
+        (facts(nodes="train|1|npu:910b:16\n"), "engine-devices-differ", {"name": "npu", "engine": 16, "count": 8}),
+        (replace(facts(), state_on="nfs4"), "engine-state-remote", {"file_system": "nfs4"}),
+    ],
+)
+def test_each_fault_is_found(engine: EngineFacts, code: str, values: dict[str, Any]) -> None:
+    assert told(engine) == {code: values}
