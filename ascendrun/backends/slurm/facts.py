@@ -10,15 +10,16 @@ from ascendrun.core.allocations import EngineFacts
 
 COMMANDS = ("sbatch", "squeue", "scancel", "srun")
 CONFIG_ARGV = ("scontrol", "show", "config")
-NODES_ARGV = ("sinfo", "--noheader", "--states=idle,mixed", "--format=%R|%D|%G")
-"""Partition, nodes, devices of each: a line for each group of nodes that are equal in them."""
+NODES_ARGV = ("sinfo", "--noheader", "--states=idle,mixed", "--format=%P|%D|%G")
+"""Partition, with * the default, nodes, devices of each: a line for each group of nodes that are equal in them."""
 
 
 def read_facts(config: str, nodes: str, options: Mapping[str, Any]) -> EngineFacts:
     """Return the facts. `options`: of the engine, as in the settings."""
     values = dict(re.findall(r"^(\w+) *= (.*)$", config, re.MULTILINE))
     groups = [row.split("|") for row in nodes.splitlines() if row.count("|") == 2]
-    groups = [row for row in groups if options.get("partition", row[0]) == row[0]]
+    partition = options.get("partition")
+    groups = [row for row in groups if (row[0].rstrip("*") == partition if partition else row[0].endswith("*"))]
     kill_wait = re.match(r"\d+", values.get("KillWait", ""))
     tracking = values.get("ProctrackType")
     return EngineFacts(

@@ -160,9 +160,11 @@ def _state_of(job: QueuedJob) -> AllocationState:
         if will_start and job.start_s:
             return Waiting(because("slurm-expected", job=job.id, state=job.reason, at_s=job.start_s))
         return Waiting(because(code, job=job.id, state=job.reason), will_start)
+    reason = because("slurm-ended", job=job.id, state=job.state, why=job.reason)
+    if job.state == "COMPLETING":  # it grants nothing any more, and its processes are not gone
+        return Waiting(reason)
     if job.is_live:
         return Granted(hosts_of(job), job.end_s or None, job.end_s - job.start_s if job.end_s else None)
-    reason = because("slurm-ended", job=job.id, state=job.state, why=job.reason)
     return Gone(ENDS[job.state], reason)
 
 

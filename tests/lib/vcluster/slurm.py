@@ -50,12 +50,19 @@ SlurmdTimeout=15
 KillWait=5
 MinJobAge=3600
 MailProg=/bin/true
+Epilog={run}/epilog
 GresTypes=npu
 NodeName=node[1-{count}] CPUs={cpus} RealMemory=4000 Gres=npu:910b:{npus} State=UNKNOWN
-PartitionName=train Nodes=node[1-{count}] Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+PartitionName=train Nodes=node[1-{count}] Default=YES MaxTime=INFINITE State=UP PriorityTier=1
+PartitionName=urgent Nodes=node[1-{count}] MaxTime=INFINITE State=UP PriorityTier=2
 """
 GRES_CONF = "NodeName=node[1-{count}] Name=npu Type=910b File={run}/davinci[0-{last}]\n"
 CGROUP_CONF = "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/tmp/cg\n"
+
+EPILOG = "#!/bin/sh\nif [ -e {run}/slow ]; then sleep $(cat {run}/slow); fi\n"
+"""At the end of each job on a node: a file `slow` has the seconds for which it is COMPLETING."""
 
 _SLURMD = (
     "mkdir -p /tmp/cg/freezer /var/spool/slurmd && mount -t cgroup -o freezer none /tmp/cg/freezer"
@@ -90,6 +97,8 @@ def start(cluster: Machines) -> None:
         (run / "etc" / f"{name}.conf").write_text(text.format(**values) if name != "cgroup" else text)
     for number in range(NPUS):
         (run / f"davinci{number}").touch()
+    (run / "epilog").write_text(EPILOG.format(run=run))
+    (run / "epilog").chmod(0o755)
     (run / "munge.key").write_bytes(b"vcluster" * 128)
     (run / "munge.key").chmod(0o400)
     files = [f"--{name}={run}/munge.{end}" for name, end in (("socket", "socket"), ("key-file", "key"))]
@@ -154,4 +163,4 @@ def _is_daemon(process: Process, names: Sequence[str]) -> bool:
 
 def _idle(cluster: Machines) -> list[str]:
     argv = ["sinfo", "--noheader", "--Node", "--states=idle", "--format=%N"]
-    return sorted(cluster.head_run(argv, cwd="/", text=True, capture_output=True).stdout.split())
+    return sorted({*cluster.head_run(argv, cwd="/", text=True, capture_output=True).stdout.split()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +52,37 @@ def test_each_end_has_its_cause(name: str, cause: str) -> None:
         assert isinstance(state, Gone) and state.cause == cause and state.reason.values["state"] == name
 
 
+RECORDED = json.loads((Path(__file__).parents[3] / "recordings/slurm/squeue-22.05.8.json").read_text())
+"""Rows of `squeue --states=all --json` of the virtual cluster, by what happened: the fields that are read."""
+NEVER, OVER = (Waiting, "slurm-never"), (Gone, "slurm-ended")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "code", "cause"),
+    [
+        ("PENDING", *NEVER, None),
+        ("PENDING Resources", Waiting, "slurm-expected", None),
+        ("RUNNING", Granted, None, None),
+    ]
+    + [
+        ("COMPLETING", Waiting, "slurm-ended", None),
+        ("PREEMPTED", *OVER, "preempted"),
+        ("TIMEOUT", *OVER, "time-limit"),
+    ]
+    + [(name, *OVER, "cancelled") for name in ("CANCELLED", "CANCELLED PENDING")]
+    + [("NODE_FAIL", *OVER, "node-failed"), ("FAILED", *OVER, "failed"), ("COMPLETED", *OVER, "failed")],
+)
+def test_each_state_that_a_real_slurm_has_printed(name: str, kind: type, code: str | None, cause: str | None) -> None:
+    row = RECORDED[name]
+    (key,) = {row["comment"][len(queue.COMMENT) :]}
+    state = queue.states_of(queue.read_jobs(json.dumps({"jobs": [row]})), [key])[key]
+    assert isinstance(state, kind)
+    assert code is None or state.reason.code == code
+    assert cause is None or state.cause == cause
+    if kind is Granted:
+        assert [(host.name, host.devices) for host in state.hosts] == [("node1", (0, 1)), ("node2", (0, 1))]
+
+
 def test_a_running_job_has_its_hosts_with_their_devices() -> None:
     gres = ["npu:910b:2(IDX:0-1)", "npu:910b:3(IDX:2,5-6)", "npu:910b:1(IDX:7)"]
     state = state_of(
@@ -68,7 +100,7 @@ def test_devices_are_unknown_where_slurm_does_not_tell_and_a_time_without_limit_
     state = state_of(job("RUNNING", nodes="a1", end_time={"set": True, "infinite": True, "number": 0}))
     assert state.hosts[0].devices is None and state.ends_at_s is None
     for state in ("COMPLETING", ["CANCELLED", "COMPLETING"]):
-        assert isinstance(state_of(job(state, nodes="a1")), Granted), "it is not gone yet"
+        assert isinstance(state_of(job(state, nodes="a1")), Waiting), "it is not gone yet, and grants nothing"
 
 
 def test_of_two_jobs_with_one_key_the_older_live_one_counts_and_the_other_is_doubled() -> None:

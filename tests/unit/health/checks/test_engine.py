@@ -20,7 +20,7 @@ KillOnBadExit           = 0
 ProctrackType           = proctrack/cgroup
 SLURM_VERSION           = 22.05.8
 """
-NODES = "train|3|npu:910b:8(S:0-1),lic:2\nother|2|gpu:4\ntrain|1|npu:910b:8\n"
+NODES = "train*|3|npu:910b:8(S:0-1),lic:2\nother|2|gpu:4\ntrain*|1|npu:910b:8\n"
 """As scontrol and sinfo of 22.05 print them."""
 
 
@@ -36,6 +36,7 @@ def told(engine: EngineFacts) -> dict[str, dict[str, Any]]:
 def test_a_sound_engine_has_nothing_to_be_told() -> None:
     assert facts() == EngineFacts((), "proctrack/cgroup", True, 60.0, (8,), "npu", 4)
     assert facts(gres="npu:910b").devices == (8,) and facts(partition="other").nodes == 2
+    assert facts(partition=None).nodes == 4, "those of the default partition"
     assert told(facts()) == {} and facts("", "").nodes == 0 and told(facts("", "")) == {}
 
 
@@ -45,7 +46,7 @@ def test_a_sound_engine_has_nothing_to_be_told() -> None:
         (facts(CONFIG.replace("cgroup", "linuxproc")), "engine-tracking", {"kind": "proctrack/linuxproc"}),
         (facts(CONFIG.replace("60 sec", "30 sec")), "engine-kill-wait", {"seconds": 30.0, "grace_s": 60.0}),
         (facts(gres="ascend"), "engine-devices-unknown", {"name": "ascend"}),
-        (facts(nodes="train|1|npu:910b:16\n"), "engine-devices-differ", {"name": "npu", "engine": 16, "count": 8}),
+        (facts(nodes="train*|1|npu:910b:16\n"), "engine-devices-differ", {"name": "npu", "engine": 16, "count": 8}),
         (replace(facts(), state_on="nfs4"), "engine-state-remote", {"file_system": "nfs4"}),
     ],
 )
