@@ -18,7 +18,7 @@ from ascendrun.core.logs.log_view import LogView
 from ascendrun.core.rank_env import forks_ranks
 from ascendrun.core.records import format_rfc3339
 from ascendrun.text import Text, listed
-from ascendrun.text.format import fold_hosts, format_bytes, grouped
+from ascendrun.text.format import fold_hosts, format_bytes, grouped, label_ranks
 
 if TYPE_CHECKING:
     from ascendrun.cluster import AttemptFiles, Cluster, FetchReply, JobDetail, JobView, LogGap
@@ -120,7 +120,8 @@ def _print_failure(ctx: CliContext, detail: JobDetail) -> None:
     if lines:
         last = Text("outcome.last-output-of-host", "last error output on {host}:", host=host)
         if ranks is not None:
-            last = Text("outcome.last-output", "last error output of rank {rank} on {host}:", rank=ranks[0], host=host)
+            rank = label_ranks(ranks, rank_labels(detail.nodes))
+            last = Text("outcome.last-output", "last error output of rank {rank} on {host}:", rank=rank, host=host)
         ctx.echo(last)
         ctx.echo("\n".join(f"    {out.sanitise(line)}" for line in lines))
 

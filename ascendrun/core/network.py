@@ -67,17 +67,13 @@ def choose_network(hosts: Sequence[Host], reports: Mapping[str, NodeReport], fau
 
 
 def host_addresses(hosts: Sequence[Host], reports: Mapping[str, NodeReport]) -> dict[str, str]:
-    """Return the source address of each host towards most others, by name; without a route, how the hostfile calls it.
-
-    Hosts that are all this machine use the loopback address.
-    """
-    if all(map(_is_here, hosts)):
-        return {host.name: LOOPBACK.source for host in hosts}
+    """Return the address of each host by name: its source towards most others, or how the hostfile calls it; the
+    loopback address if all hosts are this machine."""
     found = {}
     for host in hosts:
-        routes = [_route(reports, host, peer) for peer in hosts if not (_is_here(host) and _is_here(peer))]
+        routes = [LOOPBACK] if all(map(_is_here, hosts)) else [_route(reports, host, peer) for peer in hosts]
         sources = Counter(route.source for route in routes if route is not None)
-        found[host.name] = sources.most_common(1)[0][0] if sources else host.addr or host.name
+        found[host.name] = max(sources, key=sources.__getitem__, default=host.addr or host.name)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
@@ -55,7 +55,7 @@ class NodeShare:
     """Common values of all processes of one node in an attempt. `signal`: a name without SIG; `env`: the user's;
     `python`: the job's interpreter, None: not set. `ranks_before`: ranks of the nodes before this node. `resume`:
     variables that name the checkpoint to continue from. `role`: of the node, None: the job has none; then `node_rank`,
-    `nodes`, `world_size` and `ranks_before` are those in its role, and `roles` has the addresses of all roles.
+    `nodes`, `world_size` and `ranks_before` are those in its role, and `roles` has the addresses of all roles, by host.
     `ranks_of_others`: ranks of the roles before. `python_path`: directory of the bundled programs, None: the job
     has a command."""
 
@@ -80,7 +80,7 @@ class NodeShare:
     python_path: str | None = None
     resume: Mapping[str, str] = field(default_factory=dict)
     role: str | None = None
-    roles: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    roles: Mapping[str | None, Mapping[str, str]] = field(default_factory=dict)
     ranks_of_others: int = 0
 
 
@@ -185,7 +185,7 @@ def _own(node: NodeShare) -> dict[str, str]:
     }
     if node.role is not None:
         own["ASCENDRUN_ROLE"] = node.role
-        own["ASCENDRUN_ROLES"] = json.dumps({name: list(addresses) for name, addresses in node.roles.items()})
+        own["ASCENDRUN_ROLES"] = json.dumps({name: list(hosts.values()) for name, hosts in node.roles.items()})
     if node.device_type in VISIBLE_DEVICES:
         own[VISIBLE_DEVICES[node.device_type]] = ",".join(map(str, node.device_ids))
     return own

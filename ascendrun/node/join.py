@@ -28,8 +28,7 @@ LOCAL_RANK_TOKEN = "\1LOCAL_RANK\1"
 """Placeholder in the rank's command. Equal to core/jobfile/launchers.LOCAL_RANK_TOKEN; a test compares them."""
 
 AGENT_TOKEN = "\1AGENT\1"
-"""Placeholder in a launcher's command for the path of the agent, which is on the node only. Equal to
-core/jobfile/launchers.AGENT_TOKEN; a test compares them."""
+"""Placeholder in a launcher's command for the path of the agent. Equal to core/jobfile/launchers.AGENT_TOKEN."""
 
 LENGTH = struct.Struct("!I")
 STATUS = struct.Struct("!i")

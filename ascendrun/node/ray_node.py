@@ -4,15 +4,17 @@
 all nodes, starts the command through the supervisor (join.py), and ends the cluster and itself as the command ended.
 The others end with the cluster. Only processes below this one are ended, never another cluster's: not by `ray stop`.
 
-OPTIONS: JSON {host, nodes: [host], resources: {name: count}, start_s}. What workers
-and actors print is printed here, behind the worker's id. The cluster's directory is short: Unix sockets are in it.
+OPTIONS: JSON {nodes: count, start_s, words: number of words of `ray start` before COMMAND}. What workers and actors
+print is printed here, behind the worker's id. The cluster's directory is short: Unix sockets are in it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
+import math
 import os
 import re
 import signal
@@ -27,32 +29,23 @@ from ascendrun.node.join import PASSED_ON, end_as
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, BinaryIO
+    from typing import Any, BinaryIO, Callable
 
-GCS_DIED, RAYLET_DIED, RAY_ENDED, NODES_MISSING = 91, 92, 93, 94
+GCS_DIED, RAYLET_DIED, RAY_ENDED, RAY_LATE = 91, 92, 93, 94
 """Exit codes. RAY_ENDED: `ray start` ended, and neither its GCS nor its raylet before it."""
 _DEATHS = {"gcs_server": GCS_DIED, "raylet": RAYLET_DIED}
-WATCH_S = 0.1
+WATCH_S = 0.2
 START_SHARE = 0.9
-"""Part of the time for a start after which the missing nodes are named; the head names none."""
-RESOLVE_S, KILL_S = 2.0, 10.0
-TAIL_BYTES = 16 << 10
+"""Part of the time for a start after which a node is late, which is then named. The head waits for the first node."""
+RESOLVE_S, PRINT_S, KILL_S = 2.0, 2.0, 10.0
 LINE_BYTES = 1 << 20
 """A line of a worker that is longer is split."""
-_STARTED = b"Ray runtime started."
 _WORKER = re.compile(r"^worker-([0-9a-f]{8})[0-9a-f]*-[0-9a-f]+-(\d+)\.(out|err)$")
 
-# Prints the names of the nodes that have not joined, after each change, and ends when all have.
 AWAIT_NODES = """
-import json, os, sys, time
-import ray
+import os, sys, time, ray
 ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False, logging_level="ERROR")
-missing, before = set(sys.argv[1:]), None
-while missing:
-    missing -= {node.get("NodeName") for node in ray.nodes() if node["Alive"]}
-    if missing != before:
-        print(json.dumps(sorted(missing)), flush=True)
-    before = set(missing)
+while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[1]):
     time.sleep(0.2)
 """
 
@@ -70,18 +63,16 @@ def main(words: list[str]) -> int:
 
 
 class RayNode:
-    """The cluster's part on this node. Results are wait statuses, as of the command."""
+    """The cluster's part on this node. Results are wait statuses, as of the command; 0: it goes on."""
 
-    def __init__(self, options: dict[str, Any], command: list[str]) -> None:
-        self._options, self._command = options, command
-        self._is_head = options["host"] == options["nodes"][0]
-        self._gcs = os.environ["RAY_ADDRESS"].rpartition(":")
+    def __init__(self, options: dict[str, Any], words: list[str]) -> None:
+        self._options, self._start, self._command = options, words[: options["words"]], words[options["words"] :]
+        self._is_head = "--head" in self._start
         self._env = {name: value for name, value in os.environ.items() if name != layout.JOIN_VARIABLE}
         tag, root = os.environ[layout.TAG_VARIABLE], os.environ[layout.ROOT_VARIABLE]
         self._folder = layout.short_dir(layout.attempt_dir(root, tag))
         for path in (layout.local_base(), self._folder):
             make_private_dir(path)
-        self._output = os.path.join(self._folder, "start.log")
         self._logs = WorkerLogs(os.path.join(self._folder, "session_latest", "logs"))
         self._watched: dict[str, tuple[int, int]] = {}
         self._is_stopping = False
@@ -90,136 +81,95 @@ class RayNode:
         self._is_stopping = True
 
     def run(self) -> int:
-        deadline = time.monotonic() + START_SHARE * float(self._options["start_s"])
+        """Return how the command ended; without one 0, when the cluster of the first node has."""
+        late_s = math.inf if self._is_head else time.monotonic() + START_SHARE * float(self._options["start_s"])
         while self._is_over() and not self._is_stopping:  # the first node has not started yet
             time.sleep(WATCH_S)
-        with open(self._output, "ab") as log:
-            argv = [sys.executable, "-m", "ray.scripts.scripts", *self._arguments()]
-            ray = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env)
-        while _STARTED not in self._printed():
-            is_late = self._is_head and time.monotonic() > deadline  # it names the others
-            if ray.poll() is not None or self._is_stopping or is_late:
-                return self._fail(RAY_ENDED)
-            time.sleep(WATCH_S)
+        own = ["--block", "--temp-dir=" + self._folder]
+        if self._is_head and importlib.util.find_spec("grpc") is not None:  # then it would take port 10001 for clients
+            with socket.socket() as probe:
+                probe.bind(("", 0))
+                own.append("--ray-client-server-port=%d" % probe.getsockname()[1])
+        self._ray = self._python("-m", "ray.scripts.scripts", "start", *self._start, *own)
+        status = self._await(self._has_started, late_s)
+        if status or not self._is_head:
+            return status or self._await(self._has_ended, is_start=False)
+        joining = self._python("-c", AWAIT_NODES, str(self._options["nodes"]))
+        status = self._await(lambda: joining.poll() is not None) or end_of(joining)
+        if status:
+            return status
+        command = subprocess.Popen(self._command)
+        return self._await(lambda: command.poll() is not None, is_start=False) or end_of(command)
+
+    def _python(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start the job's Python without the supervisor's socket. What it prints are instructions; errors are shown."""
+        argv = [sys.executable, *words]
+        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=self._env)
+
+    def _has_started(self) -> bool:
+        """Look for the processes of the cluster on this node; the raylet is the last."""
         table = procs.snapshot()
         for pid in reap.descendants(table, {os.getpid()}):
             name = procs.read_line("/proc/%d/comm" % pid)
             if name in _DEATHS:
                 self._watched[name] = pid, table[pid].start
-        if not self._is_head:
-            return self._watch(ray, None)
-        return self._await_nodes(ray, deadline) or self._watch(ray, subprocess.Popen(self._command))
+        return "raylet" in self._watched
 
-    def _arguments(self) -> list[str]:
-        """Return those of `ray start`. Ports that are not given are chosen by the kernel, so none is another's."""
-        host, _, port = self._gcs
-        own = ["--head", "--port=" + port] if self._is_head else ["--address=%s:%s" % (host, port)]
-        if self._is_head:
-            own.append("--include-dashboard=false")
-            if importlib.util.find_spec("grpc") is not None:  # then it listens on a port for clients, 10001 by default
-                own.append("--ray-client-server-port=%d" % free_port())
-        return [
-            "start",
-            "--block",
-            "--disable-usage-stats",
-            *own,
-            "--temp-dir=" + self._folder,
-            "--node-name=" + self._options["host"],
-            "--node-ip-address=" + own_address(host, int(port)),
-            "--min-worker-port=0",
-            "--max-worker-port=0",
-            "--dashboard-agent-listen-port=0",
-            "--resources=" + json.dumps(self._options["resources"]),
-        ]
+    def _has_ended(self) -> bool:
+        return (self._is_stopping or self._find_death() != 0) and self._is_over()
 
-    def _await_nodes(self, ray: subprocess.Popen[bytes], deadline: float) -> int:
-        """Return 0 when all nodes have joined."""
-        place = os.path.join(self._folder, "missing")
-        with open(place, "wb") as out:
-            names = self._options["nodes"]
-            argv = [sys.executable, "-c", AWAIT_NODES, *names]
-            waiting = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, env=self._env)
-        while waiting.poll() is None:
-            died = self._find_death(ray)
-            if died or self._is_stopping:
-                return self._fail(died or RAY_ENDED)
-            if time.monotonic() > deadline:
-                lines = procs.read_text(place).split("\n")
-                missing = json.loads(lines[-2]) if len(lines) > 1 else names[1:]
-                sys.stderr.write("ascendrun: Ray nodes missing: %s\n" % ", ".join(missing))
-                return NODES_MISSING << 8
-            time.sleep(WATCH_S)
-        return 0 if waiting.returncode == 0 else self._fail(RAY_ENDED)
-
-    def _watch(self, ray: subprocess.Popen[bytes], command: subprocess.Popen[bytes] | None) -> int:
-        """Return how the command ended; without one 0, when the cluster of the first node has."""
-        next_s = 0.0
-        while True:
-            if command is not None and command.poll() is not None:
-                code = command.returncode
-                return -code if code < 0 else code << 8
-            died = self._find_death(ray)
-            if command is None and (died or time.monotonic() >= next_s):
-                if self._is_over():
-                    return 0
-                next_s = time.monotonic() + (WATCH_S if self._is_stopping else 1.0)
-            if died:
-                return self._fail(died)
+    def _await(self, is_done: Callable[[], bool], late_s: float = math.inf, *, is_start: bool = True) -> int:
+        """Wait; a stop is only for the command once it runs."""
+        while not is_done():
+            died = self._find_death()
+            if died or (is_start and self._is_stopping):
+                return died or signal.SIGTERM
+            if time.monotonic() > late_s:
+                return RAY_LATE << 8
             self._logs.print_new()
             time.sleep(WATCH_S)
+        return 0
 
-    def _find_death(self, ray: subprocess.Popen[bytes]) -> int:
-        """Return the exit code that says which process of the cluster has died here, 0: none."""
+    def _find_death(self) -> int:
+        """Return the status that says which process of the cluster has died here. `ray start` prints its last lines."""
         for name, (pid, start) in self._watched.items():
             stat = procs.read_stat(pid)
             if stat is None or stat.is_dead or stat.start != start:
-                return _DEATHS[name]
-        return RAY_ENDED if ray.poll() is not None else 0
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._ray.wait(PRINT_S)
+                return _DEATHS[name] << 8
+        return RAY_ENDED << 8 if self._ray.poll() is not None else 0
 
     def _is_over(self) -> bool:
         """Return whether the first node's GCS does not run, by its host's answer; False for that node itself."""
         if self._is_head:
             return False
+        host, _, port = os.environ["RAY_ADDRESS"].rpartition(":")
         try:
-            socket.create_connection((self._gcs[0], int(self._gcs[2])), RESOLVE_S).close()
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            pass
+            socket.create_connection((host, int(port)), RESOLVE_S).close()
+        except OSError as error:
+            return isinstance(error, ConnectionRefusedError)
         return False
-
-    def _fail(self, code: int) -> int:
-        what = {value: name for name, value in _DEATHS.items()}.get(code, "ray start")
-        sys.stderr.write("ascendrun: Ray: %s ended\n" % what)
-        sys.stderr.flush()
-        sys.stderr.buffer.write(self._printed()[-TAIL_BYTES:])
-        return code << 8
-
-    def _printed(self) -> bytes:
-        with open(self._output, "rb") as file:
-            return file.read()
 
     def end(self) -> None:
         """Kill all processes below this one: to drain a node of a cluster that ends, Ray takes up to 30 s."""
-        deadline = time.monotonic() + KILL_S
-        while time.monotonic() < deadline:
+        for _ in range(int(KILL_S / WATCH_S)):
             table = procs.snapshot()
             left = [pid for pid in reap.descendants(table, {os.getpid()}) - {os.getpid()} if not table[pid].is_dead]
             if not left:
                 break
             for pid in left:
                 procs.send_signal(pid, table[pid].start, signal.SIGKILL)
-            time.sleep(WATCH_S / 2)
+            time.sleep(WATCH_S)
         self._logs.print_new(last=True)
 
 
 class WorkerLogs:
-    """What Ray's workers write to the session's directory, by file: its descriptor, its source, the part of a line."""
+    """What Ray's workers write to the session's directory. `_open`: by file its descriptor, its target, its source."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._open: dict[str, tuple[BinaryIO, BinaryIO, bytes]] = {}
-        self._rest: dict[str, bytes] = {}
 
     def print_new(self, *, last: bool = False) -> None:
         """Print the new lines as `(worker ID, pid PID) LINE`, on the stream that they were written to."""
@@ -230,30 +180,16 @@ class WorkerLogs:
                     target = sys.stdout.buffer if found.group(3) == "out" else sys.stderr.buffer
                     source = ("(worker %s, pid %s) " % (found.group(1), found.group(2))).encode("ascii")
                     self._open[name] = open(os.path.join(self._folder, name), "rb"), target, source
-        for name, (file, target, source) in self._open.items():
-            while True:
-                chunk = file.read(LINE_BYTES)
-                lines = (self._rest.get(name, b"") + chunk).split(b"\n")
-                rest = lines.pop()
-                if rest and (len(rest) >= LINE_BYTES or (last and not chunk)):
-                    lines, rest = [*lines, rest], b""
-                self._rest[name] = rest
-                if lines:
-                    target.write(b"".join(source + line + b"\n" for line in lines))
-                    target.flush()
-                if not chunk:
+        for file, target, source in self._open.values():
+            for line in iter(functools.partial(file.readline, LINE_BYTES), b""):
+                if not line.endswith(b"\n") and len(line) < LINE_BYTES and not last:
+                    file.seek(-len(line), os.SEEK_CUR)  # it goes on
                     break
+                target.write(source + line + (b"" if line.endswith(b"\n") else b"\n"))
+            target.flush()
 
 
-def own_address(host: str, port: int) -> str:
-    """Return this machine's address towards another; Ray would take that of a route to the internet."""
-    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(place)
-        return str(probe.getsockname()[0])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+def end_of(process: subprocess.Popen[bytes]) -> int:
+    """Return the wait status of a process that has ended."""
+    code = int(process.returncode)
+    return -code if code < 0 else code << 8

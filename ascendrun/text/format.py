@@ -54,12 +54,9 @@ def fold_numbers(numbers: int | Iterable[int]) -> str:
 
 def label_ranks(ranks: Iterable[int], labels: Mapping[int, str]) -> str:
     """Format ranks as `fold_numbers` does, those with a label (`decode/0`) by it: `decode/0-3,proxy/0`."""
-    given = sorted(set(ranks))
-    plain = [rank for rank in given if rank not in labels]
-    split = (labels[rank].rpartition("/") for rank in given if rank in labels)
-    named = grouped((role, int(number)) for role, _, number in split)
-    parts = [fold_numbers(plain)] if plain else []
-    return ",".join([*parts, *(f"{role}/{fold_numbers(numbers)}" for role, numbers in named.items())])
+    split = (labels.get(rank, str(rank)).rpartition("/") for rank in sorted(set(ranks)))
+    named = grouped((role + slash, int(number)) for role, slash, number in split)
+    return ",".join(f"{role}{fold_numbers(numbers)}" for role, numbers in named.items())
 
 
 def format_bytes(size: float) -> str:

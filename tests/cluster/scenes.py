@@ -23,6 +23,7 @@ from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.npus import install_on
 from tests.lib.vcluster.processes import Process, await_true
 
+CODE = Path(__file__).resolve().parents[2]
 RANK_SCRIPT = Path(__file__).resolve().parent / "rank.py"
 ASK_S = 3.0
 ENOUGH = "/tmp/enough"

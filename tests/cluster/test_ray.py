@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import CODE
@@ -67,6 +68,10 @@ class RayScene(NpuScene):
         self.await_nobody(job)
         assert self.folders() == []
 
+    def verdict(self, job: str) -> dict[str, Any]:
+        await_that(lambda: self.show(job)["job"]["confidence"] != "preliminary", "it is diagnosed")
+        return dict(self.ascendrun.ask("explain", job)["diagnosis"])
+
     def text(self, job: str, pattern: str) -> str:
         await_that(lambda: self.is_drained(job), "every byte is here")
         return "".join(path.read_text() for path in self.spooled(job, pattern))
@@ -93,6 +98,22 @@ def test_the_quick_start_of_the_page_runs_when_both_nodes_have_joined(scene: Ray
     assert len({line.partition(")")[0] for line in steps}) == 4 and all(line.startswith("(worker ") for line in steps)
     (row,) = json.loads(scene.ascendrun("ps", "-a", "-o", "json").stdout)["jobs"]
     assert (row["state"], row["progress"]["step"]) == ("SUCCEEDED", 3), row
+    scene.require_nothing_left("j-0001")
+
+
+@pytest.mark.thorough
+def test_the_template_trains_with_ray_train_on_two_hosts(scene: RayScene) -> None:
+    folder = scene.folder / "ray-train"
+    scene.ascendrun("init", "ray-train", folder, code=0)
+    (folder / "cluster.hosts").write_text(scene.hostfile.read_text())
+    done = scene.ascendrun("submit", folder / "job.yaml", "--set", f"python={PYTHON}", timeout=400)
+    assert done.returncode == 0, run_text(done)
+    (row,) = scene.ascendrun.ask("ps", "-a")["jobs"]
+    assert row["progress"]["step"] == 200 and row["progress"]["loss"] < 0.01, row
+    printed = [
+        (path.parent.name, path.read_text().count("'step': 200")) for path in scene.spooled("j-0001", "node-*.out.*")
+    ]
+    assert sum(count for _, count in printed) == 4 and len({host for host, count in printed if count}) == 2, printed
     scene.require_nothing_left("j-0001")
 
 
@@ -124,9 +145,89 @@ def test_what_died_is_the_verdict_and_nothing_is_left(
     else:
         kill_one_of(scene, host, victim)
     assert scene.await_end(job) == "FAILED"
-    await_that(lambda: scene.show(job)["job"]["confidence"] != "preliminary", "it is diagnosed")
-    found = json.loads(scene.ascendrun("explain", job, "-o", "json").stdout)["diagnosis"]
+    found = scene.verdict(job)
     assert found["code"] == code and (code == "exception" or found["hosts"] == [host]), found
+    scene.require_nothing_left(job)
+
+
+TRAIN = """
+import json, os, pathlib, time, ray
+ray.init()
+first = int(os.environ.get("ASCENDRUN_RESUME_STEP", 0))
+@ray.remote(resources={"NPU": 2}, max_restarts=0)
+class Worker:
+    def save(self, step):
+        place = pathlib.Path("/root/ray-checkpoints", f"checkpoint-{step}")
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "pytorch_model.bin").write_bytes(b"weights")
+        (place / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+workers = [Worker.remote() for _ in range(2)]
+while first < 30:
+    ray.get([one.save.remote(first + 10) for one in workers])
+    print({"step": first + 10, "loss": 1.0}, "saved", flush=True)
+    time.sleep(0.2)
+    first += 10 if first == 20 else 0
+"""
+
+
+@pytest.mark.thorough
+def test_a_lost_raylet_and_a_lost_node_restart_the_job_from_its_checkpoint_and_are_counted(scene: RayScene) -> None:
+    more = "restart: {max_restarts: 2, backoff_s: [1, 2]}\ncheckpoint: {dir: /root/ray-checkpoints}\n"
+    path = scene.ray_job("again", "train.py", more)
+    (scene.folder / "code" / "train.py").write_text(TRAIN)
+    job = scene.start(path)
+    scene.await_line(job, "'step': 10,", deadline_s=90)
+    kill_one_of(scene, "node2", "raylet/raylet")
+    scene.await_line(job, "'step': 20,", deadline_s=120)
+    scene.cluster.reboot("node2", keep_disk=True)
+    assert scene.await_end(job) == "SUCCEEDED"
+    detail = scene.show(job)
+    events = {code: [one["values"] for one in detail["events"] if one["code"] == code] for code in EVENTS}
+    found = [(one["kind"], one["finding"], one["used"], one["limit"]) for one in events["restarting"]]
+    assert found == [("infra", "ray-raylet-died", 0, 2), ("infra", "node-rebooted", 1, 2)]
+    assert [one["step"] for one in events["resume-chosen"]] == [10, 20] and detail["job"]["attempt"] == 3
+    scene.require_nothing_left(job)
+
+
+EVENTS = ("restarting", "resume-chosen")
+SLOW = "import sys, time\ntime.sleep(3600 if '--block' in sys.orig_argv else 0)\n"
+
+
+@pytest.mark.thorough
+def test_a_node_that_does_not_join_in_time_is_named(scene: RayScene) -> None:
+    slow = "[ $(hostname) = node1 ] || export PYTHONPATH=$PWD/slow\n"
+    path = scene.ray_job("late", more="timeouts: {start_s: 60}\n")
+    path.write_text(path.read_text().replace("setup: ", f"setup: |\n  {slow}  "))
+    (scene.folder / "code" / "slow").mkdir()
+    (scene.folder / "code" / "slow" / "sitecustomize.py").write_text(SLOW)
+    job = scene.start(path)
+    assert scene.await_end(job) == "FAILED"
+    found = scene.verdict(job)
+    assert (found["code"], found["hosts"]) == ("ray-late", ["node2"]), found
+    scene.require_nothing_left(job)
+
+
+EATER = """
+import time, ray
+ray.init()
+@ray.remote(max_retries=0)
+def eat():
+    data = bytearray(300 << 20)
+    time.sleep(600)
+ray.get(eat.remote())
+"""
+
+
+@pytest.mark.thorough
+def test_a_worker_that_ray_ended_for_memory_is_the_verdict(scene: RayScene) -> None:
+    path = scene.ray_job(
+        "eater", "eat.py", "env: {RAY_memory_usage_threshold: 0.01, RAY_memory_monitor_refresh_ms: 100}\n"
+    )
+    (scene.folder / "code" / "eat.py").write_text(EATER)
+    job = scene.start(path)
+    assert scene.await_end(job) == "FAILED"
+    found = scene.verdict(job)
+    assert (found["code"], found["domain"]) == ("ray-out-of-memory", "host-memory"), found
     scene.require_nothing_left(job)
 
 

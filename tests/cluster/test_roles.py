@@ -75,6 +75,8 @@ def test_a_role_that_dies_ends_all_and_is_named_and_the_end_of_the_work_ends_all
     found = explained(scene, dying)
     assert (found["ranks"], found["hosts"]) == ([3], ["node2"]) and "rank decode/1 on node2" in found["message"]
     assert "rank decode/1 on node2" in scene.ascendrun("ps", "-a", code=0).stdout
+    shown = scene.ascendrun("explain", dying, "--all", code=0).stdout
+    assert "decode/0" in shown and "proxy/0" in shown and not re.search(r"ranks? \d", shown), shown
 
     serving = start_gang(scene, "serving")
     scene.enough()
@@ -92,9 +94,9 @@ def test_a_dead_controller_completes_the_job_later_and_a_server_that_fell_after_
 ) -> None:
     job = start_gang(scene, "outliving")
     leftovers.kill(leftovers.controllers(scene.cluster, scene.ascendrun.state_dir), signal.SIGKILL)
-    scene.enough()
     proxies = [one.pid for one in scene.cluster.processes("node3") if one.environ.get("ASCENDRUN_ROLE") == "proxy"]
     assert proxies
+    scene.enough()
     await_that(lambda: not scene.ranks_of(job, "node3"), "the proxy has ended")
     kill_rank(scene, "node1", 0)
     await_that(lambda: not scene.ranks_of(job, "node1"), "prefill has ended")

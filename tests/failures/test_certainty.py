@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +142,6 @@ def test_a_failure_of_one_host_shows_what_only_this_host_has() -> None:
     assert (found.domain, found.scope, found.hosts) == ("environment", "host", ("npu02",))
     shown = [proof.text.values for proof in found.evidence if proof.line == "diagnosis.differs"]
     assert shown == [{"host": "npu02", "key": "packages.torch_npu", "own": "2.5.1.dev", "others": "2.5.1"}]
+    labels = dict(enumerate(("a/0", "a/1", "b/0", "b/1", "c/0", "c/1")))  # no other host does the work of npu02
+    alone = diagnose(replace(Builder(row, seed="differs").evidence(), labels=labels))
+    assert not [proof for proof in alone.evidence if proof.line == "diagnosis.differs"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -18,7 +18,7 @@ from ascendrun.core.jobs.restart import PastAttempt
 from ascendrun.health.diagnosis.render import class_text, who
 from ascendrun.health.diagnosis.result import ChainLink, Diagnosis, Proof, Role
 from ascendrun.text import Text, language
-from ascendrun.text.format import fold_hosts, fold_numbers
+from ascendrun.text.format import fold_hosts, fold_numbers, label_ranks
 
 if TYPE_CHECKING:
     from ascendrun.cluster import Explanation, JobStacks, StackGroup
@@ -133,7 +133,7 @@ def print_explanation(explanation: Explanation, *, color: bool, everything: bool
     lines += _section("why", [_cut(value, cells) for value in values], True, 0)
     lines += _section("evidence", [_evidence(proof, cells) for proof in found.evidence], everything, MOST_EVIDENCE)
     followed = [link for link in found.chain if link.role is not Role.INITIATING]
-    lines += _section("followed", _links(followed, cells), everything, MOST_LINKS)
+    lines += _section("followed", _links(followed, found.labels, cells), everything, MOST_LINKS)
     lines += _section("anomalies", _indented(found.anomalies, cells), everything, MOST_LINKS)
     stacks = [_stack_lines(group, cells) for group in explanation.stacks]
     lines += _section("stacks", stacks, everything, MOST_LINKS)
@@ -174,7 +174,9 @@ def _fields(found: Diagnosis, cells: int | None) -> list[str]:
     if found.caveats:
         rows.append(("caveats", _joined(found.caveats)))
     if found.alternatives:
-        texts = [out.labelled(who(other.ranks, other.hosts), other.message) for other in found.alternatives]
+        texts = [
+            out.labelled(who(other.ranks, other.hosts, found.labels), other.message) for other in found.alternatives
+        ]
         rows.append(("alternatives", _joined(texts[:MOST_ALTERNATIVES])))
     names = {name: str(LABELS[name]) for name, _ in rows}
     widest = max((out.width_of(name) for name in names.values()), default=0)
@@ -216,16 +218,16 @@ def _evidence(proof: Proof, cells: int | None) -> str:
     return _cut(f"{place}  {line}" if place else line, cells)
 
 
-def _links(links: Sequence[ChainLink], cells: int | None) -> list[str]:
+def _links(links: Sequence[ChainLink], labels: Mapping[int, str], cells: int | None) -> list[str]:
     rows = []
     for link in links:
         name = "unclear" if link.role is Role.UNKNOWN else link.role.value
         if not link.ranks:
             ranks = fold_hosts(link.hosts)
         elif len(link.ranks) == 1:
-            ranks = f"rank {link.ranks[0]}"
+            ranks = f"rank {label_ranks(link.ranks, labels)}"
         else:
-            ranks = str(Text("explain.ranks", "ranks {ranks}", ranks=fold_numbers(link.ranks)))
+            ranks = str(Text("explain.ranks", "ranks {ranks}", ranks=label_ranks(link.ranks, labels)))
         lag = "" if link.lag_s is None else f"  {Text('explain.later', '{lag} later', lag=_lag(link.lag_s))}"
         rows.append((str(LABELS[name]), ranks, out.sanitise_line(link.message) + lag))
     widths = [max((out.width_of(row[place]) for row in rows), default=0) for place in (0, 1)]

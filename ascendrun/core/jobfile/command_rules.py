@@ -168,6 +168,7 @@ def _simple_commands(script: str) -> list[list[str]]:
 def env_rule(draft: Draft) -> Iterator[Problem]:
     device_type = draft.section("devices").get("type", "cpu")
     visible = VISIBLE_DEVICES.get(device_type) if isinstance(device_type, str) else None
+    of_launcher = ("RAY_ADDRESS",) if draft.data.get("launcher") == RAY else ()
     for name, value in draft.section("env").items():
         place = draft.key("env", name)
         if not _VARIABLE.fullmatch(name):
@@ -175,7 +176,7 @@ def env_rule(draft: Draft) -> Iterator[Problem]:
                 Text("jobfile.variable", "env: invalid variable name {name:quote}", name=name),
                 Text("jobfile.variable-hint", "use letters, digits and _; do not start with a digit"),
             )
-        elif is_own_variable(name) or name == visible:
+        elif is_own_variable(name) or name == visible or name in of_launcher:
             hint = Text("jobfile.devices-hint", "select devices with devices: {{ids: [0, 1]}}")
             yield place.problem(
                 Text("jobfile.own-variable", "env.{name} is set by ascendrun for each rank", name=name),

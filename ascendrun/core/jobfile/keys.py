@@ -168,11 +168,7 @@ def _type_of(row: Mapping[str, Any], schema: Mapping[str, Any]) -> Text:
         return Text("key-type.choice", "one of {choices}", choices=[str(each) for each in row["enum"]])
     kind = row.get("type")
     if kind == "array":
-        item = row["items"]
-        if "$ref" in item:
-            is_role = item["$ref"].endswith("/Role")
-            return Text("key-type.roles", "list of roles") if is_role else Text("key-type.stages", "list of stages")
-        return Text("key-type.list", "list ({item})", item=_type_of(item, schema))
+        return Text("key-type.list", "list ({item})", item=_type_of(row["items"], schema))
     name = TYPES["string" if isinstance(kind, list) else str(kind)]
     low, high = row.get("minimum", row.get("exclusiveMinimum")), row.get("maximum")
     if low is None or high is None:

@@ -23,6 +23,14 @@ LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 """Launchers of a job file that run once on each node and start its ranks."""
 
 
+@dataclass(frozen=True)
+class RaySetup:
+    """What Ray calls a kind of devices. `resources`: each device is one of these. `env`: defaults."""
+
+    resources: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
 def program_command(
     program: str, arguments: Sequence[str], *, python: str, package: str | None = None
 ) -> tuple[str, ...]:
@@ -106,21 +114,25 @@ def launcher_command(
 
 
 def ray_command(
-    words: Sequence[str], node: NodeShare, hosts: Sequence[str], *, python: str, port: str, start_s: float
+    words: Sequence[str], node: NodeShare, ray: RaySetup, *, python: str, port: str, start_s: float
 ) -> LauncherCommand:
-    """Return the command of a node of a job's Ray cluster (node/ray_node.py). `hosts`: names in node order."""
-    host, is_head, on_npu = hosts[node.node_rank], node.node_rank == 0, node.device_type == "npu"
-    address = f"{node.master_address}:{port}"
-    resources = {"NPU": len(node.device_ids)} if on_npu else {}
-    options = {"host": host, "nodes": list(hosts), "resources": resources, "start_s": start_s}
-    # Torch on NPUs chooses by rank among all devices of a node; Ray would show a worker its own only.
-    env = {"RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES": "1"} if on_npu else {}
-    env.update(NNODES=str(node.nodes), NPROC_PER_NODE=str(len(node.device_ids)))
-    env.update(launcher_environment(node), RAY_ADDRESS=address)
-    start = ["ray", "start", *(["--head", f"--port={port}"] if is_head else [f"--address={address}", "--block"])]
-    start += [f"--resources={json.dumps(resources)}", "--disable-usage-stats"]
-    plain = ("sh", "-c", f"{shlex.join(start)} && {shlex.join(words)}") if is_head else tuple(start)
-    return LauncherCommand(plain, (python, AGENT_TOKEN, RAY, json.dumps(options)), tuple(words) if is_head else (), env)
+    """Return the command of a node of a job's Ray cluster (node/ray_node.py)."""
+    is_head, count = node.node_rank == 0, len(node.device_ids)
+    host, address = list(node.roles[node.role].items())[node.node_rank]
+    env = {**ray.env, "NNODES": str(node.nodes), "NPROC_PER_NODE": str(count), **launcher_environment(node)}
+    env["RAY_ADDRESS"] = f"{node.master_address}:{port}"
+    place = ("--head", f"--port={port}", "--include-dashboard=false")
+    start = (
+        *(place if is_head else (f"--address={env['RAY_ADDRESS']}",)),
+        *(f"--node-name={host}", f"--node-ip-address={address}"),
+        f"--resources={json.dumps(dict.fromkeys(ray.resources, count))}",
+        *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"),  # chosen by the kernel
+        "--disable-usage-stats",
+    )
+    first = f"{shlex.join(('ray', 'start', *start))} && {shlex.join(words)}"
+    plain = ("sh", "-c", first) if is_head else ("ray", "start", "--block", *start)
+    options = json.dumps({"nodes": node.nodes, "start_s": start_s, "words": len(start)})
+    return LauncherCommand(plain, (python, AGENT_TOKEN, RAY, options, *start), tuple(words) if is_head else (), env)
 
 
 def _read_target(words: Sequence[str]) -> tuple[str, str | None, tuple[str, ...]]:

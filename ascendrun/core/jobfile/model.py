@@ -178,6 +178,10 @@ class Role(Strict):
     """Environment variables of the role, in addition to those of the job."""
     devices: Optional[Devices] = Field(None, examples=[{"per_node": 4}])
     """Devices of each node of the role, of the type of the job or cpu. Default: those of the job."""
+    container: Optional[Container] = Field(None, examples=[{"image": "quay.io/ascend/cann:8.3"}])
+    """The image of the role. Default: that of the job."""
+    groups: Tuple[Name, ...] = Field((), examples=[["fast"]])
+    """Groups of the hostfile: the role takes hosts of these only. Default: any."""
     ends_job: bool = Field(True, examples=[True])
     """The job ends when all ranks of the role have exited with 0, as the first such role. false: it serves the others
     and is stopped then."""

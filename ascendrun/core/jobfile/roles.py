@@ -16,18 +16,17 @@ from ascendrun.text import Text, write
 
 def with_role_defaults(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the input of the model with what follows from the roles: the number of nodes, their type of devices."""
-    roles = [dict(role) for role in _roles(data)]
+    roles, devices = _roles(data), data.get("devices")
     if not roles:
         return data
-    given = data["roles"]
-    devices = data.get("devices")
-    kind = devices.get("type", "cpu") if isinstance(devices, dict) else "cpu"
-    for role in roles:
-        if isinstance(role.get("devices"), dict):
-            role["devices"] = {"type": kind, **role["devices"]}
+    kind = {"type": devices.get("type", "cpu") if isinstance(devices, dict) else "cpu"}
+    made = list(data["roles"])
+    for index, own in enumerate(role.get("devices") for role in roles):
+        if isinstance(own, dict):
+            made[index] = {**roles[index], "devices": {**kind, **own}}
     counts = [role.get("nodes", 1) for role in roles]
     nodes = {"nodes": sum(counts)} if all(type(count) is int and count > 0 for count in counts) else {}
-    return {**data, **nodes, "roles": tuple(role or one for role, one in zip(roles, given))}
+    return {**data, **nodes, "roles": tuple(made)}
 
 
 def role_drafts(draft: Draft) -> Iterator[Draft]:
@@ -43,33 +42,23 @@ def roles_rule(draft: Draft) -> Iterator[Problem]:
     roles = _roles(draft.data)
     if not roles:
         return
-    names = [role.get("name") for role in roles]
-    for index, name in enumerate(names):
-        if isinstance(name, str) and name in names[:index]:
-            text = Text("roles.duplicate", "duplicate role name {name}", name=name)
-            yield draft.value("roles", index, "name").problem(text)
-    if all(role.get("ends_job") is False for role in roles if role):
-        text = Text("roles.endless", "no role ends the job")
-        yield draft.key("roles").problem(text, write("ends_job: true"))
     if draft.has("nodes"):
         text = Text("roles.nodes", "nodes cannot be combined with roles: it is the sum of roles[].nodes")
         yield draft.key("nodes").problem(text, REMOVE)
     if draft.data.get("launcher", "spawn") not in ("spawn", "none"):
-        name = str(draft.data["launcher"])
-        text = Text("roles.launcher", "launcher {name} cannot be combined with roles", name=name)
+        given = str(draft.data["launcher"])
+        text = Text("roles.launcher", "launcher {name} cannot be combined with roles", name=given)
         yield draft.value("launcher").problem(text, Text("roles.launcher-hint", "write launcher: spawn or none"))
-    kind = draft.section("devices").get("type", "cpu")
-    for index, role in enumerate(roles):
+    kind, names = draft.section("devices").get("type", "cpu"), [role.get("name") for role in roles]
+    for index, name in enumerate(names):
+        if isinstance(name, str) and name in names[:index]:
+            text = Text("roles.duplicate", "duplicate role name {name}", name=name)
+            yield draft.value("roles", index, "name").problem(text)
         if draft.at(("roles", index, "env", "MASTER_PORT")) is not None:
-            message = "roles[{index}].env.MASTER_PORT is not supported: the job sets it"
-            text = Text("roles.master-port", message, index=index)
+            text = Text("roles.master-port", "MASTER_PORT is not supported in the env of a role: the job sets it")
             yield draft.key("roles", index, "env", "MASTER_PORT").problem(text, write("env: {MASTER_PORT: 29500}"))
-        devices = role.get("devices")
-        own = devices.get("type", kind) if isinstance(devices, dict) else kind
-        if own not in (kind, "cpu") and own in ("npu", "cuda"):
-            text = Text(
-                "roles.device-type", "roles[{index}].devices.type: expected {kind} or cpu", index=index, kind=kind
-            )
+        if draft.at(("roles", index, "devices", "type")) in [one for one in ("npu", "cuda") if one != kind]:
+            text = Text("roles.device-type", "devices.type of a role: expected {kind} or cpu", kind=kind)
             yield draft.value("roles", index, "devices", "type").problem(text, write("devices: {type: cpu}"))
 
 

@@ -58,6 +58,11 @@ def _what_to_run(draft: Draft) -> Iterator[Problem]:
 
 
 def _program(draft: Draft) -> Iterator[Problem]:
+    if draft.has("program") and draft.data.get("launcher") == RAY:
+        text = Text("jobfile.ray-program", "launcher ray requires command, not program")
+        yield draft.key("launcher").problem(
+            text, Text("jobfile.ray-program-hint", "write command, or another launcher")
+        )
     name = draft.data.get("program")
     if not isinstance(name, str) or draft.is_invalid("program"):
         return
@@ -102,19 +107,6 @@ def _args(draft: Draft) -> Iterator[Problem]:
         option = draft.table.find(name)
         if option is not None and option.type == "path" and isinstance(value, str) and value.startswith("~"):
             yield home_problem(draft, "args", name)
-
-
-def _ray(draft: Draft) -> Iterator[Problem]:
-    if draft.data.get("launcher") != RAY:
-        return
-    if draft.has("program"):
-        hint = Text("jobfile.ray-program-hint", "write command, or another launcher")
-        yield draft.key("launcher").problem(
-            Text("jobfile.ray-program", "launcher ray requires command, not program"), hint
-        )
-    if "RAY_ADDRESS" in draft.section("env"):
-        message = Text("jobfile.own-variable", "env.{name} is set by ascendrun for each rank", name="RAY_ADDRESS")
-        yield draft.key("env", "RAY_ADDRESS").problem(message, REMOVE)
 
 
 def _devices(draft: Draft) -> Iterator[Problem]:
@@ -302,7 +294,6 @@ _RULES: Sequence[Callable[[Draft], Iterator[Problem]]] = (
     command_rule,
     staged_rule,
     env_rule,
-    _ray,
     _devices,
     container_rule,
     _paths,
@@ -313,5 +304,5 @@ _RULES: Sequence[Callable[[Draft], Iterator[Problem]]] = (
     _restart,
     _unsupported,
 )
-_RULES_OF_ROLE = (command_rule, staged_rule, env_rule, _devices)
+_RULES_OF_ROLE = (command_rule, staged_rule, env_rule, _devices, container_rule)
 """Rules of keys that a role may have."""

@@ -17,7 +17,7 @@ from ascendrun.core.jobfile.roles import with_role_defaults
 from ascendrun.core.jobfile.rules import broken_rules, typed_args
 from ascendrun.core.jobfile.tree import Draft, LocalFiles, apply_overrides, job_data
 from ascendrun.core.reader.model_reader import IsReported, Path, read_model
-from ascendrun.core.reader.source_text import INIT_HINT, in_order
+from ascendrun.core.reader.source_text import INIT_HINT, REMOVE, in_order
 from ascendrun.core.reader.yaml_source import KEY_VALUE, MappingNode, find, place_of, read_yaml
 from ascendrun.core.settings import Settings
 from ascendrun.option_tables import InvalidTableError, read_table
@@ -152,8 +152,13 @@ def on_engine(spec: JobSpec, settings: Settings, *, name: str | None, hostfile: 
     env = {key: value for key, value in engine.get("env", {}).items() if key not in spec.env}
     applied = [*site, *(f"env.{key}" for key in env)]
     container, added = _with_site(spec.container, engine)
+    roles = [
+        role.model_copy(update={"container": role.container and _with_site(role.container, engine)[0]})
+        for role in spec.roles
+    ]
     changes: dict[str, Any] = {
         **site,
+        "roles": tuple(roles),
         "container": container,
         "hostfile": engine.get("hostfile"),
         "env": {**env, **spec.env},
@@ -185,9 +190,12 @@ def _refuse_of_hosts(spec: JobSpec, engine: str, file: str) -> None:
         text = Text("engine.ids", "devices.ids is not supported by engine type {type}", type=engine)
         hint = Text("engine.ids.hint", "write devices.per_node: {count}", count=len(ids))
         problems.append(Problem(file, None, None, text, hint))
-    if spec.container is not None:
+    if any((spec.container, *(role.container for role in spec.roles))):
         text = Text("engine.container", "container is not supported by engine type {type}", type=engine)
         problems.append(Problem(file, None, None, text, Text("engine.container.hint", "use an engine of type ssh")))
+    if any(role.groups for role in spec.roles):
+        text = Text("engine.groups", "roles[].groups is not supported by engine type {type}", type=engine)
+        problems.append(Problem(file, None, None, text, REMOVE))
     if problems:
         raise InvalidInputError(problems)
 

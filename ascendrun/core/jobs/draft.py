@@ -47,6 +47,11 @@ JUDGE_S = 120.0
 ENGINE_S = 15.0
 """Seconds for which a job whose nodes report their end waits for what its engine says of the allocation."""
 
+_ENDS: Mapping[Cause | None, State] = {
+    Cause.USER: State.STOPPED,
+    Cause.NEED: State.STOPPED,
+    Cause.COMPLETED: State.SUCCEEDED,
+}
 RESTARTED = frozenset({Cause.FAILURE, Cause.NODE_LOST, Cause.START_TIMEOUT, Cause.PREEMPTED, Cause.HUNG, Cause.REFUSED})
 """Causes after which the restart policy decides; a refused first start is reported to the user who waits for it."""
 
@@ -226,12 +231,10 @@ class Draft:
         """Stop the nodes that only serve, when the others have ended with success; also where one of them ended by that
         before its stop, and its end arrived first."""
         is_early = self.job.state is State.STOPPING and self.job.cause in (Cause.FAILURE, Cause.NODE_LOST)
-        if not is_early and self.job.state is not State.RUNNING:
-            return
-        ranks = completing_ranks(self.job)
+        ranks = completing_ranks(self.job) if is_early or self.job.state is State.RUNNING else ()
+        reason = because("completed", count=len(ranks))
         if not ranks:
             return
-        reason = because("completed", count=len(ranks))
         if is_early:
             self.job = replace(self.job, cause=Cause.COMPLETED, reason=reason, first_failure=None, failure=None)
             self.record("completed", values={"reason": reason})
@@ -252,15 +255,12 @@ class Draft:
             self._wait_for_others()
             return
         reason = self.job.reason
-        if cause is Cause.COMPLETED:
-            self._finish(State.SUCCEEDED, reason)
-            return
         if cause is Cause.FAILURE and self.job.first_failure:
             reason = self.job.first_failure.reason
         if may_restart(self.job):
             self._decide_restart(reason)
         else:
-            self._finish(State.STOPPED if cause in (Cause.USER, Cause.NEED) else State.FAILED, reason)
+            self._finish(_ENDS.get(cause, State.FAILED), reason)
 
     def _decide_restart(self, why: Reason) -> None:
         """End the job, or let it wait for its next attempt. Waits for the diagnosis."""

@@ -243,7 +243,8 @@ class Diagnosed(JobInput):
 
 def _first_failure(job: Job) -> FirstFailure | None:
     """Return what failed first; a process that only served the ranks of a complete job did not fail."""
-    found = None if job.cause is Cause.COMPLETED else first_failure(job.nodes, job.clocks, forks=job.forks)
+    clocks = {node.host: node.clock_offset_s for node in job.nodes}
+    found = None if job.cause is Cause.COMPLETED else first_failure(job.nodes, clocks, forks=job.forks)
     return None if found is None else FirstFailure(found)
 
 

@@ -273,11 +273,6 @@ class Job:
         return next((node.master_port for node in self.nodes if node.role == role and node.master_port), None)
 
     @property
-    def clocks(self) -> dict[str, float | None]:
-        """Return by host how far its clock is before that of the head, None: not measured."""
-        return {node.host: node.clock_offset_s for node in self.nodes}
-
-    @property
     def rank_count(self) -> int:
         """Return the number of ranks; processes that start ranks count only until ranks of theirs are known."""
         return sum(len(node.forked) for node in self.nodes) or self.world_size

@@ -12,8 +12,6 @@ from ascendrun.core.jobs.restart import Failure, Kind
 from ascendrun.core.jobs.roles import named_rank, rank_labels
 
 NO_LABELS: Mapping[int, str] = {}
-CLOCKS_NS = 1e9
-"""How far the clocks of two busy hosts may be apart after their offsets, which are measured once, are removed."""
 
 
 def first_failure(nodes: Sequence[NodeProgress], clocks: Mapping[str, float | None], *, forks: bool) -> Reason | None:
@@ -28,7 +26,7 @@ def first_failure(nodes: Sequence[NodeProgress], clocks: Mapping[str, float | No
 
     def order(one: tuple[int, str, Exit]) -> tuple[bool, float, int]:
         rank, host, end = one
-        return rank < 0, _head_ns(end, clocks.get(host)), rank  # a launcher follows its ranks
+        return rank < 0, end.at_ns - (clocks.get(host) or 0.0) * 1e9, rank  # a launcher follows its ranks
 
     started = [
         (rank, node.host, one.exit)
@@ -44,27 +42,18 @@ def first_failure(nodes: Sequence[NodeProgress], clocks: Mapping[str, float | No
 
 
 def completing_ranks(job: Job) -> tuple[int, ...]:
-    """Return the ranks whose ends complete the job while it has other nodes, which served them; (): it goes on.
+    """Return the ranks whose ends complete the job while it has other nodes, which are stopped then; (): it goes on.
 
-    All nodes that end the job, of one role if it has roles, have ended with success, and no other rank failed clearly
-    before that. A node whose process ends because those have ended may fail before the stop reaches it.
-    """
-    clocks = job.clocks
-    for role in dict.fromkeys(node.role for node in job.nodes if node.ends_job):
-        ending = [node for node in job.nodes if node.ends_job and node.role == role]
-        is_over = all(node.phase is Phase.ENDED and node.has_succeeded for node in ending)
-        if len(ending) == len(job.nodes) or not is_over:
-            continue
-        ends_ns = [_head_ns(end, clocks[node.host]) - CLOCKS_NS for node in ending for end in node.exits.values()]
-        others = [(node.host, end) for node in job.nodes if node not in ending for end in node.exits.values()]
-        if not any(end.is_failure and _head_ns(end, clocks[host]) < max(ends_ns) for host, end in others):
-            return tuple(rank for node in ending for rank in node.ranks)
+    All nodes that end the job, of one role if it has roles, have ended with success, and none that ends it has failed.
+    Those that only serve may have, because these have ended."""
+    ending = [node for node in job.nodes if node.ends_job]
+    if any(end.is_failure for node in ending for end in node.exits.values()):
+        return ()
+    for role in dict.fromkeys(node.role for node in ending):
+        own = [node for node in ending if node.role == role]
+        if len(own) < len(job.nodes) and all(node.phase is Phase.ENDED and node.has_succeeded for node in own):
+            return tuple(rank for node in own for rank in node.ranks)
     return ()
-
-
-def _head_ns(end: Exit, offset_s: float | None) -> float:
-    """Return when a rank ended, by the clock of the head."""
-    return end.at_ns - (offset_s or 0.0) * 1e9
 
 
 def exit_reason(rank: int, host: str, end: Exit, labels: Mapping[int, str] = NO_LABELS) -> Reason:

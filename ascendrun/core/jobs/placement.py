@@ -19,15 +19,14 @@ Fault = tuple[tuple[Union[str, int], ...], Text, Text]
 
 
 def choose_hosts(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Return the hosts that the job uses: the first `nodes` of the file, all without `nodes`.
+    """Return the hosts that the job uses: the first `nodes` of the file, all without `nodes`; those of roles in the
+    order of the roles.
 
     Raises PreflightError when the file has fewer.
     """
-    required = spec.nodes or max(1, len(hosts))
-    if len(hosts) < required:
-        message, hint = _too_few_hosts(spec.name, required, len(hosts))
+    for _, message, hint in _missing_hosts(spec, hosts):
         raise PreflightError(message, hint=hint)
-    return tuple(hosts[:required])
+    return tuple(host for _, own in place_parts(spec, hosts) for host in own)
 
 
 def pool_of(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Host, ...]:
@@ -43,18 +42,16 @@ def pool_of(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Host, ...]:
             for (part, _), size in zip(parts, sizes)
         )
 
-    if spec.roles and not all(map(is_like_them, chosen)):
+    if any(part.groups for part, _ in parts) or (spec.roles and not all(map(is_like_them, chosen))):
         return chosen  # in their order: not each of them can have each role
     return tuple(host for host in hosts if host in chosen or is_like_them(host))
 
 
 def placement_faults(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[Fault]:
     """Yield unmet requirements of the job. `hosts`: all of the hostfile."""
-    required = spec.nodes or max(1, len(hosts))
-    if len(hosts) < required:
-        yield (("nodes",), *_too_few_hosts(spec.name, required, len(hosts)))
-    chosen = hosts[:required]
-    parts = list(place_parts(spec, chosen))
+    yield from _missing_hosts(spec, hosts)
+    parts = list(place_parts(spec, hosts))
+    chosen = [host for _, own in parts for host in own]
     for index, (part, own) in enumerate(parts):
         role = spec.roles[index] if spec.roles else None
         for key, message, hint in (*_host_faults(part.spec, own), *_starter_faults(part.spec, own)):
@@ -168,17 +165,21 @@ def _shared_devices(parts: Sequence[tuple[Part, Sequence[Host]]]) -> Iterator[Fa
                 break
 
 
-def _too_few_hosts(name: str, required: int, listed: int) -> tuple[Text, Text]:
-    message = Text(
-        "plan.too-few-hosts",
-        "job {name} requires {count:plural node nodes}; the hostfile lists {listed}",
-        name=name,
-        count=required,
-        listed=listed,
-    )
-    if not listed:
-        return message, Text("plan.add-hosts", "add hosts to the hostfile")
-    return message, Text("plan.too-few-hosts-hint", "--set nodes={listed}, or add hosts to the hostfile", listed=listed)
+def _missing_hosts(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[Fault]:
+    count, listed = spec.nodes or 1, len(hosts)
+    if listed < count:
+        text = "job {name} requires {count:plural node nodes}; the hostfile lists {listed}"
+        hint = Text("plan.too-few-hosts-hint", "--set nodes={listed}, or add hosts to the hostfile", listed=listed)
+        if not listed or spec.roles:
+            hint = Text("plan.add-hosts", "add hosts to the hostfile")
+        yield ("nodes",), Text("plan.too-few-hosts", text, name=spec.name, count=count, listed=listed), hint
+        return
+    for index, (part, own) in enumerate(place_parts(spec, hosts)):
+        if part.spec.nodes is not None and len(own) < part.spec.nodes:
+            text = "role {role} requires {count:plural node nodes} of {groups}; the hostfile has {listed} for it"
+            hint = Text("plan.role-hosts-hint", "write groups= at more hosts; roles take hosts in their order")
+            values = {"role": part.role, "count": part.spec.nodes, "groups": list(part.groups), "listed": len(own)}
+            yield ("roles", index, "groups"), Text("plan.role-hosts", text, **values), hint
 
 
 def choose_devices(spec: JobSpec, host: Host) -> tuple[int, ...]:

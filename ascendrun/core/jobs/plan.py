@@ -11,7 +11,7 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import PreflightError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile import launchers
-from ascendrun.core.jobfile.launchers import LauncherCommand
+from ascendrun.core.jobfile.launchers import LauncherCommand, RaySetup
 from ascendrun.core.jobs.checkpoints import ResumePoint
 from ascendrun.core.jobs.placement import choose_devices, choose_hosts, placement_faults
 from ascendrun.core.jobs.roles import Part, place_parts
@@ -67,8 +67,7 @@ class NodePlan:
     that the agent starts, None: none. `devices`: by local rank, None: no devices. `pointer`: {format, path, step} of
     the checkpoint that a pointer file shall name, None: as it is. `ends_job`: the job has succeeded when the ranks of
     all such nodes have exited with 0; those of the others serve them, and are stopped then; with roles those of the
-    first role. `role`: None: the job has none. `is_first`: MASTER_PORT of its role is a free port of this node.
-    `container`: of container_request, None: none."""
+    first role. `role`: None: the job has none. `container`: of container_request, None: none."""
 
     host: str
     node_rank: int
@@ -82,7 +81,6 @@ class NodePlan:
     ends_job: bool = True
     container: Mapping[str, Any] | None = None
     role: str | None = None
-    is_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,10 +130,11 @@ def make_plan(
     home: str | None = None,
     resume: ResumePoint | None = None,
     package: str | None = None,
+    ray: RaySetup | None = None,
 ) -> LaunchPlan:
     """Return the processes of each node. `hosts`: the hostfile's, in its order; `reports`, `folders`: by host name;
     `home`: as in LaunchPlan. `resume`: the checkpoint to continue from, None: unknown. `package`: of the job's program,
-    None: it is a bundled one, a file, or none.
+    None: it is a bundled one, a file, or none. `ray`: what Ray calls the devices, None: it finds them itself.
 
     Raises PreflightError with every reason why the hosts cannot run the job.
     """
@@ -144,21 +143,19 @@ def make_plan(
     parts = list(place_parts(spec, chosen))
     devices = {host.name: choose_devices(part.spec, host) for part, hosts in parts for host in hosts}
     resume = resume or ResumePoint()
-    addresses = host_addresses(chosen, reports) if spec.roles else {}
-    roles = {part.role: [addresses[host.name] for host in hosts] for part, hosts in parts if part.role is not None}
+    addresses = {**host_addresses(chosen, reports), chosen[0].name: network.master_address}
+    roles = {part.role: {host.name: addresses[host.name] for host in hosts} for part, hosts in parts}
     nodes: list[NodePlan] = []
     for part, hosts in parts:
-        master = roles[part.role][0] if part.role in roles else network.master_address
+        own = replace(network, master_address=addresses[hosts[0].name])
         shares = _node_shares(
-            part, hosts, reports, folders, trees, devices, replace(network, master_address=master), job=job,
-            attempt=attempt, run_id=run_id, resume=resume, roles=roles, ranks=sum(len(node.ranks) for node in nodes),
+            part, hosts, reports, folders, trees, devices, own, job=job, attempt=attempt, run_id=run_id,
+            resume=resume, roles=roles, ranks=sum(len(node.ranks) for node in nodes),
         )  # fmt: skip
         for host, share in zip(hosts, shares):
-            # A local agent's interpreter has the job's packages; of other nodes only its name is known.
-            python = spec.python or (reports[host.name].python if host.is_local and not spec.container else "python3")
-            made = _make_node(part.spec, share, folders[host.name], devices, host.name, python, resume, package)
-            ends_job = made.ends_job and part.ends_job
-            nodes.append(replace(made, node_rank=len(nodes), role=part.role, ends_job=ends_job))
+            python = reports[host.name].python if host.is_local else "python3"
+            made = _make_node(part.spec, share, folders[host.name], devices, host.name, python, resume, package, ray)
+            nodes.append(replace(made, node_rank=len(nodes), ends_job=made.ends_job and part.ends_job))
     return LaunchPlan(
         job=job,
         attempt=attempt,
@@ -209,7 +206,7 @@ def _node_shares(
     run_id: str,
     resume: ResumePoint,
     ranks: int,
-    roles: Mapping[str, Sequence[str]],
+    roles: Mapping[str | None, Mapping[str, str]],
 ) -> Iterator[NodeShare]:
     spec = part.spec
     counts = {host.name: 1 if spec.launcher == "none" else len(devices[host.name]) for host in hosts}
@@ -258,7 +255,10 @@ def _make_node(
     python: str,
     resume: ResumePoint,
     package: str | None,
+    ray: RaySetup | None,
 ) -> NodePlan:
+    # A local agent's interpreter has the job's packages; of other nodes only its name is known.
+    python = spec.python or (python if spec.container is None else "python3")
     if spec.program is None:
         words = launchers.user_command(spec.command or (), python=spec.python)
     else:
@@ -271,7 +271,9 @@ def _make_node(
         )
     elif spec.launcher == launchers.RAY:
         start_s = spec.timeouts.start_s
-        launcher = launchers.ray_command(words, share, list(devices), python=python, port=PORT_TOKEN, start_s=start_s)
+        launcher = launchers.ray_command(
+            words, share, ray or RaySetup(), python=python, port=PORT_TOKEN, start_s=start_s
+        )
     for local in range(share.local_world_size):
         rank = share.ranks_of_others + share.ranks_before + local
         if launcher is None:
@@ -284,7 +286,6 @@ def _make_node(
     return NodePlan(
         host=host,
         node_rank=share.node_rank,
-        is_first=share.node_rank == 0,
         ranks=tuple(ranks),
         launcher=launcher,
         cwd=folders.work,
@@ -294,6 +295,7 @@ def _make_node(
         pointer=pointer,
         container=container_request(spec, devices[host]),
         ends_job=spec.launcher != launchers.RAY or share.node_rank == 0,
+        role=share.role,
     )
 
 

@@ -15,6 +15,7 @@ def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:
     """Return the fields of the agent's `prepare` operation for this node."""
     code, library = ([tree.sha256 for tree in plan.trees if tree.name == name] for name in (CODE_TREE, LIBRARY_TREE))
     leased = node.devices if plan.leases_devices else None
+    first_of_role = next(one for one in plan.nodes if one.role == node.role)
     launcher = to_json(node.launcher)
     if launcher is not None:
         del launcher["plain"]  # for a shell
@@ -28,7 +29,7 @@ def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:
         "trees": [tree.sha256 for tree in plan.trees],
         "link_tree": code[0] if code else None,
         **({"library": library[0]} if library else {}),
-        "ports": list(plan.master_ports) if node.is_first else [],
+        "ports": list(plan.master_ports) if node is first_of_role else [],
         **({"hccl": list(plan.hccl_bases)} if plan.hccl_bases else {}),
         **({"devices": {"type": plan.device_type, "ids": list(leased)}} if leased else {}),
         "stop": {"signal": plan.stop_signal, "grace_s": plan.grace_s},

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+import itertools
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import NotFoundError
@@ -17,11 +19,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Part:
     """A group of nodes with the same command. `role` None: all nodes of a job without roles. `spec`: the job that it
-    would be by itself."""
+    would be by itself. `groups`: of the hostfile that its hosts are from, (): of any."""
 
     role: str | None
     spec: JobSpec
     ends_job: bool = True
+    groups: tuple[str, ...] = ()
 
 
 def parts_of(spec: JobSpec) -> tuple[Part, ...]:
@@ -30,52 +33,35 @@ def parts_of(spec: JobSpec) -> tuple[Part, ...]:
         return (Part(None, spec),)
     found = []
     for role in spec.roles:
-        devices, env = role.devices or spec.devices, {**spec.env, **role.env}
-        own = {"roles": (), "nodes": role.nodes, "command": role.command, "env": env, "devices": devices}
-        found.append(Part(role.name, spec.model_copy(update=own), role.ends_job))
+        own = {"roles": (), "nodes": role.nodes, "command": role.command, "env": {**spec.env, **role.env}}
+        own.update(devices=role.devices or spec.devices, container=role.container or spec.container)
+        found.append(Part(role.name, spec.model_copy(update=own), role.ends_job, role.groups))
     return tuple(found)
 
 
 def place_parts(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[tuple[Part, tuple[Host, ...]]]:
-    """Yield each part of a job with its hosts, of those of the job in their order."""
-    start = 0
+    """Yield each part of a job with its hosts: the first of its groups that no part before it has; too few if there are
+    no more."""
+    free = list(hosts)
     for part in parts_of(spec):
-        end = start + part.spec.nodes if part.role is not None and part.spec.nodes else len(hosts)
-        yield part, tuple(hosts[start:end])
-        start = end
-
-
-def roles_by_node(spec: Mapping[str, Any]) -> list[tuple[str, bool]]:
-    """Return (role, whether it ends the job) of each node of a stored job file, in their order; []: it has no roles."""
-    return [(role["name"], role["ends_job"]) for role in spec.get("roles") or () for _ in range(role["nodes"])]
+        own = tuple(host for host in free if not part.groups or set(part.groups) & set(host.groups))[: part.spec.nodes]
+        free = [host for host in free if host not in own]
+        yield part, own
 
 
 def devices_of(spec: Mapping[str, Any], role: str | None) -> Mapping[str, Any]:
     """Return `devices` of a stored job file for the nodes of a role, None: the job has no roles."""
-    own = next((one.get("devices") for one in spec.get("roles") or () if one["name"] == role), None)
-    return own or spec.get("devices") or {}
+    own = {one["name"]: one.get("devices") for one in spec.get("roles") or ()}
+    return own.get(role) or spec.get("devices") or {}
 
 
-class _Node(Protocol):
-    @property
-    def role(self) -> str | None: ...
-
-    @property
-    def ranks(self) -> tuple[int, ...]: ...
-
-
-def rank_labels(nodes: Iterable[_Node]) -> dict[int, str]:
+def rank_labels(nodes: Iterable[Any]) -> dict[int, str]:
     """Return the names of ranks by their numbers in the job: prefill/0 is the first of its role; {}: no roles.
 
-    `nodes`: in their order."""
-    counts: dict[str, int] = {}
-    labels = {}
-    for node in nodes:
-        if node.role is not None:
-            for rank in node.ranks:
-                number = counts[node.role] = counts.get(node.role, -1) + 1
-                labels[rank] = f"{node.role}/{number}"
-    return labels
+    `nodes`: with role and ranks (NodeProgress, NodeView), in their order."""
+    counts: dict[str, Iterator[int]] = defaultdict(itertools.count)
+    named = ((node.role, rank) for node in nodes if node.role is not None for rank in node.ranks)
+    return {rank: f"{role}/{next(counts[role])}" for role, rank in named}
 
 
 def named_rank(ranks: Sequence[int], labels: Mapping[int, str]) -> dict[str, str]:
@@ -83,14 +69,10 @@ def named_rank(ranks: Sequence[int], labels: Mapping[int, str]) -> dict[str, str
     return {"rank": labels[ranks[0]]} if len(ranks) == 1 and ranks[0] in labels else {}
 
 
-def ranks_of_roles(labels: Mapping[int, str], wanted: Iterable[str]) -> frozenset[int]:
+def ranks_of_roles(labels: Mapping[int, str], wanted: Collection[str]) -> frozenset[int]:
     """Return the ranks of roles (`decode`) and of single names (`decode/0`). Raises NotFoundError."""
-    found: set[int] = set()
-    for name in wanted:
-        ranks = [rank for rank, label in labels.items() if name in (label, label.rpartition("/")[0])]
-        if not ranks:
-            known = list(dict.fromkeys(label.rpartition("/")[0] for label in labels.values()))
-            text = Text("roles.unknown", "no role {name:quote} in this attempt", name=name)
-            raise NotFoundError(text, hint=suggestion(name, known) if known else None)
-        found.update(ranks)
-    return frozenset(found)
+    roles = {rank: (label, label.rpartition("/")[0]) for rank, label in labels.items()}
+    for name in (name for name in wanted if not any(name in names for names in roles.values())):
+        text = Text("roles.unknown", "no role {name:quote} in this attempt", name=name)
+        raise NotFoundError(text, hint=suggestion(name, [role for _, role in roles.values()]))
+    return frozenset(rank for rank, names in roles.items() if set(names) & set(wanted))

@@ -23,7 +23,7 @@ from ascendrun.core.jobs.job import Cause, Job, NodeProgress, Phase, State, load
 from ascendrun.core.jobs.job_copy import JobCopy, unseal
 from ascendrun.core.jobs.lifecycle import advance
 from ascendrun.core.jobs.reasons import because
-from ascendrun.core.jobs.roles import devices_of, roles_by_node
+from ascendrun.core.jobs.roles import devices_of
 from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.head.spool.collector import NodeSpool
 from ascendrun.head.spool.spool_files import hosts_in, is_complete
@@ -238,9 +238,9 @@ def job_after_go(state_dir: Path, copy: JobCopy, job: Job) -> Job:
     recorded = job.hosts or copy.placement or read_placement(folder) or _hosts_with_records(folder)
     placed = [name for name in recorded if name in by_name]
     placed = placed if len(placed) == job.request.nodes else list(by_name)[: job.request.nodes]
-    roles = roles_by_node(copy.spec)
+    roles = [role for role in copy.spec.get("roles") or () for _ in range(role["nodes"])]
     for number, host in enumerate(by_name[name] for name in placed):
-        role, ends_job = roles[number] if number < len(roles) else (None, True)
+        role, ends_job = (roles[number]["name"], roles[number]["ends_job"]) if number < len(roles) else (None, True)
         events = NodeSpool(folder / str(host["name"])).new_events()
         started = {event["rank"] for event in events if event.get("event") == "rank_started" and _has_rank(event)}
         count = max(_ranks_of(copy.spec, role, host), len(started))

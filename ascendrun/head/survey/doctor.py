@@ -15,6 +15,7 @@ from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.launchers import LAUNCHERS, RAY
 from ascendrun.core.jobs.plan import container_request
+from ascendrun.core.jobs.roles import place_parts
 from ascendrun.core.network import HCCL_PORTS, candidate_bases, candidate_ports
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport, report_values
@@ -70,6 +71,8 @@ class Examination:
     ) -> None:
         self._hosts = tuple(host for host in request.hosts if host.name in reports)
         self._spec, self._reports, self._plan = spec, reports, plan
+        parts = place_parts(spec, request.hosts) if spec is not None else ()
+        self._specs = {host.name: part.spec for part, own in parts for host in own}
         paths = dict.fromkeys((*request.paths, *input_paths(spec)))
         self._request = replace(request, paths=tuple(path for path in paths if path not in request.training))
         self._links, self._done = links, done
@@ -83,11 +86,12 @@ class Examination:
 
         spec = self._spec
         timeout_s = max(FULL_S if self._request.is_full else LIGHT_S, spec.timeouts.check_s if spec else 0.0)
-        if spec is not None and spec.container is not None:
-            timeout_s = max(timeout_s, CONTAINER_S if spec.container.pull == "never" else PULL_S)
+        for box in (one.container for one in self._specs.values() if one.container is not None):
+            timeout_s = max(timeout_s, CONTAINER_S if box.pull == "never" else PULL_S)
         self._waiting = {host.name for host in self._hosts}
         self._secrets = read_secrets(spec)
         for host in self._hosts:
+            spec = self._specs.get(host.name, self._spec)
             wanted = make_survey_request(host, self._reports[host.name], self._request, spec, self._plan)
             # the job's shell: set-up, variables and directory, as for its first rank there
             node = node_of(host.name, self._plan)

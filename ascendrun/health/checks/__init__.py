@@ -33,6 +33,8 @@ NPU_CHECKS = _checks_in(npu, npu_heat, cann, device_network, npu_job)
 CHECKS = (*_checks_in(container, engine, host, storage, network, software, environment), *NPU_CHECKS)
 """In the order of a manual search for causes: faults that make other results unknown come first."""
 
+OF_A_ROLE = frozenset(_checks_in(container, storage, software, environment, npu_job))
+"""Checks of what the processes of a job use: the roles of a job may differ in it, and are checked by themselves."""
 WARNED = frozenset(("device-lease",))
 """Checks that warn if a job skips them: it then shares devices with what they find."""
 NAMES: tuple[str, ...] = tuple(check.name for check in CHECKS)
@@ -64,10 +66,12 @@ def run_checks(
 
 def _run(checks: Iterable[Check], skipped: Collection[str], context: CheckContext) -> list[Finding]:
     found: list[Finding] = []
+    roles = context.by_role()
     for check in checks:
         try:
             is_skipped = check.name in skipped
-            found += (replace(one, severity=Severity.WARN) if is_skipped else one for one in check.function(context))
+            for own in roles if check in OF_A_ROLE else (context,):
+                found += (replace(one, severity=Severity.WARN) if is_skipped else one for one in check.function(own))
         except Exception as error:  # a bug, or invalid data from a node: keep the other checks' findings
             why = f"{type(error).__name__}: {error}"[:300]
             found.append(Finding("check-error", Severity.WARN, (), {"check": check.name, "why": why}))

@@ -31,7 +31,7 @@ from ascendrun.health.diagnosis.lines.launchers import expand
 from ascendrun.health.diagnosis.outcomes import LIVE, explain_ending
 from ascendrun.health.diagnosis.rank_timelines import read_timeline, without_survived
 from ascendrun.health.diagnosis.ranking import decide
-from ascendrun.health.diagnosis.render import NOT_RESTARTED, render, who
+from ascendrun.health.diagnosis.render import NOT_RESTARTED, render
 from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Proof, Role
 from ascendrun.text import Text
 
@@ -51,10 +51,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         return replace(ending, outcome=outcome_of(evidence.events))
     whole = expand(evidence)
     timelines = without_survived([read_timeline(whole, rank) for rank in whole.ranks])
-    found = decide(whole, timelines)
-    if evidence.labels and found.ranks:
-        found = replace(found, values={**found.values, "who": who(found.ranks, found.hosts, evidence.labels)})
-    return replace(found, outcome=outcome_of(whole.events))
+    return replace(decide(whole, timelines), outcome=outcome_of(whole.events), labels=evidence.labels)
 
 
 def outcome_of(events: Sequence[Event]) -> tuple[Text, ...]:

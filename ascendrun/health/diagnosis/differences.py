@@ -23,14 +23,16 @@ _OF_EACH = frozenset({"clock_offset_s", "processes", "temperature_c", "clocks_mh
 
 
 def differences_of(evidence: Evidence, hosts: tuple[str, ...], domain: str) -> tuple[Proof, ...]:
-    """Return what each of the hosts has and no other host, as observations; () also if nothing was recorded."""
+    """Return what each of the hosts has and no other host of its role, as observations; () also if nothing was
+    recorded."""
     known = {one.host: dict(_flat(one.facts)) for one in evidence.hosts if one.facts}
-    others = [facts for host, facts in known.items() if host not in hosts]
+    roles = {one.host: evidence.labels.get(one.rank, "").rpartition("/")[0] for one in evidence.ranks}
     found: list[tuple[int, Proof]] = []
     fits = _OF_DOMAIN.get(domain, "").split()
-    for host in (host for host in hosts if host in known and others):
+    for host in (host for host in hosts if host in known):
+        like_it = [one for one in known if one not in hosts and roles.get(one, "") == roles.get(host, "")]
         for key, own in known[host].items():
-            theirs = {facts.get(key, "-") for facts in others}
+            theirs = {known[other].get(key, "-") for other in like_it}
             if len(theirs) == 1 and own not in theirs:
                 values = {"host": host, "key": key, "own": own, "others": theirs.pop()}
                 text = Text("diagnosis.differs", "{host} only: {key} is {own}, {others} on all others", **values)

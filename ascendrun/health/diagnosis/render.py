@@ -30,7 +30,7 @@ def render(diagnosis: Diagnosis, lang: str | None = None) -> Diagnosis:
     """Render strings in a language (None: the process's); evidence, caveats, anomalies and outcome stay texts."""
     lang = lang or language()
     plain = {name: _string(value, lang) for name, value in diagnosis.values.items()}
-    values = {"who": who(diagnosis.ranks, diagnosis.hosts).render(lang), **plain}
+    values = {"who": who(diagnosis.ranks, diagnosis.hosts, diagnosis.labels).render(lang), **plain}
     if diagnosis.code != "exception" and len(values.get("message", "")) > MESSAGE_CHARACTERS:
         start, end = values["message"][: MESSAGE_CHARACTERS - TAIL_CHARACTERS], values["message"][-TAIL_CHARACTERS:]
         values["message"] = f"{start.rstrip()} … {end.lstrip()}"  # the end often has the reason
@@ -49,7 +49,7 @@ def render(diagnosis: Diagnosis, lang: str | None = None) -> Diagnosis:
             replace(alternative, message=_short(alternative.code, alternative.values, lang))
             for alternative in diagnosis.alternatives
         ),
-        evidence=tuple(replace(proof, text=_evidence(proof)) for proof in diagnosis.evidence),
+        evidence=tuple(replace(proof, text=_evidence(proof, diagnosis.labels)) for proof in diagnosis.evidence),
     )
 
 
@@ -196,11 +196,11 @@ def caveat(name: str) -> Text:
     return listed(f"diagnosis.caveat.{name}")
 
 
-def _evidence(proof: Proof) -> str | Text:
+def _evidence(proof: Proof, labels: Mapping[int, str]) -> str | Text:
     """Return a line of a file unchanged; an observation of ascendrun with its rank."""
     if proof.file is not None or proof.rank is None:
         return proof.text
-    place = who((proof.rank,), (proof.host,) if proof.host else ())
+    place = who((proof.rank,), (proof.host,) if proof.host else (), labels)
     return Text("cli.at", "{place}: {message}", place=place, message=proof.text)
 
 

@@ -71,7 +71,8 @@ class Diagnosis:
     unknown. `domain`, `scope`, `phase`: of its class (classes.Class), `reason_grade`: how certain the domain is; "" and
     UNKNOWN: not known, or of an attempt that did not fail. `why`: what the domain follows from, the
     deciding value first. `outcome`: later actions of ascendrun. `anomalies`: of a job that did not fail. `missing`:
-    unreadable evidence. `message`, `cause`, `hint`: set by `render`. Texts are rendered at output."""
+    unreadable evidence. `labels`: names of the ranks of roles. `message`, `cause`, `hint`: set by `render`. Texts are
+    rendered at output."""
 
     code: str
     confidence: Confidence
@@ -94,6 +95,7 @@ class Diagnosis:
     outcome: tuple[Text, ...] = ()
     anomalies: tuple[Text, ...] = ()
     missing: tuple[Text, ...] = ()
+    labels: Mapping[int, str] = field(default_factory=dict)
     message: str = ""
     cause: str = ""
     hint: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
@@ -12,6 +12,7 @@ from ascendrun.ascend.variables import effective_ids
 from ascendrun.core.allocations import EngineFacts
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.findings import Finding, Severity
+from ascendrun.core.jobs.roles import parts_of
 from ascendrun.core.node_messages import Failure
 from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.text import Text
@@ -45,6 +46,16 @@ class CheckContext:
     def first_ranks(self) -> Mapping[str, RankPlan]:
         """Return the first rank of each host of the plan; {} without a plan."""
         return {node.host: node.ranks[0] for node in (self.plan.nodes if self.plan is not None else ()) if node.ranks}
+
+    def by_role(self) -> tuple[CheckContext, ...]:
+        """Return the input of the hosts of each role, which is the job that the role would be by itself."""
+        if self.job is None or self.plan is None or not self.job.roles:
+            return (self,)
+        roles = {node.host: node.role for node in self.plan.nodes}
+        facts = {
+            role: {host: self.facts[host] for host in self.facts if roles.get(host) == role} for role in roles.values()
+        }
+        return tuple(replace(self, job=part.spec, facts=facts[part.role]) for part in parts_of(self.job))
 
 
 T = TypeVar("T")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ascendrun.ascend.ray_names import RAY_NAMES
 from ascendrun.core.jobfile import launchers
 from ascendrun.health.diagnosis.lines.exits import RAY_ENDS
 from ascendrun.node import join, layout, ray_node
@@ -29,13 +30,13 @@ def test_lines_of_workers_are_printed_with_their_source_byte_for_byte(
         logs.print_new(last=True)
     seen, errors = capfdbinary.readouterr()
     source = b"(worker abfdbcbd, pid 7) "
-    expected = [b"one\r", b"\xff\0 two", b"part", b"x" * (ray_node.LINE_BYTES + 5)]
+    expected = [b"one\r", b"\xff\0 two", b"part", b"x" * ray_node.LINE_BYTES, b"x" * 5]
     assert seen == b"".join(source + line + b"\n" for line in expected)
     assert errors == b"(worker abfdbcbd, pid 8) failed\n"
 
 
 def test_the_head_knows_the_exit_codes_and_the_token() -> None:
-    codes = (ray_node.GCS_DIED, ray_node.RAYLET_DIED, ray_node.RAY_ENDED, ray_node.NODES_MISSING)
+    codes = (ray_node.GCS_DIED, ray_node.RAYLET_DIED, ray_node.RAY_ENDED, ray_node.RAY_LATE)
     assert tuple(RAY_ENDS) == codes
     assert launchers.AGENT_TOKEN == join.AGENT_TOKEN
 
@@ -49,7 +50,7 @@ def test_the_directory_of_a_cluster_leaves_room_for_the_sockets_of_ray(monkeypat
 
 def test_the_first_node_has_the_command_and_the_others_serve() -> None:
     spec = job(launcher="ray", devices={"type": "npu", "per_node": 2}, env={"NNODES": "own"})
-    made = plan(spec, "a slots=2\nb slots=2\nc slots=2\n")
+    made = plan(spec, "a slots=2\nb slots=2\nc slots=2\n", ray=RAY_NAMES["npu"])
     assert [node.ends_job for node in made.nodes] == [True, False, False]
     assert [[rank.rank for rank in node.ranks] for node in made.nodes] == [[0], [], []] and made.world_size == 1
     first, second, _ = (node.launcher for node in made.nodes)
@@ -57,4 +58,5 @@ def test_the_first_node_has_the_command_and_the_others_serve() -> None:
     assert (first.command, second.command) == (("python", "train.py"), ())
     assert second.plain[:2] == ("ray", "start") and "--head" not in second.plain and "--head" in first.plain[2]
     assert first.env["RAY_ADDRESS"].startswith(f"{made.master_address}:") and first.env["NNODES"] == "own"
-    assert first.env["ASCEND_RT_VISIBLE_DEVICES"] == "0,1" and '"NPU": 2' in first.argv[-1]
+    assert first.env["ASCEND_RT_VISIBLE_DEVICES"] == "0,1" and '"NPU": 2' in " ".join(first.argv)
+    assert "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES" in first.env

@@ -18,7 +18,7 @@ CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
 )
 _ENDS: Mapping[int, str] = {signal.SIGKILL: "killed", signal.SIGINT: "interrupted", **dict.fromkeys(CRASHES, "crash")}
-RAY_ENDS = {91: "ray-gcs-died", 92: "ray-raylet-died", 93: "ray-ended", 94: "ray-nodes-missing"}
+RAY_ENDS = {91: "ray-gcs-died", 92: "ray-raylet-died", 93: "ray-ended", 94: "ray-late"}
 """Exit codes of a node of a Ray cluster, those of node/ray_node.py; a test compares them."""
 LOW_MEMORY_SHARE = 0.03
 """A host with a lower fraction of free memory counts as out of memory."""

@@ -53,7 +53,6 @@ def test_odd_roles_are_refused_in_one_report_each_at_its_place() -> None:
         (5, "roles.nodes"),
         (6, "roles.launcher"),
         (8, "jobfile.program-and-command"),
-        (8, "roles.endless"),
         (9, "jobfile.command-string"),
         (9, "jobfile.own-variable"),
         (9, "jobfile.value"),

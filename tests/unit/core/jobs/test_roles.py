@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from ascendrun.core.errors import NotFoundError
+from ascendrun.core.errors import NotFoundError, PreflightError
 from ascendrun.core.hosts import parse_hostfile
 from ascendrun.core.jobs import endings, inputs
-from ascendrun.core.jobs.job import NodeProgress, State
+from ascendrun.core.jobs.job import Cause, NodeProgress, State
 from ascendrun.core.jobs.placement import placement_faults, pool_of
 from ascendrun.core.jobs.plan_text import render_plan
 from ascendrun.core.jobs.roles import rank_labels, ranks_of_roles
@@ -78,6 +79,22 @@ def test_a_host_may_get_any_role_unless_the_order_of_the_file_decides() -> None:
     assert key == ("devices", "per_node") and message.values["hosts"] == ["e"]
 
 
+def test_a_role_takes_hosts_of_its_groups_and_has_its_own_container() -> None:
+    hosts = "a slots=8 groups=x\nb slots=8 groups=y\nc slots=8 groups=x,z\nd slots=8 groups=y\n"
+    box = {"image": "own"}
+    serve, work = {**ROLES[0], "groups": ("y",)}, {**ROLES[1], "groups": ("z", "x"), "container": box}
+    spec = job(command=None, nodes=3, roles=(serve, work), container={"image": "common"}, devices={"per_node": 1})
+    planned = plan(spec, hosts)
+    assert [(node.host, node.role) for node in planned.nodes] == [("b", "serve"), ("d", "serve"), ("a", "work")]
+    assert [node.container["image"] for node in planned.nodes if node.container] == ["common", "common", "own"]
+    parsed = parse_hostfile(hosts, "h")
+    assert [host.name for host in pool_of(spec, parsed)] == ["b", "d", "a"] == [node.host for node in planned.nodes]
+    [(key, message, _)] = placement_faults(spec, parsed[:3])
+    assert (key, message.values["listed"]) == (("roles", 0, "groups"), 1)
+    with pytest.raises(PreflightError):
+        plan(spec, "a groups=y\nb groups=x\nc groups=x\n")
+
+
 def test_ranks_of_roles_have_names() -> None:
     nodes = [NodeProgress("a", 0, ranks=(0, 1), role="serve"), NodeProgress("b", 1, ranks=(2, 3), role="serve")]
     labels = rank_labels([*nodes, NodeProgress("c", 2, ranks=(4,), role="work")])
@@ -105,6 +122,20 @@ def test_the_first_role_that_ends_ends_the_job() -> None:
     assert (story.job.state, story.job.reason.code) == (State.STOPPING, "completed")
     story.tell(ended(3, 1, stopped=True), endings.NodeEnded("node2"))
     assert story.job.state is State.SUCCEEDED
+
+
+def test_a_job_without_a_role_that_ends_it_succeeds_when_all_have_ended() -> None:
+    events = [
+        replace(one, serving=("node1", "node2")) if isinstance(one, inputs.Planned) else one for one in to_running()
+    ]
+    story = Story(make_job()).tell(*events, *(ended(rank) for rank in range(4)), endings.NodeEnded("node1"))
+    assert story.job.state is State.RUNNING
+    assert story.tell(endings.NodeEnded("node2")).job.state is State.SUCCEEDED
+
+
+def test_a_role_that_ends_the_job_and_fails_is_not_covered_by_another_that_ends() -> None:
+    story = two_roles().tell(ended(2, 7), ended(0), ended(1), endings.NodeEnded("node1"), endings.NodeEnded("node2"))
+    assert story.job.cause is Cause.FAILURE and story.job.first_failure is not None
 
 
 def test_the_failing_rank_is_named_with_its_role() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Callable
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascendrun.core.hosts import Host
+from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.head.protocol import agent_messages as agent
@@ -59,11 +61,11 @@ LIGHT = Survey(HOSTS, is_full=False)
 
 
 def examine(
-    answers: Mapping[str, list[Reply[Any]]], request: Survey = LIGHT
+    answers: Mapping[str, list[Reply[Any]]], request: Survey = LIGHT, spec: JobSpec | None = None
 ) -> tuple[Mapping[str, SurveyReply], Agents]:
     agents, ended = Agents(answers), []
     reports = {name: report(name) for name in NAMES}
-    Examination(request, None, reports, None, links=agents, done=ended.append).start()
+    Examination(request, spec, reports, None, links=agents, done=ended.append).start()
     while agents.posted:
         agents.posted.pop(0)()
     assert len(ended) == 1 and set(ended[0]) == set(NAMES)
@@ -81,6 +83,22 @@ def test_hosts_that_died_meanwhile_are_answers_and_the_others_go_on_to_reach_eac
     second = agents.asked["n1"][1].items
     assert {target["peer"] for item in second if item["kind"] == "tcp" for target in item["targets"]} == {"n3"}
     assert [item["expect"] for item in second if item["kind"] == "listen"] == [["n3"]]
+
+
+def test_each_host_is_asked_for_the_interpreter_the_variables_and_the_container_of_its_role() -> None:
+    box = {"image": "engine", "pull": "never"}
+    roles = (
+        {"name": "serve", "nodes": 2, "command": ("python3.9", "s.py"), "env": {"A": "1"}},
+        {"name": "work", "command": ("/opt/python3", "w.py"), "container": box, "env": {"A": "2"}},
+    )
+    spec = JobSpec.model_validate({"name": "j", "roles": roles, "nodes": 3})
+    _, agents = examine({name: [fine(), fine()] for name in NAMES}, spec=spec)
+    asked = [agents.asked[name][0] for name in NAMES]
+    assert [(one.shell or {})["env"]["A"] for one in asked] == ["1", "1", "2"]
+    assert [(one.shell or {}).get("container", {}).get("image") for one in asked] == [None, None, "engine"]
+    assert [name in json.dumps(one.items) for one in asked for name in ("python3.9", "/opt/python3")] == [
+        *(True, False, True, False, False, True)
+    ]
 
 
 def test_when_nobody_answers_it_ends_all_the_same() -> None:

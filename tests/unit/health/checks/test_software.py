@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from ascendrun.core.findings import Severity
+from ascendrun.health.checks import run_checks
 from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.facts import PythonFacts, TorchFacts
 from ascendrun.sim.ascend.scenario import Scenario
+from tests.lib import host_worlds
 from tests.lib.npu_worlds import ENVIRON, HOME, PYTHON, RESERVED, codes, node, ran, section, shell_text, the, world
 
 
@@ -159,3 +161,17 @@ def test_a_set_up_that_hides_devices_of_the_job_is_told():
     assert the(with_visible("0, 1,2", per_node=2), "visible-fewer").values["found"] == 1, "cut at the blank"
     assert the(with_visible("6,7,8"), "visible-beyond").values["ids"] == (8,)
     assert not {"visible-fewer", "visible-beyond"} & codes(with_visible("0,1,2,3", per_node=4))
+
+
+def test_roles_may_differ_in_interpreters_packages_and_variables_and_hosts_of_one_role_may_not():
+    roles = "roles: [{name: a, nodes: 2, command: [python3]}, {name: b, command: [./x]}]\nhostfile: h\n"
+    names = ("n1", "n2", "n3")
+
+    def differing(*versions):
+        pythons = (PythonFacts(version=one, modules={"torch": one}) for one in versions)
+        hosts = [host_worlds.sound(name, python=python) for name, python in zip(names, pythons)]
+        found = run_checks(host_worlds.world(*hosts, job=roles))
+        return {(one.code, one.hosts) for one in found if one.code in ("python-differs", "package-differs")}
+
+    assert not differing("3.10.1", "3.10.1", "3.11.2")
+    assert differing("3.10.1", "3.11.2", "3.11.2") == {("python-differs", ("n2",)), ("package-differs", ("n2",))}
