@@ -83,8 +83,8 @@ def machine_left_as_found() -> Iterator[None]:
         if not await_true(lambda: not leftovers.traces(_ids, _namespaces), deadline_s=leftovers.SETTLE_S):
             pytest.fail(f"the machine is not as it was: {leftovers.traces(_ids, _namespaces)}", pytrace=False)
     finally:
-        for descriptor in _namespaces:
-            os.close(descriptor)
+        while _namespaces:  # each module that imports this fixture has it at the end
+            os.close(_namespaces.pop())
 
 
 class Watch:
