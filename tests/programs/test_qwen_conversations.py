@@ -10,10 +10,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from ascendrun.facts.rows import Conversation
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.qwen_lora import chat_template
+from ascendrun.programs.qwen_lora import base, chat_template
 from ascendrun.programs.qwen_lora.chat_template import MARKS, make_tokenizer
 from ascendrun.programs.qwen_lora.dataset import make_conversations, make_lessons, read_conversations, read_texts, split
 from ascendrun.programs.qwen_lora.modes import first_exchange
@@ -257,8 +259,6 @@ TEXTS = st.lists(PIECES | st.text(max_size=8), max_size=12).map("".join)
 
 
 def tokenizer_of(**changes):
-    from tokenizers import Tokenizer
-
     return Tokenizer.from_str(json.dumps({**FACTS, **changes}))
 
 
@@ -303,3 +303,30 @@ def test_words_are_forgotten_when_they_are_many(monkeypatch):
         ids, _ = encoder.encode([text])
         assert ids.tolist() == encoder.fast.encode(text, add_special_tokens=False).ids
     assert " router" not in encoder.numbers and " host" in encoder.numbers
+
+
+# --- a directory's tokenizer ---
+
+SENTENCE = "It's 12 of 345 nodes\n\n now"
+
+
+def written(folder, tokenizer):
+    """A directory of a Qwen2 with this tokenizer: transformers 5 splits texts by the model's class, not by the file."""
+    tokenizer.save_pretrained(folder)
+    base.shape_config("tiny").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("way", [*WAYS, *OTHERS])
+@pytest.mark.parametrize("normalizer", [None, {"type": "NFC"}])
+def test_a_tokenizer_is_loaded_as_its_file_has_it(tmp_path, way, normalizer):
+    stored = tokenizer_of(pre_tokenizer={**WAYS, **OTHERS}[way], normalizer=normalizer)
+    home = written(tmp_path, chat_template.wrap_tokenizer(stored.to_str()))
+    loaded = chat_template.load_tokenizer(home, template="auto")
+    wanted = Tokenizer.from_file(str(home / "tokenizer.json"))
+    for text in (SENTENCE, "e\u0301"):
+        assert loaded(text, add_special_tokens=False)["input_ids"] == wanted.encode(text).ids
+    assert (loaded.eos_token, loaded.pad_token, loaded.chat_template) == (MARKS[2], MARKS[0], chat_template.CHATML)
+    loaded.save_pretrained(tmp_path / "adapter")
+    again = AutoTokenizer.from_pretrained(tmp_path / "adapter")
+    assert again(SENTENCE)["input_ids"] == wanted.encode(SENTENCE).ids

@@ -292,10 +292,13 @@ def wrap_tokenizer(text: str) -> Any:
 
 def load_tokenizer(folder: Path, *, template: str) -> Any:
     """Load a tokenizer. `template`: auto (the tokenizer's own, else ChatML) or chatml. Raises InvalidDataError."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        fast, path = getattr(tokenizer, "backend_tokenizer", None), folder / "tokenizer.json"
+        if fast and path.is_file() and splitting(fast.to_str()) != splitting(path.read_text(encoding="utf-8")):
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # various types; `tokenizers` raises Exception itself
         raise InvalidDataError(
             listed("program.tokenizer-unreadable", directory=folder, error=errors.in_a_line(error))
@@ -303,6 +306,12 @@ def load_tokenizer(folder: Path, *, template: str) -> Any:
     if template == "chatml" or not tokenizer.chat_template:
         tokenizer.chat_template = CHATML
     return tokenizer
+
+
+def splitting(text: str) -> tuple[str | None, object]:
+    """Return how a tokenizer with this JSON splits texts. Classes of transformers 5 do it their way, not the file's."""
+    facts = json.loads(text)
+    return pattern_of(facts.get("pre_tokenizer")), facts.get("normalizer")
 
 
 def pad_id_of(tokenizer: Any) -> int:
