@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 import venv
 from pathlib import Path
@@ -16,7 +15,7 @@ PYTHON = "3.9.2"
 EXTRAS: dict[str, list[str]] = {"base": [], "train": ["--extra", "train"]}
 
 
-def main() -> int:
+def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         subprocess.run([f"{folder}/bin/pip", "install", "--quiet", UV], check=True)
@@ -24,8 +23,7 @@ def main() -> int:
             argv = [f"{folder}/bin/uv", "pip", "compile", "setup.cfg", "-c", "constraints.txt", *extras]
             argv += ["--universal", "--python-version", PYTHON, "--generate-hashes", "--no-annotate", "--no-header"]
             subprocess.run([*argv, "--quiet", "--output-file", LOCKS / f"{name}.txt"], check=True, cwd=CHECKOUT)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -126,8 +126,7 @@ def test_the_wheel_has_a_bill_of_what_the_command_runs_with(wheel: Path) -> None
         bill = json.loads(archive.read("ascendrun/data/sbom.cdx.json"))
     assert (bill["bomFormat"], bill["metadata"]["component"]["version"]) == ("CycloneDX", __version__)
     parts = {part["bom-ref"]: part for part in bill["components"]}
-    names = {part["name"]: part for part in parts.values()}
-    assert {"click", "paramiko", "cryptography", "pyyaml"} <= set(names)
+    assert {"click", "paramiko", "cryptography", "pyyaml"} <= {part["name"] for part in parts.values()}
     assert all(part["purl"] == f"pkg:pypi/{part['name']}@{part['version']}" for part in parts.values())
     assert bill["dependencies"] == [{"ref": bill["metadata"]["component"]["bom-ref"], "dependsOn": list(parts)}]
 

@@ -74,9 +74,8 @@ def test_device_hours_are_devices_times_the_time_with_hosts_over_all_attempts(hi
 
 
 def test_every_screen_has_the_number_of_the_attempt_that_the_options_take(history: Desk) -> None:
-    moves = [(1.0, "CHECKING"), (1.5, "STARTING"), (2.0, "RUNNING"), (9.0, "STOPPED")]
     store = Store.open(history.folder / "state")
-    add(store, "held", NPU_8, moves, attempt=3)  # two attempts were held before their ranks were started
+    add(store, "held", NPU_8, [(2.0, "RUNNING"), (9.0, "STOPPED")], attempt=3)  # two were held before a start
     view = make_job_view(store.jobs.find("held"), None)
     store.close()
     (row,) = [row for row in rows(history) if row["name"] == "held"]

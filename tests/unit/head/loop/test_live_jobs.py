@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -131,19 +132,13 @@ def test_the_trouble_of_a_node_with_a_file_stands_in_the_story_of_the_job_whose_
 
 
 def test_a_file_over_its_limit_is_an_event_once_for_each_file_and_attempt(live: Live) -> None:
-    runner = live.add("mine")
+    runner, files = live.add("mine"), ("rank-0.out", "rank-1.out")
     tags = [runner.job.run_id] * 3 + [runner.job.run_id[:-1] + "2"]
     for tag, size in zip(tags, (11, 12, 13, 11)):  # a new connection reports it again
-        for file in ("rank-0.out", "rank-1.out"):
-            trouble = FileLimited(tag=tag, file=file, generation=0, size=size, limit=10)
-            live.jobs._record_trouble(runner, "n1", trouble)
+        for file in files:
+            live.jobs._record_trouble(runner, "n1", FileLimited(tag, file, 0, size, 10))
     events = [one for one in live.jobs.steps.events_of(runner.job.id) if one.code == "file-limited"]
-    assert [(one.attempt, one.values["file"]) for one in events] == [
-        (1, "rank-0.out"),
-        (1, "rank-1.out"),
-        (2, "rank-0.out"),
-        (2, "rank-1.out"),
-    ]
+    assert [(one.attempt, one.values["file"]) for one in events] == [*product((1, 2), files)]
 
 
 @pytest.mark.parametrize(("kind", "is_closed", "strikes"), [(Kind.DEVICE, 1, 0), (Kind.HCCL, 0, 1), (Kind.INFRA, 0, 0)])
