@@ -167,8 +167,12 @@ def test_all_output_is_here_when_the_job_has_ended(place: Place) -> None:
 
 
 def test_roles_are_one_gang_that_ends_with_its_work(place: Place) -> None:
-    """One role finds the other by ASCENDRUN_ROLES, and the other is stopped when it has ended."""
-    serve = "import os, http.server as s; s.HTTPServer(('', 8123), s.SimpleHTTPRequestHandler).serve_forever()"
+    """One role finds the other by ASCENDRUN_ROLES, and the other is stopped when it has ended. Over ssh one of them
+    has a container."""
+    serve = (
+        "import os, http.server as s; print('in a box:', os.path.exists('/.dockerenv'), flush=True); "
+        "s.HTTPServer(('', 8123), s.SimpleHTTPRequestHandler).serve_forever()"
+    )
     look = (
         "until (exec 3<>/dev/tcp/$(echo $ASCENDRUN_ROLES | cut -d'\"' -f4)/8123) 2>&-; do sleep 0.1; done; echo served"
     )
@@ -176,11 +180,15 @@ def test_roles_are_one_gang_that_ends_with_its_work(place: Place) -> None:
         {"name": "server", "command": ["python3", "-c", serve], "ends_job": False},
         {"name": "client", "command": ["bash", "-c", look]},
     ]
+    is_mixed = place.backend.get("engine") == "site"
+    if is_mixed:
+        roles[0]["container"] = {"image": containers.IMAGE, "mounts": list(containers.MOUNTS)}
     job_file = place.job("gang", per_node=1, command=["x"])
     job_file.write_text(job_file.read_text().replace('command: ["x"]', f"roles: {json.dumps(roles)}"))
     done = place.ascendrun("submit", job_file, *place.options()[:2], env=place.env())
     assert done.returncode == 0, run_text(done)
-    assert "[client/0] served" in done.stdout
+    assert "[client/0] served" in done.stdout and ("in a box: True" in done.stdout or not is_mixed), done.stdout
     server, client = place.show("gang")["ranks"]
     assert (server["signal"], server["stopped"], client["exit_code"]) == (15, True, 0)
     place.await_nobody("gang")
+    await_that(lambda: not containers.left(place.cluster), "no container is left")
