@@ -173,6 +173,10 @@ class StoryChecks(Part):
         ]
         return make_report(CheckContext({}), tuple(full), checks=1, wall_s=0.1)
 
+    def before_opening(self, hosts: Sequence[Host]) -> tuple[DoctorReport, set[str]]:
+        """The light checks, and the hosts in `refused`."""
+        return self.doctor(hosts, is_full=False), {host.name for host in hosts} & {*self._cluster.refused}
+
 
 class StoryController(Controller):
     _cluster: StoryCluster
