@@ -26,46 +26,21 @@ POLL_S = 0.5
 
 @contextmanager
 def lent_hosts(
-    settings: Settings, engine: Mapping[str, Any] | None
-) -> Iterator[tuple[tuple[Host, ...], EngineFacts | None]]:
-    """Yield the hosts of an engine for the block, `nodes` of its options or all that are free, and what the engine
-    tells of itself; ((), None) without an engine."""
-    if engine is None:
-        yield (), None
-        return
-    backends = Backends(settings)
-    try:
-        facts = backends.allocator(engine["type"]).facts(engine)
-    except EngineError as error:
-        raise _not_granted(engine, error.reason) from error
-    finally:
-        backends.close()
-    if facts.missing:
-        raise PreflightError.of(
-            "engine.no-commands",
-            "{commands:ranks} not found on PATH: engine {engine} needs them here",
-            "run ascendrun on a login node of the cluster",
-            commands=facts.missing,
-            engine=engine.get("name") or engine["type"],
-        )
-    kind = file_system_of(str(settings.state_dir))
-    with borrowed_hosts(settings, engine, nodes=engine.get("nodes") or max(1, facts.nodes)) as hosts:
-        yield hosts, replace(facts, state_on=kind if is_network(kind) else None)
-
-
-@contextmanager
-def borrowed_hosts(settings: Settings, engine: Mapping[str, Any], *, nodes: int) -> Iterator[tuple[Host, ...]]:
-    """Yield hosts that an engine grants for the block. Raises PreflightError if it does not, or not soon."""
-    backends, key = Backends(settings), f"check-{secrets.token_hex(8)}"
+    settings: Settings, engine: Mapping[str, Any], *, nodes: int | None
+) -> Iterator[tuple[tuple[Host, ...], EngineFacts]]:
+    """Yield hosts that an engine grants for the block, None: all that are free, and what the engine tells of itself.
+    Raises PreflightError if it does not grant them soon."""
+    backends, key, kind = Backends(settings), f"check-{secrets.token_hex(8)}", file_system_of(str(settings.state_dir))
     allocator = backends.allocator(engine["type"])
-    wanted = AllocationRequest(key, "check", engine, nodes, devices=0, grace_s=0.0, length_s=LENGTH_S)
     try:
         try:
-            allocator.request(wanted)
+            facts = replace(allocator.facts(engine), state_on=kind if is_network(kind) else None)
+            length_s, nodes = LENGTH_S, nodes or max(1, facts.nodes)
+            allocator.request(AllocationRequest(key, "check", engine, nodes, 0, grace_s=0.0, length_s=length_s))
             hosts = _await_hosts(allocator, key, engine)
         except EngineError as error:
             raise _not_granted(engine, error.reason) from error
-        yield hosts
+        yield hosts, facts
     finally:
         with suppress(EngineError):  # then it ends by its length
             allocator.release([key])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -103,10 +104,11 @@ class Checks(Part):
         Without `hosts` the engine of the job, or the one that is named, lends its free hosts. Raises PreflightError if
         it does not."""
         started = time.monotonic()
-        lender = None if hosts else self.engine(job_file, overrides=overrides, name=engine)
-        lender = lender if queue_of({"engine": lender}) else None
-        with lent_hosts(self._head.settings, lender) as (lent, facts):
-            hosts = self._cluster.hosts.select(hosts) if lender is None else lent
+        on = (None if hosts else self.engine(job_file, overrides=overrides, name=engine)) or {}
+        is_lent = queue_of({"engine": on or None}) is not None
+        lent = lent_hosts(self._head.settings, on, nodes=on.get("nodes")) if is_lent else None
+        with lent or nullcontext((hosts, None)) as (hosts, facts):
+            hosts = self._cluster.hosts.select(hosts)
             context = self.survey(
                 hosts,
                 job_file=job_file,

@@ -163,9 +163,9 @@ class JobFiles(Part):
         if not isinstance(engine, dict):
             yield submissions
             return
-        from ascendrun.cluster.borrowing import borrowed_hosts
+        from ascendrun.cluster.borrowing import lent_hosts
 
-        with borrowed_hosts(settings, engine, nodes=max(one.spec.nodes or 1 for one in submissions)) as hosts:
+        with lent_hosts(settings, engine, nodes=max(one.spec.nodes or 1 for one in submissions)) as (hosts, _):
             yield tuple(replace(one, hosts=hosts[: one.spec.nodes]) for one in submissions)
 
     def _launch_plans(self, submissions: Sequence[Submission]) -> tuple[Mapping[str, Any], ...]:

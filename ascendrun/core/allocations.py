@@ -60,12 +60,11 @@ AllocationState = Union[Waiting, Granted, Gone]
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What an engine tells of itself. None: unknown. `missing`: its commands that are not on PATH here. `tracking`: how
-    it finds the processes of a job, exact if also those that leave their session. `kill_wait_s`: between its SIGTERM
-    and SIGKILL. `devices`: how many with `device_name` its nodes have. `nodes`: that could be granted now. `state_on`:
-    the file system of the state directory if that may be on another machine."""
+    """What an engine tells of itself. None: unknown. `tracking`: how it finds the processes of a job, exact if also
+    those that leave their session. `kill_wait_s`: between its SIGTERM and SIGKILL. `devices`: how many its nodes have
+    with `device_name`. `nodes`: that could be granted now. `state_on`: the file system of the state directory if that
+    may be on another machine."""
 
-    missing: tuple[str, ...] = ()
     tracking: str | None = None
     is_tracking_exact: bool | None = None
     kill_wait_s: float | None = None

@@ -10,9 +10,9 @@ Without supervisors and connections it ends, and with it the allocation: the job
 
 from __future__ import annotations
 
+import glob
 import json
 import os
-import re
 import select
 import signal
 import socket
@@ -53,11 +53,10 @@ class Child:
         if status is None:
             return False
         if self.relay is not None:
-            with self.relay:
-                try:
-                    send(self.relay, {"status": status if status >= 0 else 128 - status}, [])
-                except OSError:
-                    pass  # the step of the connection has ended
+            try:
+                send(self.relay, {"status": status if status >= 0 else 128 - status}, [])
+            except OSError:
+                pass  # the step of the connection has ended
         return True
 
 
@@ -71,7 +70,7 @@ class Warm:
         self._socket, theirs = socket.socketpair()
         with theirs:
             try:
-                path = newest_archive(root)
+                path = max(glob.glob(os.path.join(root, "agent-*.pyz")), key=os.path.getmtime)[: -len(".pyz")]
                 with open("%s.%s.python" % (path, os.uname().nodename)) as file:  # it ran on this node
                     argv = [file.read().strip(), "-I", "-S", path + ".pyz", "warm", "serve"]
                 self._process = subprocess.Popen(argv, stdin=theirs.fileno(), start_new_session=True, cwd="/")
@@ -94,23 +93,8 @@ class Warm:
         self._socket.close()
 
 
-def newest_archive(root: str) -> str:
-    """Return the path of the newest agent in a node root, without its suffix. Raises ValueError: there is none, or it
-    is altered or another user's."""
-    from hashlib import sha256
-
-    found = [entry for entry in os.scandir(root) if re.match(r"agent-[0-9a-f]{16}\.pyz\Z", entry.name)]
-    newest = max(found, key=lambda entry: entry.stat().st_mtime)
-    with open(newest.path, "rb") as file:
-        is_whole = sha256(file.read()).hexdigest().startswith(newest.name[len("agent-") : -len(".pyz")])
-    if not is_whole or newest.is_symlink() or newest.stat().st_uid != os.getuid():
-        raise ValueError("%s is not an agent of this user" % newest.path)
-    return newest.path[: -len(".pyz")]
-
-
 def become_connected() -> None:
-    """Wait as the process of a `Warm` for the connection, and take its descriptors and environment; exit without
-    one."""
+    """Wait as the process of a `Warm` for the connection, and take its descriptors and environment; else exit."""
     with socket.socket(fileno=os.dup(0)) as connection:
         if not connection.recv(1, socket.MSG_PEEK):
             sys.exit(0)
@@ -172,17 +156,13 @@ def write_program(path: str, source: str) -> None:
 
 
 def accept(server: socket.socket, children: list[Child], warm: Warm) -> None:
+    """Serve one request. Its connection is open as long as a child has it."""
     connection = server.accept()[0]
     connection.settimeout(WAIT_S)
     try:
-        child = serve(connection, warm)
-        children.append(child)
+        children.append(serve(connection, warm))
     except (OSError, ValueError, KeyError) as error:
         print("holder: %s" % error, file=sys.stderr, flush=True)
-        connection.close()
-    else:
-        if child.relay is None:
-            connection.close()
 
 
 def serve(connection: socket.socket, warm: Warm | None = None) -> Child:

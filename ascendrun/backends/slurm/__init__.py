@@ -84,9 +84,9 @@ class SlurmBackend:
                 self._run(["scancel", *ids])
 
     def facts(self, options: Mapping[str, Any]) -> EngineFacts:
-        missing = tuple(name for name in facts.COMMANDS if shutil.which(name, path=self._env.get("PATH")) is None)
-        if missing:
-            return EngineFacts(missing=missing)
+        for name in facts.COMMANDS:
+            if shutil.which(name, path=self._env.get("PATH")) is None:
+                raise EngineError(because("engine-no-command", command=name), is_final=True)
         return facts.read_facts(self._run(facts.CONFIG_ARGV), self._run(facts.NODES_ARGV), options)
 
     def _exported(self) -> str:

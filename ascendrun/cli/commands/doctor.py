@@ -12,15 +12,7 @@ from typing import Any
 import click
 
 from ascendrun.cli.context import CliContext, report_unreached
-from ascendrun.cli.options import (
-    Target,
-    UsageError,
-    check_alone,
-    cli_command,
-    engine_option,
-    output_option,
-    target_options,
-)
+from ascendrun.cli.options import Target, UsageError, check_alone, cli_command, output_option, target_options
 from ascendrun.cli.output import cut, print_record, sanitise_line, terminal_width, width_of, wrap
 from ascendrun.core.findings import SEVERITIES, Severity
 from ascendrun.core.hosts import Host
@@ -34,7 +26,7 @@ from ascendrun.text.format import fold_hosts
 
 @cli_command("doctor")
 @target_options
-@engine_option
+@click.option("--engine", metavar="NAME", help="Examine nodes that this engine of the settings grants, and the engine.")
 @click.option("--device-type", type=click.Choice(["npu", "cuda", "cpu"]), help="Device type of the nodes.")
 @click.option("--check-path", "paths", multiple=True, metavar="PATH", help="Require PATH on all nodes, with one size.")
 @click.option("--quick", is_flag=True, help="Run only the checks that run before every start.")

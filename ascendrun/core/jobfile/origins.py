@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from ascendrun.core.dataclass import dataclass
@@ -23,25 +22,18 @@ class Origin:
 
 def origins_of(spec: JobSpec) -> tuple[Origin, ...]:
     """Return the values of a job on an engine that a site may set; () without an engine."""
-    return tuple(_origins(spec, spec.engine)) if isinstance(spec.engine, dict) else ()
-
-
-def _origins(spec: JobSpec, engine: dict[str, Any]) -> Iterator[Origin]:
-    def by(key: str) -> str:
-        return "engine" if key in engine["applied"] else "job"
-
-    yield Origin("engine", engine.get("name") or engine["type"], engine["chosen_by"])
-    for key, value in engine.items():
-        if key not in SITE and value:
-            yield Origin(key, value, "engine")
-    for key in ("setup", "python"):
-        if getattr(spec, key) is not None:
-            yield Origin(key, getattr(spec, key), by(key))
-    for name, value in spec.env.items():
-        yield Origin(f"env.{name}", value, by(f"env.{name}"))
-    if spec.container is not None:
-        for key in ("image", "runtime"):
-            if key in spec.container.model_fields_set:
-                yield Origin(f"container.{key}", getattr(spec.container, key), by(f"container.{key}"))
-        for mount in spec.container.mounts:
-            yield Origin("container.mounts", mount, "engine" if mount in engine.get("mounts", ()) else "job")
+    engine, box = spec.engine, spec.container
+    if not isinstance(engine, dict):
+        return ()
+    values = {"setup": spec.setup, "python": spec.python, **{f"env.{name}": value for name, value in spec.env.items()}}
+    if box is not None:
+        keys = [key for key in ("image", "runtime") if key in box.model_fields_set]
+        values.update((f"container.{key}", getattr(box, key)) for key in keys)
+    own = {key: value for key, value in engine.items() if key not in SITE and value}
+    mounts = () if box is None else box.mounts
+    return (
+        Origin("engine", engine.get("name") or engine["type"], engine["chosen_by"]),
+        *(Origin(key, value, "engine") for key, value in own.items()),
+        *(Origin(key, one, "engine" if key in engine["applied"] else "job") for key, one in values.items() if one),
+        *(Origin("container.mounts", one, "engine" if one in engine.get("mounts", ()) else "job") for one in mounts),
+    )

@@ -8,9 +8,9 @@ from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.survey.check_context import CheckContext, check, finding
 
 
-@check("engine-end", "the engine ends every process of a job, and not before its ranks could save",
-       "engine-tracking engine-kill-wait")  # fmt: skip
-def check_end(context: CheckContext) -> Iterator[Finding]:
+@check("engine", "the engine ends all of a job and not too early, has its devices, and the state directory is local",
+       "engine-tracking engine-kill-wait engine-devices-unknown engine-devices-differ engine-state-remote")  # fmt: skip
+def check_engine(context: CheckContext) -> Iterator[Finding]:
     engine = context.engine
     if engine is None:
         return
@@ -19,24 +19,12 @@ def check_end(context: CheckContext) -> Iterator[Finding]:
     grace_s = context.job.checkpoint.grace_period_s if context.job is not None else 0.0
     if engine.kill_wait_s is not None and engine.kill_wait_s < grace_s:
         yield finding("engine-kill-wait", Severity.WARN, (), seconds=engine.kill_wait_s, grace_s=grace_s)
-
-
-@check("engine-devices", "the engine has the devices of the nodes", "engine-devices-unknown engine-devices-differ")
-def check_devices(context: CheckContext) -> Iterator[Finding]:
-    engine = context.engine
-    if engine is None or not engine.devices or context.device_type == "cpu":
-        return
-    if not any(engine.devices):
-        yield finding("engine-devices-unknown", Severity.FAIL, (), name=engine.device_name)
-        return
-    for host, facts in context.facts.items():
-        count = len(facts.npu.chips)
-        if count and count not in engine.devices:
-            most, name = max(engine.devices), engine.device_name
+    if engine.state_on is not None:
+        yield finding("engine-state-remote", Severity.WARN, (), file_system=engine.state_on)
+    most, name = max(engine.devices, default=None), engine.device_name
+    if most == 0 and context.device_type != "cpu":
+        yield finding("engine-devices-unknown", Severity.FAIL, (), name=name)
+    for host, facts in context.facts.items() if most else ():
+        if facts.npu.chips and len(facts.npu.chips) not in engine.devices:
+            count = len(facts.npu.chips)
             yield finding("engine-devices-differ", Severity.WARN, host, name=name, engine=most, count=count)
-
-
-@check("engine-state", "the state directory is on a local disk of a login node", "engine-state-remote")
-def check_state(context: CheckContext) -> Iterator[Finding]:
-    if context.engine is not None and context.engine.state_on is not None:
-        yield finding("engine-state-remote", Severity.WARN, (), file_system=context.engine.state_on)

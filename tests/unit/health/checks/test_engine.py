@@ -34,7 +34,7 @@ def told(engine: EngineFacts) -> dict[str, dict[str, Any]]:
 
 
 def test_a_sound_engine_has_nothing_to_be_told() -> None:
-    assert facts() == EngineFacts((), "proctrack/cgroup", True, 60.0, (8,), "npu", 4)
+    assert facts() == EngineFacts("proctrack/cgroup", True, 60.0, (8,), "npu", 4)
     assert facts(gres="npu:910b").devices == (8,) and facts(partition="other").nodes == 2
     assert facts(partition=None).nodes == 4, "those of the default partition"
     assert told(facts()) == {} and facts("", "").nodes == 0 and told(facts("", "")) == {}
