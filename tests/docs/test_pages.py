@@ -69,7 +69,7 @@ PAGES = [path for path in sorted(ROOT.glob("docs/**/*.md")) if blocks("yaml", pa
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_the_job_files_of_a_page_are_accepted(page: Path) -> None:
     """Whole or in part: the rest is the least that a job file has, of the program that the page is about."""
-    programs = load_programs(parse_program_options)
+    programs = dict(load_programs(parse_program_options))
     for table in blocks("json", page):
         if '"options"' in table:
             programs["./my_gpt.py"] = parse_program_options("./my_gpt.py", table)
