@@ -10,9 +10,12 @@ from typing import Any
 import pexpect
 import pytest
 
-from tests.cluster.scenes import Scene, await_that, run_text
+from tests.cluster.leftovers import kill
+from tests.cluster.scenes import BEAT_ON, Scene, await_that, run_text
 from tests.lib.vcluster import containers, slurm
 from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.machines import HEAD
+from tests.lib.vcluster.processes import await_true
 
 Ascendrun = Any
 
@@ -147,6 +150,34 @@ def test_files_are_copied_both_ways_between_this_machine_a_job_and_hosts(place: 
     assert sorted(path.parent.name for path in (place.folder / "far").glob("*/b.bin")) == sorted(names)
     place.ascendrun("exec", "-H", place.folder / "hosts", "--", "rm", "-r", far, env=place.env())
     assert place.ascendrun("stop", job, "--now").returncode == 0
+
+
+@pytest.mark.parametrize("place", ["paramiko", "slurm"], indirect=True)
+def test_ranks_live_on_without_their_links_for_half_a_minute(place: Place) -> None:
+    """Hosts are cut off. Steps of Slurm cannot be: srun is killed, and fails for so long."""
+    tools = place.folder / "tools"
+    tools.mkdir()
+    (tools / "srun").write_text(f'#!/bin/sh\n[ -e {tools}/cut ] && exit 1\nexec /usr/bin/srun "$@"\n')
+    (tools / "srun").chmod(0o755)
+    env = {**place.env(), "PATH": f"{tools}:{os.environ['PATH']}"}
+    job = place.start(place.job("cut", "print", "ready", *BEAT_ON), *place.options(), env=env)
+    place.await_line(job, "ready", count=4)
+    ranks = set(place.everywhere(job))
+    if place.backend.get("engine") == "hpc":
+        (tools / "cut").touch()
+        kill([one for one in place.cluster.processes(HEAD) if "--job-name=link" in one.argv])
+    else:
+        for host in place.cluster.hosts:
+            place.cluster.cut(host)
+    place.stays(job, "RUNNING", for_s=30.0)
+    assert await_true(lambda: set(place.everywhere(job)) >= ranks, deadline_s=5.0), "no rank has noticed"
+    (tools / "cut").unlink(missing_ok=True)
+    for host in place.cluster.hosts:
+        place.cluster.heal(host)
+    place.enough()
+    place.await_state(job, "SUCCEEDED")
+    await_that(lambda: place.is_drained(job), "every byte is here")
+    assert len(place.on_head(job, "rank-*.out.0")) == 4
 
 
 def test_words_and_variables_reach_the_ranks_exactly(place: Place) -> None:
