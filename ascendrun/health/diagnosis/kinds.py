@@ -13,6 +13,7 @@ from ascendrun.core.jobs.restart import Failure, Kind
 from ascendrun.core.jobs.roles import named_rank
 from ascendrun.health.diagnosis.classes import code_value
 from ascendrun.health.diagnosis.evidence import Evidence
+from ascendrun.health.diagnosis.lines.launchers import expand
 from ascendrun.health.diagnosis.result import RUNTIMES, Diagnosis
 
 _KINDS: Mapping[str, Kind] = {
@@ -82,7 +83,7 @@ def domain_of(code: str) -> str:
 
 def first_of(found: Diagnosis, evidence: Evidence) -> FirstFailure:
     """Return what failed first by a diagnosis, as every output names it."""
-    return FirstFailure(_reason(found, evidence), found.confidence.value)
+    return FirstFailure(_reason(found, expand(evidence)), found.confidence.value)
 
 
 def _reason(found: Diagnosis, evidence: Evidence) -> Reason:
@@ -99,4 +100,4 @@ def _reason(found: Diagnosis, evidence: Evidence) -> Reason:
             end = exit_reason(rank.rank, rank.host, Exit(rank.code, rank.signal, 0), evidence.labels)
             return because(end.code, found.hosts, found.ranks, **end.values)
         return because("rank-failed", found.hosts, found.ranks, **named)
-    return because("ranks-failed", found.hosts, found.ranks)
+    return because("rank-failed" if len(found.ranks) == 1 else "ranks-failed", found.hosts, found.ranks)
