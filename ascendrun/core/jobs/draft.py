@@ -359,6 +359,7 @@ class Draft:
             started_at_s=None,
             cause=None,
             stop_now=False,
+            stopped_by=None,
             first_failure=None,
             failure=None,
             last_step=None,

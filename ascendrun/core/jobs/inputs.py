@@ -296,6 +296,8 @@ class StopRequested(JobInput):
 
     def apply(self, draft: drafts.Draft) -> None:
         draft.stop(Cause.USER, because("stopped-by-user", by=self.by), now=self.now)
+        if draft.job.state is State.STOPPING and draft.job.cause is Cause.USER:
+            draft.job = replace(draft.job, stopped_by=self.by)
 
 
 class RetryRequested(JobInput):

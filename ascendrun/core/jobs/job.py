@@ -202,6 +202,7 @@ class Job:
     `engine`: see hosts.queue_of. `allocation`: the key of its request for hosts, None: none is open; then `pool` has
     the hosts of the allocation, (): not granted yet. `granted`: the hosts of all allocations, the newest of each name.
     `unconfirmed`: hosts on which the end of all processes is unknown; they stay reserved until they are reachable.
+    `stopped_by`: user and machine of the command that stops this attempt, None: none does.
     `first_failure`: what every screen shows, replaced by the diagnosis. `failure`, `last_step`: of this attempt, as
     diagnosed. `saved_step`: see PastAttempt. `resume`: what it resumes from, None: unknown.
     `past`: the newest ended attempts. `not_before_s`: earliest time of the next start, None: no pause. Times are UTC
@@ -227,6 +228,7 @@ class Job:
     ended_at_s: float | None = None
     cause: Cause | None = None
     stop_now: bool = False
+    stopped_by: str | None = None
     first_failure: FirstFailure | None = None
     unconfirmed: tuple[str, ...] = ()
     pipeline: str | None = None

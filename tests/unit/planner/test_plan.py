@@ -359,7 +359,7 @@ def test_plan_and_dry_run_never_disagree(head: Head, given: tuple[str, Change]) 
     assert planned in (0, 2, 3) and planned == dry
     if planned == 2:  # the job file is invalid
         return
-    assert {**json.loads(whole)["training"], "schema_version": 2} == json.loads(text)
+    assert {**json.loads(whole)["training"], "origins": [], "schema_version": 2} == json.loads(text)
 
 
 LIST, OBJECT = b'[{"instruction": "a", "output": "\xe4\xb8\xad"}', b'{"data":\n [{"instruction": "a"'

@@ -120,9 +120,8 @@ class Ending:
 
         events = self._copies.present.spool(host).offsets().get(EVENTS, {})
         why = "end-unknown" if job.cause is None else job.cause.value
-        by = job.reason.values.get("by") if job.cause is Cause.USER else None
         is_hung = job.cause is Cause.HUNG
-        request = agent.Stop(job.run_id, job.stop_now, grace_s, why, events, is_hung, str(by or "controller"))
+        request = agent.Stop(job.run_id, job.stop_now, grace_s, why, events, is_hung, job.stopped_by or "controller")
         self._live.call(host, request, then=replied)
 
     def take_records(self, host: str, lines: Sequence[Mapping[str, Any]]) -> None:
