@@ -300,7 +300,7 @@ def pack_trees(spec: JobSpec, state_dir: Path) -> tuple[Tree, ...]:
     if spec.workdir is not None:
         exclude = (*spec.workdir.exclude, *_inside(state_dir, spec.workdir.path))
         trees.append(_pack(CODE_TREE, spec.workdir.path, exclude, state_dir))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix="packing-", dir=state_dir) as folder:  # not in /tmp, if it is killed
         if spec.program is None:
             copy_library(Path(folder))
         else:
