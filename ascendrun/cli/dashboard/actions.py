@@ -175,7 +175,8 @@ def _kept_as(path: Path, text: str) -> Iterator[Path]:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Replace a file at once, with its permissions."""
+    """Replace a file at once, with its permissions; a link stays one."""
+    path = path.resolve()
     try:
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

@@ -27,7 +27,7 @@ CLASSES = {Severity.FAIL: "error", Severity.WARN: "warning", Severity.NOTE: "inf
 """How the style sheet names the severity of a row."""
 SERIES_S = 6 * 3600.0
 CURVES_S = 10.0
-JOBS_SHOWN = 50
+JOBS_READ, JOBS_SHOWN = 300, 50
 CHECK_S = 600.0
 """Age up to which the result of a check is shown again, unless another one is asked for."""
 
@@ -82,9 +82,9 @@ def _charts(cluster: Cluster, host: str, devices: int) -> Mapping[str, Any]:
 
 
 def _ran(cluster: Cluster, host: str) -> Sequence[Mapping[str, Any]]:
-    """Return the newest jobs whose present or last attempt used the host, with the cause of those that failed."""
+    """Return jobs of the newest JOBS_READ whose present or last attempt used the host, with the cause of a failure."""
     now_s = time.time()
-    jobs = [job for job in cluster.jobs.list(everything=True) if host in job.hosts][:JOBS_SHOWN]
+    jobs = [job for job in cluster.jobs.list(ended=JOBS_READ) if host in job.hosts][:JOBS_SHOWN]
     causes = {job.id: cluster.diagnosis.known_cause(job) for job in jobs if job.state == "FAILED"}
     return [job_row(job, now_s, causes.get(job.id)) for job in jobs]
 
