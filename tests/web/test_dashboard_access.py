@@ -131,8 +131,11 @@ def test_a_job_file_is_checked_as_edited_and_written_only_when_it_is_submitted(a
         "s",
         "train.yaml",
     ]
-    for name in ("relative.yaml", "/etc/passwd", "/none/job.yaml", ""):
-        assert 'role="alert"' in acting.get("/submit", own, method="POST", form={**form, "file": name}).body, name
+    for name in ("relative.yaml", "/etc/passwd", "/none/job.yaml", "~nobody-here/job.yaml", "/proc/job.yaml", ""):
+        assert (
+            'role="alert"'
+            in acting.get("/submit", own, method="POST", form={**form, "file": name, "text": "name: x\n"}).body
+        ), name
     assert acting.get("/submit?file=/etc/passwd").status == 400
 
 

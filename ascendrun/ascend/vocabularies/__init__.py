@@ -155,6 +155,15 @@ def _compiled(key: str) -> Pattern[str]:
     return re.compile(key)
 
 
+_REPORTED = re.compile(r"\bE[A-Z0-9]\d{4}:?\s?\[PID[^\]]*\]\s?\S*\s*(?:\(E\w{5}\):)?\s*(\S.{10,300}?)(?:\.?\[FUNC|$)")
+
+
+def cann_detail(text: str) -> str | None:
+    """Return what a report of CANN has behind its error id: what was wrong, without the place in CANN's sources."""
+    found = _REPORTED.search(text)
+    return None if found is None else found[1]
+
+
 def kernel_values(text: str) -> Iterator[Value]:
     """Yield the events that a line of the kernel log reports."""
     return (value for key, value in vocabulary("kernel").items() if key in text)

@@ -39,8 +39,7 @@ def csrf_of(token: str) -> str:
 def add_actions(app: FastAPI, cluster: Cluster, csrf: str, show: Show) -> None:
     """Add the routes. `csrf`: of the forms; `show`: renders the page of a job file."""
     jobs = {
-        "stop": lambda ref: cluster.jobs.stop(ref),
-        "stop-now": lambda ref: cluster.jobs.stop(ref, now=True),
+        "stop": cluster.jobs.stop,
         "retry": cluster.jobs.retry,
         "hold": cluster.jobs.hold,
         "unhold": cluster.jobs.unhold,
@@ -87,7 +86,9 @@ async def read_form(request: Request, csrf: str) -> Form:
         body += piece
         if len(body) > FILE_LIMIT:
             raise _refusal("form", Text("dashboard.form-large", "more than {limit} bytes", limit=FILE_LIMIT))
-    fields = {name: values[-1] for name, values in parse_qs(body.decode(), keep_blank_values=True).items()}
+    fields = {
+        name: values[-1] for name, values in parse_qs(body.decode(errors="replace"), keep_blank_values=True).items()
+    }
     if not hmac.compare_digest(fields.pop("csrf", "").encode(), csrf.encode()):
         raise ConflictError.of(
             "dashboard.form-old", "the form is not one of this dashboard", "open the page again, and repeat the action"
@@ -136,12 +137,14 @@ def _edited(cluster: Cluster, form: Form, show: Callable[[Mapping[str, Any]], Re
             plans, trainings = cluster.job_files.dry_run(edited)
             plan = plan_text(path.stem, plans, trainings)
             return show({**values, "plan": plan, "is_valid": not exit_code(trainings)})
+    except OSError as error:
+        return show({**values, "error": _refusal(file, error.strerror or str(error))})
     except AscendrunError as error:
         return show({**values, "error": error})
 
 
 def _path_of(file: str) -> Path:
-    path = Path(file).expanduser()
+    path = Path(file)
     if not file or not path.is_absolute() or path.suffix not in (".yaml", ".yml"):
         raise _refusal(file, Text("dashboard.no-job-file", "not the absolute path of a .yaml file on this machine"))
     if not path.parent.is_dir():
@@ -169,23 +172,17 @@ def _kept_as(path: Path, text: str) -> Iterator[Path]:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as out:
             out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
         yield edited
     finally:
         edited.unlink(missing_ok=True)
 
 
 def write_file(path: Path, text: str) -> None:
-    """Replace a file at once, with its permissions; a link stays one."""
+    """Replace a file at once, with its permissions; a link stays one. Raises OSError."""
     path = path.resolve()
-    try:
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        os.chmod(name, mode)
-        os.replace(name, path)
-    except OSError as error:
-        failed = Text("dashboard.not-written", "{file}: {error}", file=str(path), error=error.strerror or str(error))
-        raise ConflictError(failed) from error
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
+    with _kept_as(path, text) as edited:
+        os.chmod(edited, mode)
+        os.replace(edited, path)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ascendrun.ascend.vocabularies import class_of
+from ascendrun.ascend.vocabularies import cann_detail, class_of
 from ascendrun.health.diagnosis import classes
 from ascendrun.health.diagnosis.candidates import Candidate, candidates_of, candidates_of_kernels, strongest_symptom
 from ascendrun.health.diagnosis.differences import differences_of
@@ -119,17 +119,13 @@ def advice_of(winner: Candidate, timelines: Sequence[RankTimeline]) -> Mapping[s
 
 def _details(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTimeline]) -> Sequence[Proof]:
     """Return what the first rank logged before a general exception, or before an end without one."""
-    is_general = winner.code in ("exception", "exit-code") and class_of(str(winner.values.get("type", ""))).depth < 0
-    first = [one for one in timelines if one.rank.rank in winner.ranks[:1]]
+    is_general = winner.code == "exception" and class_of(str(winner.values.get("type", ""))).depth < 0
     if not is_general and winner.code != "exit-code":
         return ()
+    first = [one for one in timelines if one.rank.rank in winner.ranks[:1]]
     known = {proof.line for proof in winner.proofs}
     lines = [(one, line) for one in first for line in one.details[:MOST_DETAILS] if line.text.strip() not in known]
     return [proof_of(evidence, line, one.rank) for one, line in lines]
-
-
-_REPORTED = re.compile(r"\bE[A-Z0-9]\d{4}:?\s?\[PID[^\]]*\]\s?\S*\s*(?:\(E\w{5}\):)?\s*(\S.{10,300}?)(?:\.?\[FUNC|$)")
-"""What a report of CANN has behind its error id: what was wrong, without the place in CANN's sources."""
 
 
 def _detail_of(details: Sequence[Proof], winner: Candidate, timelines: Sequence[RankTimeline]) -> Mapping[str, str]:
@@ -139,7 +135,7 @@ def _detail_of(details: Sequence[Proof], winner: Candidate, timelines: Sequence[
     said = [detail.line for detail in details]
     if value is not None and value.is_outer:
         said += [text for one in timelines if one.rank.rank in winner.ranks[:1] for text in one.said]
-    reported = next((found[1] for found in map(_REPORTED.search, said) if found is not None), None)
+    reported = next(filter(None, map(cann_detail, said)), None)
     found = reported or (details[0].line if details else None)
     return {} if found is None else {"detail": found}
 

@@ -119,14 +119,19 @@ def test_readers_work_before_anything_was_ever_submitted(tmp_path: Path) -> None
     assert not (tmp_path / "nothing here").exists()
 
 
-def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    Store.open(tmp_path).close()
-    with sqlite3.connect(tmp_path / "state.db") as db:
+def make_newer(state_dir: Path, *, noted: int) -> None:
+    """A store with a schema of a later release, and the newest schema that its head file has noted."""
+    Store.open(state_dir).close()
+    with sqlite3.connect(state_dir / "state.db") as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
-    head = HeadFile.load(tmp_path)
+    head = HeadFile.load(state_dir)
     assert head is not None
-    replace(head, schema=99).write(tmp_path)
+    replace(head, schema=noted).write(state_dir)
+
+
+def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    make_newer(tmp_path, noted=99)
     with pytest.raises(StoreUnusableError, match=".") as caught:
         Store.open(tmp_path)
     assert caught.value.message.key == "store.newer"
@@ -134,13 +139,7 @@ def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
 
 
 def test_a_schema_that_no_controller_has_noted_is_damage(tmp_path: Path) -> None:
-    Store.open(tmp_path).close()
-    with sqlite3.connect(tmp_path / "state.db") as db:
-        db.execute("PRAGMA user_version = 99")
-    db.close()
-    head = HeadFile.load(tmp_path)
-    assert head is not None
-    replace(head, schema=0).write(tmp_path)  # as of a release that noted none: it knew no newer one
+    make_newer(tmp_path, noted=0)  # as of a release that noted none: it knew no newer one
     with pytest.raises(StoreDamagedError):
         Store.open_for_reading(tmp_path)
     Store.open(tmp_path).close()
