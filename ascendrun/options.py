@@ -173,17 +173,7 @@ def check_value(option: Option, value: Any, text: str | None = None) -> Argument
     if option.type == "maps":
         return _check_maps(option, value)
     typed = _check_scalar(option, value, text)
-    if option.choices and typed not in option.choices:
-        near = closest(str(typed), [str(choice) for choice in option.choices])
-        raise InvalidValueError(
-            Text(
-                "options.choice",
-                "expected one of {choices}, got {value:quote}",
-                choices=[str(choice) for choice in option.choices],
-                value=str(typed),
-            ),
-            did_you_mean(near) if near else None,
-        )
+    _check_choice(option, typed)
     if isinstance(typed, (int, float)) and not isinstance(typed, bool):
         if option.low is not None and typed < option.low:
             raise InvalidValueError(
@@ -194,6 +184,16 @@ def check_value(option: Option, value: Any, text: str | None = None) -> Argument
                 Text("options.high", "expected at most {limit}, got {value}", limit=f"{option.high:g}", value=typed)
             )
     return typed
+
+
+def _check_choice(option: Option, value: object) -> None:
+    if option.choices and value not in option.choices:
+        choices = [str(choice) for choice in option.choices]
+        near = closest(str(value), choices)
+        raise InvalidValueError(
+            Text("options.choice", "expected one of {choices}, got {value:quote}", choices=choices, value=str(value)),
+            did_you_mean(near) if near else None,
+        )
 
 
 def read_text(option: Option, text: str) -> Any:
@@ -296,6 +296,8 @@ def _check_list(option: Option, value: Argument) -> Argument:
             Text("options.items", "invalid list items: {items}", items=bad),
             Text("options.items-hint", "an item must not be empty, contain a comma, or start or end with a space"),
         )
+    for item in value:
+        _check_choice(option, item)
     return value
 
 

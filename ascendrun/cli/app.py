@@ -42,6 +42,7 @@ COMMANDS = (
     CommandEntry("logs", "logs", "Print or follow the output of a job's ranks."),
     CommandEntry("events", "logs", "Print or follow the events of jobs."),
     CommandEntry("report", "report", "Write an HTML report of a job: training, time, cost."),
+    CommandEntry("export", "report", "Write a job's metrics for TensorBoard, MLflow or a table."),
     CommandEntry("explain", "explain", "Find the first failing rank, the cause, the confidence and a fix."),
     CommandEntry("stacks", "explain", "Show what each rank of a running job does."),
     CommandEntry("shell", "fetch", "Open a shell next to a running rank."),

@@ -92,6 +92,18 @@ class Job:
             for line in self._cluster.samples.metrics(job_id, rank=rank, attempt=attempt)
         )
 
+    def export(self, file_format: str, into: str | Path | None = None, *, follow: bool = False) -> str:
+        """Write its metrics for other tools; return where they are. `file_format`: csv, parquet, tensorboard, mlflow.
+
+        `into`: a file, of the last two a directory; None: ID.csv, ./runs, or MLflow's own store. `follow`: until it
+        has ended (the last two). Raises NotFoundError if a package is missing or there are no metrics.
+        """
+        from ascendrun.cluster.export import export_job
+
+        target = None if into is None else Path(into)
+        has_ended = lambda: self.view.ended_at_s is not None  # noqa: E731
+        return export_job(self._cluster, self.id, file_format, target, has_ended=has_ended, follow=follow)
+
     def fetch(self, *paths: str, into: str | Path | None = None) -> tuple[Path, ...]:
         """Fetch files that the job left on its nodes; return the directories with them, when all are there.
 

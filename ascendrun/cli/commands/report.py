@@ -1,4 +1,4 @@
-"""report: timeline, time use and cost of a job: a page, a picture, data, a few lines."""
+"""report: timeline, time use and cost of a job: a page, a picture, data, a few lines. export: its metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from ascendrun.cli import output as out
 from ascendrun.cli.context import CliContext
-from ascendrun.cli.options import cli_command, output_option
+from ascendrun.cli.options import UsageError, cli_command, exclusive, output_option
 from ascendrun.cli.report import page
 from ascendrun.cli.report.picture import make_picture
 from ascendrun.health.report.time_use import USES
@@ -64,6 +64,43 @@ def command(ctx: CliContext, job: str, output_file: Path | None, png: Path | Non
         _write(ctx, output_file, content)
     if not out.print_record(report, output):
         sys.stdout.write(describe_report(report))
+
+
+@cli_command("export")
+@click.argument("job")
+@click.option(
+    "--format",
+    "file_format",
+    type=click.Choice(["csv", "parquet", "tensorboard", "mlflow"]),
+    default="tensorboard",
+    help="What to write.  [default: tensorboard]",
+)
+@click.option(
+    "-O",
+    "--output-file",
+    "into",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="File, or directory of tensorboard and mlflow.  [default: JOB.csv, runs; MLflow's own store]",
+)
+@click.option("--follow", "-f", is_flag=True, help="Write on until the job has ended (tensorboard, mlflow).")
+def export_command(ctx: CliContext, job: str, file_format: str, into: Path | None, follow: bool) -> None:
+    """Write the metrics of a job for TensorBoard, MLflow or a table.
+
+    The training needs no change: the metrics are those of `report`, also those that were read from its output. Steps
+    that a later attempt repeated are those of the later attempt. A stage of a pipeline is a run. A repeated export of a
+    job replaces the first.
+
+    Examples:
+    ascendrun export j-0001                          # runs/j-0001; open it: tensorboard --logdir runs
+    ascendrun export qwen32b --follow                # of a running job, until it ends
+    ascendrun export j-0001 --format mlflow -O exp   # open it: mlflow ui --backend-store-uri sqlite:///exp/mlflow.db
+    ascendrun export j-0001 --format csv -O loss.csv
+    """
+    if follow and file_format in ("csv", "parquet"):
+        raise UsageError(exclusive("--follow", f"--format {file_format}"))
+    where = ctx.cluster.jobs.find(job).export(file_format, into, follow=follow)
+    ctx.say("report.written", "wrote {path}", path=where)
 
 
 def _write(ctx: CliContext, path: Path, content: bytes) -> None:

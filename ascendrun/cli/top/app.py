@@ -18,7 +18,7 @@ from ascendrun.cli.context import CliContext
 from ascendrun.cli.output import cut
 from ascendrun.cli.top.columns import HOST_COLUMNS, JOB_COLUMNS, ROW_COLUMNS, lay_out
 from ascendrun.cli.top.screens import DetailScreen, EventScreen, LogScreen, RowsTable, TextScreen, plain
-from ascendrun.cli.top.text import NO_ROWS, clock, failure_of, host_style, row_style, totals_line, why_no_data
+from ascendrun.cli.top.text import NO_ROWS, attempt, clock, host_style, row_style, totals_line, why_no_data
 from ascendrun.cluster import Cluster, TopSource
 from ascendrun.health.top import view as model
 from ascendrun.text import Text
@@ -174,11 +174,7 @@ class TopApp(App[None]):
     @work(thread=True, exclusive=False, exit_on_error=False)
     def _refresh(self) -> None:
         worker = get_current_worker()
-        view, failure = None, None
-        try:
-            view = self.source.refresh(now_s=time.time())
-        except Exception as error:  # shown; the next refresh may succeed
-            failure = failure_of(error)
+        view, failure = attempt(lambda: self.source.refresh(now_s=time.time()))
         if not worker.is_cancelled:
             self.call_from_thread(self._refreshed, view, failure)
 

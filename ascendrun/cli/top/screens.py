@@ -25,7 +25,7 @@ from ascendrun.cli.outcome import first_failure_line
 from ascendrun.cli.output import cut, describe_seconds, describe_time, sanitise, sanitise_line, width_of
 from ascendrun.cli.top.cells import LINK_DOWN, LINK_UP, in_buckets, number, relative, sparkline
 from ascendrun.cli.top.columns import TableLayout, describe_metric, external, lay, note
-from ascendrun.cli.top.text import failure_of
+from ascendrun.cli.top.text import attempt
 from ascendrun.cluster import Cluster, LogView
 from ascendrun.core.measurement import metrics_of
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
@@ -202,10 +202,9 @@ class LiveScreen(TextScreen):
     @work(thread=True, exit_on_error=False)
     def _read_in_thread(self) -> None:
         worker = get_current_worker()
-        try:
-            lines = self.read()
-        except Exception as error:  # shown; the next reading may succeed
-            lines = [str(Text("top.read-failed", "cannot read: {error}", error=failure_of(error)))]
+        lines, failure = attempt(self.read)
+        if lines is None:
+            lines = [str(Text("top.read-failed", "cannot read: {error}", error=failure))]
         if not worker.is_cancelled:
             self.app.call_from_thread(self._show, lines)
 

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ascendrun.cli.context import CliContext
 from ascendrun.cli.output import cut, describe_memory
@@ -20,6 +20,7 @@ from ascendrun.text.format import fold_hosts, grouped
 if TYPE_CHECKING:
     from ascendrun.cluster import TopSource
 
+T = TypeVar("T")
 COLORS = {"red": "\x1b[31m", "yellow": "\x1b[33m", "dim": "\x1b[2m", "bold": "\x1b[1m"}
 END = "\x1b[0m"
 HOME_AND_CLEAR = "\x1b[H\x1b[J"
@@ -112,9 +113,15 @@ def totals_line(totals: model.Totals) -> str:
     return " · ".join(map(str, parts))
 
 
-def failure_of(error: Exception) -> str:
-    """Return the message of an error in one line, with its class unless it is an AscendrunError."""
-    return clean(str(error) if isinstance(error, AscendrunError) else f"{type(error).__name__}: {error}")
+def attempt(call: Callable[[], T]) -> tuple[T | None, str | None]:
+    """Return (result, None), or (None, message): what is read at an interval may succeed the next time.
+
+    The message is one line, with the class of the error unless it is an AscendrunError.
+    """
+    try:
+        return call(), None
+    except Exception as error:
+        return None, clean(str(error) if isinstance(error, AscendrunError) else f"{type(error).__name__}: {error}")
 
 
 def clock(at_s: float) -> str:

@@ -121,13 +121,15 @@ def run_program(
     values = parse_or_exit(argv, read_table(options_file))
     from ascendrun.programs.trainer import runtime
     from ascendrun.programs.trainer.strategies.parallel import refuse_options
+    from ascendrun.programs.trainer.trackers import tracking
 
     program, (module, name) = options_file.parent.name, body_of(values)
     body = getattr(importlib.import_module(f"ascendrun.programs.{program}.{module}"), name)
 
     def stage(here: runtime.Runtime) -> None:
         refuse_options(program, values, here)
-        body(values, here)
+        with tracking(here, program, values):
+            body(values, here)
 
     family = "cpu" if on_cpu(values) else values["device"]
     runtime.run(stage, family=family, timeout_s=values["dist_timeout_s"])

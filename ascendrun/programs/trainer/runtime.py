@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, NoReturn, TextIO
@@ -43,6 +43,8 @@ class Runtime(Ranks):
     last_words: dict[str, Any] | None = None
     announced: dict[str, Any] = field(default_factory=dict)
     """For the line of the start: how the launcher asks this process for its stacks."""
+    trackers: list[Callable[[Mapping[str, Any]], None]] = field(default_factory=list)
+    """Called with what is recorded (`trackers.tracking`)."""
 
     @property
     def family(self) -> str:
@@ -74,6 +76,8 @@ class Runtime(Ranks):
 
     def write(self, values: dict[str, Any]) -> None:
         """Write one line immediately."""
+        for log in self.trackers:
+            log(values)
         if self.metrics is not None:
             self.metrics.write(json.dumps({"timestamp": round(time.time(), 3), **values}) + "\n")
             self.metrics.flush()

@@ -26,10 +26,10 @@ FREE_TO_CHANGE = (
     "invalid_rows", "logging_steps", "loss_scale", "macro_f1_weight", "max_chars", "max_model_len", "max_num_seqs",
     "max_time_s", "max_tokens_per_micro_batch", "mc_eval_path", "mc_max_samples", "micro_batch_size", "mixture",
     "model_dir", "model_path", "new_organisms", "num_sample_prompts", "on_save_failure", "organism", "output_dir",
-    "peak_tflops", "prepared_dir", "profile_dir", "quantization_bit", "resume_from_checkpoint", "sample_prompts",
-    "sample_steps", "save_merged_model", "save_probabilities", "save_steps", "save_total_limit", "shard_optimizer",
-    "shard_size", "strategy", "target_examples_per_step", "tokenizer", "tokenizer_dir", "val_data_path", "vocab_size",
-    "world_size",
+    "peak_tflops", "prepared_dir", "profile_dir", "quantization_bit", "report_to", "resume_from_checkpoint",
+    "sample_prompts", "sample_steps", "save_merged_model", "save_probabilities", "save_steps", "save_total_limit",
+    "shard_optimizer", "shard_size", "strategy", "target_examples_per_step", "tokenizer", "tokenizer_dir",
+    "val_data_path", "vocab_size", "world_size",
 )  # fmt: skip
 """Options of all programs that may differ between a checkpoint and the run that resumes from it; data is compared by
 content."""

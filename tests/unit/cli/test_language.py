@@ -104,6 +104,7 @@ TOUR: dict[str, tuple[str, ...]] = {
     ),
     "events": ("", "JOB", "nothing", "--kind x", "--since x", "--since 2h --until 3h", "JOB -o json"),
     "report": ("", "nothing", "j-0001", "JOB -O report.html", "JOB -o x", "j-0002"),
+    "export": ("", "nothing", "JOB --format csv", "JOB --format csv -f", "j-0002 --format mlflow", "JOB --format x"),
     "shell": ("", "nothing", "JOB", "JOB --rank 99", "JOB --rank x"),
     "stacks": ("", "nothing", "JOB", "JOB --rank x"),
     "explain": ("", "nothing", "JOB", "JOB --all", "JOB --attempt 9", "j-0001", "j-0002"),
