@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import os
 import re
@@ -26,7 +27,7 @@ from ascendrun.core.jobs.placement import Fault, choose_hosts, placement_faults,
 from ascendrun.core.jobs.plan import CODE_TREE, LIBRARY_TREE, PROGRAMS_TREE, Tree
 from ascendrun.core.node_messages import node_hint, node_text
 from ascendrun.core.settings import Settings
-from ascendrun.head.state.state_dir import make_state_dir, tree_file
+from ascendrun.head.state.state_dir import StoreUnusableError, make_state_dir, tree_file
 from ascendrun.head.state.user_files import read_hostfile, read_source
 from ascendrun.head.survey.submission import Submission
 from ascendrun.node import tree_hash
@@ -300,13 +301,24 @@ def pack_trees(spec: JobSpec, state_dir: Path) -> tuple[Tree, ...]:
     if spec.workdir is not None:
         exclude = (*spec.workdir.exclude, *_inside(state_dir, spec.workdir.path))
         trees.append(_pack(CODE_TREE, spec.workdir.path, exclude, state_dir))
-    with tempfile.TemporaryDirectory(prefix="packing-", dir=state_dir) as folder:  # not in /tmp, if it is killed
-        if spec.program is None:
-            copy_library(Path(folder))
-        else:
-            _copy_programs(spec.program, Path(folder))
-        trees.append(_pack(LIBRARY_TREE if spec.program is None else PROGRAMS_TREE, folder, (), state_dir))
+    try:
+        with tempfile.TemporaryDirectory(prefix="packing-", dir=state_dir) as folder:  # not in /tmp, if it is killed
+            if spec.program is None:
+                copy_library(Path(folder))
+            else:
+                _copy_programs(spec.program, Path(folder))
+            trees.append(_pack(LIBRARY_TREE if spec.program is None else PROGRAMS_TREE, folder, (), state_dir))
+    except OSError as error:
+        raise _unwritable(state_dir, error) from error
     return tuple(trees)
+
+
+def _unwritable(state_dir: Path, error: OSError) -> StoreUnusableError:
+    from ascendrun.head.state.database import unwritable
+
+    if isinstance(error, shutil.Error):  # of each file that was not copied
+        return unwritable(state_dir / "trees", error.args[0][0][2])
+    return unwritable(state_dir / "trees", error)
 
 
 def copy_library(folder: Path) -> None:
@@ -372,6 +384,8 @@ def _pack(name: str, folder: str, exclude: Sequence[str], state_dir: Path) -> Tr
             path.parent.mkdir(exist_ok=True, mode=0o700)
             write_output(path, lambda file: tree_hash.write_tar(folder, entries, file), mode=0o600)
     except (OSError, tree_hash.InvalidTreeError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _unwritable(state_dir, error) from error
         reason = node_text(error.message) if isinstance(error, tree_hash.InvalidTreeError) else str(error)
         hint = node_hint(error.message) if isinstance(error, tree_hash.InvalidTreeError) else None
         message = Text("staging.not-possible", "cannot stage the directory: {reason}", reason=reason)

@@ -162,6 +162,12 @@ def test_a_head_whose_disk_is_full_says_so_and_goes_on_when_there_is_room(tmp_pa
     await_state(head, job, "RUNNING")
     filler = fill(small_disk)
     try:
+        (head.folder / "more").write_bytes(os.urandom(200_000))
+        for file in ("job.yaml", str(Path(__file__).parents[2] / "jobs/quickstart.yaml")):  # a directory, and a bundled program
+            refused = head.run("submit", file, "--detach", code=8)
+            assert "No space left" in refused.stderr and "free disk space" in refused.stderr
+            assert len(refused.stderr.splitlines()) == 2, refused.stderr
+        (head.folder / "more").unlink()
         refused = head.run("submit", "job.yaml", "--detach", code=8)
         assert "free disk space" in refused.stderr
         assert head.run("ps").returncode == 0
