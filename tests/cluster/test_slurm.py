@@ -69,7 +69,10 @@ class SlurmScene(Scene):
 
 @pytest.fixture
 def scene(ascendrun, cluster):
-    return SlurmScene(ascendrun, cluster)
+    """At the end every allocation must be released, by the controller, which would be ended before it."""
+    scene = SlurmScene(ascendrun, cluster)
+    yield scene
+    scene.await_free()
 
 
 def test_a_slurm_of_the_cluster_grants_typed_npus_and_is_gone_with_it(cluster_of):
@@ -97,7 +100,6 @@ def test_stop_ends_every_rank_and_the_allocation(scene):
     assert scene.ascendrun("stop", job).returncode == 0
     scene.await_state(job, "STOPPED")
     scene.await_nobody(job)
-    scene.await_free()
 
 
 def test_a_killed_rank_is_started_again_in_the_same_allocation(scene):
@@ -109,7 +111,6 @@ def test_a_killed_rank_is_started_again_in_the_same_allocation(scene):
     scene.await_state(job, "RUNNING")
     assert (slurm.allocations(scene.cluster), scene.show(job)["job"]["attempt"]) == (before, 2)
     scene.ascendrun("stop", job, "--now")
-    scene.await_free()
 
 
 def test_ranks_outlive_the_steps_of_the_links_which_come_back(scene):
@@ -138,7 +139,6 @@ def test_the_allocation_of_a_job_that_is_over_ends_without_its_controller(scene)
     assert await_true(lambda: not scene.links(), deadline_s=20.0)
     assert len(slurm.allocations(scene.cluster)) == 1 and scene.everywhere(job)
     scene.enough()
-    scene.await_free()
 
 
 def test_scancel_from_outside_leaves_nothing_and_the_job_tells(scene):
@@ -162,7 +162,6 @@ def test_a_job_waits_with_the_reason_of_slurm_and_starts_when_there_is_room(scen
     scene.slurm("scancel", holder)
     scene.ascendrun("stop", first, "--now")
     scene.await_state(waits, "SUCCEEDED")
-    scene.await_free()
 
 
 def test_a_preempted_job_waits_and_goes_on_when_there_is_room_again(scene):
@@ -173,11 +172,14 @@ def test_a_preempted_job_waits_and_goes_on_when_there_is_room_again(scene):
     assert await_true(lambda: "allocation-gone" in scene.codes(job), deadline_s=60.0)
     (gone,) = [one for one in scene.show(job)["events"] if one["code"] == "allocation-gone"]
     assert gone["values"]["cause"] == "preempted"
+    elsewhere = scene.slurm(*urgent[:2], *urgent[3:], "--nodelist=node1", "--wrap=sleep 600").strip()
     scene.slurm("scancel", above)
     scene.await_line(job, "ready", count=8, deadline_s=120.0)
+    assert "node1" not in {node["host"] for node in scene.show(job)["nodes"]}
     assert [one["counted"] for one in scene.show(job)["past_attempts"]] == [False]
     scene.ascendrun("stop", job, "--now")
-    scene.await_free()
+    scene.slurm("scancel", elsewhere)
+    scene.await_free()  # although the bytes of the first attempt on node1 are not here
 
 
 def test_spare_nodes_are_nodes_of_the_allocation_and_a_drained_one_is_replaced_by_them(scene):
@@ -193,7 +195,6 @@ def test_spare_nodes_are_nodes_of_the_allocation_and_a_drained_one_is_replaced_b
     assert other["host"] != node["host"] and slurm.allocations(scene.cluster) == before
     scene.ascendrun("undrain", node["host"], env=scene.env)
     scene.ascendrun("stop", job, "--now")
-    scene.await_free()
 
 
 def test_an_allocation_that_completes_for_longer_than_a_minute_ends_no_job_twice(scene):
@@ -227,7 +228,6 @@ def test_two_jobs_on_one_node_have_the_npus_that_each_was_granted(scene):
     assert seen == [{"0", "1"}, {"2", "3"}]
     for job in jobs:
         scene.ascendrun("stop", job, "--now")
-    scene.await_free()
 
 
 def test_a_node_without_power_ends_the_allocation_and_the_job_trains_on_others(ascendrun, cluster_of):
@@ -257,7 +257,6 @@ def test_a_controller_that_is_killed_while_it_requests_leaves_one_allocation(sce
     assert len(slurm.allocations(scene.cluster)) == len(jobs)
     for job in jobs:
         scene.ascendrun("stop", job, "--now")
-    scene.await_free()
 
 
 def test_a_slurm_that_does_not_answer_ends_no_job_and_the_job_tells(scene):
@@ -272,7 +271,6 @@ def test_a_slurm_that_does_not_answer_ends_no_job_and_the_job_tells(scene):
     assert await_true(lambda: "engine-answers" in scene.codes(job), deadline_s=90.0)
     scene.enough()
     scene.await_state(job, "SUCCEEDED")
-    scene.await_free()
 
 
 def test_a_queue_that_is_empty_for_some_seconds_ends_no_job(scene):
@@ -292,7 +290,6 @@ def test_a_queue_that_is_empty_for_some_seconds_ends_no_job(scene):
     assert scene.state(job) == "RUNNING"
     scene.enough()
     scene.await_state(job, "SUCCEEDED")
-    scene.await_free()
 
 
 def test_the_stages_of_a_pipeline_use_the_same_nodes(scene):
@@ -301,7 +298,6 @@ def test_the_stages_of_a_pipeline_use_the_same_nodes(scene):
     scene.await_state(f"{pipeline}-2", "SUCCEEDED", deadline_s=120.0)
     hosts = [{node["host"] for node in scene.show(f"{pipeline}-{number}")["nodes"]} for number in (1, 2)]
     assert hosts[0] == hosts[1]
-    scene.await_free()
 
 
 def test_a_plan_is_made_on_hosts_that_are_granted_for_it_and_tells_what_came_from_where(scene):
@@ -321,7 +317,6 @@ def test_a_plan_is_made_on_hosts_that_are_granted_for_it_and_tells_what_came_fro
         scene.await_free()
     never = scene.job("never", "print", "x", more="nodes: 9\n")
     assert scene.ascendrun("submit", never, "--engine", "hpc", "--dry-run", env=scene.env).returncode == 3
-    scene.await_free()
 
 
 def test_doctor_examines_nodes_that_are_granted_for_it_and_the_engine(scene):
@@ -356,7 +351,6 @@ def test_the_quick_start_of_the_page_runs_as_printed(scene):
     assert done.returncode == 0, done.stdout + done.stderr
     said = b"".join(scene.on_head("j-0001", "rank-*.out.0").values())
     assert all(f"rank {rank} of 4\n".encode() in said for rank in range(4))
-    scene.await_free()
 
 
 def test_an_allocation_with_a_time_limit_is_followed_by_the_next_one(scene):
@@ -370,4 +364,3 @@ def test_an_allocation_with_a_time_limit_is_followed_by_the_next_one(scene):
     assert first != slurm.allocations(scene.cluster) and "allocation-ends" in scene.codes(job)
     assert [one["counted"] for one in scene.show(job)["past_attempts"]] == [False]
     scene.ascendrun("stop", job, "--now")
-    scene.await_free()

@@ -268,12 +268,15 @@ class JobCopies:
             files.follow_again()
 
     def drain(self) -> None:
-        """Compare with the sizes of the nodes' files until all bytes are here; called periodically after the end."""
+        """Compare with the sizes of the nodes' files until all bytes are here; called periodically after the end.
+
+        While an allocation is kept, those of its hosts: others are not reached through it.
+        """
         job = self._live.job
-        is_started = job.go_sent_at_s is not None
-        if is_started and not self.present.is_complete(job.hosts, growing=job.held_hosts):
+        if job.go_sent_at_s is not None and not self.present.is_complete(job.hosts, growing=job.held_hosts):
             return
-        if not self._earlier:
+        hosts = [files.hosts if job.allocation is None else files.hosts & set(job.pool) for files in self._earlier]
+        if all(files.has_all_of(its) for files, its in zip(self._earlier, hosts)):
             self._live.context.drained(job.id)
 
     def has_all(self, *, but: Collection[str]) -> bool:
