@@ -163,7 +163,10 @@ def test_a_head_whose_disk_is_full_says_so_and_goes_on_when_there_is_room(tmp_pa
     filler = fill(small_disk)
     try:
         (head.folder / "more").write_bytes(os.urandom(200_000))
-        for file in ("job.yaml", str(Path(__file__).parents[2] / "jobs/quickstart.yaml")):  # a directory, and a bundled program
+        for file in (
+            "job.yaml",
+            str(Path(__file__).parents[2] / "jobs/quickstart.yaml"),
+        ):  # a directory, and a bundled program
             refused = head.run("submit", file, "--detach", code=8)
             assert "No space left" in refused.stderr and "free disk space" in refused.stderr
             assert len(refused.stderr.splitlines()) == 2, refused.stderr
