@@ -30,6 +30,11 @@ BEAT_S = 2.0
 """The agent sends `beat` at least this often while it follows an attempt and has nothing else to send."""
 RESTING_BEAT_S = 5.0
 """The same without an attempt: each beat costs the head a packet, and hundreds of nodes may be idle."""
+HEAD_BEAT_S = 20.0
+"""The head sends `ping` when it has sent nothing else for so long."""
+HEAD_SILENT_S = 75.0
+"""Seconds without a byte from the head after which the agent ends: the network between them was cut, and neither sshd
+nor the kernel of the node notices that for a quarter of an hour."""
 
 _LENGTHS = struct.Struct("!II")
 

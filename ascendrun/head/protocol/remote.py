@@ -16,7 +16,7 @@ from ascendrun.core.errors import AscendrunError, InvalidInputError
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol import agent_bootstrap
-from ascendrun.head.protocol.agent_messages import AgentInfo
+from ascendrun.head.protocol.agent_messages import AgentInfo, Ping
 from ascendrun.head.protocol.file_messages import EVENTS
 from ascendrun.head.protocol.messages import Message, R, Request
 from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosedError
@@ -108,7 +108,7 @@ class AgentConnection:
         self._retry_mono = 0.0
         self._boot_deadline_mono: float | None = None
         self._useless = (0.0, 0)
-        self._received_mono = self._ticked_mono = time.monotonic()
+        self._received_mono = self._sent_mono = self._ticked_mono = time.monotonic()
         self.heard_boot_s: float | None = None
         """Seconds from the boot of this machine to the last frame of an agent there; None: none came yet."""
 
@@ -190,6 +190,10 @@ class AgentConnection:
                 self._is_connecting = True
                 self._epoch += 1
             epoch = self._epoch
+            must_beat = self.is_up and now - self._sent_mono > wire.HEAD_BEAT_S
+        if must_beat:
+            self._sent_mono = now
+            self.call(Ping(), deadline_s=wire.HEAD_BEAT_S, done=lambda reply: None)
         for call in expired:
             name, hint = self.host.name, self.last_error.hint if self.last_error else None
             late_reply = Text("agent.reply-timeout", "{host} did not reply in time", host=name)
@@ -366,6 +370,7 @@ class AgentConnection:
                 epoch, stream = self._epoch, self._stream
                 request_id = next(iter(self._outbox))
                 call = self._pending[request_id] = self._outbox.pop(request_id)
+                self._sent_mono = time.monotonic()
             try:
                 header = {"id": request_id, "op": call.request.OP, **call.request.to_header()}
                 stream.send(wire.pack(header, call.body), deadline_s=SEND_S)

@@ -124,20 +124,24 @@ class Agent:
         self._own_queues = 0
 
     def run(self) -> int:
-        """Run until the input ends, `bye`, or an invalid frame."""
+        """Run until the input ends, `bye`, an invalid frame, or silence of the head."""
         self.outbox.send(hello(self._root, self._agent[-1]))
         self._queues.add("keep", lambda: keep_interpreter(self._agent[-1]))
         self._queues.add("keep", self._can.commands)  # imports modules in advance for the first command
         self._queues.add("keep", self._keep)
         reader = wire.FrameReader()
+        silent_mono = time.monotonic() + wire.HEAD_SILENT_S
         while True:
             self._pending = [pending for pending in self._pending if not pending.is_answered]
             deadlines = [pending.deadline for pending in self._pending if pending.deadline is not None]
-            wait_s = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+            wait_s = max(0.0, min([*deadlines, silent_mono]) - time.monotonic())
             readable, _, _ = select.select([self._in_fd], [], [], wait_s)
             self._expire(time.monotonic())
             if not readable:
+                if time.monotonic() >= silent_mono:
+                    return 0
                 continue
+            silent_mono = time.monotonic() + wire.HEAD_SILENT_S
             data = os.read(self._in_fd, READ_BYTES)
             if not data:
                 return 0

@@ -141,6 +141,16 @@ def test_an_agent_of_another_version_is_reported_with_the_fix() -> None:
     assert isinstance(old, AgentVersionError) and isinstance(old.message, Text) and old.message.values["agent"] is None
 
 
+def test_a_head_with_nothing_to_send_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = connect({"event": "hello", "protocol": wire.PROTOCOL, **HELLO})
+    agent: Any = link._stream
+    link.tick()
+    assert not hasattr(agent, "sent")
+    monkeypatch.setattr(wire, "HEAD_BEAT_S", -1.0)
+    link.tick()
+    assert [header["op"] for header, _ in wire.FrameReader().feed(agent.sent)] == ["ping"]
+
+
 def test_an_event_that_cannot_be_read_ends_the_connection() -> None:
     error = connect({"event": "data", "tag": "j.1", "file": "events"}).last_error
     assert error is not None and isinstance(error.message, Text) and error.message.key == "agent.invalid-data"

@@ -1,4 +1,4 @@
-"""Which orders of the agent wait for each other."""
+"""Which orders of the agent wait for each other, and when it ends."""
 
 from __future__ import annotations
 
@@ -41,3 +41,21 @@ def test_a_slow_release_holds_up_no_stop_and_itself_alone(tmp_path: Path) -> Non
     assert release not in orders and len(set(orders)) == 1
     assert lanes_of(tmp_path, ("stop", "job.1"), ("stop", "job.2"))[0] == orders[0]
     assert len(set(lanes_of(tmp_path, ("stop", "job.1"), ("stop", "job.2")))) == 2
+
+
+SERVE = """
+import sys
+from ascendrun.node import wire
+from ascendrun.node.agent.serve import Agent
+wire.HEAD_SILENT_S = 0.5
+print(Agent(sys.argv[1], agent=[sys.executable, sys.argv[2]], umask=0o077, in_fd=0, out_fd=1).run(), file=sys.stderr)
+"""
+
+
+def test_an_agent_whose_head_is_silent_ends_although_its_connection_is_open(tmp_path: Path) -> None:
+    archive = tmp_path / "agent.pyz"
+    archive.touch()
+    argv = [sys.executable, "-c", SERVE, str(tmp_path), str(archive)]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(argv, **pipes) as agent:  # type: ignore[call-overload]
+        assert agent.stderr.read() == b"0\n"
