@@ -72,21 +72,6 @@ def test_whoever_dies_in_the_start_each_rank_starts_once_or_all_are_ended(scene:
     starts_once_or_not_at_all(scene, failpoint)
 
 
-@pytest.mark.usefixtures("only_long")
-@pytest.mark.parametrize(
-    "failpoint",
-    [
-        "launch.before_spawn",
-        "launch.before_claim",
-        "agent.after_fork_before_record",
-        "finish.before_terminal",
-        "finish.after_event",
-    ],
-)
-def test_whoever_dies_each_rank_starts_once_and_all_are_ended(scene: Scene, failpoint: str) -> None:
-    starts_once_or_not_at_all(scene, failpoint)
-
-
 def starts_once_or_not_at_all(scene: Scene, failpoint: str) -> None:
     agent_fails(scene, "node2", f"{failpoint}=kill")
     job = scene.start(scene.job("dying", "family", "print", "ready", "beat", 3, more="timeouts: {start_s: 8}\n"))
@@ -133,18 +118,6 @@ def test_a_home_on_a_network_that_hangs_delays_neither_ranks_nor_their_output(sc
     await_that(lambda: scene.is_drained(job), "every byte is here")
     assert scene.on_head(job) == scene.on_node(job) and "node2/rank-3.out.0" in scene.on_node(job)
     assert not list(scene.runs_on("node2").glob("*/attempt-1/rank-*"))
-
-
-def test_a_torn_line_in_a_nodes_records_harms_nothing(scene: Scene) -> None:
-    job = scene.begin(scene.job("torn", "print", "ready", *BEAT_ON))
-    events = next(scene.runs_on("node2").glob("*/attempt-1/events.0"))
-    with open(events, "ab") as file:
-        file.write(b'{"seq": 9, "event": "rank_exi\n[]\n\xff\n{"event": "rank_exited"}\n')
-        file.write(b'{"event": "rank_started", "rank": "x"}\n')
-    pid = scene.controller().pid
-    scene.enough()
-    scene.await_state(job, "SUCCEEDED")
-    assert scene.controller().pid == pid, "the controller lived through it"
 
 
 def test_a_controller_that_was_away_longer_than_a_start_may_take_does_not_blame_the_start(scene: Scene) -> None:
@@ -218,18 +191,6 @@ def test_a_slow_and_thin_cable_carries_a_whole_job(scene: Scene) -> None:
         scene.cluster.delay(host, 50)
         scene.cluster.rate(host, 2000)
     unhurt(scene, "thin", lambda: None)
-
-
-@pytest.mark.usefixtures("only_long")
-def test_a_cable_that_comes_and_goes_changes_nothing(scene: Scene) -> None:
-    def hurt() -> None:
-        for _ in range(5):
-            scene.cluster.cut("node2")
-            scene.stays("j-0001", "RUNNING", for_s=2)
-            scene.cluster.heal("node2")
-            scene.stays("j-0001", "RUNNING", for_s=2)
-
-    unhurt(scene, "flapping", hurt)
 
 
 @pytest.mark.usefixtures("only_long")

@@ -106,32 +106,6 @@ def test_each_planted_fault_is_found_on_its_host_and_nowhere_else(scene_of: Call
     }, found
 
 
-def test_two_names_of_one_machine_are_told(scene: Scene) -> None:
-    hosts = scene.ascendrun.folder / "twins.hosts"
-    hosts.write_text(scene.cluster.hostfile(slots=2) + f"twin slots=2 addr={scene.cluster.address('node1')}\n")
-    found = examine(scene.ascendrun, "-H", hosts, "--quick", code=3)
-    assert hosts_of(found, "same-machine") == ["node1", "twin"]
-
-
-# --- who does not answer ---
-
-
-def test_a_frozen_host_and_one_that_refuses_are_answers_too_and_the_rest_is_examined(
-    scene_of: Callable[..., Scene],
-) -> None:
-    scene = scene_of(4)
-    cluster, on, hosts = scene.cluster, scene.ascendrun, hostfile(scene)
-    cluster.freeze("node2")
-    cluster.sshd_stop("node3")
-    report = on.ask("doctor", "-H", hosts, "--quick", timeout=90, code=6)
-    assert sorted(report["unreached"]) == ["node2", "node3"]
-    kernel = next(row for row in report["facts"] if row["name"] == "kernel")
-    assert [sorted(group["hosts"]) for group in kernel["groups"]] == [["node1", "node4"]]
-    cluster.freeze("node4")  # its agent is up: it falls silent in the middle
-    again = on("doctor", "-H", hosts, "--hosts", "node1,node4", "--quick", "-o", "json", timeout=120)
-    assert sorted(json.loads(again.stdout)["unreached"]) == ["node4"], run_text(again)
-
-
 # --- as a job would find it ---
 
 
@@ -140,18 +114,6 @@ def test_a_job_is_examined_in_its_own_shell(scene: Scene) -> None:
     found = examine(scene.ascendrun, scene.job("shell", "print", "x", more=more), "--quick", code=3)
     assert hosts_of(found, "setup-failed") == ["node2"]
     assert "node1" in hosts_of(found, "interface-missing")
-
-
-def test_a_taken_master_port_is_told_with_who_holds_it(scene: Scene) -> None:
-    job_file = scene.job("taken", "print", "x", more="env: {MASTER_PORT: 29555}\n")
-    program = "import socket,time; s=socket.create_server(('', 29555)); print(1, flush=True); time.sleep(600)"
-    environ = dict(scene.cluster.host_environ())
-    with scene.cluster.host_popen("node1", ["python3", "-c", program], stdout=-1, env=environ) as squatter:
-        assert squatter.stdout.readline()
-        found = examine(scene.ascendrun, job_file, "--quick", code=3)
-        squatter.kill()
-    assert hosts_of(found, "port-taken") == ["node1"]
-    assert "create_server" in found["port-taken"][0]["values"]["holder"]["values"]["command"]
 
 
 def test_torch_is_imported_by_the_full_look_only(scene: Scene) -> None:
@@ -201,13 +163,6 @@ def test_a_warning_stands_in_the_jobs_story_and_the_job_runs(scene: Scene) -> No
     job = scene.start(scene.job("warned", "print", "x", more="env: {OMP_NUM_THREADS: 4000}\n"))
     scene.await_state(job, "SUCCEEDED")
     assert any("[threads-many]" in event["message"] for event in scene.show(job)["events"])
-
-
-def test_a_check_that_the_job_skips_does_not_stop_it(scene: Scene) -> None:
-    more = "env: {GLOO_SOCKET_IFNAME: eth77}\n"
-    refused = scene.ascendrun("submit", scene.job("strict", "print", "x", more=more))
-    assert refused.returncode == 1 and "[interface-missing]" in refused.stderr, run_text(refused)
-    scene.ascendrun("submit", scene.job("lenient", "print", "x", more=more + "checks: {skip: [interfaces]}\n"), code=0)
 
 
 # --- env ---

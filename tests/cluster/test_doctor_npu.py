@@ -184,14 +184,6 @@ def test_a_job_is_refused_for_its_npus_and_starts_where_those_checks_are_left_ou
     assert facts["node2"]["mtu"]["eth0"] == 1500 and facts["node2"]["temperature_c"]["0"] > 30
 
 
-def test_a_port_that_reaches_nobody_is_found_by_the_ring_of_pings(nodes, doctor):
-    plant(nodes, "node2", 1, "unreachable")
-    finding = doctor("--all-pairs").the("device-unreachable")
-    assert (finding["hosts"], finding["values"]["devices"]) == (["node2"], [1])
-    line = str(finding["evidence"][0])
-    assert "node1 device 1" in line and "0 of 3 replies" in line
-
-
 def test_verify_reads_all_that_the_tools_print_and_uses_no_device_unasked(nodes, ascendrun):
     (ascendrun.folder / "npu.hosts").write_text(nodes.hostfile(slots=CARDS))
     archive = ascendrun.folder / "site.tar.gz"

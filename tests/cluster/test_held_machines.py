@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Callable
 
 import leftovers
-import pytest
 from scenes import Scene, await_that
 
 STUCK = ["sh", "-c", "echo ready; while :; do ls /data > /dev/null; sleep 0.1; done"]
@@ -67,18 +65,6 @@ def test_a_process_in_state_d_holds_its_host_until_it_is_gone(scene: Scene) -> N
     await_that(is_gone, "the supervisor records that they are gone")
 
 
-def test_an_unreachable_host_is_released_by_the_word_of_a_person(scene: Scene) -> None:
-    job = scene.begin(scene.job("cut", "meet", "print", "met", "hang", more="checkpoint: {grace_period_s: 1}\n"), "met")
-    scene.cluster.cut("node2")
-    assert scene.ascendrun("stop", job, "--now").returncode == 6
-    assert scene.ascendrun("release", "node2").returncode == 0
-    assert scene.ascendrun("release", "node2").returncode == 4
-    scene.cluster.heal("node2")
-    scene.await_nobody(job)
-    later = scene.start(scene.job("later", "print", "done"))
-    scene.await_state(later, "SUCCEEDED")
-
-
 def lose_the_records(scene: Scene, job: str) -> None:
     leftovers.kill(leftovers.controllers(scene.cluster, scene.ascendrun.state_dir), signal.SIGKILL)
     shutil.rmtree(scene.ascendrun.state_dir / "jobs" / job)
@@ -116,18 +102,3 @@ def test_an_attempt_without_a_copy_of_its_job_is_found_and_can_be_stopped(scene:
     assert scene.cluster.processes("node1") and not [
         one for one in scene.cluster.processes("node1") if one.environ.get("ASCENDRUN_RUN_ID") == tag
     ]
-
-
-@pytest.mark.thorough
-def test_one_dead_host_stops_no_job_that_fits_on_the_others(scene_of: Callable[..., Scene]) -> None:
-    scene = scene_of(4)
-    scene.cluster.cut("node1")
-    first = [
-        scene.start(scene.job(f"two-{number}", "print", "done", slots=8, more="nodes: 2\n")) for number in range(2)
-    ]
-    whole = scene.start(scene.job("whole", "print", "done", slots=8, more="nodes: 3\n"))
-    last = scene.start(scene.job("one", "print", "done", slots=8, more="nodes: 1\n"), "--priority", 5)
-    for job in (*first, whole, last):
-        scene.await_state(job, "SUCCEEDED", "FAILED")
-        shown = scene.show(job)["job"]
-        assert (shown["state"], "node1" in shown["hosts"]) == ("SUCCEEDED", False), shown["reason"]

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any, Callable
 
 import leftovers
 import pytest
-from invariants import check_ended
 from scenes import BEAT_ON, Scene, await_that, run_text, venv_python
-
-from ascendrun.node.files import remove_tree
 
 Ascendrun = Any
 
@@ -35,32 +30,6 @@ def test_a_taken_port_on_the_rank_0_node_is_named_and_waited_for(scene: Scene) -
     [held] = [event for event in scene.show(job)["events"] if event["code"] == "held"][:1]
     assert held["hosts"] == ["node1"] and held["values"]["reason"]["why"]["values"]["port"] == 29555
     scene.await_state(job, "SUCCEEDED")
-
-
-def test_a_missing_python_on_one_node_means_nobody_starts_and_is_named(scene: Scene) -> None:
-    python = "/opt/only-here/python"
-    for host in scene.cluster.hosts:
-        folder = scene.cluster.path(host, "/opt/only-here")
-        folder.mkdir(parents=True, exist_ok=True)
-        if host == "node1":
-            (folder / "python").symlink_to("/usr/bin/python3")
-    done = scene.ascendrun("submit", scene.job("lacking", "touch", "/tmp/started", more=f"python: {python}\n"), code=1)
-    assert "node2" in done.stderr and python in done.stderr
-    assert not any(scene.cluster.path(host, "/tmp/started").exists() for host in scene.cluster.hosts)
-
-
-def test_code_altered_on_one_node_means_nobody_starts_and_the_file_is_named(scene: Scene) -> None:
-    scene.ascendrun("submit", scene.job("first", "print", "hello"), code=0)
-    tree = next(scene.cluster.path("node2", "/root/.ascendrun/trees").glob("[0-9a-f]*/rank.py"))
-    os.chmod(tree, 0o644)
-    tree.write_text("print('altered')\n")
-    done = scene.ascendrun("submit", scene.job("second", "touch", "/tmp/started"), code=1)
-    trees = {host: scene.cluster.path(host, "/root/.ascendrun/trees") for host in scene.cluster.hosts}
-    altered = [host for host in trees if "altered" in next(trees[host].glob("[0-9a-f]*/rank.py")).read_text()]
-    assert any(host in done.stderr for host in altered) and "rank.py" in done.stderr
-    assert not any(scene.cluster.path(host, "/tmp/started").exists() for host in scene.cluster.hosts)
-    for path in trees["node2"].iterdir():
-        remove_tree(str(path))  # the altered tree must not meet the other tests
 
 
 def test_an_unreachable_node_means_nobody_starts_and_is_named(scene: Scene) -> None:
@@ -87,18 +56,6 @@ def test_a_failing_rank_is_named_and_when_the_job_has_failed_the_others_are_gone
     found = json.loads(scene.ascendrun("explain", "j-0001", "-o", "json").stdout)["diagnosis"]
     shown = (detail["first_failure_ranks"], detail["first_failure_hosts"], detail["job"]["confidence"])
     assert shown == (found["ranks"], found["hosts"], found["confidence"])
-
-
-def test_a_rank_killed_by_a_signal_is_named_with_the_signal(scene: Scene) -> None:
-    job = scene.begin(scene.job("killed", "meet", "print", "met", "hang"), "met")
-    rank_3 = next(one for one in scene.cluster.processes("node2") if one.environ.get("RANK") == "3")
-    os.kill(rank_3.pid, signal.SIGKILL)
-    scene.await_state(job, "FAILED")
-    reason = scene.reason(job)
-    assert (reason["code"], reason["ranks"], reason["hosts"]) == ("rank-killed", [3], ["node2"])
-    assert reason["values"] == {"signal": 9}
-    assert scene.show(job)["first_failure"] == reason["message"]
-    assert scene.ascendrun("wait", job).returncode == 1
 
 
 # --- head and cable die, training does not ---
@@ -149,13 +106,6 @@ def test_stop_leaves_nothing_and_a_job_with_the_same_command_line_lives_on(scene
     assert scene.everywhere(bystander) == []
 
 
-def test_a_stopped_rank_gets_its_grace_to_save(scene: Scene) -> None:
-    job = scene.begin(scene.job("saving", "save-on-term", "print", "ready", "hang"))
-    assert scene.ascendrun("stop", job).returncode == 0
-    scene.await_line(job, "saved", count=4)
-    check_ended(scene, job, state="STOPPED")
-
-
 def test_a_stop_that_a_cut_node_could_not_hear_reaches_it_when_it_answers(scene: Scene) -> None:
     job = scene.begin(scene.job("cut-off", "print", "ready", "hang", more="checkpoint: {grace_period_s: 1}\n"))
     scene.cluster.cut("node2")
@@ -167,21 +117,6 @@ def test_a_stop_that_a_cut_node_could_not_hear_reaches_it_when_it_answers(scene:
     scene.cluster.heal("node2")
     await_that(lambda: scene.show(job)["unconfirmed_hosts"] == [], "node2 confirmed")
     scene.await_nobody(job)
-
-
-# --- waiting ---
-
-
-def test_a_job_waits_for_nodes_that_another_holds_and_says_whose(scene: Scene) -> None:
-    first = scene.start(scene.job("first", "print", "ready", "hang"))
-    second = scene.start(scene.job("second", "print", "at last"))
-    scene.await_line(first, "ready", count=4)
-    assert scene.state(second) == "QUEUED"
-    waiting = json.loads(scene.ascendrun("ps", "-o", "json").stdout)
-    reasons = {job["id"]: job["reason"] for job in waiting["jobs"]}
-    assert first in reasons[second] and "node[1-2]" in reasons[second]
-    assert scene.ascendrun("stop", "--now", first).returncode == 0
-    scene.await_state(second, "SUCCEEDED")
 
 
 # --- the good day ---

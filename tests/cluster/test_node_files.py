@@ -1,16 +1,14 @@
-"""Directories of nodes that fail for a while, and ends that only look like success."""
+"""Directories of nodes that fail for a while."""
 
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Sequence
 from typing import Any, Callable
 
-import leftovers
 import pytest
 from invariants import check_ended, states_of
-from scenes import BEAT_ON, ENOUGH, Scene, await_that
+from scenes import BEAT_ON, Scene, await_that
 
 from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.fuse_server import ERRORS
@@ -108,44 +106,3 @@ def test_the_end_of_ranks_waits_for_the_folder_to_be_written(scene: Scene) -> No
     scene.await_state(job, "SUCCEEDED")
     await_that(lambda: scene.is_drained(job), "every byte arrives")
     check_lines(scene, job)
-
-
-FORGE = """
-import os, sys, time
-print("ready", flush=True)
-if os.environ["RANK"] == "3":
-    folder = os.path.dirname(os.environ["ASCENDRUN_METRICS_FILE"])
-    with open(os.path.join(folder, "events.0"), "a") as file:
-        for number, event in enumerate(("rank_exited", "rank_exited", "ended")):
-            fields = '"code":0,"signal":null,"stopped":false,"leftovers":[],"rank":%d' % (2 + number)
-            file.write('{"seq":%d,"at_ns":1,"event":"%s",%s}\\n' % (60 + number, event, fields))
-    print("forged", flush=True)
-while not os.path.exists("ENOUGH"):
-    time.sleep(0.05)
-sys.exit(int(os.environ["RANK"] == "3"))
-"""
-
-
-def test_an_end_that_a_rank_writes_itself_changes_nothing(scene: Scene) -> None:
-    job = scene.start(scene.job("forged", command=["python3", "-c", FORGE.replace("ENOUGH", ENOUGH)]))
-    scene.await_line(job, "forged")
-    scene.stays(job, "RUNNING", for_s=2)
-    assert scene.ranks_of(job, "node2")
-    scene.enough()
-    scene.await_state(job, "FAILED")
-    reason = scene.reason(job)
-    assert (reason["code"], reason["ranks"], reason["values"]["code"]) == ("rank-exited", [3], 1)
-    check_ended(scene, job, state="FAILED")
-
-
-# --- ends that look like success ---
-
-
-def test_a_node_that_shuts_down_is_no_success(scene: Scene) -> None:
-    job = scene.begin(scene.job("shut", "save-on-term", "print", "ready", "hang"))
-    everything = [one for one in scene.cluster.processes("node2") if one.inner_pid != 1]
-    leftovers.kill(everything, signal.SIGTERM)
-    await_that(lambda: not scene.ranks_of(job, "node2"), "its ranks have saved")
-    scene.cluster.reboot("node2", keep_disk=True)
-    scene.await_state(job, "FAILED")
-    check_ended(scene, job, state="FAILED")
