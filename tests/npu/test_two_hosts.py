@@ -7,7 +7,6 @@ import random
 from pathlib import Path
 
 import pytest
-import yaml
 
 from ascendrun.planner import cost
 from tests.cluster.conftest import (  # noqa: F401  # fixtures
@@ -18,7 +17,6 @@ from tests.cluster.conftest import (  # noqa: F401  # fixtures
     start_cluster,
 )
 from tests.npu.two_hosts import NODES, submit, write_job  # noqa: F401
-from tests.programs.conftest import TINY
 
 
 @pytest.fixture(scope="module")
@@ -26,15 +24,6 @@ def module_cluster():
     """Two hosts, with room for what all jobs of this file leave there."""
     with start_cluster(2, disk="1G") as made:
         yield made
-
-
-def test_a_bundled_program_trains_over_two_hosts_as_it_does_on_the_cpu(submit, launch):  # noqa: F811
-    words = (option[2:].split("=") for option in (*TINY, "--dropout=0"))
-    args = {name: yaml.safe_load(value or "[]") for name, value in words}
-    found = submit({"name": "ships", "program": "trajectory", "args": args}, per_node=1).succeed().losses()
-    on_cpu = launch("trajectory", [*TINY, "--dropout=0"], ranks=2, family="cpu").succeed().losses()
-    assert len(on_cpu) > 3
-    assert found == pytest.approx(on_cpu, rel=2e-3)
 
 
 @pytest.mark.thorough

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
-from safetensors.torch import load_file
 
 from ascendrun.programs.codon import genes
 from tests.programs import recorded
@@ -76,35 +73,12 @@ def scores_of(run):
     return [{name: value for name, value in each.items() if isinstance(value, float)} for each in found]
 
 
-def weights_of(run):
-    files = sorted(run.folder.glob("out/**/model.safetensors"))
-    assert files or (run.folder / "out" / "best" / "model.pt").exists()
-    return {f"{file.parent.name}/{key}": each.tolist() for file in files for key, each in load_file(file).items()}
-
-
 @pytest.mark.parametrize("program, way", cases(("codon", "zero3-2"), ("nanochat", "fsdp2-2")))
 def test_losses_and_scores_are_those_of_one_rank(train, program, way):
     one, run = train(program, "1", name="one").succeed(), train(program, way).succeed()
     assert len(run.losses()) == 8 and run.losses() == pytest.approx(one.losses(), rel=1e-5)
     for ours, theirs in zip(scores_of(run), scores_of(one)):
         assert ours == pytest.approx(theirs, rel=1e-4)
-
-
-KILLED = [case for case in CASES if case[1] in ("fsdp2-2", "hsdp-4", "zero3-2")]
-
-
-@pytest.mark.parametrize("program, way", cases(("codon", "fsdp2-2"), of=KILLED))
-def test_killed_at_three_steps_and_started_again_no_bit_differs(train, program, way):
-    straight = train(program, way, name="straight").succeed()
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    lot = random.Random(seed)
-    for step in sorted(lot.sample(range(1, 8), 3)):
-        broken = train(program, way, name="broken")
-        broken.killed_at(step, lot.randrange(len(broken.pids)))
-    again = train(program, way, name="broken").succeed()
-    assert again.losses() == {step: straight.losses()[step] for step in again.losses()}
-    assert scores_of(again) == scores_of(straight) and weights_of(again) == weights_of(straight)
 
 
 @pytest.mark.parametrize("program, way", cases(of=[(program, "fsdp2-4") for program in SIZES]))

@@ -50,14 +50,6 @@ def norms(run: Any) -> dict[int, float]:
     return {line["step"]: line["grad_norm"] for line in run.metrics() if "loss" in line}
 
 
-def stop_and_go_on(start: Any, *options: str, ranks: int, name: str, stopped_rank: int) -> Any:
-    """Stops a run by a signal to one rank once it has done a few steps, then runs it to its end."""
-    first = start(*options, ranks=ranks, name=name, stop=(stopped_rank, 3)).succeed()
-    assert "stopped after step" in first.out[0].read_text()
-    assert not any("done" in line for line in first.metrics())
-    return start(*options, ranks=ranks, name=name).succeed()
-
-
 def test_a_rank_that_is_killed_ends_its_peers_with_an_error_instead_of_leaving_them_waiting(start):
     run = start("--num_train_epochs=200", ranks=2)
     assert run.killed_at(2, 1) == [1, -signal.SIGKILL]
@@ -171,27 +163,6 @@ def test_accumulated_micro_batches_learn_what_whole_batches_learn(start):
     assert norms(whole) == pytest.approx(norms(pieces), rel=2e-2)
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.thorough)])
-def test_stop_and_resume_equals_no_stop_to_the_bit(start, ranks):
-    options = ("--num_train_epochs=30", "--eval_steps=45", "--dropout=0.2", "--save_steps=0")
-    straight = start(*options, ranks=ranks, name="straight").succeed()
-    broken = stop_and_go_on(start, *options, ranks=ranks, name="broken", stopped_rank=ranks - 1)
-    assert_same_bits(last_state(straight.folder), last_state(broken.folder))
-    assert straight.report()["test"] == broken.report()["test"]
-
-
-def test_a_torn_checkpoint_is_skipped_and_the_result_stays_the_same_to_the_bit(start):
-    options = ("--num_train_epochs=30", "--eval_steps=45", "--save_steps=4", "--save_total_limit=3")
-    straight = start(*options, ranks=2, name="straight").succeed()
-    first = start(*options, ranks=2, name="torn", stop=(0, 20)).succeed()
-    _, newest = checkpoint.directories(first.folder / "ckpt", "step")[0]
-    state = newest / checkpoint.COMMON
-    os.truncate(state, state.stat().st_size // 2)
-    second = start(*options, ranks=2, name="torn").succeed()
-    assert f"{newest} is skipped" in second.text()
-    assert_same_bits(last_state(straight.folder), last_state(second.folder))
-
-
 def test_ranks_without_the_checkpoint_folder_get_the_state_from_rank_0_and_keep_it_from_then_on(start):
     """Node-local folders: at first only rank 0's holds anything."""
     options = ("--num_train_epochs=30", "--eval_steps=45", "--save_steps=0")
@@ -213,12 +184,6 @@ def test_a_finished_training_that_is_started_again_only_reports_and_another_is_r
     other = start("--learning_rate=0.5")
     assert other.wait() == [78]
     assert "learning_rate was 0.002, is 0.5" in other.text()
-
-
-def test_training_ends_early_when_the_score_no_longer_improves(start):
-    run = start("--learning_rate=0", "--num_train_epochs=50", "--early_stopping_patience=2", ranks=2).succeed()
-    assert run.report()["training"]["steps"] < 50 * 6
-    assert run.report()["training"]["best_step"] == 6
 
 
 def test_every_test_track_is_predicted_once_over_uneven_ranks_and_a_saved_model_says_the_same(start, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import io
 import json
 import os
@@ -10,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,11 +23,11 @@ from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_model
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.scores import Adjustment
-from ascendrun.programs.trajectory.stages.trained import MOST_TRACKS, answer_lines, answer_questions, service_of
+from ascendrun.programs.trajectory.stages.trained import MOST_TRACKS, answer_lines, service_of
 from ascendrun.programs.trajectory.store import Trained, put_together, save_trained, save_vote
 from ascendrun.programs.trajectory.tokens import SPECIAL
-from tests.programs.asking import JSON, ask, served
-from tests.programs.conftest import REPO, TINY, Run, Server, until
+from tests.programs.asking import ask, served
+from tests.programs.conftest import REPO, TINY, Run, Server
 
 
 @pytest.fixture(scope="module")
@@ -261,25 +259,6 @@ def test_wrong_requests_are_answered_with_what_is_wrong(address, body, status):
     assert ask(address, "GET", "/health")[0] == 200
 
 
-def test_requests_that_wait_are_classified_together(classifier):
-    batches: list[int] = []
-    server = service_of(classifier).listen("127.0.0.1", 0)
-    clients = [http.client.HTTPConnection(*server.address, timeout=60) for _ in range(12)]
-    for number, client in enumerate(clients):
-        client.request("POST", "/predict", json.dumps({"text": track_text(number), "probabilities": True}), JSON)
-
-    def answer(questions):
-        batches.append(len(questions))
-        return answer_questions(classifier, questions)
-
-    assert server.serve_batches(lambda: True, answer) and len(batches) < 12 == sum(batches)
-    for number, client in enumerate(clients):
-        said = json.loads(client.getresponse().read())
-        alone = classifier.predict_single(track_text(number), return_probs=True)
-        assert said["probabilities"] == pytest.approx(alone["probabilities"], abs=2e-4)
-        client.close()
-
-
 def test_a_port_that_is_taken_and_a_host_that_is_none_are_told_with_a_way_out(start, trained):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -298,17 +277,3 @@ def test_the_serve_stage_listens_on_loopback_and_ends_well_when_it_is_asked_to(s
     assert ask((line["host"], line["port"]), "POST", "/predict", {"text": track_text()})[0] == 200
     run.signal(0, signal.SIGTERM)
     run.succeed()
-
-
-def test_what_was_asked_before_the_stop_signal_is_answered(start, trained):
-    run = start("--mode=serve", f"--model_path={trained}", "--port=0", "--inference_warmup_steps=0", name="serve")
-    address = "127.0.0.1", run.serving()["port"]
-    answers: list[tuple[int, Any]] = []
-    long = {"texts": ["S_1 " * 4000] * 64}
-    client = threading.Thread(target=lambda: answers.append(ask(address, "POST", "/predict", long)))
-    client.start()
-    until(lambda: ask(address, "GET", "/health")[1]["waiting"] > 0, run.text)
-    run.signal(0, signal.SIGTERM)
-    client.join(60)
-    assert answers and answers[0][0] == 200 and len(answers[0][1]["predictions"]) == 64
-    assert "no request is left" in run.succeed().text()
