@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from ascendrun.query.views import JobDetail
 
 
+GRAFANA = {"cluster": "cluster.json", "job": "job.json", "node": "node.json", "alerts": "alerts.yml"}
+
+
 class Samples(Part):
     """Calls for measurements. Times are UTC seconds."""
 
@@ -134,8 +137,8 @@ class Samples(Part):
         registry.register(TopCollector(read))
         return registry
 
-    def dashboard(self) -> str:
-        """Return a Grafana dashboard (JSON) of the metrics of `prometheus`."""
+    def dashboard(self, name: str = "cluster") -> str:
+        """Return a Grafana dashboard (JSON) of the metrics of `prometheus`; of the name alerts, rules (YAML)."""
         from ascendrun.carried import data_root
 
-        return (data_root() / "templates" / "grafana" / "ascendrun.json").read_text(encoding="utf-8")
+        return (data_root() / "templates" / "grafana" / GRAFANA[name]).read_text(encoding="utf-8")

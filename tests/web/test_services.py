@@ -1,9 +1,10 @@
-"""Metrics of a real job in the programs that people open them with: TensorBoard, MLflow."""
+"""Metrics of a real job in the programs that people open them with: TensorBoard, MLflow, Prometheus."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import site
 import subprocess
 import urllib.request
@@ -95,7 +96,7 @@ def place(tmp_path: Path, trackers: Path) -> Iterator[Place]:
 @contextmanager
 def service(place: Place, *argv: str) -> Iterator[None]:
     with open(place.folder / "service.log", "wb") as log:
-        child = subprocess.Popen([place.python, *argv], cwd=place.folder, env=place.environ, stdout=log, stderr=log)
+        child = subprocess.Popen(argv, cwd=place.folder, env=place.environ, stdout=log, stderr=log)
         try:
             yield
         finally:
@@ -118,7 +119,7 @@ def test_tensorboard_shows_a_running_job_and_its_end(place: Place) -> None:
         [place.python, "-m", "ascendrun", "export", "curves", "--follow"], cwd=place.folder, env=place.environ
     )
     argv = ("--logdir", "runs", "--host", "127.0.0.1", "--port", str(port), "--reload_interval", "1")
-    with service(place, "-m", "tensorboard.main", *argv):
+    with service(place, str(place.python), "-m", "tensorboard.main", *argv):
 
         def curve(name: str) -> list[tuple[int, float]]:
             url = f"http://127.0.0.1:{port}/data/plugin/scalars/scalars"
@@ -151,7 +152,9 @@ def test_mlflow_shows_a_running_job_and_its_end(place: Place) -> None:
     port = free_port()
     place.ascendrun("export", "curves", "--format", "mlflow", "-O", "store")
     argv = ("--host", "127.0.0.1", "--port", str(port), "--workers", "1")
-    with service(place, "-m", "mlflow", "server", "--backend-store-uri", "sqlite:///store/mlflow.db", *argv):
+    with service(
+        place, str(place.python), "-m", "mlflow", "server", "--backend-store-uri", "sqlite:///store/mlflow.db", *argv
+    ):
 
         def curve(name: str) -> list[tuple[int, float]]:
             return mlflow_history(port, lambda run: run["info"]["run_name"] == "j-0001", name)
@@ -162,6 +165,37 @@ def test_mlflow_shows_a_running_job_and_its_end(place: Place) -> None:
         assert curve("train/loss") == [(1, 4.0), (2, 2.0), (3, 1.333), (4, 0.5)] and curve("eval/accuracy") == [
             (4, 0.75)
         ]
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="on Debian apt install prometheus")
+def test_prometheus_scrapes_a_running_job_and_evaluates_the_rules(place: Place) -> None:
+    exporter, port = free_port(), free_port()
+    (place.folder / "alerts.yml").write_text(place.ascendrun("metrics", "--grafana", "alerts"))
+    (place.folder / "prometheus.yml").write_text(
+        "global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [alerts.yml]\n"
+        f"scrape_configs: [{{job_name: ascendrun, static_configs: [{{targets: ['127.0.0.1:{exporter}']}}]}}]\n"
+    )
+    subprocess.run(["promtool", "check", "config", "prometheus.yml"], cwd=place.folder, check=True, capture_output=True)
+    address = ("--config.file=prometheus.yml", f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.path=tsdb")
+    api = f"http://127.0.0.1:{port}/api/v1"
+
+    def values(query: str) -> list[float]:
+        found = read(f"{api}/query", query=query) or {"data": {"result": []}}
+        return [float(series["value"][1]) for series in found["data"]["result"]]
+
+    export = (str(place.python), "-m", "ascendrun", "metrics", "--listen", f"127.0.0.1:{exporter}")
+    with service(place, *export), service(place, "prometheus", *address):
+        await_that(lambda: values('ascendrun_job_step{job_name="curves"}') == [3.0], deadline_s=START_S)
+        rules = [rule for group in read(f"{api}/rules")["data"]["groups"] for rule in group["rules"]]
+        assert len(rules) > 10
+        for rule in rules:
+            await_that(lambda query=rule["query"]: read(f"{api}/query", query=query)["status"] == "success")
+        for name in ("cluster", "job", "node"):
+            for panel in json.loads(place.ascendrun("metrics", "--grafana", name))["panels"]:
+                for target in panel.get("targets", ()):
+                    query = target["expr"].replace("$job", ".*").replace("$host", ".*")
+                    assert read(f"{api}/query", query=query)["status"] == "success", query
+        assert values("ascendrun_scrape_ok") == [1.0] and values('sum(ascendrun_jobs{state="RUNNING"})') == [1.0]
 
 
 def test_a_program_writes_to_all_trackers_without_a_network(trackers: Path, tmp_path: Path) -> None:

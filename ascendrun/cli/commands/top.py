@@ -154,7 +154,11 @@ FILE_INTERVAL_S = 15.0
 )
 @click.option("--interval", type=options.DURATIONS, help="Interval at which the file is written.  [default: 15s]")
 @click.option("--once", is_flag=True, help="Print the metrics, or write the file, once and exit.")
-@click.option("--grafana", is_flag=True, help="Print a Grafana dashboard of these metrics and exit.")
+@click.option(
+    "--grafana",
+    type=click.Choice(["cluster", "job", "node", "alerts"]),
+    help="Print a Grafana dashboard of these metrics, or alert rules of Prometheus, and exit.",
+)
 def metrics_command(
     ctx: CliContext,
     hostfile: str | None,
@@ -162,7 +166,7 @@ def metrics_command(
     textfile: Path | None,
     interval: float | None,
     once: bool,
-    grafana: bool,
+    grafana: str | None,
 ) -> int:
     """Export the data of top to Prometheus: names of npu-exporter for NPUs, ascendrun_* for everything else.
 
@@ -172,10 +176,11 @@ def metrics_command(
     ascendrun metrics                                           # http://127.0.0.1:9478/metrics until ^C
     ascendrun metrics --textfile /var/lib/node_exporter/ascendrun.prom --interval 30s
     ascendrun metrics --once | grep ascendrun_job_step
-    ascendrun metrics --grafana > ascendrun.json                # a dashboard to import
+    ascendrun metrics --grafana cluster > cluster.json          # a dashboard to import; also job, node
+    ascendrun metrics --grafana alerts > alerts.yml             # alert rules
     """
     if grafana:
-        sys.stdout.write(ctx.cluster.samples.dashboard())
+        sys.stdout.write(ctx.cluster.samples.dashboard(grafana))
         return 0
     if listen is not None and (textfile is not None or once):
         message = Text("metrics.listen-conflict", "--listen cannot be combined with --textfile or --once")

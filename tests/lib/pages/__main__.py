@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Callable
 
 from ascendrun.core.jobfile.model import job_json_schema
-from tests.lib.pages import checks, cli, events, failures, job_file, measurements, options, packages
+from tests.lib.pages import checks, cli, events, failures, grafana, job_file, measurements, options, packages
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGES: Mapping[str, Callable[[], str]] = {
@@ -21,6 +21,10 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "measurements.md": measurements.render_page,
     "packages.md": packages.render_page,
     "program-options.md": options.render_page,
+    "../templates/grafana/alerts.yml": grafana.render_alerts,
+    "../templates/grafana/cluster.json": grafana.render_cluster,
+    "../templates/grafana/job.json": grafana.render_job,
+    "../templates/grafana/node.json": grafana.render_node,
 }
 
 if __name__ == "__main__":

@@ -144,7 +144,13 @@ TOUR: dict[str, tuple[str, ...]] = {
     "exec": ("", "-H all.hosts", "-H all.hosts --hosts n7 -- x", "--hosts n[1- -- x", "-H all.hosts --timeout x -- x"),
     "trust": ("", "n[1-", "all.hosts", "-H missing.hosts", "--replace"),
     "notify": ("", "--test nowhere"),
-    "metrics": ("--once", "--listen x", "--grafana", "--once --listen 127.0.0.1:0", "--textfile /nowhere/x --once"),
+    "metrics": (
+        "--once",
+        "--listen x",
+        "--grafana nodes",
+        "--once --listen 127.0.0.1:0",
+        "--textfile /nowhere/x --once",
+    ),
     "config": ("", "get", "get colour", "get color", "set color never", "list -o json"),
     "help": ("nothing-there",),
     "completion": ("", "tcsh"),  # the scripts are code
