@@ -14,34 +14,46 @@ MODULES = (
     "lightning", "ray",
 )  # fmt: skip
 
-# Python 3.7 lacks importlib.metadata: then the versions are unknown.
+# importlib.metadata finds the same versions in five times the time, which every start would take.
 VERSIONS = f"""
-import glob, json, os, platform, sys, time
-modules = {{}}
-try:
-    from importlib import metadata
-    for name in {MODULES!r}:
-        try:
-            modules[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            modules[name] = None
-except ImportError:
-    modules = None
+import json, os, sys, time
+modules = dict.fromkeys({MODULES!r})
+for place in reversed(sys.path):
+    try:
+        entries = sorted(os.listdir(place or "."))
+    except OSError:
+        continue
+    for entry in entries:
+        if not entry.endswith((".dist-info", ".egg-info")):
+            continue
+        name = entry.rpartition(".")[0].partition("-")[0].lower().replace("_", "-").replace(".", "-")
+        if name not in modules:
+            continue
+        path = os.path.join(place, entry)
+        for file in [path, *(os.path.join(path, kind) for kind in ("METADATA", "PKG-INFO"))]:
+            try:
+                with open(file, encoding="utf-8", errors="replace") as lines:
+                    modules[name] = next(line[8:].strip() for line in lines if line.startswith("Version:"))
+            except (OSError, StopIteration):
+                pass
 cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
 builds = os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.join(cache, "torch_extensions")
 locks = {{}}
-for path in (glob.glob(os.path.join(builds, "*", "lock")) + glob.glob(os.path.join(builds, "*", "*", "lock")))[:20]:
-    try:
-        locks[os.path.realpath(path)] = time.time() - os.stat(path).st_mtime
-    except OSError:
-        pass
-for path in glob.glob("/proc/[0-9]*/fd/*") if locks else ():
-    try:
-        if os.readlink(path) in locks:
-            locks[os.readlink(path)] = None
-    except OSError:
-        pass
-print(json.dumps({{"executable": sys.executable, "version": platform.python_version(), "prefix": sys.prefix,
+if os.path.isdir(builds):
+    import glob
+    found = glob.glob(os.path.join(builds, "*", "lock")) + glob.glob(os.path.join(builds, "*", "*", "lock"))
+    for path in found[:20]:
+        try:
+            locks[os.path.realpath(path)] = time.time() - os.stat(path).st_mtime
+        except OSError:
+            pass
+    for path in glob.glob("/proc/[0-9]*/fd/*") if locks else ():
+        try:
+            if os.readlink(path) in locks:
+                locks[os.readlink(path)] = None
+        except OSError:
+            pass
+print(json.dumps({{"executable": sys.executable, "version": sys.version.split()[0], "prefix": sys.prefix,
                   "modules": modules, "locks": locks}}))
 """
 

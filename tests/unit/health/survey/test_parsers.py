@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 from hypothesis import given, settings
@@ -309,3 +310,26 @@ def test_locks_of_torch_extensions_are_listed_with_whether_a_process_holds_them(
             assert set(python.locks) == {str(paths[0]), str(paths[1])} and python.locks[str(paths[1])] is None
             assert python.locks[str(paths[0])] > 1e9
     assert python.version and python.modules is not None and parsers.read_python(ran('{"locks": 3}')).locks == {}
+
+
+def test_versions_of_packages_are_those_of_their_metadata_and_the_first_on_the_path_counts(tmp_path):
+    planted = {
+        "first/torch-2.1.0+cpu.dist-info/METADATA": "Metadata-Version: 2.1\nVersion: 2.1.0+cpu\n\nVersion: 9\n",
+        "second/torch-2.2.0.dist-info/METADATA": "Version: 2.2.0\n",
+        "second/torch_npu-2.1.0.post3.dist-info/METADATA": "Version: 2.1.0.post3\n",
+        "second/deepspeed-0.14-py3.9.egg-info": "Version: 0.14\n",
+        "second/ray.egg-info/PKG-INFO": "Version: 2.9\n",
+        "second/peft-1.0.dist-info/RECORD": "",
+    }
+    for name, text in planted.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    env = {"PYTHONPATH": f"{tmp_path / 'first'}:{tmp_path / 'second'}:{tmp_path / 'missing'}"}
+    done = subprocess.run([sys.executable, "-S", "-c", scripts.VERSIONS, "cpu"], capture_output=True, env=env)
+    found = {
+        name: version for name, version in parsers.read_python(ran(done.stdout.decode())).modules.items() if version
+    }
+    assert found == {"torch": "2.1.0+cpu", "torch-npu": "2.1.0.post3", "deepspeed": "0.14", "ray": "2.9"}
+    done = subprocess.run([sys.executable, "-c", scripts.VERSIONS, "cpu"], capture_output=True)
+    modules = parsers.read_python(ran(done.stdout.decode())).modules
+    assert modules["numpy"] == metadata.version("numpy") and set(modules) == set(scripts.MODULES)
