@@ -141,7 +141,7 @@ def events_of_attempt(events: Sequence[Event], attempt: int) -> tuple[Event, ...
 
 
 def read_headroom(state_dir: Path, *, end_s: float) -> dict[str, dict[str, Any]]:
-    """Return the least free memory and disk of the hosts around a failure, as fields of HostEvidence, by host."""
+    """Return the least free memory of the hosts around a failure, as fields of HostEvidence, by host."""
     found: dict[str, dict[str, Any]] = {}
     with SampleStore.open_for_reading(state_dir) as store:
         samples = store.host_series(since_s=end_s - AROUND_END_S, until_s=end_s + AROUND_END_S)
@@ -149,9 +149,7 @@ def read_headroom(state_dir: Path, *, end_s: float) -> dict[str, dict[str, Any]]
         used, total = sample.memory_used_bytes, sample.memory_total_bytes
         if used is not None and total is not None:
             known = found.setdefault(sample.host, {"memory_free_bytes": total})
-            for name, value in (("memory_free_bytes", total - used), ("disk_free_bytes", sample.disk_free_bytes)):
-                known[name] = min((one for one in (known.get(name), value) if one is not None), default=None)
-            known["memory_total_bytes"] = total
+            known.update(memory_free_bytes=min(known["memory_free_bytes"], total - used), memory_total_bytes=total)
     return found
 
 
@@ -281,7 +279,6 @@ class _HostReading:
             plog=self.plogs.get(rank) if self._gathered.of("plog") else None,
             last_output_s=max(heard, default=None),
             last_step=step if isinstance(step, int) else None,
-            max_rss_bytes=None if end is None else end.max_rss_bytes,
         )
 
     def _device(self, local_rank: int | None) -> int | None:

@@ -328,7 +328,6 @@ class Builder:
             facts=row.get("facts", {}),
             memory_free_bytes=row.get("memory_free"),
             memory_total_bytes=row.get("memory_total"),
-            disk_free_bytes=row.get("disk_free"),
         )
 
 

@@ -67,6 +67,8 @@ def test_why_shows_what_the_class_follows_from(tmp_path: Path, say: Say) -> None
     assert "exceptions" not in out
     _, out, _ = say("explain", job, "--why")
     assert "exceptions ArrowInvalid: data" in out
+    _, out, _ = say("explain", keep(tmp_path, "one_silent_node_hccl"), "--why")
+    assert "unreachable; before it did not apply: other-tls" in out
 
 
 def test_the_same_in_chinese(tmp_path: Path, say: Say) -> None:

@@ -104,6 +104,11 @@ def follows(role: str, domain: str) -> tuple[str, str]:
     return blames, retry
 
 
+def strength_of(observation: str) -> int:
+    """Return how certainly an observation of ascendrun gives the reason of a failure."""
+    return int(_table("conclusions")["strength"][observation])
+
+
 # ---------------------------------------------------------------- values of one text
 
 _CODES = re.compile(

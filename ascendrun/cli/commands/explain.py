@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.argument("job")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Attempt to explain.  [default: the newest]")
 @click.option("--all", "everything", is_flag=True, help="Show all evidence and all consequences, uncut.")
-@click.option("--why", is_flag=True, help="Show the codes, classes and events from which the class follows.")
+@click.option("--why", is_flag=True, help="Show the codes, classes, events and rules that decided.")
 @click.option("--collect", is_flag=True, help="First fetch kernel, device and CANN logs from the nodes.")
 @click.option("--fresh", is_flag=True, help="Diagnose again instead of reading the diagnosis of the controller.")
 @output_option
@@ -105,6 +105,7 @@ LABELS = {
     "cause": Text("explain.cause", "cause"),
     "class": Text("explain.class", "class"),
     "why": Text("explain.why", "class follows from"),
+    "rule": Text("explain.rule-applied", "rule that applied"),
     "caveats": Text("explain.caveats", "caveats"),
     "alternatives": Text("explain.alternatives", "alternatives"),
     "evidence": Text("explain.evidence", "evidence"),
@@ -131,6 +132,10 @@ def print_explanation(explanation: Explanation, *, color: bool, everything: bool
     lines = [_title(explanation), "", *summary, *_fields(found, cells)]
     values = [f"{one.vocabulary} {one.key}: {one.domain} ({one.depth:+d})" for one in found.why if why]
     lines += _section("why", [_cut(value, cells) for value in values], True, 0)
+    if why and found.rules:
+        *others, applied = found.rules
+        rule = Text("explain.rule", "{applied}; before it did not apply: {others}", applied=applied, others=others)
+        lines += _section("rule", _indented([rule], cells), True, 0)
     lines += _section("evidence", [_evidence(proof, cells) for proof in found.evidence], everything, MOST_EVIDENCE)
     followed = [link for link in found.chain if link.role is not Role.INITIATING]
     lines += _section("followed", _links(followed, found.labels, cells), everything, MOST_LINKS)

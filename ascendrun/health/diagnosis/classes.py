@@ -13,11 +13,11 @@ from ascendrun.ascend import vocabularies
 from ascendrun.ascend.signatures import signature_of
 from ascendrun.ascend.vocabularies import Value, deepest, value_of, value_of_row
 from ascendrun.core.dataclass import dataclass
-from ascendrun.health.diagnosis.candidates import Candidate, is_timely
+from ascendrun.health.diagnosis.candidates import is_timely
 from ascendrun.health.diagnosis.evidence import Evidence, surely_before
 from ascendrun.health.diagnosis.lines.line_kinds import has_bare_service, is_error_line, services_in
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
-from ascendrun.health.diagnosis.result import Confidence, without_quotes
+from ascendrun.health.diagnosis.result import Confidence, Suspect, without_quotes
 
 READ_RANKS = 4
 """Ranks of the first failure whose words are read: the others say the same."""
@@ -58,7 +58,7 @@ class Class:
     values: tuple[Value, ...] = ()
 
 
-def classify(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTimeline]) -> Class:
+def classify(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeline]) -> Class:
     """Return the class of a first failure."""
     first = [one for one in timelines if one.rank.rank in winner.ranks][:READ_RANKS]
     phase = next((name for name, pattern in _PHASES for one in first if re.search(pattern, one.frames, re.M)), "")
@@ -91,7 +91,7 @@ def code_value(code: str) -> Value | None:
     return value_of("conclusions", code) or value_of_row(code, "" if row is None else row.family)
 
 
-def _said_by(winner: Candidate, first: Sequence[RankTimeline]) -> Iterator[Value]:
+def _said_by(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Value]:
     """Yield what the first ranks say, and how they ended."""
     said = [text for one in first for text in one.said] or [proof.line for proof in winner.proofs]
     names = [str(winner.values[key]).partition(":")[0] for key in ("message", "root") if key in winner.values]
@@ -117,7 +117,7 @@ def _said_by(winner: Candidate, first: Sequence[RankTimeline]) -> Iterator[Value
             yield ended
 
 
-def _others_passed(winner: Candidate, timelines: Sequence[RankTimeline]) -> bool:
+def _others_passed(winner: Suspect, timelines: Sequence[RankTimeline]) -> bool:
     """Return whether the ranks of other hosts lived clearly longer: they had passed the same place."""
     others = [one for one in timelines if one.rank.host not in winner.hosts]
     return bool(others) and all(surely_before(winner.at, one.end, by_s=PASSED_S) for one in others)
@@ -134,7 +134,7 @@ def _is_of_versions(text: str, frames: str) -> bool:
     return _UNEXPECTED.search(text) is not None and bool(files) and _LIBRARY.search(files[-1]) is not None
 
 
-def _seen_on(winner: Candidate, evidence: Evidence, first: Sequence[RankTimeline]) -> Iterator[Value]:
+def _seen_on(winner: Suspect, evidence: Evidence, first: Sequence[RankTimeline]) -> Iterator[Value]:
     """Yield what the kernels and devices of their hosts report."""
     for host in (evidence.host(name) for name in winner.hosts):
         here = evidence.ranks_of(host.host)
@@ -161,7 +161,7 @@ def _ordered(values: Iterable[Value], phase: str) -> list[Value]:
     return [best, *(one for one in known if one is not best)]
 
 
-def scope_of(winner: Candidate, evidence: Evidence) -> str:
+def scope_of(winner: Suspect, evidence: Evidence) -> str:
     """Return where it failed, by counting ranks."""
     every = {rank.rank for rank in evidence.ranks}
     ranks = set(winner.ranks) & every

@@ -7,7 +7,7 @@ from typing import Any
 
 from ascendrun.health.diagnosis.evidence import Evidence
 from ascendrun.health.diagnosis.result import Proof
-from ascendrun.text import Text
+from ascendrun.text import listed
 
 MOST = 6
 _OF_DOMAIN: Mapping[str, str] = {
@@ -35,7 +35,7 @@ def differences_of(evidence: Evidence, hosts: tuple[str, ...], domain: str) -> t
             theirs = {known[other].get(key, "-") for other in like_it}
             if len(theirs) == 1 and own not in theirs:
                 values = {"host": host, "key": key, "own": own, "others": theirs.pop()}
-                text = Text("diagnosis.differs", "{host} only: {key} is {own}, {others} on all others", **values)
+                text = listed("diagnosis.differs", **values)
                 place = fits.index(key.partition(".")[0]) if key.partition(".")[0] in fits else len(fits)
                 found.append((place, Proof(text, host=host)))
     return tuple(proof for _, proof in sorted(found, key=lambda one: one[0]))[:MOST]

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Optional
 
 from ascendrun.ascend.signatures import scan
-from ascendrun.health.diagnosis.candidates import Candidate
 from ascendrun.health.diagnosis.evidence import Evidence, Moment, RankEvidence
 from ascendrun.health.diagnosis.lines.line_kinds import PeerLine
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
-from ascendrun.health.diagnosis.result import Proof, proof_of
+from ascendrun.health.diagnosis.result import Proof, Suspect, proof_of
 from ascendrun.text import Rendered
 
 COUNTED = ("tag", "index", "sequence", "progress")
@@ -38,6 +37,21 @@ class Edge(NamedTuple):
         return self.timeline.rank.host
 
 
+class Found(NamedTuple):
+    """Whom a rule blames. `edges`: its proof. `code`, `caveats`: instead of the rule's; `hosts` None: of the ranks.
+    `shows_output`: prove it with the ranks' last output, too."""
+
+    ranks: Iterable[int]
+    edges: Sequence[Edge]
+    code: str = ""
+    hosts: Iterable[str] | None = None
+    caveats: str | None = None
+    at: Moment | None = None
+    values: Mapping[str, str | Rendered] | None = None
+    proofs: tuple[Proof, ...] = ()
+    shows_output: bool = False
+
+
 class Edges:
     """The input of the rules. `waits`: the edges of an effect of others. `suffering`: ranks that waited for others,
     or lost others."""
@@ -48,6 +62,7 @@ class Edges:
         self.all = [Edge(one, message, *self._named(message)) for one in timelines for message in one.messages]
         self.waits = [one for one in self.all if one.message.wait is not None]
         self.suffering = [timeline for timeline in timelines if timeline.waited is not None]
+        self.hosts = {timeline.rank.host for timeline in timelines}
 
     def of(self, *kinds: str) -> list[Edge]:
         return [one for one in self.all if one.message.kind in kinds]
@@ -100,39 +115,27 @@ class Edges:
                 found[one.rank] = one.message.values[name]
         return found
 
-    def make(
-        self,
-        code: str,
-        strength: int,
-        ranks: Iterable[int],
-        edges: Sequence[Edge],
-        *,
-        hosts: Iterable[str] | None = None,
-        caveats: str = "by-rule",
-        sure: bool = False,
-        at: Moment | None = None,
-        values: Mapping[str, str | Rendered] | None = None,
-        shows_output: bool = False,
-    ) -> Candidate:
-        """Make a candidate; `caveats`: names, separated by spaces. `shows_output`: prove it with the ranks' last
-        output."""
-        chosen = tuple(sorted(set(ranks)))
+    def suspect(self, found: Found, code: str, strength: int, caveats: str) -> Suspect:
+        """Make a suspect of what a rule found."""
+        ranks = tuple(sorted(set(found.ranks)))
+        hosts = found.hosts
         if hosts is None:
-            hosts = {self.by_rank[rank].rank.host for rank in chosen if rank in self.by_rank}
-        proofs = [proof_of(self.evidence, one.message.line, one.timeline.rank) for one in edges[:3]]
+            hosts = {self.by_rank[rank].rank.host for rank in ranks if rank in self.by_rank}
+        proofs = [proof_of(self.evidence, one.message.line, one.timeline.rank) for one in found.edges[:3]]
         # The line of the first edge has the values of the code's signature.
-        line = edges[0].message.line.text if edges else ""
-        found = next((hit.values for hit in scan([(0, line)]) if hit.signature.code == code), {})
-        return Candidate(
+        line = found.edges[0].message.line.text if found.edges else ""
+        code, caveats = found.code or code, caveats if found.caveats is None else found.caveats
+        known = next((hit.values for hit in scan([(0, line)]) if hit.signature.code == code), {})
+        return Suspect(
             code,
             strength,
-            chosen,
+            ranks,
             tuple(sorted(set(hosts))),
-            at=at,
-            proofs=(*(self._last_output(chosen) if shows_output else ()), *proofs),
-            sure=sure,
+            at=found.at,
+            proofs=(*found.proofs, *(self._last_output(ranks) if found.shows_output else ()), *proofs),
+            sure=not caveats,
             caveats=tuple(caveats.split()),
-            values={**found, **(values or {})},
+            values={**known, **(found.values or {})},
         )
 
     def _last_output(self, ranks: Iterable[int]) -> list[Proof]:

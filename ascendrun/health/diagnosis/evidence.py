@@ -71,7 +71,6 @@ class RankEvidence:
     plog: tuple[Line, ...] | None = None
     last_output_s: float | None = None
     last_step: int | None = None
-    max_rss_bytes: int | None = None
     inner: bool = False
 
     @property
@@ -97,7 +96,7 @@ class DeviceFact:
 class HostEvidence:
     """One host. `stopped_at_s`: when its supervisor started to stop the ranks, on its clock; `stopped_by`: origin of
     the request. `lost`: why its ranks are gone (endings.NodeLost), None: not lost. `dmesg`: lines since the start;
-    None: unreadable. `reachable` None: not monitored. `memory_free_bytes`, `disk_free_bytes`: minimum around the end.
+    None: unreadable. `reachable` None: not monitored. `memory_free_bytes`: minimum around the end.
     `missing`: unreadable items, with reasons. `facts`: of the start (survey.recorded_facts).
     """
 
@@ -115,7 +114,6 @@ class HostEvidence:
     has_ended: bool = False
     memory_free_bytes: int | None = None
     memory_total_bytes: int | None = None
-    disk_free_bytes: int | None = None
     missing: tuple[Text, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -175,9 +173,6 @@ class Evidence:
 
     def ranks_of(self, host: str) -> tuple[RankEvidence, ...]:
         return tuple(rank for rank in self.ranks if rank.host == host)
-
-    def by_rank(self) -> dict[int, RankEvidence]:
-        return {rank.rank: rank for rank in self.ranks}
 
 
 UNKNOWN_CLOCK_S = 180.0

@@ -11,7 +11,7 @@ from ascendrun.health.diagnosis.evidence import Evidence, moment
 from ascendrun.health.diagnosis.kinds import domain_of, retry_of
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import Confidence, Diagnosis, Proof
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 NO_OUTPUT_S = 120.0
 LIVE = frozenset({"QUEUED", "CHECKING", "STAGING", "STARTING", "RUNNING"})
@@ -122,11 +122,10 @@ def _anomalies(evidence: Evidence) -> Iterator[Text]:
     is_running = evidence.state == "RUNNING"
     unreachable = [host.host for host in evidence.hosts if host.reachable is False]
     if unreachable and is_running:
-        english = "{hosts:hosts} unreachable; its ranks may still be running"
-        yield Text("diagnosis.anomaly.host-unreachable", english, hosts=unreachable)
+        yield listed("diagnosis.anomaly.host-unreachable", hosts=unreachable)
     hung = [rank.rank for rank in evidence.ranks if rank.lingers]
     if hung:
-        yield Text("diagnosis.anomaly.hung-at-exit", "ranks {ranks:ranks} finished but did not exit", ranks=hung)
+        yield listed("diagnosis.anomaly.hung-at-exit", ranks=hung)
     if is_running:
         yield from _anomalies_of_ranks(evidence, unreachable)
     yield from evidence.slow
@@ -135,7 +134,7 @@ def _anomalies(evidence: Evidence) -> Iterator[Text]:
 def _anomalies_of_ranks(evidence: Evidence, unreachable: Sequence[str]) -> Iterator[Text]:
     ended = [rank.rank for rank in evidence.ranks if rank.code == 0]
     if ended and len(ended) < len(evidence.ranks):
-        yield Text("diagnosis.anomaly.ended-early", "ranks {ranks:ranks} have already exited 0", ranks=ended)
+        yield listed("diagnosis.anomaly.ended-early", ranks=ended)
     written_s = {}
     for rank in evidence.ranks:
         when = moment(evidence, rank.host, rank.last_output_s)
@@ -145,14 +144,12 @@ def _anomalies_of_ranks(evidence: Evidence, unreachable: Sequence[str]) -> Itera
     quiet = [rank for rank, at_s in written_s.items() if newest_s - at_s > NO_OUTPUT_S]
     if quiet and len(quiet) < len(written_s):
         seconds = newest_s - min(written_s[rank] for rank in quiet)
-        english = "ranks {ranks:ranks} wrote no output for {seconds:.0f} s while others did"
-        yield Text("diagnosis.anomaly.no-output", english, ranks=quiet, seconds=seconds)
+        yield listed("diagnosis.anomaly.no-output", ranks=quiet, seconds=seconds)
     elif written_s and evidence.now_s - newest_s > NO_OUTPUT_S:
-        english, seconds = "no rank wrote output for {seconds:.0f} s", evidence.now_s - newest_s
-        yield Text("diagnosis.anomaly.no-output-at-all", english, seconds=seconds)
+        seconds = evidence.now_s - newest_s
+        yield listed("diagnosis.anomaly.no-output-at-all", seconds=seconds)
     steps = {rank.rank: rank.last_step for rank in evidence.ranks if rank.last_step is not None}
     low, newest = min(steps.values(), default=0), max(steps.values(), default=0)
     if newest - low > 1:
         behind = [rank for rank, step in steps.items() if step == low]
-        english = "ranks {ranks:ranks} are at step {step}, others at step {newest}"
-        yield Text("diagnosis.anomaly.behind", english, ranks=behind, step=low, newest=newest)
+        yield listed("diagnosis.anomaly.behind", ranks=behind, step=low, newest=newest)

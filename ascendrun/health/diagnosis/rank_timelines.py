@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
 
 from ascendrun.ascend.signatures import Hit, scan
-from ascendrun.ascend.vocabularies import class_of
+from ascendrun.ascend.vocabularies import class_of, strength_of
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, moment, with_stamps
-from ascendrun.health.diagnosis.lines.exits import child_indicator, exit_indicator, signal_of
-from ascendrun.health.diagnosis.lines.fatal import FROM_OUTSIDE, Fatal, has_inner_code
+from ascendrun.health.diagnosis.lines.exits import child_indicator, exit_indicator
+from ascendrun.health.diagnosis.lines.fatal import Fatal, has_inner_code
 from ascendrun.health.diagnosis.lines.line_kinds import (
     WENT_ON,
     PeerLine,
     find_peer_lines,
     is_error_line,
-    is_informational,
     is_logged_error,
 )
-from ascendrun.health.diagnosis.lines.rank_lines import LAST_OUTPUT_LINES, NEAR_THE_END_S, RULED, RankLines, is_specific
+from ascendrun.health.diagnosis.lines.rank_lines import LAST_OUTPUT_LINES, RULED, RankLines, is_specific
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, unfold, without_colours
 
 
@@ -33,14 +32,14 @@ class RankTimeline:
     errors that it logged just before them, or before its end."""
 
     rank: RankEvidence
-    own: result.Indicator | None
-    indicators: tuple[result.Indicator, ...] = ()
+    own: result.Suspect | None
+    indicators: tuple[result.Suspect, ...] = ()
     messages: tuple[PeerLine, ...] = ()
     chain: Chain | None = None
     end: Moment | None = None
     waited: str | None = None
     waited_at: Moment | None = None
-    survived: Mapping[str, bool] = field(default_factory=dict)
+    survived: frozenset[str] = frozenset()
     said: tuple[str, ...] = ()
     frames: str = ""
     plog: tuple[Line, ...] = ()
@@ -49,17 +48,6 @@ class RankTimeline:
     @property
     def has_cause(self) -> bool:
         return self.own is not None and self.own.role == result.CAUSE
-
-    @property
-    def waits(self) -> list[PeerLine]:
-        """Return the messages of an effect of others."""
-        return [message for message in self.messages if message.wait is not None]
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether it failed, waited, was stopped, or left neither an end nor output."""
-        has_no_trace = not self.rank.has_ended and not self.rank.lines
-        return self.rank.has_failed or self.waited is not None or self.rank.stopped or has_no_trace
 
     @property
     def has_finished(self) -> bool:
@@ -73,8 +61,7 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
     plog = with_stamps(rank.plog or (), until_s=rank.exited_at_s or host.stopped_at_s)
     fatal = Fatal(evidence, rank, (*rank.error, *rank.lines), plog)
     indicators = [*fatal.indicators(), *known_line_indicators(fatal)]
-    missed = fatal.missed_a_child()
-    child = None if missed is None else child_indicator(evidence, rank, points=missed)
+    child = child_indicator(evidence, rank) if fatal.missed_a_child() else None
     indicators += [indicator for indicator in (child, exit_indicator(evidence, rank)) if indicator is not None]
     messages = (*fatal.messages, *fatal.suffered_lines())
     waits = [message for message in messages if message.wait is not None]
@@ -115,38 +102,29 @@ def _details(fatal: Fatal) -> Iterator[Line]:
 
 
 def without_survived(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
-    """Remove known lines and caught exceptions that most other ranks had too and survived: they ended no rank.
-    Without times a line stays, uncertain. The others are the ranks that did not fail, if
-    there are any. Lines inside an exception's message are part of the exception."""
-    calm = [timeline for timeline in timelines if not timeline.rank.has_failed]
-    return [
-        _without(timeline, _common([other for other in calm or timelines if other is not timeline]))
-        for timeline in timelines
-    ]
+    """Remove known lines and caught exceptions that at least half of the others had too and survived: they ended no
+    rank. The others are the ranks that did not fail, if any. Lines of an exception's message are part of it."""
+    calm = [one for one in timelines if not one.rank.has_failed]
+    return [_without(one, _common([other for other in calm or timelines if other is not one])) for one in timelines]
 
 
-def _common(others: Sequence[RankTimeline]) -> Mapping[str, bool]:
-    """Return lines that at least half of them wrote and survived; True: certainly."""
-    counts = Counter(line for timeline in others for line in timeline.survived)
-    surely = Counter(line for timeline in others for line, is_sure in timeline.survived.items() if is_sure)
-    return {line: 2 * surely[line] >= len(others) for line, count in counts.items() if 2 * count >= len(others)}
+def _common(others: Sequence[RankTimeline]) -> set[str]:
+    counts = Counter(line for one in others for line in one.survived)
+    return {line for line, count in counts.items() if 2 * count >= len(others)}
 
 
-def _without(timeline: RankTimeline, common: Mapping[str, bool]) -> RankTimeline:
-    """Remove `common` lines: those of most other ranks; True: certainly survived."""
+def _without(timeline: RankTimeline, common: Container[str]) -> RankTimeline:
     kept = []
-    for indicator in timeline.indicators:
-        line = ""
-        if indicator.code == "exception":
-            line = f"exception|{indicator.key}"
-        elif "type" not in indicator.values and indicator.proofs:
-            line = result.same_line(indicator.code, indicator.proofs[0].line)
-        if not common.get(line):
-            kept.append(replace(indicator, sure=False) if line in common else indicator)
+    for suspect in timeline.indicators:
+        line = f"exception|{suspect.key}" if suspect.code == "exception" else ""
+        if not line and "type" not in suspect.values and suspect.proofs:
+            line = result.same_line(suspect.code, suspect.proofs[0].line)
+        if line not in common:
+            kept.append(suspect)
     return replace(timeline, indicators=tuple(kept), own=choose_own(kept, waited=timeline.waited is not None))
 
 
-def choose_own(indicators: Sequence[result.Indicator], *, waited: bool) -> result.Indicator | None:
+def choose_own(indicators: Sequence[result.Suspect], *, waited: bool) -> result.Suspect | None:
     """Choose one indicator of a rank: a cause before a symptom before a consequence; the strongest cause.
 
     A vague end (a crash, a code) is not a reason if the rank's output shows an effect of other ranks:
@@ -173,28 +151,16 @@ HARD_FROM = 60
 REPORT_LINES = 3
 _NOT_FATAL = frozenset({"numeric", "data"})
 """Families of signatures after which a program continues; the reason is the resulting exception, if any."""
-_KILLING = frozenset({"memory", "host", "limits", "driver", "launcher"})
-"""Families that can lead to a signal from outside."""
 
 
-def known_line_indicators(lines: Fatal) -> list[result.Indicator]:
+def known_line_indicators(lines: Fatal) -> list[result.Suspect]:
     """Return known lines outside of exceptions. They are secondary to a later exception with its own message, and
     explain a vague exception."""
     chain = lines.chain
     has_own_cause = chain is not None and lines.role == result.CAUSE and class_of(chain.root.short_type).depth >= 0
-    was_killed = chain is None and signal_of(lines.rank) in FROM_OUTSIDE
     taken = set(lines.lines_of())
-    shown = [
-        hit
-        for hit in lines.hits
-        if not (
-            hit.line in taken
-            or hit.signature.code in RULED
-            or not lines.is_terminal(hit.line)
-            or (was_killed and hit.signature.family not in _KILLING)
-            or WENT_ON.search(hit.text)
-        )
-    ]
+    own = [hit for hit in lines.hits if not (hit.line in taken or hit.signature.code in RULED)]
+    shown = [hit for hit in own if lines.is_terminal(hit.line) and not WENT_ON.search(hit.text)]
     closing = _closing(lines, shown)
     last = {hit.signature.code: hit for hit in shown}
     indicators = []
@@ -202,7 +168,7 @@ def known_line_indicators(lines: Fatal) -> list[result.Indicator]:
         if hit.signature.is_general and hit is not last[hit.signature.code]:
             continue  # of NCCL's warnings only the last came right before the failure
         line = lines.lines[hit.line]
-        is_last = lines.after[hit.line] <= LAST_OUTPUT_LINES and lines.rank.has_failed and not lines.has_waited
+        is_last = lines.after[hit.line] <= LAST_OUTPUT_LINES and not lines.has_waited
         since_s = None if line.at_s is None or closing is None or closing.at_s is None else closing.at_s - line.at_s
         has_order = closing is None or closing is line or since_s is not None
         indicator = _indicator(
@@ -210,13 +176,10 @@ def known_line_indicators(lines: Fatal) -> list[result.Indicator]:
             hit,
             line,
             weaker=has_own_cause or (since_s or 0.0) > EARLIER_S,
-            sure=is_last
-            and has_order
-            and _is_near_the_end(lines, line)
-            and not has_inner_code(hit, _around(hit, lines.lines)),
+            sure=is_last and has_order and not has_inner_code(hit, _around(hit, lines.lines)),
         )
         if lines.outlived(hit.line):
-            indicator = replace(indicator, strength=min(indicator.strength, result.STRENGTH["outlived"]), sure=False)
+            indicator = replace(indicator, strength=min(indicator.strength, strength_of("outlived")), sure=False)
         indicators.append(indicator)
     for hit in scan((index, line.text) for index, line in enumerate(lines.plog)):
         if hit.signature.code not in RULED and is_specific(hit) and is_error_line(hit.text):
@@ -238,25 +201,12 @@ def _closing(lines: Fatal, shown: Sequence[Hit]) -> Line | None:
     decisive = [
         lines.lines[hit.line]
         for hit in shown
-        if hit.signature.role == result.CAUSE
-        and hit.signature.strength >= result.CREDIBLE
-        and hit.signature.family not in _NOT_FATAL
+        if hit.signature.role == result.CAUSE and hit.signature.strength >= result.CREDIBLE
     ]
     return max(decisive, key=lambda line: line.at_s or 0.0, default=None)
 
 
-def _is_near_the_end(lines: RankLines, line: Line) -> bool:
-    """Return whether it is near the end, without stderr output more than EARLIER_S later."""
-    later_s = [
-        other.at_s
-        for other in lines.lines[-LAST_OUTPUT_LINES:]
-        if other.stream == "err" and other.text.strip() and other.at_s is not None and not is_informational(other.text)
-    ]
-    lived_s = lines.lived_s(line) or 0.0
-    return line.at_s is None or (lived_s <= NEAR_THE_END_S and max(later_s, default=0.0) - line.at_s <= EARLIER_S)
-
-
-def _indicator(lines: RankLines, hit: Hit, line: Line, *, weaker: bool, sure: bool) -> result.Indicator:
+def _indicator(lines: RankLines, hit: Hit, line: Line, *, weaker: bool, sure: bool) -> result.Suspect:
     role = result.TEARDOWN if lines.is_late(line) else hit.signature.role
     if hit.signature.family == "signal" and lines.has_waited:
         role = result.CONSEQUENCE  # the end of a rank whose wait timed out

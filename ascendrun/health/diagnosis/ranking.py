@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ascendrun.ascend.vocabularies import cann_detail, class_of
 from ascendrun.health.diagnosis import classes
-from ascendrun.health.diagnosis.candidates import Candidate, candidates_of, candidates_of_kernels, strongest_symptom
+from ascendrun.health.diagnosis.candidates import candidates_of, strongest_symptom
 from ascendrun.health.diagnosis.differences import differences_of
 from ascendrun.health.diagnosis.evidence import Evidence, Moment, earliest, surely_before
 from ascendrun.health.diagnosis.kinds import domain_of, retry_of
@@ -24,6 +24,7 @@ from ascendrun.health.diagnosis.result import (
     Diagnosis,
     Proof,
     Role,
+    Suspect,
     proof_of,
 )
 from ascendrun.health.diagnosis.wait_rules import blame_waiting
@@ -44,14 +45,11 @@ SEVERAL = frozenset({"rank-unresponsive", "node-unreachable", "nccl-ib-completio
 
 def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
     """Diagnose an attempt that failed."""
-    of_ranks = candidates_of(evidence, timelines)
-    candidates = [*of_ranks, *candidates_of_kernels(evidence, of_ranks)]
+    candidates = [*candidates_of(evidence, timelines)]
     winner = _outlier(candidates, timelines) or choose(candidates)
     if winner is None or not winner.is_credible:
         waiting = blame_waiting(evidence, timelines)
-        if waiting is not None and winner is not None and not winner.is_vague and winner.ranks == waiting.ranks:
-            candidates[candidates.index(winner)] = winner = replace(winner, strength=waiting.strength)
-        elif waiting is not None and (winner is None or waiting.strength > winner.strength):
+        if waiting is not None and (winner is None or waiting.strength > winner.strength):
             candidates.append(waiting)
             winner = waiting
     elif "only-kernel" in winner.caveats and not winner.ranks:
@@ -97,6 +95,7 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
         scope=found.scope,
         phase=found.phase,
         reason_grade=classes.grade_of(found, confidence, winner.code),
+        rules=winner.rules,
         why=tuple(dict.fromkeys(found.values))[:MOST_VALUES],
     )
 
@@ -110,14 +109,14 @@ _ADVISES = re.compile(
 )
 
 
-def advice_of(winner: Candidate, timelines: Sequence[RankTimeline]) -> Mapping[str, str]:
+def advice_of(winner: Suspect, timelines: Sequence[RankTimeline]) -> Mapping[str, str]:
     """Return what the message of the first failure advises, whole sentences; {} for nothing."""
     said = (text for one in timelines if one.rank.rank in winner.ranks[:1] for text in one.said)
     found = next((match[1] for match in map(_ADVISES.search, said) if match is not None), None)
     return {} if found is None else {"advice": found}
 
 
-def _details(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTimeline]) -> Sequence[Proof]:
+def _details(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeline]) -> Sequence[Proof]:
     """Return what the first rank logged before a general exception, or before an end without one."""
     is_general = winner.code == "exception" and class_of(str(winner.values.get("type", ""))).depth < 0
     if not is_general and winner.code != "exit-code":
@@ -128,7 +127,7 @@ def _details(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTime
     return [proof_of(evidence, line, one.rank) for one, line in lines]
 
 
-def _detail_of(details: Sequence[Proof], winner: Candidate, timelines: Sequence[RankTimeline]) -> Mapping[str, str]:
+def _detail_of(details: Sequence[Proof], winner: Suspect, timelines: Sequence[RankTimeline]) -> Mapping[str, str]:
     """Return what tells more than the reason itself: what CANN reports behind a code that hides others, or before a
     general exception, else the first detail."""
     value = classes.code_value(winner.code)
@@ -143,7 +142,7 @@ def _detail_of(details: Sequence[Proof], winner: Candidate, timelines: Sequence[
 # ---------------------------------------------------------------- the choice
 
 
-def choose(candidates: Sequence[Candidate]) -> Candidate | None:
+def choose(candidates: Sequence[Suspect]) -> Suspect | None:
     """Return the strongest candidate that no credible other one certainly preceded; of equals, the earliest. A rank
     that ended without output before all others had a reason is not a consequence of them."""
     credible = [one for one in candidates if one.is_credible] or list(candidates)
@@ -163,11 +162,11 @@ def choose(candidates: Sequence[Candidate]) -> Candidate | None:
     return max(first or credible, key=lambda one: (one.strength, -_at_s(one)), default=None)
 
 
-def _at_s(one: Candidate) -> float:
+def _at_s(one: Suspect) -> float:
     return one.at.at_s if one.at else float("inf")
 
 
-def _outlier(candidates: Sequence[Candidate], timelines: Sequence[RankTimeline]) -> Candidate | None:
+def _outlier(candidates: Sequence[Suspect], timelines: Sequence[RankTimeline]) -> Suspect | None:
     """Return the few ranks that ended without output and with a different exit code, if all others raised the same
     exception: the few were first, unless the clocks contradict."""
     mute = [one for one in candidates if one.code == "exit-code"]
@@ -180,7 +179,7 @@ def _outlier(candidates: Sequence[Candidate], timelines: Sequence[RankTimeline])
     return mute[0] if is_alone and mute[0].values.get("code") not in codes else None
 
 
-def _joined(kernel: Candidate, waiting: Candidate, timelines: Sequence[RankTimeline]) -> Candidate:
+def _joined(kernel: Suspect, waiting: Suspect, timelines: Sequence[RankTimeline]) -> Suspect:
     """Join a kernel message and the rank that others waited for, if on one host; of several hosts, choose the one
     with the kernel message; otherwise return `waiting`."""
     own, theirs = set(kernel.hosts), set(waiting.hosts)
@@ -194,7 +193,7 @@ def _joined(kernel: Candidate, waiting: Candidate, timelines: Sequence[RankTimel
 
 
 def caveats_of(
-    winner: Candidate, candidates: Sequence[Candidate], evidence: Evidence, timelines: Sequence[RankTimeline]
+    winner: Suspect, candidates: Sequence[Suspect], evidence: Evidence, timelines: Sequence[RankTimeline]
 ) -> tuple[str, ...]:
     """Return the names of the reasons why it is not certain; () for none."""
     inside = {timeline.rank.rank for timeline in timelines if timeline.rank.inner}
@@ -212,7 +211,7 @@ def caveats_of(
     return tuple(name for name, holds in caveats.items() if holds)
 
 
-def _alternatives(winner: Candidate, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+def _alternatives(winner: Suspect, candidates: Sequence[Suspect]) -> tuple[Suspect, ...]:
     """Return other possible first reasons: all credible ones, and weak ones that were not clearly later."""
     return tuple(
         one
@@ -223,7 +222,7 @@ def _alternatives(winner: Candidate, candidates: Sequence[Candidate]) -> tuple[C
     )
 
 
-def _unseen(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTimeline]) -> bool:
+def _unseen(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeline]) -> bool:
     """Return whether ranks other than the winner's have neither an end nor output."""
     ranks = [timeline.rank for timeline in timelines]
     lost = evidence.silent_hosts
@@ -236,12 +235,12 @@ def _unseen(winner: Candidate, evidence: Evidence, timelines: Sequence[RankTimel
     return bool(expected - known - set(winner.ranks))
 
 
-def _unexplained(winner: Candidate, timelines: Sequence[RankTimeline]) -> bool:
+def _unexplained(winner: Suspect, timelines: Sequence[RankTimeline]) -> bool:
     """Return whether a rank failed by itself, not clearly later, without output that shows a consequence."""
     for timeline in timelines:
         if timeline.rank.rank in winner.ranks or not timeline.rank.has_failed or timeline.waited is not None:
             continue
-        if timeline.own is not None and not (timeline.has_cause and timeline.own.is_vague):
+        if timeline.own is not None:
             continue  # its own reason makes it an alternative, messages about others a consequence
         if not surely_before(winner.at, timeline.end, by_s=CLEARLY_S):
             return True
@@ -251,7 +250,7 @@ def _unexplained(winner: Candidate, timelines: Sequence[RankTimeline]) -> bool:
 # ---------------------------------------------------------------- consequences
 
 
-def make_chain(winner: Candidate, timelines: Sequence[RankTimeline]) -> tuple[ChainLink, ...]:
+def make_chain(winner: Suspect, timelines: Sequence[RankTimeline]) -> tuple[ChainLink, ...]:
     """Return every rank with the role of its end, grouped: first failure, consequences, then teardown."""
     groups: dict[tuple[Role, str], list[RankTimeline]] = {}
     for timeline in timelines:
@@ -265,7 +264,7 @@ def make_chain(winner: Candidate, timelines: Sequence[RankTimeline]) -> tuple[Ch
     )
 
 
-def _role_of(winner: Candidate, timeline: RankTimeline) -> tuple[Role, str]:
+def _role_of(winner: Suspect, timeline: RankTimeline) -> tuple[Role, str]:
     rank, own = timeline.rank, timeline.own
     if rank.rank in winner.ranks:
         return Role.INITIATING, winner.code
@@ -281,7 +280,7 @@ def _role_of(winner: Candidate, timeline: RankTimeline) -> tuple[Role, str]:
     return (Role.CONSEQUENCE, "failed-after") if rank.has_ended else (Role.UNKNOWN, "no-record")
 
 
-def _link(winner: Candidate, role: Role, code: str, timelines: Sequence[RankTimeline]) -> ChainLink:
+def _link(winner: Suspect, role: Role, code: str, timelines: Sequence[RankTimeline]) -> ChainLink:
     when = winner.at if role is Role.INITIATING and winner.at else earliest(_when(timeline) for timeline in timelines)
     values = next(
         (timeline.own.values for timeline in timelines if timeline.own is not None and timeline.own.code == code), {}
@@ -321,7 +320,7 @@ def _unknown(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis
         Confidence.UNKNOWN,
         at_s=first.at_s if first else None,
         evidence=proofs,
-        chain=make_chain(Candidate("unknown", 0), timelines),
+        chain=make_chain(Suspect("unknown", 0), timelines),
         missing=_missing(evidence),
         values={"reason": evidence.reason or ""},
         domain=domain_of("peer-lost") if suffered else "",

@@ -18,11 +18,8 @@ from ascendrun.text.format import label_ranks
 
 MESSAGE_CHARACTERS, TAIL_CHARACTERS, DETAIL_CHARACTERS = 160, 60, 240
 """Of a message next to the text of its signature; a message without a signature is not shortened."""
-FIRST = Text("diagnosis.first", "failed first")
-NOT_RESTARTED = Text(
-    "diagnosis.not-restarted",
-    "not restarted automatically; with `checkpoint.dir` set, the next submission resumes from the latest checkpoint",
-)
+FIRST = listed("diagnosis.first")
+NOT_RESTARTED = listed("diagnosis.not-restarted")
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 
 
@@ -55,20 +52,10 @@ def render(diagnosis: Diagnosis, lang: str | None = None) -> Diagnosis:
 
 def who(ranks: tuple[int, ...], hosts: tuple[str, ...], labels: Mapping[int, str] | None = None) -> Text:
     """Return "rank 2 on npu01", "ranks 8-15 on npu02", "rank decode/0 on npu02" by the labels of roles, or "npu03"."""
-    values: dict[str, object] = {"ranks": list(ranks), "hosts": list(hosts)}
-    if labels:
-        values["ranks"] = label_ranks(ranks, labels)
-    if not ranks:
-        if hosts:
-            return Text("diagnosis.who-hosts", "{hosts:hosts}", **values)
-        return Text("diagnosis.who-unknown", "an unknown rank")
-    if hosts:
-        one = Text("diagnosis.who-rank-on", "rank {ranks:ranks} on {hosts:hosts}", **values)
-        return (
-            one if len(ranks) == 1 else Text("diagnosis.who-ranks-on", "ranks {ranks:ranks} on {hosts:hosts}", **values)
-        )
-    one = Text("diagnosis.who-rank", "rank {ranks:ranks}", **values)
-    return one if len(ranks) == 1 else Text("diagnosis.who-ranks", "ranks {ranks:ranks}", **values)
+    named = f"rank{'s' if len(ranks) > 1 else ''}{'-on' if hosts else ''}"
+    key = named if ranks else "hosts" if hosts else "unknown"
+    shown: object = label_ranks(ranks, labels) if labels else list(ranks)
+    return listed(f"diagnosis.who-{key}", ranks=shown, hosts=list(hosts))
 
 
 def _string(value: str | Rendered, lang: str) -> str:
@@ -83,43 +70,21 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
         return Description(**texts)
     signature = signature_of(diagnosis.code)
     if signature is None:
-        return Description(_first_to_fail({**values, "reason": diagnosis.code}).render(lang), "", "")
+        sentence = listed("diagnosis.failed-first", who=values["who"], reason=diagnosis.code)
+        return Description(sentence.render(lang), "", "")
     known = signature.words(lang, values)
+    found = {"where": "?", "from": "?", "reason": "?", **values}
     reason = known.message
     if diagnosis.values.get("message", "") not in ("", known.message) and values["message"] not in known.message:
-        reason = Text(
-            "diagnosis.with-exception",
-            "{reason} ({message}, at {where})",
-            reason=reason,
-            message=values["message"],
-            where=values.get("where", "?"),
-        ).render(lang)
-    found = {**values, "reason": reason}
+        given = {"reason": reason, "message": values["message"], "where": found["where"]}
+        reason = listed("diagnosis.with-exception", **given).render(lang)
+    given = {"who": values["who"], "reason": reason}
     if diagnosis.values.get("to", "?") != "?":
-        sentence = Text(
-            "diagnosis.path",
-            "the evidence points to {who}: {reason} (from {source} to {target}: {why})",
-            who=values["who"],
-            reason=reason,
-            source=values.get("from", "?"),
-            target=values["to"],
-            why=values.get("reason", "?"),
-        )
-    elif diagnosis.code in RULED:
-        sentence = Text(
-            "diagnosis.points-to", "the evidence points to {who}: {reason}", **_only(found, "who", "reason")
-        )
+        path = {"source": found["from"], "target": values["to"], "why": found["reason"]}
+        sentence = listed("diagnosis.path", **given, **path)
     else:
-        sentence = _first_to_fail(found)
+        sentence = listed("diagnosis.points-to" if diagnosis.code in RULED else "diagnosis.failed-first", **given)
     return Description(sentence.render(lang), known.cause, _with_advice(known.hint, values, lang))
-
-
-def _first_to_fail(values: Mapping[str, str]) -> Text:
-    return Text("diagnosis.failed-first", "{who} failed first: {reason}", **_only(values, "who", "reason"))
-
-
-def _only(values: Mapping[str, str], *names: str) -> dict[str, str]:
-    return {name: values[name] for name in names}
 
 
 def class_text(found: Diagnosis) -> Text | None:
@@ -134,15 +99,9 @@ def _of_exception(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) ->
     """Return cause and hint of an exception: what its message advises, then what helps in its domain, or of the
     program's own errors the words of the catalogue for their class."""
     where = values.get("where", "?")
-    place = (
-        Text("diagnosis.see-output", "`ascendrun logs JOB --rank R --stream err` shows all its output")
-        if where == "?"
-        else Text(
-            "diagnosis.see-traceback",
-            "check {where}; `ascendrun logs JOB --rank R --stream err` shows the whole traceback",
-            where=where,
-        )
-    ).render(lang)
+    place = (listed("diagnosis.see-output") if where == "?" else listed("diagnosis.see-traceback", where=where)).render(
+        lang
+    )
     hits = [hit for hit in scan([(0, f"{values.get('type', '')}: ")]) if hit.signature.code.startswith("python-")]
     best = strongest(hits)
     texts = {} if best is None else {"cause": best.signature.words(lang).cause, "hint": best.signature.words(lang).hint}
@@ -155,7 +114,7 @@ def _of_exception(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) ->
         texts["hint"] = _with_advice("", values, lang)
     second = texts.get("hint")
     if second is not None:
-        texts["hint"] = Text("diagnosis.and", "{first}; {second}", first=place, second=second).render(lang)
+        texts["hint"] = listed("diagnosis.and", first=place, second=second).render(lang)
     return {"hint": place, **texts}
 
 
@@ -164,7 +123,7 @@ def _with_advice(hint: str, values: Mapping[str, str], lang: str) -> str:
     if "advice" not in values:
         return hint
     advice = listed("diagnosis.advice", advice=values["advice"]).render(lang)
-    return Text("diagnosis.and", "{first}; {second}", first=advice, second=hint).render(lang) if hint else advice
+    return listed("diagnosis.and", first=advice, second=hint).render(lang) if hint else advice
 
 
 def _sentence(diagnosis: Diagnosis, part: str, lang: str) -> str:

@@ -70,9 +70,10 @@ class Diagnosis:
     `lag_s`: seconds from the first failure to its first consequence. `retry`: same, exclude, never,
     unknown. `domain`, `scope`, `phase`: of its class (classes.Class), `reason_grade`: how certain the domain is; "" and
     UNKNOWN: not known, or of an attempt that did not fail. `why`: what the domain follows from, the
-    deciding value first. `outcome`: later actions of ascendrun. `anomalies`: of a job that did not fail. `missing`:
-    unreadable evidence. `labels`: names of the ranks of roles. `message`, `cause`, `hint`: set by `render`. Texts are
-    rendered at output."""
+    deciding value first. `rules`: if all ranks only waited, those tried,
+    the applied one last. `outcome`: later actions of ascendrun. `anomalies`: of a job that did not fail.
+    `missing`: unreadable evidence. `labels`: names of the ranks of roles. `message`, `cause`, `hint`: set by `render`.
+    Texts are rendered at output."""
 
     code: str
     confidence: Confidence
@@ -92,6 +93,7 @@ class Diagnosis:
     phase: str = ""
     reason_grade: Confidence = Confidence.UNKNOWN
     why: tuple[Value, ...] = ()
+    rules: tuple[str, ...] = ()
     outcome: tuple[Text, ...] = ()
     anomalies: tuple[Text, ...] = ()
     missing: tuple[Text, ...] = ()
@@ -106,30 +108,6 @@ RUNTIMES = frozenset({"acl", "cann", "cuda", "driver", "torch_npu"})
 CAUSE, SYMPTOM, CONSEQUENCE, TEARDOWN = "cause", "symptom", "consequence", "teardown"
 TEXT_LIMIT = 600
 
-# How certainly each of ascendrun's observations gives the reason, on the scale of the signatures' strength.
-STRENGTH: Mapping[str, int] = {
-    "node-rebooted": 98,
-    "node-directory-gone": 98,
-    "host-oom": 96,
-    "start-failed": 95,
-    "ray": 94,
-    "supervisor-lost": 90,
-    "exception": 70,
-    "crash": 60,
-    "abort": 45,
-    "killed": 55,
-    "device-alarm": 50,
-    "host-oom-likely": 58,
-    "interrupted": 52,
-    "exit-code": 48,
-    "terminated": 51,
-    "finished-early": 20,
-    "suffered": 52,
-    "printed": 47,
-    "kernel": 58,
-    "outlived": 40,
-    "child-oom": 75,
-}
 SIGN_FROM = 30
 """Weaker symptoms occur in every failure of their kind."""
 CREDIBLE = 50
@@ -137,22 +115,30 @@ CREDIBLE = 50
 
 
 @dataclass(frozen=True)
-class Indicator:
-    """One observation. `role`: cause, symptom (of an external fault), consequence (of another rank's end), teardown.
-    `sure`: the observation is a fact and comes from the end of the rank. `key`: equal for the same
-    reason on several ranks. `is_vague`: it fits many reasons."""
+class Suspect:
+    """A possible reason of the failure, of one rank or of several with the same. `strength`: how certainly it gives the
+    reason, on the scale of the signatures. `at`: the earliest time. `sure`: it is a fact, and of the ranks' ends.
+    `role`: cause, symptom (of an external fault), consequence (of another rank's end), teardown. `key`: equal for the
+    same reason on several ranks. `is_vague`: the kind of end is known, its reason is not. `caveats`: why it may be
+    wrong. `rules`: as Diagnosis.rules."""
 
     code: str
-    role: str
     strength: int
-    rank: int
-    host: str
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
     at: Moment | None = None
     proofs: tuple[Proof, ...] = ()
     values: Mapping[str, str | Rendered] = field(default_factory=dict)
     sure: bool = True
+    role: str = CAUSE
     key: str = ""
     is_vague: bool = False
+    caveats: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+
+    @property
+    def is_credible(self) -> bool:
+        return self.strength >= CREDIBLE
 
     @property
     def sameness(self) -> str:

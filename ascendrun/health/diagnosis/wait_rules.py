@@ -1,4 +1,4 @@
-"""Who the others waited for, if no rank reports its own reason: the rules in their order, on the edges between ranks.
+"""Who the others waited for, if no rank reports its own reason: one table of rules over the edges between ranks.
 
 Explicit reports come before conclusions from silence, from the order of steps and ends, and from chains of waiting.
 """
@@ -9,28 +9,45 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Callable
+from typing import Callable, NamedTuple
 
 from ascendrun.ascend.peer_messages import CONNECT, LOST
-from ascendrun.health.diagnosis.candidates import Candidate
-from ascendrun.health.diagnosis.edges import COUNTED, Edge, Edges, minority
+from ascendrun.ascend.vocabularies import strength_of
+from ascendrun.health.diagnosis.edges import COUNTED, Edge, Edges, Found, minority
 from ascendrun.health.diagnosis.evidence import Evidence, earliest
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
 from ascendrun.health.diagnosis.lines.line_kinds import is_loopback
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
+from ascendrun.health.diagnosis.result import Suspect
 from ascendrun.text.format import fold_hosts
 
-LAGGING_S = 900.0
 LONG_BEFORE_S = 60.0
 
 
-def blame_waiting(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Candidate | None:
-    """Return the first applicable rule's result; None if no rank waited for or lost another, or if unknown which.
+class Rule(NamedTuple):
+    """One rule. `code`, `caveats`: of what it finds, if the finding has no others. `is_weak`: weaker than a
+    rank's symptom."""
+
+    code: str
+    find: Callable[[Edges], Found | None]
+    caveats: str = "by-rule"
+    is_weak: bool = False
+
+
+def blame_waiting(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Suspect | None:
+    """Return what the first applicable rule finds; None if no rank waited for or lost another, or if unknown which.
     If no rank failed and none has output, an unreachable host is the only evidence."""
     edges = Edges(evidence, timelines)
-    if not edges.all:
-        return None if any(timeline.rank.has_failed for timeline in timelines) else blame_unreachable(edges)
-    return next((found for found in (rule(edges) for rule in RULES) if found is not None), None)
+    if not edges.all and any(timeline.rank.has_failed for timeline in timelines):
+        return None
+    tried = []
+    for rule in RULES if edges.all else [rule for rule in RULES if rule.find is unreachable]:
+        found = rule.find(edges)
+        tried.append(rule.find.__name__.replace("_", "-"))
+        if found is not None:
+            strength = strength_of("weak-rule" if rule.is_weak else "rule")
+            return replace(edges.suspect(found, rule.code, strength, rule.caveats), rules=tuple(tried))
+    return None
 
 
 # ---------------------------------------------------------------- reports of the communication library
@@ -41,52 +58,34 @@ _CULPRITS = (("hccl-culprit-cqe", "cqe"), ("hccl-culprit-stuck", "stuck"), ("hcc
 _DIFFERS = {"differs": "EI0005", "mismatch": "collectives-mismatch", "models": "models-differ"}
 
 
-def blame_tls(edges: Edges) -> Candidate | None:
-    """Blame the smaller group if the TLS switch differs."""
+def other_tls(edges: Edges) -> Found | None:
+    """The smaller group if the TLS switch differs; of equal groups, one."""
     reports, links = edges.of("tls"), edges.of("link")
-    on, off = (
-        {entry for one in reports for entry in _TLS_ENTRY.findall(one.message.values.get(side, ""))}
-        for side in ("on", "off")
-    )
-    rows: dict[str, set[int]] = {}
-    for one in links:
-        if one.message.values.get("tls"):
-            rows.setdefault(one.message.values["tls"].upper(), set()).add(one.rank)
-    if not reports and len(rows) < 2:
+    sides = {one.rank: one.message.values["tls"].upper() for one in links if one.message.values.get("tls")}
+    for side in ("on", "off"):
+        for entry in (entry for one in reports for entry in _TLS_ENTRY.findall(one.message.values[side])):
+            sides.update(dict.fromkeys(edges.rank_at(entry[0], int(entry[1]))[0], side))
+    if not reports and len(set(sides.values())) < 2:
         return None
-    if not on or not off:
-        smaller = min(rows.values(), key=len) if len(rows) > 1 else set()
-        is_minor = bool(smaller) and 2 * len(smaller) < sum(map(len, rows.values()))
-        ranks, caveats = (smaller, "by-rule") if is_minor else (set(), "who-unknown")
-        return edges.make("EI0016", 80, ranks, reports or links, caveats=caveats)
-    places = [edges.rank_at(address, int(device)) for address, device in sorted(on if len(on) <= len(off) else off)]
-    return edges.make(
-        "EI0016",
-        85,
-        [rank for several, _ in places for rank in several],
-        reports,
-        hosts=[host for _, host in places if host is not None],
-        sure=len(on) != len(off),
-        caveats="two-sides" if len(on) == len(off) else "",
-    )
+    few = minority(sides)
+    return Found(few, reports or links, caveats="" if few and reports else None if few else "who-unknown")
 
 
-def blame_differs(edges: Edges) -> Candidate | None:
-    """Blame the outlier if ranks call different collectives, else all ranks that report it."""
+def other_collective(edges: Edges) -> Found | None:
+    """The outlier if ranks call different collectives, else all ranks that report it."""
     reports = edges.of(*_DIFFERS)
     if not reports:
         return None
-    outliers = minority(edges.in_largest_group("tag")) or _outliers_in_one_aspect(edges, reports)
-    ranks = outliers or tuple(one.rank for one in reports)
+    few = minority(edges.in_largest_group("tag")) or _outliers_in_one_aspect(edges, reports)
+    ranks = few or tuple(one.rank for one in reports)
     shown = sorted(reports, key=lambda one: one.rank not in ranks)
-    caveats = "by-rule" if outliers else "who-unknown"
-    return edges.make(_DIFFERS[reports[0].message.kind], 75, ranks, shown, caveats=caveats)
+    return Found(ranks, shown, _DIFFERS[reports[0].message.kind], caveats=None if few else "who-unknown")
 
 
 def _outliers_in_one_aspect(edges: Edges, reports: Sequence[Edge]) -> tuple[int, ...]:
     """Return the minority with another value for one aspect (operation, size): by its own report, otherwise by
     reports of others. Groups that number their ranks differently are not compared."""
-    if any(m.kind == "mismatch" and m.ranks and m.ranks[0] != one.rank for one, m in ((r, r.message) for r in reports)):
+    if any(one.message.kind == "mismatch" and {*one.message.ranks} - {one.rank} for one in reports):
         return ()
     given: dict[str, dict[int, str]] = {}
     for one in reports:
@@ -102,62 +101,56 @@ def _outliers_in_one_aspect(edges: Edges, reports: Sequence[Edge]) -> tuple[int,
     return next((few for few in map(minority, given.values()) if few), ())
 
 
-def blame_broken(edges: Edges) -> Candidate | None:
-    """Blame, if a transport stopped retrying, the host in every broken pair, else both ends: RoCE names a device, NCCL
-    a host, with all its ranks."""
-    kind = next((kind for kind in ("cqe", "completion") if edges.of(kind)), None)
-    if kind is None:
+def broken_transport(edges: Edges) -> Found | None:
+    """The host in every broken pair if a transport stopped retrying, else both ends: RoCE names a device, NCCL a host,
+    with all its ranks."""
+    reports = edges.of("cqe") or edges.of("completion")
+    if not reports:
         return None
-    reports = edges.of(kind)
     common = set.intersection(*({one.host, one.target or one.host} for one in reports))
-    remote = {rank for one in reports for rank in one.ranks}
     accused = {one.target for one in reports if one.target is not None}
     hosts = common if len(reports) > 1 and len(common) == 1 else accused or {one.host for one in reports}
-    ranks = [rank for rank in (*remote, *{one.rank for one in reports}) if edges.by_rank[rank].rank.host in hosts]
-    only = [rank for rank in ranks if rank in remote] or ranks
-    code, only = ("EI0013", only) if kind == "cqe" else ("nccl-ib-completion", edges.ranks_on(hosts))
     at = reports[0].timeline.waited_at
-    return edges.make(code, 70, only, reports, hosts=hosts, caveats="network-or-peer", at=at)
+    if reports[0].message.kind == "completion":
+        return Found(edges.ranks_on(hosts), reports, "nccl-ib-completion", hosts=hosts, at=at)
+    there = {*edges.ranks_on(hosts)}
+    remote = there & {rank for one in reports for rank in one.ranks}
+    return Found(remote or there & {one.rank for one in reports}, reports, hosts=hosts, at=at)
 
 
-def blame_location(edges: Edges) -> Candidate | None:
-    """Blame the culprits that HCCL's heartbeat names."""
+def culprit_of_hccl(edges: Edges) -> Found | None:
+    """The culprits that HCCL's heartbeat names; of an unreachable host it may name any rank."""
     reports = edges.of("location")
     if not reports or {one.target for one in reports} & {*edges.evidence.silent_hosts}:
-        return None  # any rank of an unreachable host may be named
+        return None
     for code, word in _CULPRITS:
         chosen = [one for one in reports if word in one.message.values["type"].lower() and one.target is not None]
         votes = Counter((one.ranks, one.target) for one in chosen)
         if votes:
-            count = max(votes.values())
-            tied = [who for who, number in votes.items() if number == count]
+            tied = [who for who, number in votes.items() if number == max(votes.values())]
             ranks = [rank for who, _ in tied for rank in who]
             if len(tied) == 1 and ranks and all(edges.by_rank[rank].has_finished for rank in ranks):
-                return _finished_early(edges, ranks)  # and therefore sent nothing
+                return _finished(edges, ranks)  # and therefore sent nothing
             naming = [one for one in chosen if (one.ranks, one.target) in tied]
             hosts = [place for _, place in tied if place]
-            caveats = "two-named" if len(tied) > 1 else "by-rule"
-            return edges.make(code, 65, ranks, naming, hosts=hosts, caveats=caveats)
+            return Found(ranks, naming, code, hosts=hosts, caveats="two-named" if len(tied) > 1 else None)
     address, device = reports[0].message.addresses[0]
-    values = {"address": f"{address}/{device}"}
-    return edges.make("hccl-culprit-lost", 45, (), reports, caveats="address-unknown", values=values)
+    return Found((), reports, caveats="address-unknown", values={"address": f"{address}/{device}"})
 
 
-def blame_world_size(edges: Edges) -> Candidate | None:
-    """Blame the world size if all started ranks joined the rendezvous, and the program waited for more."""
-    started = max(edges.evidence.world_size, len(edges.timelines))
-    reports = [
-        one
-        for one in edges.of("clients")
-        if one.message.values and int(one.message.values["joined"]) == started < int(one.message.values["expected"])
-    ]
-    if not reports or edges.evidence.launcher in LAUNCHERS:  # the number of ranks they started is unknown
+def world_size(edges: Edges) -> Found | None:
+    """The world size if all started ranks joined the rendezvous, and the program waited for more. How many ranks other
+    launchers started is unknown."""
+    started = str(max(edges.evidence.world_size, len(edges.timelines)))
+    reports = [one for one in edges.of("clients") if one.message.values.get("joined") == started]
+    reports = [one for one in reports if int(one.message.values["expected"]) > int(started)]
+    if not reports or edges.evidence.launcher in LAUNCHERS:
         return None
-    return edges.make("world-size-wrong", 60, (), reports, hosts=(), values=reports[0].message.values)
+    return Found((), reports, values=reports[0].message.values)
 
 
-def blame_missing(edges: Edges) -> Candidate | None:
-    """Blame the ranks that did not join the rendezvous, which counts arrivals."""
+def missing(edges: Edges) -> Found | None:
+    """The ranks that did not join the rendezvous, which counts arrivals."""
     named = {rank for one in edges.of("missing") for rank in one.message.ranks}
     came = {rank for one in edges.of("connected") for rank in one.message.ranks}
     if came and not named:
@@ -165,7 +158,7 @@ def blame_missing(edges: Edges) -> Candidate | None:
         named = set(range(max([edges.evidence.world_size, *needed]))) - came
     if not named or len(named) >= max(edges.evidence.world_size, 2):
         return None
-    return edges.make("ranks-missing", 60, named, edges.of("missing", "connected"), caveats="no-response")
+    return Found(named, edges.of("missing", "connected"))
 
 
 # ---------------------------------------------------------------- hosts that cannot reach each other
@@ -175,9 +168,9 @@ _OWN_FAULT = frozenset({"no_network", "no_name"})
 _UNREACHED = {"no_name": "name-not-resolved", "in_vain": "master-unreachable"}
 
 
-def blame_loopback(edges: Edges) -> Candidate | None:
-    """Blame loopback addresses to which ranks connected instead of another node: the master's, if its name resolves so;
-    or that of a peer, which is then the only host without a report."""
+def loopback(edges: Edges) -> Found | None:
+    """Loopback addresses to which ranks connected instead of another node: the master's, if its name resolves so; or
+    that of a peer, which is then the only host without a report."""
     master = edges.by_rank.get(0)
     reports = [
         one
@@ -191,46 +184,36 @@ def blame_loopback(edges: Edges) -> Candidate | None:
     rest = {host.host for host in edges.evidence.hosts} - {one.host for one in reports}
     values = {"address": reports[0].message.addresses[0][0]}
     if len(rest) == 1 and all(one.message.kind == "lost" for one in reports):
-        return edges.make("own-address-local", 75, edges.ranks_on(rest), reports, hosts=rest, values=values)
-    return edges.make("master-address-local", 75, [one.rank for one in reports], reports, values=values)
+        return Found(edges.ranks_on(rest), reports, "own-address-local", hosts=rest, values=values)
+    return Found([one.rank for one in reports], reports, values=values)
 
 
-def blame_unreached(edges: Edges) -> Candidate | None:
-    """Blame the host that no other host reaches; else hosts that fail where others succeed; else the reporting host
-    of a pair. A timeout is a broken path only if a rank there was listening."""
-    reports = [one for one in edges.of("unreached") if _counts(edges, one)]
+def unreached(edges: Edges) -> Found | None:
+    """The host that no other host reaches; else hosts that fail where others succeed; else the reporting host of a
+    pair. A timeout is a broken path only if a rank there was listening."""
+    reports = [one for one in edges.of("unreached") if one.target != one.host and _counts(edges, one)]
     pairs: dict[tuple[str, str | None], Edge] = {}
     for one in reports:
         path = (one.host, one.target)
-        if one.target != one.host and (path not in pairs or pairs[path].message.values["why"] == "in_vain"):
+        if path not in pairs or pairs[path].message.values["why"] == "in_vain":
             pairs[path] = one
     if not pairs:
         return None
     chosen = list(pairs.values())
     first, own = chosen[0].message, chosen[0].timeline.own
-    why, whys = first.values["why"], {one.message.values["why"] for one in chosen}
-    sources, target = _sides(edges, pairs)
-    others = {timeline.rank.host for timeline in edges.timelines} - {target}
-    hosts, ranks = sources, [one.rank for one in reports if one.host in sources]
-    if target is not None and not whys & _OWN_FAULT and len(sources) > 1 and 2 * len(sources) > len(others):
+    why, is_own = first.values["why"], {one.message.values["why"] for one in chosen} <= _OWN_FAULT
+    hosts, target = _sides(edges, pairs)
+    source, ranks = fold_hosts(sorted(hosts)), [one.rank for one in reports]
+    if target is not None and not is_own and 1 < len(hosts) < len(edges.evidence.hosts) < 2 * len(hosts) + 1:
         hosts, ranks = {target}, edges.ranks_on([target])
-    is_stranger = target is None and len(sources) == 1 and why in ("no_route", "no_answer") and own is not None
+    is_stranger = target is None and len(hosts) == 1 and why in ("no_route", "no_answer") and own is not None
     if is_stranger and own is not None and "type" in own.values and not first.values["meeting"]:
-        return edges.make("exception", 57, ranks, chosen, hosts=hosts, caveats="only-symptom", values=own.values)
+        return Found(ranks, chosen, "exception", hosts=hosts, caveats="only-symptom", values=own.values)
     tried = {address for one in chosen for address, _ in one.message.addresses}
-    return edges.make(
-        "hccl-root-unreachable" if "TopoExchangeAgent" in first.line.text else _UNREACHED.get(why, "no-route"),
-        57,
-        ranks,
-        chosen,
-        hosts=hosts,
-        caveats="by-rule" if whys <= _OWN_FAULT else "network-or-peer",
-        values={
-            "reason": first.values["reason"],
-            "from": fold_hosts(sorted(sources)),
-            "to": target or ", ".join(sorted(tried)) or "?",  # no host of the job
-        },
-    )
+    to = target or ", ".join(sorted(tried)) or "?"  # no host of the job
+    code = "hccl-root-unreachable" if "TopoExchangeAgent" in first.line.text else _UNREACHED.get(why, "no-route")
+    values = {"reason": first.values["reason"], "from": source, "to": to}
+    return Found(ranks, chosen, code, hosts=hosts, caveats="by-rule" if is_own else None, values=values)
 
 
 def _counts(edges: Edges, one: Edge) -> bool:
@@ -254,8 +237,8 @@ def _sides(edges: Edges, pairs: Iterable[tuple[str, str | None]]) -> tuple[set[s
 # ---------------------------------------------------------------- ranks without output, early, late, or behind
 
 
-def blame_finished_early(edges: Edges) -> Candidate | None:
-    """Blame ranks that exited 0 while others still waited for them: they had fewer steps."""
+def finished_early(edges: Edges) -> Found | None:
+    """Ranks that exited 0 while others still waited for them: they had fewer steps."""
     ended = [timeline for timeline in edges.timelines if timeline.has_finished]
     waited_at = [other.waited_at for other in edges.suffering if other.waited_at is not None]
     before = [
@@ -264,41 +247,33 @@ def blame_finished_early(edges: Edges) -> Candidate | None:
         if timeline.end is None or not any(at.is_before(timeline.end) for at in waited_at)
     ]
     is_some = bool(before and edges.suffering) and len(ended) < len(edges.timelines)
-    return _finished_early(edges, before) if is_some else None
+    return _finished(edges, before) if is_some else None
 
 
-def _finished_early(edges: Edges, ranks: Sequence[int]) -> Candidate:
-    at = earliest(edges.by_rank[rank].end for rank in ranks)
-    return edges.make("finished-early", 52, ranks, edges.waits, at=at)
+def _finished(edges: Edges, ranks: Sequence[int]) -> Found:
+    return Found(ranks, edges.waits, "finished-early", at=earliest(edges.by_rank[rank].end for rank in ranks))
 
 
-def blame_unreachable(edges: Edges) -> Candidate | None:
-    """Blame unreachable hosts without exit records of their ranks, while others wait for them."""
+def unreachable(edges: Edges) -> Found | None:
+    """Unreachable hosts without exit records of their ranks, while others wait for them."""
     over = {one.rank.host for one in edges.timelines if one.rank.has_ended or one.waited}
     hosts = [host for host in edges.evidence.silent_hosts if host not in over]
     missed = edges.suffering or edges.of("location")
     if not hosts or len(hosts) >= len(edges.evidence.hosts) or (edges.all and not missed):
         return None
     ranks = edges.ranks_on(hosts) or sorted(set(range(edges.evidence.world_size)) - set(edges.by_rank))
-    shown = edges.waits[:1]
-    return edges.make("node-unreachable", 58, ranks, shown, hosts=hosts, caveats="no-response", shows_output=True)
+    return Found(ranks, edges.waits[:1], hosts=hosts, shows_output=True)
 
 
-def blame_first_loser(edges: Edges) -> Candidate | None:
-    """Blame a rank that lost a connection long before other ranks ended or reported: it did not lose those."""
-    first = [
-        (timeline, timeline.own)
-        for timeline in edges.suffering
-        if timeline.waited == LOST
-        and timeline.own is not None
-        and timeline.own.code == "exception"
-        and all(_is_long_before(timeline, other) for other in edges.timelines if other is not timeline)
-    ]
-    if len(first) != 1 or len(edges.timelines) < 3:
-        return None
-    ((one, own),) = first
-    made = edges.make("exception", 57, [one.rank.rank], (), caveats="only-symptom", values=own.values, at=one.waited_at)
-    return replace(made, proofs=own.proofs)
+def first_loser(edges: Edges) -> Found | None:
+    """A rank that lost a connection long before other ranks ended or reported: it did not lose those."""
+    for one in edges.suffering if len(edges.timelines) > 2 else ():
+        others = (other for other in edges.timelines if other is not one)
+        if one.waited == LOST and one.own is not None and all(_is_long_before(one, other) for other in others):
+            values = {**one.own.values} if one.own.code == "exception" else {}
+            if values:
+                return Found([one.rank.rank], (), values=values, at=one.waited_at, proofs=one.own.proofs)
+    return None
 
 
 def _is_long_before(one: RankTimeline, other: RankTimeline) -> bool:
@@ -308,8 +283,8 @@ def _is_long_before(one: RankTimeline, other: RankTimeline) -> bool:
     )
 
 
-def blame_quiet(edges: Edges) -> Candidate | None:
-    """Blame, if only some ranks timed out, the others, provided they are few or entire hosts."""
+def quiet(edges: Edges) -> Found | None:
+    """The others if only some ranks timed out, provided they are few or entire hosts."""
     ranks = {
         one.rank.rank for one in edges.timelines if one.waited is None and not one.has_cause and not one.rank.has_failed
     }
@@ -319,17 +294,16 @@ def blame_quiet(edges: Edges) -> Candidate | None:
     ranks = set(narrowed) or ranks
     hosts = {edges.by_rank[rank].rank.host for rank in ranks}
     is_whole = ranks == set(edges.ranks_on(hosts))
-    is_half = 2 * len(hosts) <= len({one.rank.host for one in edges.timelines})
-    if not (narrowed or edges.is_few(ranks) or (is_whole and is_half)):
+    if not (narrowed or edges.is_few(ranks) or (is_whole and 2 * len(hosts) <= len(edges.hosts))):
         return None
-    is_unseen = all(not edges.by_rank[rank].rank.has_ended for rank in ranks)
-    is_host = is_whole and is_unseen and len(edges.evidence.hosts) > len(hosts)
-    code, shown = "node-unreachable" if is_host else "rank-unresponsive", edges.to(ranks) or edges.waits[:1]
-    return edges.make(code, 54, ranks, shown, caveats="no-response", shows_output=True)
+    is_unseen = not any(edges.by_rank[rank].rank.has_ended for rank in ranks)
+    is_host = is_whole and is_unseen and len(edges.hosts) > len(hosts)
+    code = "node-unreachable" if is_host else ""
+    return Found(ranks, edges.to(ranks) or edges.waits[:1], code, shows_output=True)
 
 
-def blame_latest(edges: Edges) -> Candidate | None:
-    """Blame the last ranks to time out, if all did, further apart than the timeout: they arrived too late."""
+def latest(edges: Edges) -> Found | None:
+    """The last ranks to time out, if all did, further apart than the timeout: they arrived too late."""
     waiting = [one for one in edges.suffering if one.waited != LOST]
     times = {one.rank.rank: one.waited_at for one in waiting if one.waited_at is not None}
     if len(times) < max(2, len(edges.timelines)):
@@ -342,71 +316,60 @@ def blame_latest(edges: Edges) -> Candidate | None:
     if last - first - error_s <= limit_s or 2 * len(late) > len(edges.timelines):
         return None
     shown = [one for one in edges.waits if one.rank in late] + edges.waits[:1]
-    values = {"spread": f"{last - first:.0f}", "timeout": f"{limit_s:.0f}"}
-    return edges.make("late-rank", 56, late, shown, values=values)
+    return Found(late, shown, values={"spread": f"{last - first:.0f}", "timeout": f"{limit_s:.0f}"})
 
 
-def blame_sequence(edges: Edges) -> Candidate | None:
-    """Blame ranks that are a collective behind the others, or in a different collective."""
-    lagging = edges.of("lagging")
-    named = {rank for one in lagging for rank in one.message.ranks}
-    if named and 2 * len(named) < len(edges.timelines):
-        return edges.make("collective-not-reached", 56, named, lagging, values=lagging[0].message.values)
-    behind = _behind(edges, "index", "seq")
-    if behind is not None:
-        return behind
-    of_kinds = (edges.in_largest_group(name) for name in ("tag", "op", "in", "out"))
-    outliers = next((few for few in map(minority, of_kinds) if few), ())
-    if outliers:
-        shown = [one for one in edges.of("tag", "sequence") if one.rank in outliers]
-        return edges.make("collective-differs", 57, outliers, shown)
-    return _behind(edges, "completed", "enqueued")
+def lagging(edges: Edges) -> Found | None:
+    """Ranks that did not join a collective, by the dump of a library."""
+    reports = edges.of("lagging")
+    named = {rank for one in reports for rank in one.message.ranks}
+    is_few = bool(named) and 2 * len(named) < len(edges.timelines)
+    return Found(named, reports, values=reports[0].message.values) if is_few else None
 
 
-def _behind(edges: Edges, *names: str) -> Candidate | None:
-    """Blame the minority of ranks with the lowest number of one of these names in the largest group."""
-    for name in names:
-        numbers = {rank: int(text) for rank, text in edges.in_largest_group(name).items()}
-        lowest = min(numbers.values(), default=0)
-        behind = [rank for rank, number in numbers.items() if number == lowest]
-        if behind and 2 * len(behind) < len(numbers):
-            shown = [one for one in edges.of(*COUNTED) if one.rank in behind]
-            values = {"index": str(lowest), "others": str(max(numbers.values()))}
-            return edges.make("collective-not-reached", 56, behind, shown, values=values)
+_COMPARED = ("index", "seq", "tag", "op", "in", "out", "completed", "enqueued")
+"""What ranks report of the operation at which they stopped: numbers, then names and sizes, then less exact numbers."""
+
+
+def other_operation(edges: Edges) -> Found | None:
+    """The minority of ranks at the lowest number of an operation, or at another operation than the others."""
+    for name in _COMPARED:
+        given = edges.in_largest_group(name)
+        has_order = name not in ("tag", "op", "in", "out")
+        lowest = str(min(map(int, given.values()), default=0)) if has_order else ""
+        few = minority({rank: str(value == lowest) for rank, value in given.items()} if has_order else given)
+        few = tuple(rank for rank in few if not has_order or given[rank] == lowest)
+        if few:
+            shown = [one for one in edges.of(*COUNTED) if one.rank in few]
+            values = {"index": lowest, "others": str(max(map(int, given.values())))} if has_order else {}
+            return Found(few, shown, "" if has_order else "collective-differs", values=values)
     return None
 
 
-def blame_lagging(edges: Edges) -> Candidate | None:
-    """Blame the few ranks that were steps behind, or had no output for long, when the others timed out."""
-    ranks = [one.rank for one in edges.timelines]
-    steps = {rank.rank: rank.last_step for rank in ranks if rank.last_step is not None}
-    quiet_s: dict[int, float] = {rank.rank: rank.last_output_s for rank in ranks if rank.last_output_s is not None}
-    for numbers, by, strength, caveats in ((steps, 1.0, 50, "by-rule"), (quiet_s, LAGGING_S, 45, "by-rule clocks")):
-        if edges.suffering and len(numbers) > 2 and len(numbers) == len(ranks):
-            middle = sorted(numbers.values())[len(numbers) // 2]
-            late = [rank for rank, number in numbers.items() if middle - number > by]
-            if late and 4 * len(late) <= len(numbers):
-                shown = {"step": str(min(steps.values())), "others": str(middle)} if numbers is steps else None
-                return edges.make("lagging", strength, late, edges.waits, caveats=caveats, values=shown)
-    return None
+def steps_behind(edges: Edges) -> Found | None:
+    """The few ranks that were steps behind when the others timed out."""
+    steps = {one.rank.rank: one.rank.last_step for one in edges.timelines if one.rank.last_step is not None}
+    middle = sorted(steps.values())[len(steps) // 2] if steps else 0
+    late = [rank for rank, step in steps.items() if middle - step > 1]
+    if not late or not edges.suffering or 4 * len(late) > len(steps) or len(steps) < len(edges.timelines):
+        return None
+    return Found(late, edges.waits, values={"step": str(min(steps.values())), "others": str(middle)})
 
 
 # ---------------------------------------------------------------- chains of waiting ranks
 
 
-def blame_stuck(edges: Edges) -> Candidate | None:
-    """Blame the few ranks that reported themselves stuck, if all others only lost them."""
+def stuck(edges: Edges) -> Found | None:
+    """The few ranks that reported themselves stuck, if all others only lost them."""
     reports = edges.of("stuck")
-    stuck = {one.rank for one in reports}
-    rest = [timeline for timeline in edges.timelines if timeline.rank.rank not in stuck]
-    if not stuck or 4 * len(stuck) > len(edges.timelines) or any(one.waited != LOST for one in rest):
-        return None
-    return edges.make("watchdog-stuck", 46, stuck, reports)
+    ranks = {one.rank for one in reports}
+    has_lost = all(one.waited == LOST for one in edges.timelines if one.rank.rank not in ranks)
+    return Found(ranks, reports) if ranks and edges.is_few(ranks) and has_lost else None
 
 
-def blame_chain(edges: Edges) -> Candidate | None:
-    """Blame the end of a chain of waiting ranks, which does not wait itself; else a cycle, if each rank waits for
-    exactly one other."""
+def end_of_chain(edges: Edges) -> Found | None:
+    """The end of a chain of waiting ranks, which does not wait itself; else a cycle, if each rank waits for exactly one
+    other."""
     reports = [one for one in edges.of("link", "remote") if one.message.wait is not None]
     waits: dict[int, set[int]] = {}
     for one in reports:
@@ -414,7 +377,7 @@ def blame_chain(edges: Edges) -> Candidate | None:
             waits.setdefault(one.rank, set()).update({*one.ranks} - {one.rank})
     ends = {target for targets in waits.values() for target in targets} - set(waits)
     if ends and edges.is_few(ends):
-        return edges.make("wait-chain", 53, ends, [one for one in reports if {*one.ranks} & ends])
+        return Found(ends, [one for one in reports if {*one.ranks} & ends])
     if ends or not waits or any(len(targets) != 1 for targets in waits.values()):
         return None
     path = [min(waits)]
@@ -422,25 +385,40 @@ def blame_chain(edges: Edges) -> Candidate | None:
         path.extend(waits[path[-1]])
     circle = path[path.index(path[-1]) + 1 :]
     if len(circle) == 2:
-        return edges.make("link-broken", 52, circle, reports, caveats="network-or-peer")
-    return edges.make("wait-cycle", 50, circle, reports)
+        return Found(circle, reports, "link-broken", caveats="network-or-peer")
+    return Found(circle, reports, "wait-cycle")
 
 
-def blame_most_reported(edges: Edges) -> Candidate | None:
-    """Blame the rank or host that is named most, without other evidence."""
+def most_reported(edges: Edges) -> Found | None:
+    """The rank or host that is named most, without other evidence."""
     ranks = edges.most_reported(among=set(edges.by_rank))
     if ranks:
-        return edges.make("most-reported", 45, ranks, edges.to(set(ranks)))
+        return Found(ranks, edges.to(set(ranks)))
     reports = [one for one in edges.of("lost", "link", "timeout") if one.target is not None]
     host, count = next(iter(Counter(str(one.target) for one in reports).most_common(1)), ("", 0))
     if len(reports) < 2 or 3 * count < 2 * len(reports) or all(one.rank.host == host for one in edges.suffering):
         return None
-    naming = [one for one in reports if one.target == host]
-    return edges.make("most-reported", 42, edges.ranks_on([host]), naming, hosts=[host])
+    return Found(edges.ranks_on([host]), [one for one in reports if one.target == host], hosts=[host])
 
 
-RULES: tuple[Callable[[Edges], Candidate | None], ...] = (
-    blame_tls, blame_differs, blame_location, blame_loopback, blame_world_size, blame_missing, blame_finished_early,
-    blame_unreachable, blame_first_loser, blame_unreached, blame_broken, blame_quiet, blame_latest, blame_sequence,
-    blame_lagging, blame_stuck, blame_chain, blame_most_reported,
-)  # fmt: skip
+RULES = (
+    Rule("EI0016", other_tls),
+    Rule("EI0005", other_collective),
+    Rule("hccl-culprit-lost", culprit_of_hccl),
+    Rule("master-address-local", loopback),
+    Rule("world-size-wrong", world_size),
+    Rule("ranks-missing", missing, "no-response"),
+    Rule("finished-early", finished_early),
+    Rule("node-unreachable", unreachable, "no-response"),
+    Rule("exception", first_loser, "only-symptom"),
+    Rule("no-route", unreached, "network-or-peer"),
+    Rule("EI0013", broken_transport, "network-or-peer"),
+    Rule("rank-unresponsive", quiet, "no-response"),
+    Rule("late-rank", latest),
+    Rule("collective-not-reached", lagging),
+    Rule("collective-not-reached", other_operation),
+    Rule("lagging", steps_behind),
+    Rule("watchdog-stuck", stuck, is_weak=True),
+    Rule("wait-chain", end_of_chain),
+    Rule("most-reported", most_reported, is_weak=True),
+)

@@ -9,7 +9,7 @@ from ascendrun.ascend.npu_smi import parse_info
 from ascendrun.health.diagnosis.evidence import DeviceFact
 from ascendrun.health.survey.parsers import read_cards, read_ports
 from ascendrun.health.survey.scripts import read_sections
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 BAD_HEALTH = frozenset({"Alarm", "Critical"})
 _DEVICE_ADDRESS = re.compile(
@@ -26,10 +26,7 @@ def facts_from_table(text: str, file: str | None = None) -> tuple[DeviceFact, ..
         for place, chip in enumerate(parse_info(section).chips)
         if chip.health in BAD_HEALTH
     }
-    return tuple(
-        DeviceFact(device, Text("device.health", "health {health} (npu-smi info)", health=health), file)
-        for device, health in bad.items()
-    )
+    return tuple(DeviceFact(device, listed("device.health", health=health), file) for device, health in bad.items())
 
 
 def facts_from_cards(text: str, file: str | None = None) -> tuple[DeviceFact, ...]:
@@ -41,12 +38,12 @@ def facts_from_cards(text: str, file: str | None = None) -> tuple[DeviceFact, ..
     for npu_id, chip in [(npu_id, chip) for npu_id, chips in cards.health.items() for chip in chips]:
         if chip.health in BAD_HEALTH:
             words = {"codes": ", ".join(chip.error_codes or ()), "details": "; ".join(chip.error_texts or ())}
-            problem = Text("device.alarm", "health {health} {codes} {details}", health=chip.health, **words)
+            problem = listed("device.alarm", health=chip.health, **words)
             found.append((npu_id, chip.chip_id, problem))
     for npu_id, ecc in [(npu_id, ecc) for npu_id, eccs in cards.ecc.items() for ecc in eccs]:
         count = sum(counts.double_bit or 0 for counts in (ecc.hbm, ecc.ddr))
         if count:
-            problem = Text("device.ecc", "{count} uncorrectable memory errors (ECC)", count=count)
+            problem = listed("device.ecc", count=count)
             found.append((npu_id, ecc.chip_id, problem))
     return tuple(DeviceFact(npu_id * chips_each + (chip_id or 0), problem, file) for npu_id, chip_id, problem in found)
 
@@ -60,9 +57,7 @@ def facts_from_ports(text: str, file: str | None = None) -> tuple[DeviceFact, ..
     if not any(links.values()):
         return ()  # no port is up: the node uses no device network, or unknown
     return tuple(
-        DeviceFact(device, Text("device.link-down", "network port down (hccn_tool -link)"), file)
-        for device, is_up in links.items()
-        if is_up is False
+        DeviceFact(device, listed("device.link-down"), file) for device, is_up in links.items() if is_up is False
     )
 
 
@@ -74,7 +69,7 @@ def one_per_device(facts: Sequence[DeviceFact]) -> tuple[DeviceFact, ...]:
         if known is None:
             merged[fact.device] = fact
         elif fact.problem != known.problem:
-            both = Text("device.several", "{first}; {second}", first=known.problem, second=fact.problem)
+            both = listed("device.several", first=known.problem, second=fact.problem)
             merged[fact.device] = DeviceFact(fact.device, both, known.file)
     return tuple(merged[device] for device in sorted(merged))
 

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
+from ascendrun.ascend.vocabularies import strength_of
 from ascendrun.core.jobfile.launchers import RAY
-from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line, RankEvidence, moment
-from ascendrun.health.diagnosis.lines.line_kinds import is_warning
-from ascendrun.health.diagnosis.result import CAUSE, STRENGTH, TEARDOWN, Indicator, Proof, proof_of
-from ascendrun.text import Text
+from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line, Moment, RankEvidence, moment
+from ascendrun.health.diagnosis.lines.line_kinds import is_logged_error, is_warning
+from ascendrun.health.diagnosis.result import CAUSE, TEARDOWN, Proof, Suspect, proof_of
+from ascendrun.text import Rendered, Text, listed
 
 CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
@@ -22,8 +23,6 @@ RAY_ENDS = {91: "ray-gcs-died", 92: "ray-raylet-died", 93: "ray-ended", 94: "ray
 """Exit codes of a node of a Ray cluster, those of node/ray_node.py; a test compares them."""
 LOW_MEMORY_SHARE = 0.03
 """A host with a lower fraction of free memory counts as out of memory."""
-FULL_BELOW_BYTES = 64 * 2**20
-"""Too little for any checkpoint."""
 _VICTIM = re.compile(r"Kill(?:ed)? process (\d+)|oom-kill:.*\bpid=(\d+)|oom_reaper: reaped process (\d+)")
 _SHELLS_CHILD = re.compile(r"(?:\bline|行) ?\d+ ?[:\uff1a] *(\d+) (?:Killed|已杀死)\b")
 _WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
@@ -83,9 +82,8 @@ def _lost_children(rank: RankEvidence, *patterns: re.Pattern[str]) -> Mapping[in
 CHILD_BEFORE_S, CHILD_AFTER_S = 120.0, 10.0
 
 
-def child_indicator(evidence: Evidence, rank: RankEvidence, *, points: bool) -> Indicator | None:
-    """Find a process of no rank that was OOM-killed on the host shortly before the rank lost a child. `points`: the
-    exception reports only that a child failed; else only a broken pipe."""
+def child_indicator(evidence: Evidence, rank: RankEvidence) -> Suspect | None:
+    """Find a process of no rank that was OOM-killed on the host shortly before the rank lost a child."""
     ours, end_s = {one.pid for one in evidence.ranks_of(rank.host)}, rank.exited_at_s
     killed = [
         (pid, line)
@@ -97,26 +95,25 @@ def child_indicator(evidence: Evidence, rank: RankEvidence, *, points: bool) -> 
         return None
     pid, line = killed[-1]
     indicator = _oom(evidence, rank, (proof_of(evidence, line, rank),), pid=pid, sure=False)
-    return replace(indicator, strength=STRENGTH["child-oom"]) if points else indicator
+    return replace(indicator, strength=strength_of("child-oom"))
 
 
-def exit_indicator(evidence: Evidence, rank: RankEvidence) -> Indicator | None:
+def exit_indicator(evidence: Evidence, rank: RankEvidence) -> Suspect | None:
     """Return the end of the process as a reason; None: it exited 0, or is running."""
     when = moment(evidence, rank.host, rank.exited_at_s)
     why = describe_end(rank) if rank.start_failed is None else rank.start_failed
     proof = Proof(why, rank.rank, rank.host, at_s=when.at_s if when else None)
     if rank.start_failed is not None:
         message = {"message": why if isinstance(why, Text) else why.strip()[:300]}
-        strength = STRENGTH["start-failed"]
-        return Indicator("start-failed", CAUSE, strength, rank.rank, rank.host, when, (proof,), message, key="start")
+        return _suspect("start-failed", rank, when, (proof,), message, key="start")
     killed = _killed_for_memory(evidence, evidence.host(rank.host), rank)
     if killed is not None:
         return killed
     ended = RAY_ENDS.get(rank.code or 0) if evidence.launcher == RAY and rank.rank < 0 else None
     if ended is not None:
         last = _last_output(evidence, rank)
-        shown = {"last": _sentence(last)[:200] if last else "-"}
-        return Indicator(ended, CAUSE, STRENGTH["ray"], rank.rank, rank.host, when, (proof, *last), shown, key=ended)
+        shown = {"last": _sentence(last) if last else "-"}
+        return _suspect(ended, rank, when, (proof, *last), shown, strength="ray", key=ended)
     if not rank.has_failed and not (rank.stopped and signal_of(rank) in CRASHES):
         return None
     number = signal_of(rank) or (None if rank.stopped or not rank.code else signal_to_launcher(rank.lines))
@@ -124,58 +121,62 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence) -> Indicator | None:
     code = "exit-code" if number is None else _ENDS.get(number, "terminated")
     last = _last_output(evidence, rank) if code in ("exit-code", "crash") else ()
     kernel = _kernel_lines(evidence, rank) if code == "crash" else ()
-    values["last"] = _sentence(last or kernel)[:200] if last or kernel else "-"
-    return Indicator(
+    values["last"] = _sentence(last or kernel) if last or kernel else "-"
+    return _suspect(
         code,
-        TEARDOWN if rank.stopped else CAUSE,
-        STRENGTH["abort" if number == signal.SIGABRT else code],  # watchdogs and C++ abort after an error
-        rank.rank,
-        rank.host,
+        rank,
         when,
         (proof, *kernel, *last),
         values,
-        key=values.get("signal", "") or values["code"],
+        strength="abort" if number == signal.SIGABRT else code,  # watchdogs and C++ abort after an error
+        role=TEARDOWN if rank.stopped else CAUSE,
+        key=values.get("signal") or values["code"],
         sure=code == "killed",
         is_vague=code in ("exit-code", "killed", "crash", "terminated"),
     )
 
 
+def _suspect(
+    code: str,
+    rank: RankEvidence,
+    when: Moment | None,
+    proofs: Sequence[Proof],
+    values: Mapping[str, str | Rendered],
+    *,
+    key: str,
+    strength: str = "",
+    role: str = CAUSE,
+    sure: bool = True,
+    is_vague: bool = False,
+) -> Suspect:
+    points, ranks, hosts = strength_of(strength or code), (rank.rank,), (rank.host,)
+    return Suspect(code, points, ranks, hosts, when, tuple(proofs), values, sure, role, key, is_vague)
+
+
 LAST_LINES, LAST_OUTPUT_S = 25, 30.0
-_ERROR_LEVEL = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b")
 _ERROR_STEMS = re.compile(
     r"error|fail|fatal|critical|cannot|can't|could not|couldn't|invalid|not found|no such|denied|"
     r"missing|abort|refus|unable|exceed|assert|panic|错误|失败|异常|无法|不存在",
     re.IGNORECASE,
 )
-_FRAMES = re.compile(r"^\s*(?:@ |at |#\d+ |frame #|File \"|\*{3} )|\bfailed with 0\b")
 
 
 def _last_output(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
-    """Return, of its last lines, the last error with the line before it, or with the consecutive errors before
-    it; otherwise the last lines of standard error. Warnings do not count."""
+    """Return, of its last lines, the last error with the line before it, or with the logged errors just before it;
+    otherwise the last lines of standard error. Warnings do not count."""
     errors = [line for line in rank.lines if line.stream == "err" and _is_output(line)][-LAST_LINES:]
     prints = [line for line in rank.lines if line.stream == "out" and _is_output(line)][-5:]
     last_s = max((line.at_s for line in (*prints, *errors) if line.at_s is not None), default=0.0)
-    decisive = [
-        line
-        for line in (*prints, *errors)
-        if _ERROR_STEMS.search(line.text)
-        and not _FRAMES.search(line.text)
-        and (line.at_s is None or last_s - line.at_s <= LAST_OUTPUT_S)
-    ]
-    if not decisive:
-        return tuple(proof_of(evidence, line, rank) for line in errors[-2:])
-    stream = errors if decisive[-1].stream == "err" else prints
-    until = reversed(stream[: stream.index(decisive[-1]) + 1])
-    in_a_row = [*takewhile(lambda line: _ERROR_LEVEL.search(line.text), until)][:3]
-    chosen = in_a_row[::-1] if len(in_a_row) > 1 else [*errors[-2:-1], decisive[-1]]
+    recent = [line for line in (*prints, *errors) if line.at_s is None or last_s - line.at_s <= LAST_OUTPUT_S]
+    decisive = [line for line in recent if _ERROR_STEMS.search(line.text)]
+    in_a_row = [*takewhile(lambda line: is_logged_error(line.text), reversed(decisive))][2::-1]
+    chosen = in_a_row if len(in_a_row) > 1 else [*errors[-2:-1], decisive[-1]] if decisive else errors[-2:]
     return tuple(proof_of(evidence, line, rank) for line in chosen)
 
 
 def _sentence(last: Sequence[Proof]) -> str:
     """Return the first of consecutive errors, which has the reason; else the last line."""
-    in_a_row = len(last) > 1 and all(_ERROR_LEVEL.search(proof.line) for proof in last)
-    return last[0 if in_a_row else -1].line
+    return last[0 if all(is_logged_error(proof.line) for proof in last) else -1].line[:200]
 
 
 def _is_output(line: Line) -> bool:
@@ -196,18 +197,18 @@ def describe_end(rank: RankEvidence) -> Text:
     """Return a text such as "exited with code 1", "was killed by SIGKILL", "has no exit record"."""
     number = signal_of(rank)
     if rank.signal is not None and number is not None:
-        end = Text("diagnosis.ended-by", "was terminated by {signal}", signal=signal_name(number))
+        end = listed("diagnosis.ended-by", signal=signal_name(number))
     elif rank.code is not None and number is not None:
         signal = signal_name(number)
-        end = Text("diagnosis.exited-with-signal", "exited with code {code} ({signal})", code=rank.code, signal=signal)
+        end = listed("diagnosis.exited-with-signal", code=rank.code, signal=signal)
     elif rank.code is not None:
-        end = Text("diagnosis.exited", "exited with code {code}", code=rank.code)
+        end = listed("diagnosis.exited", code=rank.code)
     else:
-        return Text("diagnosis.no-exit", "has no exit record")
-    return Text("diagnosis.after-stop", "{end}, after the stop", end=end) if rank.stopped else end
+        return listed("diagnosis.no-exit")
+    return listed("diagnosis.after-stop", end=end) if rank.stopped else end
 
 
-def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidence) -> Indicator | None:
+def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidence) -> Suspect | None:
     """Decide by kernel messages with its pid or a worker's pid; otherwise by circumstances."""
     dead = victims(host)
     may_be = not rank.has_ended or signal_of(rank) == signal.SIGKILL  # in a container the pid may be of another process
@@ -225,28 +226,12 @@ def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidenc
     signs = [proof_of(evidence, line, rank) for _, line in others]
     free, total = host.memory_free_bytes, host.memory_total_bytes
     if free is not None and total is not None and free < total * LOW_MEMORY_SHARE:
-        low = Text(
-            "diagnosis.low-memory", "{free:bytes} of {total:bytes} memory free near the end", free=free, total=total
-        )
+        low = listed("diagnosis.low-memory", free=free, total=total)
         signs.append(Proof(low, host=host.host))
     return _oom(evidence, rank, signs, pid=others[0][0] if others else rank.pid, sure=False) if signs else None
 
 
-def is_full(host: HostEvidence) -> bool:
-    """Return whether the disk of its jobs was full near the end."""
-    return host.disk_free_bytes is not None and host.disk_free_bytes < FULL_BELOW_BYTES
-
-
-def _oom(evidence: Evidence, rank: RankEvidence, proofs: Sequence[Proof], *, pid: int | None, sure: bool) -> Indicator:
-    return Indicator(
-        "host-oom",
-        CAUSE,
-        STRENGTH["host-oom" if sure else "host-oom-likely"],
-        rank.rank,
-        rank.host,
-        moment(evidence, rank.host, rank.exited_at_s),
-        tuple(proofs),
-        {"pid": "?" if pid is None else str(pid)},
-        sure=sure,
-        key=rank.host,
-    )
+def _oom(evidence: Evidence, rank: RankEvidence, proofs: Sequence[Proof], *, pid: int | None, sure: bool) -> Suspect:
+    when, values = moment(evidence, rank.host, rank.exited_at_s), {"pid": "?" if pid is None else str(pid)}
+    strength = "host-oom" if sure else "host-oom-likely"
+    return _suspect("host-oom", rank, when, proofs, values, strength=strength, sure=sure, key=rank.host)

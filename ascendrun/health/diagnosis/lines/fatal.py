@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ascendrun.ascend.peer_messages import EXEC, LOST
 from ascendrun.ascend.signatures import Hit
-from ascendrun.ascend.vocabularies import value_of
+from ascendrun.ascend.vocabularies import strength_of, value_of
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines import line_kinds, rank_lines
-from ascendrun.health.diagnosis.lines.exits import is_full, signal_of
+from ascendrun.health.diagnosis.lines.exits import signal_of
 from ascendrun.health.diagnosis.lines.tracebacks import TRACEBACK_HEAD, Chain, Raised, same_exception
-from ascendrun.health.diagnosis.result import CAUSE, CONSEQUENCE, STRENGTH, SYMPTOM, TEARDOWN, Indicator, without_quotes
+from ascendrun.health.diagnosis.result import CAUSE, CONSEQUENCE, SYMPTOM, TEARDOWN, Suspect, without_quotes
 
 MESSAGE_CHARACTERS = 1000
 MESSAGE_LINES = 15
@@ -22,11 +22,8 @@ SPECIFIC_FROM = 80
 """A known message of this strength is more specific than the exception that led to it."""
 FROM_OUTSIDE = frozenset({9, 15, 2, 1})
 """Signals that are sent from outside."""
-_STOP_REQUESTED = re.compile(
-    r"killed by signal: Terminated|got signal: (?:15|2|SIGTERM|SIGINT)\b|received SIGTERM", re.IGNORECASE
-)
-_CARRIED = frozenset({"data", "model", "numeric", "python", "storage"})
-"""If a collective raises such an error about received data, the sending rank caused it."""
+_CARRIED = ("data", "storage")
+"""If a collective raises an error of such a domain, about received data, the sending rank caused it."""
 _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker|pin memory thread|replica) ")
 """Torch's replacement for the message of another process's exception."""
 _WORK_OF_THREADS = re.compile(
@@ -60,15 +57,10 @@ class Fatal(rank_lines.RankLines):
     def _find(self) -> Chain | None:
         """Return the last chain that Python did not ignore and no work followed, a cause if there is any.
         Prepend an earlier chain that led to it, such as that of a failed helper thread."""
-        terminal = [
-            chain
-            for chain in self.chains
-            if chain.kind != "ignored"
-            and self.is_terminal(chain.last)
-            and (chain.kind == "main" or not self.outlived(chain.last))
-        ]
-        ordered = sorted(terminal, key=lambda chain: (chain.kind == "main", chain.last))
-        own = [chain for chain in ordered if self.role_of(chain) == CAUSE and not self._was_handled(chain)]
+        lasting = [one for one in self.chains if one.kind == "main" or not self.outlived(one.last)]
+        candidates = [one for one in lasting if one.kind != "ignored" and self.is_terminal(one.last)]
+        ordered = sorted(candidates, key=lambda one: (one.kind == "main", one.last))
+        own = [one for one in ordered if self.role_of(one) == CAUSE]
         if not own:
             return ordered[-1] if ordered else None
         before = [chain for chain in own if self._came_soon(chain, own[-1]) and self._led_to(chain, own[-1])] or [
@@ -82,10 +74,8 @@ class Fatal(rank_lines.RankLines):
         )
 
     def _led_to(self, earlier: Chain, chain: Chain) -> bool:
-        """Return whether the later refers to the earlier, or has no known reason and the earlier is a thread's."""
-        hit = self._best_in(chain.root)
-        is_known = hit is not None and hit.signature.role == CAUSE and hit.signature.strength >= SPECIFIC_FROM
-        return line_kinds.points_elsewhere(chain.root.text) or (earlier.kind == "thread" and not is_known)
+        """Return whether the later refers to the earlier, or the earlier is of a helper thread."""
+        return line_kinds.points_elsewhere(chain.root.text) or earlier.kind == "thread"
 
     def _came_soon(self, earlier: Chain, chain: Chain) -> bool:
         """Return whether `chain` is uncaught and follows `earlier` without work in between."""
@@ -99,20 +89,19 @@ class Fatal(rank_lines.RankLines):
 
     def _broke_what_it_missed(self, earlier: Chain, chain: Chain) -> bool:
         """Return whether a helper thread failed in a system call (at any time before), and the later exception is
-        about its work, or the disk is still full."""
+        about its work."""
         if earlier.kind != "thread" or chain.kind != "main" or earlier.last >= chain.first:
             return False
         hit = self._best_in(earlier.root)
         if hit is None or hit.signature.role != CAUSE or hit.signature.family not in rank_lines.OF_THE_SYSTEM:
             return False
-        still_full = hit.signature.code == "disk-full" and is_full(self.host)
-        return (still_full or _WORK_OF_THREADS.search(chain.root.text) is not None) and self._led_to(earlier, chain)
+        return _WORK_OF_THREADS.search(chain.root.text) is not None
 
     # --- the culprit
 
     def role_of(self, chain: Chain) -> str:
         root = chain.root
-        if root.short_type in rank_lines.ENDS or _STOP_REQUESTED.search(root.message):
+        if root.short_type in rank_lines.ENDS:
             return TEARDOWN
         message = self.message_of(root)
         stated = () if root.last in self.stated else (self.lines[index] for index in message)
@@ -124,16 +113,11 @@ class Fatal(rank_lines.RankLines):
         hit = _best(hit for hit in self.hits if hit.line in message and not _is_neutral(hit))
         if line_kinds.points_elsewhere(root.text) and self._later_hit(chain) is not None:
             return CAUSE
-        if hit is not None and not (root.collective and hit.signature.family in _CARRIED):
-            of_service = hit.signature.blames in ("peer", "network") and self._names_a_service(root)
-            return CAUSE if of_service else hit.signature.role
-        if (
-            self.evidence.world_size > 1
-            and not self._names_a_service(root)
-            and (self._suffered_wait(root) is not None or root.collective or self._accused(root))
-        ):
-            return SYMPTOM
-        return CAUSE
+        if hit is not None and not (root.collective and hit.signature.domain in _CARRIED):
+            return hit.signature.role
+        has_peers = self.evidence.world_size > 1
+        is_of_peers = self._suffered_wait(root) is not None or root.collective or bool(self._accused(root))
+        return SYMPTOM if has_peers and is_of_peers else CAUSE
 
     def suffered_lines(self) -> tuple[line_kinds.PeerLine, ...]:
         """Return an exception or known message that indicates a wait, as a message that usually names no rank."""
@@ -160,9 +144,12 @@ class Fatal(rank_lines.RankLines):
 
     def _suffered_wait(self, raised: Raised) -> str | None:
         """Return the kind of wait; quoted parts of a message about the program's data are not evidence."""
-        return line_kinds.suffered_wait(without_quotes(raised.text) if raised.last in self.stated else raised.text)
+        text = without_quotes(raised.text) if raised.last in self.stated else raised.text
+        return None if self._names_a_service(raised) else line_kinds.suffered_wait(text)
 
     def _accused(self, raised: Raised) -> tuple[int, ...]:
+        if self._names_a_service(raised):
+            return ()
         return line_kinds.accuses(raised.text, rank=self.rank.rank, world_size=self.evidence.world_size)
 
     def _names_a_service(self, raised: Raised) -> bool:
@@ -215,7 +202,6 @@ class Fatal(rank_lines.RankLines):
             and hit.signature.role == CAUSE
             and hit.signature.strength >= SPECIFIC_FROM
             and hit.signature.code not in rank_lines.RULED
-            and not line_kinds.WENT_ON.search(hit.text)
             and not self.is_late(self.lines[hit.line])
             and self.lines[hit.line].stream == self.lines[chain.last].stream
             for hit in self.hits
@@ -232,7 +218,7 @@ class Fatal(rank_lines.RankLines):
 
     # --- as a reason
 
-    def indicators(self) -> list[Indicator]:
+    def indicators(self) -> list[Suspect]:
         chain, lines = self.chain, self.lines
         if chain is None or self.role is None:
             return []
@@ -246,36 +232,30 @@ class Fatal(rank_lines.RankLines):
         was_handled = self._was_handled(chain)
         shown = self._most_specific(chain, role)
         values = _values_of(chain, shown=shown)
-        threads = [one for one in self.chains if one.kind == "thread" and self.role_of(one) == CAUSE]
-        is_aside = (  # another failure, such as that of a thread just before, may have ended the rank
-            chain.kind == "thread"
-            or any(self._came_soon(one, chain) for one in threads)
-            or (chain.kind == "torn" and last.at_s is None)
-            or self._has_known_after(chain)
-        )
+        is_torn = chain.kind == "torn" and last.at_s is None
+        is_aside = chain.kind == "thread" or is_torn or self._has_known_after(chain)  # another may have ended the rank
         unsure = not self.is_last_output(chain) or was_handled or is_aside or chain.is_argued
         if hit is not None:
             is_inner = has_inner_code(hit, (lines[index].text for index in self.message_of(chain.root)))
             is_of_others = hit.signature.blames in ("peer", "network")
             unsure = unsure or is_inner or (is_of_others and line_kinds.has_bare_service(chain.root.text))
             return [self.indicator(hit, role, when, proofs, values, sure=not unsure)]
-        unsure = unsure or line_kinds.points_elsewhere(shown.text)
         is_of_several = any(message.kind in rank_lines.OF_SEVERAL for message in self.messages)
-        unsure = unsure or self.has_waited or is_of_several or bool(self._known_waits())
+        unsure = unsure or line_kinds.points_elsewhere(shown.text) or self.has_waited or is_of_several
         # the output of a stopped rank may be its program's data, such as text
         was_printed = (last.stream == "out" and self.rank.stopped) or was_handled
-        strength = STRENGTH["printed" if was_printed else "suffered" if unsure else "exception"]
+        strength = strength_of("printed" if was_printed else "suffered" if unsure else "exception")
         return [
-            Indicator(
+            Suspect(
                 "exception",
-                role,
                 strength,
-                self.rank.rank,
-                self.rank.host,
+                (self.rank.rank,),
+                (self.rank.host,),
                 when,
                 proofs,
                 values,
                 sure=not unsure and chain.kind == "main",
+                role=role,
                 key=same_exception(chain),
             )
         ]
@@ -305,15 +285,14 @@ class Fatal(rank_lines.RankLines):
         )
         return later if later is not None and later.signature.strength >= SPECIFIC_FROM else None
 
-    def missed_a_child(self) -> bool | None:
-        """Return True if it reports a lost child, False if only a pipe in the host broke; None: neither."""
+    def missed_a_child(self) -> bool:
+        """Return whether it reports a lost child, or a broken pipe in the host."""
         if self.chain is None or self.role not in (CAUSE, SYMPTOM):
-            return None
+            return False
         final = self.chain.final
-        if line_kinds.points_elsewhere(final.text) and final is self._most_specific(self.chain, CAUSE):
-            return True
-        is_pipe = self._suffered_wait(final) == LOST and not final.collective and not line_kinds.services_in(final.text)
-        return False if is_pipe else None
+        is_pipe = self._suffered_wait(final) == LOST and not final.collective
+        points = line_kinds.points_elsewhere(final.text) and final is self._most_specific(self.chain, CAUSE)
+        return is_pipe or points
 
     def lines_of(self) -> Iterable[int]:
         """Return all lines of the chain, with those of exceptions handled before it."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from ascendrun.ascend.peer_messages import EXEC, LOST, NAME, PeerMessage, read_messages
+from ascendrun.ascend.vocabularies import class_of, values_in
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Line
 
@@ -24,20 +25,12 @@ def find_peer_lines(lines: Iterable[Line]) -> Iterator[PeerLine]:
             yield PeerLine(found.kind, found.wait, found.ranks, found.addresses, found.values, line)
 
 
-_MEANS_LOST = re.compile(
-    r"connections?\b.{0,40}\b(?:reset|closed|refused|aborted|lost|broken|failed)|broken pipe|"
-    r"remote (?:rank|peer|worker|process|end)|peer (?:rank|process|closed)|lost connection|"
-    r"connection error|process group .*(?:abort|destroyed)|"
-    r"communicator .*abort|^(?:\w+\.)*(?:EOFError|BrokenPipeError|Connection\w*Error|"
-    r"IncompleteReadError)\b",
+_MEANS_PEER = re.compile(
+    r"(?P<lost>remote (?:rank|peer|worker|process|end)|peer (?:rank|process|closed)|lost connection|"
+    r"connection was .{0,20}(?:closed|lost)|(?:communicator|process group) .*(?:abort|destroyed))|"
+    r"tim(?:ed|es|e)[ -]?out|deadline exceeded|barrier .*fail|rendezvous|ProcessGroup\w* .*error",
     re.IGNORECASE,
 )
-_MEANS_WAITED = re.compile(
-    r"tim(?:ed|es|e)[ -]?out|deadline exceeded|barrier .*fail|rendezvous|"
-    r"\bHCCL (?:function )?error\b.*error code is (?:9|1[1-4]|19|21)\b|ProcessGroup\w* .*error",
-    re.IGNORECASE,
-)
-"""HcclResult (hccl_types.h): 9 timeout, 11-14 connect and transfer, 19 network, 21 remote; others are local."""
 _OWN_FAILURE = re.compile(r"\bHCCL (?:function )?error\b|\bNCCL error\b", re.IGNORECASE)
 
 
@@ -62,10 +55,14 @@ def failed_itself(text: str) -> bool:
 
 
 def suffered_wait(text: str) -> str | None:
-    """Return LOST or EXEC if an exception indicates that another rank was lost or did not join; else None."""
-    if _MEANS_LOST.search(text):
+    """Return LOST or EXEC if an exception indicates that another rank was lost or did not join, by its class, its codes
+    or its words; else None."""
+    values = (class_of(text.partition(":")[0]), *values_in(text))
+    domains = {one.domain for one in values if not one.is_outer}
+    found = _MEANS_PEER.search(text)
+    if "network" in domains or (found is not None and found["lost"]):
         return LOST
-    return EXEC if _MEANS_WAITED.search(text) else None
+    return EXEC if found is not None or "silent" in domains else None
 
 
 _SERVICE = re.compile(

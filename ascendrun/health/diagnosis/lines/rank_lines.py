@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ascendrun.ascend.signatures import Hit, scan
+from ascendrun.ascend.vocabularies import strength_of
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, is_after_stop, moment
 from ascendrun.health.diagnosis.lines import line_kinds
-from ascendrun.health.diagnosis.lines.exits import CRASHES, signal_of
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, find_chains, same_exception
 
 AFTERWARDS_LINES, AFTERWARDS_LIMIT = 12, 200
@@ -58,7 +58,7 @@ class RankLines:
             for hit in scan((index, line.text) for index, line in enumerate(lines))
             if is_specific(hit)
             and (hit.line not in self.stated or hit.signature.family not in OF_THE_SYSTEM)
-            and (hit.signature.role != result.CAUSE or not line_kinds.is_informational(hit.text))
+            and not line_kinds.is_informational(hit.text)
         ]
         raised = [one for chain in self.chains for one in chain.raised]
         reports = {*(hit.line for hit in hits), *(index for one in raised for index in range(one.first, one.last + 1))}
@@ -69,11 +69,11 @@ class RankLines:
         self.after = self._count_after()
         self._worked_until_s = _newest(line for line, is_work in zip(lines, self._is_work) if is_work)
         self.chains = tuple(without_handled(chain, hits, lines) for chain in self.chains)
-        self.hits = [hit for hit in hits if not (line_kinds.is_try(hit.text) and self._came_through(hit.line))]
+        self.hits = [hit for hit in hits if not line_kinds.is_try(hit.text)]
         self.messages = tuple(
             message
             for message in (*self._peer_lines_at_the_end(), *line_kinds.find_peer_lines(plog))
-            if not self.is_late(message.line) and not self._is_of_strangers(message)
+            if not self.is_late(message.line)
         )
 
     @property
@@ -88,10 +88,7 @@ class RankLines:
             for message in line_kinds.find_peer_lines(self.lines)
             if self.is_terminal(places[id(message.line)])
             and places[id(message.line)] not in self.stated
-            and (
-                message.kind == "tried"
-                or not (line_kinds.is_try(message.line.text) and self._came_through(places[id(message.line)]))
-            )
+            and (message.kind == "tried" or not line_kinds.is_try(message.line.text))
         )
 
     def _count_after(self) -> list[int]:
@@ -102,7 +99,7 @@ class RankLines:
         for index in range(len(self.lines) - 1, -1, -1):
             line = self.lines[index]
             counts[index] = seen.get(line.stream, 0)
-            if counts[index] > AFTERWARDS_LIMIT or self._is_work[index]:
+            if self._is_work[index]:
                 seen[line.stream] = counts[index] + 1
                 if line.at_s is not None:
                     times.setdefault(line.stream, []).append(line.at_s)
@@ -117,55 +114,23 @@ class RankLines:
                 )
         return counts
 
-    def _came_through(self, index: int) -> bool:
-        """Return whether it printed more than warnings after an attempt, by order in the line's stream, by time in
-        others, or crashed, as no attempt does. Without times a line of another stream counts as later, since this line
-        is from the start."""
-        if self.rank.has_failed and signal_of(self.rank) in CRASHES:
-            return True
-        line = self.lines[index]
-        return any(
-            other.text.strip() and not line_kinds.is_warning(other.text)
-            for place, other in enumerate(self.lines)
-            if (
-                place > index
-                if other.stream == line.stream
-                else line.at_s is None or other.at_s is None or other.at_s > line.at_s + AT_ONCE_S
-            )
-        )
+    def survived(self) -> frozenset[str]:
+        """Return known lines (by `same_line`) and exceptions after which the rank kept running; of a rank that failed,
+        those long before its last work."""
+        named = [(result.same_line(hit.signature.code, hit.text), hit.line) for hit in self.hits]
+        named += [(f"exception|{same_exception(chain)}", chain.last) for chain in self.chains]
+        return frozenset(name for name, index in named if self._has_survived(index))
 
-    def _is_of_strangers(self, message: line_kinds.PeerLine) -> bool:
-        """Return whether it names only hosts outside of the job, such as that of a service."""
-        if message.kind != "unreached" or message.values["meeting"]:
-            return False
-        known = [line_kinds.is_loopback(address) or self.evidence.host_at(address) for address, _ in message.addresses]
-        return bool(known) and not any(known)
-
-    def survived(self) -> Mapping[str, bool]:
-        """Return known lines (by `same_line`) and exceptions after which the rank kept running; False: possibly, times
-        unknown. For a rank that failed: those long before its last work, and lines long before its last output."""
-        loose = [(result.same_line(hit.signature.code, hit.text), hit.line) for hit in self.hits]
-        loose += [(f"exception|{same_exception(chain)}", chain.last) for chain in self.chains if chain.kind != "main"]
-        uncaught = [(f"exception|{same_exception(chain)}", chain.last) for chain in self.chains if chain.kind == "main"]
+    def _has_survived(self, index: int) -> bool:
         if self.rank.has_failed:
-            wrote_s = _newest(line for line in self.lines if line.text.strip() and not line_kinds.is_warning(line.text))
-            found = {name: True for name, index in (*loose, *uncaught) if self.outlived(index)}
-            return {**found, **{name: True for name, index in loose if self._is_long_before(index, wrote_s)}}
-        end_s, found = self.host.stopped_at_s or self.rank.exited_at_s, {}
-        for name, index in (*loose, *uncaught):
-            at_s = self.lines[index].at_s
-            lived_s = 0.0 if at_s is None or end_s is None else end_s - at_s
-            is_sure = self.after[index] >= WORK_LINES or lived_s >= SURVIVED_S
-            if is_sure or at_s is None:
-                found[name] = found.get(name, False) or is_sure
-        return found
+            return self.outlived(index)
+        at_s, end_s = self.lines[index].at_s, self.host.stopped_at_s or self.rank.exited_at_s
+        lived_s = 0.0 if at_s is None or end_s is None else end_s - at_s
+        return at_s is None or self.after[index] >= WORK_LINES or lived_s >= SURVIVED_S
 
     def outlived(self, index: int) -> bool:
         """Return whether the rank kept working long after that line, so that it was not fatal."""
-        return self._is_long_before(index, self._worked_until_s)
-
-    def _is_long_before(self, index: int, until_s: float | None) -> bool:
-        at_s = self.lines[index].at_s
+        at_s, until_s = self.lines[index].at_s, self._worked_until_s
         return at_s is not None and until_s is not None and until_s - at_s >= SURVIVED_S
 
     def is_late(self, line: Line) -> bool:
@@ -205,22 +170,22 @@ class RankLines:
         values: Mapping[str, str],
         *,
         sure: bool,
-    ) -> result.Indicator:
+    ) -> result.Suspect:
         """Make a reason of a known message; `values`: of the exception that contains it."""
         row = hit.signature
-        strength = max(row.strength, result.STRENGTH["exception"]) if values and role == result.CAUSE else row.strength
+        strength = max(row.strength, strength_of("exception")) if values and role == result.CAUSE else row.strength
         if values and not any(proof.text == hit.text.strip() for proof in proofs):
             proofs = (*proofs, self.proof(self.lines[hit.line]))
-        return result.Indicator(
+        return result.Suspect(
             row.code,
-            role,
             strength,
-            self.rank.rank,
-            self.rank.host,
+            (self.rank.rank,),
+            (self.rank.host,),
             when,
             proofs,
             {**values, **hit.values},
             sure=sure,
+            role=role,
             key="" if row.blames in ("job", "network") else result.normalised(hit.text) if not values else row.code,
         )
 
@@ -267,13 +232,8 @@ def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) ->
         if later.short_type in ENDS or later.collective or line_kinds.suffered_wait(later.text) is not None:
             continue  # of a kind that any failure causes
         known = [hit for hit in hits if before[0].last <= hit.line < later.first and hit.signature.strength >= 20]
-        if (
-            any(
-                hit.signature.role != result.CAUSE or hit.signature.family in {*result.RUNTIMES, "hccl"}
-                for hit in known
-            )
-            or any(one.collective for one in before)
-            or any(line_kinds.find_peer_lines(lines[before[0].last : later.first]))
+        if any(
+            hit.signature.role != result.CAUSE or hit.signature.family in {*result.RUNTIMES, "hccl"} for hit in known
         ):
             continue
         if any(hit.signature.family == "memory" for hit in known):  # of a batch that may be retried, or of all

@@ -32,7 +32,6 @@ _IGNORED = re.compile(
     r"|Exception ignored on|Exception ignored while)"
 )
 _THREAD = re.compile(r"^Exception in thread ")
-_THREADS_OWN = re.compile(r'threading\.py", line \d+, in _bootstrap_inner')
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|<frozen |^<string>|multiprocessing/")
 _COLLECTIVE = re.compile(
     r"torch/distributed/(?:distributed_c10d|c10d_logger|rendezvous|nn/functional)|"
@@ -167,10 +166,9 @@ class _Parser:
                     self._receive(text)
                 at += 1
                 continue
-            nested = "Original" in found.group("before") or found.group("before").rstrip().endswith(("'''", '"""'))
             raised, at = self._read(at, indent=len(found.group("indent")))
             if raised is not None:
-                self._take(raised, nested=nested)
+                self._take(raised)
         self._close()
         return self._chains
 
@@ -211,10 +209,8 @@ class _Parser:
             self._close()
             self._kind = "thread"
 
-    def _take(self, raised: Raised, *, nested: bool) -> None:
-        if nested and self._open:
-            self._open.insert(0, raised)  # a worker's traceback, printed inside its parent's
-        elif self._linked and self._open:
+    def _take(self, raised: Raised) -> None:
+        if self._linked and self._open:
             self._open.append(replace(raised, during=self._during))
         else:
             kind = self._kind if not self._open else "main"
@@ -246,8 +242,6 @@ class _Parser:
                 frames.append((frame.group("file"), int(frame.group("line"))))
                 names.append(frame.group("name") or "")
                 after_frame, statement = True, ""
-                if len(frames) == 1 and _THREADS_OWN.search(frame.group()):
-                    self._kind = "thread"  # also where that line is missing
             elif body[:1] in (" ", "\t", *_BOX) or not body.strip():
                 statement = statement or body.strip()
             elif _TRACEBACK.match(text):
