@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from types import MappingProxyType
 
 import click
 
 from ascendrun.cli import output as out
 from ascendrun.cli.context import CliContext, print_held
+from ascendrun.cli.job_columns import job_columns
 from ascendrun.cli.options import TIMES, UsageError, cli_command, exclusive, list_output_option
 from ascendrun.cluster import JobView
 from ascendrun.core.errors import NotFoundError
 from ascendrun.text import Text
-from ascendrun.text.format import fold_hosts
 
 WATCH_S = 1.0
 DIAGNOSED = 100
@@ -86,32 +85,6 @@ def _watch(ctx: CliContext, before: Sequence[JobView], output: str | None) -> in
 def _mark(job: JobView) -> tuple[object, ...]:
     """Return what a change of is shown."""
     return job.state, str(job.reason), job.attempt, job.hosts, job.held_by
-
-
-def job_columns(now_s: float, causes: Mapping[str, str | None] = MappingProxyType({})) -> list[out.Column]:
-    """`causes`: of failed jobs that were diagnosed, by id, in place of their reason."""
-
-    def duration_s(job: JobView) -> float | None:
-        ended_at_s = now_s if job.ended_at_s is None else job.ended_at_s
-        return None if job.started_at_s is None else ended_at_s - job.started_at_s
-
-    return [
-        out.Column("ID", lambda job: job.id),
-        out.Column("NAME", lambda job: job.name),
-        out.Column("STATE", lambda job: job.state),
-        out.Column("ATTEMPT", lambda job: str(job.attempt), dropped=4),
-        out.Column("NODES", lambda job: fold_hosts(job.hosts) or str(job.nodes), dropped=1),
-        out.Column("RANKS", lambda job: str(job.world_size or "-"), dropped=3),
-        out.Column("SPARES", lambda job: fold_hosts(job.spares) or "-", is_wide=True),
-        out.Column("AGE", lambda job: out.describe_seconds(now_s - job.created_at_s), dropped=5),
-        out.Column("DURATION", lambda job: out.describe_seconds(duration_s(job)), dropped=2),
-        out.Column("EXIT", lambda job: "-" if job.exit_code is None else str(job.exit_code), is_wide=True),
-        out.Column("CREATED", lambda job: out.describe_time(job.created_at_s), is_wide=True),
-        out.Column("ENDED", lambda job: out.describe_time(job.ended_at_s), is_wide=True),
-        out.Column("FILE", lambda job: job.file or "-", is_wide=True),
-        out.Column("PROGRESS", lambda job: out.describe_progress(job.progress), dropped=1),
-        out.Column("REASON", lambda job: out.headline(causes.get(job.id) or str(job.reason))),
-    ]
 
 
 @cli_command("history")

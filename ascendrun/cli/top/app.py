@@ -16,7 +16,8 @@ from textual.worker import get_current_worker
 
 from ascendrun.cli.context import CliContext
 from ascendrun.cli.output import cut
-from ascendrun.cli.top.columns import HOST_COLUMNS, JOB_COLUMNS, ROW_COLUMNS, lay_out
+from ascendrun.cli.top.columns import BAR_COLUMNS, HOST_COLUMNS, JOB_COLUMNS, lay_out
+from ascendrun.cli.top.jobs import JobsScreen
 from ascendrun.cli.top.screens import DetailScreen, EventScreen, LogScreen, RowsTable, TextScreen, plain
 from ascendrun.cli.top.text import NO_ROWS, attempt, clock, host_style, row_style, totals_line, why_no_data
 from ascendrun.cluster import Cluster, TopSource
@@ -44,8 +45,9 @@ KEYS: tuple[tuple[str, str, Text, str | None, bool], ...] = (
     ("slash", "prompt('/')", Text("top.key-filter", "Filter"), "/", True),
     ("s", "next_sort", KEY_SORT, None, True),
     ("enter", "detail", Text("top.key-detail", "Detail"), None, True),
+    ("t", "jobs", Text("top.key-jobs", "Jobs"), None, True),
     ("l", "logs", Text("top.key-logs", "Logs"), None, True),
-    ("e", "events", Text("top.key-events", "Events"), None, True),
+    ("e", "events", Text("top.key-events", "Events"), None, False),
     ("a", "flip('only_busy')", Text("top.key-busy", "Busy"), None, True),
     ("u", "flip('only_problems')", KEY_PROBLEMS, None, True),
     ("h", "turn('by_host')", Text("top.key-hosts", "Hosts"), None, True),
@@ -69,7 +71,8 @@ s              next sort order: host, util, mem, power, temp, step, job, age
 r              reverse the order          p        pause
 a              only devices with a job    u        only rows with problems
 h              one line per host          l        last output of the rank
-e              events of the job          :        command
+e              events of the job          t        jobs: logs, explain, events, stop
+:              command
 
 :sort NAME     sort order                 :job JOB   only this job
 :host GLOB     only these hosts           :all       show all rows
@@ -119,7 +122,7 @@ class TopApp(App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { layout: vertical; }
-    #totals { height: 1; text-style: bold; background: $primary-darken-2; padding: 0 1; }
+    #totals { height: 1; text-style: bold reverse; padding: 0 1; }
     #jobs { height: auto; padding: 0 1; margin-bottom: 1; }
     #header { height: 1; text-style: bold; color: $text; background: $surface; padding: 0 1; }
     #rows { height: 1fr; padding: 0 0 0 1; overflow-x: hidden; scrollbar-size-vertical: 1; }
@@ -154,7 +157,7 @@ class TopApp(App[None]):
         yield Footer(compact=True)
 
     def on_mount(self) -> None:
-        self.title = "ascendrun top"
+        self.title, self.theme = "ascendrun top", "ansi-dark"  # the colours of the terminal, light or dark
         self.query_one(RowsTable).focus()
         self.begin_refresh()
         self.set_interval(self.interval_s, self.begin_refresh)
@@ -221,7 +224,7 @@ class TopApp(App[None]):
             laid, styles = lay_out(HOST_COLUMNS, lines, width - 1), [host_style(line) for line in lines]
         else:
             lines = list(model.fold_idle(view.rows))
-            laid, styles = lay_out(ROW_COLUMNS, lines, width - 1), [row_style(line) for line in lines]
+            laid, styles = lay_out(BAR_COLUMNS, lines, width - 1), [row_style(line) for line in lines]
         self.query_one("#header", Static).update(plain(cut(laid.header, width)))
         self.query_one(RowsTable).show(laid, lines, styles, empty=str(NO_ROWS))
 
@@ -309,6 +312,9 @@ class TopApp(App[None]):
             self.push_screen(LogScreen(self.cluster, row.job, row.rank))
         else:
             self.notify(str(NO_RANK), markup=False)
+
+    def action_jobs(self) -> None:
+        self.push_screen(JobsScreen(self.cluster))
 
     def action_events(self) -> None:
         row = self.selected

@@ -74,6 +74,12 @@ FORMATS: Mapping[str, Callable[..., str]] = {
 """By unit; other units as short numbers."""
 
 
+def bar(percent: float, width: int = 5) -> str:
+    """Return a bar of `width` characters."""
+    eighths = round(max(0.0, min(100.0, percent)) / 100 * width * 8)
+    return ("█" * (eighths // 8) + "▏▎▍▌▋▊▉"[eighths % 8 - 1 : eighths % 8]).ljust(width)
+
+
 def sparkline(values: Sequence[float | None], *, low: float | None = None, high: float | None = None) -> str:
     """Return one bar per value, a gap for None. The scale is `low` to `high`, None: of the values themselves."""
     known = [value for value in values if value is not None]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Union
 
 from ascendrun.cli.output import describe_seconds, sanitise_line, width_of
-from ascendrun.cli.top.cells import LINK_DOWN, describe, describe_pair, number, relative
+from ascendrun.cli.top.cells import LINK_DOWN, bar, describe, describe_pair, number, relative
 from ascendrun.core.measurement import Metric, metrics_of
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.health.top.view import HostLine, IdleHosts, JobRow, Progress, TopRow
@@ -16,6 +17,9 @@ from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts, fold_numbers, label_ranks
 
 GAP = 2
+UTILISATION = "util"
+NUMBER = re.compile(r"[▏▎▍▌▋▊▉█]* *(\d+)%?")
+"""A utilisation with its bar."""
 NARROW, NOTE_WIDTH, NOTE_WIDTH_NARROW = 100, 24, 8
 """Minimum width of the note, the last truncated column; less if there are few columns."""
 USUAL_WEIGHT = 25
@@ -286,6 +290,17 @@ JOB_COLUMNS: tuple[TopColumn, ...] = (
 )
 
 
+def _with_bar(column: TopColumn) -> TopColumn:
+    def cell(line: Line) -> str:
+        text = column.cell(line)
+        return f"{bar(float(text[:-1]))} {text}" if text[:-1].isdigit() else text
+
+    return replace(column, cell=cell) if column.key == UTILISATION else column
+
+
+BAR_COLUMNS = tuple(map(_with_bar, ROW_COLUMNS))
+
+
 @dataclass(frozen=True)
 class TableLayout:
     """A table ready to be drawn: the shown columns, their widths, and the sanitised texts of the cells."""
@@ -301,6 +316,15 @@ class TableLayout:
     @property
     def header(self) -> str:
         return self._join(self.titles)
+
+    def numbers(self, index: int, key: str) -> list[tuple[int, int, float]]:
+        """Return where in the text of a line the numbers of a column are, with their bars: (start, end, number)."""
+        for at, column in enumerate(self.columns):
+            if column.key == key:
+                start = sum(self.sizes[:at]) + GAP * at
+                cell = lay(self.cells[index][at], self.sizes[at], is_right=column.is_right)
+                return [(start + m.start(), start + m.end(), float(m[1])) for m in NUMBER.finditer(cell)]
+        return []
 
     def _join(self, texts: Sequence[str]) -> str:
         laid = [

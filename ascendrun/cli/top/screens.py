@@ -24,9 +24,10 @@ from textual.worker import get_current_worker
 from ascendrun.cli.outcome import first_failure_line
 from ascendrun.cli.output import cut, describe_seconds, describe_time, sanitise, sanitise_line, width_of
 from ascendrun.cli.top.cells import LINK_DOWN, LINK_UP, in_buckets, number, relative, sparkline
-from ascendrun.cli.top.columns import TableLayout, describe_metric, external, lay, note
+from ascendrun.cli.top.columns import UTILISATION, TableLayout, describe_metric, external, lay, note
 from ascendrun.cli.top.text import attempt
 from ascendrun.cluster import Cluster, LogView
+from ascendrun.core.logs.log_lines import label_processes
 from ascendrun.core.measurement import metrics_of
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.health.top.view import HostLine, HostRow, IdleHosts, Progress, TopRow, TopView
@@ -39,6 +40,8 @@ BACK = Text("top.key-back", "Back")
 
 STYLES = {"red": Style(color="red", bold=True), "yellow": Style(color="yellow"), "dim": Style(dim=True), None: Style()}
 CURSOR = Style(reverse=True)
+SCALE = ("blue", "cyan", "green")
+"""Colours of utilisation from low to high, which are readable on light and on dark terminals."""
 
 
 def plain(text: str) -> RichText:
@@ -56,7 +59,7 @@ def key_of(line: Any) -> tuple[object, ...]:
         return ("idle", line.samples[0].name, line.devices)
     if isinstance(line, HostLine):
         return ("host", line.host)
-    return (line.host, line.device, line.job, line.rank)
+    return (line.host, line.device, line.job, line.rank) if isinstance(line, TopRow) else ("job", line.id)
 
 
 class RowsTable(ScrollView, can_focus=True):
@@ -105,8 +108,15 @@ class RowsTable(ScrollView, can_focus=True):
         if self._laid is None or index >= len(self.lines):
             text = self._empty if self._laid is not None and index == 0 else ""
             return self._strip(text, Style(dim=True), width)
-        style = STYLES[self._row_styles[index]]
-        return self._strip(self._laid.text(index), style + CURSOR if index == self.cursor else style, width)
+        name, strip = self._row_styles[index], self._laid.text(index)
+        if index == self.cursor or name is not None:
+            return self._strip(strip, STYLES[name] + (CURSOR if index == self.cursor else Style()), width)
+        found = self._strip(strip, Style(), width)
+        for start, end, percent in self._laid.numbers(index, UTILISATION):
+            scale = self.rich_style + Style(color=SCALE[min(len(SCALE) - 1, int(percent * len(SCALE) / 100))])
+            middle = Strip(Segment(segment.text, scale) for segment in found.crop(start, end))
+            found = Strip.join([found.crop(0, start), middle, found.crop(end)])
+        return found
 
     def _strip(self, text: str, style: Style, width: int) -> Strip:
         return Strip([Segment(cut(text, width), self.rich_style + style)]).adjust_cell_length(
@@ -135,9 +145,12 @@ class TextScreen(Screen[None]):
     """A title and lines. Escape, q and backspace close it."""
 
     DEFAULT_CSS = """
-    TextScreen #title { height: 1; text-style: bold; background: $primary-darken-2; padding: 0 1; }
+    TextScreen #title { height: 1; text-style: bold reverse; padding: 0 1; }
+    TextScreen #header { height: 1; text-style: bold reverse; padding: 0 1; }
+    TextScreen #rows { height: 1fr; padding: 0 0 0 1; overflow-x: hidden; scrollbar-size-vertical: 1; }
     TextScreen VerticalScroll { height: 1fr; padding: 0 1; scrollbar-size-vertical: 1; }
     """
+    BODY = "VerticalScroll"
     BINDINGS = hidden_keys(
         {"j": "scroll(1)", "k": "scroll(-1)", "g": "ends(0)", "G": "ends(1)", "backspace": "back", "q": "back"}
     )
@@ -155,7 +168,7 @@ class TextScreen(Screen[None]):
         yield Footer(compact=True)
 
     def on_mount(self) -> None:
-        self.query_one(VerticalScroll).focus()
+        self.query_one(self.BODY).focus()
 
     def _text(self) -> str:
         return "\n".join(sanitise(line) for line in self._lines)
@@ -202,16 +215,19 @@ class LiveScreen(TextScreen):
     @work(thread=True, exit_on_error=False)
     def _read_in_thread(self) -> None:
         worker = get_current_worker()
+        lines: Sequence[Any] | None
         lines, failure = attempt(self.read)
         if lines is None:
             lines = [str(Text("top.read-failed", "cannot read: {error}", error=failure))]
         if not worker.is_cancelled:
             self.app.call_from_thread(self._show, lines)
 
-    def _show(self, lines: Sequence[str]) -> None:
+    def _show(self, lines: Sequence[Any]) -> None:
         self._is_reading = False
-        if not self.is_attached:
-            return
+        if self.is_attached:
+            self.show(lines)
+
+    def show(self, lines: Sequence[Any]) -> None:
         view = self.query_one(VerticalScroll)
         was_at_end = not self.has_read or view.is_vertical_scroll_end
         self.has_read = True
@@ -221,20 +237,24 @@ class LiveScreen(TextScreen):
 
     follows = True
 
-    def read(self) -> list[str]:
+    def read(self) -> Sequence[Any]:
+        """Return lines; for another kind of page what its `show` shows."""
         raise NotImplementedError
 
 
 class LogScreen(LiveScreen):
-    """The last output of one rank, followed."""
+    """The last output of one rank, or of all ranks, followed."""
 
-    def __init__(self, cluster: Cluster, job: str, rank: int) -> None:
-        super().__init__(cluster, f"{job} · rank {rank}")
+    def __init__(self, cluster: Cluster, job: str, rank: int | None = None) -> None:
+        super().__init__(cluster, f"{job} · {Text('top.key-logs', 'Logs') if rank is None else f'rank {rank}'}")
         self._job, self._rank = job, rank
 
     def read(self) -> list[str]:
-        lines = self.cluster.logs.lines(self._job, LogView(ranks=[self._rank], tail=LAST_LINES))
-        return [line.text for line in lines] or [str(Text("top.no-output", "no output yet"))]
+        chosen = None if self._rank is None else [self._rank]
+        lines = self.cluster.logs.lines(self._job, LogView(ranks=chosen, tail=LAST_LINES))
+        return [line.text if chosen else f"[{label_processes(line.ranks, {})}] {line.text}" for line in lines] or [
+            str(Text("top.no-output", "no output yet"))
+        ]
 
 
 class EventScreen(LiveScreen):

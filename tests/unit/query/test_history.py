@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ascendrun.cli.commands.ps import job_columns
+from ascendrun.cli.job_columns import job_columns
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Cause, Job, Request, State
 from ascendrun.core.jobs.restart import PastAttempt

@@ -54,7 +54,7 @@ def test_ps_names_the_phase_in_which_a_program_makes_no_steps(desk: Desk) -> Non
 
 
 def test_at_80_columns_ps_keeps_the_reason() -> None:
-    from ascendrun.cli.commands.ps import job_columns
+    from ascendrun.cli.job_columns import job_columns
 
     reason = "28 of 32 ranks running; npu03 unreachable for 20 s"
     progress = {"step": 12345, "loss": 2.31, "tokens_per_s": 15300.0}

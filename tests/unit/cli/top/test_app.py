@@ -13,10 +13,12 @@ pytest.importorskip("textual")
 
 from textual.widgets import Input
 
-from ascendrun.cli.top.screens import DetailScreen, EventScreen, LogScreen, TextScreen
+from ascendrun.cli.top.screens import SCALE, DetailScreen, EventScreen, LogScreen, TextScreen
 from ascendrun.cluster import Cluster
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.settings import Settings
+from ascendrun.head.protocol.control_socket import Answer, ControlServer
+from ascendrun.head.protocol.messages import Done
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.health.top.view import Choice, Order
 from ascendrun.query.top_source import TopSource
@@ -307,3 +309,40 @@ def test_a_look_that_fails_is_told_and_the_last_figures_stay(world: TopWorld, er
         await stage.until(lambda: says not in stage.text("#state"))
 
     play(world, steps, source=source)
+
+
+def test_t_lists_jobs_and_only_y_stops_the_chosen_one(world: TopWorld) -> None:
+    asked: list[object] = []
+
+    def serve(op: str, header: Any, body: bytes, answer: Answer) -> None:
+        asked.append((op, header.get("job")))
+        answer(Done(), b"", True)
+
+    async def steps(stage: Stage) -> None:
+        await stage.press("t")
+        await stage.until(lambda: "qwen32b-lora" in stage.screen_text() and "██" in stage.screen_text())
+        await stage.press("j", "l")
+        await stage.until(lambda: "j-0001 · Logs" in stage.screen_text())
+        await stage.press("escape", "x")
+        await stage.until(lambda: "j-0001 · Explain" in stage.screen_text() and "RUNNING" in stage.screen_text())
+        await stage.press("escape", "S", "escape", "S", "n")
+        assert "j-0001 (qwen32b-lora)" in stage.screen_text() and "stop" not in dict(asked)
+        await stage.press("y")
+        await stage.until(lambda: dict(asked).get("stop") == "j-0001")
+        await stage.press("escape", "q")
+
+    server = ControlServer(world.state_dir, serve)
+    server.start()
+    try:
+        play(world, steps)
+    finally:
+        server.close()
+
+
+def test_utilisation_has_a_bar_and_a_colour(world: TopWorld) -> None:
+    async def steps(stage: Stage) -> None:
+        line = stage.table.render_line(1)
+        coloured = {segment.style.color.name: segment.text for segment in line if segment.style.color.name in SCALE}
+        assert list(coloured) == ["green"] and "█" in coloured["green"] and coloured["green"].endswith("%")
+
+    play(world, steps)
