@@ -15,10 +15,14 @@ def data_root() -> Path:
     return installed if installed.is_dir() else package.parent
 
 
-def read_pages() -> Mapping[str, Path]:
-    """Return the pages of the documentation by name, without `.md`: recovery, guides/000."""
+def read_pages(lang: str = "en") -> Mapping[str, Path]:
+    """Return the pages of the documentation by name: recovery, guides/000; in this language where a page has it."""
     root = data_root() / PAGES
-    return {path.relative_to(root).as_posix()[: -len(".md")]: path for path in sorted(root.rglob("*.md"))}
+    own = {path: path.with_suffix(f".{lang}.md") for path in sorted(root.rglob("*.md")) if "." not in path.stem}
+    return {
+        path.relative_to(root).as_posix()[: -len(".md")]: translated if translated.exists() else path
+        for path, translated in own.items()
+    }
 
 
 def title_of(page: Path) -> str:

@@ -137,8 +137,9 @@ def test_the_readmes_job_file_is_the_templates() -> None:
     assert template.endswith(shown)
 
 
-def test_every_command_of_the_readme_exists_and_every_command_is_there() -> None:
-    section = (CHECKOUT / "README.md").read_text(encoding="utf-8").partition("## Commands")[2].partition("\n## ")[0]
+@pytest.mark.parametrize("page", ["commands.md", "commands.zh.md"])
+def test_every_command_of_the_page_exists_and_every_command_is_there(page: str) -> None:
+    section = (CHECKOUT / "docs" / page).read_text(encoding="utf-8")
     table = "\n".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
     named = {word.split()[0] for word in re.findall(r"`([^`]+)`", table)}
     assert named == {command.name for command in COMMANDS if not command.hidden}

@@ -185,6 +185,8 @@ class Demo:
         self._explain("demo.running", "The job runs. `npu-smi` on {host} lists its ranks.", host=BAD_NODE, pauses=False)
         self._ascendrun("exec", "-H", nodes.HOSTFILE, "--hosts", BAD_NODE, "--", "npu-smi", "info")
         self._ascendrun("ps")
+        self._explain("demo.top", "`top` shows every NPU with its rank; without `--once` live.", pauses=False)
+        self._ascendrun("top", "--once")
         self._await_checkpoint(STEPS_BEFORE_KILL)
         self._explain(
             "demo.kill",
@@ -233,6 +235,10 @@ class Demo:
         )
         self._ascendrun("submit", "job.yaml")
         self._ascendrun("ps", "--all")
+        self._explain(
+            "demo.report", "`report` summarises the training, the use of its time and its cost, also as a page."
+        )
+        self._ascendrun("report", "demo")
 
     def _explain(self, key: str, english: str, /, *, pauses: bool = True, **values: Any) -> None:
         """Print a sentence, after a pause in which the output of the previous step can be read."""

@@ -11,7 +11,7 @@ from ascendrun.cli.app import ALIASES, BY_NAME, cli
 from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import cli_command
 from ascendrun.core.errors import NotFoundError
-from ascendrun.text import Text, suggestion
+from ascendrun.text import Text, language, suggestion
 
 
 @cli_command("help")
@@ -33,7 +33,7 @@ def command(ctx: CliContext, topic: str | None) -> None:
         assert found is not None
         click.echo(found.get_help(click.Context(found, group, info_name=found.name)))
         return
-    pages = read_pages()
+    pages = read_pages(language())
     if topic.rstrip("/") == PAGES:
         width = max(map(len, pages))
         click.echo("\n".join(f"{name:<{width}}  {title_of(path)}" for name, path in pages.items()))

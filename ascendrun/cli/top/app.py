@@ -41,11 +41,11 @@ KEY_SORT, KEY_PROBLEMS = Text("top.key-sort", "Sort"), Text("top.key-problems", 
 KEY_PAUSE = Text("top.key-pause", "Pause")
 KEYS: tuple[tuple[str, str, Text, str | None, bool], ...] = (
     ("q", "quit", Text("top.key-quit", "Quit"), None, True),
-    ("question_mark", "help", Text("top.key-help", "Help"), "?", True),
+    ("question_mark", "open('help')", Text("top.key-help", "Help"), "?", True),
     ("slash", "prompt('/')", Text("top.key-filter", "Filter"), "/", True),
     ("s", "next_sort", KEY_SORT, None, True),
     ("enter", "detail", Text("top.key-detail", "Detail"), None, True),
-    ("t", "jobs", Text("top.key-jobs", "Jobs"), None, True),
+    ("t", "open('jobs')", Text("top.key-jobs", "Jobs"), None, True),
     ("l", "logs", Text("top.key-logs", "Logs"), None, True),
     ("e", "events", Text("top.key-events", "Events"), None, False),
     ("a", "flip('only_busy')", Text("top.key-busy", "Busy"), None, True),
@@ -298,8 +298,9 @@ class TopApp(App[None]):
         else:
             self.choose(text="", only_problems=False, only_busy=False)
 
-    def action_help(self) -> None:
-        self.push_screen(TextScreen("ascendrun top", str(HELP).splitlines()))
+    def action_open(self, page: str) -> None:
+        help_page = TextScreen("ascendrun top", str(HELP).splitlines())
+        self.push_screen(JobsScreen(self.cluster) if page == "jobs" else help_page)
 
     def action_detail(self) -> None:
         row = self.selected
@@ -312,9 +313,6 @@ class TopApp(App[None]):
             self.push_screen(LogScreen(self.cluster, row.job, row.rank))
         else:
             self.notify(str(NO_RANK), markup=False)
-
-    def action_jobs(self) -> None:
-        self.push_screen(JobsScreen(self.cluster))
 
     def action_events(self) -> None:
         row = self.selected

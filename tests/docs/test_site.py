@@ -1,0 +1,28 @@
+"""The documentation as a site: it builds without a network, in two languages, and loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+MKDOCS = CHECKOUT / ".venv-docs" / "bin" / "mkdocs"
+LOADED = re.compile(r"""<(?:script|img|link rel="(?:stylesheet|icon|preload)")[^>]*(?:src|href)="(?:https?:)?//""")
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_site_builds_strictly_without_a_network(tmp_path: Path) -> None:
+    setup = [CHECKOUT / "bin/setup-env", "--venv", MKDOCS.parents[1], "docs"]
+    assert subprocess.run(setup, stdin=subprocess.DEVNULL).returncode == 0
+    build = ["unshare", "--net", MKDOCS, "build", "--strict", "-d", tmp_path / "site"]
+    built = subprocess.run(build, cwd=CHECKOUT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    for page in ("", "zh/", "top/", "zh/top/", "failures/", "zh/commands/"):
+        html = (tmp_path / "site" / page / "index.html").read_text(encoding="utf-8")
+        assert LOADED.findall(html) == [] and f'lang="{"zh" if page.startswith("zh") else "en"}"' in html
+    assert (tmp_path / "site" / "search" / "search_index.json").stat().st_size > 100_000
