@@ -66,7 +66,7 @@ class Hosts:
         """`home`: the folder on the nodes that keeps checkpoints and results over all starts."""
         more = {
             "hostfile": "two.hosts",
-            "args": {**training.arguments, "output": f"{home}/out"},
+            "args": {**training.arguments, "output_dir": f"{home}/out"},
             "restart": {"max_restarts": 0},
             "checkpoint": {"dir": f"{home}/checkpoints", "grace_period_s": 120},
         }
