@@ -165,8 +165,8 @@ class Sweep:
                 folders = self.hosts.checkpoints(home, self.training.folders[place[0]])
                 job.wait_for(lambda: half_written(folders) > 0, "wrote a checkpoint")
             life.moment = f"{life.moment} {place[1]} of training {place[0] + 1}, {delay_s * 1000:.0f} ms later"
-        await_true(job.is_terminal, deadline_s=delay_s)
-        if job.is_terminal():
+        await_true(job.is_over, deadline_s=delay_s)
+        if job.is_over():
             life.blow = TOO_LATE
         elif life.death == "kill":
             life.blow = job.kill_rank(rank, process.pid if process else None)
