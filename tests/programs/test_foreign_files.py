@@ -254,16 +254,6 @@ def test_a_size_that_no_ship_has_is_unknown(tmp_path):
     assert [bool(np.isnan(track.length)) for track in tracks] == [int(track.ship) % 2 == 1 for track in tracks]
 
 
-def test_a_gap_and_a_jump_split_a_track(tmp_path):
-    rows = rows_of(TRUTH[:1])
-    third = len(rows) // 3
-    for i, row in enumerate(rows):
-        row["time"] = (when(row) + timedelta(hours=3 * (i >= third))).strftime("%Y-%m-%dT%H:%M:%S")
-        row["lat"] = f"{float(row['lat']) + 5 * (i >= 2 * third):.6f}"
-    tracks, cleaning = read_tracks(write(tmp_path / "t.csv", rows), Reading(), limits=LIMITS)
-    assert [len(track) for track in tracks] == [third, third, len(rows) - 2 * third] and cleaning.jumps == 1
-
-
 def test_a_course_in_tenths_of_a_degree_is_refused(tmp_path):
     rows = changed(lambda row: {**row, "cog": row["cog"] and f"{float(row['cog']) * 10:.0f}"})
     with pytest.raises(InvalidDataError, match="not a course in degrees"):

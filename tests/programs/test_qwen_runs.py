@@ -122,18 +122,6 @@ def test_a_stopped_run_says_so_and_goes_on(train):
     assert (again.folder / "out" / "samples.jsonl").read_text().count("\n") == 1
 
 
-def test_the_learning_rate_rises_and_falls_once_over_the_true_number_of_steps(train):
-    """S3-B2: the schedule began anew with every epoch. S3-B3: nobody else has a schedule of its own."""
-    lines = (
-        train("--max_steps=0", "--num_train_epochs=3", "--global_batch_size=24", "--warmup_steps=3", ranks=1)
-        .succeed()
-        .metrics()
-    )
-    rates = [line["learning_rate"] for line in lines if "loss" in line]
-    assert len(rates) == 15 and rates[2] == max(rates) == 0.01
-    assert rates[:3] == sorted(rates[:3]) and rates[3:] == sorted(set(rates[3:]), reverse=True) and rates[-1] < 0.001
-
-
 def test_the_loss_falls(train):
     losses = list(
         train("--max_steps=30", "--learning_rate=0.01", "--lora_r=16", "--curriculum=off", "--eval_steps=0", ranks=1)
@@ -142,22 +130,6 @@ def test_the_loss_falls(train):
         .values()
     )
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
-
-
-def test_data_without_difficulty_is_trained_on_with_the_warning(train, tmp_path):
-    rows = [{"instruction": f"Say {i}", "input": "", "output": str(i)} for i in range(30)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = train(f"--data_path={tmp_path / 'rows.jsonl'}", "--max_steps=1", ranks=1).succeed()
-    assert "Warning: 'difficulty' field not found" in run.out[0].read_text()
-
-
-def test_ranks_that_read_different_rows_refuse_to_train(train, tmp_path):
-    for rank in range(2):
-        folder = tmp_path / f"node{rank}"
-        folder.mkdir()
-        (folder / "rows.json").write_text(json.dumps([{"instruction": "x", "output": f"y{rank}"}] * 40))
-    run = train("--data_path=rows.json", folders=[tmp_path / "node0", tmp_path / "node1"])
-    assert run.wait() == [1, 1] and "read other data than the rest" in run.text()
 
 
 PLAN = (
@@ -174,23 +146,6 @@ def test_a_plan_takes_no_card(train):
     """The arithmetic of two nodes of eight, on a machine without any; S3-B10."""
     told = train(*PLAN, "--model_preset=qwen2.5-0.5b", "--world_size=16", ranks=1, name="fits").succeed().text()
     assert "GiB of 32.0 GiB (weights" in told and "strategy: ddp" in told and "speed: " in told
-
-
-@pytest.mark.thorough
-def test_a_plan_of_what_does_not_fit_names_the_way_out(train):
-    run = train(
-        *PLAN,
-        "--model_preset=qwen2.5-72b",
-        "--world_size=2",
-        "--synthetic_samples=2000",
-        "--global_batch_size=1000",
-        "--micro_batch_size=0",
-        "--gradient_checkpointing=false",
-        ranks=1,
-        name="not",
-    )
-    assert run.wait() == [1]
-    assert "on each device, which has 32.0 GiB" in run.text() and "change one of: " in run.text()
 
 
 def test_two_runs_of_one_budget_are_compared(train):

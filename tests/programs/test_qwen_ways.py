@@ -74,14 +74,6 @@ def test_offloading_changes_no_result(losses, strategy):
 
 
 @thorough
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_bfloat16_learns_what_float32_learns(losses, strategy):
-    assert losses(f"--strategy={strategy}", "--dtype=bfloat16") == pytest.approx(
-        losses(f"--strategy={strategy}"), rel=5e-3
-    )
-
-
-@thorough
 @pytest.mark.parametrize("kind", ["--use_dora=true", "--use_rslora=true"])
 def test_the_other_kinds_of_adapter_learn_the_same_by_every_way(losses, kind):
     first = losses("--strategy=ddp", kind)

@@ -6,7 +6,6 @@ import pytest
 
 from ascendrun.programs.codon import genes
 from tests.programs import recorded
-from tests.programs.conftest import resharded
 from tests.programs.nanochat.test_nanochat_stages import TOKENIZER
 
 OWN = ["--max_steps=8", "--save_steps=2", "--save_total_limit=9", "--eval_steps=4", "--logging_steps=1"]
@@ -79,14 +78,6 @@ def test_losses_and_scores_are_those_of_one_rank(train, program, way):
     assert len(run.losses()) == 8 and run.losses() == pytest.approx(one.losses(), rel=1e-5)
     for ours, theirs in zip(scores_of(run), scores_of(one)):
         assert ours == pytest.approx(theirs, rel=1e-4)
-
-
-@pytest.mark.parametrize("program, way", cases(of=[(program, "fsdp2-4") for program in SIZES]))
-def test_a_training_that_continues_on_2_and_on_3_ranks_has_the_same_losses(train, program, way):
-    """4 ranks, 2 by another strategy, and 3, each from the checkpoint of the one before."""
-    ways = {2: ("2", "--strategy=ddp"), 4: ("3", "--strategy=fsdp2")}
-    straight = train(program, way, name="four").succeed()
-    resharded(straight, lambda how, name: train(program, *how, name=name), ways)
 
 
 def test_strategies_that_cannot_work_are_one_error_before_anything_is_read(train):
