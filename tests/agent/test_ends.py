@@ -56,11 +56,6 @@ def test_death_by_a_signal_is_told_as_a_signal(node, agent):
     assert (exited["code"], exited["signal"]) == (None, signal.SIGSEGV)
 
 
-def test_all_ranks_exit_0_and_the_attempt_ends(node, agent):
-    assert agent.run(node.job(TAG, ["true"], ["true"]))["codes"] == {"0": 0, "1": 0}
-    assert not agent.told(TAG, "stopping")
-
-
 def test_a_rank_that_saves_on_the_signal_and_exits_0_within_the_grace(node, agent):
     start_saving(node, agent)
     agent.do("stop", tag=TAG, now=False, grace_s=60)

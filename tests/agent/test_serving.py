@@ -81,12 +81,6 @@ def test_nonsense_on_the_input_ends_the_agent_with_a_word(node):
     agent.close()
 
 
-def test_the_agent_says_something_every_two_seconds(agent):
-    first = agent.wait(lambda: [e for e in agent.events if e["event"] == "beat"])
-    agent.wait(lambda: len([e for e in agent.events if e["event"] == "beat"]) >= 2)
-    assert first[0]["at_ns"] > 0
-
-
 def test_beats_and_pings_go_on_while_a_command_hangs_and_a_deadline_is_kept(agent):
     number = agent.post("exec", argv=["sleep", "600"], timeout_s=3)
     agent.do("ping")

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import socket
-import threading
 from pathlib import Path
 
 import pytest
@@ -142,10 +141,6 @@ def test_a_stop_that_comes_before_the_go_wins_for_ever_and_is_proved(node, agent
     agent.do("prepare", **node.job("head-unheard.8", HOLD))
 
 
-def test_go_without_prepare_is_refused(node, agent):
-    assert agent.refused("go", tag=TAG, master_port=None)["code"] == "not-prepared"
-
-
 def test_an_aborted_attempt_may_be_prepared_again_and_a_started_one_not_aborted(node, agent):
     agent.do("prepare", **node.job(TAG, HOLD))
     agent.do("abort", tag=TAG)
@@ -270,20 +265,6 @@ def test_a_newer_tree_replaces_the_older_ones_links(node, agent, code):
     work = Path(layout.work_dir(str(node.root), "head-job"))
     assert sorted(os.listdir(work)) == sorted(os.listdir(code))
     assert (work / "new.py").resolve().parent.name == second
-
-
-def test_two_agents_may_put_one_tree_at_once(node, code, tmp_path):
-    (code / "big.bin").write_bytes(os.urandom(2 << 20))
-    agents = [node.connect() for _ in range(3)]
-    names = []
-    threads = [threading.Thread(target=lambda a=a: names.append(a.stage(code, chunk=65536))) for a in agents]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(names) == 3 and len(set(names)) == 1 and len(names[0]) == 64
-    agents[0].do("prepare", **node.job(TAG, HOLD, trees=names[:1]))
-    assert sorted(n.split(".")[-1] for n in os.listdir(node.root / "trees")) == sorted([names[0], "listing"])
 
 
 # --- at most once ---

@@ -112,13 +112,6 @@ def test_who_hangs_can_be_killed_and_goes_on_when_it_is_healed(cluster, fs):
     assert patient.returncode == 0
 
 
-def test_who_is_stuck_is_in_state_d_and_cannot_be_killed_until_it_is_healed(cluster, fs):
-    _stuck(cluster, fs)
-    assert fs.status()["stuck"]
-    fs.heal()
-    assert await_true(lambda: not find_processes(cluster, "node1", f"ls {NODE_FOLDER}"), deadline_s=DEADLINE_S)
-
-
 def _stuck(cluster, fs):
     """A process on node1 that was killed and is in state D."""
     fs.stick()
@@ -164,22 +157,6 @@ def test_the_command_sets_and_clean_undoes_it(cluster, fs):
     assert fs.status()["fault"] == ""
     refused = subprocess.run([*command, "fs", "heal", "nobody"], env=environ, capture_output=True, text=True)
     assert refused.returncode and "nobody" in refused.stderr
-
-
-def test_a_recreated_container_has_its_boot_id_and_an_empty_home(cluster):
-    look = "cat /proc/sys/kernel/random/boot_id /etc/machine-id; ls /root/mark .ascendrun"
-    says(cluster, "node2", "touch /root/mark .ascendrun/mark; setsid sleep 4224 >/dev/null 2>&1 </dev/null &")
-    before = says(cluster, "node2", look)
-    assert "mark" in before
-    cluster.recreate("node2")
-    assert says(cluster, "node2", f"{look}; :").split() == [*before.split()[:2], ".ascendrun:"]
-    assert not find_processes(cluster, "node2", "sleep 4224")
-
-
-def test_a_wiped_folder_is_empty_under_what_runs(cluster):
-    says(cluster, "node2", "mkdir -p .ascendrun/a/b; touch .ascendrun/a/b/c; ln -s / .ascendrun/link")
-    cluster.wipe("node2")
-    assert says(cluster, "node2", "ls -A .ascendrun") == ""
 
 
 def test_a_shared_home_is_one_folder_for_all_hosts_and_outlives_each(cluster_of):

@@ -78,10 +78,6 @@ def test_a_progress_bar_leaves_its_last_state() -> None:
     assert split(b" 10%\r", b" 20%\r", b" 30%") == [" 30%"]
 
 
-def test_windows_line_ends_are_taken_off() -> None:
-    assert split(b"one\r\ntwo\r", b"\n", b"three\r\r\n") == ["one", "two", "three"]
-
-
 def test_a_long_line_is_cut_and_says_how_much_is_missing() -> None:
     assert split(b"x" * 10_000_000 + b"\nnext\n", limit_bytes=100_000) == ["x" * 100_000 + "... (+9.4 MiB)", "next"]
 
@@ -89,11 +85,6 @@ def test_a_long_line_is_cut_and_says_how_much_is_missing() -> None:
 def test_a_cut_never_falls_inside_a_character() -> None:
     text = "损失值" * 10
     assert split(text.encode(), limit_bytes=10)[0].startswith("损失值... (+")
-
-
-def test_bytes_that_are_no_text_are_shown_as_bytes() -> None:
-    assert split(b"ok \xff\xfe end\n") == ["ok \\xff\\xfe end"]
-    assert split(b"ok \xe6\x8d end\n") == ["ok \\xe6\\x8d end"]
 
 
 def test_a_line_of_gbk_is_read_as_chinese_and_binary_is_not() -> None:
