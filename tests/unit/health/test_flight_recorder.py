@@ -13,11 +13,13 @@ import pytest
 from ascendrun.health.flight_recorder import read_dump
 
 PROGRAM = """
-import sys, torch, torch.distributed as dist
+import json, sys, torch, torch.distributed as dist
 import torch._C._distributed_c10d as c10d
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + "/store", rank=0, world_size=1)
 dist.all_reduce(torch.ones(3, 4))
 dist.broadcast(torch.ones(2), 0)
+while int(json.loads(c10d._dump_fr_trace_json())["pg_status"]["0"]["last_completed_collective"]) < 2:
+    pass  # another thread writes it down
 open(sys.argv[1] + "/pickle", "wb").write(c10d._dump_fr_trace())
 open(sys.argv[1] + "/json", "wb").write(c10d._dump_fr_trace_json())
 """
