@@ -1,7 +1,5 @@
 """Which lines of a Chinese screen are English: what the tours of all commands look for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

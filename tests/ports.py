@@ -1,7 +1,5 @@
 """Ports of this machine for ranks of tests."""
 
-from __future__ import annotations
-
 import os
 import random
 import socket

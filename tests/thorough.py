@@ -1,7 +1,5 @@
 """How much is tried by chance: little in every run, much with --thorough."""
 
-from __future__ import annotations
-
 import os
 
 THOROUGH_VARIABLE = "TESTS_ARE_THOROUGH"

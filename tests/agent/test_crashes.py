@@ -1,7 +1,5 @@
 """kill -9 at every step of ours: an attempt starts at most once, ends with proof, and leaves nobody."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

@@ -1,7 +1,5 @@
 """How attempts end: failures, stops, programs that hide or will not go. The bad days first."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

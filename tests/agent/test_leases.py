@@ -1,7 +1,5 @@
 """Leases of devices and ports: held by one attempt at a time over agents, users and head nodes; never leaked."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Getting in through every login shell, past whatever its start-up files print, on whatever Pythons are there."""
 
-from __future__ import annotations
-
 import os
 import re
 import select

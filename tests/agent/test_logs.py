@@ -1,7 +1,5 @@
 """Every byte of every log, once: floods, binaries, rotation, cut files, agents that die in between."""
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import os

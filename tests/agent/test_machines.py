@@ -1,7 +1,5 @@
 """A machine's own state below ROOT, also where machines share a home."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

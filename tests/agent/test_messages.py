@@ -1,7 +1,5 @@
 """Every message between the controller and an agent, through both ends: what one writes the other reads."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

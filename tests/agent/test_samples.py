@@ -1,7 +1,5 @@
 """The sampler beside a supervisor: what it writes, what it never holds up, and that it is gone with its attempt."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

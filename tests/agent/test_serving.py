@@ -1,7 +1,5 @@
 """The agent's manners: it answers everything, in time, whatever it is asked and on whatever Python it runs."""
 
-from __future__ import annotations
-
 import marshal
 import os
 import select

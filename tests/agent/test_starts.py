@@ -1,7 +1,5 @@
 """Starting: on all nodes or on none, at most once, with exactly what was planned. Refusals first."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

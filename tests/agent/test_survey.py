@@ -1,7 +1,5 @@
 """A survey: every question has an answer, whatever hangs, lies or is missing on the node; nothing of it stays."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Each benchmark at its smallest, with the peers that are installed: it runs, and its page says what its rows say."""
 
-from __future__ import annotations
-
 import csv
 import os
 import shutil

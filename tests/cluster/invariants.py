@@ -1,7 +1,5 @@
 """What must be true of a job whatever happened to it: asked after every bad day."""
 
-from __future__ import annotations
-
 import json
 import stat
 from collections import Counter

@@ -1,7 +1,5 @@
 """The oracle run after every scenario: nothing that it started is left on any host, on the head, or on the machine."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """How the tests of the virtual cluster look at a host: over ssh, by a bare connection, by its processes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Bad days: nodes, cables, disks and the head itself fail in mid-job, and every promise about the job still holds."""
 
-from __future__ import annotations
-
 import os
 import signal
 from typing import Callable

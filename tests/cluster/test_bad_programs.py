@@ -1,7 +1,5 @@
 """Programs that misbehave, secrets that must not be seen, and two heads at once: promises about a job all the same."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Callable

@@ -1,7 +1,5 @@
 """The job file of codon, whole, on two virtual hosts: prepared, trained, scored, and the DNA of a protein."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sys

@@ -1,7 +1,5 @@
 """Jobs in real containers: a dockerd in each host of the virtual cluster, and podman next to it."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """The dashboard over real hosts, in a real browser: what happens to a job is shown while the page is open."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A deep look over real collectives: a slow cable is found and named with numbers, and sound hosts are not blamed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Callable

@@ -3,8 +3,6 @@
 With --long 64 hosts, and the screen as well.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """doctor over two simulated Ascend nodes: a sound pair has nothing to fix, each planted fault is named where it is."""
 
-from __future__ import annotations
-
 import json
 import time
 

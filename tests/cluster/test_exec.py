@@ -1,7 +1,5 @@
 """`exec` on hosts of their own: two commands without an agent, later ones through it; all have the same answer."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

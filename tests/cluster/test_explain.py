@@ -1,7 +1,5 @@
 """Real ranks that fail on hosts whose clocks differ by a minute: who was first, by whose line, and what to do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from scenes import Scene, venv_python

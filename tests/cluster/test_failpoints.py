@@ -4,8 +4,6 @@ The names are read from the code, so a new failpoint is swept by itself. A few p
 N others, `--sweep all` every one.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

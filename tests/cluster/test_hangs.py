@@ -3,8 +3,6 @@
 The windows are divided by ASCENDRUN_HANG_DIVISOR: 4.5 s without a step instead of 90 s, 45 s to act instead of 900 s.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

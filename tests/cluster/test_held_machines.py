@@ -1,7 +1,5 @@
 """Nodes that are not as a job left them: recreated containers, wiped homes, processes that cannot be killed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

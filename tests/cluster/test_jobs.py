@@ -1,7 +1,5 @@
 """Jobs over real sshd on hosts of their own: starts, ends, stops, and what a bad day does to them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

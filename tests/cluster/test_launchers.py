@@ -1,7 +1,5 @@
 """Ranks below torchrun, deepspeed and accelerate over real sshd: output, end and number of each are a rank's."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

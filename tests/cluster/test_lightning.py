@@ -1,7 +1,5 @@
 """A Lightning script on two virtual hosts whose Python has no ascendrun: its ranks import the staged plugin."""
 
-from __future__ import annotations
-
 import json
 import os
 import sysconfig

@@ -3,8 +3,6 @@
 The small one is always run; `--long=SEED,ROUNDS` floods a gigabyte over 16 hosts, with cuts long enough to be noticed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import time

@@ -1,7 +1,5 @@
 """Logs of hosts whose clocks differ, what is gathered after a failure, and a flood while links are cut."""
 
-from __future__ import annotations
-
 import json
 import re
 from datetime import datetime

@@ -1,7 +1,5 @@
 """jobs/nanochat.yaml as it is shipped, on two virtual hosts: from generated texts to a report, each stage over both."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Directories of nodes that fail for a while."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any, Callable

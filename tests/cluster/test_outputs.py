@@ -1,7 +1,5 @@
 """Outputs on the head node of a shipped job."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

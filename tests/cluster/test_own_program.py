@@ -1,7 +1,5 @@
 """The program of docs/own-program.md as a job on two hosts: killed in the middle, it continues and ends to the bit."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Jobs that start again by themselves: what restarts, and what does not."""
 
-from __future__ import annotations
-
 import json
 import signal
 import zipfile

@@ -1,7 +1,5 @@
 """Roles over real sshd: a service of three roles on three hosts, its end, its failure, and a controller that dies."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """A job on two simulated Ascend nodes is sampled while it runs, also while a node's npu-smi hangs."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Hosts that fail examinations: found while they are idle, closed to jobs, and opened by an examination that passes."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

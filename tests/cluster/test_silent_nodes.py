@@ -3,8 +3,6 @@
 The windows of the hang detection are divided by 20: a job with a silent host is stopped after 9 s without a step.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

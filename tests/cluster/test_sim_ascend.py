@@ -1,7 +1,5 @@
 """Hosts of the virtual cluster as simulated Ascend nodes, asked over ssh as any user would."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

@@ -3,8 +3,6 @@
 By --real-time. Days of it, for all types of devices, are simulated in tests/unit/health/test_hang.py.
 """
 
-from __future__ import annotations
-
 import shutil
 import signal
 import time

@@ -1,7 +1,5 @@
 """Templates of frameworks: each trains on two hosts with two ranks each, and continues from its checkpoint."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What trainings send from host to host, counted at the interfaces of the hosts."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Host keys over a whole cluster: strict, shown before they are recorded, and loud when they change."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, Callable
 

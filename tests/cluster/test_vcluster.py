@@ -1,7 +1,5 @@
 """The virtual cluster as a whole: its command, ascendrun on its head, machines that cannot carry it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

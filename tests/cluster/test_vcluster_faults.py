@@ -1,7 +1,5 @@
 """The virtual cluster's faults, each shown by its effect, and by its end."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -1,7 +1,5 @@
 """Faults of a host's files: errors, silence and stuck calls of a faulty file system, shared and vanished homes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

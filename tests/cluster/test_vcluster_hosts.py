@@ -1,7 +1,5 @@
 """What a host of the virtual cluster is: a machine of its own, seen from the head, its fellows and outside."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

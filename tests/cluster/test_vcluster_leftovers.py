@@ -1,7 +1,5 @@
 """Nothing is left: the checks for leftovers are themselves checked, by planted ones."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Without any command: the controller comes back by its guard, or its crontab line, and a dead rank is noticed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

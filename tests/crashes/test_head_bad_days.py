@@ -1,7 +1,5 @@
 """Bad days of the head itself, on local hosts: a full disk, a locked store, clients that hang, sleep."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

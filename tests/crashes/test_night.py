@@ -1,7 +1,5 @@
 """A short night: trainings that nobody helps train on through faults to the numbers of an undisturbed run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A pipeline on local hosts: stages one after the other in one folder, called off after a failure, gone on with."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

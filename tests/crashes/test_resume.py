@@ -1,7 +1,5 @@
 """Trainings over two hosts die of everything and go on to the same bits; and what judges them can tell."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -3,8 +3,6 @@
 Five seeds share one head, so that damage follows damage. `--thorough`: 200 seeds.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

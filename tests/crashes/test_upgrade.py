@@ -1,7 +1,5 @@
 """A release that is replaced on disk while jobs run: the controller becomes it when it is quiet; no job notices."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Wrong uses around outputs, ranks and progress, with real agents on this machine: one error each, and what to do."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

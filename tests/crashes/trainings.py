@@ -1,7 +1,5 @@
 """The trainings that are killed: each program, each way to hold its model, tiny."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

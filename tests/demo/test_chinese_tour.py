@@ -1,7 +1,5 @@
 """Jobs on two simulated nodes, started, watched, stopped and explained in Chinese: no English sentence anywhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

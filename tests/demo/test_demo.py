@@ -1,7 +1,5 @@
 """The demo runs real commands to its end, and leaves nothing behind, however it ends."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """The demo's training keeps the contract of a program: it learns, saves whole, stops when told, and goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

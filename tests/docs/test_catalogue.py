@@ -1,7 +1,5 @@
 """Every message has a key of its own, its values, and a Chinese template with the same placeholders."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The generated pages of docs/ are what the tables say."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.lib.pages.__main__ import DOCS, PAGES

@@ -1,7 +1,5 @@
 """The reference of job files is that of the code, and everything that it offers is accepted."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

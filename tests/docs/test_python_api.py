@@ -1,7 +1,5 @@
 """The example of docs/python-api.md runs, and the calls that the page lists exist."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

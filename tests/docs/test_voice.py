@@ -1,7 +1,5 @@
 """What a person reads is in the words of docs/style.md."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections import Counter

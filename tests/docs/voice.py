@@ -1,7 +1,5 @@
 """What the voice lint reads, and the words that it forbids. The rules and their reasons: docs/style.md."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -5,8 +5,6 @@
 makes recordings of the outputs in an archive of `ascendrun verify`, each different one once, as SITE-1, SITE-2, ….
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """What the tests of the simulated node share: the tools asked in this process, and scenarios by hypothesis."""
 
-from __future__ import annotations
-
 import time
 
 from hypothesis import strategies as st

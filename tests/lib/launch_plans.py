@@ -1,7 +1,5 @@
 """Launch plans of small worlds: a job, a hostfile and reports of the nodes."""
 
-from __future__ import annotations
-
 import pytest
 
 from ascendrun.core.errors import PreflightError

@@ -1,7 +1,5 @@
 """Writes the locks with hashes, for all platforms in the versions of constraints.txt: python -m tests.lib.locks."""
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 import venv

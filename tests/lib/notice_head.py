@@ -1,7 +1,5 @@
 """A controller's notices without the controller: a state folder, a settings file, and the notifier at work."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small worlds of simulated Ascend nodes: the tools' own texts, asked in this process, read as doctor reads them."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Recorded answers of a large cluster to the light questions, mostly alike, as the controller hands them on."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Made stories of jobs, as a report is made from them: a month with failures, a hostile one, one of 20 seconds."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

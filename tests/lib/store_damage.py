@@ -1,7 +1,5 @@
 """Damage of a head node's store, as a bad disk or a bad person does it."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """The statements of a module without their expressions: tests of the whole tree look at nothing else, and save time."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A node with one run for the transfer of files: requests are answered by the node's own code, and may be lost."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any, Callable

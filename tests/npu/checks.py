@@ -1,7 +1,5 @@
 """What one rank looks at on a simulated device: checks.main(["name"]) runs it and ends the process."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """The programs' forking process with the real torch_npu, and the checks of this folder as one more program."""
 
-from __future__ import annotations
-
 import forkserver
 import torch
 import torch_npu  # noqa: F401

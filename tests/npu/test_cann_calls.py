@@ -1,7 +1,5 @@
 """Calls to the simulated CANN itself, below torch_npu: what is given back is free again, what is cast is the number."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 from typing import Any

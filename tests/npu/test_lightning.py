@@ -1,7 +1,5 @@
 """The Lightning plugin on simulated devices, with the real torch_npu."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -4,8 +4,6 @@ losses are those of the same job on the CPU over gloo. It takes half an hour and
     .venv-npu/bin/python -m pytest tests/npu/test_matrix.py --thorough
 """
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Memory that is estimated before a device is in use, next to the peak of torch_npu's allocator."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Every name of torch_npu that our source calls or speaks of is looked up on the real module."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """jobs/nanochat-speedrun.yaml in small, on two virtual hosts with simulated NPUs: every stage, up to the report."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

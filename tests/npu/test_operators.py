@@ -1,7 +1,5 @@
 """Operators, optimizer, scaler, memory and names of the real torch_npu, as the trainer uses them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

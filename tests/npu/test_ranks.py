@@ -1,7 +1,5 @@
 """Several ranks on simulated devices: collectives, whole trainings, and what is said when one fails."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 

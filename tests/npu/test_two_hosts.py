@@ -1,7 +1,5 @@
 """Jobs of family npu on two virtual hosts, each with a network, cards and devices of its own: HCCL's way over TCP."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

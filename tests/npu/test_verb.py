@@ -1,7 +1,5 @@
 """`ascendrun sim npu -- COMMAND`, as docs/simulated-npu.md shows it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What our source uses of torch_npu, read from the source: names, and how each is called."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Small checkouts to try the scripts of bin/ on: our scripts and package; the requirements are wheels made here."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

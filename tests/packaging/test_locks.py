@@ -1,7 +1,5 @@
 """The locks with hashes fit constraints.txt and setup.cfg."""
 
-from __future__ import annotations
-
 import configparser
 import re
 from pathlib import Path

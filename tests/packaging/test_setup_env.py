@@ -1,7 +1,5 @@
 """A checkout sets itself up on first use, once, whatever happens meanwhile, and then starts with nothing but itself."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The wheel carries everything that the checkout runs with, and works when nothing else is there."""
 
-from __future__ import annotations
-
 import configparser
 import json
 import os

@@ -1,7 +1,5 @@
 """All uses of attention, for every device that is tested: {name: (causal, window, rows of segments, shared heads)}."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any, Callable
 

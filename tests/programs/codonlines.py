@@ -7,8 +7,6 @@ prints IDS of test_codon_vocabulary.py. The file is `src/CodonTransformerTokeniz
 genetic code as it is written below.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

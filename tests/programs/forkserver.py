@@ -8,8 +8,6 @@ A rank whose variable STOP_AFTER is [step, metrics file] sends itself SIGTERM on
 watches from outside is sure to be in time.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Two ranks: one has nothing more to do while the other still writes its report."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

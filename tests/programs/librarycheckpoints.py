@@ -1,8 +1,6 @@
 """Writes checkpoints with the libraries themselves: `python -m tests.programs.librarycheckpoints DIR`, on two ranks for
 torch and DeepSpeed, without RANK for transformers."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

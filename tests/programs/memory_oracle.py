@@ -1,7 +1,5 @@
 """Steps of the programs for the simulation, each with the planner's work of the same training."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -6,8 +6,6 @@ one rank for all numbers of ranks; those of hsdp are those of fsdp2. `--old-name
 b87d4b6 called them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

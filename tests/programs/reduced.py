@@ -1,8 +1,6 @@
 """What two ranks make of a step, beside what each makes alone: gradients of several buckets, of a precision that cannot
 hold their mean, and random numbers."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs a file as Python does: its path, then its arguments."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from collections.abc import Sequence

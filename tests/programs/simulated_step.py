@@ -3,8 +3,6 @@
 The oracle of the planner's formula: it sees what the operators keep, and knows nothing of the formula.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 import weakref

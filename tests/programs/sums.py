@@ -1,7 +1,5 @@
 """Ranks that sum fractions, and report how many sums differ between ranks, or from the exact ones."""
 
-from __future__ import annotations
-
 import math
 import random
 

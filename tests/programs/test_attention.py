@@ -1,7 +1,5 @@
 """Attention gives the formula's answers and gradients in all its uses, and holds no scores of length x length."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

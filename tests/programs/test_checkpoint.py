@@ -1,7 +1,5 @@
 """Checkpoints that are whole or not there."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Which samples make which step: the same for any number of ranks and workers, every sample where it must be."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

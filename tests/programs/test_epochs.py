@@ -1,7 +1,5 @@
 """A replaced attempt that still runs cannot change, remove or pass off anything of its successor."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Scores, batches and the classifier's view of a track."""
 
-from __future__ import annotations
-
 import collections
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Faults of the machine and of what was given: one message with a way out, no trace of the program's own lines."""
 
-from __future__ import annotations
-
 import errno
 import io
 

@@ -1,7 +1,5 @@
 """Texts generated with cached keys and values are those of a model that reads every text again for each token."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

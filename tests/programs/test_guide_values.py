@@ -1,7 +1,5 @@
 """Values that the guides print, in the job files of this checkout and as options that the programs read."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

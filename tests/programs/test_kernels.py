@@ -1,7 +1,5 @@
 """The formulas that fused operators stand for are those of the models, and the operators are called as they want it."""
 
-from __future__ import annotations
-
 import sys
 import types
 

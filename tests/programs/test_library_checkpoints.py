@@ -1,7 +1,5 @@
 """Checkpoints of transformers, DeepSpeed and torch, as they wrote them and torn at every file: never taken as whole."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

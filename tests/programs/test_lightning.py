@@ -1,7 +1,5 @@
 """The Lightning plugin in a real Trainer on the CPU: ranks of one process tree, as a launcher would start them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Faults of Lightning on NPUs, each of which the plugin makes impossible; tests/npu has those that need a device."""
 
-from __future__ import annotations
-
 import ast
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The trainer's loop under bad days: killed, stopped, disk full, parts missing; what comes after equals no bad day."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

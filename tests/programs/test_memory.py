@@ -1,7 +1,5 @@
 """Memory that the planner estimates before a device is in use, next to the peak of real ranks."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The measuring program on real ranks: what it writes, and that every rank of a group tells the same."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Update rules and rates beside what they are defined by, and optimizer states that several ranks share."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The tables of options, and the command lines read with them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

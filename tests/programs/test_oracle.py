@@ -1,7 +1,5 @@
 """Two steps of the trainer beside a plain loop of torch, and what must differ between steps, ranks and uses."""
 
-from __future__ import annotations
-
 import json
 import random
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The program of docs/own-program.md: its files are taken from the page, and run as the page says."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What `ascendrun plan` says of a training is what the training then does: steps, weights, work, checkpoints."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

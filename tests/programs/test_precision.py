@@ -1,7 +1,5 @@
 """In what numbers a training is computed, on chips that have bfloat16 and on those that have not."""
 
-from __future__ import annotations
-
 import math
 import types
 from dataclasses import replace

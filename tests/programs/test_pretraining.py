@@ -1,7 +1,5 @@
 """Which words pretraining hides, and that each is asked at its own place."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What the libraries under a program say of themselves does not reach whoever reads the program's output."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """An adapter that is saved is whole, and peft reads it; a merged model says what base and adapter say."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

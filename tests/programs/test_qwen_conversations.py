@@ -1,7 +1,5 @@
 """Rows of files as conversations, conversations as tokens, and which of these are learned."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

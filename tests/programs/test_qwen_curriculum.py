@@ -1,7 +1,5 @@
 """Which samples a step takes: the table's shares, exactly, whatever the ranks."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

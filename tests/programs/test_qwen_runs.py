@@ -1,7 +1,5 @@
 """Whole runs of the LoRA program, tiny, on one or two ranks."""
 
-from __future__ import annotations
-
 import json
 import signal
 

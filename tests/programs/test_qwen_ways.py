@@ -1,7 +1,5 @@
 """What the LoRA program's switches change and what they must not, over two ranks, each beside the plain way."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """The losses of both programs beside those that an earlier trainer had: see recorded.py."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

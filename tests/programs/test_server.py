@@ -1,7 +1,5 @@
 """The HTTP server of the programs: limits, bad requests, clients that leave, slow ones, and its end."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

@@ -1,7 +1,5 @@
 """Programs that train their own models, by every strategy: the losses of one rank, resumed to the bit, resharded."""
 
-from __future__ import annotations
-
 import pytest
 
 from ascendrun.programs.codon import genes

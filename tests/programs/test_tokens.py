@@ -1,7 +1,5 @@
 """The words of a track: right cells, right bins, and never the answer."""
 
-from __future__ import annotations
-
 import collections
 import sys
 from dataclasses import replace

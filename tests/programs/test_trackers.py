@@ -1,7 +1,5 @@
 """The option `report_to`: what rank 0 records is in each tracker, and a tracker that fails ends nothing."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

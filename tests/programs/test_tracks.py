@@ -1,7 +1,5 @@
 """Reading and cleaning AIS points; dealing ships to splits; the generated tracks."""
 
-from __future__ import annotations
-
 import gzip
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whole runs of the trajectory program, tiny, on one to three ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

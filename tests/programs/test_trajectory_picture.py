@@ -1,7 +1,5 @@
 """The report's picture, and what the library that draws it says on the way."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a trajectory training would take, reckoned before there is a device, beside what it takes."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """A trained classifier in Python, on standard input and behind HTTP."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The stages of the trajectory pipeline, tiny: what one leaves the next one finds, stopped ones go on to the bit."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

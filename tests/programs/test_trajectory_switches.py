@@ -1,7 +1,5 @@
 """Every switch of a trajectory training reaches what it is to change, each beside the same training without it."""
 
-from __future__ import annotations
-
 import collections
 import copy
 from types import SimpleNamespace

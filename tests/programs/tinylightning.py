@@ -1,7 +1,5 @@
 """A Lightning script as a user would write it, with the plugin: rows that are shuffled, dropout, a validation."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """A program that trains a small network on made-up rows, with every switch that the trainer's tests turn."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Hosts that are silent, impostors, overloaded or closed to us: each is told apart, in time, with the way out."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """What every way of reaching a host promises: paramiko, the OpenSSH binary, a child process of this machine."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal

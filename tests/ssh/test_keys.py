@@ -1,7 +1,5 @@
 """Keys that do not fit: a host's that is unknown, changed or revoked, ours that is refused or locked."""
 
-from __future__ import annotations
-
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

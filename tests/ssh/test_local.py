@@ -1,7 +1,5 @@
 """This machine as a host: its folder, its environment, and what outlives a closed connection."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

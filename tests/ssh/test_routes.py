@@ -1,7 +1,5 @@
 """Ways to a host that the user's ssh config describes: jumps, includes, certificates; read as `ssh` reads them."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor

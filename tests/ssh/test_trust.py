@@ -1,7 +1,5 @@
 """`ascendrun trust`: fingerprints are shown before anything is recorded, and a changed key is never taken silently."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The size of what one person must hold in the head: ceilings that only fall. Of the tests, that of a file."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Help and version come at once: nothing heavy is imported for them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What is read as genes, what is skipped and why, what is refused with its file and row; masks and their shares."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

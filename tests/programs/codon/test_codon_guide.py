@@ -1,7 +1,5 @@
 """finetune.py of `ascendrun init codon`: the command line of guide 004."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

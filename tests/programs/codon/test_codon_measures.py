@@ -1,7 +1,5 @@
 """Measures have the values of their published formulas, computed by hand or by the definition."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The model against transformers' BigBird, its files, and files of others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Proteins in, DNA out: from files on one rank and two, and by the function for scripts."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

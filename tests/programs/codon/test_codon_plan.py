@@ -1,7 +1,5 @@
 """What the plan refuses before devices are taken, and the steps and size of a training."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

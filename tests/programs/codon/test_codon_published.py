@@ -1,7 +1,5 @@
 """Files that CodonTransformer published, where they are available: sample proteins and predictions, and weights."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import os

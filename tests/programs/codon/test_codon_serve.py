@@ -1,7 +1,5 @@
 """The service of a model of codons: DNA with measures for proteins, or what is wrong with each of them."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The stages as ranks run them: prepared, trained, resumed to the bit, the same on one rank and two, evaluated."""
 
-from __future__ import annotations
-
 import json
 import random
 

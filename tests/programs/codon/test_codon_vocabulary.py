@@ -1,7 +1,5 @@
 """The tokens and organisms of codon, compared with Biopython's genetic codes and with what the format says."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -1,7 +1,5 @@
 """The calculator refuses what is not a sum, and its results are forced into the texts that called it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A saved model is read again, replies on the terminal and over HTTP, and uses the calculator there."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Conversations as tokens and loss masks, written down by hand; tasks from files of each kind, and generated."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

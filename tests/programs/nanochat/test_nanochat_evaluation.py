@@ -1,7 +1,5 @@
 """Scores of models that are known: one that guesses is at 0, one that knows the answers has what it knows."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """Exported models beside the model itself, read by transformers; nanochat's checkpoints, read here."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

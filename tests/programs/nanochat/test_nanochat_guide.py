@@ -1,7 +1,5 @@
 """The scripts of `ascendrun init nanochat`: options, directories and mixtures, and the guide's lines as printed."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The speed of replies by batch size: the last line is JSON, ranks add up, and impossible lengths are errors."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The model beside transformers' NanoChat and beside upstream's training, its own sizes, and cached generation."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

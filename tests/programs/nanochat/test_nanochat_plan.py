@@ -1,7 +1,5 @@
 """What the plan refuses before devices are taken, with the numbers that are valid; and the size of a step."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ TESTS_SHARED_DATA is a directory with books_pd (Parquet files of public-domain b
 (conversations), mc_tasks (ARC and OpenBookQA) and gsm8k (openai/grade-school-math).
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

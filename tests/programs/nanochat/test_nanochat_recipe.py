@@ -1,7 +1,5 @@
 """Length, batch, rates and schedules of a training equal upstream's for four depths; batches that ranks can share."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page on the stages of a training: what each did, and the scores before and after it."""
 
-from __future__ import annotations
-
 import json
 
 from tests.programs.nanochat.test_nanochat_stages import BASE, TOKENIZER

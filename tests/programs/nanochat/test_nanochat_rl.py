@@ -1,7 +1,5 @@
 """Training on own replies: the loss beside numbers computed by hand, tool tokens without loss, resumed to the bit."""
 
-from __future__ import annotations
-
 import json
 import math
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Programs that do harm are stopped, as root too, and leave nothing; each would do little if it were not stopped."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Training on conversations: which tokens carry loss, what is packed and left out, resumed to the bit."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The stages as ranks run them: from documents to a model, resumed to the bit, the same on one rank and two."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file

@@ -1,7 +1,5 @@
 """Tokens equal those of tiktoken over the same merges, texts come back exactly; documents are read from all forms."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The golden three steps by our training, on one rank or two; as a program it writes losses and weights of rank 0."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

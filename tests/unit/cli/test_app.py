@@ -1,7 +1,5 @@
 """The command line as a process: on a terminal, in a pipe, interrupted; and what it imports."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

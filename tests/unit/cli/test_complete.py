@@ -1,7 +1,5 @@
 """A shell completes jobs, hosts and templates; what cannot be read completes nothing and prints nothing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

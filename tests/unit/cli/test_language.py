@@ -1,7 +1,5 @@
 """Every command in Chinese: no English sentence, except names, paths and what programs of others print."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterator

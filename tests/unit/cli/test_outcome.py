@@ -1,7 +1,5 @@
 """Following a job: what a person and a script see of its life, and how the command ends."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Hosts and submissions as the API has them, without a controller."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Stopping a pipeline while its stages end by themselves: a controller that answers as the real one would."""
 
-from __future__ import annotations
-
 import importlib.util
 import time
 from collections.abc import Iterator

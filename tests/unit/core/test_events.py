@@ -1,7 +1,5 @@
 """Events: round trip, messages, folding."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

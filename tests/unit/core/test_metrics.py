@@ -1,7 +1,5 @@
 """A program's metrics lines: whatever stands there, numbers come out or nothing."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The blocks of a settings file that say who is told: all problems together, each at its place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A file that a user names for output is complete or not written, and no device or link is replaced."""
 
-from __future__ import annotations
-
 import os
 import stat
 import threading

@@ -1,7 +1,5 @@
 """What core/ promises: no files, no clock; and that no decision reads the words of a reason."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hosts that fall silent are told once, together, and again when they are back."""
 
-from __future__ import annotations
-
 from ascendrun.core.events import Event
 from ascendrun.core.reachability import GATHER_S, ReachabilityWatch, unreachable_hosts
 

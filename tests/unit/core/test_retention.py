@@ -1,7 +1,5 @@
 """The choice of old data: by age, then the oldest beyond the size; nothing younger goes before something older."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

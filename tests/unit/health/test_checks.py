@@ -1,7 +1,5 @@
 """Each check over small worlds: what it finds, on which hosts, with which words; and what it leaves in peace."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import fields

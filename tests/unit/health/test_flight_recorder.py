@@ -1,7 +1,5 @@
 """Dumps of the flight recorder are read without torch, and run nothing."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """The arithmetic of failures: against published figures, against a simulation, and at the edges."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Hangs by their signs: simulated jobs over hours, look by look, with figures of ranks that hang or only wait."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace

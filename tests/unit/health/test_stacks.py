@@ -1,7 +1,5 @@
 """Stacks of ranks, as Python and py-spy print them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """verify: all that the simulated tools print is read, and what no parser knows is unknown, never an error."""
 
-from __future__ import annotations
-
 import tarfile
 
 import pytest

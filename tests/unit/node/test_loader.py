@@ -1,7 +1,5 @@
 """The fixed line and the dialogue, from bytes alone."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import zipfile

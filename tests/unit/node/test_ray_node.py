@@ -1,7 +1,5 @@
 """A node of a Ray cluster: the logs of its workers, and what it and the head agree on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

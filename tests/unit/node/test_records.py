@@ -1,7 +1,5 @@
 """The folder of an attempt fails, is removed, or is changed: what was recorded is kept, what is lost is named."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The agent's pure decisions: when to signal, who lingers, where a log is cut, whose process it is."""
 
-from __future__ import annotations
-
 import json
 import struct
 

@@ -1,7 +1,5 @@
 """The numbers of a plan add up, whatever the options: parts of the memory, steps, tokens, time, checkpoints."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

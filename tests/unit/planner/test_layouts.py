@@ -1,7 +1,5 @@
 """The layout of a training, and what recorded runs make of its estimate."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The plan of jobs/nanochat-speedrun.yaml at full size, for eight 910B3 of one host: memory, hours and tokens/s."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

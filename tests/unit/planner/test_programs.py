@@ -1,7 +1,5 @@
 """A program is one directory: a package with options, rules and a main, known by an entry point and nothing else."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

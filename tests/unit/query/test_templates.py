@@ -1,7 +1,5 @@
 """Templates: each is a valid job with its hostfile, and copying never writes over anything."""
 
-from __future__ import annotations
-
 import ast
 import json
 from pathlib import Path

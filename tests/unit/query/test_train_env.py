@@ -1,7 +1,5 @@
 """A Python that is not the checkout's own is asked, never changed."""
 
-from __future__ import annotations
-
 import ast
 import shlex
 import subprocess

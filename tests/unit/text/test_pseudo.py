@@ -1,7 +1,5 @@
 """No code reads a message: with every English template replaced, the lives of jobs lead to the same facts."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Iterator

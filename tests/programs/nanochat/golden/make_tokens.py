@@ -7,8 +7,6 @@ The pattern and the order of the special tokens are read from upstream's nanocha
 stored for the first 60 strings; for each 100 the hash of all.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -9,8 +9,6 @@ its optimizer and schedules; no part of it is kept here. The weights of the tiny
 one rank; on two ranks they are the same. gloo has no mean over ranks: `means_of_gloo` gives it sums and divides.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Where the three golden steps start, for upstream and for the test: weights and tokens by a formula, not stored."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """2,000 strings of all kinds that a tokenizer meets, by a formula."""
 
-from __future__ import annotations
-
 KINDS = (
     "the quick brown fox jumps over lazy dogs and they're HAPPY it's WE'LL don't ",
     "中文字符今天天气很好，我们去公园。日本語テキスト한국어문장",

@@ -1,7 +1,5 @@
 """What `sim npu` makes of the command that it is given; that it runs is shown by tests/npu."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

@@ -1,7 +1,5 @@
 """The events of jobs on the screen and for programs, followed or not."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

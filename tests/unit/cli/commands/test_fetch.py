@@ -1,7 +1,5 @@
 """bundle lists what is in the archive before and after, and says where it is."""
 
-from __future__ import annotations
-
 import tarfile
 import time
 

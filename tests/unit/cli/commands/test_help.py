@@ -1,7 +1,5 @@
 """Help of commands and pages of the documentation by the names that messages give them."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """logs: merging, folding, choosing; and bytes as they were."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import random

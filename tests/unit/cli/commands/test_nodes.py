@@ -1,7 +1,5 @@
 """Machines that no job may use, and attempts that no record explains, as the commands show them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

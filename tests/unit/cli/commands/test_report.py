@@ -1,7 +1,5 @@
 """report: files, data and lines, from a state folder in which a job has ended."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Stopping jobs: who waits, and what cannot be confirmed."""
 
-from __future__ import annotations
-
 from tests.lib.story_cluster import Desk, end, make_job, run
 
 

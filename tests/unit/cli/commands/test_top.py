@@ -1,7 +1,5 @@
 """top on a pseudo terminal: with keys, without textual, without colour; and who is left when it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Commands of ranks: the job's own interpreter, programs, and the launchers of a job file."""
 
-from __future__ import annotations
-
 import base64
 import json
 

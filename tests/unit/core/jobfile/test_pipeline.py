@@ -1,7 +1,5 @@
 """What a stage inherits of its pipeline's common part, and what it says itself."""
 
-from __future__ import annotations
-
 import pytest
 
 from ascendrun.core.errors import InvalidInputError

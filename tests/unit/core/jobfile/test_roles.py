@@ -1,7 +1,5 @@
 """Roles in a job file: what they inherit, and odd input in one report."""
 
-from __future__ import annotations
-
 import pytest
 
 from ascendrun.core.errors import InvalidInputError

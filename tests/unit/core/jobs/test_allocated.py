@@ -1,7 +1,5 @@
 """Allocations as facts of a job's life: requested, granted, ending, gone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What another version stored or sent is read: unknown keys are ignored, missing fields have their default."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

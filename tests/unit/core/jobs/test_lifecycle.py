@@ -1,7 +1,5 @@
 """A job's life as stories: events in, records and actions out."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a job does when a node falls silent: it waits, or is restarted without that host."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Roles at run time: hosts, ranks and environments of each, names of ranks, and the end of the job."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

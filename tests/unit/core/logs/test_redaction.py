@@ -1,7 +1,5 @@
 """Credentials are found by value, by name and by form; evidence stays."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

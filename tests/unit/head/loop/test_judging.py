@@ -1,7 +1,5 @@
 """When the diagnosis of a failed attempt begins: with all evidence, or with what can still arrive."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any

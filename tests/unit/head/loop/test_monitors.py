@@ -1,7 +1,5 @@
 """Which hosts are silent is told in time, and looked at no more often than that needs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The daily removal of old data: over the small world of nodes."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A damaged, lost or outdated job list is rebuilt from the directories of its jobs, and no id is given twice."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The operator's command gets the notice, is bounded in time and output, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

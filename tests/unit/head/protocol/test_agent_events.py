@@ -1,7 +1,5 @@
 """From what agents say to reports: what a node could not tell is missing, never a value."""
 
-from __future__ import annotations
-
 import json
 
 from ascendrun.core.hosts import Host

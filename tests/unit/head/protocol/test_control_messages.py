@@ -1,7 +1,5 @@
 """Every message reads back as it was sent; what is missing or unreadable is named."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The head's copy: exact bytes, once, whatever comes twice or too early; and its limits."""
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Links, holes and names of files that move: nothing leads out of a directory, and nothing grows on its way."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The keeper of samples over a real store: pieces in any cut, crashes, a store that takes nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

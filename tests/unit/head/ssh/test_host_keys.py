@@ -1,7 +1,5 @@
 """Reading known_hosts as it is found in the wild, and judging the key that a host shows."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """The command line that we give to `ssh`, and what its words on failure mean."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

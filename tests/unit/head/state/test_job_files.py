@@ -1,7 +1,5 @@
 """What a job's directory on the head holds before the job is acknowledged, and what its nodes get."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

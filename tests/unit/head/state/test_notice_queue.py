@@ -1,7 +1,5 @@
 """A notice outlives who was to send it: controllers that die, stores that cannot be opened, queues that grow."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the store promises when processes die, race and disagree."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

@@ -1,7 +1,5 @@
 """What many recorded nodes cost the head from their answers to the screen, and what the screen then shows."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """The plan of a training is judged with the facts of each start: the first, a retry, a restart on another host."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import replace

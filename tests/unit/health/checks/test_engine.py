@@ -1,7 +1,5 @@
 """Checks of the engine that granted the hosts, with a planted fault for each finding."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checks of what ranks get: variables, interpreter, torch."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

@@ -1,7 +1,5 @@
 """Checks of a host and of what else uses it: machines, homes, clocks, leases, processes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ascendrun.core.findings import Severity

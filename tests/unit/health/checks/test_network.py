@@ -1,7 +1,5 @@
 """Checks of ports and addresses."""
 
-from __future__ import annotations
-
 from ascendrun.core.findings import Severity
 from ascendrun.core.network import candidate_bases
 from ascendrun.health.survey.facts import PortHolder

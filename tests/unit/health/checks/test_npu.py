@@ -1,7 +1,5 @@
 """Checks of NPUs over small worlds: the texts come from simulated tools, the findings must name what was planted."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -7,8 +7,6 @@ a set-up that fails, interfaces, ports and threads that are not there, no torch;
 are ill, held or busy, links, TLS, addresses, drivers and tools that hang; test_doctor_many.py 64 hosts at once.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

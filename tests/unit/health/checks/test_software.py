@@ -1,7 +1,5 @@
 """Software and set-up of NPU nodes: what does not go together, or not with the job, is told."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Checks of disks and paths: full ones, checkpoints on a node's own disk, outputs that are not fetched."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

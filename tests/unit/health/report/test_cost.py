@@ -1,7 +1,5 @@
 """Energy and device hours: what was measured counts, what was not is said."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

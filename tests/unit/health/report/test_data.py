@@ -1,7 +1,5 @@
 """What a report says of made stories, and that its numbers hold together."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

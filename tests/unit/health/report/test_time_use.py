@@ -1,7 +1,5 @@
 """Where a job's time went: made stories, and any story whatever sums to the wall time."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The devices' own ports: who pings whom, and what is told of links that are not sound."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ascendrun.core.findings import Severity

@@ -1,7 +1,5 @@
 """From raw survey answers to facts: read leniently, never guessed; and what is shown of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

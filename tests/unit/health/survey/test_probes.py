@@ -1,7 +1,5 @@
 """What is asked of NPU nodes, and what is made of the answers, mangled ones too."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The list of checkpoints of a directory: names, layouts that need no library, and the line of the epochs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

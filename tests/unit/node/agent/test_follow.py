@@ -1,7 +1,5 @@
 """What grows is sent once, in order, and nothing is passed over in silence."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

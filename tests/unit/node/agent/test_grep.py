@@ -1,7 +1,5 @@
 """A node looks through its own logs: the head's way of seeing lines, bounded, and killed when a pattern never ends."""
 
-from __future__ import annotations
-
 import os
 import random
 import struct

@@ -1,7 +1,5 @@
 """Where an attempt's growing files are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

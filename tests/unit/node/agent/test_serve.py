@@ -1,7 +1,5 @@
 """Which orders of the agent wait for each other, and when it ends."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Trees: what may be in one, what it is called, and archives that want out."""
 
-from __future__ import annotations
-
 import io
 import os
 import tarfile

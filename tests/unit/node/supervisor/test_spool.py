@@ -1,7 +1,5 @@
 """A rank's log on its node: cut, removed, rotated, given up. What comes after is kept, what is lost is counted."""
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path

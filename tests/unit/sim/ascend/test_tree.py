@@ -1,7 +1,5 @@
 """What driver, firmware and CANN leave on a simulated node's disk, and the files that scenarios come from."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

@@ -1,7 +1,5 @@
 """The end of an attempt as its node recorded it: what is believed, and when."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

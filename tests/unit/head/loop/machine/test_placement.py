@@ -1,7 +1,5 @@
 """Hosts that are closed to jobs: drained, lost, in quarantine, or passed over."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The simulated tools as programs: what they need, what runs on the devices, and faults switched on meanwhile."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

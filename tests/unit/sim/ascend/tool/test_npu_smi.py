@@ -3,8 +3,6 @@
 ASCENDRUN_ASCEND_SAMPLES names the folder of recordings; they are not ours to commit.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the simulated tools print, our own parsers read back: every layout and view, over random nodes."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
