@@ -84,11 +84,9 @@ def command_rule(draft: Draft) -> Iterator[Problem]:
 def staged_rule(draft: Draft) -> Iterator[Problem]:
     """Yield a problem for a command whose file no node will have: in the working directory is only what is staged."""
     words, files = draft.data.get("command"), draft.files
-    setup = draft.data.get("setup") or ""
-    makes_files = [words for words in _simple_commands(str(setup)) if words and words[0] not in _ENVIRONMENT_ONLY]
-    if files is None or draft.is_later_stage or not isinstance(words, tuple) or makes_files:
+    if files is None or draft.is_later_stage or not isinstance(words, tuple) or makes_files(draft.data.get("setup")):
         return
-    script = _script([word if isinstance(word, str) else "" for word in words], draft.data.get("launcher", "spawn"))
+    script = script_of([word if isinstance(word, str) else "" for word in words], draft.data.get("launcher", "spawn"))
     if script is None or script.startswith("/"):
         return
     place, below = draft.value("command", 0), draft.section("workdir")
@@ -109,7 +107,12 @@ def staged_rule(draft: Draft) -> Iterator[Problem]:
             yield place.problem(message, hint)
 
 
-def _script(words: Sequence[str], launcher: Any) -> str | None:
+def makes_files(setup: object) -> bool:
+    """Return whether a setup may make the file that the command runs."""
+    return any(words and words[0] not in _ENVIRONMENT_ONLY for words in _simple_commands(str(setup or "")))
+
+
+def script_of(words: Sequence[str], launcher: Any) -> str | None:
     """Return the file that the command runs, by its path; None: a name on PATH, a module, or not known here."""
     rest = _without_environment(words)
     if not rest:
@@ -120,7 +123,7 @@ def _script(words: Sequence[str], launcher: Any) -> str | None:
             rest.pop(1)
         commands = _simple_commands(rest[2]) if name in _SHELLS and rest[1:2] == ["-c"] and len(rest) > 2 else []
         if len(commands) == 1:
-            return _script(commands[0], launcher)
+            return script_of(commands[0], launcher)
         found = rest[1] if len(rest) > 1 and not rest[1].startswith("-") else None
     else:
         found = first if "/" in first or launcher in LAUNCHERS and first.endswith(".py") else None

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 WAITS_S = 2.0
 """Seconds after its submission in which a job that need not wait leaves the queue."""
-PROBES = ("write", "python")
+PROBES = ("write", "python", "paths")
 """Probes that touch no device and no port: the hosts may be in use."""
-LASTING = frozenset({"python-missing", "directory-not-writable"})
+LASTING = frozenset({"python-missing", "directory-not-writable", "path-not-found"})
 """Findings that no waiting heals."""
 
 

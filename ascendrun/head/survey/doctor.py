@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
+from ascendrun.core.jobfile.command_rules import makes_files, script_of
 from ascendrun.core.jobfile.launchers import LAUNCHERS, RAY
 from ascendrun.core.jobs.plan import container_request
 from ascendrun.core.jobs.roles import place_parts
@@ -73,8 +74,10 @@ class Examination:
         self._spec, self._reports, self._plan = spec, reports, plan
         parts = place_parts(spec, request.hosts) if spec is not None else ()
         self._specs = {host.name: part.spec for part, own in parts for host in own}
-        paths = dict.fromkeys((*request.paths, *input_paths(spec)))
-        self._request = replace(request, paths=tuple(path for path in paths if path not in request.training))
+        self._request = replace(request, paths=_paths(request, spec))
+        self._requests = {
+            host.name: replace(request, paths=_paths(request, part.spec)) for part, own in parts for host in own
+        }
         self._links, self._done = links, done
         self._results: dict[str, dict[str, Any]] = {}
         self._refused: dict[str, Failure] = {}
@@ -92,7 +95,8 @@ class Examination:
         self._secrets = read_secrets(spec)
         for host in self._hosts:
             spec = self._specs.get(host.name, self._spec)
-            wanted = make_survey_request(host, self._reports[host.name], self._request, spec, self._plan)
+            request = self._requests.get(host.name, self._request)
+            wanted = make_survey_request(host, self._reports[host.name], request, spec, self._plan)
             # the job's shell: set-up, variables and directory, as for its first rank there
             node = node_of(host.name, self._plan)
             shell = {
@@ -317,10 +321,18 @@ def choose_python(spec: JobSpec | None, host: Host, report: NodeReport) -> str |
     return first if first.rpartition("/")[2].startswith("python") else None
 
 
-def input_paths(spec: JobSpec | None) -> tuple[str, ...]:
-    """Return the paths that the job's program will read on every node."""
-    if spec is None or spec.program is None:
-        return ()
+def _paths(request: Survey, spec: JobSpec | None) -> tuple[str, ...]:
+    paths = dict.fromkeys((*request.paths, *(input_paths(spec) if spec is not None else ())))
+    return tuple(path for path in paths if path not in request.training)
+
+
+def input_paths(spec: JobSpec) -> tuple[str, ...]:
+    """Return the paths that must exist on a node: the user's script if the command has its absolute path, or those that
+    a bundled program reads. A container's image may have the script."""
+    if spec.program is None:
+        is_made = spec.container is not None or makes_files(spec.setup)
+        script = None if is_made else script_of(spec.command or (), spec.launcher)
+        return (script,) if script is not None and script.startswith("/") else ()
     from ascendrun.core.jobfile.spec import parse_program_options
     from ascendrun.planner.training import load_programs
 

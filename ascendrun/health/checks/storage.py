@@ -165,9 +165,13 @@ def check_directories(context: CheckContext, host: str, facts: NodeFacts) -> Ite
             yield finding("directory-slow", Severity.WARN, host, **values, seconds=round(result.wall_s, 1))
 
 
-@check("paths", "model and data exist, with the same size on all nodes", "path-not-found path-unreadable path-differs")
+@check(
+    "paths",
+    "model, data and script exist, with the same size on all nodes",
+    "path-not-found path-unreadable path-differs",
+)
 def check_paths(context: CheckContext) -> Iterator[Finding]:
-    """Check that model and data exist and are equal on all nodes."""
+    """Check that model, data and the script of the command exist and are equal on all nodes."""
     asked = dict.fromkeys(path for facts in context.facts.values() for path in facts.paths or {})
     for path in asked:
         found = {host: (facts.paths or {}).get(path) for host, facts in context.facts.items()}

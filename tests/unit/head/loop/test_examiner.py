@@ -234,13 +234,14 @@ NOT_WRITABLE = {"at": "/ckpt", "error": {"key": "write-in", "values": {"path": "
 LASTING = {
     "directory": {"write": {"folders": {"/ckpt": {**NOT_WRITABLE, "uid": 0, "late": False}}}},
     "interpreter": {"python": {"out": "", "err": "not found", "code": 127, "setup": "no-command"}},
+    "script": {"paths": {"sizes": {"/code/train.py": {"missing": True}}}},
 }
 
 
 def queued(world: Health, *, nodes: int = 2) -> Job:
     """A job that waits for two busy hosts, a while after its submission."""
     world.running(N1, N2)
-    spec = JobSpec(name="demo", command=("python", "-c", "1"), python="/opt/py/bin/python")
+    spec = JobSpec(name="demo", command=("python", "/code/train.py"), python="/opt/py/bin/python")
     job = world.job(N1, N2, spec=spec, request=Request(nodes), pool=("n1", "n2"))
     world.turn()
     [runner] = [one for one in world.jobs if one.job.id == job.id]
@@ -255,8 +256,11 @@ def test_what_cannot_heal_refuses_a_job_that_waits_for_busy_hosts(world: Health,
     world.nodes["n2"].survey = LASTING[fault]
     job = queued(world)
     assert (job.state, job.reason.code) == (State.FAILED, "preflight-failed") and "n2" in str(job.reason)
-    asked = {item["name"] for one in world.nodes["n1"].asked if isinstance(one, agent.Survey) for item in one.items}
-    assert asked == {"write", "python"}, "the devices and ports are in use"
+    asked = {
+        item["name"]: item for one in world.nodes["n1"].asked if isinstance(one, agent.Survey) for item in one.items
+    }
+    assert asked.keys() == {"write", "python", "paths"}, "the devices and ports are in use"
+    assert asked["paths"]["paths"] == ["/code/train.py"]
 
 
 def test_what_can_heal_and_what_other_hosts_have_lets_a_queued_job_wait(world: Health) -> None:

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobfile.model import JobSpec
+from ascendrun.core.jobfile.model import Container, JobSpec
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import Survey, SurveyReply
 from ascendrun.head.protocol.remote import Reply
-from ascendrun.head.survey.doctor import Examination, scrub
+from ascendrun.head.survey.doctor import Examination, input_paths, scrub
 from ascendrun.health.checks import run_checks
 from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.probes import read_facts
@@ -147,3 +147,19 @@ def test_no_answer_can_keep_it_from_ending_or_make_the_judgement_fall_over(said:
 def test_values_of_secrets_are_scrubbed_out_of_whatever_a_node_says(text: str, left: str) -> None:
     raw = {"a": {"out": text, "lines": [text, 5, None]}}
     assert scrub(raw, {"T": "abcd1234", "EMPTY": "", "SHORT": "no"}) == {"a": {"out": left, "lines": [left, 5, None]}}
+
+
+@pytest.mark.parametrize(
+    ("more", "paths"),
+    [
+        ({"command": ("python", "-u", "/code/train.py", "/data")}, ("/code/train.py",)),
+        ({"command": ("bash", "-c", "exec /code/run.sh")}, ("/code/run.sh",)),
+        ({"command": ("/code/train.py",), "launcher": "torchrun"}, ("/code/train.py",)),
+        ({"command": ("python", "train.py")}, ()),
+        ({"command": ("python", "/code/train.py"), "setup": "git clone https://example.com/code /code"}, ()),
+        ({"command": ("python", "/code/train.py"), "setup": "source /opt/env.sh"}, ("/code/train.py",)),
+        ({"command": ("python", "/code/train.py"), "container": Container(image="x")}, ()),
+    ],
+)
+def test_a_script_with_an_absolute_path_must_be_on_the_nodes(more, paths):
+    assert input_paths(JobSpec(name="x", **more)) == paths
