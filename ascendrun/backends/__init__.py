@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from ascendrun.backends.ssh import SshBackend
     from ascendrun.core.allocations import Allocator
 
-ENGINES: Mapping[str, str] = {"local": "LocalBackend", "slurm": "SlurmBackend", "ssh": "SshBackend"}
+ENGINES: Mapping[str, str] = {
+    "kubernetes": "KubernetesBackend",
+    "local": "LocalBackend",
+    "slurm": "SlurmBackend",
+    "ssh": "SshBackend",
+}
 """Engine types: a module here, and in it the class of its `transport.Backend`, made of Settings and SshOptions."""
 
 

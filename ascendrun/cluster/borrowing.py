@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Callable
 
 from ascendrun.backends import Backends
 from ascendrun.core.allocations import AllocationRequest, Allocator, EngineError, EngineFacts, Gone, Granted, Waiting
@@ -43,14 +43,33 @@ def lent_hosts(
         yield hosts, facts
     finally:
         with suppress(EngineError):  # then it ends by its length
-            allocator.release([key])
+            allocator.release({key: engine})
+        backends.close()
+
+
+def end_unused(
+    settings: Settings, engine: Mapping[str, Any], is_over: Callable[[str], bool], *, dry_run: bool
+) -> Sequence[str]:
+    """Return what `Allocator.prune` ended in an engine. Raises PreflightError if the engine does not answer."""
+    backends = Backends(settings)
+    try:
+        return backends.allocator(engine["type"]).prune(engine, is_over, dry_run=dry_run)
+    except EngineError as error:
+        raise PreflightError.of(
+            "engine.not-pruned",
+            "engine {engine} was not examined: {why}",
+            "try again when the engine answers",
+            engine=engine.get("name") or engine["type"],
+            why=error.reason,
+        ) from error
+    finally:
         backends.close()
 
 
 def _await_hosts(allocator: Allocator, key: str, engine: Mapping[str, Any]) -> tuple[Host, ...]:
     until = time.monotonic() + GRANT_S
     while True:
-        state = allocator.poll([key]).get(key)
+        state = allocator.poll({key: engine}).get(key)
         if isinstance(state, Granted):
             return state.hosts
         is_over = time.monotonic() > until or (isinstance(state, Waiting) and not state.will_start)

@@ -252,6 +252,26 @@ class Jobs(Part):
         for reply, _ in self._head.stream(Prune(older_s, tuple(keep), dry_run), timeout_s=PRUNE_S):
             yield reply
 
+    def prune_engine(self, name: str, *, dry_run: bool = False) -> Iterator[PruneReply]:
+        """End what jobs have left in an engine with a queue: allocations of this head that no job uses, and those of
+        any head in which nothing runs. Yield each of their hosts. Raises NotFoundError, PreflightError."""
+        from ascendrun.cluster.borrowing import end_unused
+        from ascendrun.core.engines import find_engine
+        from ascendrun.core.hosts import queue_of
+        from ascendrun.head.protocol.control_messages import PruneReply
+
+        engine = find_engine(self._head.settings, name)
+        if queue_of({"engine": engine}) is None:
+            return
+        with self._head.store() as store:
+            used, ours = {stored.job.allocation for stored in store.jobs.live()}, f"{store.head_id}-"
+
+        def is_over(key: str) -> bool:
+            return key.startswith(ours) and key not in used
+
+        for host in end_unused(self._head.settings, engine, is_over, dry_run=dry_run):
+            yield PruneReply(host)
+
     def _set_hold(self, ref: str, by: str | None) -> JobView:
         stages = [stored.job.id for stored in self.stages(ref) if stored.job.state.value in WAITING]
         for job_id in stages or [self.detail(ref).job.id]:

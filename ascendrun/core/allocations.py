@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Protocol, Union
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.hosts import Host
@@ -13,9 +13,10 @@ from ascendrun.core.jobs.reasons import Reason
 @dataclass(frozen=True)
 class AllocationRequest:
     """Hosts for the attempts of one job. `key`: the run id of the first of them, by which a repeated request is known.
-    `options`: of the engine, as in the settings. `nodes`: with the spares. `devices`: NPUs or GPUs of each host, 0: it
-    uses none. `hosts`: only these, (): any; `exclude`: not these. `grace_s`: how long before its end its processes are
-    told of it. `length_s`: how long it is needed, None: as long as the engine allows."""
+    `options`: of the engine, as in the settings, with the `container` of the job where it runs images. `nodes`: with
+    the spares. `devices`: NPUs or GPUs of each host, 0: it uses none. `hosts`: only these, (): any; `exclude`: not
+    these. `grace_s`: how long before its end its processes are told of it. `length_s`: how long it is needed, None: as
+    long as the engine allows."""
 
     key: str
     name: str
@@ -82,17 +83,24 @@ class EngineError(Exception):
         self.reason, self.is_final = reason, is_final
 
 
+Options = Mapping[str, Mapping[str, Any]]
+"""Keys of allocations, each with the options of its engine, as in the settings."""
+
+
 class Allocator(Protocol):
-    """Allocations of one engine. Every call may block for seconds, and raises EngineError."""
+    """Allocations of one type of engines. Every call may block for seconds, and raises EngineError."""
 
-    def request(self, wanted: AllocationRequest) -> None:
-        """Request an allocation, unless one with its key exists."""
+    def request(self, wanted: AllocationRequest) -> Waiting | None:
+        """Request an allocation, unless one with its key exists. Return why that is to be repeated later."""
 
-    def poll(self, keys: Collection[str]) -> Mapping[str, AllocationState]:
+    def poll(self, keys: Options) -> Mapping[str, AllocationState]:
         """Return the state of these allocations by one query. A key that was never requested is missing."""
 
-    def release(self, keys: Sequence[str]) -> None:
+    def release(self, keys: Options) -> None:
         """End these allocations with all their processes; repeatable."""
+
+    def prune(self, options: Mapping[str, Any], is_over: Callable[[str], bool], *, dry_run: bool) -> Sequence[str]:
+        """End the allocations of any head that nothing uses, and those of keys that are over. Return their names."""
 
     def facts(self, options: Mapping[str, Any]) -> EngineFacts:
         """Return what it tells of itself. `options`: of the engine, as in the settings."""

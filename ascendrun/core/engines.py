@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Optional, Tuple
+from typing import Annotated, Any, ClassVar, Literal, Optional, Tuple
 
 from pydantic import ConfigDict, Field
 
@@ -23,6 +23,8 @@ class Site(Strict):
     """An engine, and what its site adds to a job; values of the job win. Its values are texts, as those of settings."""
 
     model_config = ConfigDict(strict=False)
+    runs_images: ClassVar[bool] = False
+    """Its hosts are containers: those of a job run its image, and start none."""
 
     name: Optional[Name] = None
     """Its name in the settings."""
@@ -56,7 +58,28 @@ class SlurmEngine(Site):
     options: Tuple[str, ...] = Field((), examples=[["--exclusive", "--mem=0"]])
 
 
-ENGINE_TYPES: Mapping[str, type[Site]] = {"ssh": SshEngine, "slurm": SlurmEngine}
+class KubernetesEngine(Site):
+    """A Kubernetes cluster that kubectl reaches from the head."""
+
+    runs_images = True
+
+    type: Literal["kubernetes"] = Field(examples=["kubernetes"])
+    context: str = Field(examples=["prod"])
+    namespace: str = Field("default", examples=["train"])
+    kind: Literal["pods", "vcjob", "ascendjob"] = Field("pods", examples=["vcjob"])
+    image: Optional[str] = Field(None, examples=["quay.io/ascend/cann:8.3"])
+    mounts: Tuple[Annotated[str, Field(pattern=r"^(pvc:[a-z0-9.-]+|emptydir|/[^:]*):/[^:]*(:ro|:rw)?$")], ...] = Field(
+        (), examples=[["pvc:data:/data"]]
+    )
+    resource: str = Field("huawei.com/Ascend910", examples=["huawei.com/Ascend910"])
+    queue: Optional[str] = Field(None, examples=["default"])
+    priority_class: Optional[str] = Field(None, examples=["training"])
+    template: Optional[str] = Field(None, examples=["pod.yaml"])
+
+
+ENGINE_TYPES: Mapping[str, type[Site]] = {"kubernetes": KubernetesEngine, "ssh": SshEngine, "slurm": SlurmEngine}
+FILES = ("hostfile", "template")
+"""Options that are paths of files, relative to the file that has the engine."""
 
 
 def read_engine(node: Node, source: Source, problems: list[Problem]) -> dict[str, Any] | None:
@@ -92,9 +115,9 @@ def parse_engines(blocks: SettingsBlocks, problems: list[Problem]) -> dict[str, 
 
 
 def in_folder(engine: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Return an engine with the hostfile of that directory."""
-    path = os.path.join(folder, os.path.expanduser(engine.get("hostfile", "")))
-    return {**engine, "hostfile": os.path.abspath(path)} if "hostfile" in engine else engine
+    """Return an engine with its files of that directory."""
+    paths = {name: os.path.join(folder, os.path.expanduser(engine[name])) for name in FILES if name in engine}
+    return {**engine, **{name: os.path.abspath(path) for name, path in paths.items()}}
 
 
 def read_engines(settings: Settings) -> dict[str, dict[str, Any]]:

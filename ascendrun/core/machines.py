@@ -184,8 +184,10 @@ class Machine:
 
 
 def address_of(host: Host) -> str:
-    """Return the address of a host, equal for hosts that are certainly one machine."""
-    return f"local/{host.name}" if host.is_local else f"{(host.addr or host.name).lower()}:{host.port or 22}"
+    """Return the address of a host, equal for hosts that are certainly one machine. An engine gives the address of a
+    host that has gone to another one."""
+    address = host.name if host.engine else host.addr or host.name
+    return f"local/{host.name}" if host.is_local else f"{address.lower()}:{host.port or 22}"
 
 
 def machine_id(host: Host, key: str | None) -> str | None:

@@ -133,7 +133,11 @@ def main(source: str, name: str, idle_s: str) -> int:
         warm = Warm(os.environ.get("ASCENDRUN_NODE_ROOT") or os.path.join(os.path.expanduser("~"), ".ascendrun"))
         busy_mono = time.monotonic()
         try:
-            while children or (signal.SIGTERM not in ends and time.monotonic() - busy_mono < float(idle_s)):
+            while True:
+                supervises = any(child.relay is None for child in children)
+                is_idle = not children and time.monotonic() - busy_mono >= float(idle_s)
+                if is_idle or (signal.SIGTERM in ends and not supervises):  # connections end with it, and come again
+                    break
                 ready = select.select([server.fileno(), woken], [], [], REAP_S)[0]
                 if woken in ready:
                     os.read(woken, 4096)

@@ -6,12 +6,13 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Callable
 
+from ascendrun.backends.held import LINK
 from ascendrun.backends.slurm import facts, queue
-from ascendrun.core.allocations import AllocationRequest, AllocationState, EngineError, EngineFacts
+from ascendrun.core.allocations import AllocationRequest, AllocationState, EngineError, EngineFacts, Options
 from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.reasons import because
@@ -31,14 +32,6 @@ srun --quiet --job-name=holder --overlap --ntasks-per-node=1 --cpus-per-task="${
 step=$!
 while kill -0 $step 2>/dev/null; do wait $step; done
 """
-
-_LINK = """\
-d=/tmp/ascendrun-hold-$(id -u); f=$d/$ASCENDRUN_HOLDER.py; n=0
-until [ -s "$f" ] || [ $n -ge 200 ]; do sleep 0.1; n=$((n+1)); done
-if [ -O "$d" ] && [ -O "$f" ] && IFS= read -r p <"$f"; then exec "${p#?}" -I -S "$f" "$ASCENDRUN_HOLDER" "$0"; fi
-exec /bin/sh -c "$0"
-"""
-"""Runs a command by the holder, for which it waits; without a holder, in the step itself."""
 
 
 def holder_name(allocation: str) -> str:
@@ -69,19 +62,22 @@ class SlurmBackend:
         script = _SCRIPT.format(python=python, source=source, idle_s=idle_s)
         self._run(["sbatch", *queue.sbatch_options(wanted, exported=self._exported())], script)
 
-    def poll(self, keys: Collection[str]) -> Mapping[str, AllocationState]:
+    def poll(self, keys: Options) -> Mapping[str, AllocationState]:
         jobs = queue.read_jobs(self._run(["squeue", "--me", "--states=all", "--json"]))
         doubled = queue.doubled(jobs, keys)
         if doubled:  # a controller was killed while its sbatch ran
             self._run(["scancel", *doubled])
         return queue.states_of(jobs, keys)
 
-    def release(self, keys: Sequence[str]) -> None:
+    def release(self, keys: Options) -> None:
         if keys:
             jobs = queue.read_jobs(self._run(["squeue", "--me", "--states=all", "--json"]))
             ids = [job.id for job in jobs if job.key in keys and job.is_live]
             if ids:
                 self._run(["scancel", *ids])
+
+    def prune(self, options: Mapping[str, Any], is_over: Callable[[str], bool], *, dry_run: bool) -> Sequence[str]:
+        return ()  # an allocation that nothing uses ends, and leaves nothing
 
     def facts(self, options: Mapping[str, Any]) -> EngineFacts:
         for name in facts.COMMANDS:
@@ -110,7 +106,7 @@ class SlurmBackend:
 
 def _start(host: Host, command: str) -> ChildStream:
     try:
-        return ChildStream(step_argv(host, ["/bin/sh", "-c", _LINK, command]), cwd="/")
+        return ChildStream(step_argv(host, ["/bin/sh", "-c", LINK, command]), cwd="/")
     except OSError as error:
         raise UnreachableError.of(
             "slurm.no-srun",

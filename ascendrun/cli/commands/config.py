@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ascendrun.cli.context import CliContext
-from ascendrun.cli.options import DURATIONS, UsageError, cli_command, output_option
+from ascendrun.cli.options import DURATIONS, UsageError, check_alone, cli_command, output_option
 from ascendrun.cli.output import PEOPLE, Column, describe_memory, describe_time, print_rows, sanitise_line
 from ascendrun.cluster import PruneReply, SettingView
 from ascendrun.text import Text, suggestion
@@ -58,10 +58,11 @@ HEAD = Text("prune.head", "(head node)")
 @cli_command("prune")
 @click.option("--older", type=DURATIONS, help="Age limit instead of the settings.")
 @click.option("--keep", multiple=True, metavar="JOB", help="Keep the logs of this job; may be repeated.")
+@click.option("--engine", metavar="NAME", help="Remove what jobs have left in this engine, and nothing else.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @output_option
 def prune_command(
-    ctx: CliContext, older: float | None, keep: tuple[str, ...], dry_run: bool, output: str | None
+    ctx: CliContext, older: float | None, keep: tuple[str, ...], engine: str | None, dry_run: bool, output: str | None
 ) -> int:
     """Remove logs of ended jobs from the head node and the nodes, and directories that nothing
     has used: staged ones, and texts encoded by the bundled programs.
@@ -73,10 +74,17 @@ def prune_command(
     Examples:
     ascendrun prune --dry-run                # what would go, by the settings keep_…
     ascendrun prune --older 7d --keep qwen32b-lora
+    ascendrun prune --engine cloud           # pods that no job uses, those of other heads if they have ended
     """
+    if engine is not None:
+        check_alone("--engine", {"--older": older is not None, "--keep": bool(keep)})
+    found = (
+        ctx.cluster.jobs.prune(older_s=older, keep=keep, dry_run=dry_run)
+        if engine is None
+        else ctx.cluster.jobs.prune_engine(engine, dry_run=dry_run)
+    )
     replies = ctx.gather(
-        ctx.cluster.jobs.prune(older_s=older, keep=keep, dry_run=dry_run),
-        lambda found: Text("prune.progress", "{count:plural host hosts} replied", count=len(found)),
+        found, lambda found: Text("prune.progress", "{count:plural host hosts} replied", count=len(found))
     )
     columns = [
         Column("HOST", lambda reply: str(HEAD) if reply.host is None else reply.host),

@@ -7,7 +7,20 @@ from typing import Any
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.jobfile.model import JobSpec
 
-SITE = ("name", "type", "file", "env", "setup", "python", "image", "runtime", "mounts", "applied", "chosen_by")
+SITE = (
+    "name",
+    "type",
+    "file",
+    "env",
+    "setup",
+    "python",
+    "image",
+    "runtime",
+    "mounts",
+    "container",
+    "applied",
+    "chosen_by",
+)
 """Keys of an engine that are not options of it alone."""
 
 
@@ -22,15 +35,14 @@ class Origin:
 
 def origins_of(spec: JobSpec) -> tuple[Origin, ...]:
     """Return the values of a job on an engine that a site may set; () without an engine."""
-    engine, box = spec.engine, spec.container
+    engine = spec.engine
     if not isinstance(engine, dict):
         return ()
     values = {"setup": spec.setup, "python": spec.python, **{f"env.{name}": value for name, value in spec.env.items()}}
-    if box is not None:
-        keys = [key for key in ("image", "runtime") if key in box.model_fields_set]
-        values.update((f"container.{key}", getattr(box, key)) for key in keys)
+    box = engine.get("container") or spec.model_dump(include={"container"}, exclude_unset=True).get("container") or {}
+    values.update((f"container.{key}", box[key]) for key in ("image", "runtime") if key in box)
     own = {key: value for key, value in engine.items() if key not in SITE and value}
-    mounts = () if box is None else box.mounts
+    mounts = box.get("mounts", ())
     return (
         Origin("engine", engine.get("name") or engine["type"], engine["chosen_by"]),
         *(Origin(key, value, "engine") for key, value in own.items()),

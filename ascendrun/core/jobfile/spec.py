@@ -6,9 +6,9 @@ import posixpath
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from ascendrun.core.engines import find_engine, in_folder, read_engine
+from ascendrun.core.engines import ENGINE_TYPES, find_engine, in_folder, read_engine
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.hosts import queue_of
 from ascendrun.core.jobfile.model import UNSUPPORTED, Container, JobSpec
@@ -145,13 +145,15 @@ def on_engine(spec: JobSpec, settings: Settings, *, name: str | None, hostfile: 
     engine = find_engine(settings, chosen) if isinstance(chosen, str) else chosen
     chosen_by = "command" if name else "job" if spec.engine is not None else "settings"
     if queue_of({"engine": engine}) is not None:
-        _refuse_of_hosts(spec, engine["type"], file)
+        _refuse_of_hosts(spec, engine, file)
     site: dict[str, Any] = {
         key: engine[key] for key in ("setup", "python") if key in engine and getattr(spec, key) is None
     }
     env = {key: value for key, value in engine.get("env", {}).items() if key not in spec.env}
     applied = [*site, *(f"env.{key}" for key in env)]
     container, added = _with_site(spec.container, engine)
+    if ENGINE_TYPES[engine["type"]].runs_images:
+        engine, container = {**engine, "container": container and given_values(container)}, None
     roles = [
         role.model_copy(update={"container": role.container and _with_site(role.container, engine)[0]})
         for role in spec.roles
@@ -168,20 +170,30 @@ def on_engine(spec: JobSpec, settings: Settings, *, name: str | None, hostfile: 
 
 def _with_site(container: Container | None, engine: Mapping[str, Any]) -> tuple[Container | None, list[str]]:
     """Return the container with what the site adds, and the keys of that; None: neither names an image."""
-    given = {} if container is None else container.model_dump(include=container.model_fields_set)
+    given = {} if container is None else given_values(container)
     site = {key: engine[key] for key in ("image", "runtime") if key in engine and key not in given}
     if "image" not in {**site, **given}:
         return None, []
     own = tuple(given.get("mounts", ()))
-    targets = {mount.split(":")[1] for mount in own}
-    mounts = tuple(mount for mount in engine.get("mounts", ()) if mount.split(":")[1] not in targets)
+    targets = {_target(mount) for mount in own}
+    mounts = tuple(mount for mount in engine.get("mounts", ()) if _target(mount) not in targets)
     keys = [f"container.{key}" for key in (*site, *(["mounts"] if mounts else []))]
     return Container.model_validate({**given, **site, "mounts": mounts + own}), keys
 
 
-def _refuse_of_hosts(spec: JobSpec, engine: str, file: str) -> None:
+def given_values(model: BaseModel) -> dict[str, Any]:
+    """Return the values that were given, without defaults."""
+    return model.model_dump(include=model.model_fields_set)
+
+
+def _target(mount: str) -> str:
+    """Return the TARGET of SOURCE:TARGET[:ro]."""
+    return mount[mount.index(":/") :].removesuffix(":ro").removesuffix(":rw")
+
+
+def _refuse_of_hosts(spec: JobSpec, options: Mapping[str, Any], file: str) -> None:
     """Raise InvalidInputError for keys that an engine cannot honour whose hosts are known when it grants them."""
-    problems = []
+    problems, engine = [], options["type"]
     if spec.nodes is None:
         text = Text("engine.nodes", "engine type {type} requires nodes", type=engine)
         problems.append(Problem(file, None, None, text, Text("engine.nodes.hint", "write nodes: 2")))
@@ -190,7 +202,19 @@ def _refuse_of_hosts(spec: JobSpec, engine: str, file: str) -> None:
         text = Text("engine.ids", "devices.ids is not supported by engine type {type}", type=engine)
         hint = Text("engine.ids.hint", "write devices.per_node: {count}", count=len(ids))
         problems.append(Problem(file, None, None, text, hint))
-    if any((spec.container, *(role.container for role in spec.roles))):
+    boxes = list(filter(None, (spec.container, *(role.container for role in spec.roles))))
+    if ENGINE_TYPES[engine].runs_images:
+        if spec.container is None and "image" not in options:
+            text = Text("engine.image", "engine type {type} requires an image", type=engine)
+            hint = Text("engine.image.hint", "set image of the engine, or container.image of the job")
+            problems.append(Problem(file, None, None, text, hint))
+        own = frozenset() if spec.container is None else spec.container.model_fields_set
+        for key in sorted(own & {"runtime", "options"}):
+            name = f"container.{key}"
+            text = Text("engine.key", "{key} is not supported by engine type {type}", key=name, type=engine)
+            problems.append(Problem(file, None, None, text, REMOVE))
+        boxes = [role.container for role in spec.roles if role.container]
+    if boxes:
         text = Text("engine.container", "container is not supported by engine type {type}", type=engine)
         problems.append(Problem(file, None, None, text, Text("engine.container.hint", "use an engine of type ssh")))
     if any(role.groups for role in spec.roles):

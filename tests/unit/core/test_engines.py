@@ -134,3 +134,40 @@ def test_slurm_refuses_a_container(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError) as caught:
         read_job(file, site(tmp_path))
     assert [problem.message.key for problem in caught.value.problems] == ["engine.container"]
+
+
+PODS = SETTINGS.replace(
+    "default_engine: lab",
+    "  pods: {type: kubernetes, context: c, image: site/cann, mounts: ['pvc:data:/d', '/m:/m'], template: pod.yaml}\n"
+    "  bare: {type: kubernetes, context: c}\n",
+)
+
+
+def test_the_pods_of_an_engine_run_the_image_in_place_of_a_container_on_a_node(tmp_path: Path) -> None:
+    spec = read_job(job(tmp_path, "engine: pods\nnodes: 2\n"), site(tmp_path, PODS))
+    assert spec.container is None and spec.engine["container"] == {
+        "image": "site/cann",
+        "mounts": ("pvc:data:/d", "/m:/m"),
+    }
+    assert spec.engine["template"] == str(tmp_path / "pod.yaml")
+    box = "container: {image: own, mounts: ['/o:/d:ro'], shm_size: 1GiB}"
+    spec = read_job(job(tmp_path, f"engine: pods\nnodes: 2\n{box}\n"), site(tmp_path, PODS))
+    assert spec.engine["container"] == {"image": "own", "mounts": ("/m:/m", "/o:/d:ro"), "shm_size": "1GiB"}
+    found = {(one.key, one.value, one.origin) for one in origins_of(spec)}
+    assert {("container.image", "own", "job"), ("container.mounts", "/m:/m", "engine")} <= found
+    assert ("container.mounts", "/o:/d:ro", "job") in found
+
+
+@pytest.mark.parametrize(
+    ("more", "keys"),
+    [
+        ("engine: bare\nnodes: 2\n", ["engine.image"]),
+        ("engine: pods\n", ["engine.nodes"]),
+        ("engine: pods\nnodes: 2\ncontainer: {image: a, runtime: docker, options: [x]}\n", ["engine.key"] * 2),
+        ("engine: {type: kubernetes, context: c, image: a, mounts: [data]}\nnodes: 2\n", ["jobfile.value"]),
+    ],
+)
+def test_what_pods_cannot_have_is_refused(tmp_path: Path, more: str, keys: list[str]) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        read_job(job(tmp_path, more), site(tmp_path, PODS))
+    assert [problem.message.key for problem in caught.value.problems] == keys

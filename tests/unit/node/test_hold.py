@@ -76,6 +76,16 @@ def test_the_end_of_the_allocation_reaches_every_process(holder: subprocess.Pope
         assert holder.poll() is None, "the next attempt may still need it"
 
 
+def test_connections_that_come_again_do_not_keep_a_holder_that_is_to_end(holder: subprocess.Popen[bytes]) -> None:
+    name = f"test-{os.getpid()}"
+    start("print()", {}, [])  # it serves
+    argv = [sys.executable, "-I", "-S", hold.socket_path(name) + hold.PROGRAM, name, "trap '' TERM; echo up; cat"]
+    with subprocess.Popen(argv, env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as link:
+        assert link.stdout is not None and link.stdout.readline() == b"up\n"
+        holder.send_signal(signal.SIGTERM)
+        assert holder.wait(20) == 0
+
+
 def relayed(command: str, **env: str) -> subprocess.CompletedProcess[bytes]:
     """A command as a step of the engine runs it."""
     name = f"test-{os.getpid()}"

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core import allocations as engines
 from ascendrun.core.dataclass import dataclass
@@ -41,9 +41,9 @@ restarts, it may not know all its jobs yet."""
 class _Work:
     """What one query of an engine does, by key. `known`: those that were seen before."""
 
-    keys: tuple[str, ...]
+    keys: engines.Options
     requests: Mapping[str, engines.AllocationRequest]
-    releases: tuple[str, ...]
+    releases: engines.Options
 
 
 class Allocations:
@@ -94,17 +94,19 @@ class Allocations:
             self._jobs.feed(job.id, allocated.AllocationEnding(ends_at_s))
 
     def _work(self, runners: Sequence[JobRunner]) -> _Work:
-        keys, requests, releases = [], {}, []
+        keys: dict[str, Mapping[str, Any]] = {}
+        requests, releases = {}, {}
         for runner in runners:
             job = runner.job
             if job.allocation is None:
                 continue
-            keys.append(job.allocation)
+            assert isinstance(runner.spec.engine, dict)
+            keys[job.allocation] = runner.spec.engine
             if self._is_over(runner):
-                releases.append(job.allocation)
+                releases[job.allocation] = runner.spec.engine
             elif job.state is State.QUEUED and not job.pool:
                 requests[job.allocation] = self._request(runner)
-        return _Work(tuple(keys), requests, tuple(releases))
+        return _Work(keys, requests, releases)
 
     def _is_over(self, runner: JobRunner) -> bool:
         """Return whether the allocation is of no use to the job any more."""
@@ -143,18 +145,18 @@ class Allocations:
     def _query(self, engine: str, work: _Work) -> None:
         """Query the engine in a thread of its own, then do what is to be done."""
         refused: dict[str, engines.EngineError] = {}
-        states: Mapping[str, engines.AllocationState] = {}
+        states: dict[str, engines.AllocationState] = {}
         silence: engines.EngineError | None = engines.EngineError(because("engine-silent", why="internal error"))
         try:
             allocator = self._context.links.backend.allocator(engine)
-            states = allocator.poll(work.keys)
-            allocator.release(
-                [key for key in work.releases if not isinstance(states.get(key), (engines.Gone, type(None)))]
-            )
+            states.update(allocator.poll(work.keys))
+            ended = {key for key in work.keys if isinstance(states.get(key), (engines.Gone, type(None)))}
+            allocator.release({key: options for key, options in work.releases.items() if key not in ended})
             for key, wanted in work.requests.items():
                 if key not in states:
                     try:
-                        allocator.request(wanted)
+                        held = allocator.request(wanted)
+                        states.update({} if held is None else {key: held})
                     except engines.EngineError as error:
                         if not error.is_final:
                             raise
