@@ -17,7 +17,6 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from itertools import accumulate
 from typing import Any, Callable
 
@@ -30,8 +29,9 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 GENERATED_ROWS = 1000
 """Rows of a generated task that does not say how many."""
 CALCULATION = re.compile(r"<<([^>]*)>>")
-FINAL = re.compile(r"####\s*(-?[0-9.,]+)")
-"""Where a worked solution has its answer."""
+FINAL = re.compile(r"#### (-?[0-9.,]+)")
+"""Where a worked solution has its answer, as the authors of GSM8K and nanochat (tasks/gsm8k.py, commit 92d63d4) read
+it: scores are compared with theirs."""
 FENCED = re.compile(r"```(?:python)?\n(.*?)```", re.DOTALL)
 
 
@@ -63,12 +63,9 @@ class Example:
 
 
 def worked_answer(text: str) -> str | None:
-    """Return the number after ####, in one form: no commas, no zeros at its end."""
+    """Return the number after ####, as it is written but for commas."""
     found = FINAL.search(text)
-    try:
-        return f"{Decimal(found[1].replace(',', '').rstrip('.')).normalize():f}" if found else None
-    except InvalidOperation:
-        return None
+    return found[1].replace(",", "") if found else None
 
 
 class Examples(Sequence[Example]):
@@ -168,9 +165,11 @@ def from_choices(row: Any) -> Example:
             listed("program.task-answer", answer=str(answer),
             letters=list(letters)
         ))  # fmt: skip
-    # The letter comes last, without a space, so that it is the same token as the reply.
-    lines = [row["question"], *(f"- {text}={letter}" for letter, text in zip(letters, texts))]
-    question = "\n".join([*lines, "", "Answer with one letter only."])
+    # The letter comes last, without a space, so that it is the same token as the reply. The format is nanochat's
+    # (render_mc of tasks/common.py, commit 92d63d4): scores depend on it.
+    lines = [f"- {text}={letter}" for letter, text in zip(letters, texts)]
+    first, last = f"Multiple Choice question: {row['question']}", "Respond only with the letter of the correct answer."
+    question = "\n".join([first, *lines, "", last])
     return Example(exchange(question, answer), letters, answer, "choices")
 
 

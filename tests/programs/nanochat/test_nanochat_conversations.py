@@ -113,7 +113,8 @@ def test_messages_are_lists_or_objects(file_of):
 def test_choices_end_in_their_letters(file_of, row):
     [example] = tasks.read_task({"file": file_of(row), "kind": "choices"}, seed=1)
     question, reply = (each["content"] for each in example.messages)
-    assert question.splitlines()[:3] == ["Which?", "- x=A", "- y=B"]
+    last = "Respond only with the letter of the correct answer."
+    assert question == f"Multiple Choice question: Which?\n- x=A\n- y=B\n\n{last}", "as nanochat asks"
     assert (example.letters, example.answer, reply) == (("A", "B"), "B", [{"type": "text", "text": "B"}])
     assert [example.reward(text) for text in ("B", " B.\n", "A", "", "- x=B")] == [1, 1, 0, 0, 0]
 
@@ -127,8 +128,9 @@ def test_worked_solutions_use_the_calculator(file_of):
         {"type": "python_output", "text": "16"},
         {"type": "text", "text": "16.\nAnd 1,000 more.\n#### 1,016"},
     ]
-    texts = ("so\n#### 1016", "#### 1,016.", "#### 1016.00", "1016", "#### 17", "#### .", "####")
-    assert [example.reward(text) for text in texts] == [1, 1, 1, 0, 0, 0, 0]
+    right = ("so\n#### 1016", "#### 1,016", "#### 1016 apples", "#### 1016\n#### 17")
+    wrong = ("####1016", "####  1016", "#### 1016.", "#### 1016.00", "#### $1016", "#### 17", "#### .", "####", "")
+    assert [example.reward(text) for text in (*right, *wrong)] == [1] * 4 + [0] * 9, "as nanochat judges"
 
 
 @pytest.mark.parametrize("kind", ["spelling", "sums"])
