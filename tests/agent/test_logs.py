@@ -102,29 +102,6 @@ def test_a_file_that_a_user_truncates_is_told_and_goes_on_in_the_next_generation
     assert agent.told(TAG, "log_cut", rank=0, stream="out", generation=0, had=100)
 
 
-def test_a_log_that_a_user_deletes_goes_on_in_the_next_generation(node, agent):
-    code = (
-        "import os,time\nos.write(1,b'before\\n')\nfor n in range(2):\n"
-        "    while not os.path.exists('go%d' % n): time.sleep(0.01)\n    os.write(1,b'after %d\\n' % n)"
-    )
-    agent.start(node.job(TAG, program(code)))
-    agent.wait(lambda: agent.output(TAG) == b"before\n")
-    (node.folder(TAG) / "rank-0.out.0").unlink()
-    work = node.work("head-job")
-    (work / "go0").touch()
-    agent.wait(lambda: not holds_open(node, "rank-0.out.0"))
-    (work / "go1").touch()
-    agent.wait_ended(TAG)
-    agent.wait(lambda: agent.output(TAG) == b"before\nafter 0\nafter 1\n")
-
-
-def holds_open(node, name):
-    """Whether the supervisor holds a file of this name open, also one that was removed."""
-    supervisor = node.identity(TAG)["pid"]
-    held = [os.readlink(path) for path in glob.glob("/proc/%d/fd/*" % supervisor) if os.path.islink(path)]
-    return any(name in target for target in held)
-
-
 def test_metrics_and_error_files_are_followed_too(node, agent):
     code = (
         "import os\nopen(os.environ['ASCENDRUN_METRICS_FILE'],'a').write('{\"step\": 1}\\n')\n"
