@@ -34,7 +34,7 @@ def test_a_job_is_edited_submitted_and_stopped_and_a_node_drained_in_the_browser
 ) -> None:
     (scene.folder / "code" / "train.py").write_text("import time\ntime.sleep(600)\n")
     file = scene.job("edited", command=["python3", "train.py"])
-    right = file.read_text()
+    right = file.read_text() + "env: {API_TOKEN: secret}\n"
     file.write_text(right.replace("name: edited", "nmae: edited"))
     served = scene.ascendrun.popen("dashboard", "--no-browser", "--allow-actions", stdout=subprocess.PIPE, text=True)
     try:
@@ -49,8 +49,13 @@ def test_a_job_is_edited_submitted_and_stopped_and_a_node_drained_in_the_browser
             assert "nmae" in page.run("document.querySelector('[role=alert]').innerText")
             page.run(f"editor.value = {right!r}")
             press(page, "button[value=submit]")
+            page.wait("document.querySelector('section[role=status] a') !== null", seconds=60)
+            assert "API_TOKEN" in page.run("document.querySelector('section[role=status]').innerText")
+            page.run("document.querySelector('section[role=status] a').click()")
             page.wait("document.querySelector('#live_state .RUNNING') !== null", seconds=60)
             assert file.read_text() == right
+            page.run("window.confirm = () => false, document.querySelector(\"form[action$='/stop'] button\").click()")
+            assert "stop-requested" not in scene.ascendrun("events", "edited").stdout
             press(page, "form[action$='/stop'] button")
             page.wait("document.querySelector('#live_state .STOPPED') !== null", seconds=60)
             page.open(f"{base}nodes")

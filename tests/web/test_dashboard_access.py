@@ -154,7 +154,13 @@ def test_names_of_jobs_and_hosts_never_become_markup(tmp_path: Path) -> None:
         assert "<script>alert" not in page and "<img" not in page and "&lt;img" in page
         assert "\x1b" not in page and "\u202e" not in page
         assert json.loads(site.get("/api/v1/jobs").body)["jobs"][0]["name"] == HOSTILE
+        lines = [{"step": 1, "loss": 2.0, f"eval_{HOSTILE}": 1.0, HOSTILE: 2.0}]
+        lines += [{"event": "checkpoint", "timestamp": 2.0, "step": 1, "path": HOSTILE, "size_bytes": 9}]
+        world.write_metrics(job, "host", 0, steps=1, step_s=1.0, own=1.0)
+        metrics = next((tmp_path / "s").rglob("rank-0.metrics.0"))
+        metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         page = site.get(f"/jobs/{job}").body
+        assert "cmd()" in page.partition('id="live_checkpoints"')[2].partition("</section>")[0]
         assert "<script>alert" not in page and "<img" not in page and "\x1b" not in page
         assert site.get("/%3Cscript%3Ealert(1)%3C/script%3E").body.count("<script>") == 0
 

@@ -129,7 +129,10 @@ def _edited(cluster: Cluster, form: Form, show: Callable[[Mapping[str, Any]], Re
             with _kept_as(path, text) as edited:
                 cluster.job_files.validate(edited)
             write_file(path, text)
-            return RedirectResponse(f"/jobs/{cluster.jobs.submit(path).id}", 303)
+            job = cluster.jobs.submit(path)
+            if job.warnings:
+                return show({**values, "warnings": job.warnings, "job": job.id})
+            return RedirectResponse(f"/jobs/{job.id}", 303)
         with _kept_as(path, text) as edited:
             cluster.job_files.validate(edited)
             if step != "plan":

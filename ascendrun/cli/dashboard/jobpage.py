@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 EVENTS_SHOWN = 50
 FILES_SHOWN = 500
+CHECKPOINTS_SHOWN = 20
 HEAT_S, REPORT_S = 10.0, 5.0
 """Age up to which the heat map and the curves of a job that runs are shown again."""
 
@@ -66,6 +67,7 @@ def read_job(cluster: Cluster, kept: Kept, ref: str) -> Mapping[str, Any]:
         "diagnosis": _diagnosis(cluster, kept, detail, mark),
         "nodes": detail.nodes if job.ended_at_s is None else (),
         "attempts": report_page.attempt_rows(report),
+        "checkpoints": kept.get(("checkpoints", *mark), lambda: _checkpoints(cluster, detail), seconds=REPORT_S),
         "charts": chart_json(report.charts, report.made_at_s),
         "chart_titles": [chart_title(chart) for chart in report.charts],
         "heat": heat,
@@ -75,6 +77,12 @@ def read_job(cluster: Cluster, kept: Kept, ref: str) -> Mapping[str, Any]:
         ],
         "files": list(list_outputs(detail)),
     }
+
+
+def _checkpoints(cluster: Cluster, detail: JobDetail) -> list[Any]:
+    """Return the newest checkpoints that the newest attempt reported, the newest first."""
+    lines = cluster.samples.metrics(detail.job.id)
+    return [line for line in lines if line.event == "checkpoint"][: -CHECKPOINTS_SHOWN - 1 : -1]
 
 
 def _stages(cluster: Cluster, detail: JobDetail) -> tuple[Any, ...]:
