@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -18,10 +19,11 @@ def mutate(case: Case, seed: int) -> Case:
         host.host: f"{chance.choice(('gpu', 'node', 'ascend-', 'w'))}{number + 11}"
         for number, host in enumerate(case.evidence.hosts)
     }
-    kinds = chance.sample(("drop", "cut", "noise", "untimed", "blind", "logless", "decoy", "warned", "start"), 2)
+    kinds = chance.sample((*KINDS, *DRESSES), 2)
     innocent = [rank.rank for rank in case.evidence.ranks if rank.rank not in (case.expected.first or ())]
     misled = chance.choice(innocent) if innocent and case.expected.first is not None else None
     began = [_began(rank, chance.choice(STARTS)) if "start" in kinds else rank for rank in case.evidence.ranks]
+    began = [rank if rank.rank in innocent else _dressed(rank, kinds) for rank in began]
     ranks = tuple(
         _mutate_rank(_mislead(rank, kinds, chance) if rank.rank == misled else rank, names, kinds, chance)
         for rank in began
@@ -35,8 +37,10 @@ def mutate(case: Case, seed: int) -> Case:
         for host in case.evidence.hosts
     )
     evidence = replace(case.evidence, ranks=ranks, hosts=hosts)
+    codes = case.expected.codes
     expected = replace(
         case.expected,
+        codes=(*codes, "exception") if {"wrapper", "message-on-next-line"} & {*kinds} else codes,
         hosts=tuple(names.get(host, host) for host in case.expected.hosts) if case.expected.hosts is not None else None,
     )
     return Case(f"{case.name}~{seed}-{'+'.join(kinds)}", evidence, expected)
@@ -55,6 +59,30 @@ def _mutate_rank(rank: RankEvidence, names: Mapping[str, str], kinds: list[str],
     if "logless" in kinds and chance.random() < 0.15:
         lines = []
     return replace(rank, host=names[rank.host], lines=tuple(lines), last_output_s=None)
+
+
+KINDS = ("drop", "cut", "noise", "untimed", "blind", "logless", "decoy", "warned", "start")
+_ENDS = r"^((?:\w+\.)*\w+(?:Error|Exception)): (.+)$"
+_WRAPPER = (
+    r"\g<0>\n\nThe above exception was the direct cause of the following exception:\n\n"
+    'Traceback (most recent call last):\n  File "/opt/run.py", line 9, in <module>\nRuntimeError: failed'
+)
+DRESSES = {
+    "torn-head": (r"^Traceback \(most recent call last\):$", ""),
+    "second-code": (r"^.*\b50701\d\b.*$", r"\g<0>\nEL0004: [PID: 7] Failed to allocate memory"),
+    "message-on-next-line": (_ENDS, r"\1:\n\2"),
+    "wrapper": (_ENDS, _WRAPPER),
+}
+"""What the last line of a pattern becomes in the ranks that failed first."""
+
+
+def _dressed(rank: RankEvidence, kinds: list[str]) -> RankEvidence:
+    lines = list(rank.lines)
+    for pattern, instead in (DRESSES[kind] for kind in kinds if kind in DRESSES):
+        for place in [place for place, line in enumerate(lines) if re.match(pattern, line.text)][-1:]:
+            texts = re.sub(pattern, instead, lines[place].text).split("\n")
+            lines[place : place + 1] = [lines[place]._replace(text=text) for text in texts]
+    return replace(rank, lines=tuple(lines))
 
 
 DECOY = (

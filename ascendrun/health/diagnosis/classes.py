@@ -17,11 +17,13 @@ from ascendrun.health.diagnosis.candidates import is_timely
 from ascendrun.health.diagnosis.evidence import Evidence, surely_before
 from ascendrun.health.diagnosis.lines.line_kinds import has_bare_service, is_error_line, services_in
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
-from ascendrun.health.diagnosis.result import Confidence, Suspect, without_quotes
+from ascendrun.health.diagnosis.result import CAUSE, Confidence, Suspect, without_quotes
 
 READ_RANKS = 4
 """Ranks of the first failure whose words are read: the others say the same."""
 HOST_SHARE = 0.75
+EXACT_FROM = 2
+"""From this depth on, a code is an exact one of a device, of memory or of a system call."""
 PASSED_S = 1.0
 PROVEN_FROM = 75
 """Rows of this strength name the reason and not only its kind."""
@@ -50,12 +52,14 @@ _PHASES = (
 @dataclass(frozen=True)
 class Class:
     """`scope`: all, host (all ranks of few hosts), ranks, rank, or "" without a first failure. `phase`: "" if the
-    frames do not show it. `values`: what the domain follows from, the deciding one first."""
+    frames do not show it. `values`: what the domain follows from, the deciding one first. `is_disputed`: an
+    exact code of the same report is of another domain."""
 
     domain: str
     scope: str
     phase: str = ""
     values: tuple[Value, ...] = ()
+    is_disputed: bool = False
 
 
 def classify(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeline]) -> Class:
@@ -76,7 +80,21 @@ def classify(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeli
     is_open = winner.code in _OPEN and winner.code != "exception"
     if is_open or (found and found[0].domain == "silent"):
         found = _ordered([*found, *_seen_on(winner, evidence, first)], phase)
-    return Class(found[0].domain if found else "program", scope, phase, tuple(found))
+    domain = found[0].domain if found else "program"
+    is_disputed = row is not None and any(one.is_hard and one.domain != domain for one in _other_codes(winner, first))
+    return Class(domain, scope, phase, tuple(found), is_disputed)
+
+
+def _other_codes(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Value]:
+    """Yield the exact codes of the first ranks, of their exceptions and of known lines. The winner's row is more exact
+    than an errno on its line."""
+    proven = {proof.line for proof in winner.proofs}
+    for one in first:
+        said = [(text, value) for text in one.said for value in vocabularies.values_in(text)]
+        values = [value for text, value in said if value.vocabulary != "errnos" or text.strip() not in proven]
+        known = (code_value(suspect.code) for suspect in one.indicators if suspect.role == CAUSE)
+        values += [value for value in known if value is not None]
+        yield from (value for value in values if value.depth >= EXACT_FROM)
 
 
 def _is_of_the_host(first: Value) -> bool:
@@ -187,5 +205,5 @@ def grade_of(found: Class, confidence: Confidence, code: str) -> Confidence:
     is_row = row is not None and row.role == "cause" and row.strength >= PROVEN_FROM
     is_counted = first.vocabulary == "scope"
     is_proven = not is_counted and (is_row or first.is_hard or (row is None and code not in _OPEN))
-    is_disputed = any(one.is_hard and one.domain != first.domain for one in others)
+    is_disputed = found.is_disputed or any(one.is_hard and one.domain != first.domain for one in others)
     return Confidence.CERTAIN if is_proven and not is_disputed else Confidence.LIKELY

@@ -20,7 +20,7 @@ from ascendrun.health.diagnosis.lines.line_kinds import (
     is_error_line,
     is_logged_error,
 )
-from ascendrun.health.diagnosis.lines.rank_lines import LAST_OUTPUT_LINES, RULED, RankLines, is_specific
+from ascendrun.health.diagnosis.lines.rank_lines import LAST_OUTPUT_LINES, NEAR_THE_END_S, RULED, RankLines, is_specific
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, unfold, without_colours
 
 
@@ -176,7 +176,10 @@ def known_line_indicators(lines: Fatal) -> list[result.Suspect]:
             hit,
             line,
             weaker=has_own_cause or (since_s or 0.0) > EARLIER_S,
-            sure=is_last and has_order and not has_inner_code(hit, _around(hit, lines.lines)),
+            sure=is_last
+            and has_order
+            and (lines.lived_s(line) or 0.0) <= NEAR_THE_END_S
+            and not has_inner_code(hit, _around(hit, lines.lines)),
         )
         if lines.outlived(hit.line):
             indicator = replace(indicator, strength=min(indicator.strength, strength_of("outlived")), sure=False)

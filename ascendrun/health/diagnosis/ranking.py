@@ -65,8 +65,9 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
     caveats = caveats_of(winner, candidates, evidence, timelines)
     chain = make_chain(winner, timelines)
     lags_s = [link.lag_s for link in chain if link.role is Role.CONSEQUENCE and link.lag_s is not None]
-    confidence = Confidence.LIKELY if caveats else Confidence.CERTAIN
     found = classes.classify(winner, evidence, timelines)
+    caveats = (*caveats, "two-codes") if found.is_disputed else caveats
+    confidence = Confidence.LIKELY if caveats else Confidence.CERTAIN
     is_of_host = found.scope == "host"
     details = _details(winner, evidence, timelines)
     return Diagnosis(

@@ -90,7 +90,7 @@ class Fatal(rank_lines.RankLines):
     def _broke_what_it_missed(self, earlier: Chain, chain: Chain) -> bool:
         """Return whether a helper thread failed in a system call (at any time before), and the later exception is
         about its work."""
-        if earlier.kind != "thread" or chain.kind != "main" or earlier.last >= chain.first:
+        if earlier.kind not in ("thread", "torn") or chain.kind != "main" or earlier.last >= chain.first:
             return False
         hit = self._best_in(earlier.root)
         if hit is None or hit.signature.role != CAUSE or hit.signature.family not in rank_lines.OF_THE_SYSTEM:

@@ -175,7 +175,7 @@ class _Parser:
     def _take_torn(self, at: int) -> bool:
         """Take an exception whose traceback lost its head: frames are shortly before it, or no line follows."""
         found = _SURE.match(self._group[at][1])
-        if found is None or not found.group("message") or self._linked:
+        if found is None or not found.group("message"):
             return False
         if self._heads and self._was_taken(at):
             self._heads -= 1

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ascendrun.ascend.signatures import signatures
 from ascendrun.health.diagnosis import Evidence, FixedClock, HostEvidence, Line, RankEvidence, diagnose, render
 from ascendrun.health.diagnosis.evidence import Moment, moment, stamp_of, with_stamps
-from ascendrun.health.diagnosis.lines.line_kinds import is_try, is_warning
-from ascendrun.health.diagnosis.lines.rank_lines import RULED
+from ascendrun.health.diagnosis.lines.line_kinds import is_warning
 
 
 def test_events_nearer_than_their_clocks_errors_have_no_order() -> None:
@@ -32,10 +30,6 @@ def test_a_log_in_local_time_is_set_by_the_end_of_its_process() -> None:
     assert stamp is not None and stamp % 60 == 5.25
     east = stamp - 8 * 3600  # the node's clock ran eight hours ahead of UTC
     assert with_stamps([line], until_s=east + 2.0)[0].at_s == east
-
-
-def test_signatures_that_are_weighed_together_exist() -> None:
-    assert RULED <= {row.code for row in signatures()}
 
 
 def test_of_a_job_without_any_trace_nothing_is_made_up() -> None:
@@ -79,16 +73,6 @@ def test_a_warning_is_known_by_its_own_level(text: str) -> None:
 )
 def test_an_error_is_no_warning_whatever_it_speaks_of(text: str) -> None:
     assert not is_warning(text)
-
-
-def test_only_a_warned_refusal_of_the_store_is_one_of_several_tries() -> None:
-    said = "[c10d] The client socket has failed to connect to [npu01]:29500 (errno: 111 - Connection refused)."
-    assert is_try(f"[W1120 18:20:01.402 socket.cpp:697] {said}")
-    assert not is_try(f"[E1120 18:20:01.402 socket.cpp:697] {said}")
-    assert not is_try(
-        "[W1120 18:20:01.402 socket.cpp:697] [c10d] The client socket has failed to connect to "
-        "[npu01]:29500 (errno: 113 - No route to host)."
-    )
 
 
 def crashed(code: int, *lines: Line, dmesg: str = "") -> Evidence:
