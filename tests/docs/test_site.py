@@ -26,3 +26,9 @@ def test_the_site_builds_strictly_without_a_network(tmp_path: Path) -> None:
         html = (tmp_path / "site" / page / "index.html").read_text(encoding="utf-8")
         assert LOADED.findall(html) == [] and f'lang="{"zh" if page.startswith("zh") else "en"}"' in html
     assert (tmp_path / "site" / "search" / "search_index.json").stat().st_size > 100_000
+
+
+def test_every_page_has_its_place_in_the_navigation() -> None:
+    text = (CHECKOUT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = [path.name for path in sorted((CHECKOUT / "docs").glob("*.md")) if "." not in path.stem]
+    assert [name for name in pages if not re.search(rf"[\s\[]{name}", text)] == [], "mkdocs.yml, nav"

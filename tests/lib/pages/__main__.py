@@ -21,7 +21,6 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "measurements.md": measurements.render_page,
     "packages.md": packages.render_page,
     "program-options.md": options.render_page,
-    "../templates/grafana/alerts.yml": grafana.render_alerts,
     "../templates/grafana/cluster.json": grafana.render_cluster,
     "../templates/grafana/job.json": grafana.render_job,
     "../templates/grafana/node.json": grafana.render_node,
