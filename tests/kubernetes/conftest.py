@@ -97,8 +97,7 @@ class KubeScene(Scene):
         return [event["code"] for event in events] + [one["code"] for one in reasons if isinstance(one, dict)]
 
     def controllers(self) -> list[int]:
-        mine = str(self.ascendrun.state_dir)
-        found = self.kubernetes.processes()
+        mine, found = str(self.ascendrun.state_dir), self.kubernetes.processes()
         return [pid for pid, argv, env in found if env.get(STATE_VARIABLE) == mine and "controller" in " ".join(argv)]
 
     def kill(self, pids: list[int], number: signal.Signals = signal.SIGKILL) -> None:

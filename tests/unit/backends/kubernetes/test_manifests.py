@@ -76,24 +76,13 @@ def test_a_template_keeps_what_is_the_users_and_gets_ours() -> None:
     assert pod["metadata"]["labels"]["team"] == "a" and "ascendrun/key" in pod["metadata"]["labels"]
 
 
-def test_a_vcjob_starts_all_its_pods_or_none() -> None:
-    template = {"spec": {"tasks": [{"template": {"spec": {"nodeSelector": {"a": "b"}}}}]}}
-    (job,) = objects(template, nodes=3, kind="vcjob", image="i", queue="q")
-    spec = job["spec"]
-    assert (job["apiVersion"], job["kind"], spec["minAvailable"], spec["queue"]) == (
-        "batch.volcano.sh/v1alpha1",
-        "Job",
-        3,
-        "q",
-    )
-    (task,) = spec["tasks"]
-    assert task["replicas"] == 3 and task["template"]["spec"]["nodeSelector"] == {"a": "b"}
-    assert task["template"]["metadata"]["labels"]["ascendrun/key"] == job["metadata"]["labels"]["ascendrun/key"]
-
-
-@pytest.mark.parametrize(("nodes", "roles"), [(1, {"Master": 1}), (4, {"Master": 1, "Worker": 3})])
-def test_an_ascendjob_has_a_master_and_workers(nodes: int, roles: dict[str, int]) -> None:
-    (job,) = objects(nodes=nodes, kind="ascendjob", image="i", queue="q")
-    spec = job["spec"]
-    assert {role: one["replicas"] for role, one in spec["replicaSpecs"].items()} == roles
-    assert spec["runPolicy"]["schedulingPolicy"] == {"minAvailable": nodes, "queue": "q"}
+@pytest.mark.parametrize("kind", ["vcjob", "ascendjob"])
+def test_a_job_of_a_controller_starts_all_its_pods_or_none(kind: str) -> None:
+    path = {"vcjob": ["tasks", 0], "ascendjob": ["replicaSpecs", "Worker"]}[kind]
+    (job,) = objects({"spec": {"maxRetry": 1}}, nodes=3, kind=kind, image="i", queue="q")
+    spec, gang = job["spec"], job["spec"] if kind == "vcjob" else job["spec"]["runPolicy"]["schedulingPolicy"]
+    assert (gang["minAvailable"], gang["queue"], spec["maxRetry"]) == (3, "q", 1)
+    part = spec[path[0]][path[1]]
+    assert part["replicas"] == (3 if kind == "vcjob" else 2)
+    assert part["template"]["metadata"]["labels"]["ascendrun/key"] == job["metadata"]["labels"]["ascendrun/key"]
+    assert "Worker" not in str(objects(nodes=1, kind="ascendjob", image="i"))
