@@ -7,7 +7,6 @@ from typing import Any, Callable
 import pytest
 from scenes import Scene, run_text, venv_python
 
-Ascendrun = Any
 SLOW_KBIT = 32000
 DEADLINE_S = 280.0
 

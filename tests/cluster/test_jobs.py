@@ -9,9 +9,6 @@ import leftovers
 import pytest
 from scenes import BEAT_ON, Scene, await_that, run_text, venv_python
 
-Ascendrun = Any
-
-
 # --- a node says no: nobody starts ---
 
 

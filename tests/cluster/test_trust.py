@@ -1,12 +1,10 @@
 """Host keys over a whole cluster: strict, shown before they are recorded, and loud when they change."""
 
 import json
-from typing import Any, Callable
+from typing import Callable
 
 import pytest
 from scenes import Scene
-
-Ascendrun = Any
 
 
 @pytest.fixture

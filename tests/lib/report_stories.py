@@ -14,7 +14,6 @@ from ascendrun.health.report.data import Material
 from tests.lib.demo_jobs import demo_job
 
 BEGAN_S = 1_790_000_000.0
-DAY_S = 86400.0
 HOSTS = tuple(f"npu{number:02d}" for number in range(1, 5))
 SPEC = {"devices": {"family": "npu", "per_node": 8}}
 

@@ -112,14 +112,6 @@ def test_a_kill_at_any_step_resumes_to_the_bit(lightning, workers, die_at):
     assert lightning(name="cut", workers=workers).succeed().final() == whole.final()
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("stop_at", range(1, 12))
-def test_a_stop_at_any_step_resumes_to_the_bit(lightning, stop_at):
-    whole = lightning(name="whole").succeed()
-    assert lightning(name="cut", stop_at=stop_at).wait() == [0]
-    assert lightning(name="cut").succeed().final() == whole.final()
-
-
 def test_the_staged_library_has_the_plugin_and_all_that_it_imports(tmp_path):
     library = tmp_path / "library"
     copy_library(library)

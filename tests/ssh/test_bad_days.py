@@ -19,7 +19,6 @@ from ascendrun.core.hosts import Host
 BOTH = pytest.mark.parametrize("transport", ["paramiko", "openssh"])
 # For servers that send no banner. The other steps have their time: of `ssh` all steps together are limited too.
 SHORT = {"tcp_s": 1.0, "banner_s": 1.0}
-DEBUG = ("LogLevel DEBUG1",)
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from ascendrun.text import use_language
 from tests.chinese import english_lines
 from tests.lib.top_world import TopWorld, controller_lock, make_usual_world
 
-CHECKOUT = Path(__file__).resolve().parents[3]
 Say = Callable[..., str]
 
 GOOD = """

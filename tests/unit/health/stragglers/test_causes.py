@@ -14,7 +14,6 @@ from ascendrun.health.stragglers.causes import StragglerCause
 from ascendrun.health.stragglers.detect import Straggler, describe_cause, describe_slowness, find_stragglers
 from tests.lib.training_world import World
 
-OWN = ("step_s", "data_s", "comm_s", "at_s")
 NO_COMM = ("step_s", "at_s")
 
 
