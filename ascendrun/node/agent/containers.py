@@ -29,7 +29,6 @@ RUN_S, ASK_S = 60.0, 20.0
 Node = collections.namedtuple("Node", "uid gid groups user files")
 """What a command depends on: the user of the agent, and which of NODE_FILES this node has."""
 
-DAEMON_FILE = "/etc/docker/daemon.json"
 ASCEND_RUNTIME = "/usr/local/Ascend/Ascend-Docker-Runtime"
 MACHINE_ID = "/etc/machine-id"
 ASCEND_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
