@@ -17,6 +17,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "events.md": events.render_page,
     "failures.md": failures.render_page,
     "job-file.md": job_file.render_page,
+    "job-file.zh.md": lambda: job_file.render_page("zh"),
     "job.schema.json": lambda: json.dumps(job_json_schema(), indent=2, ensure_ascii=False) + "\n",
     "measurements.md": measurements.render_page,
     "packages.md": packages.render_page,

@@ -22,16 +22,31 @@ line of the job file:
 Names that end in `_s` are in seconds. Relative paths are relative to the job file, except `checkpoint.dir` and
 `python`, which are paths on the nodes.
 """
+HEAD_ZH = """# 作业文件参考
+
+本页列出作业文件的每个键：类型、默认值、含义和例子。`ascendrun schema KEY` 打印一个键，
+`ascendrun schema PROGRAM` 打印内置程序的选项，`ascendrun validate FILE` 报告文件的所有问题。
+本页由 `python -m tests.lib.pages` 生成，不要手工修改。
+
+带有 YAML 语言服务器的编辑器可以补全和检查键。把 schema 写入文件，并在作业文件的第一行指明它：
+
+    ascendrun schema > job.schema.json
+
+```yaml
+# yaml-language-server: $schema=job.schema.json
+```
+
+以 `_s` 结尾的名称以秒为单位。相对路径相对于作业文件；`checkpoint.dir` 和 `python` 除外，它们是节点上的路径。
+"""
+LABELS = {"en": ("Type: ", "Required", "Default: ", "not set"), "zh": ("类型：", "必需", "默认值：", "未设置")}
 
 
-def render_page() -> str:
-    lines = [HEAD.rstrip()]
+def render_page(lang: str = "en") -> str:
+    lines = [(HEAD if lang == "en" else HEAD_ZH).rstrip()]
+    type_of, required, default, unset = LABELS[lang]
     for key in list_keys():
-        lines += ["", f"## `{key.path}`", "", key.meaning.render("en"), ""]
-        lines += [f"- Type: {key.type.render('en')}"]
-        lines += (
-            ["- Required"] if key.is_required else [f"- Default: {f'`{key.default}`' if key.default else 'not set'}"]
-        )
+        lines += ["", f"## `{key.path}`", "", key.meaning.render(lang), "", f"- {type_of}{key.type.render(lang)}"]
+        lines += [f"- {required}" if key.is_required else f"- {default}{f'`{key.default}`' if key.default else unset}"]
         if key.example is not None:
             lines += ["", "```yaml", key.example, "```"]
     return "\n".join(lines) + "\n"
