@@ -24,7 +24,7 @@ from importlib import resources
 from re import Pattern
 from typing import Any
 
-from ascendrun.ascend.vocabularies import follows, value_of_row
+from ascendrun.ascend.vocabularies import follows, strength_of_role, value_of_row
 from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.text import template_of
 
@@ -261,7 +261,7 @@ def _read_row(row: Mapping[str, Any]) -> Signature:
     patterns += _any_of(row.get("driver_codes", ()), _DRIVER_FORMS)
     role, value = row.get("role", "cause"), value_of_row(row["code"], row["family"])
     domain = "program" if value is None else value.domain
-    stated = dict(zip(("blames", "retry"), follows(role, domain)))
+    stated = {"strength": strength_of_role(role), **dict(zip(("blames", "retry"), follows(role, domain)))}
     renamed = {"is_general": row.get("general", False), "is_verified": row.get("verified", True)}
     return load_dataclass(
         Signature, {"role": role, "domain": domain, **stated, **row, **renamed, "english": row, "patterns": patterns}

@@ -104,6 +104,11 @@ def follows(role: str, domain: str) -> tuple[str, str]:
     return blames, retry
 
 
+def strength_of_role(role: str) -> int:
+    """Return how certainly a row of the catalogue gives the reason, where the row does not state it."""
+    return int(_table("rows")["strength"][role])
+
+
 def strength_of(observation: str) -> int:
     """Return how certainly an observation of ascendrun gives the reason of a failure."""
     return int(_table("conclusions")["strength"][observation])
