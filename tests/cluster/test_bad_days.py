@@ -138,8 +138,10 @@ def test_a_controller_that_sleeps_for_20_s_judges_nobody_when_it_wakes(scene: Sc
     scene.stays("j-0001", "RUNNING", "UNKNOWN", for_s=20)
     os.kill(pid, signal.SIGCONT)
     seen: set[str] = set()
-    await_true(lambda: bool(seen.update(n["liveness"] for n in scene.show(job)["nodes"])), deadline_s=4)
-    assert "ALIVE" in seen and seen <= {"ALIVE", "UNKNOWN"}, seen  # its last pulse may be older than 15 s
+    look = lambda: bool(seen.update(n["liveness"] for n in scene.show(job)["nodes"]))  # noqa: E731
+    await_that(lambda: look() or "ALIVE" in seen, "its hosts respond")
+    await_true(look, deadline_s=4)
+    assert seen <= {"ALIVE", "UNKNOWN"}, seen  # its last pulse may be older than 15 s
     scene.ascendrun("stop", "--now", job)
     check_ended(scene, job, state="STOPPED")
 
@@ -245,6 +247,8 @@ def test_a_node_that_reboots_before_it_could_hear_the_stop_is_confirmed_by_its_b
 def test_a_node_that_freezes_in_the_start_and_thaws_ends_in_all_or_nothing(scene: Scene, phase: str) -> None:
     """Its agent stops at that step, with all that the node runs, for longer than a silence may last."""
     step = {"CHECKING": None, "STAGING": "stage.before_rename", "STARTING": "launch.before_claim"}[phase]
+    if phase == "STAGING" and scene.cluster.has_shared_home:
+        pytest.skip("one of the hosts stages, and which is open")
     if step is not None:
         agent_fails(scene, "node2", f"{step}=pause")
     else:
