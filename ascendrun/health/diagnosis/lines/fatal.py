@@ -194,14 +194,13 @@ class Fatal(rank_lines.RankLines):
         return line_kinds.HANDLED.search(text) is not None and not text.startswith(("Traceback", " "))
 
     def _has_known_after(self, chain: Chain) -> bool:
-        """Return whether a known reason follows outside of its message: that may have ended the rank."""
+        """Return whether a known reason or the end of a wait follows outside of its message: that may have ended the
+        rank."""
         taken = {index for one in chain.raised for index in self.message_of(one)}
         return any(
             hit.line > chain.last
             and hit.line not in taken
-            and hit.signature.role == CAUSE
-            and hit.signature.strength >= SPECIFIC_FROM
-            and hit.signature.code not in rank_lines.RULED
+            and (hit.signature.role == SYMPTOM or (hit.signature.role == CAUSE and _is_own(hit)))
             and not self.is_late(self.lines[hit.line])
             and self.lines[hit.line].stream == self.lines[chain.last].stream
             for hit in self.hits
@@ -349,3 +348,7 @@ def _values_of(chain: Chain, *, shown: Raised) -> Mapping[str, str]:
     if shown is not root:
         values["root"] = root.text[:300]
     return values
+
+
+def _is_own(hit: Hit) -> bool:
+    return hit.signature.strength >= SPECIFIC_FROM and hit.signature.code not in rank_lines.RULED

@@ -131,16 +131,30 @@ def rank_of_prefix(prefix: str | None) -> int | None:
 
 
 def find_chains(lines: Sequence[Line]) -> tuple[Chain, ...]:
-    """Return every chain of exceptions, by its last line. Streams, and ranks in a stream, are parsed separately."""
+    """Return every chain of exceptions, by its last line."""
+    found: list[Chain] = []
+    for prefix, parser in _parsers(lines):
+        rank = rank_of_prefix(prefix)
+        found.extend(replace(chain, rank=rank) for chain in parser.chains())
+    return tuple(sorted(found, key=lambda chain: chain.last))
+
+
+def is_torn(lines: Sequence[Line]) -> bool:
+    """Return whether a traceback has lost its head or its exception."""
+    for _, parser in _parsers(lines):
+        parser.chains()
+        if parser.is_torn:
+            return True
+    return False
+
+
+def _parsers(lines: Sequence[Line]) -> list[tuple[str | None, _Parser]]:
+    """Return a parser for each stream, and each rank in a stream, with its prefix."""
     groups: dict[tuple[str, str | None], list[tuple[int, str]]] = {}
     for index, line in enumerate(lines):
         prefix, text = split_prefix(line.text)
         groups.setdefault((line.stream, prefix), []).append((index, text))
-    found: list[Chain] = []
-    for (_stream, prefix), group in groups.items():
-        rank = rank_of_prefix(prefix)
-        found.extend(replace(chain, rank=rank) for chain in _Parser(group).chains())
-    return tuple(sorted(found, key=lambda chain: chain.last))
+    return [(prefix, _Parser(group)) for (_, prefix), group in groups.items()]
 
 
 class _Parser:
@@ -154,6 +168,7 @@ class _Parser:
         self._linked = False
         self._during = False
         self._unended: list[tuple[str, int]] = []
+        self.is_torn = False
         self._heads = 0  # tracebacks interrupted by another thread's, whose exceptions are still expected
 
     def chains(self) -> list[Chain]:
@@ -162,6 +177,8 @@ class _Parser:
             text = self._group[at][1]
             found = _TRACEBACK.match(text) if TRACEBACK_HEAD in text else None
             if found is None:
+                frame = _FRAME.match(text)
+                self.is_torn = self.is_torn or (frame is not None and frame.group("name") is not None)
                 if not self._take_torn(at):
                     self._receive(text)
                 at += 1
@@ -169,6 +186,8 @@ class _Parser:
             raised, at = self._read(at, indent=len(found.group("indent")))
             if raised is not None:
                 self._take(raised)
+            else:
+                self.is_torn = True
         self._close()
         return self._chains
 
