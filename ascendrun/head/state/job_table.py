@@ -113,8 +113,10 @@ class JobTable:
 
     def unended(self) -> tuple[StoredJob, ...]:
         """Return jobs that have not ended, oldest first."""
-        ended = _terminal_states()
-        return self._select(f"WHERE state NOT IN ({', '.join('?' * len(ended))}) ORDER BY number", ended)
+        from ascendrun.core.jobs.job import TERMINAL, State
+
+        live = [state.value for state in State if state not in TERMINAL]  # by the index: most jobs have ended
+        return self._select(f"WHERE state IN ({', '.join('?' * len(live))}) ORDER BY number", live)
 
     def newest_ended(self, most: int) -> tuple[StoredJob, ...]:
         """Return at most so many jobs that have ended, those submitted last first."""

@@ -27,6 +27,8 @@ COMMIT_S = 3.0
 HEAD_FILE = "head.json"
 BLOCK = 100
 """Numbers that are reserved with one write."""
+MOST_VALUES = 900
+"""Values of one statement: SQLite had a limit of 999."""
 _HEAD_ID = re.compile(r"[0-9a-f]{8}")
 F = TypeVar("F", bound="StoreFile")
 _SCHEMA = """
@@ -116,7 +118,7 @@ class StoreFile(Database):
         while True:
             store = super().open_for_reading(state_dir, busy_s=busy_s)
             try:
-                if not jobs_without_row(state_dir, store.ids()):
+                if not jobs_without_row(state_dir, store.ids(among=folders_of_jobs(state_dir))):
                     return store
             except BaseException:
                 store.close()
@@ -355,9 +357,13 @@ class StoreFile(Database):
         self._next_number += 1
         return self._next_number - 1
 
-    def ids(self) -> frozenset[str]:
-        """Return the ids of all jobs."""
-        return frozenset(row[0] for row in self.query("SELECT id FROM jobs"))
+    def ids(self, *, among: Sequence[str] | None = None) -> frozenset[str]:
+        """Return the ids of jobs: of those `among` that have a row, None: of all."""
+        if among is None:
+            return frozenset(row[0] for row in self.query("SELECT id FROM jobs"))
+        parts = [among[start : start + MOST_VALUES] for start in range(0, len(among), MOST_VALUES)]
+        found = (self.query(f"SELECT id FROM jobs WHERE id IN ({', '.join('?' * len(part))})", part) for part in parts)
+        return frozenset(row[0] for rows in found for row in rows)
 
 
 def _inode_of(path: Path) -> tuple[int, int] | None:
