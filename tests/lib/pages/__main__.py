@@ -13,6 +13,7 @@ from tests.lib.pages import checks, cli, events, failures, grafana, job_file, me
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGES: Mapping[str, Callable[[], str]] = {
     "checks.md": checks.render_page,
+    "checks.zh.md": lambda: checks.render_page("zh"),
     "cli.md": cli.render_page,
     "events.md": events.render_page,
     "failures.md": failures.render_page,
