@@ -31,9 +31,11 @@ BATCH = 500
 
 @dataclass(frozen=True)
 class Run:
-    """A job, or one stage of a pipeline. `id`: also the name of its directory, and of its run in MLflow."""
+    """A job, or one stage of a pipeline. `id`: also the name of its directory, and of its run in MLflow; `key`: equal
+    for no jobs of two head nodes, which may share a store."""
 
     id: str
+    key: str
     job_name: str
     options: Mapping[str, Any]
     rows: Sequence[Row]
@@ -98,14 +100,14 @@ def read_runs(cluster: Cluster, job: str) -> Iterator[Run]:
             if line.step is not None and line.event is None
         ]
         options = detail.spec.get("args")
-        yield Run(job_id, detail.job.name, options if isinstance(options, Mapping) else {}, rows)
+        key = f"{job_id} {detail.job.created_at_s:.6f}"
+        yield Run(job_id, key, detail.job.name, options if isinstance(options, Mapping) else {}, rows)
 
 
 def kept(rows: Sequence[Row]) -> list[Row]:
     """Return the rows without the steps that a later attempt did again."""
     found: list[Row] = []
-    again, last = math.inf, math.inf
-    """The first step of the later attempts, and of those and this one."""
+    again, last = math.inf, math.inf  # the first step of the later attempts, and of those and this one
     attempt = None
     for row in reversed(rows):
         again, attempt = (again, attempt) if row[0] == attempt else (last, row[0])
@@ -184,10 +186,10 @@ def open_mlflow(into: Path | None) -> tuple[str, Write]:
     def find(run: Run) -> str:
         known = client.get_experiment_by_name(run.job_name)
         experiment = known.experiment_id if known is not None else client.create_experiment(run.job_name)
-        found = client.search_runs([experiment], filter_string=f"tags.`{RUN_TAG}` = '{run.id}'", max_results=1)
+        found = client.search_runs([experiment], filter_string=f"tags.`{RUN_TAG}` = '{run.key}'", max_results=1)
         if found:
             return str(found[0].info.run_id)
-        made = client.create_run(experiment, run_name=run.id, tags={RUN_TAG: run.id})
+        made = client.create_run(experiment, run_name=run.id, tags={RUN_TAG: run.key})
         for name, value in run.options.items():
             client.log_param(made.info.run_id, str(name), value)
         return str(made.info.run_id)

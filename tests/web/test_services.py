@@ -9,9 +9,9 @@ import site
 import subprocess
 import urllib.request
 import venv
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -132,8 +132,8 @@ def test_tensorboard_shows_a_running_job_and_its_end(place: Place) -> None:
     assert export.wait(60) == 0, "it ends with the job"
 
 
-def mlflow_history(port: int, job: Callable[[Any], bool], name: str) -> list[tuple[int, float]]:
-    """The values of a metric in the run that `job` finds, as MLflow's server returns them."""
+def mlflow_runs(port: int) -> list[str]:
+    """The ids of the runs called j-0001, as MLflow's server returns them, the newest first."""
     api = f"http://127.0.0.1:{port}/api/2.0/mlflow"
     found = read(f"{api}/experiments/search", max_results="20") or {"experiments": []}
     ids = [one["experiment_id"] for one in found["experiments"]]
@@ -143,28 +143,38 @@ def mlflow_history(port: int, job: Callable[[Any], bool], name: str) -> list[tup
     if not ids:
         return []
     with urllib.request.urlopen(request, timeout=30) as reply:
-        runs = [run["info"]["run_id"] for run in json.load(reply).get("runs", ()) if job(run)]
-    found = read(f"{api}/metrics/get-history", run_id=runs[0], metric_key=name) if runs else None
+        infos = [run["info"] for run in json.load(reply).get("runs", ())]
+    return [info["run_id"] for info in infos if info["run_name"] == "j-0001"]
+
+
+def mlflow_history(port: int, run: str, name: str) -> list[tuple[int, float]]:
+    api = f"http://127.0.0.1:{port}/api/2.0/mlflow"
+    found = read(f"{api}/metrics/get-history", run_id=run, metric_key=name)
     return [(int(one.get("step", 0)), round(one["value"], 3)) for one in (found or {}).get("metrics", ())]
 
 
-def test_mlflow_shows_a_running_job_and_its_end(place: Place) -> None:
+def test_mlflow_shows_a_running_job_and_its_end_and_those_of_two_heads_apart(place: Place) -> None:
     port = free_port()
-    place.ascendrun("export", "curves", "--format", "mlflow", "-O", "store")
+    export = ("export", "curves", "--format", "mlflow", "-O", "store")
+    place.ascendrun(*export)
     argv = ("--host", "127.0.0.1", "--port", str(port), "--workers", "1")
     with service(
         place, str(place.python), "-m", "mlflow", "server", "--backend-store-uri", "sqlite:///store/mlflow.db", *argv
     ):
 
-        def curve(name: str) -> list[tuple[int, float]]:
-            return mlflow_history(port, lambda run: run["info"]["run_name"] == "j-0001", name)
+        def curves(name: str) -> list[list[tuple[int, float]]]:
+            return [mlflow_history(port, run, name) for run in mlflow_runs(port)]
 
-        await_that(lambda: curve("train/loss") == [(1, 4.0), (2, 2.0), (3, 1.333)], deadline_s=START_S)
+        await_that(lambda: curves("train/loss") == [[(1, 4.0), (2, 2.0), (3, 1.333)]], deadline_s=START_S)
         place.finish()
-        place.ascendrun("export", "curves", "--format", "mlflow", "-O", "store")
-        assert curve("train/loss") == [(1, 4.0), (2, 2.0), (3, 1.333), (4, 0.5)] and curve("eval/accuracy") == [
-            (4, 0.75)
-        ]
+        place.ascendrun(*export)
+        whole = [(1, 4.0), (2, 2.0), (3, 1.333), (4, 0.5)]
+        assert curves("train/loss") == [whole] and curves("eval/accuracy") == [[(4, 0.75)]]
+        other = replace(place, environ={**place.environ, "ASCENDRUN_STATE_DIR": str(place.folder / "nodes" / "other")})
+        other.ascendrun("submit", "job.yaml")
+        other.ascendrun(*export)
+        other.ascendrun("controller", "stop")
+        assert curves("train/loss") == [whole, whole]
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="on Debian apt install prometheus")
