@@ -107,12 +107,13 @@ class RayNode:
         return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=self._env)
 
     def _has_started(self) -> bool:
-        """Look for the processes of the cluster on this node; the raylet is the last."""
+        """Look for the processes of the cluster on this node; the raylet is the last. Of several with one name the
+        oldest counts: a worker has the name of its raylet until it runs its own program."""
         table = procs.snapshot()
-        for pid in reap.descendants(table, {os.getpid()}):
+        for pid in sorted(reap.descendants(table, {os.getpid()}), key=lambda pid: (table[pid].start, pid)):
             name = procs.read_line("/proc/%d/comm" % pid)
             if name in _DEATHS:
-                self._watched[name] = pid, table[pid].start
+                self._watched.setdefault(name, (pid, table[pid].start))
         return "raylet" in self._watched
 
     def _has_ended(self) -> bool:

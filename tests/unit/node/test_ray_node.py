@@ -1,5 +1,7 @@
 """A node of a Ray cluster: the logs of its workers, and what it and the head agree on."""
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,19 @@ def test_lines_of_workers_are_printed_with_their_source_byte_for_byte(
     expected = [b"one\r", b"\xff\0 two", b"part", b"x" * ray_node.LINE_BYTES, b"x" * 5]
     assert seen == b"".join(source + line + b"\n" for line in expected)
     assert errors == b"(worker abfdbcbd, pid 8) failed\n"
+
+
+def test_a_worker_that_has_the_name_of_its_raylet_is_not_watched(tmp_path: Path) -> None:
+    shutil.copy(shutil.which("bash") or "", tmp_path / "raylet")
+    fork = "(echo forked; read -r _; true); true"  # a subshell, which has the name of its parent
+    argv = [tmp_path / "raylet", "-c", fork]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as raylet:
+        assert raylet.stdin is not None and raylet.stdout is not None
+        assert raylet.stdout.readline() == b"forked\n"
+        node = ray_node.RayNode.__new__(ray_node.RayNode)
+        node._watched = {}
+        assert node._has_started() and node._watched["raylet"][0] == raylet.pid
+        raylet.stdin.close()
 
 
 def test_the_head_knows_the_exit_codes_and_the_token() -> None:
