@@ -60,6 +60,19 @@ def test_an_exception_is_certain_only_if_every_traceback_is_whole(output, is_cer
     assert found.ranks == (2,) and (found.confidence is Confidence.CERTAIN) == is_certain, (found.code, found.caveats)
 
 
+NO_LABEL = WHOLE.replace("RuntimeError", "ValueError")
+SHUTDOWN = (
+    "terminate called without an active exception\nFatal Python error: Aborted\n\nThread 0x01 (most recent call first):"
+)
+
+
+@pytest.mark.parametrize(("head", "is_certain"), [(NO_LABEL, True), (NO_LABEL.replace("<module>", "save"), False)])
+def test_an_abort_at_shutdown_is_no_other_reason_once_the_program_was_left(head: str, is_certain: bool) -> None:
+    found = explain({"err": f"{head}\n{SHUTDOWN}\n  <no Python frame>", "exit": -6})
+    assert (found.code, found.ranks) == ("exception", (2,))
+    assert (found.confidence is Confidence.CERTAIN) == is_certain, found.caveats
+
+
 @pytest.mark.parametrize(
     ("message", "has_waited"),
     [

@@ -232,7 +232,8 @@ class Fatal(rank_lines.RankLines):
         shown = self._most_specific(chain, role)
         values = _values_of(chain, shown=shown)
         is_torn = chain.kind == "torn" and last.at_s is None
-        is_aside = chain.kind == "thread" or is_torn or self._has_known_after(chain)  # another may have ended the rank
+        has_other = not self._left_the_program(chain) and self._has_known_after(chain)  # it may have ended the rank
+        is_aside = chain.kind == "thread" or is_torn or has_other
         unsure = not self.is_last_output(chain) or was_handled or is_aside or chain.is_argued
         if hit is not None:
             is_inner = has_inner_code(hit, (lines[index].text for index in self.message_of(chain.root)))
