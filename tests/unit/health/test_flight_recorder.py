@@ -14,10 +14,13 @@ PROGRAM = """
 import json, sys, torch, torch.distributed as dist
 import torch._C._distributed_c10d as c10d
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + "/store", rank=0, world_size=1)
+def wait_for(number):  # one thread writes it down after the call, and that of the next call could overtake it
+    while int(json.loads(c10d._dump_fr_trace_json())["pg_status"]["0"]["last_completed_collective"]) < number:
+        pass
 dist.all_reduce(torch.ones(3, 4))
+wait_for(1)
 dist.broadcast(torch.ones(2), 0)
-while int(json.loads(c10d._dump_fr_trace_json())["pg_status"]["0"]["last_completed_collective"]) < 2:
-    pass  # another thread writes it down
+wait_for(2)
 open(sys.argv[1] + "/pickle", "wb").write(c10d._dump_fr_trace())
 open(sys.argv[1] + "/json", "wb").write(c10d._dump_fr_trace_json())
 """
@@ -33,7 +36,7 @@ def test_what_the_real_torch_dumps_is_read_in_both_forms(tmp_path):
         assert ops == [(1, "gloo:all_reduce", (((3, 4),),) * 2), (2, "gloo:broadcast", (((2,),),) * 2)]
         assert {(one.group, one.is_p2p, one.state) for one in found.collectives} == {("default_pg", False, "scheduled")}
         assert found.last == {"0": (2, None, 2)} and found.version.startswith("2.")
-        assert all(one.frame in (None, f"<string>:{line}") for line, one in zip((5, 6), found.collectives))
+        assert all(one.frame in (None, f"<string>:{line}") for line, one in zip((8, 10), found.collectives))
     assert read_dump((tmp_path / "pickle").read_bytes()[:-40]) is None
 
 
