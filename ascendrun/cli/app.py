@@ -46,6 +46,7 @@ COMMANDS = (
     CommandEntry("explain", "explain", "Find the first failing rank, the cause, the confidence and a fix."),
     CommandEntry("stacks", "explain", "Show what each rank of a running job does."),
     CommandEntry("shell", "fetch", "Open a shell next to a running rank."),
+    CommandEntry("port", "port", "Reach a port of a rank's host from this machine."),
     CommandEntry("bundle", "fetch", "Pack the records and logs of a job without credentials."),
     CommandEntry("fetch", "fetch", "Fetch files that a job left on its nodes."),
     CommandEntry("cp", "fetch", "Copy files from hosts, or to hosts."),

@@ -93,12 +93,21 @@ class Files(Part):
         `command`: run this instead of a shell. Raises NotFoundError for an unknown job or rank, ConflictError if the
         rank has ended, UnreachableError.
         """
+        return self._next_to(ref, rank, list(command), has_terminal=has_terminal)
+
+    def connection(self, ref: str, rank: int, port: int) -> tuple[str, ...]:
+        """Return the command line, for this machine, whose stdin and stdout are a connection to a port of the host of
+        a running rank, or of its container. Raises as `shell`."""
+        return self._next_to(ref, rank, port, has_terminal=False)
+
+    def _next_to(self, ref: str, rank: int, what: list[str] | int, *, has_terminal: bool) -> tuple[str, ...]:
+        """Return the command line of `what` next to a rank: see node/stacks.py. []: a shell."""
         detail = self._with_rank(ref, rank)
         from ascendrun.backends import Backends
 
         found = self._head.request(RankProcess(detail.job.id, rank), repeat=True)
         host = self._host_of(detail.job.id, found.host)
-        text = [json.dumps(list(command)).encode().hex()] if command else []
+        text = [json.dumps(what).encode().hex()] if what else []
         with closing(Backends(self._head.settings)) as backends:
             return tuple(backends.terminal_argv(host, [*found.argv, *text], has_terminal=has_terminal))
 

@@ -265,7 +265,8 @@ def find_rank(rank: int, found: Iterable[Who], leaders: Mapping[int, int], agent
 
 
 def main(arguments: list[str]) -> int:
-    """Become the shell. `arguments`: pid and start time of the rank, and a command as JSON in hexadecimal digits."""
+    """Become the shell. `arguments`: pid and start time of the rank, and as JSON in hexadecimal digits a command, or a
+    port: then become a connection to it."""
     pid, start = int(arguments[0]), int(arguments[1])
     command = json.loads(bytes.fromhex(arguments[2]).decode("utf-8")) if len(arguments) > 2 else None
     stat = procs.read_stat(pid)
@@ -277,6 +278,10 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         sys.stderr.write("ascendrun: process %d of the rank: %s\n" % (pid, error.strerror or "ended"))
         return EXIT_GONE
+    if isinstance(command, int):
+        from ascendrun.node.relay import relay
+
+        return relay(command)
     environ[b"PWD"] = os.fsencode(os.getcwd())
     shell = environ.get(b"SHELL") or os.environb.get(b"SHELL") or b"/bin/bash"
     shell = shell if os.access(shell, os.X_OK) else b"/bin/sh"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -116,6 +118,51 @@ def test_a_shell_has_the_environment_and_the_directory_of_its_rank_and_is_no_par
     assert place.ascendrun("stop", job, "--now").returncode == 0
     done = place.ascendrun("shell", job, "--rank", 3, env=place.env())
     assert done.returncode == 7 and done.stdout == "" and "rank 3" in done.stderr, run_text(done)
+
+
+SERVER = """
+import http.server, sys
+class Echo(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+print("serves", server.server_port, "end", flush=True)
+server.serve_forever()
+"""
+CLIENT = """
+import os, sys, threading, urllib.request
+def post(size):
+    body = os.urandom(size)
+    with urllib.request.urlopen(sys.argv[1], body, timeout=60) as reply:
+        print(size, reply.read() == body, flush=True)
+threads = [threading.Thread(target=post, args=(size,)) for size in (1, 100, 3_000_000)]
+[one.start() for one in threads], [one.join() for one in threads]
+"""
+
+
+def test_a_port_of_a_ranks_host_is_reached_from_this_machine_while_the_rank_runs(place: Place) -> None:
+    (place.folder / "code" / "serve.py").write_text(SERVER)
+    job = place.start(place.job("serving", command=["python3", "serve.py"]), *place.options(), env=place.env())
+    place.await_line(job, "serves", count=4)
+    printed = place.ascendrun("logs", job, "--rank", 3, env=place.env()).stdout
+    remote = printed.partition("serves ")[2].split()[0]
+    with place.ascendrun.pty("port", job, "--rank", "3", f"0:{remote}", env=place.env()) as terminal:
+        terminal.expect(r"127\.0\.0\.1:(\d+) leads to")
+        url = f"http://127.0.0.1:{int(terminal.match.group(1))}"
+        argv = place.cluster.head_argv([sys.executable, "-c", CLIENT, url], cwd="/")
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+        assert sorted(done.stdout.splitlines()) == ["1 True", "100 True", "3000000 True"], done.stderr
+        terminal.sendintr()
+        terminal.expect_exact(pexpect.EOF)
+        terminal.close()
+        assert terminal.exitstatus == 0
+    assert place.ascendrun("stop", job, "--now").returncode == 0
+    done = place.ascendrun("port", job, "--rank", 3, f"0:{remote}", env=place.env())
+    assert done.returncode == 7 and "rank 3" in done.stderr, run_text(done)
 
 
 def test_files_are_copied_both_ways_between_this_machine_a_job_and_hosts(place: Place) -> None:

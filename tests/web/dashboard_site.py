@@ -12,9 +12,9 @@ from urllib.parse import urlencode
 
 import uvicorn
 
-from ascendrun.cli.commands.dashboard import listen
 from ascendrun.cli.dashboard.app import make_app
 from ascendrun.cli.dashboard.gate import Access, Gate
+from ascendrun.cli.listening import listen
 from ascendrun.cluster import Cluster
 from ascendrun.core.settings import Settings
 
@@ -60,7 +60,7 @@ class Site:
 
 @contextmanager
 def serve(state_dir: Path, *, lang: str | None = None, actions: bool = False) -> Iterator[Site]:
-    listening = listen("127.0.0.1", 0)
+    listening = listen("127.0.0.1", 0, instead="--port 0")
     port = listening.getsockname()[1]
     cluster, token = Cluster(Settings(state_dir=state_dir)), TOKEN if actions else None
     app = Gate(

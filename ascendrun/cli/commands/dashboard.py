@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ascendrun.cli import options
-from ascendrun.cli.commands.top import is_loopback
 from ascendrun.cli.context import CliContext
-from ascendrun.core.errors import ConflictError, PreflightError
+from ascendrun.cli.listening import LOOPBACK, is_loopback, listen
+from ascendrun.core.errors import PreflightError
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.dashboard.gate import Access
 
-LOOPBACK = "127.0.0.1"
 PATH = click.Path(dir_okay=False, path_type=Path)
 ENDING_S = 3
 """Seconds that open streams have at the end."""
@@ -73,7 +72,7 @@ def command(
 
     has_file = hostfile is not None or ctx.settings.hostfile is not None
     hosts = options.hosts_of(ctx, hostfile=hostfile) if has_file else ()
-    listening = listen(bind, port)
+    listening = listen(bind, port, instead="--port 0")
     port = listening.getsockname()[1]
     access = replace(_access(ctx, bind, port, is_tls=tls_cert is not None), allows_actions=allow_actions)
     config: dict[str, Any] = {"ssl_certfile": tls_cert, "ssl_keyfile": tls_key} if tls_cert else {}
@@ -117,27 +116,6 @@ def _access(ctx: CliContext, bind: str, port: int, *, is_tls: bool) -> Access:
         is_tls=is_tls,
         lang=ctx.settings.lang,
     )
-
-
-def listen(address: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises ConflictError when the address is in use, or not of this machine."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    opened = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        opened.bind((address, port))
-        opened.listen(128)
-    except OSError as error:
-        opened.close()
-        raise ConflictError.of(
-            "dashboard.cannot-listen",
-            "cannot listen on {address}:{port}: {error}",
-            "set another one: --port 0",
-            address=address,
-            port=port,
-            error=error.strerror or str(error),
-        ) from error
-    return opened
 
 
 def _announce(ctx: CliContext, access: Access, bind: str, *, opens: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import sys
 import threading
 import time
@@ -13,10 +12,10 @@ import click
 
 from ascendrun.cli import options
 from ascendrun.cli.context import CliContext
+from ascendrun.cli.listening import cannot_listen, is_loopback
 from ascendrun.cli.output import format_record, format_records, terminal_width, write_file
 from ascendrun.cli.top.records import ROW_NAMES, row_record, view_record
 from ascendrun.cli.top.text import run_plain, top_lines
-from ascendrun.core.errors import ConflictError
 from ascendrun.core.hosts import Host
 from ascendrun.health.top.view import SORTS, Choice, Order, arrange, matches_host
 from ascendrun.text import Text
@@ -213,14 +212,7 @@ def serve(ctx: CliContext, registry: CollectorRegistry, address: str, port: int)
     try:
         server, thread = start_http_server(port, addr=address, registry=registry)
     except OSError as error:
-        raise ConflictError.of(
-            "metrics.cannot-listen",
-            "cannot listen on {address}:{port}: {error}",
-            "set another port: --listen 127.0.0.1:PORT",
-            address=address,
-            port=port,
-            error=error.strerror or str(error),
-        ) from error
+        raise cannot_listen(address, port, error, instead="--listen 127.0.0.1:PORT") from error
     where = f"[{address}]" if ":" in address else address
     url = f"http://{where}:{server.server_port}/metrics"
     ctx.say("metrics.serving", "{url}  (^C stops)", url=url)
@@ -238,13 +230,6 @@ def serve(ctx: CliContext, registry: CollectorRegistry, address: str, port: int)
         server.shutdown()
         server.server_close()
     return 0
-
-
-def is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
 
 
 def write_repeatedly(registry: CollectorRegistry, path: Path, *, interval_s: float | None) -> int:

@@ -103,6 +103,7 @@ TOUR: dict[str, tuple[str, ...]] = {
     "report": ("", "nothing", "j-0001", "JOB -O report.html", "JOB -o x", "j-0002"),
     "export": ("", "nothing", "JOB --format csv", "JOB --format csv -f", "j-0002 --format mlflow", "JOB --format x"),
     "shell": ("", "nothing", "JOB", "JOB --rank 99", "JOB --rank x"),
+    "port": ("", "JOB x", "JOB 6006", "JOB 0:6006 --rank 99", "JOB 70000"),
     "stacks": ("", "nothing", "JOB", "JOB --rank x"),
     "explain": ("", "nothing", "JOB", "JOB --all", "JOB --attempt 9", "j-0001", "j-0002"),
     "bundle": (
