@@ -124,8 +124,7 @@ class Checks(Part):
         skip, require = (checks.skip, checks.require) if checks is not None else ((), ())
         findings = run_checks(context, is_full=is_full, skip=skip, require=require)
         count = len(choose_checks(is_full=is_full, skip=skip, require=require))
-        report = make_report(context, findings, checks=count, wall_s=time.monotonic() - started)
-        return replace(report, forecast=self.forecast(len(hosts))) if hosts else report
+        return make_report(context, findings, checks=count, wall_s=time.monotonic() - started)
 
     def before_opening(self, hosts: Sequence[Host]) -> tuple[DoctorReport, set[str]]:
         """Return the quick checks of closed hosts, and the hosts that stay closed: a check failed, or no reply came."""

@@ -54,8 +54,9 @@ def test_a_healthy_pair_is_fit_and_shown_on_one_screen_in_both_languages(scene: 
     done = scene.ascendrun("doctor", "-H", hosts, "--lang", "en", code=0)
     assert "FAIL" not in done.stdout and "WARN" not in done.stdout
     assert "2 hosts" in done.stdout and len(done.stdout.splitlines()) < 40
-    chinese = scene.ascendrun("doctor", "-H", hosts, "--quick", env={"LC_ALL": "zh_CN.UTF-8"})
-    assert chinese.returncode == 0 and "2 个节点" in chinese.stdout
+    assert "effective training time" not in done.stdout
+    chinese = scene.ascendrun("doctor", "-H", hosts, "--quick", "--forecast", env={"LC_ALL": "zh_CN.UTF-8"})
+    assert chinese.returncode == 0 and "2 个节点" in chinese.stdout and "有效训练" in chinese.stdout
 
 
 # --- planted faults ---

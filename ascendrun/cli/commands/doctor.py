@@ -38,6 +38,7 @@ from ascendrun.text.format import fold_hosts
     default="fail",
     help="Exit with 3 for findings of this severity or above.  [default: fail]",
 )
+@click.option("--forecast", is_flag=True, help="Also show the expected cost of failures with this number of nodes.")
 @click.option("--fix-script", is_flag=True, help="Print the fixes as a shell script; run nothing.")
 @output_option
 def command(
@@ -50,6 +51,7 @@ def command(
     deep: bool,
     all_pairs: bool,
     fail_on: str,
+    forecast: bool,
     fix_script: bool,
     output: str | None,
 ) -> int:
@@ -89,6 +91,8 @@ def command(
         )
         if deep:
             report = measure(ctx, report, hosts, target, progress=screen.progress)
+        if forecast:
+            report = replace(report, forecast=ctx.cluster.checks.forecast(len(report.hosts)))
     finally:
         screen.close()
     if fix_script:
