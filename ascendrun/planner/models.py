@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+W = TypeVar("W", bound="Workload")
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -97,6 +98,19 @@ def flops_per_token(
 
 
 @dataclass(frozen=True)
+class RowsOfRanks:
+    """The rows that ranks train on: `mean` and at most `longest` tokens long. `steps` None: unknown. `is_exact`: these
+    are lengths of the data."""
+
+    ranks: int
+    family: str
+    steps: int | None
+    mean: float
+    longest: int
+    is_exact: bool = False
+
+
+@dataclass(frozen=True)
 class Workload:
     """`trained`: number of trained weights; `is_frozen`: they are an adapter beside the model's own weights.
 
@@ -122,6 +136,32 @@ class Workload:
     has_dropout: bool = False
     has_muon = False
     """Of all trainings of a program: Muon updates the matrices."""
+
+    @classmethod
+    def of_rows(
+        cls: type[W], options: Mapping[str, Any], model: Shape, rows: RowsOfRanks, *, learned: float, **values: Any
+    ) -> W:
+        """Return the work of a training of all weights, of whose tokens a part, `learned`, has a target. `values`: of
+        other fields; `most_tokens`: of a pass, 0: no limit."""
+        longest, most_tokens = rounded_up(rows.longest, multiple_of(options, rows.family)), values.pop("most_tokens", 0)
+        batch = int(options["global_batch_size"])
+        most = max(1, most_tokens // longest) if most_tokens else 0
+        micro, passes = passes_of(options, batch, rows.ranks, most=most)
+        given: dict[str, Any] = {"trained": model.weights, "weight_bytes_saved": 4 * model.weights, **values}
+        return cls(
+            model=model,
+            is_frozen=False,
+            steps=rows.steps,
+            samples_per_step=batch,
+            tokens_per_step=batch * rows.mean,
+            mean_length=rows.mean,
+            micro_rows=micro,
+            micro_length=longest,
+            micro_learned=int(learned * micro * longest),
+            micro_batches=passes,
+            is_exact=rows.is_exact,
+            **given,
+        )
 
     def moments(self, ranks: int = 1) -> int:
         """Return the values in the optimizer's state, of one of the ranks that share it: two for each weight."""
@@ -152,6 +192,17 @@ class Workload:
 def multiple_of(options: Mapping[str, Any], family: str) -> int:
     """Return the multiple to which batch lengths are rounded up: accelerators compile for each shape, CPUs do not."""
     return int(options["pad_to_multiple_of"]) or (1 if family == "cpu" else 16)
+
+
+def rounded_up(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple
+
+
+def passes_of(options: Mapping[str, Any], rows: int, ranks: int, *, most: int = 0) -> tuple[int, int]:
+    """Return (rows of the largest pass, passes of a step), of one rank. `most`: rows that a pass may have, 0: all."""
+    mine = -(-rows // ranks)
+    micro = min(mine, int(options["micro_batch_size"]) or mine, most or mine)
+    return micro, -(-mine // micro)
 
 
 def steps_of(options: Mapping[str, Any], steps_per_epoch: int) -> int:

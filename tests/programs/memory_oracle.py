@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.planner.models import LINEAR, Workload, shape_of
+from ascendrun.planner.models import LINEAR, RowsOfRanks, Workload, shape_of
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.devices.attention import Segments
 from ascendrun.programs.qwen_lora import rules as chats
@@ -124,6 +124,6 @@ def track_step(case: Case, *, mode: str) -> tuple[Simulated, Workload]:
         "pad_to_multiple_of": 1,
     }  # fmt: skip
     shape = tracks.shape_of_config(config, mode=mode, classes=7, numbers=35, bins=16)
-    work = tracks.work_of(options, shape, ranks=1, family=case.family, steps=1, mean=1.0, longest=case.length)
+    work = tracks.work_of(options, shape, RowsOfRanks(1, case.family, 1, 1.0, case.length))
     assert work is not None
     return simulate(make, step, shapes, precision=case.precision, family=case.family), work

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from ascendrun.backends.held import LINK
+from ascendrun.backends.held import LINK, run_command
 from ascendrun.backends.kubernetes import manifests, states
 from ascendrun.core.allocations import (
     AllocationRequest,
@@ -31,8 +30,6 @@ from ascendrun.core.settings import Settings
 from ascendrun.head.ssh.child_process import ChildConnection, ChildStream
 from ascendrun.node import hold
 
-COMMAND_S = 60.0
-"""Seconds that a kubectl may take: a busy API server answers late."""
 QUOTA_S = 30.0
 """Seconds until a request that a quota refused is made again."""
 _REFUSED = re.compile(
@@ -177,14 +174,7 @@ class KubernetesBackend:
 
 def run(place: Place, argv: Sequence[str], text: str = "") -> str:
     """Run a kubectl; return its output. Raises EngineError."""
-    try:
-        done = subprocess.run(
-            [*place.argv, *argv], input=text, capture_output=True, text=True, timeout=COMMAND_S, check=False, cwd="/"
-        )
-    except FileNotFoundError as error:
-        raise EngineError(because("engine-no-command", command="kubectl"), is_final=True) from error
-    except subprocess.TimeoutExpired as error:
-        raise EngineError(because("engine-silent", why=f"kubectl {argv[0]}: {COMMAND_S:g} s")) from error
+    done = run_command([*place.argv, *argv], text, verb=argv[0])
     lines = [line for line in done.stderr.splitlines() if "AlreadyExists" not in line]
     if done.returncode and lines:  # without any, the answer is on the other stream
         raise error_of(" ".join(lines[:3]))

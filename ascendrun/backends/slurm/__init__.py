@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Callable
 
-from ascendrun.backends.held import LINK
+from ascendrun.backends.held import LINK, run_command
 from ascendrun.backends.slurm import facts, queue
 from ascendrun.core.allocations import AllocationRequest, AllocationState, EngineError, EngineFacts, Options
 from ascendrun.core.errors import UnreachableError
@@ -20,8 +19,6 @@ from ascendrun.core.settings import Settings
 from ascendrun.head.ssh.child_process import ChildConnection, ChildStream
 from ascendrun.node import hold, layout
 
-COMMAND_S = 60.0
-"""Seconds that a command of Slurm may take: a busy slurmctld answers late."""
 EXPORTED = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "PATH", "SLURM_CONF")
 _SCRIPT = """#!/bin/sh
 trap 'kill -USR1 $step' USR1
@@ -90,14 +87,7 @@ class SlurmBackend:
 
     def _run(self, argv: Sequence[str], text: str = "") -> str:
         """Run a command of Slurm; return its output. Raises EngineError."""
-        try:
-            done = subprocess.run(
-                argv, input=text, capture_output=True, text=True, timeout=COMMAND_S, check=False, env=self._env, cwd="/"
-            )
-        except FileNotFoundError as error:
-            raise EngineError(because("engine-no-command", command=argv[0]), is_final=True) from error
-        except subprocess.TimeoutExpired as error:
-            raise EngineError(because("engine-silent", why=f"{argv[0]}: {COMMAND_S:g} s")) from error
+        done = run_command(argv, text, env=self._env)
         if done.returncode:
             words = done.stderr.strip() or f"{argv[0]}: {done.returncode}"
             raise EngineError(because("engine-silent", why=words), is_final=queue.is_refusal(argv[0], words))

@@ -9,7 +9,7 @@ from typing import Any
 from ascendrun.facts.proteins import COLUMNS, TABLES, form_of
 from ascendrun.options import GENERATED
 from ascendrun.planner import rules
-from ascendrun.planner.models import Shape, Workload, multiple_of, shape_of, steps_of
+from ascendrun.planner.models import RowsOfRanks, Shape, Workload, shape_of, steps_of
 from ascendrun.planner.training import PlanProblem, Raw, Rule, Training
 from ascendrun.programs.codon.asked import OPTIMIZES, check_optimization, is_file
 from ascendrun.programs.codon.vocabulary import LONGEST, ORGANISMS, TOKENS
@@ -226,52 +226,22 @@ def workload(training: Training) -> Workload | None:
     model = shape(training)
     if model is None or training.mode not in TRAINS:
         return None
-    mean, longest = lengths(training)
-    return work_of(
-        training.options,
-        model,
-        ranks=training.ranks,
-        family=training.family,
-        steps=steps(training),
-        mean=mean,
-        longest=longest,
-        is_exact=is_known(training),
+    rows = RowsOfRanks(
+        training.ranks, training.family, steps(training), *lengths(training), is_exact=is_known(training)
     )
+    return work_of(training.options, model, rows)
 
 
-def work_of(
-    options: Mapping[str, Any],
-    model: CodonShape | None,
-    *,
-    ranks: int,
-    family: str,
-    steps: int | None,
-    mean: float,
-    longest: int,
-    is_exact: bool = True,
-) -> Workload | None:
-    """Return the work of a training with these options on sequences of `mean` and at most `longest` tokens."""
+def work_of(options: Mapping[str, Any], model: CodonShape | None, rows: RowsOfRanks) -> Workload | None:
+    """Return the work of a training with these options on such sequences."""
     if model is None:
         return None
-    multiple = multiple_of(options, family)
-    longest = -(-longest // multiple) * multiple
-    batch = int(options["global_batch_size"])
-    mine = -(-batch // ranks)
-    micro = min(mine, int(options["micro_batch_size"]) or mine)
-    unused = model.hidden * (model.hidden + 1)
-    return CodonWorkload(
-        model=model,
-        trained=model.weights - unused,
-        is_frozen=False,
-        steps=steps,
-        samples_per_step=batch,
-        tokens_per_step=batch * mean,
-        mean_length=mean,
-        micro_rows=micro,
-        micro_length=longest,
-        micro_learned=int(options["mlm_probability"] * micro * longest),
-        micro_batches=-(-mine // micro),
-        is_exact=is_exact,
+    return CodonWorkload.of_rows(
+        options,
+        model,
+        rows,
+        learned=options["mlm_probability"],
+        trained=model.weights - model.hidden * (model.hidden + 1),
         weight_bytes_saved=2 * 4 * model.weights,
         attention=str(options["attention"]),
     )

@@ -35,7 +35,7 @@ from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.optim import Group, OptimizerPlan
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
-from ascendrun.programs.trainer.strategies.parallel import choose, wrap
+from ascendrun.programs.trainer.strategies.parallel import wrap_for
 from ascendrun.programs.trainer.task import Settings, Task, identity_of
 from ascendrun.text import listed
 
@@ -162,30 +162,16 @@ def loop_of(
     options: Options, genes: Genes, model: CodonModel, precision: Precision, here: Runtime
 ) -> tuple[Loop, MaskedCodons]:
     """Return the training's loop and task: batches by length, the strategy of the options, evaluation by `Scoring`."""
-    plan = Buckets(
-        genes.lengths[genes.numbers(val=False)],
-        batch_size=options["global_batch_size"],
-        seed=options["seed"],
-        window=options["length_bucket_batches"],
-    )
+    plan = Buckets.of(options, genes.lengths[genes.numbers(val=False)])
     steps, config, rate = steps_of(options, plan.steps_per_epoch), model.config, options["mlm_probability"]
-    work = work_of(
+    rows = plan.rows_of(here.world_size, here.family, steps, is_exact=True)
+    engine = wrap_for(
         options,
-        shape_of_config(config.as_json()),
-        ranks=here.world_size,
-        family=here.family,
-        steps=steps,
-        mean=float(plan.lengths.mean()),
-        longest=int(plan.lengths.max()),
-    )
-    engine = wrap(
         model,
         here,
-        strategy=choose(options, here, precision, work).strategy,
-        shard_size=options["shard_size"],
+        work=work_of(options, shape_of_config(config.as_json()), rows),
         make_optimizer=lambda module: optimizer_of(module, options, steps),
         precision=precision,
-        compile=options["compile"],
     )
     scoring = Scoring(model, here, precision.compute, options["eval_batch_size"], options["seed"], rate)
     task = MaskedCodons(genes, options, multiple=multiple_of(options, here.family), scoring=scoring, engine=engine)

@@ -215,6 +215,12 @@ def precision_of(options: Mapping[str, Any], accelerator: Accelerator) -> Precis
     return replace(found, loss_scale=options["loss_scale"]) if options["loss_scale"] else found
 
 
+def precision_to_use(options: Mapping[str, Any], accelerator: Accelerator) -> Precision:
+    """Choose by the option dtype, for a model that is not trained. Raises InvalidDataError."""
+    found = choose_precision(options["dtype"], accelerator)
+    return replace(found, weights=found.compute, scales=False)
+
+
 def choose_precision(wanted: str, accelerator: Accelerator) -> Precision:
     """Choose auto, float32, bfloat16, float16, pure-bfloat16 (weights too: half memory). Raises InvalidDataError."""
     name, family = accelerator.name, accelerator.family

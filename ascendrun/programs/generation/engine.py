@@ -158,6 +158,11 @@ class Generator:
             autocast=engine.autocast,
         )
 
+    def reserve(self) -> None:
+        """Take the memory of the whole cache now: too little shows before the first request."""
+        self.cache = Cache(self.most_rows, self.context)
+        generate(self, [Completion([0], 2)])
+
     def add(self, text: Completion) -> None:
         """Queue a text. Raises ValueError if its prompt is empty or leaves no room for a token."""
         if not 0 < len(text.prompt) < self.context:

@@ -32,7 +32,7 @@ from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.shards import Rows
 from ascendrun.programs.trainer.strategies.engine import Engine
-from ascendrun.programs.trainer.strategies.parallel import choose, raise_fatal, training_of, wrap
+from ascendrun.programs.trainer.strategies.parallel import raise_fatal, training_of, wrap_for
 from ascendrun.programs.trainer.task import Settings, Task, identity_of
 from ascendrun.text import Text, listed
 
@@ -157,15 +157,14 @@ def train_model(course: Course, options: Options, here: Runtime) -> None:
     here.log(precision.reason)
     output = Path(options["output_dir"]).absolute()
     errors.check_writable(output)
-    work = work_of(options, model.sizes, horizon, ranks=here.world_size)
-    engine = wrap(
+    engine = wrap_for(
+        options,
         model,
         here,
-        strategy=choose(options, here, precision, work, has_muon=True).strategy,
-        shard_size=options["shard_size"],
+        work=work_of(options, model.sizes, horizon, ranks=here.world_size),
         make_optimizer=lambda placed: optimizer_of(model, options, horizon, shard=options["shard_optimizer"]),
         precision=precision,
-        compile=options["compile"],
+        has_muon=True,
     )
     here.log(listed("program.attention", kernel=attention.kernel_of(here.device.type).__name__))
     source, task = course.objective(engine)

@@ -6,7 +6,6 @@ import json
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from ascendrun.programs.generation import chat as chats
 from ascendrun.programs.generation import terminal
 from ascendrun.programs.generation.cache import Cache, of_model
 from ascendrun.programs.generation.chat import Talker
-from ascendrun.programs.generation.engine import Completion, Generator, Sampling, generate
+from ascendrun.programs.generation.engine import Completion, Generator, Sampling
 from ascendrun.programs.nanochat import conversations
 from ascendrun.programs.nanochat import texts as words
 from ascendrun.programs.nanochat.conversations import Tools, decoded, stops_of
@@ -31,7 +30,6 @@ from ascendrun.programs.nanochat.model import NanoChat, empty_model
 from ascendrun.programs.nanochat.rules import too_long
 from ascendrun.programs.nanochat.sizes import Sizes, settled
 from ascendrun.programs.trainer.checkpoint import replace_json
-from ascendrun.programs.trainer.optim import OptimizerPlan
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import wrap
@@ -59,8 +57,7 @@ def open_talker(options: Options, here: Runtime, *, rows: int) -> Talker:
     model, tokenizer = open_model(options)
     context = model.sizes.context
     generator = Generator.of(open_engine(model, options, here), of_model(model), context=context, rows=rows)
-    generator.cache = Cache(rows, context)  # all of it now: too little memory shows before the first request
-    generate(generator, [Completion([0], 2)])
+    generator.reserve()
     return Talker(
         str(options["model_dir"]).rstrip("/"),
         generator,
@@ -101,11 +98,9 @@ def read_tokenizer(path: str, model: NanoChat) -> Tokenizer:
 
 def open_engine(model: NanoChat, options: Options, here: Runtime) -> Engine:
     """Move a model to this rank's device, without an optimizer; each rank has all of it."""
-    chosen = accelerator.choose_precision(options["dtype"], here.accelerator)
-    precision = replace(chosen, weights=chosen.compute, scales=False)
+    precision = accelerator.precision_to_use(options, here.accelerator)
     here.log(precision.reason)
-    plan: Any = lambda module: OptimizerPlan(())  # noqa: E731
-    engine = wrap(model.requires_grad_(False), here, strategy="none", make_optimizer=plan, precision=precision)
+    engine = wrap(model.requires_grad_(False), here, strategy="none", precision=precision)
     engine.module.eval()
     return engine
 

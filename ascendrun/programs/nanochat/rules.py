@@ -8,7 +8,7 @@ from typing import Any
 
 from ascendrun.options import GENERATED
 from ascendrun.planner import rules
-from ascendrun.planner.models import Workload
+from ascendrun.planner.models import Workload, passes_of
 from ascendrun.planner.training import PlanProblem, Rule, Training
 from ascendrun.programs.nanochat import data_rules
 from ascendrun.programs.nanochat import sizes as dials
@@ -226,8 +226,7 @@ def work_of(options: Mapping[str, Any], sizes: dials.Sizes, horizon: dials.Horiz
     rows = max(1, horizon.batch_tokens // length)
     if is_rl:  # every reply as long as it may be
         rows = int(options["target_examples_per_step"]) * int(options["num_samples"])
-    mine = -(-rows // ranks)
-    micro = min(mine, int(options["micro_batch_size"]) or mine)
+    micro, passes = passes_of(options, rows, ranks)
     given: dict[str, Any] = {"mean_length": float(length), "micro_length": length, "micro_learned": micro * length}
     return dials.ChatWorkload(
         model=dials.shape_of(sizes),
@@ -237,7 +236,7 @@ def work_of(options: Mapping[str, Any], sizes: dials.Sizes, horizon: dials.Horiz
         samples_per_step=rows,
         tokens_per_step=float(rows * length if is_rl else horizon.batch_tokens),
         micro_rows=micro,
-        micro_batches=-(-mine // micro),
+        micro_batches=passes,
         is_exact=options["mode"] == "base",
         shares_state=bool(options["shard_optimizer"]),
         weight_bytes_saved=4 * sizes.weights,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation import chat as chats
 from ascendrun.programs.generation import terminal
-from ascendrun.programs.generation.cache import Cache, of_transformers
+from ascendrun.programs.generation.cache import of_transformers
 from ascendrun.programs.generation.chat import Talker
-from ascendrun.programs.generation.engine import Completion, Generator, Sampling, generate
+from ascendrun.programs.generation.engine import Generator, Sampling
 from ascendrun.programs.qwen_lora import base, chat_template, lora
-from ascendrun.programs.trainer.optim import OptimizerPlan
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
 from ascendrun.programs.trainer.strategies.parallel import wrap
@@ -54,8 +52,7 @@ def open_talker(options: Options, here: Runtime, *, rows: int) -> Talker:
     engine = open_engine(config, options, Path(home), adapter, settings, here)
     context = min(options["max_model_len"], config.max_position_embeddings)
     generator = Generator.of(engine, of_transformers(engine.model), context=context, rows=rows)
-    generator.cache = Cache(rows, context)  # all of it now: too little memory shows before the first request
-    generate(generator, [Completion([0], 2)])
+    generator.reserve()
     sampling = Sampling(options["temperature"], options["top_k"], options["top_p"])
 
     def decode(tokens: Any) -> str:
@@ -77,8 +74,7 @@ def open_engine(
     config: Any, options: Options, home: Path, adapter: Path | None, settings: Mapping[str, Any], here: Runtime
 ) -> Engine:
     """Return a model without an optimizer: whole on each rank, or sharded over all of them."""
-    chosen = accelerator.choose_precision(options["dtype"], here.accelerator)
-    precision = replace(chosen, weights=chosen.compute, scales=False)
+    precision = accelerator.precision_to_use(options, here.accelerator)
     here.log(precision.reason)
     model = base.empty_model(config)
     strategy = strategy_of(options, model, precision, here)
@@ -91,10 +87,7 @@ def open_engine(
     model.requires_grad_(False)
     if strategy == "none":
         base.load_whole(model, home, here, precision)
-    plan: Any = lambda module: OptimizerPlan(())  # noqa: E731
-    engine = wrap(
-        model, here, strategy=strategy, make_optimizer=plan, precision=precision, shard_size=options["shard_size"]
-    )
+    engine = wrap(model, here, strategy=strategy, precision=precision, shard_size=options["shard_size"])
     if strategy != "none":
         base.load_parts(engine.module, home)
     engine.module.eval()

@@ -11,7 +11,7 @@ from typing import Any
 
 from ascendrun.options import GENERATED
 from ascendrun.planner import model_rules, rules
-from ascendrun.planner.models import LINEAR, Shape, Workload, shape_of
+from ascendrun.planner.models import LINEAR, Shape, Workload, passes_of, rounded_up, shape_of
 from ascendrun.planner.training import PlanProblem, Rule, Training
 from ascendrun.text import Text, listed
 
@@ -184,15 +184,10 @@ def workload(training: Training) -> Workload | None:
         length = min(cutoff, int(1.1 * tokens / rows) + 1)
     else:
         rows, length = batch, int(min(cutoff, 2 * mean))
-    length = -(-length // multiple) * multiple
-    mine = -(-rows // ranks)
-    micro = min(mine, int(options["micro_batch_size"]) or mine)
-    piece = {
-        "rows": micro,
-        "length": length,
-        "kept": max(multiple, -(-int(length * min(1.0, learned * 1.2)) // multiple) * multiple),
-        "pieces": -(-mine // micro),
-    }
+    length = rounded_up(length, multiple)
+    micro, passes = passes_of(options, rows, ranks)
+    kept = max(multiple, rounded_up(int(length * min(1.0, learned * 1.2)), multiple))
+    piece = {"rows": micro, "length": length, "kept": kept, "pieces": passes}
     is_exact = bool(facts) or is_generated(training)
     return work_of(options, model, piece, steps=steps(training), tokens=tokens, mean=mean, is_exact=is_exact)
 

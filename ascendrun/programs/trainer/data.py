@@ -16,6 +16,7 @@ from typing import Any, Callable, Protocol, Union
 import numpy as np
 import torch
 
+from ascendrun.planner.models import RowsOfRanks
 from ascendrun.programs.devices.attention import Segments
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.runtime import Runtime, stop_signals
@@ -78,6 +79,16 @@ class Buckets:
         self.steps_per_epoch = math.ceil(len(lengths) / batch_size)
         self._epoch = -1
         self._batches: list[list[Unit]] = []
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], lengths: Sequence[int]) -> Buckets:
+        """Make the batches of a program with these options."""
+        size, window = options["global_batch_size"], options["length_bucket_batches"]
+        return cls(lengths, batch_size=size, seed=options["seed"], window=window)
+
+    def rows_of(self, ranks: int, family: str, steps: int, *, is_exact: bool = False) -> RowsOfRanks:
+        """Return the rows for the planner."""
+        return RowsOfRanks(ranks, family, steps, float(self.lengths.mean()), int(self.lengths.max()), is_exact)
 
     def units(self, step: int) -> Sequence[Unit]:
         epoch, place = divmod(step, self.steps_per_epoch)

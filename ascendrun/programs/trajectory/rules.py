@@ -9,7 +9,7 @@ from typing import Any
 from ascendrun.facts.columns import ALIASES, missing_columns
 from ascendrun.options import GENERATED
 from ascendrun.planner import model_rules, rules
-from ascendrun.planner.models import Shape, Workload, multiple_of, shape_of, steps_of
+from ascendrun.planner.models import RowsOfRanks, Shape, Workload, shape_of, steps_of
 from ascendrun.planner.training import PlanProblem, Raw, Rule, Training
 from ascendrun.programs.trajectory.data_rules import TEXTS, column_map, table_problems
 from ascendrun.text import listed
@@ -270,12 +270,10 @@ def workload(training: Training) -> Workload | None:
     model = shape(training)
     if model is None or training.mode not in TRAINS:
         return None
-    options = training.options
     mean, longest = lengths(training)
-    mean *= 1 - 0.25 * options["random_crop_prob"]
-    return work_of(
-        options, model, ranks=training.ranks, family=training.family, steps=steps(training), mean=mean, longest=longest
-    )
+    mean *= 1 - 0.25 * training.options["random_crop_prob"]
+    rows = RowsOfRanks(training.ranks, training.family, steps(training), mean, longest)
+    return work_of(training.options, model, rows)
 
 
 def micro_tokens_of(options: Mapping[str, Any], family: str) -> int:
@@ -284,43 +282,14 @@ def micro_tokens_of(options: Mapping[str, Any], family: str) -> int:
     return asked if asked >= 0 else CPU_MICRO_TOKENS if family == "cpu" else 0
 
 
-def work_of(
-    options: Mapping[str, Any],
-    model: Shape | None,
-    *,
-    ranks: int,
-    family: str,
-    steps: int | None,
-    mean: float,
-    longest: int,
-) -> Workload | None:
-    """Return the work of a training with these options on tracks of `mean` and at most `longest` tokens."""
+def work_of(options: Mapping[str, Any], model: Shape | None, rows: RowsOfRanks) -> Workload | None:
+    """Return the work of a training with these options on such tracks."""
     if model is None:
         return None
-    multiple = multiple_of(options, family)
-    longest = -(-longest // multiple) * multiple
-    batch = int(options["global_batch_size"])
-    mine = -(-batch // ranks)
-    tokens = micro_tokens_of(options, family)
-    micro = min(mine, int(options["micro_batch_size"]) or mine, max(1, tokens // longest) if tokens else mine)
-    learned = 0
+    learned = 0.0
     if options["mode"] == "pretrain":
-        learned = int((1.0 if options["objective"] == "clm" else options["mlm_probability"]) * micro * longest)
-    return Workload(
-        model=model,
-        trained=model.weights,
-        is_frozen=False,
-        steps=steps,
-        samples_per_step=batch,
-        tokens_per_step=batch * mean,
-        mean_length=mean,
-        micro_rows=micro,
-        micro_length=longest,
-        micro_learned=learned,
-        micro_batches=-(-mine // micro),
-        is_exact=False,
-        weight_bytes_saved=4 * model.weights,
-    )
+        learned = 1.0 if options["objective"] == "clm" else options["mlm_probability"]
+    return Workload.of_rows(options, model, rows, learned=learned, most_tokens=micro_tokens_of(options, rows.family))
 
 
 RULES: tuple[Rule, ...] = (

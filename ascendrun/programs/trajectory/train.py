@@ -20,7 +20,7 @@ from ascendrun.programs.trainer.data import Batch, Buckets, Unit
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import Engine
-from ascendrun.programs.trainer.strategies.parallel import choose, wrap
+from ascendrun.programs.trainer.strategies.parallel import wrap_for
 from ascendrun.programs.trainer.task import Settings, Task, identity_of
 from ascendrun.programs.trajectory import model as models
 from ascendrun.programs.trajectory.data import Options, Samples
@@ -154,12 +154,7 @@ def make_loop(options: Options, samples: Samples, model: models.Reader, here: Ru
 
 
 def plan_of(samples: Sequence[Encoded], options: Options) -> Buckets:
-    return Buckets(
-        [len(sample) for sample in samples],
-        batch_size=options["global_batch_size"],
-        seed=options["seed"],
-        window=options["length_bucket_batches"],
-    )
+    return Buckets.of(options, [len(sample) for sample in samples])
 
 
 def make_engine(options: Options, model: models.Reader, here: Runtime, plan: Buckets, steps: int) -> Engine:
@@ -171,29 +166,21 @@ def make_engine(options: Options, model: models.Reader, here: Runtime, plan: Buc
     for line in models.fuse(model, here.accelerator, precision.compute):
         here.log(line)
     work = work_on(plan, options, model.sizes, ranks=here.world_size, family=here.family)
-    return wrap(
+    return wrap_for(
+        options,
         model,
         here,
-        strategy=choose(options, here, precision, work).strategy,
-        shard_size=options["shard_size"],
+        work=work,
         make_optimizer=lambda module: optim.adamw(module, rate, weight_decay=options["weight_decay"], betas=BETAS),
         precision=precision,
-        compile=options["compile"],
     )
 
 
 def work_on(plan: Buckets, options: Options, sizes: models.Sizes, *, ranks: int, family: str) -> Workload | None:
     """Return the work of a training on these tracks, for the planner; None: the model has an unknown form."""
     bins = max(map(len, sizes.knots), default=1) - 1
-    return work_of(
-        options,
-        shape_of_config(sizes.config, mode=options["mode"], classes=sizes.classes, numbers=sizes.numbers, bins=bins),
-        ranks=ranks,
-        family=family,
-        steps=steps_of(options, plan.steps_per_epoch),
-        mean=float(plan.lengths.mean()),
-        longest=int(plan.lengths.max()),
-    )
+    shape = shape_of_config(sizes.config, mode=options["mode"], classes=sizes.classes, numbers=sizes.numbers, bins=bins)
+    return work_of(options, shape, plan.rows_of(ranks, family, steps_of(options, plan.steps_per_epoch)))
 
 
 def flops_of(model: models.Reader, mean_length: float) -> float:

@@ -29,7 +29,7 @@ from ascendrun.programs.devices import attention
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import InvalidDataError, ModelTooLargeError
 from ascendrun.programs.trainer.distributed import ranks_of_host
-from ascendrun.programs.trainer.optim import MakeOptimizer
+from ascendrun.programs.trainer.optim import MakeOptimizer, OptimizerPlan
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.strategies.engine import STRATEGIES, Engine, Replicated, repeated_layers
 from ascendrun.text import listed
@@ -137,19 +137,41 @@ def cheapest(training: Training, work: Workload | None, here: Runtime) -> Layout
     return (choice.chosen or min(choice.options, key=lambda option: option.memory.total)).layout
 
 
+def wrap_for(
+    options: Mapping[str, Any],
+    module: nn.Module,
+    here: Runtime,
+    *,
+    work: Workload | None,
+    make_optimizer: MakeOptimizer,
+    precision: Precision,
+    has_muon: bool = False,
+) -> Engine:
+    """Wrap a model for a training with these options, in the layout that `choose` finds. Raises InvalidDataError."""
+    return wrap(
+        module,
+        here,
+        strategy=choose(options, here, precision, work, has_muon=has_muon).strategy,
+        shard_size=options["shard_size"],
+        make_optimizer=make_optimizer,
+        precision=precision,
+        compile=options["compile"],
+    )
+
+
 def wrap(
     module: nn.Module,
     here: Runtime,
     *,
     strategy: str = "ddp",
-    make_optimizer: MakeOptimizer,
+    make_optimizer: MakeOptimizer = lambda module: OptimizerPlan(()),
     precision: Precision,
     offload: bool = False,
     shard_size: int = 0,
     compile: str = "none",
 ) -> Engine:
     """Wrap a model for a strategy, one of STRATEGIES; on a single rank ddp has no effect. `make_optimizer` is called
-    with the model once it is cast, moved and sharded.
+    with the model once it is cast, moved and sharded; by default nothing is trained.
 
     `offload`, for the sharded ones: weights and optimizer to host memory. `shard_size`, of hsdp and zero3: ranks that
     hold a whole model together; 0: those of a host for hsdp, all for zero3. `compile`: one of WAYS.
