@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 COPY_LIMIT = 256 << 10
 """Bytes of a copy above which it is not sent to the nodes."""
 COPY_SCHEMA = 1
+OF_JOB = ("id", "name", "run", "pipeline", "stage", "needs", "home", "priority", "user")
+"""Fields of a copy that are those of its job."""
 _SEAL = '{"crc": "%08x", '
 _SEAL_LENGTH = len(_SEAL % 0)
 
@@ -76,23 +78,15 @@ class JobCopy:
         from ascendrun.core.rank_env import forks_ranks
 
         return Job(
-            id=self.id,
-            name=self.name,
-            run=self.run,
+            **{name: getattr(self, name) for name in OF_JOB},
             hosts=(),
             pool=tuple(str(host["name"]) for host in self.hosts),
             request=Request(self.spec.get("nodes") or len(self.hosts), self.spec.get("spare_nodes") or 0, self.same_as),
-            priority=self.priority,
             grace_s=float(self.spec["checkpoint"]["grace_period_s"]),
             start_s=float(self.spec["timeouts"]["start_s"]),
             created_at_s=float(self.submitted_at_s),
             since_s=float(self.submitted_at_s),
-            pipeline=self.pipeline,
-            stage=self.stage,
-            needs=self.needs,
-            home=self.home,
             policy=policy_of(self.spec),
-            user=self.user,
             forks=forks_ranks(self.spec),
             engine=queue_of(self.spec),
         )

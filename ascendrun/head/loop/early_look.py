@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,18 +31,11 @@ def look_early(runner: JobRunner, operations: Operations, steps: JobSteps) -> No
     so may what a stage lacks before the earlier ones have run."""
     if runner.job.state is not State.QUEUED or runner.job.engine is not None or runner.job.needs is not None:
         return
-    replies: list[SurveyReply] = []
-
-    def answer(reply: object, body: bytes, is_last: bool) -> None:
-        if isinstance(reply, SurveyReply):
-            replies.append(reply)
-        if is_last:
-            operations.links.post(partial(_judge, runner, replies, steps))
-
-    operations.survey(Survey(runner.hosts, runner.submission.to_json(), names=PROBES, is_full=False), answer)
+    request = Survey(runner.hosts, runner.submission.to_json(), names=PROBES, is_full=False)
+    operations.examine(request, partial(_judge, runner, steps))
 
 
-def _judge(runner: JobRunner, replies: list[SurveyReply], steps: JobSteps) -> None:
+def _judge(runner: JobRunner, steps: JobSteps, replies: Sequence[SurveyReply]) -> None:
     from ascendrun.health.checks import run_checks
     from ascendrun.health.comparison import failed_checks
 

@@ -46,7 +46,7 @@ class Examiner:
     def __init__(
         self, context: Context, jobs: LiveJobs, operations: Operations, *, idle_every_s: float | None = None
     ) -> None:
-        self._jobs, self._links, self._operations, self._post = jobs, context.links, operations, context.post
+        self._jobs, self._operations = jobs, operations
         self.idle_every_s = idle_every_s
         self._due_mono = 0.0
         self._is_waiting = False
@@ -79,30 +79,21 @@ class Examiner:
         return due
 
     def _examine(self, hosts: Sequence[Host], runner: JobRunner | None) -> None:
-        from ascendrun.head.survey.doctor import SurveyOperation
         from ascendrun.head.survey.submission import Submission
 
-        replies: list[SurveyReply] = []
         submission = None
         if runner is not None:
             submission = Submission("examination", runner.spec, tuple(hosts), runner.trees, None)
         self._is_waiting = True
-
-        def answer(reply: Any, body: bytes, is_last: bool) -> None:
-            replies.append(reply)
-            if is_last:
-                self._is_waiting = False
-                self._post(partial(self._take, replies, hosts, submission, runner))
-
         request = Survey(tuple(hosts), None if submission is None else submission.to_json(), is_full=False)
-        ended = self._operations.sweep_later
-        self._operations.run(SurveyOperation(request, self._links, answer, ended=ended))
+        self._operations.examine(request, partial(self._take, hosts, submission, runner))
 
     def _take(
-        self, replies: Sequence[SurveyReply], hosts: Sequence[Host], submission: Any, runner: JobRunner | None
+        self, hosts: Sequence[Host], submission: Any, runner: JobRunner | None, replies: Sequence[SurveyReply]
     ) -> None:
         from ascendrun.head.survey.survey_reader import read_world
 
+        self._is_waiting = False
         context = read_world(replies, submission, device_type=None, now_s=time.time())
         has_peers = len(self._jobs.machines.records) > 1
         # Unrelated hosts need not reach each other, but the jobs of several hosts need the ports of each.

@@ -43,7 +43,7 @@ class LiveJobs:
     """
 
     def __init__(self, context: Context) -> None:
-        self._context, self._store, self._links = context, context.store, context.links
+        self.context, self._store, self._links = context, context.store, context.links
         self._state_dir, self._guard, self._post = context.state_dir, context.guard, context.post
         self.steps = context.steps
         self.steps.carry_out = self._carry_out
@@ -61,7 +61,7 @@ class LiveJobs:
         return any(
             runner.job.ended_at_s is None
             or now_s - runner.job.ended_at_s < SETTLING_S
-            or self._context.is_judging(runner.job.id)
+            or self.context.is_judging(runner.job.id)
             for runner in self
         )
 
@@ -94,7 +94,7 @@ class LiveJobs:
 
             attempt = unrequested_attempt(stored.job, now_s=time.time())
             if attempt is not None:
-                self._guard(lambda: self._context.artifacts.fetch(stored.job.id, attempt, only_missing=True))
+                self._guard(lambda: self.context.artifacts.fetch(stored.job.id, attempt, only_missing=True))
             noted = {event.code for event in self.steps.events_of(stored.job.id) if event.attempt == stored.job.attempt}
             if not noted & {"outputs-fetched", "outputs-missing", "outputs-refused", "outputs-failed"}:
                 self._guard(partial(self._request_outputs, runner))
@@ -122,21 +122,9 @@ class LiveJobs:
         """Give the job a runner; an existing runner is kept."""
         if job.id in self.steps.runners:
             return self.steps.runners[job.id]
-        from ascendrun.head.loop.job.live_job import JobContext
         from ascendrun.head.loop.job.runner import JobRunner
 
-        context = JobContext(
-            self._store,
-            self._links,
-            feed=self.steps.feed,
-            drained=self._forget,
-            samples=self._context.samples,
-            record=self.steps.record,
-            retention=self._context.retention,
-            idle_memory=lambda host: self.machines.idle_memory(host),
-            note_memory=lambda *noted: self.machines.note_memory(*noted),
-        )
-        runner = self.steps.runners[job.id] = JobRunner(job, submission, context)
+        runner = self.steps.runners[job.id] = JobRunner(job, submission, self)
         return runner
 
     def stored(self) -> tuple[StoredJob, ...]:
@@ -151,9 +139,10 @@ class LiveJobs:
             if stored.job.id not in self.steps.runners:
                 self._guard(partial(self.adopt, stored))
 
-    def _forget(self, job_id: str) -> None:
+    def forget(self, job_id: str) -> None:
+        """End the runner of an ended job of which every byte is here; its allocation first."""
         runner = self.steps.runners.get(job_id)
-        if runner is None or runner.job.held_hosts or self._context.is_judging(job_id):
+        if runner is None or runner.job.held_hosts or self.context.is_judging(job_id):
             return
         if runner.job.allocation is not None:
             self.allocations.drained.add(job_id)
@@ -161,7 +150,7 @@ class LiveJobs:
         self._store.jobs.mark_drained(job_id)
         del self.steps.runners[job_id]
         if runner.job.go_sent_at_s is not None:
-            self._context.judging.repeat(job_id, runner.job.attempt)
+            self.context.judging.repeat(job_id, runner.job.attempt)
 
     # Connections and time
 
@@ -181,7 +170,7 @@ class LiveJobs:
     def allocations(self) -> Allocations:
         from ascendrun.head.loop.machine.allocations import Allocations
 
-        return Allocations(self.steps, self._context, self.machines, changed=self.schedule)
+        return Allocations(self.steps, self.context, self.machines, changed=self.schedule)
 
     def on_up(self, link: AgentConnection) -> None:
         if link.info.live or self.steps.runners:  # else a node without attempts, before the first job
@@ -215,11 +204,11 @@ class LiveJobs:
         }
         for runner in self:
             self._guard(runner.tick)
-            self._guard(partial(self._context.judging.tick, runner, quiet_s))
+            self._guard(partial(self.context.judging.tick, runner, quiet_s))
             if runner.job.is_terminal:
                 self._guard(runner.copies.drain)
                 if runner.job.engine is not None and runner.job.allocation is None:
-                    self._guard(partial(self._forget, runner.job.id))  # nothing can arrive any more
+                    self._guard(partial(self.forget, runner.job.id))  # nothing can arrive any more
                 continue
             if was_away:
                 self.steps.restart_timers(runner.job.id)
@@ -255,7 +244,7 @@ class LiveJobs:
                 self._guard(partial(self.machines.note_failure, runner, event))
         for action in step.actions:
             is_judging = isinstance(action, Judge)
-            call = partial(self._context.judging.start, runner) if is_judging else partial(runner.perform, action)
+            call = partial(self.context.judging.start, runner) if is_judging else partial(runner.perform, action)
             self._guard(call)  # the others continue if one fails
         failpoint("controller.after_actions")
         if step.transitions:
@@ -267,7 +256,7 @@ class LiveJobs:
     def _request_outputs(self, runner: JobRunner) -> None:
         """Request the outputs of an ended job that was started."""
         if runner.spec.outputs and runner.job.go_sent_at_s is not None:
-            self._context.outputs.request(runner.job.id)
+            self.context.outputs.request(runner.job.id)
 
     def _request_artifacts(self, before: Job, step: Step) -> None:
         """Request the files that may explain a failure immediately: logs rotate, and devices recover."""
@@ -276,7 +265,7 @@ class LiveJobs:
 
         attempt = failed_attempt(before, step.job, step.transitions)
         if attempt is not None and not may_restart(before):  # else requested when it started to stop
-            self._context.artifacts.fetch(before.id, attempt)
+            self.context.artifacts.fetch(before.id, attempt)
 
 
 def _file_of(event: Event) -> tuple[object, ...]:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Union
 
 from ascendrun.core.errors import AscendrunError, ConflictError, PreflightError, Problem, UnreachableError
@@ -117,6 +118,17 @@ class Operations:
         from ascendrun.head.survey.doctor import SurveyOperation
 
         self.run(SurveyOperation(request, self.links, answer, ended=self.sweep_later))
+
+    def examine(self, request: messages.Survey, then: Callable[[Sequence[messages.SurveyReply]], None]) -> None:
+        """Survey for the controller itself; `then` gets all replies, in its thread."""
+        replies: list[messages.SurveyReply] = []
+
+        def answer(reply: object, body: bytes, is_last: bool) -> None:
+            replies.extend([reply] if isinstance(reply, messages.SurveyReply) else [])
+            if is_last:
+                self.links.post(partial(then, replies))
+
+        self.survey(request, answer)
 
     def sample(self, request: messages.Sample, answer: Answer, ingest: SampleIngest) -> None:
         """Send a new sample of every host; one reply for each, in order of arrival."""

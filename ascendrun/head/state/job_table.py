@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.events import Event, JobEvent
-from ascendrun.core.jobs.job_copy import JobCopy, seal, unseal
+from ascendrun.core.jobs.job_copy import OF_JOB, JobCopy, seal, unseal
 from ascendrun.head.state.job_files import write_copy, write_record
 from ascendrun.head.state.store_file import StoreFile
 from ascendrun.node.failpoint import failpoint
@@ -47,23 +47,12 @@ class StoredJob:
         """Return the copy of the job for its directory and its nodes. `number`: of its row."""
         job, own = self.job, {host.name for host in self.job.granted}
         return JobCopy(
-            id=job.id,
             number=number,
-            name=job.name,
-            run=job.run,
-            key=self.key,
-            spec=self.spec,
             hosts=[host for host in self.hosts if host["name"] not in own],
-            trees=self.trees,
-            file=self.file,
             submitted_at_s=job.created_at_s,
-            pipeline=job.pipeline,
-            stage=job.stage,
-            needs=job.needs,
-            home=job.home,
-            priority=job.priority,
             same_as=job.request.same_as,
-            user=job.user,
+            **{name: getattr(self, name) for name in ("key", "spec", "trees", "file")},
+            **{name: getattr(job, name) for name in OF_JOB},
         )
 
 

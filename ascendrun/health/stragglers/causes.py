@@ -40,6 +40,10 @@ class StragglerCause(str, Enum):
     WORK = "work"
 
 
+OTHERS = {*StragglerCause} - {StragglerCause.TEMPERATURE, StragglerCause.FREQUENCY, StragglerCause.LINK}
+"""Causes whose metrics are compared as they are, without looking at the clock or the state of a link."""
+
+
 class Mark(NamedTuple):
     """One metric that differs, with its value here and elsewhere."""
 
@@ -101,13 +105,13 @@ def find_marks(
         of_processes = _compared(RankSample, own, [one for one in of_ranks if one.rank not in lame])
     return (
         *_clock(mine, fine),
-        *_compared(DeviceSample, mine, fine, "temperature_c"),
+        *_compared(DeviceSample, mine, fine, StragglerCause.TEMPERATURE),
         *_others_pids(mine, fine, samples.ranks),
-        *(_link_down(mine, fine) or _link_flaps(mine) or _compared(DeviceSample, mine, fine, "link_tx_bytes_s")),
+        *(_link_down(mine, fine) or _link_flaps(mine) or _compared(DeviceSample, mine, fine, StragglerCause.LINK)),
         *_complaints(mine),
         *host_marks(host, samples, places.hosts, since_s=since_s),
         *of_processes,
-        *_compared(DeviceSample, mine, fine, "power_w", "memory_used_bytes"),
+        *_compared(DeviceSample, mine, fine, *OTHERS),
     )
 
 
@@ -143,16 +147,15 @@ def slow_by_metrics(
     return found
 
 
-def _compared(kind: type[Any], mine: Sequence[Any], others: Sequence[Any], *names: str) -> list[Mark]:
-    """Return the marks of the metrics of a sample (of `names`, if any) by the table of metrics."""
+def _compared(kind: type[Any], mine: Sequence[Any], others: Sequence[Any], *causes: StragglerCause) -> list[Mark]:
+    """Return the marks of the metrics of a sample (with a sign of these `causes`, if any) by the table of metrics."""
     marks = []
     for name, row in metrics_of(kind).items():
-        here = _middle(getattr(one, name) for one in mine) if row.sign and (not names or name in names) else None
-        if row.sign is None or here is None:
+        if row.sign is None or (causes and row.sign.cause not in causes):
             continue
-        sign, elsewhere = row.sign, _middle(getattr(one, name) for one in others)
-        if sign.is_odd(here, elsewhere):
-            marks.append(_mark(StragglerCause(sign.cause), sign, here, elsewhere))
+        here, elsewhere = (_middle(getattr(one, name) for one in some) for some in (mine, others))
+        if here is not None and row.sign.is_odd(here, elsewhere):
+            marks.append(_mark(StragglerCause(row.sign.cause), row.sign, here, elsewhere))
     return marks
 
 
@@ -170,7 +173,7 @@ def _middle(values: Iterable[float | None]) -> float | None:
 def _clock(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> list[Mark]:
     """Return a clock below that of the others while busy, else below its own earlier clock."""
     busy, others = ([one for one in some if _is_busy(one) and one.frequency_mhz] for some in (mine, fine))
-    marks = _compared(DeviceSample, busy, others, "frequency_mhz")
+    marks = _compared(DeviceSample, busy, others, StragglerCause.FREQUENCY)
     third = len(busy) // 3
     if not marks and third >= ENOUGH:
         before, now = (_middle(one.frequency_mhz for one in part) for part in (busy[:third], busy[-third:]))

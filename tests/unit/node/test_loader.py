@@ -2,10 +2,11 @@
 
 import hashlib
 import io
+import json
 import zipfile
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascendrun.node import loader, wire
@@ -70,3 +71,21 @@ def test_the_archive_depends_on_names_and_contents_only():
     )
     others = set(names) - {"__main__.py", "ascendrun/__init__.py"}
     assert all(name.startswith(("ascendrun/node/", "ascendrun/facts/")) for name in others)
+
+
+frames = st.lists(
+    st.tuples(st.dictionaries(st.text(), st.integers() | st.text(), max_size=3), st.binary(max_size=50)), max_size=5
+)
+
+
+@settings(deadline=None)
+@given(frames, st.integers(1, 7), st.binary(max_size=40).filter(lambda noise: b"\nASC" not in noise))
+def test_frames_survive_any_cutting_behind_any_noise(frames, piece, noise):
+    data = noise + wire.MAGIC + b"".join(wire.pack(header, body) for header, body in frames)
+    boot, reader = loader.Boot(), wire.FrameReader()
+    for at in range(0, len(data), piece):
+        boot.feed(data[at : at + piece])
+    rest = boot.leftover
+    found = [frame for at in range(0, len(rest), piece) for frame in reader.feed(rest[at : at + piece])]
+    assert found == [(json.loads(json.dumps(header)), body) for header, body in frames]
+    assert boot.noise == noise

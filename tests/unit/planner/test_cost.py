@@ -1,21 +1,26 @@
-"""The numbers of a plan add up, whatever the options: parts of the memory, steps, tokens, time, checkpoints."""
+"""Estimates: their numbers add up whatever the options; layouts, recorded runs, and a job file at full size."""
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascendrun.cli import main
 from ascendrun.core.jobfile.spec import parse_program_options
+from ascendrun.core.settings import Settings
 from ascendrun.options import with_defaults
 from ascendrun.planner import cost
-from ascendrun.planner.cost import Devices, Option, Range
-from ascendrun.planner.models import LINEAR
+from ascendrun.planner.cost import Devices, Option, Range, RecordedRun, compare, layouts, with_history
+from ascendrun.planner.models import LINEAR, Workload, shape_of
 from ascendrun.planner.plan import TrainingPlan, make_plan, render
 from ascendrun.planner.training import Training, load_programs, rules_of
 from ascendrun.programs.qwen_lora import rules as qwen_lora
 from ascendrun.programs.trajectory import rules as trajectory
+from tests.lib.plan_world import PlanCluster
 from tests.thorough import examples
 
 SHARED = {
@@ -179,3 +184,123 @@ def test_the_steps_of_a_plan_are_those_of_its_epochs(given: tuple[Training, Devi
     of_data = options["num_train_epochs"] * len(range(0, rows, batch))
     limit = options["max_steps"]
     assert found == ((min(limit, of_data) if is_limit else limit) if limit else of_data)
+
+
+# --- layouts, and what recorded runs make of an estimate ---
+
+
+def work(preset: str, **changes: Any) -> Workload:
+    model = shape_of(qwen_lora.presets()[preset])
+    assert model is not None
+    values: dict[str, Any] = {
+        "model": model,
+        "trained": sum(64 * sum(sizes) * model.layers for sizes in model.linear.values()),
+        "is_frozen": True,
+        "steps": 100,
+        "samples_per_step": 128,
+        "tokens_per_step": 128 * 1000.0,
+        "mean_length": 1000.0,
+        "micro_rows": 1,
+        "micro_length": 2048,
+        "micro_learned": 1024,
+        "micro_batches": 4,
+        "is_exact": True,
+        "weight_bytes_saved": 0,
+    }
+    return Workload(**{**values, **changes})
+
+
+def npus(**changes: Any) -> Devices:
+    return Devices(
+        **{"family": "npu", "ranks": 16, "ranks_per_host": 8, "peak_flops": 3e14, "memory_bytes": 64 << 30, **changes}
+    )
+
+
+EVERY = ("ddp", "hsdp", "fsdp2", "zero3")
+
+
+def test_a_small_model_is_replicated_and_a_large_one_sharded_inside_hosts() -> None:
+    small = compare(work("qwen2.5-1.5b"), npus(), layouts(EVERY, recompute=True, offload=False)).chosen
+    large = compare(work("qwen2.5-32b"), npus(), layouts(EVERY, recompute=True, offload=False)).chosen
+    assert small is not None and small.layout.strategy == "ddp"
+    assert large is not None and large.layout.strategy == "hsdp"
+
+
+def test_a_model_that_fits_in_no_way_has_no_choice() -> None:
+    choice = compare(
+        work("qwen2.5-72b"), npus(ranks=1, ranks_per_host=1), layouts(("ddp",), recompute=None, offload=False)
+    )
+    assert choice.chosen is None and choice.options
+
+
+def test_shards_inside_hosts_move_less_between_them() -> None:
+    times = {
+        option.layout.strategy: option.step_s
+        for option in compare(
+            work("qwen2.5-32b"), npus(), layouts(("hsdp", "fsdp2"), recompute=True, offload=False)
+        ).options
+    }
+    assert times["hsdp"] is not None and times["fsdp2"] is not None and times["hsdp"].high < times["fsdp2"].high
+
+
+def test_one_recorded_run_gives_a_range_of_at_most_twice_its_lower_end() -> None:
+    small = work("tiny", is_frozen=False)
+    run = RecordedRun("j-1", 4, float(small.trained), 5000.0, small.tokens_per_step, small.flops_per_token)
+    same, devices = with_history(small, Devices("cpu", 4, 2), [run])
+    assert devices.recorded is not None
+    speed = devices.recorded.times(4 / same.flops_per_token)
+    assert speed.low < 5000.0 < speed.high <= 2 * speed.low
+    assert isinstance(speed, Range)
+
+
+def test_sizes_that_a_plan_assumes_do_not_make_the_same_training_another_one() -> None:
+    """The plan assumes three times the vocabulary that the data has, for the recorded run as for the new one."""
+    assumed = work("tiny", is_frozen=False)
+    run = RecordedRun("j-1", 4, assumed.trained / 3, 5000.0, assumed.tokens_per_step / 1.4, assumed.flops_per_token / 2)
+    same, devices = with_history(assumed, Devices("cpu", 4, 2), [run], lambda run: assumed)
+    assert devices.recorded is not None and same.tokens_per_step == run.tokens_per_step
+    speed = devices.recorded.times(4 / same.flops_per_token)
+    assert (speed.low * speed.high) ** 0.5 == pytest.approx(5000.0) and speed.high <= 2 * speed.low
+    twice = work("tiny", is_frozen=False, trained=2 * assumed.trained)
+    _, wider = with_history(twice, Devices("cpu", 4, 2), [run], lambda run: assumed)
+    assert wider.recorded is not None and wider.recorded.high > 2 * wider.recorded.low
+
+
+# --- jobs/nanochat-speedrun.yaml at full size, for eight 910B3 of one host ---
+
+
+JOB = Path(__file__).resolve().parents[3] / "jobs" / "nanochat-speedrun.yaml"
+ROWS: dict[str, Any] = {
+    "text/a.jsonl": {"text": "a"},
+    "text/b.jsonl": {"text": "b"},
+    "conversations.jsonl": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+    "humaneval.jsonl": {"prompt": "def f():", "test": "def check(f): pass", "entry_point": "f"},
+    **{f"gsm8k_{part}.jsonl": {"question": "a", "answer": "#### 1"} for part in ("train", "test")},
+    **{
+        f"{name}.jsonl": {"question": "a", "choices": ["b", "c"], "answer": "B"}
+        for name in ("mmlu_auxiliary", "arc_train", "arc_test")
+    },
+}
+
+
+def test_the_plan_has_memory_hours_and_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = PlanCluster(Settings(state_dir=tmp_path / "state"), tmp_path / "hosts")
+    for name, row in ROWS.items():
+        cluster.write("n1", f"/data/{name}", f"{json.dumps(row)}\n".encode() * 4)
+    (tmp_path / "one.hosts").write_text("n1 addr=10.0.0.1 slots=8\n")
+    argv = ["plan", str(JOB), "-H", str(tmp_path / "one.hosts"), "--set", "args.chip=910B3", "-o", "json"]
+    assert main(argv, make_cluster=lambda settings: cluster) == 0
+    stages = {each["stage"]: each for each in json.loads(capsys.readouterr().out)["stages"]}
+    assert [each for stage in stages.values() for each in stage["problems"]] == []
+    base = stages["base"]
+    assert (base["work"]["samples_per_step"], base["ranks"], base["memory_bytes"]) == (128, 8, 64 << 30)
+    for stage in map(stages.get, ("base", "mid", "sft", "rl")):
+        option = stage["choice"]["chosen"]
+        assert 0 < sum(option["memory"]["parts"].values()) < stage["memory_bytes"]
+    cost = base["cost"]
+    assert 0 < cost["tokens_per_s"]["low"] < cost["tokens_per_s"]["high"]
+    tokens = base["work"]["steps"] * base["work"]["tokens_per_step"]
+    for slow, fast in (("low", "high"), ("high", "low")):
+        seconds = tokens / cost["tokens_per_s"][slow]
+        assert cost["device_hours"][fast] == pytest.approx(8 * seconds / 3600, rel=0.01)
+    assert base["speed_source"] == "assumed", "nobody has run it on an NPU"

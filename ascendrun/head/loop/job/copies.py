@@ -263,7 +263,7 @@ class JobCopies:
             return
         pause = self.limits.pause
         code, values = ("pull-resumed", {}) if pause is None else ("pull-paused", {"cause": pause.value})
-        self._live.context.record(job.id, [Event(code, values, attempt=job.attempt, at_s=time.time())])
+        self._live.record([Event(code, values, attempt=job.attempt, at_s=time.time())])
         for files in self:
             files.follow_again()
 
@@ -277,7 +277,7 @@ class JobCopies:
             return
         hosts = [files.hosts if job.allocation is None else files.hosts & set(job.pool) for files in self._earlier]
         if all(files.has_all_of(its) for files, its in zip(self._earlier, hosts)):
-            self._live.context.drained(job.id)
+            self._live.drained()
 
     def has_all(self, *, but: Collection[str]) -> bool:
         """Return whether every byte of the ended attempt is here, whatever the hosts `but` still have; else request

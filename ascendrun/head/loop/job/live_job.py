@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Callable
+from typing import TYPE_CHECKING, Callable
 
-from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs import inputs
@@ -17,14 +14,13 @@ from ascendrun.core.jobs.job import Job
 from ascendrun.core.jobs.reasons import because
 from ascendrun.core.jobs.restart import Kind
 from ascendrun.core.node_messages import Failure
-from ascendrun.core.retention import Retention
-from ascendrun.head.agents.connections import Connections, dialled
+from ascendrun.head.agents.connections import dialled
 from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import AgentConnection, Reply
-from ascendrun.head.spool.sample_ingest import SampleIngest
-from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission, claims_of
-from ascendrun.text import Text
+
+if TYPE_CHECKING:
+    from ascendrun.head.loop.live_jobs import LiveJobs
 
 REPLY_S = 30.0
 AGAIN_S = 5.0
@@ -33,32 +29,12 @@ PASSING = frozenset(("held", "port-taken"))
 """Codes of a node's refusal because something else uses devices or ports: the job tries again later."""
 
 
-@dataclass(frozen=True)
-class JobContext:
-    """Context of a live job: `feed` gives an event to the lifecycle,
-    `drained` reports that every byte of the job has arrived, `record` stores events that change nothing. `idle_memory`
-    and `note_memory`: of head/loop/machine/machines.py."""
-
-    store: Store
-    links: Connections
-    feed: Callable[[str, JobInput], None]
-    drained: Callable[[str], None]
-    samples: SampleIngest
-    record: Callable[[str, Sequence[Event]], None]
-    retention: Retention
-    idle_memory: Callable[[Host], Mapping[int, int]]
-    note_memory: Callable[[Host, Mapping[int, int], Text | None], None]
-
-    @property
-    def state_dir(self) -> Path:
-        return self.store.path.parent
-
-
 class LiveJob:
-    """One live job; as Links, with its calls. `claims`: what it uses of each host of its pool."""
+    """One live job; as Links, with its calls. `jobs`: all. `claims`: what it uses of each host of its pool."""
 
-    def __init__(self, job: Job, submission: Submission, context: JobContext) -> None:
-        self.job, self.context = job, context
+    def __init__(self, job: Job, submission: Submission, jobs: LiveJobs) -> None:
+        self.job, self.jobs, self.context = job, jobs, jobs.context
+        self._is_abandoned = False
         self.spec, self.trees = submission.spec, submission.trees
         self.set_hosts(submission)
 
@@ -92,10 +68,20 @@ class LiveJob:
 
     def abandon(self) -> None:
         """Ignore whatever still arrives: another runner has the job."""
-        self.context = replace(self.context, feed=lambda job_id, event: None, drained=lambda job_id: None)
+        self._is_abandoned = True
 
     def feed(self, event: JobInput) -> None:
-        self.context.feed(self.job.id, event)
+        if not self._is_abandoned:
+            self.context.steps.feed(self.job.id, event)
+
+    def record(self, events: Sequence[Event]) -> None:
+        """Store events that change nothing."""
+        self.context.steps.record(self.job.id, events)
+
+    def drained(self) -> None:
+        """Report that every byte of the job has arrived."""
+        if not self._is_abandoned:
+            self.jobs.forget(self.job.id)
 
     def refuse(self, host: str | None, failure: Failure, *, is_away: bool = False) -> None:
         """Report that the attempt cannot start, or cannot start now. `host` None: no host is the reason."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.jobs import draft, endings
@@ -14,7 +14,7 @@ from ascendrun.core.jobs.draft import Action, stop_grace_s
 from ascendrun.core.jobs.job import Cause, Job, Phase, State
 from ascendrun.core.jobs.reconcile import node_stopped
 from ascendrun.head.loop.job.copies import JobCopies
-from ascendrun.head.loop.job.live_job import AGAIN_S, REPLY_S, JobContext, LiveJob
+from ascendrun.head.loop.job.live_job import AGAIN_S, REPLY_S, LiveJob
 from ascendrun.head.loop.job.start import JobStart
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.agent_events import make_event
@@ -22,6 +22,9 @@ from ascendrun.head.protocol.messages import Done
 from ascendrun.head.protocol.remote import AgentConnection, Reply, boot_s
 from ascendrun.head.survey.submission import Submission
 from ascendrun.node.records import EVENTS
+
+if TYPE_CHECKING:
+    from ascendrun.head.loop.live_jobs import LiveJobs
 
 RENEW_S = 10.0
 """Interval in which leases are renewed."""
@@ -160,9 +163,7 @@ class Ending:
             elif reply.message.supervisor:
                 self._end_due[host] = time.monotonic() + END_AGAIN_S
             else:
-                self._live.context.record(
-                    self._live.job.id, [node_stopped(host, run_id, "end-with-processes", time.time())]
-                )
+                self._live.record([node_stopped(host, run_id, "end-with-processes", time.time())])
                 self._live.call(host, agent.Stop(run_id, True, 0.0, "end-with-processes"))
 
         self._live.call(host, agent.Processes(run_id), then=replied)
@@ -179,8 +180,8 @@ class JobRunner(LiveJob):
     Every method runs in the controller's thread, except those of `copies` that say otherwise.
     """
 
-    def __init__(self, job: Job, submission: Submission, context: JobContext) -> None:
-        super().__init__(job, submission, context)
+    def __init__(self, job: Job, submission: Submission, jobs: LiveJobs) -> None:
+        super().__init__(job, submission, jobs)
         self.copies = JobCopies(self, lambda host, lines: self.ending.take_records(host, lines))
         self.start = JobStart(self, self.copies)
         self.leases, self.ending = Leases(self), Ending(self, self.copies)

@@ -141,13 +141,13 @@ class JobStart:
         from ascendrun.health.survey.recorded_facts import recorded_facts
 
         context = make_context(replies.values(), self.reports, live.spec, plan, now_s=time.time())
-        known = {host.name: live.context.idle_memory(host) for host in live.placed}
+        known = {host.name: live.jobs.machines.idle_memory(host) for host in live.placed}
         result = evaluate_preflight(context, live.spec, idle_memory=known)
         self._facts = {host: recorded_facts(facts) for host, facts in context.facts.items()}
         for host in live.placed:
             taken = result.not_released.get(host.name)
             memory = result.idle_memory.get(host.name, {})
-            live.context.note_memory(host, memory, None if taken is None else taken.message)
+            live.jobs.machines.note_memory(host, memory, None if taken is None else taken.message)
         live.feed(inputs.Checked(result.warnings))
         if not stages:
             self._decide(plan, result)
@@ -271,7 +271,7 @@ class JobStart:
         job, now_s = self._live.job, time.time()
         events = [Event(code, values, (host,), attempt=job.attempt, at_s=now_s) for code, values in noted.items()]
         if events:
-            self._live.context.record(job.id, events)
+            self._live.record(events)
 
     def record_placement(self) -> None:
         job, state_dir = self._live.job, self._live.context.state_dir

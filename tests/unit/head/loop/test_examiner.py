@@ -129,8 +129,7 @@ def test_the_result_of_a_host_that_a_job_took_meanwhile_counts_nothing(world: He
     world.nodes["n1"].survey = None
     world.examine(idle_every_s=60.0)
     world.running(N1)
-    take = world.examiner._take
-    take([SurveyReply("n1", Failure("unreachable", "x"))], [N1], None, None)
+    world.examiner._take([N1], None, None, [SurveyReply("n1", Failure("unreachable", "x"))])
     [record] = world.jobs.machines.records.at(N1)
     assert record.examined_at_s is None
 

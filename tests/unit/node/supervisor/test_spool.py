@@ -5,10 +5,12 @@ import struct
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ascendrun.node import layout
 from ascendrun.node.agent.prune import release
-from ascendrun.node.supervisor.spool import Spool
+from ascendrun.node.supervisor.spool import Spool, split_at_limit
 
 TAG = "head-job.1"
 
@@ -135,3 +137,22 @@ def test_a_generation_of_which_the_head_lacks_one_byte_stays(folder: Path, tmp_p
 
 def test_an_attempt_that_is_not_here_frees_nothing(tmp_path: Path) -> None:
     assert release(str(tmp_path), {"tag": TAG, "have": {}, "keep_bytes": 0}) == {"freed_bytes": 0, "kept_bytes": 0}
+
+
+@given(st.lists(st.binary(max_size=60), max_size=30), st.integers(1, 50), st.integers(0, 20))
+def test_rotation_loses_and_reorders_nothing_and_keeps_to_its_bounds(chunks, limit, slack):
+    generations = [b""]
+    for chunk in chunks:
+        while chunk:
+            mine, chunk = split_at_limit(chunk, len(generations[-1]), limit=limit, slack=slack)
+            generations[-1] += mine
+            if chunk:
+                generations.append(b"")
+    assert b"".join(generations) == b"".join(chunks)
+    assert all(len(data) <= limit + slack for data in generations)
+
+
+def test_a_generation_ends_with_a_whole_line_where_one_ends():
+    assert split_at_limit(b"aa\nbb\ncc", 0, limit=7, slack=5) == (b"aa\nbb\n", b"cc")
+    assert split_at_limit(b"bb\ncc\n", 9, limit=10, slack=5) == (b"bb\n", b"cc\n")
+    assert split_at_limit(b"xxxxxxxxxx", 9, limit=10, slack=5) == (b"xxxxxx", b"xxxx")

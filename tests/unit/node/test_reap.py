@@ -1,19 +1,16 @@
-"""The agent's pure decisions: when to signal, who lingers, where a log is cut, whose process it is."""
+"""The agent's pure decisions: when to signal, who lingers, whose process it is."""
 
-import json
 import struct
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ascendrun.core import rank_env
 from ascendrun.core.jobfile import launchers
 from ascendrun.core.jobs import plan
-from ascendrun.node import failpoint, join, layout, loader, ranks, reap, wire
+from ascendrun.node import failpoint, join, layout, ranks, reap
 from ascendrun.node.agent import network
 from ascendrun.node.procs import Stat
-from ascendrun.node.supervisor import processes, spool
+from ascendrun.node.supervisor import processes
 
 
 def ladder(by, grace_s, signal="USR1"):
@@ -100,25 +97,6 @@ def test_a_rank_that_computes_or_writes_is_not_idle_however_long_the_others_are_
 def test_nobody_is_idle_while_no_other_rank_has_ended():
     watch = processes.ExitWatch(exit_s=10.0, linger_s=60.0)
     assert all(watch.check(at, cpu_s=0.0, written_bytes=0, other_exited_s=None) is None for at in (0.0, 1e6))
-
-
-@given(st.lists(st.binary(max_size=60), max_size=30), st.integers(1, 50), st.integers(0, 20))
-def test_rotation_loses_and_reorders_nothing_and_keeps_to_its_bounds(chunks, limit, slack):
-    generations = [b""]
-    for chunk in chunks:
-        while chunk:
-            mine, chunk = spool.split_at_limit(chunk, len(generations[-1]), limit=limit, slack=slack)
-            generations[-1] += mine
-            if chunk:
-                generations.append(b"")
-    assert b"".join(generations) == b"".join(chunks)
-    assert all(len(data) <= limit + slack for data in generations)
-
-
-def test_a_generation_ends_with_a_whole_line_where_one_ends():
-    assert spool.split_at_limit(b"aa\nbb\ncc", 0, limit=7, slack=5) == (b"aa\nbb\n", b"cc")
-    assert spool.split_at_limit(b"bb\ncc\n", 9, limit=10, slack=5) == (b"bb\n", b"cc\n")
-    assert spool.split_at_limit(b"xxxxxxxxxx", 9, limit=10, slack=5) == (b"xxxxxx", b"xxxx")
 
 
 def process(pid, ppid, session, *, state="S", start=1):
@@ -212,21 +190,3 @@ def test_the_staged_library_is_last_on_the_path_of_modules(own, expected):
     login = {b"PYTHONPATH": b"/login"}
     assert ranks.rank_environ(login, own, library="/lib", **how)[b"PYTHONPATH"] == expected
     assert ranks.rank_environ(login, {}, **how)[b"PYTHONPATH"] == b"/login"
-
-
-frames = st.lists(
-    st.tuples(st.dictionaries(st.text(), st.integers() | st.text(), max_size=3), st.binary(max_size=50)), max_size=5
-)
-
-
-@settings(deadline=None)
-@given(frames, st.integers(1, 7), st.binary(max_size=40).filter(lambda noise: b"\nASC" not in noise))
-def test_frames_survive_any_cutting_behind_any_noise(frames, piece, noise):
-    data = noise + wire.MAGIC + b"".join(wire.pack(header, body) for header, body in frames)
-    boot, reader = loader.Boot(), wire.FrameReader()
-    for at in range(0, len(data), piece):
-        boot.feed(data[at : at + piece])
-    rest = boot.leftover
-    found = [frame for at in range(0, len(rest), piece) for frame in reader.feed(rest[at : at + piece])]
-    assert found == [(json.loads(json.dumps(header)), body) for header, body in frames]
-    assert boot.noise == noise

@@ -100,7 +100,7 @@ def test_a_real_shell_completes(shell: str, folder: Path) -> None:
     environ = {
         **os.environ,
         "PATH": f"{folder}:{os.environ['PATH']}",
-        "PYTHONPATH": str(Path(__file__).parents[3]),
+        "PYTHONPATH": str(Path(__file__).parents[4]),
         "ASCENDRUN_HOSTFILE": str(folder / "all.hosts"),
     }
     for words, expected in (

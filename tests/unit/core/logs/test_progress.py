@@ -14,7 +14,7 @@ import yaml
 from ascendrun.core.logs.progress import ProgressReader, merge_rows
 from ascendrun.core.logs.progress_lines import find_lines, find_world_size
 
-RECORDINGS = Path(__file__).parents[2] / "recordings" / "progress"
+RECORDINGS = Path(__file__).parents[3] / "recordings" / "progress"
 HELD_OUT = {
     "held_out.yaml": "453431b7819dac6de41096e9fb9dd0e7bc837c6292b2375906ee36e75b6bf230",
     "held_out_2.yaml": "0cc8947eb5f9cb89b7c25efa048aa58bebf362ec0cb8cdd8c6724c3b366682c0",
