@@ -103,8 +103,9 @@ class Samples(Part):
 
         return read_heat(self._head.state_dir, detail, now_s=time.time())
 
-    def top(self, hosts: Sequence[Host] = (), *, is_patient: bool = False) -> TopSource:
-        """Return the source of `top`; `.refresh(now_s=…)` refreshes. `hosts`: also sampled if no job runs there."""
+    def top(self, hosts: Sequence[Host] = (), *, is_patient: bool = False, with_progress: bool = True) -> TopSource:
+        """Return the source of `top`; `.refresh(now_s=…)` refreshes. `hosts`: also sampled if no job runs there.
+        `with_progress`: with the steps of each rank, which costs most for many ranks."""
         return TopSource(
             self._head.state_dir,
             hosts,
@@ -112,6 +113,7 @@ class Samples(Part):
             query=lambda hosts, timeout_s: self.take(hosts, timeout_s=timeout_s),
             request=self.request,
             is_patient=is_patient,
+            with_progress=with_progress,
         )
 
     def _sight(self) -> Sight | None:

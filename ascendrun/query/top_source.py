@@ -56,11 +56,12 @@ class TopSource:
         query: Callable[[Sequence[Host], float], tuple[Newest, Mapping[str, Text | str]]],
         request: Callable[[Sequence[Host]], None],
         is_patient: bool = False,
+        with_progress: bool = True,
     ) -> None:
         self._state_dir = state_dir
         self.hosts = tuple(hosts)
         self._sight, self._query, self._request = sight, query, request
-        self._reader = TopReader(state_dir, is_patient=is_patient)
+        self._reader = TopReader(state_dir, is_patient=is_patient, with_progress=with_progress)
         self._querying: threading.Thread | None = None
         self._queried_at_s = float("-inf")
         self._queried: tuple[Host, ...] = ()
@@ -180,12 +181,12 @@ class TopReader:
     """Reader that reads the store at each call, but a metrics file only if it has grown.
 
     `is_patient`: find stragglers in jobs of any size, once a minute, which takes seconds for many ranks. Otherwise
-    those of large jobs come from the events of the job, without a cause.
+    those of large jobs come from the events of the job, without a cause. `with_progress`: read the steps of each rank.
     """
 
-    def __init__(self, state_dir: Path, *, is_patient: bool = False) -> None:
+    def __init__(self, state_dir: Path, *, is_patient: bool = False, with_progress: bool = True) -> None:
         self._state_dir = state_dir
-        self._is_patient = is_patient
+        self._is_patient, self._with_progress = is_patient, with_progress
         self._slow_of: dict[str, tuple[float, Mapping[int, Slow]]] = {}
         self._known: dict[tuple[str, int, int], tuple[tuple[int, ...], Progress]] = {}
 
@@ -211,7 +212,7 @@ class TopReader:
         seen = None if sight is None else sight.job(job.id)
         state, reason = state_now(job, seen)
         nodes = job.nodes if job.state in WITH_RANKS else ()
-        progress = self._progress(stored) if nodes else {}
+        progress = self._progress(stored) if nodes and self._with_progress else {}
         return _top_job(
             stored,
             nodes,

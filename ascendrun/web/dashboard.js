@@ -7,10 +7,12 @@
 
   function listen() {
     const source = new EventSource(feed);
-    source.addEventListener("part", (event) => {
-      const [id, html] = JSON.parse(event.data), place = document.getElementById(id);
-      const isAtEnd = id === "live_lines" && innerHeight + scrollY > document.body.scrollHeight - 40;
-      if (place) htmx.swap(place, html, { swapStyle: "innerHTML" });
+    source.addEventListener("parts", (event) => {
+      const isAtEnd = document.getElementById("live_lines") && innerHeight + scrollY > document.body.scrollHeight - 40;
+      for (const [id, html] of JSON.parse(event.data)) {
+        const place = document.getElementById(id);
+        if (place) htmx.swap(place, html, { swapStyle: "innerHTML" });
+      }
       if (isAtEnd) scrollTo(0, document.body.scrollHeight);
       draw();
     });

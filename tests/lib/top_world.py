@@ -88,6 +88,18 @@ class TopWorld:
                 self.write_metrics(job.id, node.host, rank, steps=steps, step_s=step_s, own=slow.get(rank, 1.0))
         return job.id
 
+    def add_past(self, count: int) -> None:
+        """Copies of one ended job, until there are `count` jobs."""
+        self.add_job("past", ["npu01"], state=State.SUCCEEDED, ended_s=100_000.0)
+        columns = "name, state, record, spec, hosts, trees, file, created_at_s, is_drained"
+        with Store.open(self.state_dir) as store, store.writing() as db:
+            db.execute("UPDATE jobs SET is_drained = 1 WHERE state = 'SUCCEEDED'")  # all of its logs are here
+            first = db.execute("SELECT max(number) FROM jobs").fetchone()[0]
+            db.executemany(
+                f"INSERT INTO jobs (number, id, key, {columns}) SELECT ?, ?, ?, {columns} FROM jobs WHERE number = ?",
+                [(number, f"j-{number}", str(number), first) for number in range(first + 1, count + 1)],
+            )
+
     def write_metrics(self, job: str, host: str, rank: int, *, steps: int, step_s: float, own: float) -> None:
         folder = spool_dir(self.state_dir, job, 1) / host
         folder.mkdir(parents=True, exist_ok=True)

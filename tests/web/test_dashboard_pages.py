@@ -19,7 +19,6 @@ from ascendrun.core.jobs.job import State
 from ascendrun.core.settings import Settings
 from ascendrun.head.spool.spool_files import TIME_RECORD, StreamFiles
 from ascendrun.head.state.state_dir import spool_dir
-from ascendrun.head.state.store import Store
 from tests.lib.top_world import TopWorld, controller_lock, make_usual_world, make_world, sample_usual_hosts, write_pulse
 
 HERE = Path(__file__).parent
@@ -225,6 +224,17 @@ def test_a_new_job_appears_without_a_reload(page: Page, site: Site, world: TopWo
     assert page.run("window.isTheSame") is True and page.complaints == []
 
 
+def test_only_the_nodes_that_changed_are_drawn_again(page: Page, site: Site, world: TopWorld) -> None:
+    enter(page, site)
+    busy, idle = (f"document.querySelector('#live_node_{host} .cell')" for host in ("npu01", "npu05"))
+    for load in (12, 34):
+        page.run(f"{idle}.isTheSame = true")
+        world.now_s = time.time() + load / 100  # a new sample
+        world.add_samples(["npu01"], job="j-0001", changes={("npu01", 0): {"utilisation": load}})
+        page.wait(f"{busy}.title.includes('{load}%')", seconds=10)
+    assert page.run(f"{idle}.isTheSame") is True and page.complaints == []
+
+
 def test_the_stream_of_a_job_that_is_gone_ends(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     assert site.get("/live/jobs/j-0999").body == "" and caplog.records == []
 
@@ -266,18 +276,10 @@ def test_the_api_is_that_of_its_version(tmp_path: Path) -> None:
 
 def test_ten_thousand_past_jobs_cost_the_overview_little(tmp_path: Path) -> None:
     world = make_world(tmp_path / "s")
-    world.add_job("past", ["npu01"], state=State.SUCCEEDED, ended_s=100_000.0)
-    columns = "name, state, record, spec, hosts, trees, file, created_at_s, is_drained"
     with controller_lock(tmp_path / "s"), serve(tmp_path / "s") as site:
         took_s = []
         for count in (50, 10_000):
-            with Store.open(tmp_path / "s") as store, store.writing() as db:
-                db.execute("UPDATE jobs SET is_drained = 1")  # over, and all of its logs are here
-                db.executemany(
-                    f"INSERT OR IGNORE INTO jobs (number, id, key, {columns})"
-                    f" SELECT ?, ?, ?, {columns} FROM jobs WHERE number = 1",
-                    [(number, f"j-{number}", str(number)) for number in range(2, count)],
-                )
+            world.add_past(count)
             tries = []
             for _ in range(5):
                 began_s = time.monotonic()

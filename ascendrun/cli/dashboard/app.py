@@ -15,6 +15,7 @@ from ascendrun import __version__
 from ascendrun.cli import output as out
 from ascendrun.cli.dashboard.actions import add_actions, csrf_of
 from ascendrun.cli.dashboard.api import API_VERSION, json_reply, make_router
+from ascendrun.cli.dashboard.cells import cells_html
 from ascendrun.cli.dashboard.comparepage import read_comparison
 from ascendrun.cli.dashboard.jobpage import Kept, find_output, read_job
 from ascendrun.cli.dashboard.labels import LABELS
@@ -62,10 +63,10 @@ def make_app(
         title="ascendrun", version=API_VERSION, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json"
     )
     csrf = None if actions_token is None else csrf_of(actions_token)
-    top = SharedTop(cluster, hosts)
+    top = SharedTop(cluster, hosts, with_progress=False)
     feeds = Feeds(is_ending)
     add_errors(app)
-    app.include_router(make_router(cluster, top))
+    app.include_router(make_router(cluster, SharedTop(cluster, hosts, with_progress=True)))
 
     def add_page(path: str, template: str, read: Read) -> None:
         """Serve a page, and under /live the parts of it that change: the blocks named live_…"""
@@ -188,6 +189,7 @@ def _environment() -> Environment:
         bytes=out.describe_memory,
         headline=out.headline,
         ranks=fold_numbers,
+        cells=cells_html,
     )
     environment.trim_blocks = environment.lstrip_blocks = True
     return environment

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.cli import output as out
+from ascendrun.cli.dashboard.cells import FRESH_S, PROBLEMS, cell
 from ascendrun.core.metrics import seconds_left
 from ascendrun.core.reachability import UNKNOWN
-from ascendrun.health.top.view import TopRow, TopView, rows_by_host
+from ascendrun.health.top.view import TopView, rows_by_host
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts, grouped
 
@@ -18,27 +19,18 @@ if TYPE_CHECKING:
     from ascendrun.cluster import Cluster, JobView
     from ascendrun.core.hosts import Host
 
-FRESH_S = 15.0
-"""Seconds after which a measurement is no longer shown as present."""
 ENDED_SHOWN = 20
 VIEW_S = 1.0
 """Age up to which pages share one view of `top`."""
 DAY_S = 86400.0
 QUEUED = ("QUEUED", "BACKOFF")
-PROBLEMS = {
-    "health": Text("dashboard.problem-health", "device not healthy"),
-    "link": Text("dashboard.problem-link", "link of a device is down"),
-    "external": Text("dashboard.problem-external", "process of another job on a device"),
-    "slow": Text("dashboard.problem-slow", "slow rank"),
-    "unreachable": Text("dashboard.problem-unreachable", "host unreachable"),
-}
 
 
 class SharedTop:
     """The view of `top`, at most VIEW_S old, for all pages: its source serves one caller at a time."""
 
-    def __init__(self, cluster: Cluster, hosts: Sequence[Host]) -> None:
-        self._source = cluster.samples.top(hosts)
+    def __init__(self, cluster: Cluster, hosts: Sequence[Host], *, with_progress: bool) -> None:
+        self._source = cluster.samples.top(hosts, with_progress=with_progress)
         self._lock = threading.Lock()
         self._view: TopView | None = None
 
@@ -99,42 +91,6 @@ def grid(view: TopView) -> Sequence[Mapping[str, Any]]:
     shown = {line["host"] for line in lines}
     bare = [row for row in view.hosts if row.host not in shown]
     return [*lines, *({"host": row.host, "why": row.why, "detail": row.detail, "cells": ()} for row in bare)]
-
-
-def cell(row: TopRow) -> Mapping[str, Any]:
-    """Return a device as it was within FRESH_S; `load` None: not known now. A rank without a device: its CPU."""
-    sample, is_device = row.metrics, row.device is not None
-    age_s = row.age_s if is_device else row.rank_age_s
-    is_fresh = age_s is not None and age_s <= FRESH_S
-    load = (sample.utilisation if is_device else row.rank_metrics.cpu) if is_fresh else None
-    problems = [name for name in row.problems if is_fresh or name in ("slow", "unreachable")]
-    return {
-        "name": str(row.device) if is_device else f"r{row.rank}",
-        "load": None if load is None else round(load),
-        "level": None if load is None else min(9, max(0, int(load / 10))),
-        "is_bad": any(name in ("health", "link", "unreachable") for name in problems),
-        "is_warned": any(name in ("external", "slow") for name in problems),
-        "title": _title(row, problems)
-        if is_fresh
-        else str(Text("dashboard.not-seen", "not observed in the last 15 s")),
-        "job": row.job,
-    }
-
-
-def _title(row: TopRow, problems: Sequence[str]) -> str:
-    sample = row.metrics
-    parts: list[object] = [] if row.rank is None else [f"rank {row.rank}", row.job_name]
-    if row.device is not None:
-        parts += [] if sample.utilisation is None else [f"{sample.utilisation:.0f}%"]
-        if sample.memory_used_bytes is not None:
-            total = out.describe_memory(sample.memory_total_bytes)
-            parts.append(f"{out.describe_memory(sample.memory_used_bytes)} / {total}")
-        parts += [] if sample.temperature_c is None else [f"{sample.temperature_c:.0f} °C"]
-        parts += [] if sample.power_w is None else [f"{sample.power_w:.0f} W"]
-        parts += [] if sample.health is None else [sample.health]
-    elif row.rank_metrics.cpu is not None:
-        parts.append(f"CPU {row.rank_metrics.cpu:.0f}%")
-    return " · ".join(map(str, [*parts, *(PROBLEMS[name] for name in problems if name in PROBLEMS)]))
 
 
 Item = Mapping[str, Any]

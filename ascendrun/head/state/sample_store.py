@@ -31,7 +31,6 @@ SWEPT_AT_ONCE = 200
 
 KNOWN_GENERATIONS = 2 * GENERATIONS
 """Generations of a node's file with stored progress: the node has no older ones, and a job may run for months."""
-_EVER_S = float("inf")
 
 KINDS: Mapping[str, type[Any]] = {"device": DeviceSample, "host": HostSample, "rank": RankSample}
 
@@ -276,12 +275,18 @@ class SampleStore(Database):
 
     def newest(self, *, since_s: float, hosts: Collection[str] | None = None) -> Newest:
         """Return the newest device, host, rank samples since then; `hosts` None: all. Raises StoreUnusableError."""
-        found: dict[str, list[Any]] = {kind: [] for kind in self.KINDS}
+        found: dict[str, list[Any]] = {}
         with self.raising_unusable(self.path), self._snapshot():
-            for series in self._series_of(since_s=since_s, hosts=hosts):
-                found[series.kind].extend(self._rows(series, RAW.name, since_s, _EVER_S, newest_only=True))
-        for samples in found.values():
-            samples.sort(key=lambda sample: tuple(getattr(sample, name) for name in sample.KEY))
+            for kind, sample in self.KINDS.items():  # one query for any number of series
+                figures = ("at_s", *self._columns_of(kind))
+                rows = self._db.execute(
+                    f"SELECT {', '.join((*sample.KEY, *map('raw.{}'.format, figures)))} FROM things"
+                    f" JOIN {kind}_{RAW.name} AS raw ON thing = id AND at_s = newest_s"
+                    f" WHERE kind = ? AND newest_s >= ? ORDER BY {', '.join(sample.KEY)}",
+                    (kind, since_s),
+                )
+                values = (_figures_from((*sample.KEY, *figures), row) for row in rows)
+                found[kind] = [sample(**one) for one in values if hosts is None or one["host"] in hosts]
         return Newest(tuple(found["device"]), tuple(found["host"]), tuple(found["rank"]))
 
     def device_series(self, **wanted: Any) -> tuple[DeviceSample, ...]:
@@ -381,25 +386,21 @@ class SampleStore(Database):
             rows,
         )
 
-    def _series_of(
-        self, *, ids: Collection[int] | None = None, since_s: float = 0.0, hosts: Collection[str] | None = None
-    ) -> list[Series]:
+    def _series_of(self, *, ids: Collection[int] | None = None, since_s: float = 0.0) -> list[Series]:
         names = ("host", "device_type", "device", "job", "attempt", "rank")
         rows = self._db.execute(f"SELECT id, kind, {', '.join(names)} FROM things WHERE newest_s >= ?", (since_s,))
         return [
             Series(number, kind, {name: key[names.index(name)] for name in self.KINDS[kind].KEY})
             for number, kind, *key in rows.fetchall()
-            if (ids is None or number in ids) and (hosts is None or key[0] in hosts)
+            if ids is None or number in ids
         ]
 
-    def _rows(
-        self, series: Series, table: str, start_s: float, end_s: float, *, newest_only: bool = False
-    ) -> list[Any]:
+    def _rows(self, series: Series, table: str, start_s: float, end_s: float) -> list[Any]:
         """Return samples with start_s <= at_s < end_s, in order."""
         names = ("at_s", *self._columns_of(series.kind))
         rows = self._db.execute(
             f"SELECT {', '.join(names)} FROM {series.kind}_{table} WHERE thing = ? AND at_s >= ? AND at_s < ?"
-            f" ORDER BY at_s {'DESC LIMIT 1' if newest_only else 'ASC'}",
+            " ORDER BY at_s",
             (series.id, start_s, end_s),
         )
         return [self.KINDS[series.kind](**series.key, **_figures_from(names, row)) for row in rows]

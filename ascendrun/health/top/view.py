@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Callable
 
@@ -233,6 +234,7 @@ def place_key(row: TopRow) -> tuple[object, ...]:
     return natural_key(row.host), row.device is None, row.device or 0, row.rank is None, row.rank or 0
 
 
+@lru_cache(maxsize=1 << 16)
 def natural_key(name: str) -> tuple[object, ...]:
     """Return a sort key: npu2 before npu10. Strings and numbers alternate, so keys are always comparable."""
     return tuple(int(piece) if piece.isdigit() else piece for piece in _NUMBERS.split(name))
