@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import posixpath
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.errors import NotFoundError
-from ascendrun.core.metrics import as_row
+from ascendrun.core.metrics import ROW_NAMES, as_row
 from ascendrun.output_file import write_bytes
 from ascendrun.text import Text
 
@@ -25,8 +27,10 @@ NO_SCALARS = frozenset({"timestamp", "step", "total_steps", "event", "path", "ph
 SUFFIX = ".ascendrun"
 """Of event files of an export; others in the same directory stay."""
 RUN_TAG = "ascendrun.job"
-BATCH = 500
-"""Metrics in one call: MLflow accepts 1000."""
+NOT_IN_MLFLOW = re.compile(r"[^\w\-. /]")
+"""What MLflow does not accept in the name of a metric. A name is also a normal relative path."""
+MLFLOW_CHARS, BATCH = 250, 500
+"""Characters of a name, and metrics in one call: MLflow accepts 1000."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,10 @@ def export_job(
     """
     if file_format in TABLES:
         rows = [
-            {"job": run.id, "attempt": attempt, **row}
+            {**place, **row, **place}  # a metric may have such a name
             for run in read_runs(cluster, job)
             for attempt, row in kept(run.rows)
+            for place in ({"job": run.id, "attempt": attempt},)
         ]
         if not rows:
             raise _no_metrics(job)
@@ -118,12 +123,14 @@ def kept(rows: Sequence[Row]) -> list[Row]:
 
 
 def scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values of a row by the name of their curve: train/loss, eval/accuracy, final/accuracy."""
+    """Return the values of a row by the name of their curve: train/loss, eval/accuracy, final/accuracy; a metric of
+    the program's own has its own name."""
     found = {}
     for name, value in row.items():
         if name not in NO_SCALARS and isinstance(value, (int, float)):
             part, _, rest = name.partition("_")
-            found[f"{part}/{rest}" if part in ("eval", "final") and rest else f"train/{name}"] = float(value)
+            curve = f"train/{name}" if name in ROW_NAMES else name
+            found[f"{part}/{rest}" if part in ("eval", "final") and rest else curve] = float(value)
     return found
 
 
@@ -197,7 +204,7 @@ def open_mlflow(into: Path | None) -> tuple[str, Write]:
     def write(run: Run, rows: Sequence[Row]) -> None:
         run_id = runs.get(run.id) or runs.setdefault(run.id, find(run))
         points = [
-            entities.Metric(name, value, int(row.get("timestamp", 0) * 1000), row["step"])
+            entities.Metric(mlflow_name(name), value, int(row.get("timestamp", 0) * 1000), row["step"])
             for _, row in rows
             for name, value in scalars(row).items()
         ]
@@ -205,6 +212,10 @@ def open_mlflow(into: Path | None) -> tuple[str, Write]:
             client.log_batch(run_id, metrics=points[first : first + BATCH])
 
     return uri, write
+
+
+def mlflow_name(name: str) -> str:
+    return posixpath.normpath("/" + NOT_IN_MLFLOW.sub("_", name)[:MLFLOW_CHARS]).lstrip("/") or "_"
 
 
 def _need(module: str) -> ModuleType:

@@ -24,8 +24,8 @@ class MetricsLine:
     `at_s`: UTC by the node's clock. `event`: one of EVENTS, None on the line of a step. `loss` and `grad_norm` may be
     nan or infinite, as written; every other number is finite. Durations are of one step, in seconds;
     `step_s`: total, `data_s`: waiting for input, `comm_s`: waiting for other ranks and their data. `evals`: eval_*
-    and, at the end of a program, final_*, by full name. `seconds`, `bytes`, `path`: of a checkpoint; on "resume",
-    `path` is the checkpoint.
+    and, at the end of a program, final_*, by full name; `own`: other numbers of a step, by their names. `seconds`,
+    `bytes`, `path`: of a checkpoint; on "resume", `path` is the checkpoint.
     `phase`: name on "phase": a part of the run without steps, like evaluation, which begins (`begins`) or ends.
     `flops_per_step`: of all ranks together; `peak_flops`: of one device.
     """
@@ -59,6 +59,7 @@ class MetricsLine:
     phase: str | None = None
     begins: bool = False
     evals: Mapping[str, float] = field(default_factory=dict)
+    own: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def diverged(self) -> bool:
@@ -68,7 +69,7 @@ class MetricsLine:
 
 _SCORES = ("eval_", "final_")
 _WHOLE = ("step", "total_steps", "world_size")
-_OTHERS = ("event", "path", "phase", "begins", "evals")
+_OTHERS = ("event", "path", "phase", "begins", "evals", "own")
 _NUMBERS = tuple(name for name in MetricsLine.__annotations__ if name not in (*_WHOLE, *_OTHERS))
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "at_s": ("timestamp", "at_s"),
@@ -81,13 +82,20 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 }
 """Names of a number in a file, the first found counts: the current name, that of older programs, Hugging Face's. Other
 numbers have one name."""
+ROW_NAMES = frozenset(_NAMES.get(name, (name,))[0] for name in (*_NUMBERS, *_WHOLE))
+"""Names of docs/metrics.md. Any other name of a number in a row is the program's own."""
+_READ = frozenset((*_NUMBERS, *_WHOLE, "event", "path", "phase", "steps")).union(*_NAMES.values())
 _NEVER_NEGATIVE = frozenset(_NUMBERS + _WHOLE) - {"loss", "lr", "epoch"}
 
 
 def as_row(line: MetricsLine) -> dict[str, Any]:
     """Return the values of a line that are known, under the names of docs/metrics.md."""
-    row = {name: value for name, value in vars(line).items() if value is not None and name not in ("begins", "evals")}
-    return {**{_NAMES.get(name, (name,))[0]: value for name, value in row.items()}, **line.evals}
+    row = {
+        name: value
+        for name, value in vars(line).items()
+        if value is not None and name not in ("begins", "evals", "own")
+    }
+    return {**line.own, **{_NAMES.get(name, (name,))[0]: value for name, value in row.items()}, **line.evals}
 
 
 def parse_object(line: bytes) -> dict[str, Any] | None:
@@ -134,6 +142,9 @@ def read_values(values: Mapping[str, Any]) -> MetricsLine:
         found["total_steps"] = None if number is None else int(number)
     evals = {name: _number(name, value) for name, value in values.items() if name.startswith(_SCORES)}
     found["evals"] = {name: value for name, value in evals.items() if value is not None}
+    if found["event"] is None and found.get("step") is not None:
+        own = {name: _number(name, value) for name, value in values.items() if name not in _READ and name not in evals}
+        found["own"] = {name: value for name, value in own.items() if value is not None}
     return MetricsLine(**found)
 
 

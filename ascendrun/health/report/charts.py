@@ -14,6 +14,8 @@ from ascendrun.text import Text
 
 POINTS = 1200
 """Maximum number of points; more than a screen can show."""
+NAMED = 12
+"""Maximum number of charts of evaluations and of metrics with a name that only the program knows."""
 
 Point = tuple[float, Optional[float]]
 
@@ -37,6 +39,7 @@ LINES = (
     LineChart("samples_per_s", "samples_per_s", "time", "1/s", Text("report.chart-samples-per-s", "Samples/s")),
     LineChart("mfu", "mfu", "time", "%", Text("report.chart-mfu", "MFU, %")),
 )
+FIELDS = frozenset(row.field for row in LINES)
 DURATIONS = ("_s", "_seconds")
 """Suffixes of the names of evaluation metrics that are durations."""
 
@@ -153,11 +156,12 @@ def make_charts(
             name
             for several in lines.values()
             for line in several
-            for name in line.evals
-            if name.startswith("eval_") and not name.endswith(DURATIONS)
-        }
+            for name in (*line.evals, *line.own)
+            if not name.startswith("final_") and not name.endswith(DURATIONS)
+        },
+        key=lambda name: (not name.startswith("eval_"), name),
     )
-    found += [make_chart(name, "step", "", _over_steps(lines, name)) for name in names[:12]]
+    found += [make_chart(name, "step", "", _over_steps(lines, name)) for name in names[:NAMED]]
     found += [_line_chart(row, lines, has_times) for row in LINES if row.x == "time"]
     if span is not None:
         since_s, until_s = span
@@ -194,7 +198,7 @@ def _over_steps(lines: Mapping[int, Sequence[MetricsLine]], name: str) -> list[P
     for several in lines.values():
         steps: set[int] = set()
         for line in several:
-            value = line.evals.get(name) if name.startswith("eval_") else _value(line, name)
+            value = line.evals.get(name, line.own.get(name)) if name not in FIELDS else _value(line, name)
             if line.step is not None and value is not None:
                 if not steps:  # the later steps of earlier attempts were discarded
                     found = {step: kept for step, kept in found.items() if step < line.step}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
 
-from ascendrun.cluster.export import kept
+from ascendrun.cluster.export import kept, mlflow_name, scalars
 from ascendrun.core.errors import NotFoundError
 from tests.lib.story_cluster import Desk, StoryJob, make_job
 
@@ -80,3 +82,25 @@ def test_what_is_missing_is_named(desk: Desk, monkeypatch: pytest.MonkeyPatch) -
         StoryJob(desk.cluster, "j-0001").export("mlflow")
     assert package.value.hint == "pip install 'ascendrun[trackers]'"
     assert desk.say("export", "j-0001", "--format", "csv", "-f").code == 2
+
+
+def test_a_metric_keeps_the_name_that_the_program_gave(desk: Desk) -> None:
+    values = {"loss": 1.5, "rewards/mean": -0.25, "attempt": 7, "own": 3, "kl": "nan", "note": "text", "ok": True}
+    write_attempt(desk, 1, "started", state="SUCCEEDED", ended_at_s=2.0)
+    (desk.cluster.spool / "n1" / "rank-0.metrics.0").write_text(
+        "".join(json.dumps({"timestamp": 1.0, "step": step, **values}) + "\n" for step in (1, 2))
+    )
+    where = StoryJob(desk.cluster, "j-0001").export("csv", desk.folder / "all.csv")
+    rows = list(csv.DictReader(Path(where).read_text().splitlines()))
+    assert [(row["loss"], row["rewards/mean"], row["own"]) for row in rows] == [("1.5", "-0.25", "3.0")] * 2
+    assert rows[0].keys() == {"job", "attempt", "rewards/mean", "own", "timestamp", "step", "loss"}
+    assert scalars({"step": 1, "loss": 1.5, "rewards/mean": -0.25}) == {"train/loss": 1.5, "rewards/mean": -0.25}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("rewards/mean", "rewards/mean"), ("a(b)", "a_b_"), ("/../x//y/", "x/y"), ("损失", "损失")]
+)
+def test_mlflow_accepts_the_name(name: str, expected: str) -> None:
+    assert mlflow_name(name) == expected
+    if importlib.util.find_spec("mlflow") is not None:
+        importlib.import_module("mlflow.utils.validation")._validate_metric_name(expected)
