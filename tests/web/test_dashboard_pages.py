@@ -26,7 +26,7 @@ SCHEMA = HERE.parents[1] / "docs" / "dashboard-api.json"
 AXE = HERE / "vendor" / "axe-core" / "axe.min.js"
 PATHS = [
     *("/", "/jobs/j-0001", "/jobs/j-0003", "/jobs/j-0001/logs", "/nodes", "/nodes/npu01", "/check", "/submit"),
-    *("/compare?jobs=j-0001,j-0003", "/api/docs", "/none"),
+    *("/compare?jobs=j-0001,j-0003", "/usage?by=month", "/api/docs", "/none"),
 ]
 SERIOUS = """
     axe.run().then((found) => found.violations.filter((one) => ["serious", "critical"].includes(one.impact))
@@ -266,6 +266,17 @@ def test_the_api_returns_what_commands_print(site: Site) -> None:
         assert json.loads(site.get(f"/api/v1/{path}").body)["schema_version"] == 2
     missing = site.get("/api/v1/jobs/j-0999")
     assert missing.status == 404 and json.loads(missing.body)["error"]["code"] == "not-found"
+
+
+def test_the_use_of_devices_is_summed_by_user_and_month(site: Site, world: TopWorld) -> None:
+    world.add_job("used", ["npu31"], state=State.FAILED)
+    month = time.strftime("%Y-%m")
+    by_month, all_time = site.get("/usage?by=month").body, site.get("/usage?by=user&days=").body
+    assert f"<td>{month}</td>" in by_month and "<td>–</td>" in all_time
+    assert '<option value="user" selected>' in site.get("/usage?by=none&days=x").body
+    rows = json.loads(site.get("/api/v1/history?by=month").body)["months"]
+    assert rows[0]["month"] == month and rows[0]["failed_hours"] is not None
+    assert site.get("/api/v1/history?by=none").status == 422
 
 
 def test_the_api_is_that_of_its_version(tmp_path: Path) -> None:

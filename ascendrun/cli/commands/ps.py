@@ -1,4 +1,4 @@
-"""ps: the jobs in one table. history: the ended jobs with the device-hours that they used, by job or by user."""
+"""ps: the jobs in one table. history: the ended jobs with the device-hours that they used, or the sums of some."""
 
 from __future__ import annotations
 
@@ -90,7 +90,12 @@ def _mark(job: JobView) -> tuple[object, ...]:
 @cli_command("history")
 @click.option("--since", "since_s", type=TIMES, help="Only jobs that ended since: 7d (ago), 10:30, 2026-11-20T10:30.")
 @click.option("--user", metavar="USER", help="Only jobs that this user submitted.")
-@click.option("--by", type=click.Choice(["job", "user"]), default="job", help="One row for each.  [default: job]")
+@click.option(
+    "--by",
+    type=click.Choice(["job", "user", "project", "month"]),
+    default="job",
+    help="One row for each.  [default: job]",
+)
 @click.option("--quiet", "-q", is_flag=True, help="Print ids only, as -o name.")
 @list_output_option
 def history_command(
@@ -101,26 +106,32 @@ def history_command(
     DEVICE-HOURS are devices times hours in which the job had its hosts: from the checks before a start to the confirmed
     end, in all attempts. A stage of a pipeline is a row. Jobs that `ascendrun rm` has removed are not listed.
 
+    With --by, also waste: FAILED are device-hours of attempts that failed. IDLE are those of other attempts in which no
+    rank ran: checks, staging, the end. WAITED is the time in the queue. A project is `labels: {project: …}` of the job
+    file. A job counts in the month of its end.
+
     Examples:
     ascendrun history --since 7d
+    ascendrun history --by project -o csv > projects.csv
     ascendrun history --by user --since 2026-11-01T00:00
     ascendrun history --user me -o csv > hours.csv
     """
-    from ascendrun.health.report.cost import JobUse, UserUse, sum_users
+    from ascendrun.health.report.cost import GroupUse, JobUse, sum_groups
 
     output = "name" if quiet else output
-    if by == "user" and output == "name":
-        raise UsageError(exclusive("--by user", "--quiet" if quiet else "-o name"))
+    if by != "job" and output == "name":
+        raise UsageError(exclusive(f"--by {by}", "--quiet" if quiet else "-o name"))
     jobs = ctx.cluster.jobs.history(since_s=since_s, user=user)
-    users = sum_users(jobs)
-    if by == "user":
-        out.print_rows(users, USER_COLUMNS, output, name="users", kind=UserUse)
+    groups = sum_groups(jobs, "user" if by == "job" else by)
+    if by != "job":
+        columns = (out.Column(by.upper(), lambda row: getattr(row, by) or "-"), *GROUP_COLUMNS)
+        out.print_rows(groups, columns, output, name=f"{by}s", kind=GroupUse)
     else:
         out.print_rows(jobs, HISTORY_COLUMNS, output, name="jobs", kind=JobUse)
     if output in out.PEOPLE:
-        hours = sum(row.device_hours for row in users)
+        hours = sum(row.device_hours for row in groups)
         ctx.say("history.total", "{jobs:plural job jobs}, {hours:,.2f} device-hours", jobs=len(jobs), hours=hours)
-        unknown = sum(row.unknown_jobs for row in users)
+        unknown = sum(row.unknown_jobs for row in groups)
         if unknown:
             ctx.warn(Text("history.unknown", "unknown number of devices: {jobs:plural job jobs}", jobs=unknown))
 
@@ -143,9 +154,11 @@ HISTORY_COLUMNS = (
     out.Column("STARTED", lambda job: out.describe_time(job.started_at_s), is_wide=True),
     out.Column("ENDED", lambda job: out.describe_time(job.ended_at_s)),
 )
-USER_COLUMNS = (
-    out.Column("USER", lambda row: row.user or "-"),
+GROUP_COLUMNS = (
     out.Column("TYPE", lambda row: row.device_type),
     out.Column("JOBS", lambda row: str(row.jobs)),
     out.Column("DEVICE-HOURS", lambda row: describe_hours(row.device_hours)),
+    out.Column("FAILED", lambda row: describe_hours(row.failed_hours)),
+    out.Column("IDLE", lambda row: describe_hours(row.idle_hours)),
+    out.Column("WAITED", lambda row: out.describe_seconds(row.waited_s)),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Literal, Optional
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
@@ -12,7 +12,7 @@ from ascendrun.cli import output as out
 from ascendrun.cli.top.records import row_record, view_record
 from ascendrun.cluster import JobView, MachineView
 from ascendrun.core.records import as_record, job_event_records
-from ascendrun.health.report.cost import JobUse
+from ascendrun.health.report.cost import GroupUse, JobUse, sum_groups
 
 if TYPE_CHECKING:
     from ascendrun.cli.dashboard.overview import SharedTop
@@ -69,7 +69,13 @@ def make_router(cluster: Cluster, shared: SharedTop) -> APIRouter:
         return json_reply(out.format_many(cluster.hosts.machines(), "json", name="machines", kind=MachineView))
 
     @router.get("/history", summary="ascendrun history -o json")
-    def history(user: Optional[str] = Query(None, description="Only jobs of this user.")) -> Response:
-        return json_reply(out.format_many(cluster.jobs.history(user=user), "json", name="jobs", kind=JobUse))
+    def history(
+        user: Optional[str] = Query(None, description="Only jobs of this user."),
+        by: Optional[Literal["user", "project", "month"]] = Query(None, description="Sums of these, not jobs."),
+    ) -> Response:
+        jobs = cluster.jobs.history(user=user)
+        if by is not None:
+            return json_reply(out.format_many(sum_groups(jobs, by), "json", name=f"{by}s", kind=GroupUse))
+        return json_reply(out.format_many(jobs, "json", name="jobs", kind=JobUse))
 
     return router

@@ -13,6 +13,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response, StreamingR
 
 from ascendrun import __version__
 from ascendrun.cli import output as out
+from ascendrun.cli.commands.ps import describe_hours
 from ascendrun.cli.dashboard.actions import add_actions, csrf_of
 from ascendrun.cli.dashboard.api import API_VERSION, json_reply, make_router
 from ascendrun.cli.dashboard.cells import cells_html
@@ -23,6 +24,7 @@ from ascendrun.cli.dashboard.live import Feeds
 from ascendrun.cli.dashboard.logpage import read_logs
 from ascendrun.cli.dashboard.nodespage import read_check, read_node, read_nodes
 from ascendrun.cli.dashboard.overview import SharedTop, read_overview
+from ascendrun.cli.dashboard.usagepage import read_usage
 from ascendrun.cli.report.page import html_environment, read_asset
 from ascendrun.core.errors import AscendrunError, NotFoundError
 from ascendrun.core.records import as_record
@@ -137,6 +139,7 @@ def pages_of(cluster: Cluster, top: SharedTop, hosts: Sequence[Host]) -> Mapping
             lambda request: read_comparison(cluster, kept, request.query_params.getlist("jobs")),
         ),
         "/check": ("check.html", check),
+        "/usage": ("usage.html", lambda request: read_usage(cluster, kept, request.query_params)),
     }
 
 
@@ -188,6 +191,7 @@ def _environment() -> Environment:
         short=out.short_number,
         bytes=out.describe_memory,
         headline=out.headline,
+        hours=describe_hours,
         ranks=fold_numbers,
         cells=cells_html,
     )

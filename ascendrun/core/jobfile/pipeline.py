@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
     from ascendrun.options import ProgramOptions
 
-MERGED = ("args", "env", "devices", "checkpoint", "timeouts", "checks", "sampling", "progress")
+MERGED = ("args", "env", "labels", "devices", "checkpoint", "timeouts", "checks", "sampling", "progress")
 """Sections that a stage may set in part; the stage inherits other keys or replaces them."""
 
 INSTEAD = {

@@ -12,7 +12,7 @@ from ascendrun.options import ProgramOptions
 from ascendrun.text import Text, write
 from ascendrun.text.format import is_hidden
 
-DATA_SECTIONS = ("args", "env")
+DATA_SECTIONS = ("args", "env", "labels")
 """Sections with free keys, in which a null is a value."""
 
 
@@ -101,11 +101,12 @@ def apply_overrides(
 
 
 def job_data(root: yaml_source.MappingNode, source: yaml_source.Source) -> dict[str, Any]:
-    """Return the input of the model. A null means "not given"; values of `env` and `command` are the file's text."""
+    """Return the input of the model. A null means "not given"; values of `env`, `labels` and `command` are the text of
+    the file."""
     data: dict[str, Any] = {}
     for key, node in root.entries.items():
-        if key == "env" and isinstance(node, yaml_source.MappingNode):
-            data[key] = {name: _text(value, f"env.{name}", source) for name, value in node.entries.items()}
+        if key in ("env", "labels") and isinstance(node, yaml_source.MappingNode):
+            data[key] = {name: _text(value, f"{key}.{name}", source) for name, value in node.entries.items()}
         elif key == "command" and isinstance(node, yaml_source.ListNode):
             data[key] = tuple(_text(item, f"command[{index}]", source) for index, item in enumerate(node.items))
         elif key in ("stages", "roles") and isinstance(node, yaml_source.ListNode):

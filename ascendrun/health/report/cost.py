@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.jobs.job import ACTIVE_STATES
+from ascendrun.core.jobs.job import ACTIVE_STATES, State
 from ascendrun.core.samples import DeviceSample
 from ascendrun.health.report.time_use import Stay
 
@@ -98,10 +99,12 @@ def integrate(points: Sequence[tuple[float, float]], spans: Sequence[tuple[float
 
 @dataclass(frozen=True)
 class JobUse:
-    """Use of devices by one ended job. `user`: who submitted it, None: unknown.
+    """Use of devices by one ended job. `user`: who submitted it, None: unknown. `project`: its label.
 
     `devices`: of its newest attempt. `held_s`: seconds in which it had its hosts, from the checks to the end of each
-    attempt. `device_hours`: in that time, over all attempts. None: unknown, or it never had a host.
+    attempt. `device_hours`: in that time, over all attempts. None: unknown, or it never had a host. Of these hours,
+    `failed_hours`: in attempts that failed; `idle_hours`: in other attempts while no rank ran, that is in checks,
+    staging and at the end. `waited_s`: in the queue and between attempts.
     """
 
     id: str
@@ -118,13 +121,18 @@ class JobUse:
     ended_at_s: float | None
     pipeline: str | None = None
     stage: str | None = None
+    project: str | None = None
+    failed_hours: float | None = None
+    idle_hours: float | None = None
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True)
-class UserUse:
-    """Use of devices of one type by all ended jobs of one user. `user` None: unknown.
+class GroupUse:
+    """Use of devices of one type by all ended jobs of one `user`, `project` or `month`; the others are None, and so is
+    one that is unknown. A job counts in the month of its end, in local time.
 
-    `unknown_jobs`: jobs that had hosts for a time, but an unknown number of devices: they are not in `device_hours`.
+    `unknown_jobs`: jobs that had hosts for a time, but an unknown number of devices: they are not in the hours.
     """
 
     user: str | None
@@ -132,6 +140,11 @@ class UserUse:
     jobs: int
     device_hours: float
     unknown_jobs: int
+    project: str | None = None
+    month: str | None = None
+    failed_hours: float = 0.0
+    idle_hours: float = 0.0
+    waited_s: float = 0.0
 
 
 def count_devices(spec: Mapping[str, Any], job: Job, attempt: int) -> int | None:
@@ -146,9 +159,15 @@ def count_devices(spec: Mapping[str, Any], job: Job, attempt: int) -> int | None
 
 def measure_job(spec: Mapping[str, Any], job: Job, stays: Sequence[Stay]) -> JobUse:
     """Return the use of an ended job. `stays`: of time_use.find_stays."""
-    held = [(stay.attempt, (stay.end_ms - stay.start_ms) / 1000) for stay in stays if stay.state in ACTIVE_STATES]
-    counts = [(count_devices(spec, job, attempt), seconds) for attempt, seconds in held if seconds]
-    known = [count * seconds for count, seconds in counts if count is not None]
+    held = [stay for stay in stays if stay.state in ACTIVE_STATES and stay.seconds]
+    counts = {stay.attempt: count_devices(spec, job, stay.attempt) for stay in held}
+    failed = {stay.attempt for stay in stays if stay.after in (State.BACKOFF, State.FAILED)}
+
+    def hours(stays: Iterable[Stay]) -> float | None:
+        return (
+            None if None in counts.values() else sum((counts[one.attempt] or 0) * one.seconds for one in stays) / 3600
+        )
+
     same = ("id", "name", "user", "created_at_s", "started_at_s", "ended_at_s", "pipeline", "stage")
     return JobUse(
         **{name: getattr(job, name) for name in same},
@@ -156,24 +175,37 @@ def measure_job(spec: Mapping[str, Any], job: Job, stays: Sequence[Stay]) -> Job
         device_type=str((spec.get("devices") or {}).get("type") or "auto"),
         devices=count_devices(spec, job, job.attempt),
         attempts=job.attempt,
-        held_s=sum(seconds for _, seconds in held),
-        device_hours=sum(known) / 3600 if len(known) == len(counts) else None,
+        held_s=sum(stay.seconds for stay in held),
+        device_hours=hours(held),
+        project=(spec.get("labels") or {}).get("project"),
+        failed_hours=hours(stay for stay in held if stay.attempt in failed),
+        idle_hours=hours(stay for stay in held if stay.attempt not in failed and stay.state is not State.RUNNING),
+        waited_s=sum(stay.seconds for stay in stays if stay.state in (State.QUEUED, State.BACKOFF)),
     )
 
 
-def sum_users(jobs: Iterable[JobUse]) -> tuple[UserUse, ...]:
-    """Return one row for each user and type of device, the most device-hours first."""
+GROUPS = ("user", "project", "month")
+
+
+def sum_groups(jobs: Iterable[JobUse], by: str) -> tuple[GroupUse, ...]:
+    """Return one row for each user, project or month and type of device: the newest month, or the most device-hours
+    first."""
     groups: dict[tuple[str | None, str], list[JobUse]] = {}
     for job in jobs:
-        groups.setdefault((job.user, job.device_type), []).append(job)
-    rows = [
-        UserUse(
-            user=user,
-            device_type=device_type,
-            jobs=len(found),
-            device_hours=sum(job.device_hours for job in found if job.device_hours is not None),
-            unknown_jobs=sum(job.device_hours is None for job in found),
-        )
-        for (user, device_type), found in groups.items()
-    ]
-    return tuple(sorted(rows, key=lambda row: (-row.device_hours, row.user or "", row.device_type)))
+        name = _month(job.ended_at_s) if by == "month" else getattr(job, by)
+        groups.setdefault((name, job.device_type), []).append(job)
+    rows = []
+    for (name, device_type), found in groups.items():
+        totals = {
+            field: sum(getattr(job, field) or 0.0 for job in found)
+            for field in ("device_hours", "failed_hours", "idle_hours", "waited_s")
+        }
+        unknown = sum(job.device_hours is None for job in found)
+        group = {"user": None, by: name, "device_type": device_type, "jobs": len(found), "unknown_jobs": unknown}
+        rows.append(GroupUse(**group, **totals))  # type: ignore[arg-type]
+    rows.sort(key=lambda row: (-row.device_hours, getattr(row, by) or "", row.device_type))
+    return tuple(sorted(rows, key=lambda row: row.month or "", reverse=True))
+
+
+def _month(at_s: float | None) -> str | None:
+    return None if at_s is None else datetime.fromtimestamp(at_s).strftime("%Y-%m")

@@ -118,6 +118,10 @@ class Stay:
     attempt: int
     after: State | None
 
+    @property
+    def seconds(self) -> float:
+        return (self.end_ms - self.start_ms) / 1000
+
 
 def account(stays: Sequence[Stay], attempts: Mapping[int, AttemptSteps]) -> Accounting:
     """Compute the time use. `stays`: of `find_stays`. `attempts`: without those that have no metrics."""

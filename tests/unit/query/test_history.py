@@ -84,7 +84,8 @@ def test_every_screen_has_the_number_of_the_attempt_that_the_options_take(histor
 
 
 def test_users_are_summed_by_type_of_device(history: Desk) -> None:
-    found = [tuple(row.values()) for row in rows(history, "--by", "user")]
+    names = ("user", "device_type", "jobs", "device_hours", "unknown_jobs")
+    found = [tuple(row[name] for name in names) for row in rows(history, "--by", "user")]
     assert found == [
         ("ann", "npu", 2, 136.0, 0),
         ("bob", "cpu", 1, 4.0, 0),
@@ -93,6 +94,25 @@ def test_users_are_summed_by_type_of_device(history: Desk) -> None:
     ]
     result = history.say("history", "--by", "user")
     assert "140.00 device-hours" in result.err and "devices: 1 job" in result.err
+
+
+def test_waste_is_summed_by_project_and_month(history: Desk) -> None:
+    store = Store.open(history.folder / "state")
+    run = [(0.0, "QUEUED"), (24.0, "CHECKING"), (25.0, "RUNNING")]
+    for name, end_h in (("one", 27.0), ("two", 24.0 * 40)):
+        spec = {**NPU_8, "labels": {"project": "llm", "team": "x"}}
+        add(store, name, spec, [*run, (end_h, "STOPPING"), (end_h + 1, "SUCCEEDED")], hosts=("a",), attempt=1)
+    store.close()
+    found = {row["project"]: row for row in rows(history, "--by", "project") if row["device_type"] == "npu"}
+    llm, none = found["llm"], found[None]
+    assert (llm["jobs"], llm["failed_hours"], llm["idle_hours"]) == (2, 0.0, 2 * 8 * 2.0)
+    assert llm["waited_s"] == 48 * HOUR_S and llm["device_hours"] == 8 * (4 + 24 * 39 + 1)
+    assert (none["failed_hours"], none["idle_hours"], none["device_hours"]) == (80.0, 16 * 1.5, 136.0), "once and twice"
+    months = [(row["month"], row["jobs"]) for row in rows(history, "--by", "month") if row["device_type"] == "npu"]
+    assert months == [("1970-02", 1), ("1970-01", 4)]
+    table = history.say("history", "--by", "project", "-o", "csv").out.splitlines()
+    assert "failed_hours" in table[0] and len(table) == 5
+    assert history.say("history", "--by", "month", "-q").code == 2
 
 
 @pytest.mark.parametrize(

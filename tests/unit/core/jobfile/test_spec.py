@@ -60,6 +60,7 @@ hostfile: ../hostfiles/two.hosts
 args: {}
 env: {HCCL_CONNECT_TIMEOUT: 1200, RATE: 1.10, DEBUG: True, WHEN: 2026-01-02, EMPTY: "", MASTER_PORT: 12345}
 env_file: [secrets.env]
+labels: {project: 1.10, team: llm}
 setup: |
   source /usr/local/Ascend/ascend-toolkit/set_env.sh
   ulimit -n 65535
@@ -84,6 +85,7 @@ def test_every_field_of_this_release_is_read():
         "EMPTY": "",
         "MASTER_PORT": "12345",
     }
+    assert dict(spec.labels) == {"project": "1.10", "team": "llm"}
     assert spec.setup == "source /usr/local/Ascend/ascend-toolkit/set_env.sh\nulimit -n 65535\n"
     assert (spec.checkpoint.dir, spec.checkpoint.grace_period_s, spec.checkpoint.signal) == (
         "/ckpt/full",
