@@ -283,6 +283,10 @@ def describe_memory(count: int | None) -> str:
     return f"{size:.1f} TiB"
 
 
+def describe_hours(hours: float | None) -> str:
+    return "-" if hours is None else f"{hours:,.2f}"
+
+
 def describe_time(at_s: float | None) -> str:
     """Return local time to the second; "-" for None."""
     return "-" if at_s is None else datetime.fromtimestamp(at_s).strftime("%Y-%m-%d %H:%M:%S")

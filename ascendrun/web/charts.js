@@ -52,7 +52,7 @@ const ascendrunCharts = (() => {
     // A single point has no width: it gets empty neighbours.
     const padded = (values, ends) => (alone ? [ends[0], ...values, ends[1]] : values);
     const plot = new uPlot({
-      width: place.clientWidth, height: 200, padding: [8, 10, 0, 0],
+      width: place.clientWidth, height: 200, padding: [8, 18, 0, 0],
       tzDate: (at) => uPlot.tzDate(new Date((at + offset_s) * 1000), "Etc/UTC"),
       scales: { x: { time: isTime }, y: chart.is_load ? { range: (u, low, high) => [0, Math.max(100, high)] } : {} },
       axes: [xs, { ...axis, size: 56, values: (u, splits) => splits.map(shorten) }],

@@ -74,6 +74,7 @@
       const height = Math.max(2, Math.min(14, Math.floor(480 / rows.length)));
       canvas.width = rows[0].length * 8;
       canvas.height = rows.length * height;
+      canvas.style.height = `${canvas.height}px`;
       const ink = canvas.getContext("2d");
       rows.forEach((row, y) => row.forEach((value, x) => {
         if (value == null) return;

@@ -33,14 +33,18 @@
     const at = before.split("\n").length - 1, { path, used } = place(lines, at);
     const block = path.reduce((part, key) => part && within((part.properties || {})[key]), schema);
     const properties = (block && block.properties) || {}, key = keyOf(lines[at]);
-    about.textContent = key && properties[key] ? `${[...path, key].join(".")}: ${properties[key].description || ""}` : path.join(".");
+    const meaning = (name) => {
+      const full = [...path, name].join(".").replace(/^(stages|roles)\./, "$1[].");
+      return schema.about[full] || schema.about[full.replace(/^stages\[\]\./, "")] || "";
+    };
+    about.textContent = key && properties[key] ? `${[...path, key].join(".")}: ${meaning(key)}` : path.join(".");
     const typed = lines[at].trim().replace(/^- /, "");
     const names = Object.keys(properties).filter((name) => !used.has(name) && (key || name.startsWith(typed)));
     offered.replaceChildren(...names.slice(0, 40).map((name) => {
       const button = document.createElement("button");
       button.type = "button";
       button.textContent = name;
-      button.title = properties[name].description || "";
+      button.title = meaning(name);
       button.addEventListener("click", () => insert(name, at, key));
       return button;
     }));

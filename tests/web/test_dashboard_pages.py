@@ -47,7 +47,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TopWorld]:
     state_dir = tmp_path_factory.mktemp("state") / "s"
     world = make_usual_world(state_dir)
-    world.add_job("bert", ["npu12"], state=State.FAILED)
+    bert = world.add_job("bert", ["npu12"], state=State.FAILED)
+    oom = "RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.97 GiB total capacity)"
+    write_log(
+        state_dir, bert, "npu12", 0, [(world.now_s - 40, "Traceback (most recent call last):"), (world.now_s, oom)]
+    )
     with controller_lock(state_dir):
         yield world
 
@@ -114,6 +118,15 @@ def test_the_nodes_show_their_state_devices_and_past(site: Site) -> None:
     assert page.count('role="img" class="cell') == 72 and ">held<" in page and "npu12" in page
     assert "qwen32b-lora" in site.get("/nodes/npu01").body and "bert" in site.get("/nodes/npu12").body
     assert site.get("/nodes/none").status == 404
+
+
+def test_each_reader_gets_a_node_in_their_language(page: Page, site: Site) -> None:
+    titles = "[...document.querySelectorAll('#curves h2')].map((one) => one.innerText)"
+    found = []
+    for lang in ("en", "zh-CN"):
+        enter(page, site, "/nodes/npu02", lang=lang)
+        found.append(page.wait(f"{titles}.length > 0 && {titles}"))
+    assert "Host CPU, %" in found[0] and not set(found[0]) & set(found[1])
 
 
 def test_jobs_are_compared_by_their_curves_and_by_what_differs(page: Page, world: TopWorld, site: Site) -> None:

@@ -136,10 +136,6 @@ def history_command(
             ctx.warn(Text("history.unknown", "unknown number of devices: {jobs:plural job jobs}", jobs=unknown))
 
 
-def describe_hours(hours: float | None) -> str:
-    return "-" if hours is None else f"{hours:,.2f}"
-
-
 HISTORY_COLUMNS = (
     out.Column("ID", lambda job: job.id),
     out.Column("NAME", lambda job: job.name),
@@ -149,7 +145,7 @@ HISTORY_COLUMNS = (
     out.Column("TYPE", lambda job: job.device_type, dropped=3),
     out.Column("DEVICES", lambda job: "-" if job.devices is None else str(job.devices), dropped=1),
     out.Column("DURATION", lambda job: out.describe_seconds(job.held_s)),
-    out.Column("DEVICE-HOURS", lambda job: describe_hours(job.device_hours)),
+    out.Column("DEVICE-HOURS", lambda job: out.describe_hours(job.device_hours)),
     out.Column("CREATED", lambda job: out.describe_time(job.created_at_s), is_wide=True),
     out.Column("STARTED", lambda job: out.describe_time(job.started_at_s), is_wide=True),
     out.Column("ENDED", lambda job: out.describe_time(job.ended_at_s)),
@@ -157,8 +153,8 @@ HISTORY_COLUMNS = (
 GROUP_COLUMNS = (
     out.Column("TYPE", lambda row: row.device_type),
     out.Column("JOBS", lambda row: str(row.jobs)),
-    out.Column("DEVICE-HOURS", lambda row: describe_hours(row.device_hours)),
-    out.Column("FAILED", lambda row: describe_hours(row.failed_hours)),
-    out.Column("IDLE", lambda row: describe_hours(row.idle_hours)),
+    out.Column("DEVICE-HOURS", lambda row: out.describe_hours(row.device_hours)),
+    out.Column("FAILED", lambda row: out.describe_hours(row.failed_hours)),
+    out.Column("IDLE", lambda row: out.describe_hours(row.idle_hours)),
     out.Column("WAITED", lambda row: out.describe_seconds(row.waited_s)),
 )

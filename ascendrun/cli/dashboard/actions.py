@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from ascendrun.cli.plans import exit_code, plan_text
 from ascendrun.core.errors import AscendrunError, ConflictError, InvalidInputError, NotFoundError, Problem
+from ascendrun.core.jobfile.keys import list_keys
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def add_actions(app: FastAPI, cluster: Cluster, csrf: str, show: Show) -> None:
         return await run_in_threadpool(_edited, cluster, form, lambda values: show(request, values))
 
     def schema() -> Response:
-        return JSONResponse(cluster.job_files.schema())
+        about = {key.path: str(key.meaning).replace("`", "") for key in list_keys()}  # in the reader's language
+        return JSONResponse({**cluster.job_files.schema(), "about": about})
 
     app.add_api_route("/jobs/{job}/{action}", change_job, methods=["POST"], include_in_schema=False)
     app.add_api_route("/nodes/{host}/{action}", change_node, methods=["POST"], include_in_schema=False)

@@ -13,7 +13,6 @@ from starlette.responses import FileResponse, HTMLResponse, Response, StreamingR
 
 from ascendrun import __version__
 from ascendrun.cli import output as out
-from ascendrun.cli.commands.ps import describe_hours
 from ascendrun.cli.dashboard.actions import add_actions, csrf_of
 from ascendrun.cli.dashboard.api import API_VERSION, json_reply, make_router
 from ascendrun.cli.dashboard.cells import cells_html
@@ -191,7 +190,7 @@ def _environment() -> Environment:
         short=out.short_number,
         bytes=out.describe_memory,
         headline=out.headline,
-        hours=describe_hours,
+        hours=out.describe_hours,
         ranks=fold_numbers,
         cells=cells_html,
     )

@@ -73,7 +73,7 @@ LABELS: Mapping[str, Text] = {
     "no_lines": Text("dashboard.no-lines", "No lines."),
     "search_cut": Text("dashboard.search-cut", "The search ended early, since the log is long. Set a time or ranks."),
     "check": Text("dashboard.check", "Check all nodes"),
-    "checking": Text("dashboard.checking", "The nodes are being checked, as with `ascendrun doctor`."),
+    "checking": Text("dashboard.checking", "The nodes are being checked, as with ascendrun doctor."),
     "check_again": Text("dashboard.check-again", "Check again"),
     "checks": Text("dashboard.checks", "checks"),
     "finding": Text("dashboard.finding", "finding"),

@@ -14,6 +14,7 @@ from ascendrun.core.findings import SEVERITIES, Severity
 from ascendrun.core.machines import MachineState
 from ascendrun.health.report.charts import make_charts
 from ascendrun.health.top.view import natural_key
+from ascendrun.text import language
 
 if TYPE_CHECKING:
     from ascendrun.cli.dashboard.jobpage import Kept
@@ -65,8 +66,9 @@ def read_node(cluster: Cluster, kept: Kept, view: TopView, host: str) -> Mapping
     row = next((one for one in read_nodes(cluster, view)["rows"] if one["host"] == host), None)
     if row is None:
         raise NotFoundError.of("dashboard.no-node", "{host}: no such node", host=host)
-    charts = kept.get(("node", host), lambda: _charts(cluster, host, len(row["cells"])), seconds=CURVES_S)
-    return {"row": row, "host": host, **charts, "ran": kept.get(("ran", host), lambda: _ran(cluster, host), seconds=5)}
+    charts = kept.get(("node", host, language()), lambda: _charts(cluster, host, len(row["cells"])), seconds=CURVES_S)
+    ran = kept.get(("ran", host, language()), lambda: _ran(cluster, host), seconds=5)
+    return {"row": row, "host": host, **charts, "ran": ran}
 
 
 def _charts(cluster: Cluster, host: str, devices: int) -> Mapping[str, Any]:
