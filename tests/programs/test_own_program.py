@@ -29,6 +29,15 @@ def write_example(folder: Path) -> None:
         (folder / FILES[kind]).write_text(text, encoding="utf-8")
 
 
+def test_the_chinese_page_has_the_same_files(tmp_path: Path) -> None:
+    """Its comments may be Chinese."""
+
+    def files(page: Path) -> list[str]:
+        return [re.sub(r" +# .*", "", text) for text in re.findall(r"```\w+\n(.*?)```", page.read_text(), re.DOTALL)]
+
+    assert files(PAGE) == files(PAGE.with_suffix(".zh.md"))
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     home = tmp_path / "own"
