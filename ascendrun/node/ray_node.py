@@ -5,7 +5,8 @@ all nodes, starts the command through the supervisor (join.py), and ends the clu
 The others end with the cluster. Only processes below this one are ended, never another cluster's: not by `ray stop`.
 
 OPTIONS: JSON {nodes: count, start_s, words: number of words of `ray start` before COMMAND}. What workers and actors
-print is printed here, behind the worker's id. The cluster's directory is short: Unix sockets are in it.
+print is printed here, behind the worker's id, and how a part of Ray died. The cluster's directory is short: Unix
+sockets are in it.
 """
 
 from __future__ import annotations
@@ -37,10 +38,16 @@ _DEATHS = {"gcs_server": GCS_DIED, "raylet": RAYLET_DIED}
 WATCH_S = 0.2
 START_SHARE = 0.9
 """Part of the time for a start after which a node is late, which is then named. The head waits for the first node."""
-RESOLVE_S, PRINT_S, KILL_S = 2.0, 2.0, 10.0
+RESOLVE_S, PRINT_S, KILL_S = 2.0, 5.0, 10.0
 LINE_BYTES = 1 << 20
 """A line of a worker that is longer is split."""
-_WORKER = re.compile(r"^worker-([0-9a-f]{8})[0-9a-f]*-[0-9a-f]+-(\d+)\.(out|err)$")
+_LOG = re.compile(
+    r"^(?:worker-(?P<worker>[0-9a-f]{8})[0-9a-f]*-[0-9a-f]+-(?P<pid>\d+)\.(?P<stream>out|err)"
+    r"|(?:raylet|gcs_server)\.err|ray_process_exit\.log)$"
+)
+"""Files of a session: of its workers, and what is known of a part of Ray that died. Others have thousands of lines."""
+_NOTES = (b":job_id:", b":actor_name:", b":task_name:")
+"""Starts of lines that Ray writes to the files of workers for itself (_private/ray_constants.py)."""
 
 AWAIT_NODES = """
 import os, sys, time, ray
@@ -132,7 +139,7 @@ class RayNode:
         return 0
 
     def _find_death(self) -> int:
-        """Return the status that says which process of the cluster has died here. `ray start` prints its last lines."""
+        """Return the status that says which process of the cluster has died here. `ray start` logs how it ended."""
         for name, (pid, start) in self._watched.items():
             stat = procs.read_stat(pid)
             if stat is None or stat.is_dead or stat.start != start:
@@ -173,20 +180,21 @@ class WorkerLogs:
         self._open: dict[str, tuple[BinaryIO, BinaryIO, bytes]] = {}
 
     def print_new(self, *, last: bool = False) -> None:
-        """Print the new lines as `(worker ID, pid PID) LINE`, on the stream that they were written to."""
+        """Print new lines as `(worker ID, pid PID) LINE` on the stream they were written to, or as `(ray) LINE`."""
         with contextlib.suppress(OSError):  # the cluster has not started yet
             for name in sorted(set(os.listdir(self._folder)) - set(self._open)):
-                found = _WORKER.match(name)
+                found = _LOG.match(name)
                 if found:
-                    target = sys.stdout.buffer if found.group(3) == "out" else sys.stderr.buffer
-                    source = ("(worker %s, pid %s) " % (found.group(1), found.group(2))).encode("ascii")
-                    self._open[name] = open(os.path.join(self._folder, name), "rb"), target, source
+                    target = sys.stdout.buffer if found["stream"] == "out" else sys.stderr.buffer
+                    who = "(worker %s, pid %s) " % found.group("worker", "pid") if found["worker"] else "(ray) "
+                    self._open[name] = open(os.path.join(self._folder, name), "rb"), target, who.encode("ascii")
         for file, target, source in self._open.values():
             for line in iter(functools.partial(file.readline, LINE_BYTES), b""):
                 if not line.endswith(b"\n") and len(line) < LINE_BYTES and not last:
                     file.seek(-len(line), os.SEEK_CUR)  # it goes on
                     break
-                target.write(source + line + (b"" if line.endswith(b"\n") else b"\n"))
+                if not line.startswith(_NOTES):
+                    target.write(source + line + (b"" if line.endswith(b"\n") else b"\n"))
             target.flush()
 
 

@@ -51,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sweep", metavar="N[,SEED]|all", help="cluster: how many pairs of deaths at failpoints")
     parser.addoption("--soak", metavar="SEED,SECONDS[,ROUND]", default="1,40", help="cluster: how much bad luck")
     parser.addoption("--real-time", action="store_true", help="cluster: hangs and slow trainings, two hours")
+    parser.addoption("--deaths", metavar="N", type=int, default=1, help="cluster: how often each part of Ray dies")
     parser.addoption("--history", metavar="FILE", help="cluster: the soak's rounds, to be gone on with")
 
 

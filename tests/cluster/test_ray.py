@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import CODE
+from invariants import check_nobody_listens
 from leftovers import kill
 from scenes import NpuScene, await_that, run_text
 
@@ -56,7 +57,7 @@ class RayScene(NpuScene):
 
     def await_end(self, job: str) -> str:
         """Wait for the end; return the state."""
-        self.await_state(job, "SUCCEEDED", "FAILED", "STOPPED", deadline_s=90)
+        self.await_state(job, "SUCCEEDED", "FAILED", "STOPPED", deadline_s=180)
         return self.state(job)
 
     def folders(self) -> list[Path]:
@@ -67,6 +68,7 @@ class RayScene(NpuScene):
     def require_nothing_left(self, job: str) -> None:
         self.await_nobody(job)
         assert self.folders() == []
+        check_nobody_listens(self.cluster)
 
     def verdict(self, job: str) -> dict[str, Any]:
         await_that(lambda: self.show(job)["job"]["confidence"] != "preliminary", "it is diagnosed")
@@ -123,21 +125,26 @@ def kill_one_of(scene: RayScene, host: str, name: str) -> None:
     kill(found[:1], signal.SIGKILL)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "number" in metafunc.fixturenames:
+        metafunc.parametrize("number", range(metafunc.config.getoption("--deaths")))
+
+
 @pytest.mark.parametrize(
-    ("host", "victim", "code"),
+    ("host", "victim", "code", "shown"),
     [
-        ("node2", "raylet/raylet", "ray-raylet-died"),
-        pytest.param("node1", "gcs/gcs_server", "ray-gcs-died", marks=pytest.mark.thorough),
-        pytest.param("node2", "ray::Worker", "exception", marks=pytest.mark.thorough),
-        pytest.param("node1", "driver.py", "killed", marks=pytest.mark.thorough),
-        pytest.param("node2", None, "node-rebooted", marks=pytest.mark.thorough),
+        ("node2", "raylet/raylet", "ray-raylet-died", "(ray)   raylet [exit code=-9"),
+        pytest.param("node1", "gcs/gcs_server", "ray-gcs-died", "gcs_server [exit code=-9", marks=pytest.mark.thorough),
+        pytest.param("node2", "ray::Worker", "exception", "ActorDiedError", marks=pytest.mark.thorough),
+        pytest.param("node1", "driver.py", "killed", "SIGKILL", marks=pytest.mark.thorough),
+        pytest.param("node2", None, "node-rebooted", "", marks=pytest.mark.thorough),
     ],
 )
 def test_what_died_is_the_verdict_and_nothing_is_left(
-    scene: RayScene, host: str, victim: str | None, code: str
+    scene: RayScene, host: str, victim: str | None, code: str, shown: str, number: int
 ) -> None:
     job = scene.start(scene.ray_job("wait"))
-    scene.await_line(job, READY, deadline_s=90)
+    scene.await_line(job, READY, deadline_s=180)
     if victim is None:
         scene.cluster.reboot(host, keep_disk=True)
     elif victim == "driver.py":
@@ -147,6 +154,7 @@ def test_what_died_is_the_verdict_and_nothing_is_left(
     assert scene.await_end(job) == "FAILED"
     found = scene.verdict(job)
     assert found["code"] == code and (code == "exception" or found["hosts"] == [host]), found
+    assert shown in str(found["values"]) and "environ." not in str(found["evidence"]), found
     scene.require_nothing_left(job)
 
 
@@ -249,7 +257,8 @@ def test_two_jobs_on_the_same_hosts_leave_each_other_and_a_foreign_cluster_alone
     assert scene.state(second) == "RUNNING" and len(scene.folders()) == 2
     scene.ascendrun("stop", second, code=0)
     assert scene.await_end(second) == "STOPPED"
-    scene.require_nothing_left(second)
+    scene.await_nobody(second)
     left = [one for one in scene.cluster.processes("node1") if "ray" in " ".join(one.argv)]  # also of Python files
     assert len(foreign) == 1 and foreign[0].pid in {one.pid for one in left}
     kill(left, signal.SIGKILL)
+    assert scene.folders() == []

@@ -11,6 +11,12 @@ import pytest
 from invariants import check_ended
 from scenes import ENOUGH, Scene, await_that
 
+from ascendrun.cli.dashboard.jobpage import Kept, read_job
+from ascendrun.cli.dashboard.logpage import read_logs
+from ascendrun.cluster import Cluster
+from ascendrun.core.errors import NotFoundError
+from ascendrun.core.settings import Settings
+
 CODE = Path(__file__).resolve().parents[2]
 SERVE = {"nodes": 1, "command": ["python3", "rank.py", "print", "ready", "hang"], "ends_job": False}
 WORK = {"nodes": 1, "command": ["python3", "rank.py", "print", "ready", "beat-on", ENOUGH], "devices": {"per_node": 1}}
@@ -77,6 +83,15 @@ def test_a_role_that_dies_ends_all_and_is_named_and_the_end_of_the_work_ends_all
     assert "decode/0" in shown and "proxy/0" in shown and not re.search(r"ranks? \d", shown), shown
 
     serving = start_gang(scene, "serving")
+    cluster = Cluster(Settings(state_dir=scene.ascendrun.state_dir))
+    names = ["prefill/0", "prefill/1", "decode/0", "decode/1", "proxy/0"]
+    assert list(read_job(cluster, Kept(), serving)["labels"].values()) == names
+    for wanted in ("decode/1", "3"):
+        lines = read_logs(cluster, serving, {"ranks": wanted})["lines"]
+        assert {line["who"] for line in lines} == {"decode/1"}, lines
+    with pytest.raises(NotFoundError):
+        read_logs(cluster, serving, {"ranks": "wrok"})
+    assert set(names) <= set(scene.ascendrun("top", "--job", serving, "--once", code=0).stdout.split())
     scene.enough()
     scene.await_state(serving, "SUCCEEDED")
     check_ended(scene, serving, state="SUCCEEDED")

@@ -45,7 +45,7 @@ def meshed(hosts, source="10.0.0.{}", interface="eth0"):
     }
 
 
-def plan(spec, hostfile, reports=None, trees=(), resume=None, ray=None):
+def plan(spec, hostfile, reports=None, trees=(), resume=None):
     hosts = parse_hostfile(hostfile, "h")
     reports = meshed(hosts) if reports is None else reports
     return make_plan(
@@ -55,7 +55,6 @@ def plan(spec, hostfile, reports=None, trees=(), resume=None, ray=None):
         job="j1",
         attempt=1,
         run_id="h-j1.1",
-        ray=ray,
         folders={host.name: FOLDERS for host in hosts},
         trees=trees,
         resume=resume,

@@ -28,7 +28,7 @@ from ascendrun.cli.report.page import html_environment, read_asset
 from ascendrun.core.errors import AscendrunError, NotFoundError
 from ascendrun.core.records import as_record
 from ascendrun.text import language
-from ascendrun.text.format import fold_numbers
+from ascendrun.text.format import label_ranks
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -191,7 +191,7 @@ def _environment() -> Environment:
         bytes=out.describe_memory,
         headline=out.headline,
         hours=out.describe_hours,
-        ranks=fold_numbers,
+        ranks=label_ranks,
         cells=cells_html,
     )
     environment.trim_blocks = environment.lstrip_blocks = True

@@ -15,6 +15,7 @@ from ascendrun.cli.dashboard.overview import job_row
 from ascendrun.cli.report import page as report_page
 from ascendrun.cli.report.charts import chart_json, chart_title
 from ascendrun.core.errors import AscendrunError, NotFoundError
+from ascendrun.core.jobs.roles import rank_labels
 from ascendrun.text import language
 
 if TYPE_CHECKING:
@@ -52,10 +53,10 @@ class Kept:
 
 def read_job(cluster: Cluster, kept: Kept, ref: str) -> Mapping[str, Any]:
     detail = cluster.jobs.detail(ref)
-    job = detail.job
+    job, labels = detail.job, rank_labels(detail.nodes)
     mark = (job.id, job.attempt, job.state, job.confidence, language())
     report = kept.get(("report", *mark), lambda: cluster.diagnosis.report(job.id), seconds=REPORT_S)
-    heat = kept.get(("heat", *mark), lambda: _heat(cluster, detail), seconds=HEAT_S)
+    heat = kept.get(("heat", *mark), lambda: _heat(cluster, detail, labels), seconds=HEAT_S)
     return {
         "job": job_row(job, time.time()),
         "id": job.id,
@@ -66,6 +67,7 @@ def read_job(cluster: Cluster, kept: Kept, ref: str) -> Mapping[str, Any]:
         "tiles": report_page.list_tiles(report),
         "diagnosis": _diagnosis(cluster, kept, detail, mark),
         "nodes": detail.nodes if job.ended_at_s is None else (),
+        "labels": labels,
         "attempts": report_page.attempt_rows(report),
         "checkpoints": kept.get(("checkpoints", *mark), lambda: _checkpoints(cluster, detail), seconds=REPORT_S),
         "charts": chart_json(report.charts, report.made_at_s),
@@ -110,7 +112,7 @@ def _diagnosis(cluster: Cluster, kept: Kept, detail: JobDetail, mark: object) ->
     }
 
 
-def _heat(cluster: Cluster, detail: JobDetail) -> str | None:
+def _heat(cluster: Cluster, detail: JobDetail, labels: Mapping[int, str]) -> str | None:
     """Return JSON of the heat map: load, and step time relative to its column's median, in percent. None: no data."""
     try:
         heat = cluster.samples.heat(detail)
@@ -122,7 +124,7 @@ def _heat(cluster: Cluster, detail: JobDetail) -> str | None:
     data = {
         "since_s": heat.since_s,
         "column_s": heat.column_s,
-        "ranks": heat.ranks,
+        "ranks": [labels.get(rank, rank) for rank in heat.ranks],
         "load": [[None if value is None else round(value) for value in row] for row in heat.load],
         "step": [
             [

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ascendrun.cli.options import parse_since
 from ascendrun.core.errors import InvalidInputError, Problem
+from ascendrun.core.jobs.roles import rank_labels, ranks_of_roles
 from ascendrun.core.logs.log_lines import parse_ranks
 from ascendrun.core.logs.log_view import LogView, find_error
 from ascendrun.core.names import expand_names, split_list
 from ascendrun.text import Text
-from ascendrun.text.format import fold_numbers
+from ascendrun.text.format import label_ranks
 
 if TYPE_CHECKING:
     from ascendrun.cluster import Cluster, JobDetail
@@ -37,9 +38,13 @@ def read_logs(cluster: Cluster, ref: str, query: Mapping[str, str]) -> Mapping[s
     detail = cluster.jobs.detail(ref)
     asked = {name: query.get(name, "").strip() for name in FIELDS}
     attempt = _parsed("attempt", asked["attempt"], int)
-    since_s = _parsed("at", asked["at"], _parse_at)
+    since_s, labels = _parsed("at", asked["at"], _parse_at), rank_labels(detail.nodes)
+
+    def read_ranks(text: str) -> frozenset[int]:
+        return ranks_of_roles(labels, split_list(text)) if labels and not text[0].isdigit() else parse_ranks(text)
+
     view = LogView(
-        hosts=_parsed("hosts", asked["hosts"], _parse_hosts), ranks=_parsed("ranks", asked["ranks"], parse_ranks)
+        hosts=_parsed("hosts", asked["hosts"], _parse_hosts), ranks=_parsed("ranks", asked["ranks"], read_ranks)
     )
     search = _Search(cluster, detail, view, attempt, _test_of(asked))
     lines = search.first(since_s) if since_s is not None else search.newest()
@@ -48,7 +53,7 @@ def read_logs(cluster: Cluster, ref: str, query: Mapping[str, str]) -> Mapping[s
         "name": detail.job.name,
         "state": detail.job.state,
         "asked": asked,
-        "lines": [_row(line) for line in lines],
+        "lines": [_row(line, labels) for line in lines],
         "is_cut": search.is_late,
         "is_full": since_s is not None and len(lines) == SHOWN,
     }
@@ -125,10 +130,10 @@ class _Search:
                 return
 
 
-def _row(line: FoldedLine) -> Mapping[str, Any]:
+def _row(line: FoldedLine, labels: Mapping[int, str]) -> Mapping[str, Any]:
     first = line.lines[0]
     ranks = line.ranks
-    who = Text("dashboard.node-process", "node {host}", host=first.host) if ranks[0] < 0 else fold_numbers(ranks)
+    who = Text("dashboard.node-process", "node {host}", host=first.host) if ranks[0] < 0 else label_ranks(ranks, labels)
     return {
         "at_s": line.at_s,
         "who": who,

@@ -19,16 +19,10 @@ AGENT_TOKEN = "\1AGENT\1"
 """Placeholder in a launcher's command for the path of the node's agent."""
 RAY = "ray"
 """Launcher whose nodes form a Ray cluster, in which the command runs once: the only rank of the job."""
+_RAY_RESOURCES = {"npu": "NPU"}
+"""What Ray calls a type of devices whose number it is given (Ray 2.60, accelerators/npu.py). It finds others itself."""
 LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 """Launchers of a job file that run once on each node and start its ranks."""
-
-
-@dataclass(frozen=True)
-class RaySetup:
-    """What Ray calls a kind of devices. `resources`: each device is one of these. `env`: defaults."""
-
-    resources: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
 
 
 def program_command(
@@ -113,19 +107,18 @@ def launcher_command(
     return LauncherCommand((*own, *flags, *target), (*own, *without, no_python), command, env)
 
 
-def ray_command(
-    words: Sequence[str], node: NodeShare, ray: RaySetup, *, python: str, port: str, start_s: float
-) -> LauncherCommand:
+def ray_command(words: Sequence[str], node: NodeShare, *, python: str, port: str, start_s: float) -> LauncherCommand:
     """Return the command of a node of a job's Ray cluster (node/ray_node.py)."""
     is_head, count = node.node_rank == 0, len(node.device_ids)
     host, address = list(node.roles[node.role].items())[node.node_rank]
-    env = {**ray.env, "NNODES": str(node.nodes), "NPROC_PER_NODE": str(count), **launcher_environment(node)}
+    env = {"NNODES": str(node.nodes), "NPROC_PER_NODE": str(count), **launcher_environment(node)}
     env["RAY_ADDRESS"] = f"{node.master_address}:{port}"
     place = ("--head", f"--port={port}", "--include-dashboard=false")
+    resources = {name: count for kind, name in _RAY_RESOURCES.items() if kind == node.device_type}
     start = (
         *(place if is_head else (f"--address={env['RAY_ADDRESS']}",)),
         *(f"--node-name={host}", f"--node-ip-address={address}"),
-        f"--resources={json.dumps(dict.fromkeys(ray.resources, count))}",
+        f"--resources={json.dumps(resources)}",
         *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"),  # chosen by the kernel
         "--disable-usage-stats",
     )

@@ -11,7 +11,7 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import PreflightError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile import launchers
-from ascendrun.core.jobfile.launchers import LauncherCommand, RaySetup
+from ascendrun.core.jobfile.launchers import LauncherCommand
 from ascendrun.core.jobs.checkpoints import ResumePoint
 from ascendrun.core.jobs.placement import choose_devices, choose_hosts, placement_faults
 from ascendrun.core.jobs.roles import Part, place_parts
@@ -130,11 +130,10 @@ def make_plan(
     home: str | None = None,
     resume: ResumePoint | None = None,
     package: str | None = None,
-    ray: RaySetup | None = None,
 ) -> LaunchPlan:
     """Return the processes of each node. `hosts`: the hostfile's, in its order; `reports`, `folders`: by host name;
     `home`: as in LaunchPlan. `resume`: the checkpoint to continue from, None: unknown. `package`: of the job's program,
-    None: it is a bundled one, a file, or none. `ray`: what Ray calls the devices, None: it finds them itself.
+    None: it is a bundled one, a file, or none.
 
     Raises PreflightError with every reason why the hosts cannot run the job.
     """
@@ -154,7 +153,7 @@ def make_plan(
         )  # fmt: skip
         for host, share in zip(hosts, shares):
             python = reports[host.name].python if host.is_local else "python3"
-            made = _make_node(part.spec, share, folders[host.name], devices, host.name, python, resume, package, ray)
+            made = _make_node(part.spec, share, folders[host.name], devices, host.name, python, resume, package)
             nodes.append(replace(made, node_rank=len(nodes), ends_job=made.ends_job and part.ends_job))
     return LaunchPlan(
         job=job,
@@ -255,7 +254,6 @@ def _make_node(
     python: str,
     resume: ResumePoint,
     package: str | None,
-    ray: RaySetup | None,
 ) -> NodePlan:
     # A local agent's interpreter has the job's packages; of other nodes only its name is known.
     python = spec.python or (python if spec.container is None else "python3")
@@ -271,9 +269,7 @@ def _make_node(
         )
     elif spec.launcher == launchers.RAY:
         start_s = spec.timeouts.start_s
-        launcher = launchers.ray_command(
-            words, share, ray or RaySetup(), python=python, port=PORT_TOKEN, start_s=start_s
-        )
+        launcher = launchers.ray_command(words, share, python=python, port=PORT_TOKEN, start_s=start_s)
     for local in range(share.local_world_size):
         rank = share.ranks_of_others + share.ranks_before + local
         if launcher is None:

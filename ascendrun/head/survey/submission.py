@@ -221,7 +221,6 @@ def build_plan(
     spec: JobSpec, hosts: tuple[Host, ...], reports: Mapping[str, NodeReport], job: Job, trees: tuple[Tree, ...]
 ) -> LaunchPlan:
     """Return the plan of the job's current attempt. Raises PreflightError or InvalidInputError with every reason."""
-    from ascendrun.ascend.ray_names import RAY_NAMES
     from ascendrun.core.jobs.plan import make_plan
     from ascendrun.health.samples.device_samples import sampling_request
     from ascendrun.planner.training import package_of
@@ -247,7 +246,6 @@ def build_plan(
         home=job.home,
         resume=job.resume,
         package=package_of(spec.program),
-        ray=RAY_NAMES.get(spec.devices.type),
     )
     return replace(
         plan, sampling=sampling_request(spec.devices.type, every_s=spec.sampling.interval_s, hosts=len(plan.nodes))

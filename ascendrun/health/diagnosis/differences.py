@@ -18,7 +18,10 @@ _OF_DOMAIN: Mapping[str, str] = {
     "storage": "limits environ",
 }
 """The facts that fit a domain, the likeliest first; others are shown after them."""
-_OF_EACH = frozenset({"clock_offset_s", "processes", "temperature_c", "clocks_mhz", "memory_bytes", "HOSTNAME"})
+_OF_EACH = frozenset(
+    "clock_offset_s processes temperature_c clocks_mhz memory_bytes HOSTNAME SSH_CLIENT SSH_CONNECTION".split()
+    + ["ASCENDRUN_METRICS_FILE", "TORCHELASTIC_ERROR_FILE"]  # of a launcher that has ranks on some nodes only
+)
 """They differ between healthy hosts."""
 
 

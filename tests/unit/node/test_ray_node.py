@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.ascend.ray_names import RAY_NAMES
 from ascendrun.core.jobfile import launchers
 from ascendrun.health.diagnosis.lines.exits import RAY_ENDS
 from ascendrun.node import join, layout, ray_node
@@ -21,9 +20,10 @@ def test_lines_of_workers_are_printed_with_their_source_byte_for_byte(
     logs = ray_node.WorkerLogs(str(tmp_path / "logs"))
     logs.print_new()  # there is no directory yet
     (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "raylet.out").write_bytes(b"not a worker\n")
+    (tmp_path / "logs" / "raylet.out").write_bytes(b"thousands of lines\n")
+    (tmp_path / "logs" / "raylet.err").write_bytes(b"SIGSEGV\n")
     with open(tmp_path / "logs" / WORKER.format(pid=7, stream="out"), "wb", buffering=0) as out:
-        out.write(b"one\r\n\xff\0 two\npar")
+        out.write(b":job_id:01\none\r\n\xff\0 two\npar")
         (tmp_path / "logs" / WORKER.format(pid=8, stream="err")).write_bytes(b"failed")
         logs.print_new()
         out.write(b"t\n" + b"x" * (ray_node.LINE_BYTES + 5))
@@ -32,7 +32,7 @@ def test_lines_of_workers_are_printed_with_their_source_byte_for_byte(
     source = b"(worker abfdbcbd, pid 7) "
     expected = [b"one\r", b"\xff\0 two", b"part", b"x" * ray_node.LINE_BYTES, b"x" * 5]
     assert seen == b"".join(source + line + b"\n" for line in expected)
-    assert errors == b"(worker abfdbcbd, pid 8) failed\n"
+    assert errors == b"(ray) SIGSEGV\n(worker abfdbcbd, pid 8) failed\n"
 
 
 def test_a_worker_that_has_the_name_of_its_raylet_is_not_watched(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_the_directory_of_a_cluster_leaves_room_for_the_sockets_of_ray(monkeypat
 
 def test_the_first_node_has_the_command_and_the_others_serve() -> None:
     spec = job(launcher="ray", devices={"type": "npu", "per_node": 2}, env={"NNODES": "own"})
-    made = plan(spec, "a slots=2\nb slots=2\nc slots=2\n", ray=RAY_NAMES["npu"])
+    made = plan(spec, "a slots=2\nb slots=2\nc slots=2\n")
     assert [node.ends_job for node in made.nodes] == [True, False, False]
     assert [[rank.rank for rank in node.ranks] for node in made.nodes] == [[0], [], []] and made.world_size == 1
     first, second, _ = (node.launcher for node in made.nodes)
@@ -72,4 +72,4 @@ def test_the_first_node_has_the_command_and_the_others_serve() -> None:
     assert second.plain[:2] == ("ray", "start") and "--head" not in second.plain and "--head" in first.plain[2]
     assert first.env["RAY_ADDRESS"].startswith(f"{made.master_address}:") and first.env["NNODES"] == "own"
     assert first.env["ASCEND_RT_VISIBLE_DEVICES"] == "0,1" and '"NPU": 2' in " ".join(first.argv)
-    assert "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES" in first.env
+    assert not any(name.startswith("RAY_EXPERIMENTAL") for name in first.env)  # each worker sees its own devices

@@ -111,7 +111,8 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence) -> Suspect | None:
         return killed
     ended = RAY_ENDS.get(rank.code or 0) if evidence.launcher == RAY and rank.rank < 0 else None
     if ended is not None:
-        last = _last_output(evidence, rank)
+        notes = tuple(proof_of(evidence, line, rank) for line in rank.lines if line.text.startswith("(ray) "))
+        last = notes[-2:] or _last_output(evidence, rank)
         shown = {"last": _sentence(last) if last else "-"}
         return _suspect(ended, rank, when, (proof, *last), shown, strength="ray", key=ended)
     if not rank.has_failed and not (rank.stopped and signal_of(rank) in CRASHES):
