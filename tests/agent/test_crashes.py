@@ -2,12 +2,12 @@
 
 import json
 import signal
-import time
 
 import pytest
 
 from ascendrun.node import layout, procs
 from tests.agent.conftest import HOLD, PY, TAG
+from tests.lib.vcluster.processes import await_that
 
 HIDER = [
     PY,
@@ -116,9 +116,7 @@ def test_killed_while_starting_nothing_runs_twice_and_a_stop_always_ends_it(node
     die_at(node, hurt, point, start)
     agent = node.connect()
     agent.do("follow", tag=TAG, offsets={})
-    until = time.monotonic() + 60
-    while agent.phase(TAG) not in (None, "prepared", "running", "lost"):
-        assert time.monotonic() < until
+    await_that(lambda: agent.phase(TAG) in (None, "prepared", "running", "lost"))
     if agent.phase(TAG) in (None, "prepared"):
         agent.do("prepare", **job)
         agent.do("go", tag=TAG, master_port=None, secret_env={})

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.node import loader, wire
+from tests.lib.vcluster.processes import await_that
 
 SHELLS = [shell for shell in ("sh", "dash", "bash", "zsh", "fish", "csh", "tcsh") if shutil.which(shell)]
 PYZ, SHA256 = loader.pack_agent(loader.read_sources())
@@ -157,10 +158,7 @@ def test_whatever_is_in_the_agents_place_is_replaced_and_no_link_followed(tmp_pa
 def recorded(root):
     """The record of the interpreter, once the agent has written it behind its hello."""
     file = root / f"agent-{SHA256[:16]}.{os.uname().nodename}.python"
-    until = time.monotonic() + 60
-    while not (file.exists() and file.read_bytes().endswith(b"\n")):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    await_that(lambda: file.exists() and file.read_bytes().endswith(b"\n"))
     return file
 
 
@@ -206,9 +204,7 @@ def test_damaged_bytes_are_refused_and_nothing_is_left(tmp_path):
 
 def test_a_connection_that_ends_in_mid_upload_leaves_nothing(tmp_path):
     login = Login(home=tmp_path)
-    until = time.monotonic() + 60
-    while not login.boot.feed(os.read(login.process.stdout.fileno(), 65536)):
-        assert time.monotonic() < until
+    await_that(lambda: login.boot.feed(os.read(login.process.stdout.fileno(), 65536)))
     login.process.stdin.write(loader.upload(PYZ, SHA256)[:5000])
     assert login.close() == 96
     assert not list(tmp_path.glob(".ascendrun/*"))

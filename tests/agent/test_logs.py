@@ -11,6 +11,7 @@ import pytest
 
 from ascendrun.node import layout, wire
 from tests.agent.conftest import HOLD, PY, TAG, program
+from tests.lib.vcluster.processes import await_that
 
 
 def test_a_flood_of_200_mb_arrives_byte_for_byte_and_the_agent_answers_meanwhile(node, agent):
@@ -119,10 +120,7 @@ def test_metrics_and_error_files_are_followed_too(node, agent):
 def test_a_reader_who_stops_reading_costs_no_memory_and_loses_nothing(node, agent):
     code = "import sys\nfor _ in range(60): sys.stdout.write(('y'*1023+'\\n')*1024)"
     agent.start(node.job(TAG, program(code)))
-    until = time.monotonic() + 60
-    while not (node.folder(TAG) / "ended.json").exists():
-        assert time.monotonic() < until
-        time.sleep(0.02)  # nobody reads: the only thing that can be watched is the node's own file
+    await_that((node.folder(TAG) / "ended.json").exists)  # nobody reads: only the node's own file can be watched
     rss_kb = int(next(line.split()[1] for line in open("/proc/%d/status" % agent.process.pid) if "VmHWM" in line))
     assert rss_kb < 80 << 10
     agent.wait(lambda: len(agent.files.get((TAG, "rank-0.out", 0), b"")) == 60 << 20, 60)

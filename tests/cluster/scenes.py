@@ -22,6 +22,7 @@ from ascendrun.sim.ascend.scenario import Scenario
 from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.npus import install_on
 from tests.lib.vcluster.processes import Process, await_true
+from tests.lib.vcluster.processes import await_that as await_that  # beside a scene, tests await with it
 
 CODE = Path(__file__).resolve().parents[2]
 RANK_SCRIPT = Path(__file__).resolve().parent / "rank.py"
@@ -242,10 +243,6 @@ class NpuScene(Scene):
             "workdir: {path: code}\ndevices: {type: npu, per_node: 2}\nenv: {PYTHONUNBUFFERED: '1'}\n"
         )
         return path
-
-
-def await_that(condition: Callable[[], bool], what: str, *, deadline_s: float = DEADLINE_S) -> None:
-    assert await_true(condition, deadline_s=deadline_s), f"within {deadline_s:g} s it never was true: {what}"
 
 
 def venv_python() -> str:

@@ -11,14 +11,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import pytest
 
 from ascendrun.core.hosts import Host
 from ascendrun.head.protocol.control_messages import ChangeMachines
 from ascendrun.head.protocol.control_socket import ControlClient
-from tests.lib.vcluster.processes import await_true
+from tests.lib.vcluster.processes import await_that
 
 CODE = Path(__file__).resolve().parents[2]
 DEADLINE_S = 150.0
@@ -90,10 +90,6 @@ class Head:
 
     def starts(self) -> list[str]:
         return sorted((self.folder / "starts").read_text().split())
-
-
-def await_that(condition: Callable[[], bool]) -> None:
-    assert await_true(condition, deadline_s=DEADLINE_S), "not within the deadline"
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_controller_crashes import CODE, DEADLINE_S, Head, await_that, head
+from test_controller_crashes import CODE, DEADLINE_S, Head, head
 from test_head_bad_days import long_job
 
 from ascendrun.cluster import Cluster
@@ -24,6 +24,7 @@ from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.store_file import HeadFile
 from ascendrun.text import Text
+from tests.lib.vcluster.processes import await_that, is_alive
 
 __all__ = ["head"]
 
@@ -54,13 +55,6 @@ def stored(head: Head) -> Job:
 def kill_a_rank(head: Head) -> None:
     node = stored(head).nodes[0]
     os.kill(node.pids[min(node.pids)], signal.SIGKILL)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def await_end(head: Head) -> None:

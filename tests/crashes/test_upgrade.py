@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_controller_crashes import CODE, DEADLINE_S, Head, await_that
-from test_guard import is_alive, status
+from test_controller_crashes import CODE, DEADLINE_S, Head
+from test_guard import status
 from test_head_bad_days import long_job
 
 from ascendrun.head.loop.daemon import is_running
+from tests.lib.vcluster.processes import await_that, is_alive
 
 PRELOAD = """
 import sys, threading

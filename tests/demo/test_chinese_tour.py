@@ -5,7 +5,6 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from ascendrun.cli.commands.demo import demo_environ
 from ascendrun.core.settings import LOGIN_FILE, Settings, local_root
 from ascendrun.sim.demo import nodes
 from tests.chinese import english_lines, sentences
+from tests.lib.vcluster.processes import await_that
 
 RANK = """
 import json, os, signal, sys, time
@@ -85,10 +85,7 @@ class Tour:
         (self.folder / f"{name}.yaml").write_text(text, encoding="utf-8")
 
     def await_running(self, job: str) -> None:
-        deadline_s = time.monotonic() + 120
-        while json.loads(self(f"show {job} -o json"))["job"]["state"] != "RUNNING":
-            assert time.monotonic() < deadline_s, f"{job} does not run"
-            time.sleep(0.2)
+        await_that(lambda: json.loads(self(f"show {job} -o json"))["job"]["state"] == "RUNNING", f"{job} runs")
 
     def fault(self, *words: str) -> None:
         """Injects a fault of an NPU, or clears it."""

@@ -13,7 +13,8 @@ from ascendrun.head.notify.notifier import Notifier
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.user_files import load_settings
 from tests.lib.demo_jobs import store_job
-from tests.lib.web_service import Say, Service, await_that
+from tests.lib.vcluster.processes import await_that
+from tests.lib.web_service import Say, Service
 
 OK = Say(200, b'{"errcode":0,"code":0}')
 

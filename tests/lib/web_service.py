@@ -5,10 +5,11 @@ from __future__ import annotations
 import http.server
 import json
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Callable, Union
+from typing import Any, Union
+
+from tests.lib.vcluster.processes import await_that
 
 DEADLINE_S = 60.0
 
@@ -104,13 +105,6 @@ class Service:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-def await_that(condition: Callable[[], Any], *, deadline_s: float = DEADLINE_S) -> None:
-    until = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < until, "not within the deadline"
-        time.sleep(0.01)
 
 
 def settings_text(

@@ -113,6 +113,6 @@ def test_ranks_that_reduce_different_amounts_are_told_so(launch):
 
 def until_rank_0_ended(run):
     """Rank 1 never ends: it is silent."""
-    from tests.programs.conftest import until
+    from tests.lib.vcluster.processes import await_that
 
-    until(lambda: run.server.ask({"poll": run.pids[0]}) is not None, run.text)
+    await_that(lambda: run.server.ask({"poll": run.pids[0]}) is not None, run.text)

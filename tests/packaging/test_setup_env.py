@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from ascendrun import __version__
 from ascendrun.query.train_env import PACKAGES
+from tests.lib.vcluster.processes import await_that
 from tests.packaging.checkouts import make_checkout, make_wheel, pip_only_from, run
 
 VERSION = f"ascendrun {__version__}\n"
@@ -111,10 +111,7 @@ def test_a_copy_that_borrows_the_environment_of_another_checkout_does_not_turn_i
 def test_a_setup_that_was_killed_is_redone(environ: dict[str, str], tmp_path: Path) -> None:
     checkout = make_checkout(tmp_path / "checkout")
     first = begin(checkout, environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    deadline_s = time.monotonic() + 120
-    while not (checkout / ".venv" / "pyvenv.cfg").exists():
-        assert time.monotonic() < deadline_s, "the setup does not begin"
-        time.sleep(0.01)
+    await_that((checkout / ".venv" / "pyvenv.cfg").exists, "the setup begins")
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     assert not (checkout / ".venv" / "ready-base").exists()

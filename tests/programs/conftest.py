@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
 import pytest
 
+from tests.lib.vcluster.processes import await_that
 from tests.ports import free_port
 
 REPO = Path(__file__).resolve().parents[2]
@@ -167,7 +167,7 @@ class Run:
     def wait(self) -> list[int]:
         """The exit codes of all ranks; fails when one does not end in time."""
         codes: list[int | None] = []
-        until(lambda: self._all_ended(codes), lambda: f"ranks still run, {codes}:\n{self.text()}")
+        await_that(lambda: self._all_ended(codes), lambda: f"ranks still run, {codes}:\n{self.text()}")
         return [code for code in codes if code is not None]
 
     def _all_ended(self, codes: list[int | None]) -> bool:
@@ -181,7 +181,7 @@ class Run:
 
     def until_step(self, step: int) -> None:
         """Waits until rank 0 has reported this step."""
-        until(lambda: any(line.get("step", 0) >= step for line in self.metrics()), self.text)
+        await_that(lambda: any(line.get("step", 0) >= step for line in self.metrics()), self.text)
 
     def serving(self) -> dict[str, Any]:
         """Waits until rank 0 serves, and returns what it reports then."""
@@ -189,7 +189,7 @@ class Run:
         def lines() -> list[dict[str, Any]]:
             return [line for line in self.metrics() if line.get("event") == "serving"]
 
-        until(lambda: bool(lines()), self.text)
+        await_that(lambda: bool(lines()), self.text)
         return lines()[0]
 
     def kill(self) -> None:
@@ -254,13 +254,6 @@ def resharded(straight: Run, begin: Callable[..., Run], ways: dict[int, Any]) ->
         assert min(before.losses()) == step + 1
     assert before.losses() == pytest.approx({step: straight.losses()[step] for step in before.losses()}, rel=1e-5)
     return before
-
-
-def until(condition: Callable[[], bool], story: Callable[[], str] = str) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, story()
-        time.sleep(0.02)
 
 
 Start = Callable[..., Run]

@@ -17,7 +17,8 @@ from ascendrun.programs.generation.chat import Reader, Talker, Team, Writing
 from ascendrun.programs.generation.engine import Completion, Generator, Sampling
 from ascendrun.programs.generation.requests import Limits, RequestRefusedError
 from ascendrun.programs.generation.terminal import talk
-from tests.programs.conftest import alone, until
+from tests.lib.vcluster.processes import await_that
+from tests.programs.conftest import alone
 from tests.programs.generating import WORDS, Plain, naive
 
 GREEDY = Sampling(0.0)
@@ -158,7 +159,7 @@ def test_a_client_that_leaves_a_stream_frees_its_row(talker):
         client = world.post(messages=said("hello"), stream=True, max_tokens=400)
         client.getresponse().read(10)
         client.close()
-        until(lambda: not world.team.home and not talker.generator.active, lambda: str(world.team.home))
+        await_that(lambda: not world.team.home and not talker.generator.active, lambda: str(world.team.home))
         assert reply_of(world.post(messages=said("hello"), max_tokens=3))[0] == 200
 
 
@@ -209,7 +210,7 @@ def test_a_stop_under_load_answers_all_that_was_taken(talker):
         world.post(messages=said(f"ship {number}"), max_tokens=40, stream=number % 2 == 1) for number in range(40)
     ]
     with world:
-        until(lambda: bool(world.team.home), lambda: "nothing was taken")
+        await_that(lambda: bool(world.team.home), lambda: "nothing was taken")
         assert world.stop()
     for number, client in enumerate(clients):
         if number % 2:
@@ -226,7 +227,7 @@ def test_texts_that_are_too_long_for_the_stop_end_as_they_are(talker, monkeypatc
     talker.generator.call = lambda ids, positions, cache, keep: call(ids, positions % 500, cache, keep)
     with World(talker, answer_s=60.0) as world:
         client = world.post(messages=said("hello"), max_tokens=9000, stop=["never"])
-        until(lambda: bool(world.team.home), lambda: "nothing was taken")
+        await_that(lambda: bool(world.team.home), lambda: "nothing was taken")
         assert world.stop()
         status, found = reply_of(client)
     assert status == 200 and found["choices"][0]["finish_reason"] in ("length", "stop")

@@ -3,8 +3,6 @@
 import multiprocessing
 import os
 import signal
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from torch.nn import functional
 
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.data import IGNORED, Batch, Buckets, Loader, Packed, deal, pack_rows
+from tests.lib.vcluster.processes import await_that, is_alive
 from tests.programs.conftest import tiny_qwen2
 
 LENGTHS = np.random.default_rng(0).integers(10, 200, 53).tolist()
@@ -155,17 +154,7 @@ def test_a_worker_ignores_the_stop_signal_and_dies_with_its_rank():
     os.close(write)
     worker = int(os.read(read, 20))
     os.waitpid(rank, 0)
-    deadline_s = time.monotonic() + 60
-    while is_running(worker):
-        assert time.monotonic() < deadline_s, f"worker {worker} still runs"
-        time.sleep(0.02)
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+    await_that(lambda: not is_alive(worker), f"worker {worker} ends")
 
 
 def test_two_worker_processes_and_a_thread_deal_the_same_shares():

@@ -13,8 +13,8 @@ import pytest
 
 from ascendrun.programs.generation.requests import Limits, read_json
 from ascendrun.programs.generation.server import TOKEN, Server
+from tests.lib.vcluster.processes import await_that
 from tests.programs.asking import JSON, ask
-from tests.programs.conftest import until
 
 
 class World:
@@ -116,8 +116,8 @@ def test_requests_that_wait_are_taken_together(make):
     clients = [world.connect() for _ in range(6)]
     for number, client in enumerate(clients):
         client.request("POST", "/echo", json.dumps({"number": number}), JSON)
-        until(lambda: world.batches)  # the first alone: the others wait while it is answered
-    until(lambda: len(world.server.queue) == 5)
+        await_that(lambda: world.batches)  # the first alone: the others wait while it is answered
+    await_that(lambda: len(world.server.queue) == 5)
     world.free.set()
     assert sorted(json.loads(client.getresponse().read())["number"] for client in clients) == list(range(6))
     assert [len(batch) for batch in world.batches] == [1, 4, 1]
@@ -191,7 +191,7 @@ def test_a_client_that_leaves_a_stream_is_noticed_and_others_are_served(make):
     client.request("POST", "/stream", json.dumps({"parts": 100_000, "pause": 0.002}), JSON)
     assert client.getresponse().read(9) == b"data: 0\n\n"
     client.close()
-    until(lambda: world.gone)
+    await_that(lambda: world.gone)
     assert world.ask({"a": 1}) == (200, {"a": 1})
     assert world.stop()
 
@@ -201,11 +201,11 @@ def test_a_client_that_leaves_the_queue_is_not_computed(make):
     world.free.clear()
     first, second = world.connect(), world.connect()
     first.request("POST", "/echo", json.dumps({"first": 1}), JSON)
-    until(lambda: world.batches)
+    await_that(lambda: world.batches)
     second.request("POST", "/echo", json.dumps({"second": 1}), JSON)
-    until(lambda: world.server.queue.waiting == 2)
+    await_that(lambda: world.server.queue.waiting == 2)
     second.close()
-    until(lambda: world.server.queue.waiting == 1)
+    await_that(lambda: world.server.queue.waiting == 1)
     world.free.set()
     assert first.getresponse().status == 200
     assert world.ask({"a": 1})[0] == 200 and {"second": 1} not in sum(world.batches, [])
@@ -219,10 +219,10 @@ def test_a_client_that_does_not_read_is_dropped(make):
         link.connect(world.server.address)
         raw = json.dumps({"parts": 400, "size": 65536, "pause": 0.002}).encode()
         link.sendall(HEAD.replace(b"echo", b"stream") + b"Content-Length: %d\r\n\r\n" % len(raw) + raw)
-        until(lambda: world.batches)
+        await_that(lambda: world.batches)
         world.server.queue.limits = Limits(silence_s=0.3)  # not while it sends: it may be late
         world.free.set()
-        until(lambda: world.gone)
+        await_that(lambda: world.gone)
     world.server.queue.limits = Limits()
     assert world.ask({"a": 1})[0] == 200
 
@@ -247,10 +247,10 @@ def test_more_requests_than_may_wait_are_refused(make):
     world.free.clear()
     clients = [world.connect() for _ in range(4)]
     clients[0].request("POST", "/echo", "{}", JSON)
-    until(lambda: world.batches)
+    await_that(lambda: world.batches)
     for client in clients[1:3]:
         client.request("POST", "/echo", "{}", JSON)
-    until(lambda: len(world.server.queue) == 2)
+    await_that(lambda: len(world.server.queue) == 2)
     assert world.ask({}) == (503, {"error": "too many requests are waiting"})
     world.free.set()
     assert [client.getresponse().status for client in clients[:3]] == [200] * 3
@@ -261,7 +261,7 @@ def test_silent_connections_keep_nobody_out(make):
     links = [socket.create_connection(world.server.address, timeout=60) for _ in range(12)]
     assert world.ask({"a": 1}) == (200, {"a": 1})
     assert links[0].recv(10) == b""
-    until(lambda: len(world.server.listener.connections) <= 3)
+    await_that(lambda: len(world.server.listener.connections) <= 3)
     for link in links:
         link.close()
 
@@ -272,7 +272,7 @@ def test_more_connections_at_work_than_allowed_are_refused(make):
     clients = [world.connect() for _ in range(2)]
     for client in clients:
         client.request("POST", "/echo", "{}", JSON)
-    until(lambda: world.server.queue.waiting == 2)
+    await_that(lambda: world.server.queue.waiting == 2)
     assert world.ask({})[0] == 503
     world.free.set()
     assert [client.getresponse().status for client in clients] == [200, 200]
@@ -282,7 +282,7 @@ def test_bodies_that_arrive_at_once_are_bounded_together(make):
     world = make(bodies_bytes=100_000)
     with socket.create_connection(world.server.address, timeout=60) as link:
         link.sendall(HEAD + b"Content-Length: 90000\r\n\r\n{")
-        until(lambda: world.server.queue.waiting)
+        await_that(lambda: world.server.queue.waiting)
         assert world.ask({"a": "x" * 20_000})[0] == 503
         assert world.ask({"a": 1})[0] == 200
 
@@ -366,7 +366,7 @@ def test_a_stop_under_load_answers_all_that_was_taken_and_then_accepts_nothing(m
         client.request("POST", path, json.dumps({"parts": 20, "pause": 0.005}), JSON)
     idle = world.connect()
     idle.connect()
-    until(lambda: world.server.queue.waiting == 9)
+    await_that(lambda: world.server.queue.waiting == 9)
     assert world.stop()
     for client in clients:
         reply = client.getresponse()
@@ -383,7 +383,7 @@ def test_requests_that_are_late_are_refused_in_the_end(make):
     clients = [world.connect() for _ in range(8)]
     for client in clients:
         client.request("POST", "/echo", '{"pause": 0.4}', JSON)
-    until(
+    await_that(
         lambda: world.server.queue.waiting == 8 and world.batches
     )  # one is taken: it is answered, however late the others
     assert not world.stop()
@@ -395,7 +395,7 @@ def test_half_a_request_does_not_keep_the_server(make):
     world = make(silence_s=60.0)
     with socket.create_connection(world.server.address, timeout=60) as link:
         link.sendall(b"POST /echo HTTP/1.1\r\nContent-")
-        until(lambda: world.server.listener.connections)
+        await_that(lambda: world.server.listener.connections)
         assert world.stop()
         assert link.recv(10) == b""
 

@@ -18,13 +18,14 @@ from typing import Any, Callable, TypeVar
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sshd import Ear, Sshd, descendants, make_key, trust, wait_until  # its folder is no package
+from sshd import Ear, Sshd, descendants, make_key, trust  # its folder is no package
 
 from ascendrun.backends import Backends, SshOptions
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.core.settings import Settings
 from ascendrun.head.ssh.transport import Connection, Deadlines, Stream
+from tests.lib.vcluster.processes import await_that
 
 E = TypeVar("E", bound=AscendrunError)
 
@@ -138,5 +139,5 @@ def nothing_left() -> Iterator[None]:
     threads = set(threading.enumerate())
     children = set(descendants(os.getpid()))
     yield
-    wait_until(lambda: set(threading.enumerate()) <= threads, what="the test's threads end")
-    wait_until(lambda: set(descendants(os.getpid())) <= children, what="the test's processes end")
+    await_that(lambda: set(threading.enumerate()) <= threads, "the test's threads end")
+    await_that(lambda: set(descendants(os.getpid())) <= children, "the test's processes end")

@@ -9,25 +9,17 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from ascendrun.backends import Backends
 from ascendrun.core.hosts import Host
 from ascendrun.head.ssh.host_keys import HostKey, known_name, record_host_keys
 from ascendrun.head.ssh.transport import Receiver
+from tests.lib.vcluster.processes import await_that, is_alive
 
 SSHD = "/usr/sbin/sshd"
-PATIENCE_S = 60.0
-
-
-def wait_until(condition: Callable[[], object], *, what: str, deadline_s: float = PATIENCE_S) -> None:
-    until = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < until, f"not within {deadline_s:g} s: {what}"
-        time.sleep(0.01)
 
 
 def make_key(path: Path, *, kind: str = "ed25519", passphrase: str = "") -> Path:
@@ -140,9 +132,9 @@ class Sshd:
         raise AssertionError(f"sshd does not start: {self._log_so_far()}")
 
     def _listens(self, process: subprocess.Popen[bytes], starts_before: int) -> bool:
-        wait_until(
+        await_that(
             lambda: process.poll() is not None or self._log_so_far().count("Server listening") > starts_before,
-            what="sshd listens",
+            "sshd listens",
         )
         return process.poll() is None
 
@@ -187,7 +179,7 @@ class Sshd:
         self.process.wait()
         for pid in left:
             _kill(pid)
-        wait_until(lambda: not any(_is_alive(pid) for pid in left), what=f"sessions of sshd end: {left}")
+        await_that(lambda: not any(is_alive(pid) for pid in left), f"sessions of sshd end: {left}")
         self.process = None
 
 
@@ -207,13 +199,6 @@ def _children(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def _kill(pid: int) -> None:

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sshd import descendants, wait_until
+from sshd import descendants
 
 from ascendrun.core.errors import DeadlineExceededError
 from ascendrun.head.ssh.transport import Receiver, StreamClosedError
+from tests.lib.vcluster.processes import await_that
 
 MIB = 1024 * 1024
 
 
 def test_a_server_killed_in_mid_stream_closes_the_stream_once(reach: Any) -> None:
     stream, ear = reach.open("echo on; while :; do echo more; done")
-    wait_until(lambda: b"more" in ear.output, what="output flows")
+    await_that(lambda: b"more" in ear.output, "output flows")
     if reach.server:
         reach.server.kill_sessions()
     else:
@@ -62,14 +63,14 @@ def test_a_closed_connection_opens_nothing_and_tells_its_streams(reach: Any) -> 
 def test_a_closed_stream_tells_once_and_its_command_ends(reach: Any) -> None:
     connection = reach.connect()
     stream, ear = reach.open("echo on; exec cat", connection)
-    wait_until(lambda: b"on" in ear.output, what="the command runs")
+    await_that(lambda: b"on" in ear.output, "the command runs")
     stream.close()
     stream.close()
     ear.wait()
     with pytest.raises(StreamClosedError):
         stream.send(b"late", deadline_s=5.0)
     if reach.server:
-        wait_until(lambda: not commands(reach.server, "cat"), what="cat ends on the host")
+        await_that(lambda: not commands(reach.server, "cat"), "cat ends on the host")
 
 
 def test_a_receiver_may_close_its_stream_from_within(reach: Any) -> None:

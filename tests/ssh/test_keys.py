@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sshd import connects, make_key, public_key, wait_until
+from sshd import connects, make_key, public_key
 
 from ascendrun.core.errors import AuthenticationError, HostKeyChangedError, HostKeyUnknownError
 from ascendrun.head.ssh.host_keys import known_name, record_host_keys
+from tests.lib.vcluster.processes import await_that
 
 BOTH = pytest.mark.parametrize("transport", ["paramiko", "openssh"])
 DEBUG = ("LogLevel DEBUG1",)
@@ -34,7 +35,7 @@ def test_a_changed_host_key_stops_before_any_login_attempt(lab: Any, transport: 
     assert "ascendrun trust --replace node1" in str(caught.hint)
     if transport == "paramiko":
         assert other.fingerprint in str(caught.message)
-    wait_until(lambda: connections_seen(server), what="sshd saw us")
+    await_that(lambda: connections_seen(server), "sshd saw us")
     assert login_attempts(server) == []
 
 
@@ -148,7 +149,7 @@ def test_a_locked_key_works_without_asking_once_the_agent_holds_it(lab: Any, mon
     path = lab.folder / "agent.sock"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
     try:
-        wait_until(path.exists, what="the agent listens")
+        await_that(path.exists, "the agent listens")
         monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
         backends = lab.backends("paramiko")
         with pytest.raises(AuthenticationError, match="encrypted"):

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sshd import Ear, wait_until
+from sshd import Ear
 
 from ascendrun.backends.local import read_login
 from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.settings import LOGIN_FILE, local_root
+from tests.lib.vcluster.processes import await_that
 
 
 def run(lab: Any, command: str, name: str = "here") -> Ear:
@@ -43,9 +44,9 @@ def test_a_detached_process_outlives_the_connection_and_holds_up_nothing(lab: An
     connection.open(
         "setsid sh -c 'trap \"\" HUP TERM; exec sleep 300' & echo $!; exec cat", ear.receiver(), deadline_s=10.0
     )
-    wait_until(lambda: ear.output.endswith(b"\n"), what="the process is detached")
+    await_that(lambda: ear.output.endswith(b"\n"), "the process is detached")
     pid = int(ear.output)
-    wait_until(lambda: os.getsid(pid) == pid, what="it has a session of its own")
+    await_that(lambda: os.getsid(pid) == pid, "it has a session of its own")
     connection.close()
     ear.wait()
     try:
@@ -65,7 +66,7 @@ def test_a_command_that_ignores_the_end_of_its_input_is_ended_by_close(lab: Any)
     connection = lab.backends().connect(Host("here", addr="local"))
     ear = Ear()
     stream = connection.open("trap '' TERM; echo on; while :; do sleep 1; done", ear.receiver(), deadline_s=10.0)
-    wait_until(lambda: ear.output, what="it runs")
+    await_that(lambda: ear.output, "it runs")
     stream.close()
     ear.wait()
 

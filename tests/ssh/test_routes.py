@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sshd import Ear, connects, wait_until
+from sshd import Ear, connects
 
 from ascendrun.core.errors import HostKeyUnknownError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.head.ssh.config import SshConfig
+from tests.lib.vcluster.processes import await_that
 
 
 def logins(server: Any) -> int:
@@ -73,7 +74,7 @@ def test_a_jump_host_that_was_restarted_is_logged_in_to_again(lab: Any) -> None:
     connection.open("exec cat", ear.receiver(), deadline_s=10.0)
     jump.kill_sessions()
     ear.wait()
-    wait_until(lambda: not jump.session_pids(), what="the jump host's sessions end")
+    await_that(lambda: not jump.session_pids(), "the jump host's sessions end")
     connects(backends, Host("inner"))
     assert logins(jump) == 2
 

@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tests.lib.web_service import await_that
+from tests.lib.vcluster.processes import await_that
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.thorough, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -36,6 +36,10 @@ def start_time(pid: int) -> int | None:
     return None if fields is None or fields[0] == "Z" else int(fields[19])
 
 
+def is_alive(pid: int) -> bool:
+    return start_time(pid) is not None
+
+
 def _stat(pid: int) -> list[str] | None:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -43,7 +47,7 @@ def _stat(pid: int) -> list[str] | None:
         return None
 
 
-def await_true(fact: Callable[[], bool], *, deadline_s: float) -> bool:
+def await_true(fact: Callable[[], object], *, deadline_s: float) -> bool:
     """Whether `fact` came true in time. After a look that took long the pause is long: others need the processor."""
     end = time.monotonic() + deadline_s
     while True:
@@ -54,6 +58,12 @@ def await_true(fact: Callable[[], bool], *, deadline_s: float) -> bool:
         if now > end:
             return False
         time.sleep(min(max(now - began, _POLL_S[0]), _POLL_S[1]))
+
+
+def await_that(fact: Callable[[], object], what: str | Callable[[], str] = "", *, deadline_s: float = 180.0) -> None:
+    """Fail unless `fact` comes true in time. `what`: what is awaited, or a call that tells how things are then."""
+    if not await_true(fact, deadline_s=deadline_s):
+        raise AssertionError(f"within {deadline_s:g} s it never was true: {what if isinstance(what, str) else what()}")
 
 
 def processes_in(inits: Mapping[str, int]) -> dict[str, list[Process]]:

@@ -8,8 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 
 from ascendrun.node import procs, stacks
 from ascendrun.node.stacks import make_environ
+from tests.lib.vcluster.processes import await_that
 
 HANDLER = "import faulthandler; faulthandler.register(40, open({path!r}, 'ab')); "
 STANDS = "import time\ndef read_shard():\n  print('ready', flush=True)\n  while True: time.sleep(1000)\nread_shard()\n"
@@ -78,13 +78,6 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
         child.communicate()
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60.0
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
 def test_a_rank_without_a_handler_is_never_signalled(node: Node) -> None:
     node.start(STANDS)  # announced, as another program in its place would find it; signal 40 would kill it
     (row,) = node.take()
@@ -121,7 +114,7 @@ def test_a_stopped_rank_is_described_and_stays_stopped(node: Node) -> None:
     node.start("HANDLER\n" + STANDS, "HANDLER\n" + STANDS)
     node.children[0].send_signal(signal.SIGSTOP)
     stat = lambda: procs.read_stat(node.children[0].pid)  # noqa: E731
-    until(lambda: getattr(stat(), "state", "") == "T")
+    await_that(lambda: getattr(stat(), "state", "") == "T")
     rows = node.take()
     assert rows[0]["state"] == "T" and [row["source"] for row in rows] == ["proc", "signal"]
     assert getattr(stat(), "state", "") == "T"
@@ -153,7 +146,7 @@ def test_the_processes_below_a_rank_are_named(node: Node) -> None:
     try:
         below = procs.snapshot()
         child = next(stat for stat in below.values() if stat.ppid == node.children[0].pid)
-        until(lambda: bool(procs.read_environ(child.pid)))  # empty for a moment after `exec`, as in the kernel
+        await_that(lambda: bool(procs.read_environ(child.pid)))  # empty for a moment after `exec`, as in the kernel
         rows = stacks.take([(child.pid, child.start), *node.found()], {}, str(node.folder), login={})["ranks"]
         assert [(row["pid"], row["below"]) for row in rows] == [(node.children[0].pid, ["sleep"])]
     finally:

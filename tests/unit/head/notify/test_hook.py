@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ascendrun.head.notify.hook import OUTPUT_BYTES, HookEnd, run_hook
+from tests.lib.vcluster.processes import is_alive
 
 
 def run(script: str, *, stdin: bytes = b"", timeout_s: float = 60.0, **options: Any) -> HookEnd:
@@ -20,14 +21,6 @@ def run(script: str, *, stdin: bytes = b"", timeout_s: float = 60.0, **options: 
         timeout_s=timeout_s,
         **options,
     )
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    except OSError:
-        return False
-    return state != b"Z"
 
 
 def test_it_reads_the_notice_and_its_environment() -> None:

@@ -20,7 +20,8 @@ from ascendrun.core.notices import Target, make_test_notice
 from ascendrun.head.notify import notifier
 from ascendrun.head.notify.delivery import deliver
 from tests.lib.notice_head import Head, target
-from tests.lib.web_service import DROP, HANG, Answer, Say, Service, await_that, settings_text
+from tests.lib.vcluster.processes import await_that
+from tests.lib.web_service import DROP, HANG, Answer, Say, Service, settings_text
 
 
 def telling(service: Service, heads: Any, kind: str = "generic", **more: Any) -> tuple[Service, Any]:

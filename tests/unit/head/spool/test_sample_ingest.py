@@ -18,7 +18,8 @@ from ascendrun.head.spool import sample_ingest
 from ascendrun.head.spool.sample_ingest import SampleIngest, Source
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.node.sampler.sample import GENERATIONS
-from tests.lib.web_service import DEADLINE_S, await_that
+from tests.lib.vcluster.processes import await_that
+from tests.lib.web_service import DEADLINE_S
 
 T = 1_700_000_000
 SOURCE = Source("head-job.1", "a1", "j-0001", 1, 5.0)

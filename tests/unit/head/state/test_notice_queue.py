@@ -11,7 +11,8 @@ import pytest
 from ascendrun.head.state.notice_queue import QUEUE_LIMIT
 from ascendrun.head.state.store import Store
 from tests.lib.notice_head import Head, target
-from tests.lib.web_service import Say, await_that, settings_text
+from tests.lib.vcluster.processes import await_that
+from tests.lib.web_service import Say, settings_text
 
 
 def test_what_was_due_when_the_controller_ended_is_sent_by_the_next_one(heads: Any, serve: Any, tmp_path: Path) -> None:
