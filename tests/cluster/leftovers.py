@@ -62,6 +62,10 @@ def kill(processes: Sequence[Process], number: signal.Signals = signal.SIGKILL) 
             continue
 
 
+def kill_some(cluster: VirtualCluster, host: str, word: str) -> None:
+    kill([one for one in cluster.processes(host) if word in one.argv])
+
+
 def controllers(cluster: VirtualCluster, state_dir: Path) -> list[Process]:
     """Guards and controllers on the head for this state dir: they may outlive a command; all else is left over."""
     ours = [one for one in cluster.processes(HEAD) if one.environ.get(STATE_VARIABLE) == str(state_dir)]

@@ -46,10 +46,6 @@ def flood(scene: Scene, *, hosts: list[str], mb_each: float, seconds: float) -> 
     return scene.start(scene.job("flood", command=command, per_node=1, slots=1))
 
 
-def kill_some(scene: Scene, host: str, word: str) -> None:
-    leftovers.kill([one for one in scene.cluster.processes(host) if word in one.argv])
-
-
 def copied_bytes(scene: Scene, job: str) -> int:
     return sum(path.stat().st_size for path in scene.spooled(job, "rank-*.out.*"))
 
@@ -67,7 +63,7 @@ def trouble(scene: Scene, job: str, luck: random.Random, *, cut_s: float, until:
             await_true(until, deadline_s=luck.uniform(0.1, cut_s))
             scene.cluster.heal(host)
         elif what == "agent":
-            kill_some(scene, host, "serve")
+            leftovers.kill_some(scene.cluster, host, "serve")
         else:
             leftovers.kill(leftovers.controllers(scene.cluster, scene.ascendrun.state_dir))
             scene.state(job)  # whoever looks starts a new one

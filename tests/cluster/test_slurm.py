@@ -85,23 +85,6 @@ def test_a_slurm_of_the_cluster_grants_typed_npus_and_is_gone_with_it(cluster_of
     assert not group.exists()
 
 
-def test_a_job_succeeds_and_its_allocation_ends_with_it(scene):
-    job = scene.launch("good", "meet", "print", "done")
-    scene.await_state(job, "SUCCEEDED")
-    assert set(scene.on_head(job, "rank-*.out.0").values()) == {b"done\n"}
-    scene.await_free()
-    codes = scene.codes(job)
-    assert "allocation-granted" in codes and "allocation-gone" not in codes
-
-
-def test_stop_ends_every_rank_and_the_allocation(scene):
-    job = scene.launch("endless", *ENDLESS)
-    scene.await_line(job, "ready", count=4)
-    assert scene.ascendrun("stop", job).returncode == 0
-    scene.await_state(job, "STOPPED")
-    scene.await_nobody(job)
-
-
 def test_a_killed_rank_is_started_again_in_the_same_allocation(scene):
     job = scene.launch("again", *ENDLESS, more="restart: {max_restarts: 2, backoff_s: [0.1, 1]}\n")
     scene.await_line(job, "ready", count=4)
@@ -128,6 +111,9 @@ def test_ranks_outlive_the_steps_of_the_links_which_come_back(scene):
     assert await_true(lambda: len(scene.links()) == len(links), deadline_s=10.0)  # each with its fork
     scene.enough()
     scene.await_state(job, "SUCCEEDED")
+    scene.await_free()
+    codes = scene.codes(job)
+    assert "allocation-granted" in codes and "allocation-gone" not in codes
 
 
 def test_the_allocation_of_a_job_that_is_over_ends_without_its_controller(scene):

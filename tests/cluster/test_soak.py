@@ -53,10 +53,6 @@ class Fault:
     moves: bool = False
 
 
-def kill_some(scene: Scene, machine: str, word: str) -> None:
-    leftovers.kill([one for one in scene.cluster.processes(machine) if word in one.argv])
-
-
 def kill_controller(scene: Scene, _host: str) -> None:
     """And its guard: the next command starts both."""
     leftovers.kill(leftovers.controllers(scene.cluster, scene.ascendrun.state_dir))
@@ -92,13 +88,13 @@ FAULTS: Mapping[str, Fault] = {
     "block-out": Fault(lambda scene, host: scene.cluster.block(host, HEAD)),
     "loss": Fault(lambda scene, host: scene.cluster.loss(host, 30)),
     "fill": Fault(lambda scene, host: scene.cluster.fill(host)),
-    "agent": Fault(lambda scene, host: kill_some(scene, host, "serve")),
+    "agent": Fault(lambda scene, host: leftovers.kill_some(scene.cluster, host, "serve")),
     "controller": Fault(kill_guarded_controller, wherever=True),
     "guard": Fault(kill_controller, wherever=True),
     "sshd": Fault(lambda scene, host: scene.cluster.sshd_restart(host), wherever=True),
     **{f"files-{name}": Fault(_files(name)) for name in ERRORS},
     "files-hang": Fault(lambda scene, host: scene.cluster.node_fs(host).hang()),
-    "supervisor": Fault(lambda scene, host: kill_some(scene, host, "supervise"), is_harmless=False),
+    "supervisor": Fault(lambda scene, host: leftovers.kill_some(scene.cluster, host, "supervise"), is_harmless=False),
     "reboot": Fault(lambda scene, host: scene.cluster.reboot(host, keep_disk=True), is_harmless=False),
     "recreate": Fault(lambda scene, host: scene.cluster.recreate(host), is_harmless=False, spares_disk=False),
     "wipe": Fault(lambda scene, host: scene.cluster.wipe(host), is_harmless=False, spares_disk=False),

@@ -94,6 +94,7 @@ def test_stop_ends_every_rank_and_the_job_says_so(place: Place) -> None:
     detail = place.show(job)
     assert detail["job"]["state"] == "STOPPED"
     assert [rank["stopped"] for rank in detail["ranks"]] == [True] * 4
+    place.await_nobody(job)
 
 
 def test_a_shell_has_the_environment_and_the_directory_of_its_rank_and_is_no_part_of_the_job(place: Place) -> None:
