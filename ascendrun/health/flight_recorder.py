@@ -29,7 +29,6 @@ class Recorded:
     state: str | None
     sizes: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
     is_p2p: bool = False
-    created_s: float | None = None
     frame: str | None = None
 
 
@@ -64,7 +63,7 @@ def read_dump(data: bytes) -> FlightRecording | None:
 
 
 def _entry(raw: Mapping[str, Any]) -> Recorded:
-    is_p2p, created_ns = bool(raw.get("is_p2p")), raw.get("time_created_ns")
+    is_p2p = bool(raw.get("is_p2p"))
     name, described = (*raw.get("process_group", ("", "")), "", "")[:2]
     return Recorded(
         group=str(described or name),
@@ -73,7 +72,6 @@ def _entry(raw: Mapping[str, Any]) -> Recorded:
         state=raw.get("state"),
         sizes=(_shapes(raw.get("input_sizes")), _shapes(raw.get("output_sizes"))),
         is_p2p=is_p2p,
-        created_s=created_ns / 1e9 if created_ns else None,
         frame=next(map(_place, filter(_is_of_program, raw.get("frames") or ())), None),
     )
 

@@ -114,17 +114,16 @@ class NoticeQueue:
             if state != "delivered" and waiting.job is not None:
                 add_events(db, waiting.job, [_failed(target, str(waiting.body["kind"]), 1, reply, now_s)])
 
-    def give_up_beyond(self, target: str, *, now_s: float, limit: int = QUEUE_LIMIT) -> int:
-        """Drop the oldest waiting notifications above the limit; return how many."""
+    def give_up_beyond(self, target: str, *, now_s: float) -> int:
+        """Drop the oldest waiting notifications above QUEUE_LIMIT; return how many."""
         rows = self._file.query(
             "SELECT number, job FROM notices WHERE target = ? AND state = 'waiting'"
             " ORDER BY number DESC LIMIT -1 OFFSET ?",
-            (target, limit),
+            (target, QUEUE_LIMIT),
         )
         if rows:
-            full = Text(
-                "notice.queue-full", "more than {limit} notifications are waiting; the oldest were dropped", limit=limit
-            )
+            english = "more than {limit} notifications are waiting; the oldest were dropped"
+            full = Text("notice.queue-full", english, limit=QUEUE_LIMIT)
             with self._file.writing() as db:
                 for number, _ in rows:
                     values = (_dump_reply(full), number)

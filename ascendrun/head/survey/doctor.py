@@ -252,7 +252,6 @@ def make_survey_request(
         device_type=request.device_type,
         root=report.root,
         python=choose_python(spec, host, report),
-        has_job=spec is not None,
         shell_s=spec.timeouts.check_s if spec is not None else LIGHT_S,
         ports=(*ports, *hccl_ports, *((HCCL_DEVICE_PORT,) if request.device_type == "npu" else ())),
         folders=(spec.checkpoint.dir,) if spec is not None and spec.checkpoint.dir else (),

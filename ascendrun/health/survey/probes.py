@@ -30,17 +30,16 @@ class SurveyRequest:
     """Query of doctor, the preflight checks or `env` on one host.
 
     `device_type`: npu, cuda or cpu; None: unknown, query all devices. `root`: the agent's directory on the host.
-    `python`: the interpreter in the shell of the job, None: the job does not use Python. `has_job`: run probes in the
-    shell of the job, each for `shell_s` seconds at most. `ports`: to test by bind. `folders`: directories that will be
-    written. `paths`: must exist. `training`: of the files that a training reads. `is_full`: include slow probes.
-    `names`: run these probes only, None: all that apply.
+    `python`: the interpreter in the shell of the job, None: the job does not use Python. `shell_s`: limit of each probe
+    in the shell of the job. `ports`: to test by bind. `folders`: directories that will be written. `paths`: must exist.
+    `training`: of the files that a training reads. `is_full`: include slow probes. `names`: run these probes only,
+    None: all that apply.
     """
 
     host: str
     device_type: str | None = None
     root: str = ""
     python: str | None = "python3"
-    has_job: bool = False
     shell_s: float = 8.0
     ports: tuple[int, ...] = ()
     folders: tuple[str, ...] = ()

@@ -37,9 +37,9 @@ MAX_FILES = 50_000
 """Files of one list; a list of more does not fit into a frame."""
 
 
-def open_file(path: str, flags: int = 0) -> int:
+def open_file(path: str) -> int:
     """Open a regular file for reading. Raises OSError, for anything else too: a FIFO must not block."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)
