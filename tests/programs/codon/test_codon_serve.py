@@ -87,6 +87,7 @@ def test_an_impossible_request_has_the_position_of_each_protein(address: tuple[s
         ({"proteins": []}, 400, None),
         ({"protein": 3, "organism": 51}, 400, None),
         (b'{"protein": "MK", "organism": 51, "temperature": NaN}', 400, None),
+        (b'{"protein": "MK", "organism": 51, "seed": 1e400}', 400, None),
         ({"protein": "MK", "organism": {"a": [1]}, "avoid": [["A"], None], "seed": "x"}, 400, ["options.value"] * 3),
         ({"protein": "MK", "organism": 51, "temperature": -1, "beam": 3}, 400, ["options.value", "options.unknown"]),
         ({"proteins": ["MK"] * (MOST_PROTEINS + 1), "organism": 51}, 413, None),
