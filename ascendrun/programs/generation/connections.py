@@ -28,10 +28,11 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ascendrun.programs.generation.page import headers_of, make_page
 from ascendrun.programs.generation.requests import (
     POLL_S,
     Read,
@@ -158,7 +159,8 @@ class Listener:
             connection.transport.abort()
 
     def make_app(self) -> ASGIApp:
-        routes = [Route(path, partial(self.page, path), methods=["GET"]) for path in self.pages]
+        routes = [Route("/", self.index, methods=["GET"])]
+        routes += [Route(path, partial(self.page, path), methods=["GET"]) for path in self.pages]
         routes += [Route(path, partial(self.post, path), methods=["POST"]) for path in self.routes]
         app = Starlette(
             routes=routes, exception_handlers={RequestRefusedError: self.refused, HTTPException: self.no_route}
@@ -182,6 +184,10 @@ class Listener:
             pass
         finally:
             queue.waiting -= 1
+
+    async def index(self, asked: HttpRequest) -> Response:
+        page = make_page("zh" if asked.headers.get("accept-language", "").lower().startswith("zh") else "en")
+        return HTMLResponse(page, headers=headers_of(page))
 
     async def page(self, path: str, asked: HttpRequest) -> Response:
         return reply(self.pages[path]())
