@@ -109,6 +109,15 @@ class Cluster:
             setattr(self, name, part)
             return part
 
+    def _repr_html_(self) -> str:
+        """Return a table of the live jobs and the newest that have ended, for a notebook."""
+        from html import escape
+
+        jobs = self.jobs.list(ended=20, folded=True)
+        rows = ((job.id, job.name, job.state, ", ".join(job.hosts), str(job.reason)) for job in jobs)
+        lines = ("".join(f"<td>{escape(value)}</td>" for value in row) for row in rows)
+        return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
     def config(self) -> tuple[SettingView, ...]:
         """Return every setting with its value and origin; notification targets without credentials.
 

@@ -41,18 +41,6 @@ class Cell(NamedTuple):
     health: str | None = None
 
     @property
-    def level(self) -> int | None:
-        return None if self.load is None else min(9, max(0, self.load // 10))
-
-    @property
-    def is_bad(self) -> bool:
-        return not {"health", "link", "unreachable"}.isdisjoint(self.problems)
-
-    @property
-    def is_warned(self) -> bool:
-        return not {"external", "slow"}.isdisjoint(self.problems)
-
-    @property
     def title(self) -> str:
         if not self.is_fresh:
             return str(Text("dashboard.not-seen", "not observed in the last 15 s"))

@@ -98,6 +98,7 @@ def test_a_job_is_found_by_id_name_and_pipeline(tmp_path: Path) -> None:
     assert cluster.jobs.find("pipe.train").id == "j-0001-2" and repr(job) == "Job('j-0001')"
     assert all(f"<th style='text-align:left'>stage {stage}</th>" in job._repr_html_() for stage in ("prepare", "train"))
     assert "j-0009" in Job(cluster, "j-0009")._repr_html_(), "a job that was removed"
+    assert "<tr><td>j-0001</td><td>pipe</td><td>SUCCEEDED</td>" in cluster._repr_html_()
 
 
 def test_lines_are_typed_and_not_merged_until_the_job_has_ended(desk: Desk) -> None:
