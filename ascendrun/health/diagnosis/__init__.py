@@ -2,14 +2,13 @@
 
 diagnose(evidence) -> Diagnosis        render(diagnosis, "zh") -> the diagnosis with sentences
 
-evidence      the input, and times on one clock     result      observations, and the output
-exits         codes, signals, out-of-memory killer  fatal       the exception that ended a rank
-rank_timelines  one rank's end in its own output    candidates  possible first failures, kernel messages
-edges         which rank names which others      wait_rules  rules to find the culprit if all waited
-ranking       the choice, its caveats, the chain    outcomes    attempts without a failure
-differences   hosts by their facts at the start
-lines/        the meaning of single lines           render      the sentences, from text/en.json and signatures
-classes       domain, scope and phase of the choice   kinds       restart kind and retry by them
+evidence        the input, and times on one clock      result      observations, and the output
+lines/          the meaning of single lines            rank_timelines  one rank's end in its own output
+candidates      possible first failures: ranks of one reason, and what is observed of their hosts
+edges           which rank names which others          wait_rules  rules to find the culprit if all waited
+ranking         the choice, its caveats, the chain     outcomes    attempts without a failure
+classes         domain, scope, phase, grade and retry  differences  hosts by their facts at the start
+kinds           the restart kind by these              render      sentences, from text/en.json and signatures
 """
 
 from __future__ import annotations

@@ -41,9 +41,8 @@ AT_ONCE_S = 0.5
 def candidates_of(evidence: Evidence, timelines: Sequence[RankTimeline]) -> tuple[Suspect, ...]:
     """Return ranks with their own reason, grouped by reason; then hosts, devices, and kernels."""
     found = _by_reason(timeline.own for timeline in timelines if timeline.own is not None and timeline.has_cause)
-    found += _of_symptoms(timelines)
-    hosts = [one for host in evidence.hosts for one in _of_host(evidence, host, found)]
-    return (*found, *hosts, *_of_devices(evidence, timelines, found), *_of_kernels(evidence, [*found, *hosts]))
+    found += [*_of_symptoms(timelines), *_lost_hosts(evidence)]
+    return (*found, *_of_hosts(evidence, found))
 
 
 def _by_reason(suspects: Iterable[Suspect]) -> list[Suspect]:
@@ -126,7 +125,7 @@ def strongest_symptom(timelines: Sequence[RankTimeline]) -> Suspect | None:
     return None if best is None else _unsure(best, best.strength)
 
 
-# ---------------------------------------------------------------- hosts and devices
+# ---------------------------------------------------------------- facts of the hosts
 
 _OF_ERRNO = {
     "ENOSPC": "disk-full",
@@ -137,59 +136,94 @@ _OF_ERRNO = {
 }
 """Codes of the catalogue for errors that a supervisor met in the attempt's directory."""
 _LOST = {"rebooted": "node-rebooted", "directory-gone": "node-directory-gone"}
+KERNEL_FAMILIES = frozenset({"host", "driver", "storage", "network", "limits", "cuda"})
+_OF_KERNELS = {"memory-corrupted": (signal.SIGBUS, signal.SIGKILL)}
+"""The signals with which a kernel ends a process for this code."""
+BEFORE_S, AFTER_S = 1800.0, 10.0
+"""Around the end of a host's ranks."""
+NEAR_S = 300.0
+"""Maximum time from a fact of a host to a rank's message for the same event."""
+UNCLEAR_BELOW = 80
 
 
-def _of_host(evidence: Evidence, host: HostEvidence, found: Sequence[Suspect]) -> list[Suspect]:
-    """Return what is known of the host itself. What its supervisor could not write precedes the silence of its ranks,
-    whose output it took with it; not a reason of their own."""
-    here = evidence.ranks_of(host.host)
-    ranks = tuple(rank.rank for rank in here)
-    made = []
-    for code in (_LOST.get(host.lost or ""), "supervisor-lost" if host.supervisor_lost else None):
-        if code is not None:  # with the state transitions with this reason
+def _lost_hosts(evidence: Evidence) -> Iterator[Suspect]:
+    """Yield the hosts that were lost, with the state transitions for this reason."""
+    for host in evidence.hosts:
+        for code in filter(None, (_LOST.get(host.lost or ""), "supervisor-lost" if host.supervisor_lost else None)):
             moves = [one for one in evidence.events if getattr(one.values.get("reason"), "key", "") == f"reason.{code}"]
             proofs = tuple(_proof_of(one, host) for one in moves if host.host in one.hosts)
-            made.append(Suspect(code, strength_of(code), ranks, (host.host,), proofs=proofs[:2]))
-    if any(one.is_credible and not (one.is_vague and set(one.ranks).isdisjoint(ranks)) for one in found):
-        return made
-    for event in evidence.events:
-        known = _OF_ERRNO.get(str(event.values.get("errno"))) if event.code == "io-error" else None
-        node_s = 2 * event.at_s - host.clock.to_head_s(event.at_s)
-        if known is not None and host.host in event.hosts and is_timely(node_s, here):
-            failed = tuple(rank.rank for rank in here if rank.has_failed)
-            at, proof = Moment(event.at_s, 0.0, host.host), _proof_of(event, host)
-            strength = strength_of("kernel")
-            return [*made, Suspect(known, strength, failed or ranks, (host.host,), at, (proof,), sure=False)]
-    return made
+            ranks = tuple(rank.rank for rank in evidence.ranks_of(host.host))
+            yield Suspect(code, strength_of(code), ranks, (host.host,), proofs=proofs[:2])
 
 
 def _proof_of(event: Event, host: HostEvidence) -> Proof:
     return Proof(text=event.message(), host=host.host, at_s=event.at_s)
 
 
-def _of_devices(evidence: Evidence, timelines: Sequence[RankTimeline], found: Sequence[Suspect]) -> list[Suspect]:
-    """Return devices that are unhealthy afterwards, if nothing else is credible or the failed rank used them."""
-    by_rank = {timeline.rank.rank: timeline for timeline in timelines}
+def _of_hosts(evidence: Evidence, found: Sequence[Suspect]) -> Iterator[Suspect]:
+    """Yield what supervisors, kernels and devices report of their hosts near the end: the reason of the ends there that
+    have no clear one. Beside a clear reason only what the devices of its ranks report counts."""
+    unclear = [one for one in found if one.is_vague or "only-symptom" in one.caveats or is_of_some_device(one)]
+    is_open = not any(one.is_credible and one not in unclear for one in found)
     credible = {rank for one in found if one.is_credible and not one.is_vague for rank in one.ranks}
-    alarms = []
-    for host, fact in [(one, fact) for one in evidence.hosts for fact in one.devices]:
-        here = evidence.ranks_of(host.host)
-        ranks = tuple(rank.rank for rank in here if rank.device == fact.device and rank.rank in by_rank)
-        is_unused = not ranks and any(rank.device is not None for rank in here)
-        if is_unused or (credible and not credible & set(ranks)):
-            continue
-        text = listed("device.problem", device=fact.device, problem=fact.problem)
-        proof = Proof(text=text, host=host.host, file=fact.file, rank=ranks[0] if ranks else None)
-        explained = [one for one in found if is_of_some_device(one) and set(ranks) & set(one.ranks)]
-        strength = max([strength_of("device-alarm"), *(one.strength + 1 for one in explained)])
-        when = earliest([*(by_rank[rank].end for rank in ranks), *(one.at for one in explained)])
-        values = {"device": str(fact.device), "problem": fact.problem}
-        made = Suspect("device-alarm", strength, ranks, (host.host,), when, (proof,), values, sure=False)
-        alarms.append(replace(made, caveats=("only-afterwards",)))
-    return alarms
+    for host in evidence.hosts:
+        here = [one for one in unclear if host.host in one.hosts]
+        alarms = [one for one in _alarms(evidence, host) if not credible or credible & {*one.ranks}]
+        yield from (_explaining(one, here, evidence, by=1) for one in alarms)
+        if is_open and (here or not unclear):
+            for one in (*_of_supervisor(evidence, host), *_of_kernel(evidence, host, here)):
+                located = one if one.ranks or len(alarms) != 1 else joined(one, alarms[0], alarms[0].ranks)
+                yield _explaining(located, here, evidence, by=2)
 
 
-UNCLEAR_BELOW = 80
+def _explaining(fact: Suspect, here: Sequence[Suspect], evidence: Evidence, *, by: int) -> Suspect:
+    """Return a fact of a host as the reason of unclear ends there, and so stronger than these."""
+    ranks = {rank.rank: rank for rank in evidence.ranks_of(fact.hosts[0])}
+    explained = [one for one in here if not fact.ranks or {*fact.ranks} & {*one.ranks}]
+    ends = (moment(evidence, fact.hosts[0], ranks[rank].exited_at_s) for rank in fact.ranks)
+    return replace(
+        fact,
+        strength=max([fact.strength, *(one.strength + by for one in explained)]),
+        ranks=fact.ranks or tuple(sorted({rank for one in explained for rank in one.ranks} & {*ranks})),
+        at=fact.at or earliest([*ends, *(one.at for one in explained)]),
+    )
+
+
+def joined(fact: Suspect, other: Suspect, ranks: Iterable[int]) -> Suspect:
+    """Return a fact of a host that names no rank, on those of its ranks that another one names."""
+    return replace(fact, ranks=tuple(sorted(ranks)), proofs=(*fact.proofs, *other.proofs)[:PROOFS_LIMIT])
+
+
+def _of_supervisor(evidence: Evidence, host: HostEvidence) -> Iterator[Suspect]:
+    """Yield what its supervisor could not write. The silence of ranks, whose output it took with it, comes after it."""
+    here = evidence.ranks_of(host.host)
+    for event in (one for one in evidence.events if one.code == "io-error" and host.host in one.hosts):
+        known = _OF_ERRNO.get(str(event.values.get("errno")))
+        if known is not None and is_timely(2 * event.at_s - host.clock.to_head_s(event.at_s), here):
+            ranks = tuple(rank.rank for rank in here if rank.has_failed) or tuple(rank.rank for rank in here)
+            at, proof = Moment(event.at_s, 0.0, host.host), _proof_of(event, host)
+            yield Suspect(known, strength_of("kernel"), ranks, (host.host,), at, (proof,), sure=False)
+            return
+
+
+def _alarms(evidence: Evidence, host: HostEvidence) -> Iterator[Suspect]:
+    """Yield its devices that are unhealthy afterwards, except those that no rank used."""
+    here = evidence.ranks_of(host.host)
+    for fact in host.devices:
+        users = [rank for rank in here if rank.device == fact.device]
+        if users or all(rank.device is None for rank in here):
+            text = listed("device.problem", device=fact.device, problem=fact.problem)
+            proof = Proof(text=text, host=host.host, file=fact.file, rank=users[0].rank if users else None)
+            yield Suspect(
+                "device-alarm",
+                strength_of("device-alarm"),
+                tuple(rank.rank for rank in users),
+                (host.host,),
+                proofs=(proof,),
+                values={"device": str(fact.device), "problem": fact.problem},
+                sure=False,
+                caveats=("only-afterwards",),
+            )
 
 
 def is_of_some_device(one: Suspect) -> bool:
@@ -199,59 +233,26 @@ def is_of_some_device(one: Suspect) -> bool:
     return is_cause and row is not None and row.family in RUNTIMES
 
 
-# ---------------------------------------------------------------- kernels
-
-KERNEL_FAMILIES = frozenset({"host", "driver", "storage", "network", "limits", "cuda"})
-BEFORE_S, AFTER_S = 1800.0, 10.0
-"""Around the end of a host's ranks."""
-_OF_KERNELS = {"memory-corrupted": (signal.SIGBUS, signal.SIGKILL)}
-"""The signals with which a kernel ends a process for this code."""
-NEAR_S = 300.0
-"""Maximum time from a kernel message to a rank's message for the same event."""
-
-
-def _of_kernels(evidence: Evidence, found: Sequence[Suspect]) -> list[Suspect]:
-    """Return suspects if no rank has a credible reason, or if ranks on the host were only killed, crashed, or have an
-    unclear device code."""
-    weak = [one for one in found if one.is_vague or "only-symptom" in one.caveats or is_of_some_device(one)]
-    if any(one.is_credible and one not in weak for one in found):
-        return []
-    hosts = {host for one in weak for host in one.hosts}
-    made = [_of_kernel(evidence, host, weak) for host in evidence.hosts if not hosts or host.host in hosts]
-    return [one for one in made if one is not None]
-
-
-def _of_kernel(evidence: Evidence, host: HostEvidence, weak: Sequence[Suspect]) -> Suspect | None:
-    """Return the strongest message shortly before the end of the ranks that may explain all weak reasons here, or that
-    is about the process of a rank that did not fail."""
-    lines, here = host.dmesg or (), evidence.ranks_of(host.host)
-    explained = [one for one in weak if set(one.ranks) & {rank.rank for rank in here}]
-    timely = [(at, line.text) for at, line in enumerate(lines) if line.at_s is None or is_timely(line.at_s, here)]
-    hits = []
+def _of_kernel(evidence: Evidence, host: HostEvidence, here: Sequence[Suspect]) -> Iterator[Suspect]:
+    """Yield the kernel's strongest message that may explain all unclear ends here, or that is about the process of a
+    rank that did not fail; first those that report how a rank ended."""
+    lines, ranks = host.dmesg or (), evidence.ranks_of(host.host)
+    timely = [(at, line.text) for at, line in enumerate(lines) if line.at_s is None or is_timely(line.at_s, ranks)]
+    facts = []
     for hit in scan(timely):
-        when = moment(evidence, host.host, lines[hit.line].at_s)
-        is_of_silent = any(_names(hit, pid=one.pid) for one in here if not one.has_failed)
-        is_cause = hit.signature.family in KERNEL_FAMILIES and (hit.signature.role == CAUSE or is_of_silent)
-        if is_cause and all(_may_explain(when, one) for one in explained):
-            hits.append(hit)
-    ended = [hit for hit in hits if any(_ended(rank, hit) for rank in here)]
-    if not hits:
-        return None
-    hit = max(ended or hits, key=lambda hit: (hit.signature.strength, -hit.line))
-    named = tuple(rank.rank for rank in here if _names(hit, pid=rank.pid) or _names(hit, device=rank.device))
-    joined = tuple(sorted({rank for one in explained for rank in one.ranks} & {rank.rank for rank in here}))
-    strength = max([strength_of("kernel"), *(one.strength + 2 for one in explained)])
-    return Suspect(
-        hit.signature.code,
-        max(strength, hit.signature.strength) if ended else strength,
-        named or joined,
-        (host.host,),
-        sure=bool(ended),
-        at=moment(evidence, host.host, lines[hit.line].at_s),
-        values=hit.values,
-        proofs=(proof_of(evidence, lines[hit.line], host),),
-        caveats=() if ended else ("only-kernel",),
-    )
+        row, at = hit.signature, moment(evidence, host.host, lines[hit.line].at_s)
+        is_of_silent = any(_names(hit, pid=one.pid) for one in ranks if not one.has_failed)
+        is_cause = row.family in KERNEL_FAMILIES and (row.role == CAUSE or is_of_silent)
+        if is_cause and all(_may_explain(at, one) for one in here):
+            has_ended = any(_ended(rank, hit) for rank in ranks)
+            named = tuple(one.rank for one in ranks if _names(hit, pid=one.pid) or _names(hit, device=one.device))
+            strength, proof = strength_of("kernel"), proof_of(evidence, lines[hit.line], host)
+            fact = Suspect(row.code, strength, named, (host.host,), at, (proof,), hit.values, sure=False)
+            as_ended = replace(fact, strength=max(strength, row.strength), sure=True)
+            made = as_ended if has_ended else replace(fact, caveats=("only-kernel",))
+            facts.append(((has_ended, row.strength, -hit.line), made))
+    if facts:
+        yield max(facts, key=lambda one: one[0])[1]
 
 
 def _names(hit: Hit, **number: int | None) -> bool:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from ascendrun.ascend import vocabularies
 from ascendrun.ascend.signatures import signature_of
 from ascendrun.ascend.vocabularies import Value, deepest, value_of, value_of_row
-from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.candidates import is_timely
+from ascendrun.health.diagnosis.differences import differences_of
 from ascendrun.health.diagnosis.evidence import Evidence, surely_before
 from ascendrun.health.diagnosis.lines.line_kinds import has_bare_service, is_error_line, services_in
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
-from ascendrun.health.diagnosis.result import CAUSE, Confidence, Suspect, without_quotes
+from ascendrun.health.diagnosis.render import caveat
+from ascendrun.health.diagnosis.result import CAUSE, Confidence, Diagnosis, Suspect, without_quotes
 
 READ_RANKS = 4
 """Ranks of the first failure whose words are read: the others say the same."""
@@ -25,8 +27,12 @@ HOST_SHARE = 0.75
 EXACT_FROM = 2
 """From this depth on, a code is an exact one of a device, of memory or of a system call."""
 PASSED_S = 1.0
+MOST_VALUES = 12
+"""Values that a diagnosis keeps."""
 PROVEN_FROM = 75
 """Rows of this strength name the reason and not only its kind."""
+OF_NODES = frozenset({"environment", "resource", "access", "storage", "network", "device"})
+"""Domains in which a failure that would come again may be one of a node."""
 _OPEN = frozenset({"exception", "exit-code", "crash", "killed", "terminated", "start-failed", "unknown", "peer-lost"})
 """Codes that say how a rank ended, and not why."""
 _NO_ATTRIBUTE = re.compile(r"module '(\w+)[\w.]*' has no attribute")
@@ -49,28 +55,41 @@ _PHASES = (
 )
 
 
-@dataclass(frozen=True)
-class Class:
-    """`scope`: all, host (all ranks of few hosts), ranks, rank, or "" without a first failure. `phase`: "" if the
-    frames do not show it. `values`: what the domain follows from, the deciding one first. `is_disputed`: an
-    exact code of the same report is of another domain."""
-
-    domain: str
-    scope: str
-    phase: str = ""
-    values: tuple[Value, ...] = ()
-    is_disputed: bool = False
-
-
-def classify(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeline]) -> Class:
-    """Return the class of a first failure."""
+def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
+    """Return a diagnosis with the class of its first failure, how certain that is, and what follows from it."""
     first = [one for one in timelines if one.rank.rank in winner.ranks][:READ_RANKS]
+    scope = scope_of(winner, evidence)
     phase = next((name for name, pattern in _PHASES for one in first if re.search(pattern, one.frames, re.M)), "")
+    values = _values_of(winner, evidence, timelines, first, scope, phase)
+    domain = values[0].domain if values else "program"
+    if signature_of(winner.code) and any(one.is_hard and one.domain != domain for one in _other_codes(winner, first)):
+        found = replace(found, confidence=Confidence.LIKELY, caveats=(*found.caveats, caveat("two-codes")))
+    differences = differences_of(evidence, winner.hosts, domain) if scope == "host" else ()
+    return replace(
+        found,
+        domain=domain,
+        scope=scope,
+        phase=phase,
+        why=tuple(dict.fromkeys(values))[:MOST_VALUES],
+        reason_grade=_grade_of(values, found.confidence, winner.code),
+        retry=retry_of(winner.code, scope=scope, domain=domain),
+        evidence=(*found.evidence, *differences),
+    )
+
+
+def _values_of(
+    winner: Suspect,
+    evidence: Evidence,
+    timelines: Sequence[RankTimeline],
+    first: Sequence[RankTimeline],
+    scope: str,
+    phase: str,
+) -> list[Value]:
+    """Return what the domain follows from, the deciding value first."""
     row = signature_of(winner.code)
     told = [one for one in (code_value(winner.code),) if one is not None]
     if winner.code in _OPEN or not told or (row is not None and row.role != "cause" and told[0].domain != "silent"):
         told += _said_by(winner, first)
-    scope = scope_of(winner, evidence)
     is_wide = scope in ("all", "host")  # software differs between hosts, not between the ranks of one
     if is_wide and any(_is_of_versions(text, one.frames) for one in first for text in one.said):
         told.append(Value("exceptions", "versions", "environment", depth=2, is_family=True))
@@ -80,9 +99,7 @@ def classify(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeli
     is_open = winner.code in _OPEN and winner.code != "exception"
     if is_open or (found and found[0].domain == "silent"):
         found = _ordered([*found, *_seen_on(winner, evidence, first)], phase)
-    domain = found[0].domain if found else "program"
-    is_disputed = row is not None and any(one.is_hard and one.domain != domain for one in _other_codes(winner, first))
-    return Class(domain, scope, phase, tuple(found), is_disputed)
+    return found
 
 
 def _other_codes(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Value]:
@@ -196,14 +213,22 @@ def scope_of(winner: Suspect, evidence: Evidence) -> str:
     return "rank" if len(ranks) == 1 else "ranks" if ranks else ""
 
 
-def grade_of(found: Class, confidence: Confidence, code: str) -> Confidence:
+def _grade_of(values: Sequence[Value], confidence: Confidence, code: str) -> Confidence:
     """Return how certain the domain is: certain only with a hard value, and no hard value of another domain."""
-    if confidence is not Confidence.CERTAIN or not found.values:
-        return Confidence.LIKELY if found.values else Confidence.UNKNOWN
-    first, *others = found.values
+    if confidence is not Confidence.CERTAIN or not values:
+        return Confidence.LIKELY if values else Confidence.UNKNOWN
+    first, *others = values
     row = signature_of(code)
     is_row = row is not None and row.role == "cause" and row.strength >= PROVEN_FROM
     is_counted = first.vocabulary == "scope"
     is_proven = not is_counted and (is_row or first.is_hard or (row is None and code not in _OPEN))
-    is_disputed = found.is_disputed or any(one.is_hard and one.domain != first.domain for one in others)
+    is_disputed = any(one.is_hard and one.domain != first.domain for one in others)
     return Confidence.CERTAIN if is_proven and not is_disputed else Confidence.LIKELY
+
+
+def retry_of(code: str, *, scope: str = "", domain: str = "") -> str:
+    """Return whether another attempt helps: same, exclude (without its hosts), never, unknown. What fails on all ranks
+    of a host only is a fault of that host."""
+    row, value = signature_of(code), value_of("conclusions", code)
+    retry = value.retry if value is not None and value.retry else "unknown" if row is None else row.retry
+    return "exclude" if retry == "never" and scope == "host" and domain in OF_NODES else retry

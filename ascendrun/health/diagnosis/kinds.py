@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ascendrun.ascend.signatures import signature_of
-from ascendrun.ascend.vocabularies import value_of
 from ascendrun.core.jobs.job import Exit
 from ascendrun.core.jobs.outcome import exit_reason
 from ascendrun.core.jobs.reasons import LOST, FirstFailure, Reason, because
 from ascendrun.core.jobs.restart import Failure, Kind
 from ascendrun.core.jobs.roles import named_rank
-from ascendrun.health.diagnosis.classes import code_value
+from ascendrun.health.diagnosis.classes import OF_NODES, code_value
 from ascendrun.health.diagnosis.evidence import Evidence
 from ascendrun.health.diagnosis.lines.launchers import expand
 from ascendrun.health.diagnosis.result import RUNTIMES, Diagnosis
@@ -26,9 +25,6 @@ _KINDS: Mapping[str, Kind] = {
     "silent": Kind.HANG,
 }
 """Kinds by domain; others are unknown."""
-_OF_NODES = frozenset({"environment", "resource", "access", "storage", "network", "device"})
-"""Domains in which a failure that would come again may be one of a node."""
-
 REFUSED = 78
 """Exit code of a rank that refuses what it was given, EX_CONFIG of sysexits.h: another attempt is given the same."""
 
@@ -49,7 +45,7 @@ def kind_of(found: Diagnosis) -> Kind:
     value, row = code_value(found.code), signature_of(found.code)
     if value is not None and value.kind:
         return Kind(value.kind)
-    if found.retry == "never" and found.domain in _OF_NODES:
+    if found.retry == "never" and found.domain in OF_NODES:
         return Kind.USER
     if found.domain == "environment" and found.scope == "all" and found.retry == "unknown":
         return Kind.USER  # the same software on all ranks
@@ -65,20 +61,6 @@ def kind_of(found: Diagnosis) -> Kind:
     ):
         return Kind.UNKNOWN  # a crash, or an operator that failed on the device: it may be the device's
     return _KINDS.get(found.domain, Kind.UNKNOWN)
-
-
-def retry_of(code: str, *, scope: str = "", domain: str = "") -> str:
-    """Return whether another attempt helps: same, exclude (without its hosts), never, unknown. What fails on all ranks
-    of a host only is a fault of that host."""
-    row, value = signature_of(code), value_of("conclusions", code)
-    retry = value.retry if value is not None and value.retry else "unknown" if row is None else row.retry
-    return "exclude" if retry == "never" and scope == "host" and domain in _OF_NODES else retry
-
-
-def domain_of(code: str) -> str:
-    """Return the domain of a code that a diagnosis may have; "" for one that is no failure."""
-    value = code_value(code)
-    return "" if value is None else value.domain
 
 
 def first_of(found: Diagnosis, evidence: Evidence) -> FirstFailure:

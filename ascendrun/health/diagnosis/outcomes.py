@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from ascendrun.core.events import SEPARATE, Event
 from ascendrun.core.jobs.reasons import Reason
+from ascendrun.health.diagnosis.classes import code_value, retry_of
 from ascendrun.health.diagnosis.evidence import Evidence, moment
-from ascendrun.health.diagnosis.kinds import domain_of, retry_of
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import Confidence, Diagnosis, Proof
 from ascendrun.text import Text, listed
@@ -75,34 +75,32 @@ def hang_now(events: Sequence[Event]) -> Event | None:
 def _diagnosis(
     evidence: Evidence, code: str, *, hosts: tuple[str, ...] = (), anomalies: tuple[Text, ...] = ()
 ) -> Diagnosis:
-    reason = evidence.reason
+    reason, value = evidence.reason, code_value(code)
     proofs = tuple(
         Proof(text=event.message(), at_s=event.at_s)
         for event in evidence.events
-        if reason is not None and event.values.get("reason") == reason
+        if reason is not None and evidence.state not in LIVE and event.values.get("reason") == reason
     )[-1:]
     why = reason.why if reason is not None and code == "preflight-failed" else None
+    values = {"reason": why or reason or "", "job": evidence.job, "needed": evidence.needs, "state": evidence.state}
     return Diagnosis(
         code=code,
         confidence=Confidence.CERTAIN,
         hosts=hosts,
         at_s=evidence.ended_at_s,
         evidence=proofs,
-        values={"reason": why or reason or "", "job": evidence.job, "needed": evidence.needs},
+        values=values,
         anomalies=anomalies,
         retry=retry_of(code),
-        domain=domain_of(code),
+        domain="" if value is None else value.domain,
         missing=evidence.missing,
     )
 
 
 def _live(evidence: Evidence) -> Diagnosis:
-    code = "running" if evidence.state == "RUNNING" else "in-progress"
-    values = {"state": evidence.state, "reason": evidence.reason or "", "job": evidence.job}
-    found = Diagnosis(
-        code, Confidence.CERTAIN, values=values, anomalies=tuple(_anomalies(evidence)), missing=evidence.missing
-    )
-    hang = hang_now(evidence.events) if evidence.state == "RUNNING" else None
+    is_running = evidence.state == "RUNNING"
+    found = _diagnosis(evidence, "running" if is_running else "in-progress", anomalies=tuple(_anomalies(evidence)))
+    hang = hang_now(evidence.events) if is_running else None
     if hang is None:
         return found
     return replace(
@@ -112,7 +110,7 @@ def _live(evidence: Evidence) -> Diagnosis:
         ranks=hang.ranks,
         hosts=hang.hosts,
         at_s=hang.values.get("since_s"),
-        values={**values, "finding": hang.values.get("finding") or ""},
+        values={**found.values, "finding": hang.values.get("finding") or ""},
         evidence=(Proof(text=hang.message(), at_s=hang.at_s),),
     )
 

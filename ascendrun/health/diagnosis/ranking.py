@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from ascendrun.ascend.vocabularies import cann_detail, class_of
-from ascendrun.health.diagnosis import classes
-from ascendrun.health.diagnosis.candidates import candidates_of, strongest_symptom
-from ascendrun.health.diagnosis.differences import differences_of
+from ascendrun.health.diagnosis.candidates import candidates_of, joined, strongest_symptom
+from ascendrun.health.diagnosis.classes import classified, code_value
 from ascendrun.health.diagnosis.evidence import Evidence, Moment, earliest, surely_before
-from ascendrun.health.diagnosis.kinds import domain_of, retry_of
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
 from ascendrun.health.diagnosis.lines.tracebacks import is_torn
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
@@ -34,8 +31,6 @@ from ascendrun.text import Text
 CERTAIN_FROM = 60
 """A weaker reason is never reported as certain."""
 CLEARLY_S = 1.0
-MOST_VALUES = 12
-"""Values of a class that a diagnosis keeps."""
 MOST_DETAILS = 3
 MUTE_S = 0.3
 """Output is read in pieces: a line may have been written this long before it was received."""
@@ -48,43 +43,31 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
     """Diagnose an attempt that failed."""
     candidates = [*candidates_of(evidence, timelines)]
     winner = _outlier(candidates, timelines) or choose(candidates)
-    if winner is None or not winner.is_credible:
+    is_open = winner is None or not winner.is_credible
+    if winner is None or is_open or ("only-kernel" in winner.caveats and not winner.ranks):
         waiting = blame_waiting(evidence, timelines)
-        if waiting is not None and (winner is None or waiting.strength > winner.strength):
+        if waiting is not None and is_open and (winner is None or waiting.strength > winner.strength):
             candidates.append(waiting)
             winner = waiting
-    elif "only-kernel" in winner.caveats and not winner.ranks:
-        waiting = blame_waiting(evidence, timelines)
-        if waiting is not None and waiting.ranks and waiting.is_credible:
-            joined = _joined(winner, waiting, timelines)
-            candidates = [joined, *(one for one in candidates if one is not winner or joined is waiting)]
-            winner = joined
-    if winner is None:
-        winner = strongest_symptom(timelines)
-    if winner is None:
-        return _unknown(evidence, timelines)
-    caveats = caveats_of(winner, candidates, evidence, timelines)
+        elif waiting is not None and winner is not None and waiting.ranks and waiting.is_credible and not is_open:
+            located = _located(winner, waiting, timelines)
+            candidates = [located, *(one for one in candidates if one is not winner or located is waiting)]
+            winner = located
+    winner = winner or strongest_symptom(timelines) or _unknown(evidence, timelines)
+    value, caveats = code_value(winner.code), caveats_of(winner, candidates, evidence, timelines)
     chain = make_chain(winner, timelines)
     lags_s = [link.lag_s for link in chain if link.role is Role.CONSEQUENCE and link.lag_s is not None]
-    found = classes.classify(winner, evidence, timelines)
-    caveats = (*caveats, "two-codes") if found.is_disputed else caveats
-    confidence = Confidence.LIKELY if caveats else Confidence.CERTAIN
-    is_of_host = found.scope == "host"
     details = _details(winner, evidence, timelines)
-    return Diagnosis(
+    found = Diagnosis(
         code=winner.code,
-        confidence=confidence,
+        confidence=Confidence.UNKNOWN if not winner.strength else Confidence.LIKELY if caveats else Confidence.CERTAIN,
         ranks=winner.ranks,
         hosts=winner.hosts,
         values={**winner.values, **advice_of(winner, timelines), **_detail_of(details, winner, timelines)},
         at_s=winner.at.at_s if winner.at else None,
         time_error_s=winner.at.error_s if winner.at else None,
         lag_s=min(lags_s, default=None),
-        evidence=(
-            *winner.proofs,
-            *_details(winner, evidence, timelines),
-            *(differences_of(evidence, winner.hosts, found.domain) if is_of_host else ()),
-        ),
+        evidence=(*winner.proofs, *details),
         chain=chain,
         caveats=tuple(map(caveat, caveats)),
         alternatives=tuple(
@@ -92,14 +75,10 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
             for one in _alternatives(winner, candidates)
         ),
         missing=_missing(evidence),
-        retry=retry_of(winner.code, scope=found.scope, domain=found.domain),
-        domain=found.domain,
-        scope=found.scope,
-        phase=found.phase,
-        reason_grade=classes.grade_of(found, confidence, winner.code),
+        domain="" if value is None else value.domain,
         rules=winner.rules,
-        why=tuple(dict.fromkeys(found.values))[:MOST_VALUES],
     )
+    return classified(found, winner, evidence, timelines) if winner.strength else found
 
 
 _VERBS = (
@@ -132,7 +111,7 @@ def _details(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeli
 def _detail_of(details: Sequence[Proof], winner: Suspect, timelines: Sequence[RankTimeline]) -> Mapping[str, str]:
     """Return what tells more than the reason itself: what CANN reports behind a code that hides others, or before a
     general exception, else the first detail."""
-    value = classes.code_value(winner.code)
+    value = code_value(winner.code)
     said = [detail.line for detail in details]
     if value is not None and value.is_outer:
         said += [text for one in timelines if one.rank.rank in winner.ranks[:1] for text in one.said]
@@ -181,14 +160,14 @@ def _outlier(candidates: Sequence[Suspect], timelines: Sequence[RankTimeline]) -
     return mute[0] if is_alone and mute[0].values.get("code") not in codes else None
 
 
-def _joined(kernel: Suspect, waiting: Suspect, timelines: Sequence[RankTimeline]) -> Suspect:
+def _located(kernel: Suspect, waiting: Suspect, timelines: Sequence[RankTimeline]) -> Suspect:
     """Join a kernel message and the rank that others waited for, if on one host; of several hosts, choose the one
     with the kernel message; otherwise return `waiting`."""
     own, theirs = set(kernel.hosts), set(waiting.hosts)
     if not (theirs <= own or (waiting.code in SEVERAL and own < theirs)):
         return waiting
     there = {timeline.rank.rank for timeline in timelines if timeline.rank.host in own}
-    return replace(kernel, ranks=tuple(sorted(there & {*waiting.ranks})), proofs=(*kernel.proofs, *waiting.proofs))
+    return joined(kernel, waiting, there & {*waiting.ranks})
 
 
 # ---------------------------------------------------------------- certainty
@@ -197,7 +176,9 @@ def _joined(kernel: Suspect, waiting: Suspect, timelines: Sequence[RankTimeline]
 def caveats_of(
     winner: Suspect, candidates: Sequence[Suspect], evidence: Evidence, timelines: Sequence[RankTimeline]
 ) -> tuple[str, ...]:
-    """Return the names of the reasons why it is not certain; () for none."""
+    """Return the names of the reasons why it is not certain; () for none, also for one of no weight."""
+    if not winner.strength:
+        return ()
     inside = {timeline.rank.rank for timeline in timelines if timeline.rank.inner}
     caveats = {
         **dict.fromkeys(winner.caveats, True),
@@ -312,21 +293,16 @@ def _lag_between(first: Moment | None, then: Moment | None, role: Role) -> float
     return lag_s if lag_s >= 0 and error_s <= max(1.0, 0.5 * lag_s) else None
 
 
-def _unknown(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
+def _unknown(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Suspect:
+    """Return that ranks lost others, without a reason of any; of weight 0."""
     suffered = [timeline for timeline in timelines if timeline.waited is not None]
-    first = earliest(_when(timeline) for timeline in suffered)
-    proofs = tuple(
-        proof for timeline in suffered[:2] for indicator in timeline.indicators[:1] for proof in indicator.proofs[:1]
-    )
-    return Diagnosis(
+    proofs = (proof for one in suffered[:2] for indicator in one.indicators[:1] for proof in indicator.proofs[:1])
+    return Suspect(
         "peer-lost" if suffered else "unknown",
-        Confidence.UNKNOWN,
-        at_s=first.at_s if first else None,
-        evidence=proofs,
-        chain=make_chain(Suspect("unknown", 0), timelines),
-        missing=_missing(evidence),
+        0,
+        at=earliest(_when(timeline) for timeline in suffered),
+        proofs=tuple(proofs),
         values={"reason": evidence.reason or ""},
-        domain=domain_of("peer-lost") if suffered else "",
     )
 
 
