@@ -114,6 +114,28 @@ def strength_of(observation: str) -> int:
     return int(_table("conclusions")["strength"][observation])
 
 
+def following(domain: str) -> Mapping[str, Any]:
+    """Return what follows from a domain: the kind of the restart, whether a node may have it, and facts that fit."""
+    known: Mapping[str, Any] = _table("conclusions")["domains"].get(domain, {})
+    return known
+
+
+def phase_of(frames: str) -> str:
+    """Return the phase of a program by frames of a traceback; "" if they do not show it."""
+    phases: Mapping[str, str] = _table("conclusions")["phases"]
+    return next((name for name, pattern in phases.items() if re.search(pattern, frames, re.M)), "")
+
+
+def is_kind(name: str, kind: str) -> bool:
+    """Return whether an exception is of a class that states, asks or ends (exceptions.toml)."""
+    return name.rpartition(".")[2] in _table("exceptions")["kinds"][kind]
+
+
+def is_of_several(code: str) -> bool:
+    """Return whether a row of the catalogue concerns several ranks."""
+    return code in _table("rows")["several"]
+
+
 # ---------------------------------------------------------------- values of one text
 
 _CODES = re.compile(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ascendrun.ascend.signatures import Hit, scan, signature_of
+from ascendrun.ascend.signatures import Hit, scan, signature_of, strongest
 from ascendrun.ascend.vocabularies import strength_of
 from ascendrun.core.events import Event
 from ascendrun.health.diagnosis.evidence import (
@@ -127,14 +129,6 @@ def strongest_symptom(timelines: Sequence[RankTimeline]) -> Suspect | None:
 
 # ---------------------------------------------------------------- facts of the hosts
 
-_OF_ERRNO = {
-    "ENOSPC": "disk-full",
-    "EDQUOT": "quota-exceeded",
-    "EROFS": "read-only-disk",
-    "EIO": "io-error",
-    "ESTALE": "stale-file-handle",
-}
-"""Codes of the catalogue for errors that a supervisor met in the attempt's directory."""
 _LOST = {"rebooted": "node-rebooted", "directory-gone": "node-directory-gone"}
 KERNEL_FAMILIES = frozenset({"host", "driver", "storage", "network", "limits", "cuda"})
 _OF_KERNELS = {"memory-corrupted": (signal.SIGBUS, signal.SIGKILL)}
@@ -198,11 +192,11 @@ def _of_supervisor(evidence: Evidence, host: HostEvidence) -> Iterator[Suspect]:
     """Yield what its supervisor could not write. The silence of ranks, whose output it took with it, comes after it."""
     here = evidence.ranks_of(host.host)
     for event in (one for one in evidence.events if one.code == "io-error" and host.host in one.hosts):
-        known = _OF_ERRNO.get(str(event.values.get("errno")))
+        known = strongest(scan([(0, os.strerror(getattr(errno, str(event.values.get("errno")), 0)))]))
         if known is not None and is_timely(2 * event.at_s - host.clock.to_head_s(event.at_s), here):
             ranks = tuple(rank.rank for rank in here if rank.has_failed) or tuple(rank.rank for rank in here)
             at, proof = Moment(event.at_s, 0.0, host.host), _proof_of(event, host)
-            yield Suspect(known, strength_of("kernel"), ranks, (host.host,), at, (proof,), sure=False)
+            yield Suspect(known.signature.code, strength_of("kernel"), ranks, (host.host,), at, (proof,), sure=False)
             return
 
 

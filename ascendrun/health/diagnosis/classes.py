@@ -31,8 +31,6 @@ MOST_VALUES = 12
 """Values that a diagnosis keeps."""
 PROVEN_FROM = 75
 """Rows of this strength name the reason and not only its kind."""
-OF_NODES = frozenset({"environment", "resource", "access", "storage", "network", "device"})
-"""Domains in which a failure that would come again may be one of a node."""
 _OPEN = frozenset({"exception", "exit-code", "crash", "killed", "terminated", "start-failed", "unknown", "peer-lost"})
 """Codes that say how a rank ended, and not why."""
 _NO_ATTRIBUTE = re.compile(r"module '(\w+)[\w.]*' has no attribute")
@@ -45,21 +43,13 @@ _FILE = re.compile(r'File "([^"]+)", line \d+')
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d")
 _SAME_EVERYWHERE = frozenset({"acl", "cann", "hccl", "rows"})
 """Vocabularies of which a host's own software decides whether their errors of the program occur."""
-_PHASES = (
-    ("save", r"torch\.save|save_(?:checkpoint|pretrained|state|model)|\bin save\b|in _?write_|dist_cp|async_save"),
-    ("group-init", r"init_process_group|new_group|init_device_mesh|rendezvous"),
-    ("load", r"from_pretrained|load_(?:checkpoint|state_dict|dataset|model)|torch\.load|snapshot_download"),
-    ("evaluate", r"\bin (?:evaluate|validate|eval_\w+|evaluation_\w+)\b"),
-    ("step", r"\.backward\(|\bin (?:train_step|training_step|forward|backward|train|fit|step|train_epoch|run_epoch)\b"),
-    ("import", r"<frozen importlib|\bin _find_and_load|^\s*(?:import|from \S+ import) "),
-)
 
 
 def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
     """Return a diagnosis with the class of its first failure, how certain that is, and what follows from it."""
     first = [one for one in timelines if one.rank.rank in winner.ranks][:READ_RANKS]
     scope = scope_of(winner, evidence)
-    phase = next((name for name, pattern in _PHASES for one in first if re.search(pattern, one.frames, re.M)), "")
+    phase = vocabularies.phase_of("\n".join(one.frames for one in first))
     values = _values_of(winner, evidence, timelines, first, scope, phase)
     domain = values[0].domain if values else "program"
     if signature_of(winner.code) and any(one.is_hard and one.domain != domain for one in _other_codes(winner, first)):
@@ -231,4 +221,5 @@ def retry_of(code: str, *, scope: str = "", domain: str = "") -> str:
     of a host only is a fault of that host."""
     row, value = signature_of(code), value_of("conclusions", code)
     retry = value.retry if value is not None and value.retry else "unknown" if row is None else row.retry
-    return "exclude" if retry == "never" and scope == "host" and domain in OF_NODES else retry
+    is_of_node = scope == "host" and vocabularies.following(domain).get("of_nodes")
+    return "exclude" if retry == "never" and is_of_node else retry

@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ascendrun.ascend.vocabularies import following
 from ascendrun.health.diagnosis.evidence import Evidence
 from ascendrun.health.diagnosis.result import Proof
 from ascendrun.text import listed
 
 MOST = 6
-_OF_DOMAIN: Mapping[str, str] = {
-    "environment": "packages python cann driver firmware hccl_build environ arch os kernel",
-    "device": "driver firmware cann",
-    "network": "mtu hccl_build driver environ",
-    "resource": "limits ports environ",
-    "storage": "limits environ",
-}
-"""The facts that fit a domain, the likeliest first; others are shown after them."""
 _OF_EACH = frozenset(
     "clock_offset_s processes temperature_c clocks_mhz memory_bytes HOSTNAME SSH_CLIENT SSH_CONNECTION".split()
     + ["ASCENDRUN_METRICS_FILE", "TORCHELASTIC_ERROR_FILE"]  # of a launcher that has ranks on some nodes only
@@ -31,7 +24,7 @@ def differences_of(evidence: Evidence, hosts: tuple[str, ...], domain: str) -> t
     known = {one.host: dict(_flat(one.facts)) for one in evidence.hosts if one.facts}
     roles = {one.host: evidence.labels.get(one.rank, "").rpartition("/")[0] for one in evidence.ranks}
     found: list[tuple[int, Proof]] = []
-    fits = _OF_DOMAIN.get(domain, "").split()
+    fits = following(domain).get("facts", "").split()
     for host in (host for host in hosts if host in known):
         like_it = [one for one in known if one not in hosts and roles.get(one, "") == roles.get(host, "")]
         for key, own in known[host].items():

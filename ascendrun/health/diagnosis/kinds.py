@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ascendrun.ascend.signatures import signature_of
+from ascendrun.ascend.vocabularies import following
 from ascendrun.core.jobs.job import Exit
 from ascendrun.core.jobs.outcome import exit_reason
 from ascendrun.core.jobs.reasons import LOST, FirstFailure, Reason, because
 from ascendrun.core.jobs.restart import Failure, Kind
 from ascendrun.core.jobs.roles import named_rank
-from ascendrun.health.diagnosis.classes import OF_NODES, code_value
+from ascendrun.health.diagnosis.classes import code_value
 from ascendrun.health.diagnosis.evidence import Evidence
 from ascendrun.health.diagnosis.lines.launchers import expand
 from ascendrun.health.diagnosis.result import RUNTIMES, Diagnosis
 
-_KINDS: Mapping[str, Kind] = {
-    **dict.fromkeys(("program", "data", "collectives"), Kind.USER),
-    **dict.fromkeys(("host-memory", "device-memory"), Kind.OOM),
-    **dict.fromkeys(("environment", "resource"), Kind.INFRA),
-    "device": Kind.DEVICE,
-    "network": Kind.HCCL,
-    "storage": Kind.STORAGE,
-    "silent": Kind.HANG,
-}
-"""Kinds by domain; others are unknown."""
 REFUSED = 78
 """Exit code of a rank that refuses what it was given, EX_CONFIG of sysexits.h: another attempt is given the same."""
 
@@ -45,7 +34,7 @@ def kind_of(found: Diagnosis) -> Kind:
     value, row = code_value(found.code), signature_of(found.code)
     if value is not None and value.kind:
         return Kind(value.kind)
-    if found.retry == "never" and found.domain in OF_NODES:
+    if found.retry == "never" and following(found.domain).get("of_nodes"):
         return Kind.USER
     if found.domain == "environment" and found.scope == "all" and found.retry == "unknown":
         return Kind.USER  # the same software on all ranks
@@ -60,7 +49,7 @@ def kind_of(found: Diagnosis) -> Kind:
         and found.retry == "unknown"
     ):
         return Kind.UNKNOWN  # a crash, or an operator that failed on the device: it may be the device's
-    return _KINDS.get(found.domain, Kind.UNKNOWN)
+    return Kind(following(found.domain).get("kind", "unknown"))
 
 
 def first_of(found: Diagnosis, evidence: Evidence) -> FirstFailure:

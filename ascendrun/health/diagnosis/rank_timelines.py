@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 
 from ascendrun.ascend.signatures import Hit, scan
-from ascendrun.ascend.vocabularies import class_of, strength_of
+from ascendrun.ascend.vocabularies import class_of, is_of_several, strength_of
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, moment, with_stamps
@@ -20,7 +20,7 @@ from ascendrun.health.diagnosis.lines.line_kinds import (
     is_error_line,
     is_logged_error,
 )
-from ascendrun.health.diagnosis.lines.rank_lines import LAST_OUTPUT_LINES, NEAR_THE_END_S, RULED, RankLines, is_specific
+from ascendrun.health.diagnosis.lines.rank_lines import LAST_OUTPUT_LINES, NEAR_THE_END_S, RankLines, is_specific
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, unfold, without_colours
 
 
@@ -159,7 +159,7 @@ def known_line_indicators(lines: Fatal) -> list[result.Suspect]:
     chain = lines.chain
     has_own_cause = chain is not None and lines.role == result.CAUSE and class_of(chain.root.short_type).depth >= 0
     taken = set(lines.lines_of())
-    own = [hit for hit in lines.hits if not (hit.line in taken or hit.signature.code in RULED)]
+    own = [hit for hit in lines.hits if not (hit.line in taken or is_of_several(hit.signature.code))]
     shown = [hit for hit in own if lines.is_terminal(hit.line) and not WENT_ON.search(hit.text)]
     closing = _closing(lines, shown)
     last = {hit.signature.code: hit for hit in shown}
@@ -185,7 +185,7 @@ def known_line_indicators(lines: Fatal) -> list[result.Suspect]:
             indicator = replace(indicator, strength=min(indicator.strength, strength_of("outlived")), sure=False)
         indicators.append(indicator)
     for hit in scan((index, line.text) for index, line in enumerate(lines.plog)):
-        if hit.signature.code not in RULED and is_specific(hit) and is_error_line(hit.text):
+        if not is_of_several(hit.signature.code) and is_specific(hit) and is_error_line(hit.text):
             sure = not lines.has_waited and not has_inner_code(hit, _around(hit, lines.plog))
             indicators.append(_indicator(lines, hit, lines.plog[hit.line], weaker=has_own_cause, sure=sure))
     return indicators

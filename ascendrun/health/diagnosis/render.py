@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ascendrun.ascend.signatures import Description, scan, signature_of, strongest
-from ascendrun.health.diagnosis.lines.rank_lines import RULED
+from ascendrun.ascend.vocabularies import is_of_several
 from ascendrun.health.diagnosis.result import ChainLink, Diagnosis, Proof, Role
 from ascendrun.text import Rendered, Text, language, listed, template_of, translations
 from ascendrun.text.format import label_ranks
@@ -83,7 +83,7 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
         path = {"source": found["from"], "target": values["to"], "why": found["reason"]}
         sentence = listed("diagnosis.path", **given, **path)
     else:
-        sentence = listed("diagnosis.points-to" if diagnosis.code in RULED else "diagnosis.failed-first", **given)
+        sentence = listed("diagnosis.points-to" if is_of_several(diagnosis.code) else "diagnosis.failed-first", **given)
     return Description(sentence.render(lang), known.cause, _with_advice(known.hint, values, lang))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ascendrun.ascend.peer_messages import EXEC, LOST
 from ascendrun.ascend.signatures import Hit
-from ascendrun.ascend.vocabularies import strength_of, value_of
+from ascendrun.ascend.vocabularies import is_kind, is_of_several, strength_of, value_of
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines import line_kinds, rank_lines
 from ascendrun.health.diagnosis.lines.exits import signal_of
@@ -101,7 +101,7 @@ class Fatal(rank_lines.RankLines):
 
     def role_of(self, chain: Chain) -> str:
         root = chain.root
-        if root.short_type in rank_lines.ENDS:
+        if is_kind(root.type, "ends"):
             return TEARDOWN
         message = self.message_of(root)
         stated = () if root.last in self.stated else (self.lines[index] for index in message)
@@ -240,8 +240,8 @@ class Fatal(rank_lines.RankLines):
             is_of_others = hit.signature.blames in ("peer", "network")
             unsure = unsure or is_inner or (is_of_others and line_kinds.has_bare_service(chain.root.text))
             return [self.indicator(hit, role, when, proofs, values, sure=not unsure)]
-        is_of_several = any(message.kind in rank_lines.OF_SEVERAL for message in self.messages)
-        unsure = unsure or line_kinds.points_elsewhere(shown.text) or self.has_waited or is_of_several
+        has_several = any(message.kind in rank_lines.OF_SEVERAL for message in self.messages)
+        unsure = unsure or line_kinds.points_elsewhere(shown.text) or self.has_waited or has_several
         # the output of a stopped rank may be its program's data, such as text
         was_printed = (last.stream == "out" and self.rank.stopped) or was_handled
         strength = strength_of("printed" if was_printed else "suffered" if unsure else "exception")
@@ -324,7 +324,7 @@ class Fatal(rank_lines.RankLines):
 
 def _best(hits: Iterable[Hit]) -> Hit | None:
     return max(
-        (hit for hit in hits if hit.signature.code not in rank_lines.RULED),
+        (hit for hit in hits if not is_of_several(hit.signature.code)),
         default=None,
         key=lambda hit: (hit.signature.role == CAUSE, hit.signature.strength, -hit.line),
     )
@@ -352,4 +352,4 @@ def _values_of(chain: Chain, *, shown: Raised) -> Mapping[str, str]:
 
 
 def _is_own(hit: Hit) -> bool:
-    return hit.signature.strength >= SPECIFIC_FROM and hit.signature.code not in rank_lines.RULED
+    return hit.signature.strength >= SPECIFIC_FROM and not is_of_several(hit.signature.code)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ascendrun.ascend.signatures import Hit, scan
-from ascendrun.ascend.vocabularies import strength_of
+from ascendrun.ascend.vocabularies import is_kind, strength_of
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, is_after_stop, moment
 from ascendrun.health.diagnosis.lines import line_kinds
@@ -27,20 +27,8 @@ NEAR_THE_END_S = 30.0
 LAST_OUTPUT_LINES, LAST_OUTPUT_S = 5, 2.0
 """An error is certainly fatal within these lines, or this time, of the rank's end."""
 
-RULED = frozenset({
-    "EI0002", "EI0005", "EI0006", "EI0009", "EI0013", "EI0015", "EI0016", "hccl-culprit-lost", "hccl-culprit-stuck",
-    "hccl-culprit-cqe", "hccl-link-table-row", "hccl-connect-detected", "hccl-transport-init", "hccl-ranks-missing",
-    "hccl-root-unreachable", "nccl-ib-completion", "collectives-mismatch", "models-differ",
-})  # fmt: skip
-"""Signatures that concern several ranks: the rules in wait_rules.py evaluate them together, not per rank."""
 OF_SEVERAL = frozenset({"cqe", "tls", "differs", "mismatch", "models", "location", "link"})
-"""Kinds of messages that concern several ranks too."""
-
-_OWN_STATEMENTS = frozenset({
-    "KeyError", "IndexError", "LookupError", "ValueError", "TypeError", "AssertionError", "AttributeError",
-    "NameError", "UnboundLocalError", "ZeroDivisionError", "StopIteration",
-})  # fmt: skip
-"""Exceptions about a program's own data and code: their message is one line, and not a system event."""
+"""Kinds of messages that concern several ranks."""
 OF_THE_SYSTEM = frozenset({"storage", "network", "host", "limits", "memory", "driver", "signal", "ssh", "hccl"})
 
 
@@ -52,7 +40,7 @@ class RankLines:
         self.evidence, self.rank, self.host = evidence, rank, evidence.host(rank.host)
         self.lines, self.plog = lines, plog
         self.chains = find_chains(lines)
-        self.stated = {one.last for chain in self.chains for one in chain.raised if one.short_type in _OWN_STATEMENTS}
+        self.stated = {one.last for chain in self.chains for one in chain.raised if is_kind(one.type, "states")}
         hits = [
             hit
             for hit in scan((index, line.text) for index, line in enumerate(lines))
@@ -204,13 +192,7 @@ def is_specific(hit: Hit) -> bool:
 
 # ---------------------------------------------------------------- exceptions raised while another was handled
 
-_ASKS = frozenset({
-    "FileNotFoundError", "ModuleNotFoundError", "ImportError", "KeyError", "IndexError", "LookupError",
-    "AttributeError", "StopIteration", "ValueError", "TypeError", "Empty", "FileExistsError",
-})  # fmt: skip
-"""Exceptions with which a program tests whether something exists; it has an alternative."""
 _CLEARS = re.compile(r"__a?exit__|__del__|_*(?:close|cleanup|clean_up|shutdown|finalize|destroy|teardown|tear_down)\w*")
-ENDS = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException", "GracefulExit"})
 _ERRNO = re.compile(r"^\[Errno -?\d+\]\s*")
 _NAMED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
 _RAISES = re.compile(r"raise\b")
@@ -229,7 +211,7 @@ def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) ->
         if _CLEARS.fullmatch(later.raised_in[1]):  # it failed while closing a resource: a consequence
             ends = place
             break
-        if later.short_type in ENDS or later.collective or line_kinds.suffered_wait(later.text) is not None:
+        if is_kind(later.type, "ends") or later.collective or line_kinds.suffered_wait(later.text) is not None:
             continue  # of a kind that any failure causes
         known = [hit for hit in hits if before[0].last <= hit.line < later.first and hit.signature.strength >= 20]
         if any(
@@ -242,7 +224,7 @@ def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) ->
         if _RAISES.match(later.statement) and later.raised_in == before[0].caught_in:
             is_argued = is_argued or bool(known)  # a handler in the function of the earlier exception replaced it
             continue
-        begins, is_argued = place, not all(one.short_type in _ASKS for one in before)
+        begins, is_argued = place, not all(is_kind(one.type, "asks") for one in before)
     return replace(chain, begins=begins, ends=ends, is_argued=is_argued)
 
 
