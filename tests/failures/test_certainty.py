@@ -47,13 +47,21 @@ def test_a_return_code_with_another_one_below_it_is_not_certain(code: str, place
     assert (below.code, below.confidence, below.ranks) == (f"ACL-{code}", Confidence.LIKELY, (2,))
 
 
+DURING = "During handling of the above exception, another exception occurred:"
 WHOLE = raised("sample 17 has no label")["err"]
 
 
 @pytest.mark.parametrize(
     ("output", "is_certain"),
-    [(WHOLE, True), (WHOLE.partition("\n")[2], False), (f"{WHOLE.replace('RuntimeError: ', '')}\n{WHOLE}", False)],
-    ids=["whole", "without its head", "after one without its exception"],
+    [
+        (WHOLE, True),
+        (WHOLE.partition("\n")[2], False),
+        (f"{WHOLE.replace('RuntimeError: ', '')}\n{WHOLE}", False),
+        (f"{WHOLE}\n\n{DURING}", False),
+        (f"{DURING}\n\n{WHOLE}", False),
+        (WHOLE.replace("    step()\n", "    step()\n    raise RuntimeError(text)\n"), False),
+    ],
+    ids=["whole", "without its head", "after one without its exception", "one more", "one before", "without a frame"],
 )
 def test_an_exception_is_certain_only_if_every_traceback_is_whole(output, is_certain):
     found = explain({"err": output})

@@ -96,6 +96,9 @@ def test_a_wrong_reason_is_never_called_certain_whatever_is_lost_or_added(seed: 
         ("the_stream_synchronisation_timed_out_on_all_but_one_node", 17),
         ("an_optional_package_is_missing_and_then_no_such_key", 12),
         ("a_process_of_a_pool_was_killed_for_memory", 9),
+        ("a_handler_says_in_its_own_words_that_a_file_is_missing", 26),
+        ("a_writer_thread_met_a_full_disk_ten_minutes_before", 18),
+        ("an_optional_package_is_missing_and_then_no_such_key", 40),
     ],
 )
 def test_variations_that_were_wrong_and_certain(stem: str, seed: int) -> None:

@@ -11,7 +11,7 @@ from ascendrun.ascend.vocabularies import class_of, is_of_several, strength_of
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, moment, with_stamps
-from ascendrun.health.diagnosis.lines.exits import child_indicator, exit_indicator
+from ascendrun.health.diagnosis.lines.exits import exit_indicator
 from ascendrun.health.diagnosis.lines.fatal import Fatal, has_inner_code
 from ascendrun.health.diagnosis.lines.line_kinds import (
     WENT_ON,
@@ -29,7 +29,7 @@ class RankTimeline:
     """One rank. `own`: the best reason for its end in its own output, None: not found. `messages`: its reports
     about others before it was stopped. `waited`: effect of others, as in peers.PeerLine.wait. `survived`:
     as RankLines.survived. `said`, `frames`: all lines of the exceptions' messages, and of their tracebacks. `details`:
-    errors that it logged just before them, or before its end."""
+    errors that it logged just before them, or before its end. `is_torn`: a traceback is not whole."""
 
     rank: RankEvidence
     own: result.Suspect | None
@@ -44,6 +44,7 @@ class RankTimeline:
     frames: str = ""
     plog: tuple[Line, ...] = ()
     details: tuple[Line, ...] = ()
+    is_torn: bool = False
 
     @property
     def has_cause(self) -> bool:
@@ -61,8 +62,8 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
     plog = with_stamps(rank.plog or (), until_s=rank.exited_at_s or host.stopped_at_s)
     fatal = Fatal(evidence, rank, (*rank.error, *rank.lines), plog)
     indicators = [*fatal.indicators(), *known_line_indicators(fatal)]
-    child = child_indicator(evidence, rank) if fatal.missed_a_child() else None
-    indicators += [indicator for indicator in (child, exit_indicator(evidence, rank)) if indicator is not None]
+    end = exit_indicator(evidence, rank, missed_a_child=fatal.missed_a_child())
+    indicators += [] if end is None else [end]
     messages = (*fatal.messages, *fatal.suffered_lines())
     waits = [message for message in messages if message.wait is not None]
     own = choose_own(indicators, waited=bool(waits))
@@ -82,6 +83,7 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
         frames="\n".join(fatal.lines[index].text for one in raised for index in range(one.first, one.last)),
         plog=tuple(plog),
         details=tuple(_details(fatal)),
+        is_torn=bool(fatal.torn),
     )
 
 

@@ -10,7 +10,6 @@ from ascendrun.health.diagnosis.candidates import candidates_of, joined, stronge
 from ascendrun.health.diagnosis.classes import classified, code_value
 from ascendrun.health.diagnosis.evidence import Evidence, Moment, earliest, surely_before
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
-from ascendrun.health.diagnosis.lines.tracebacks import is_torn
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import (
@@ -191,7 +190,7 @@ def caveats_of(
     caveats["alternatives"] = bool(_alternatives(winner, candidates))
     caveats["not-all-seen"] = _unseen(winner, evidence, timelines)
     caveats["unexplained"] = _unexplained(winner, timelines)
-    caveats["torn"] = any(is_torn(one.rank.lines) for one in timelines if one.rank.rank in winner.ranks)
+    caveats["torn"] = any(one.is_torn for one in timelines if one.rank.rank in winner.ranks)
     return tuple(name for name, holds in caveats.items() if holds)
 
 

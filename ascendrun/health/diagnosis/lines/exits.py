@@ -79,34 +79,16 @@ def _lost_children(rank: RankEvidence, *patterns: re.Pattern[str]) -> Mapping[in
     return {int(pid): line for match, line in found if match is not None for pid in re.findall(r"\d+", match[1])}
 
 
-CHILD_BEFORE_S, CHILD_AFTER_S = 120.0, 10.0
-
-
-def child_indicator(evidence: Evidence, rank: RankEvidence) -> Suspect | None:
-    """Find a process of no rank that was OOM-killed on the host shortly before the rank lost a child."""
-    ours, end_s = {one.pid for one in evidence.ranks_of(rank.host)}, rank.exited_at_s
-    killed = [
-        (pid, line)
-        for pid, line in victims(evidence.host(rank.host)).items()
-        if pid not in ours
-        and (line.at_s is None or end_s is None or -CHILD_BEFORE_S < line.at_s - end_s < CHILD_AFTER_S)
-    ]
-    if not killed or not rank.has_failed:
-        return None
-    pid, line = killed[-1]
-    indicator = _oom(evidence, rank, (proof_of(evidence, line, rank),), pid=pid, sure=False)
-    return replace(indicator, strength=strength_of("child-oom"))
-
-
-def exit_indicator(evidence: Evidence, rank: RankEvidence) -> Suspect | None:
-    """Return the end of the process as a reason; None: it exited 0, or is running."""
+def exit_indicator(evidence: Evidence, rank: RankEvidence, *, missed_a_child: bool) -> Suspect | None:
+    """Return the end of the process as a reason; None: it exited 0, or is running. `missed_a_child`: its exception
+    reports that."""
     when = moment(evidence, rank.host, rank.exited_at_s)
     why = describe_end(rank) if rank.start_failed is None else rank.start_failed
     proof = Proof(why, rank.rank, rank.host, at_s=when.at_s if when else None)
     if rank.start_failed is not None:
         message = {"message": why if isinstance(why, Text) else why.strip()[:300]}
         return _suspect("start-failed", rank, when, (proof,), message, key="start")
-    killed = _killed_for_memory(evidence, evidence.host(rank.host), rank)
+    killed = _killed_for_memory(evidence, rank, missed_a_child=missed_a_child)
     if killed is not None:
         return killed
     ended = RAY_ENDS.get(rank.code or 0) if evidence.launcher == RAY and rank.rank < 0 else None
@@ -209,30 +191,40 @@ def describe_end(rank: RankEvidence) -> Text:
     return listed("diagnosis.after-stop", end=end) if rank.stopped else end
 
 
-def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidence) -> Suspect | None:
-    """Decide by kernel messages with its pid or a worker's pid; otherwise by circumstances."""
-    dead = victims(host)
-    may_be = not rank.has_ended or signal_of(rank) == signal.SIGKILL  # in a container the pid may be of another process
+KILLED_BEFORE_S, KILLED_AFTER_S = 120.0, 10.0
+"""Around the end of a rank: a process that the kernel killed then may have been one of its own."""
+
+
+def _killed_for_memory(evidence: Evidence, rank: RankEvidence, *, missed_a_child: bool) -> Suspect | None:
+    """Decide by kernel messages with its pid or a child's pid; otherwise by circumstances."""
+    host, end_s = evidence.host(rank.host), rank.exited_at_s
+    dead, is_killed = victims(host), signal_of(rank) == signal.SIGKILL
+    may_be = is_killed or not rank.has_ended  # in a container the pid may be of another process
     if rank.pid is not None and rank.pid in dead and may_be:
-        return _oom(evidence, rank, (proof_of(evidence, dead[rank.pid], rank),), pid=rank.pid, sure=rank.has_ended)
+        return _oom(evidence, rank, [dead[rank.pid]], pid=rank.pid, sure=rank.has_ended)
     for pid, line in _lost_children(rank, _WORKER, *([_SHELLS_CHILD] if may_be else [])).items():
         if pid in dead:
-            proofs = (proof_of(evidence, dead[pid], rank), proof_of(evidence, line, rank))
-            found = _oom(evidence, rank, proofs, pid=pid, sure=True)
+            found = _oom(evidence, rank, [dead[pid], line], pid=pid, sure=True)
             return replace(found, at=moment(evidence, rank.host, line.at_s) or found.at)
-    if rank.stopped or signal_of(rank) != signal.SIGKILL:
-        return None
     ours = {one.pid for one in evidence.ranks_of(rank.host)}
-    others = [(pid, line) for pid, line in dead.items() if pid not in ours][:1]
-    signs = [proof_of(evidence, line, rank) for _, line in others]
+    others = [
+        (pid, line)
+        for pid, line in dead.items()
+        if pid not in ours
+        and (line.at_s is None or end_s is None or -KILLED_BEFORE_S < line.at_s - end_s < KILLED_AFTER_S)
+    ][-1:]
+    pid = others[0][0] if others else rank.pid
+    found = _oom(evidence, rank, [line for _, line in others], pid=pid, sure=False)
     free, total = host.memory_free_bytes, host.memory_total_bytes
-    if free is not None and total is not None and free < total * LOW_MEMORY_SHARE:
-        low = listed("diagnosis.low-memory", free=free, total=total)
-        signs.append(Proof(low, host=host.host))
-    return _oom(evidence, rank, signs, pid=others[0][0] if others else rank.pid, sure=False) if signs else None
+    if missed_a_child and others and rank.has_failed:
+        return replace(found, strength=strength_of("child-oom"))
+    if is_killed and not rank.stopped and free is not None and total is not None and free < total * LOW_MEMORY_SHARE:
+        low = Proof(listed("diagnosis.low-memory", free=free, total=total), host=host.host)
+        return replace(found, proofs=(*found.proofs, low))
+    return found if is_killed and not rank.stopped and others else None
 
 
-def _oom(evidence: Evidence, rank: RankEvidence, proofs: Sequence[Proof], *, pid: int | None, sure: bool) -> Suspect:
+def _oom(evidence: Evidence, rank: RankEvidence, lines: Sequence[Line], *, pid: int | None, sure: bool) -> Suspect:
     when, values = moment(evidence, rank.host, rank.exited_at_s), {"pid": "?" if pid is None else str(pid)}
-    strength = "host-oom" if sure else "host-oom-likely"
+    strength, proofs = "host-oom" if sure else "host-oom-likely", [proof_of(evidence, line, rank) for line in lines]
     return _suspect("host-oom", rank, when, proofs, values, strength=strength, sure=sure, key=rank.host)

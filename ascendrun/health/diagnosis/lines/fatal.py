@@ -12,7 +12,7 @@ from ascendrun.ascend.vocabularies import is_kind, is_of_several, strength_of, v
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines import line_kinds, rank_lines
 from ascendrun.health.diagnosis.lines.exits import signal_of
-from ascendrun.health.diagnosis.lines.tracebacks import TRACEBACK_HEAD, Chain, Raised, same_exception
+from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, same_exception
 from ascendrun.health.diagnosis.result import CAUSE, CONSEQUENCE, SYMPTOM, TEARDOWN, Suspect, without_quotes
 
 MESSAGE_CHARACTERS = 1000
@@ -63,9 +63,7 @@ class Fatal(rank_lines.RankLines):
         own = [one for one in ordered if self.role_of(one) == CAUSE]
         if not own:
             return ordered[-1] if ordered else None
-        before = [chain for chain in own if self._came_soon(chain, own[-1]) and self._led_to(chain, own[-1])] or [
-            chain for chain in self.chains if self._broke_what_it_missed(chain, own[-1])
-        ]
+        before = [one for one in self.chains if self._led_to(one, own[-1]) and self.role_of(one) == CAUSE]
         if not before:
             return own[-1]
         kind = "thread" if before[-1].kind == "thread" else own[-1].kind
@@ -74,28 +72,19 @@ class Fatal(rank_lines.RankLines):
         )
 
     def _led_to(self, earlier: Chain, chain: Chain) -> bool:
-        """Return whether the later refers to the earlier, or the earlier is of a helper thread."""
-        return line_kinds.points_elsewhere(chain.root.text) or earlier.kind == "thread"
-
-    def _came_soon(self, earlier: Chain, chain: Chain) -> bool:
-        """Return whether `chain` is uncaught and follows `earlier` without work in between."""
-        lines, after = self.lines, self.after
-        if chain.kind != "main" or earlier.last >= chain.first:
-            return False
-        if after[earlier.last] - after[chain.first] >= rank_lines.WORK_LINES:
-            return False
-        times = [lines[index].at_s for index in (earlier.last, chain.first)]
-        return times[0] is None or times[1] is None or times[1] - times[0] <= rank_lines.NEAR_THE_END_S
-
-    def _broke_what_it_missed(self, earlier: Chain, chain: Chain) -> bool:
-        """Return whether a helper thread failed in a system call (at any time before), and the later exception is
-        about its work."""
-        if earlier.kind not in ("thread", "torn") or chain.kind != "main" or earlier.last >= chain.first:
+        """Return whether an uncaught exception follows from an earlier one: it refers to that, or that is of a helper
+        thread, without work in between; or a thread failed in a system call, at any time, and it is about its work."""
+        if chain.kind != "main" or earlier.kind == "ignored" or earlier.last >= chain.first:
             return False
         hit = self._best_in(earlier.root)
-        if hit is None or hit.signature.role != CAUSE or hit.signature.family not in rank_lines.OF_THE_SYSTEM:
+        is_of_the_system = hit is not None and hit.signature.family in rank_lines.OF_THE_SYSTEM
+        if earlier.kind != "main" and is_of_the_system and _WORK_OF_THREADS.search(chain.root.text):
+            return True
+        has_worked = self.after[earlier.last] - self.after[chain.first] >= rank_lines.WORK_LINES
+        if has_worked or not (line_kinds.points_elsewhere(chain.root.text) or earlier.kind == "thread"):
             return False
-        return _WORK_OF_THREADS.search(chain.root.text) is not None
+        times = [self.lines[index].at_s for index in (earlier.last, chain.first)]
+        return times[0] is None or times[1] is None or times[1] - times[0] <= rank_lines.NEAR_THE_END_S
 
     # --- the culprit
 
@@ -163,7 +152,7 @@ class Fatal(rank_lines.RankLines):
         """Return whether it ended the rank: no work after it, no later exception, no signal from outside."""
         later = [other for other in self.chains if other.last > chain.last and other.kind in ("main", "torn")]
         was_ended = self.rank.stopped or signal_of(self.rank) in FROM_OUTSIDE
-        if was_ended or self._has_torn_head(chain) or any(self.role_of(other) != TEARDOWN for other in later):
+        if was_ended or self.torn[-1:] > [chain.last] or any(self.role_of(other) != TEARDOWN for other in later):
             return False
         if self._left_the_program(chain):
             return True
@@ -204,15 +193,6 @@ class Fatal(rank_lines.RankLines):
             and not self.is_late(self.lines[hit.line])
             and self.lines[hit.line].stream == self.lines[chain.last].stream
             for hit in self.hits
-        )
-
-    def _has_torn_head(self, chain: Chain) -> bool:
-        """Return whether a later traceback without its exception may have ended the rank."""
-        lines = self.lines
-        known = {index for other in self.chains for one in other.raised for index in range(one.first, one.last + 1)}
-        return any(
-            TRACEBACK_HEAD in line.text and index not in known and line.stream == lines[chain.last].stream
-            for index, line in enumerate(lines[chain.last + 1 :], chain.last + 1)
         )
 
     # --- as a reason

@@ -15,7 +15,7 @@ from ascendrun.ascend.vocabularies import is_kind, strength_of
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, is_after_stop, moment
 from ascendrun.health.diagnosis.lines import line_kinds
-from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, find_chains, same_exception
+from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, read_chains, same_exception
 
 AFTERWARDS_LINES, AFTERWARDS_LIMIT = 12, 200
 """Maximum number of ordinary lines after the fatal error: final output, warnings, rest of progress bars."""
@@ -33,13 +33,13 @@ OF_THE_SYSTEM = frozenset({"storage", "network", "host", "limits", "memory", "dr
 
 
 class RankLines:
-    """A rank. `hits`: known messages; `stated`: lines of exceptions about the program's data; `messages`: about other
-    ranks, before the rank was stopped."""
+    """A rank. `torn`: where a traceback has lost its head or its exception; `hits`: known messages; `stated`: lines of
+    exceptions about the program's data; `messages`: about other ranks, before the rank was stopped."""
 
     def __init__(self, evidence: Evidence, rank: RankEvidence, lines: Sequence[Line], plog: Sequence[Line]) -> None:
         self.evidence, self.rank, self.host = evidence, rank, evidence.host(rank.host)
         self.lines, self.plog = lines, plog
-        self.chains = find_chains(lines)
+        self.chains, self.torn = read_chains(lines)
         self.stated = {one.last for chain in self.chains for one in chain.raised if is_kind(one.type, "states")}
         hits = [
             hit
@@ -81,25 +81,17 @@ class RankLines:
 
     def _count_after(self) -> list[int]:
         """Return for every line the number of ordinary lines after it: by order in its stream, by time in others."""
-        counts = [0] * len(self.lines)
-        seen: dict[str, int] = {}
-        times: dict[str, list[float]] = {}
-        for index in range(len(self.lines) - 1, -1, -1):
-            line = self.lines[index]
-            counts[index] = seen.get(line.stream, 0)
-            if self._is_work[index]:
-                seen[line.stream] = counts[index] + 1
-                if line.at_s is not None:
-                    times.setdefault(line.stream, []).append(line.at_s)
-        for of_stream in times.values():
-            of_stream.sort()
+        work = [index for index, is_work in enumerate(self._is_work) if is_work]
+        streams = {line.stream for line in self.lines}
+        places = {stream: [index for index in work if self.lines[index].stream == stream] for stream in streams}
+        times = {one: [self.lines[index].at_s for index in places[one]] for one in streams}
+        known_s = {one: sorted(at_s for at_s in times[one] if at_s is not None) for one in streams}
+        counts = []
         for index, line in enumerate(self.lines):
-            if line.at_s is not None:
-                counts[index] += sum(
-                    len(of_stream) - bisect_right(of_stream, line.at_s + AT_ONCE_S)
-                    for stream, of_stream in times.items()
-                    if stream != line.stream
-                )
+            count = len(places[line.stream]) - bisect_right(places[line.stream], index)
+            for stream in streams - {line.stream} if line.at_s is not None else ():
+                count += len(known_s[stream]) - bisect_right(known_s[stream], (line.at_s or 0.0) + AT_ONCE_S)
+            counts.append(count)
         return counts
 
     def survived(self) -> frozenset[str]:

@@ -32,6 +32,8 @@ _IGNORED = re.compile(
     r"|Exception ignored on|Exception ignored while)"
 )
 _THREAD = re.compile(r"^Exception in thread ")
+_OF_THREAD = re.compile(r"/threading\.py$")
+"""Where the tracebacks of threads begin."""
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|<frozen |^<string>|multiprocessing/")
 _COLLECTIVE = re.compile(
     r"torch/distributed/(?:distributed_c10d|c10d_logger|rendezvous|nn/functional)|"
@@ -132,29 +134,22 @@ def rank_of_prefix(prefix: str | None) -> int | None:
 
 def find_chains(lines: Sequence[Line]) -> tuple[Chain, ...]:
     """Return every chain of exceptions, by its last line."""
-    found: list[Chain] = []
-    for prefix, parser in _parsers(lines):
-        rank = rank_of_prefix(prefix)
-        found.extend(replace(chain, rank=rank) for chain in parser.chains())
-    return tuple(sorted(found, key=lambda chain: chain.last))
+    return read_chains(lines)[0]
 
 
-def is_torn(lines: Sequence[Line]) -> bool:
-    """Return whether a traceback has lost its head or its exception."""
-    for _, parser in _parsers(lines):
-        parser.chains()
-        if parser.is_torn:
-            return True
-    return False
-
-
-def _parsers(lines: Sequence[Line]) -> list[tuple[str | None, _Parser]]:
-    """Return a parser for each stream, and each rank in a stream, with its prefix."""
-    groups: dict[tuple[str, str | None], list[tuple[int, str]]] = {}
+def read_chains(lines: Sequence[Line]) -> tuple[tuple[Chain, ...], list[int]]:
+    """Return every chain, and the lines of tracebacks that have lost their head or their exception."""
+    groups: dict[tuple[str, str | None], list[tuple[int, str]]] = {}  # of each stream, and each rank in a stream
     for index, line in enumerate(lines):
         prefix, text = split_prefix(line.text)
         groups.setdefault((line.stream, prefix), []).append((index, text))
-    return [(prefix, _Parser(group)) for (_, prefix), group in groups.items()]
+    found: list[Chain] = []
+    torn: list[int] = []
+    for (_, prefix), group in groups.items():
+        parser = _Parser(group)
+        found.extend(replace(chain, rank=rank_of_prefix(prefix)) for chain in parser.chains())
+        torn.extend(parser.torn)
+    return tuple(sorted(found, key=lambda chain: chain.last)), sorted(torn)
 
 
 class _Parser:
@@ -165,10 +160,10 @@ class _Parser:
         self._chains: list[Chain] = []
         self._open: list[Raised] = []
         self._kind = "main"
-        self._linked = False
+        self._linked: int | None = None  # the line that announces another traceback
         self._during = False
         self._unended: list[tuple[str, int]] = []
-        self.is_torn = False
+        self.torn: list[int] = []
         self._heads = 0  # tracebacks interrupted by another thread's, whose exceptions are still expected
 
     def chains(self) -> list[Chain]:
@@ -178,16 +173,18 @@ class _Parser:
             found = _TRACEBACK.match(text) if TRACEBACK_HEAD in text else None
             if found is None:
                 frame = _FRAME.match(text)
-                self.is_torn = self.is_torn or (frame is not None and frame.group("name") is not None)
+                if frame is not None and frame.group("name") is not None:
+                    self.torn.append(self._group[at][0])
                 if not self._take_torn(at):
-                    self._receive(text)
+                    self._receive(at, text)
                 at += 1
                 continue
+            head = self._group[at][0]
             raised, at = self._read(at, indent=len(found.group("indent")))
             if raised is not None:
                 self._take(raised)
             else:
-                self.is_torn = True
+                self.torn.append(head)
         self._close()
         return self._chains
 
@@ -217,10 +214,11 @@ class _Parser:
         known = (*self._open, *(one for chain in self._chains for one in chain.raised))
         return any(self._group[at][0] - one.last <= TORN_LINES for one in known)
 
-    def _receive(self, text: str) -> None:
-        """Handle a line between tracebacks, which may link them."""
+    def _receive(self, at: int, text: str) -> None:
+        """Handle a line between tracebacks, which may link them: both must be there."""
         if _DURING in text or _DIRECT in text:
-            self._linked, self._during = True, _DURING in text
+            self.torn += [] if self._open else [self._group[at][0]]
+            self._linked, self._during = self._group[at][0], _DURING in text
         elif _IGNORED.match(text):
             self._close()
             self._kind = "ignored"
@@ -229,25 +227,28 @@ class _Parser:
             self._kind = "thread"
 
     def _take(self, raised: Raised) -> None:
-        if self._linked and self._open:
+        if self._linked is not None and self._open:
             self._open.append(replace(raised, during=self._during))
         else:
             kind = self._kind if not self._open else "main"
             self._close()
-            self._kind = kind
+            self._kind = "thread" if _OF_THREAD.search(raised.caught_in[0]) else kind
             self._open = [raised]
-        self._linked = False
+        self._linked = None
 
     def _close(self) -> None:
         if self._open:
             self._chains.append(Chain(tuple(self._open), kind=self._kind))
-        self._open, self._linked, self._kind = [], False, "main"
+        if self._linked is not None:
+            self.torn.append(self._linked)
+        self._open, self._linked, self._kind = [], None, "main"
 
     def _read(self, start: int, *, indent: int) -> tuple[Raised | None, int]:
         """Return the exception of the traceback at `start`, and the index at which to continue."""
         frames: list[tuple[str, int]] = []
         names: list[str] = []
         statement = ""
+        code_from: int | None = None  # where the line begins that is the first code of its frame
         noise, at, after_frame, prefix = 0, start + 1, False, 0
         while at < len(self._group) and noise <= NOISE_LIMIT:
             text = self._group[at][1]
@@ -260,8 +261,12 @@ class _Parser:
             if frame is not None:
                 frames.append((frame.group("file"), int(frame.group("line"))))
                 names.append(frame.group("name") or "")
-                after_frame, statement = True, ""
+                after_frame, statement, code_from = True, "", None
             elif body[:1] in (" ", "\t", *_BOX) or not body.strip():
+                begins = len(body) - len(body.lstrip())
+                if code_from == begins and body.strip(" ^~")[:1] not in ("", *_BOX):
+                    self.torn.append(self._group[at][0])  # the frame between two lines of code is lost
+                code_from = None if statement or not body.strip() else begins
                 statement = statement or body.strip()
             elif _TRACEBACK.match(text):
                 self._heads += 1
