@@ -141,15 +141,19 @@ def events_of_attempt(events: Sequence[Event], attempt: int) -> tuple[Event, ...
 
 
 def read_headroom(state_dir: Path, *, end_s: float) -> dict[str, dict[str, Any]]:
-    """Return the least free memory of the hosts around a failure, as fields of HostEvidence, by host."""
+    """Return the least free memory and disk of the hosts around a failure, as fields of HostEvidence, by host."""
     found: dict[str, dict[str, Any]] = {}
     with SampleStore.open_for_reading(state_dir) as store:
         samples = store.host_series(since_s=end_s - AROUND_END_S, until_s=end_s + AROUND_END_S)
     for sample in samples:
         used, total = sample.memory_used_bytes, sample.memory_total_bytes
         if used is not None and total is not None:
-            known = found.setdefault(sample.host, {"memory_free_bytes": total})
-            known.update(memory_free_bytes=min(known["memory_free_bytes"], total - used), memory_total_bytes=total)
+            known = found.setdefault(sample.host, {})
+            known["memory_free_bytes"] = min(known.get("memory_free_bytes", total), total - used)
+            known["memory_total_bytes"] = total
+        if sample.disk_free_bytes is not None:
+            known = found.setdefault(sample.host, {})
+            known["disk_free_bytes"] = min(known.get("disk_free_bytes", sample.disk_free_bytes), sample.disk_free_bytes)
     return found
 
 

@@ -327,6 +327,7 @@ class Builder:
             has_ended=row.get("reachable") is not False,
             facts=row.get("facts", {}),
             memory_free_bytes=row.get("memory_free"),
+            disk_free_bytes=row.get("disk_free"),
             memory_total_bytes=row.get("memory_total"),
         )
 

@@ -33,8 +33,19 @@ def test_a_kernel_line_without_a_device_is_of_the_device_in_alarm():
     assert {proof.line for proof in found.evidence} >= {LINK_DOWN, "device.problem"}
 
 
+TROUBLE = {"trouble": [{"step": "spool", "errno": "ENOSPC", "at": 88}]}
+
+
+@pytest.mark.parametrize("host", [TROUBLE, {"disk_free": 4096}], ids=["could not write", "has no space"])
 @pytest.mark.parametrize(("first", "code"), [(SILENT, "disk-full"), (CLEAR, "exception")])
-def test_a_supervisor_that_could_not_write_explains_only_an_unclear_end(first, code):
-    found = explain(first, trouble=[{"step": "spool", "errno": "ENOSPC", "at": 88}])
+def test_a_full_disk_of_the_host_explains_only_an_unclear_end(first, code, host):
+    found = explain(first, **host)
     assert (found.code, found.hosts) == (code, ("npu02",))
     assert (found.confidence is Confidence.CERTAIN) == (code == "exception")
+
+
+def test_a_rank_without_output_for_a_quarter_of_an_hour_was_stuck_before_it_timed_out_too():
+    waits = {"err": FRAMES + "RuntimeError: timed out waiting for the other ranks", "exit": 1}
+    groups = [{"ranks": 3, "at": 2000, "until": 100, **waits}, {"ranks": "rest", "at": 2001, "until": 1999, **waits}]
+    found = diagnose(Builder({"ranks": 4, "per_host": 2, "groups": groups}, seed="hosts").evidence())
+    assert (found.code, found.ranks) == ("rank-unresponsive", (3,)), found.rules

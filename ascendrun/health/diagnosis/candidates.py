@@ -138,6 +138,8 @@ BEFORE_S, AFTER_S = 1800.0, 10.0
 NEAR_S = 300.0
 """Maximum time from a fact of a host to a rank's message for the same event."""
 UNCLEAR_BELOW = 80
+FULL_BELOW_BYTES = 64 * 2**20
+"""Too little for any checkpoint."""
 
 
 def _lost_hosts(evidence: Evidence) -> Iterator[Suspect]:
@@ -165,7 +167,7 @@ def _of_hosts(evidence: Evidence, found: Sequence[Suspect]) -> Iterator[Suspect]
         alarms = [one for one in _alarms(evidence, host) if not credible or credible & {*one.ranks}]
         yield from (_explaining(one, here, evidence, by=1) for one in alarms)
         if is_open and (here or not unclear):
-            for one in (*_of_supervisor(evidence, host), *_of_kernel(evidence, host, here)):
+            for one in (*_of_storage(evidence, host), *_of_kernel(evidence, host, here)):
                 located = one if one.ranks or len(alarms) != 1 else joined(one, alarms[0], alarms[0].ranks)
                 yield _explaining(located, here, evidence, by=2)
 
@@ -188,16 +190,20 @@ def joined(fact: Suspect, other: Suspect, ranks: Iterable[int]) -> Suspect:
     return replace(fact, ranks=tuple(sorted(ranks)), proofs=(*fact.proofs, *other.proofs)[:PROOFS_LIMIT])
 
 
-def _of_supervisor(evidence: Evidence, host: HostEvidence) -> Iterator[Suspect]:
-    """Yield what its supervisor could not write. The silence of ranks, whose output it took with it, comes after it."""
+def _of_storage(evidence: Evidence, host: HostEvidence) -> Iterator[Suspect]:
+    """Yield what its supervisor could not write, else that its disk was full. The silence of ranks, whose output it
+    took with it, comes after it."""
     here = evidence.ranks_of(host.host)
+    ranks = tuple(rank.rank for rank in here if rank.has_failed) or tuple(rank.rank for rank in here)
     for event in (one for one in evidence.events if one.code == "io-error" and host.host in one.hosts):
         known = strongest(scan([(0, os.strerror(getattr(errno, str(event.values.get("errno")), 0)))]))
         if known is not None and is_timely(2 * event.at_s - host.clock.to_head_s(event.at_s), here):
-            ranks = tuple(rank.rank for rank in here if rank.has_failed) or tuple(rank.rank for rank in here)
             at, proof = Moment(event.at_s, 0.0, host.host), _proof_of(event, host)
             yield Suspect(known.signature.code, strength_of("kernel"), ranks, (host.host,), at, (proof,), sure=False)
             return
+    if host.disk_free_bytes is not None and host.disk_free_bytes < FULL_BELOW_BYTES:
+        proof = Proof(listed("diagnosis.low-disk", free=host.disk_free_bytes), host=host.host)
+        yield Suspect("disk-full", strength_of("kernel"), ranks, (host.host,), proofs=(proof,), sure=False)
 
 
 def _alarms(evidence: Evidence, host: HostEvidence) -> Iterator[Suspect]:

@@ -96,7 +96,7 @@ class DeviceFact:
 class HostEvidence:
     """One host. `stopped_at_s`: when its supervisor started to stop the ranks, on its clock; `stopped_by`: origin of
     the request. `lost`: why its ranks are gone (endings.NodeLost), None: not lost. `dmesg`: lines since the start;
-    None: unreadable. `reachable` None: not monitored. `memory_free_bytes`: minimum around the end.
+    None: unreadable. `reachable` None: not monitored. `memory_free_bytes`, `disk_free_bytes`: minimum around the end.
     `missing`: unreadable items, with reasons. `facts`: of the start (survey.recorded_facts).
     """
 
@@ -114,6 +114,7 @@ class HostEvidence:
     has_ended: bool = False
     memory_free_bytes: int | None = None
     memory_total_bytes: int | None = None
+    disk_free_bytes: int | None = None
     missing: tuple[Text, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 

@@ -29,7 +29,8 @@ class RankTimeline:
     """One rank. `own`: the best reason for its end in its own output, None: not found. `messages`: its reports
     about others before it was stopped. `waited`: effect of others, as in peers.PeerLine.wait. `survived`:
     as RankLines.survived. `said`, `frames`: all lines of the exceptions' messages, and of their tracebacks. `details`:
-    errors that it logged just before them, or before its end. `is_torn`: a traceback is not whole."""
+    errors that it logged just before them, or before its end. `is_torn`: a traceback is not whole. `worked_until`:
+    its last ordinary output."""
 
     rank: RankEvidence
     own: result.Suspect | None
@@ -45,6 +46,7 @@ class RankTimeline:
     plog: tuple[Line, ...] = ()
     details: tuple[Line, ...] = ()
     is_torn: bool = False
+    worked_until: Moment | None = None
 
     @property
     def has_cause(self) -> bool:
@@ -84,6 +86,7 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
         plog=tuple(plog),
         details=tuple(_details(fatal)),
         is_torn=bool(fatal.torn),
+        worked_until=moment(evidence, rank.host, fatal.worked_until_s),
     )
 
 

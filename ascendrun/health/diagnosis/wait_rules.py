@@ -22,6 +22,8 @@ from ascendrun.health.diagnosis.result import Suspect
 from ascendrun.text.format import fold_hosts
 
 LONG_BEFORE_S = 60.0
+QUIET_S = 900.0
+"""A rank without output for so long before the others was stuck, also if it ended later; more than clocks differ."""
 
 
 class Rule(NamedTuple):
@@ -346,14 +348,18 @@ def other_operation(edges: Edges) -> Found | None:
     return None
 
 
-def steps_behind(edges: Edges) -> Found | None:
-    """The few ranks that were steps behind when the others timed out."""
+def behind(edges: Edges) -> Found | None:
+    """The few ranks that were steps behind, or worked no more for long, when the others timed out."""
+    heard_s = {one.rank.rank: one.worked_until.at_s for one in edges.timelines if one.worked_until is not None}
     steps = {one.rank.rank: one.rank.last_step for one in edges.timelines if one.rank.last_step is not None}
-    middle = sorted(steps.values())[len(steps) // 2] if steps else 0
-    late = [rank for rank, step in steps.items() if middle - step > 1]
-    if not late or not edges.suffering or 4 * len(late) > len(steps) or len(steps) < len(edges.timelines):
-        return None
-    return Found(late, edges.waits, values={"step": str(min(steps.values())), "others": str(middle)})
+    for numbers, by in ((steps, 1), (heard_s, QUIET_S)):
+        middle = sorted(numbers.values())[len(numbers) // 2] if numbers else 0
+        late = [rank for rank, number in numbers.items() if middle - number > by]
+        if late and edges.suffering and 4 * len(late) <= len(numbers) == len(edges.timelines):
+            if numbers is heard_s:
+                return Found(late, edges.waits[:1], "rank-unresponsive", caveats="no-response", shows_output=True)
+            return Found(late, edges.waits, values={"step": str(min(steps.values())), "others": str(middle)})
+    return None
 
 
 # ---------------------------------------------------------------- chains of waiting ranks
@@ -417,7 +423,7 @@ RULES = (
     Rule("late-rank", latest),
     Rule("collective-not-reached", lagging),
     Rule("collective-not-reached", other_operation),
-    Rule("lagging", steps_behind),
+    Rule("lagging", behind),
     Rule("watchdog-stuck", stuck, is_weak=True),
     Rule("wait-chain", end_of_chain),
     Rule("most-reported", most_reported, is_weak=True),

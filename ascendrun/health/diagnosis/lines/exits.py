@@ -213,8 +213,7 @@ def _killed_for_memory(evidence: Evidence, rank: RankEvidence, *, missed_a_child
         if pid not in ours
         and (line.at_s is None or end_s is None or -KILLED_BEFORE_S < line.at_s - end_s < KILLED_AFTER_S)
     ][-1:]
-    pid = others[0][0] if others else rank.pid
-    found = _oom(evidence, rank, [line for _, line in others], pid=pid, sure=False)
+    found = _oom(evidence, rank, [line for _, line in others], pid=others[0][0] if others else rank.pid, sure=False)
     free, total = host.memory_free_bytes, host.memory_total_bytes
     if missed_a_child and others and rank.has_failed:
         return replace(found, strength=strength_of("child-oom"))

@@ -55,7 +55,7 @@ class RankLines:
             for index, line in enumerate(lines)
         ]
         self.after = self._count_after()
-        self._worked_until_s = _newest(line for line, is_work in zip(lines, self._is_work) if is_work)
+        self.worked_until_s = _newest(line for line, is_work in zip(lines, self._is_work) if is_work)
         self.chains = tuple(without_handled(chain, hits, lines) for chain in self.chains)
         self.hits = [hit for hit in hits if not line_kinds.is_try(hit.text)]
         self.messages = tuple(
@@ -110,7 +110,7 @@ class RankLines:
 
     def outlived(self, index: int) -> bool:
         """Return whether the rank kept working long after that line, so that it was not fatal."""
-        at_s, until_s = self.lines[index].at_s, self._worked_until_s
+        at_s, until_s = self.lines[index].at_s, self.worked_until_s
         return at_s is not None and until_s is not None and until_s - at_s >= SURVIVED_S
 
     def is_late(self, line: Line) -> bool:
