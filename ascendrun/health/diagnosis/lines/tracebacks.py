@@ -172,7 +172,7 @@ class _Parser:
             text = self._group[at][1]
             found = _TRACEBACK.match(text) if TRACEBACK_HEAD in text else None
             if found is None:
-                frame = _FRAME.match(text)
+                frame = _FRAME.match(text) if 'File "' in text else None
                 if frame is not None and frame.group("name") is not None:
                     self.torn.append(self._group[at][0])
                 if not self._take_torn(at):

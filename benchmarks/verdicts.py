@@ -1,0 +1,85 @@
+"""The diagnosis of 1024 ranks with 3000 lines each, by this checkout beside another one, taking turns.
+
+python -m benchmarks.verdicts OTHER_CHECKOUT [--ranks 1024] [--lines 3000] [--repeat 3] [--results FOLDER]
+
+OTHER_CHECKOUT: a work tree of the commit to compare with (git worktree add). Only the time from the evidence in memory
+to the diagnosis counts, in CPU seconds; reading the files is in benchmarks.diagnosis.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, write_page
+
+CHECKOUT = Path(__file__).parents[1]
+COLUMNS = ("side", "repeat", "case", "cpu_s", "code", "load")
+CASES = ("npu_out_of_memory", "all_time_out_together_one_is_an_operation_behind")
+MEASURE = """
+import json, sys, time, yaml
+from pathlib import Path
+case, ranks, lines = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+folder = Path.cwd() / "tests" / "failures"
+sys.path[:0] = [str(Path.cwd()), str(folder)]
+from corpus import Builder
+from ascendrun.health.diagnosis import diagnose
+row = yaml.safe_load((folder / "cases" / f"{case}.yaml").read_text())
+evidence = Builder({**row, "ranks": ranks, "per_host": 8, "steps": lines}, seed=case).evidence()
+began = time.process_time()
+found = diagnose(evidence)
+json.dump({"cpu_s": time.process_time() - began, "code": found.code}, sys.stdout)
+"""
+
+
+def run(other: Path, ranks: int, lines: int, repeats: int, sheet: Sheet) -> None:
+    sides = [("other", other), ("this", CHECKOUT)]
+    for repeat in range(repeats):
+        for case in CASES:
+            for side, checkout in sides if repeat % 2 == 0 else sides[::-1]:
+                argv = [sys.executable, "-c", MEASURE, case, str(ranks), str(lines)]
+                done = subprocess.run(argv, cwd=checkout, stdout=subprocess.PIPE, check=True)
+                sheet.add(
+                    side=side, repeat=repeat, case=case, load=f"{os.getloadavg()[0]:.1f}", **json.loads(done.stdout)
+                )
+
+
+def render(rows: Sequence[Row]) -> str:
+    lines = []
+    for case in dict.fromkeys(row["case"] for row in rows):
+        mine = [row for row in rows if row["case"] == case]
+        other, this = (median([row for row in mine if row["side"] == side], "cpu_s") for side in ("other", "this"))
+        ratio = shown(this / other if this and other else None)
+        lines.append([case, shown(other), shown(this), ratio, mine[-1]["code"]])
+    return table(["failure", "other, CPU s", "this, CPU s", "÷", "diagnosis"], lines)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("other", type=Path, metavar="OTHER_CHECKOUT")
+    options.add_argument("--ranks", type=int, default=1024, metavar="N", help="[default: %(default)s]")
+    options.add_argument("--lines", type=int, default=3000, metavar="N", help="lines a rank  [default: %(default)s]")
+    options.add_argument("--repeat", type=int, default=3, metavar="N", help="repetitions  [default: %(default)s]")
+    options.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
+    given = options.parse_args()
+    with Sheet(given.results, "verdicts", COLUMNS) as sheet:
+        run(given.other.resolve(), given.ranks, given.lines, given.repeat, sheet)
+    write_page(
+        sheet,
+        title="verdicts: the diagnosis beside that of an earlier commit",
+        says=(
+            f"From the evidence of {given.ranks} ranks with {given.lines} lines each to the diagnosis, medians of "
+            f"{given.repeat}, both sides taking turns. `÷`: this beside the other; above 1 this is slower."
+        ),
+        body=render(read_rows(sheet.path)),
+        command=f"python -m benchmarks.verdicts OTHER_CHECKOUT --repeat {given.repeat}",
+    )
+
+
+if __name__ == "__main__":
+    main()
