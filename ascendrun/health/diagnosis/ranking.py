@@ -41,7 +41,7 @@ SEVERAL = frozenset({"rank-unresponsive", "node-unreachable", "nccl-ib-completio
 def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
     """Diagnose an attempt that failed."""
     candidates = [*candidates_of(evidence, timelines)]
-    winner = _outlier(candidates, timelines) or choose(candidates)
+    winner = choose(candidates, timelines)
     is_open = winner is None or not winner.is_credible
     if winner is None or is_open or ("only-kernel" in winner.caveats and not winner.ranks):
         waiting = blame_waiting(evidence, timelines)
@@ -122,16 +122,20 @@ def _detail_of(details: Sequence[Proof], winner: Suspect, timelines: Sequence[Ra
 # ---------------------------------------------------------------- the choice
 
 
-def choose(candidates: Sequence[Suspect]) -> Suspect | None:
+def choose(candidates: Sequence[Suspect], timelines: Sequence[RankTimeline]) -> Suspect | None:
     """Return the strongest candidate that no credible other one certainly preceded; of equals, the earliest. A rank
-    that ended without output before all others had a reason is not a consequence of them."""
+    that ended without output before all others had a reason is not a consequence of them, nor are the few that did so
+    with another code."""
     credible = [one for one in candidates if one.is_credible] or list(candidates)
     mute = [
         one
         for one in candidates
         if one.code == "exit-code"
         and one not in credible
-        and all(surely_before(one.at, other.at, by_s=MUTE_S) for other in credible)
+        and (
+            _is_outlier(one, credible, timelines)
+            or all(surely_before(one.at, other.at, by_s=MUTE_S) for other in credible)
+        )
     ]
     if mute:
         return min(mute, key=_at_s)
@@ -146,17 +150,14 @@ def _at_s(one: Suspect) -> float:
     return one.at.at_s if one.at else float("inf")
 
 
-def _outlier(candidates: Sequence[Suspect], timelines: Sequence[RankTimeline]) -> Suspect | None:
-    """Return the few ranks that ended without output and with a different exit code, if all others raised the same
-    exception: the few were first, unless the clocks contradict."""
-    mute = [one for one in candidates if one.code == "exit-code"]
-    loud = [one for one in candidates if one.is_credible]
-    if len(mute) != 1 or len(loud) != 1 or loud[0].code != "exception" or surely_before(loud[0].at, mute[0].at):
-        return None
-    codes = {str(timeline.rank.code) for timeline in timelines if timeline.rank.rank in loud[0].ranks}
-    few, many = len(mute[0].ranks), len(loud[0].ranks)
-    is_alone = 4 * few <= many and few + many == len(timelines)
-    return mute[0] if is_alone and mute[0].values.get("code") not in codes else None
+def _is_outlier(mute: Suspect, credible: Sequence[Suspect], timelines: Sequence[RankTimeline]) -> bool:
+    """Return whether the few ranks ended with a different exit code, and all others raised the same exception: the few
+    were first, unless the clocks contradict."""
+    if len(credible) != 1 or credible[0].code != "exception" or surely_before(credible[0].at, mute.at):
+        return False
+    codes = {str(timeline.rank.code) for timeline in timelines if timeline.rank.rank in credible[0].ranks}
+    few, many = len(mute.ranks), len(credible[0].ranks)
+    return 4 * few <= many and few + many == len(timelines) and mute.values.get("code") not in codes
 
 
 def _located(kernel: Suspect, waiting: Suspect, timelines: Sequence[RankTimeline]) -> Suspect:

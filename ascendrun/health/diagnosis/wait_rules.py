@@ -270,11 +270,10 @@ def unreachable(edges: Edges) -> Found | None:
 def first_loser(edges: Edges) -> Found | None:
     """A rank that lost a connection long before other ranks ended or reported: it did not lose those."""
     for one in edges.suffering if len(edges.timelines) > 2 else ():
-        others = (other for other in edges.timelines if other is not one)
-        if one.waited == LOST and one.own is not None and all(_is_long_before(one, other) for other in others):
-            values = {**one.own.values} if one.own.code == "exception" else {}
-            if values:
-                return Found([one.rank.rank], (), values=values, at=one.waited_at, proofs=one.own.proofs)
+        own, others = one.own, (other for other in edges.timelines if other is not one)
+        is_first = one.waited == LOST and all(_is_long_before(one, other) for other in others)
+        if is_first and own is not None and own.code == "exception":
+            return Found([one.rank.rank], (), values=own.values, at=one.waited_at, proofs=own.proofs)
     return None
 
 

@@ -10,10 +10,10 @@ from itertools import takewhile
 
 from ascendrun.ascend.vocabularies import strength_of
 from ascendrun.core.jobfile.launchers import RAY
-from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line, Moment, RankEvidence, moment
+from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line, RankEvidence, moment
 from ascendrun.health.diagnosis.lines.line_kinds import is_logged_error, is_warning
 from ascendrun.health.diagnosis.result import CAUSE, TEARDOWN, Proof, Suspect, proof_of
-from ascendrun.text import Rendered, Text, listed
+from ascendrun.text import Text, listed
 
 CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
@@ -85,9 +85,9 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence, *, missed_a_child: bo
     when = moment(evidence, rank.host, rank.exited_at_s)
     why = describe_end(rank) if rank.start_failed is None else rank.start_failed
     proof = Proof(why, rank.rank, rank.host, at_s=when.at_s if when else None)
+    made = Suspect("start-failed", strength_of("start-failed"), (rank.rank,), (rank.host,), when, (proof,), key="start")
     if rank.start_failed is not None:
-        message = {"message": why if isinstance(why, Text) else why.strip()[:300]}
-        return _suspect("start-failed", rank, when, (proof,), message, key="start")
+        return replace(made, values={"message": why if isinstance(why, Text) else why.strip()[:300]})
     killed = _killed_for_memory(evidence, rank, missed_a_child=missed_a_child)
     if killed is not None:
         return killed
@@ -96,7 +96,7 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence, *, missed_a_child: bo
         notes = tuple(proof_of(evidence, line, rank) for line in rank.lines if line.text.startswith("(ray) "))
         last = notes[-2:] or _last_output(evidence, rank)
         shown = {"last": _sentence(last) if last else "-"}
-        return _suspect(ended, rank, when, (proof, *last), shown, strength="ray", key=ended)
+        return replace(made, code=ended, strength=strength_of("ray"), proofs=(proof, *last), values=shown, key=ended)
     if not rank.has_failed and not (rank.stopped and signal_of(rank) in CRASHES):
         return None
     number = signal_of(rank) or (None if rank.stopped or not rank.code else signal_to_launcher(rank.lines))
@@ -104,36 +104,17 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence, *, missed_a_child: bo
     code = "exit-code" if number is None else _ENDS.get(number, "terminated")
     last = _last_output(evidence, rank) if code in ("exit-code", "crash") else ()
     kernel = _kernel_lines(evidence, rank) if code == "crash" else ()
-    values["last"] = _sentence(last or kernel) if last or kernel else "-"
-    return _suspect(
-        code,
-        rank,
-        when,
-        (proof, *kernel, *last),
-        values,
-        strength="abort" if number == signal.SIGABRT else code,  # watchdogs and C++ abort after an error
+    return replace(
+        made,
+        code=code,
+        strength=strength_of("abort" if number == signal.SIGABRT else code),  # watchdogs and C++ abort after an error
+        proofs=(proof, *kernel, *last),
+        values={**values, "last": _sentence(last or kernel) if last or kernel else "-"},
         role=TEARDOWN if rank.stopped else CAUSE,
         key=values.get("signal") or values["code"],
         sure=code == "killed",
         is_vague=code in ("exit-code", "killed", "crash", "terminated"),
     )
-
-
-def _suspect(
-    code: str,
-    rank: RankEvidence,
-    when: Moment | None,
-    proofs: Sequence[Proof],
-    values: Mapping[str, str | Rendered],
-    *,
-    key: str,
-    strength: str = "",
-    role: str = CAUSE,
-    sure: bool = True,
-    is_vague: bool = False,
-) -> Suspect:
-    points, ranks, hosts = strength_of(strength or code), (rank.rank,), (rank.host,)
-    return Suspect(code, points, ranks, hosts, when, tuple(proofs), values, sure, role, key, is_vague)
 
 
 LAST_LINES, LAST_OUTPUT_S = 25, 30.0
@@ -225,5 +206,6 @@ def _killed_for_memory(evidence: Evidence, rank: RankEvidence, *, missed_a_child
 
 def _oom(evidence: Evidence, rank: RankEvidence, lines: Sequence[Line], *, pid: int | None, sure: bool) -> Suspect:
     when, values = moment(evidence, rank.host, rank.exited_at_s), {"pid": "?" if pid is None else str(pid)}
-    strength, proofs = "host-oom" if sure else "host-oom-likely", [proof_of(evidence, line, rank) for line in lines]
-    return _suspect("host-oom", rank, when, proofs, values, strength=strength, sure=sure, key=rank.host)
+    strength = strength_of("host-oom" if sure else "host-oom-likely")
+    proofs = tuple(proof_of(evidence, line, rank) for line in lines)
+    return Suspect("host-oom", strength, (rank.rank,), (rank.host,), when, proofs, values, sure, key=rank.host)

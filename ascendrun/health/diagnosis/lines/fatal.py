@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ascendrun.ascend.peer_messages import EXEC, LOST
 from ascendrun.ascend.signatures import Hit
@@ -19,7 +20,6 @@ MESSAGE_CHARACTERS = 1000
 MESSAGE_LINES = 15
 """Maximum number of lines of an exception's message."""
 SPECIFIC_FROM = 80
-"""A known message of this strength is more specific than the exception that led to it."""
 FROM_OUTSIDE = frozenset({9, 15, 2, 1})
 """Signals that are sent from outside."""
 _CARRIED = ("data", "storage")
@@ -105,46 +105,33 @@ class Fatal(rank_lines.RankLines):
         if hit is not None and not (root.collective and hit.signature.domain in _CARRIED):
             return hit.signature.role
         has_peers = self.evidence.world_size > 1
-        is_of_peers = self._suffered_wait(root) is not None or root.collective or bool(self._accused(root))
-        return SYMPTOM if has_peers and is_of_peers else CAUSE
+        return SYMPTOM if has_peers and (root.collective or any(self._suffered(root))) else CAUSE
 
-    def suffered_lines(self) -> tuple[line_kinds.PeerLine, ...]:
+    def suffered_lines(self) -> Iterable[line_kinds.PeerLine]:
         """Return an exception or known message that indicates a wait, as a message that usually names no rank."""
         if self.messages:
             return ()
         if self.chain is None or self.role == CONSEQUENCE:
-            return self._known_waits()
-        root = self.chain.root
-        if self.role != SYMPTOM or self.is_late(self.lines[self.chain.last]):
-            return ()
-        others = self._accused(root)
-        wait = self._suffered_wait(root) or (
-            EXEC if others or (root.collective and not line_kinds.failed_itself(root.text)) else None
-        )
-        return () if wait is None else (line_kinds.PeerLine("suffered", wait, others, line=self.lines[root.last]),)
+            known = (hit for hit in self.hits if hit.signature.role == CONSEQUENCE and hit.signature.blames == "peer")
+            lines = [self.lines[hit.line] for hit in known if self.is_terminal(hit.line)]
+            found = [line_kinds.PeerLine("suffered", EXEC, line=line) for line in lines[:1]]
+        else:
+            root = self.chain.root
+            wait, others = self._suffered(root)
+            is_of_others = wait or others or (root.collective and not line_kinds.failed_itself(root.text))
+            line = line_kinds.PeerLine("suffered", wait or EXEC, others, line=self.lines[root.last])
+            found = [line] if is_of_others and self.role == SYMPTOM else []
+        return (one for one in found if not self.is_late(one.line))
 
-    def _known_waits(self) -> tuple[line_kinds.PeerLine, ...]:
-        lines = [
-            self.lines[hit.line]
-            for hit in self.hits
-            if hit.signature.role == CONSEQUENCE and hit.signature.blames == "peer" and self.is_terminal(hit.line)
-        ]
-        return tuple(line_kinds.PeerLine("suffered", EXEC, line=line) for line in lines[:1] if not self.is_late(line))
-
-    def _suffered_wait(self, raised: Raised) -> str | None:
-        """Return the kind of wait; quoted parts of a message about the program's data are not evidence."""
-        text = without_quotes(raised.text) if raised.last in self.stated else raised.text
-        return None if self._names_a_service(raised) else line_kinds.suffered_wait(text)
-
-    def _accused(self, raised: Raised) -> tuple[int, ...]:
-        if self._names_a_service(raised):
-            return ()
-        return line_kinds.accuses(raised.text, rank=self.rank.rank, world_size=self.evidence.world_size)
-
-    def _names_a_service(self, raised: Raised) -> bool:
-        """Return whether it names only services outside the job: then no other rank caused it."""
+    def _suffered(self, raised: Raised) -> tuple[str | None, tuple[int, ...]]:
+        """Return the kind of wait, and the ranks that an exception reports as gone. Quoted parts of a message about the
+        program's data are not evidence, and one that names only services outside the job is of no other rank."""
         named = line_kinds.services_in(raised.text)
-        return bool(named) and not raised.collective and not any(map(self.evidence.host_at, named))
+        if named and not raised.collective and not any(map(self.evidence.host_at, named)):
+            return None, ()
+        text = without_quotes(raised.text) if raised.last in self.stated else raised.text
+        others = line_kinds.accuses(raised.text, rank=self.rank.rank, world_size=self.evidence.world_size)
+        return line_kinds.suffered_wait(text), others
 
     # --- certainty that it ended the rank
 
@@ -189,7 +176,7 @@ class Fatal(rank_lines.RankLines):
         return any(
             hit.line > chain.last
             and hit.line not in taken
-            and (hit.signature.role == SYMPTOM or (hit.signature.role == CAUSE and _is_own(hit)))
+            and (hit.signature.role == SYMPTOM or _is_specific(hit))
             and not self.is_late(self.lines[hit.line])
             and self.lines[hit.line].stream == self.lines[chain.last].stream
             for hit in self.hits
@@ -225,27 +212,15 @@ class Fatal(rank_lines.RankLines):
         # the output of a stopped rank may be its program's data, such as text
         was_printed = (last.stream == "out" and self.rank.stopped) or was_handled
         strength = strength_of("printed" if was_printed else "suffered" if unsure else "exception")
-        return [
-            Suspect(
-                "exception",
-                strength,
-                (self.rank.rank,),
-                (self.rank.host,),
-                when,
-                proofs,
-                values,
-                sure=not unsure and chain.kind == "main",
-                role=role,
-                key=same_exception(chain),
-            )
-        ]
+        made = Suspect("exception", strength, (self.rank.rank,), (self.rank.host,), when, proofs, values, role=role)
+        return [replace(made, sure=not unsure and chain.kind == "main", key=same_exception(chain))]
 
     def _most_specific(self, chain: Chain, role: str) -> Raised:
         """Return the most specific exception: the last, unless it only reports other ranks' ends or refers to an
         earlier one."""
         final = next((one for one in reversed(chain.leading) if not line_kinds.points_elsewhere(one.text)), chain.final)
         echo = line_kinds.find_peer_lines(self.lines[index] for index in self.message_of(final))
-        is_echo = role == CAUSE and (self._suffered_wait(final) or any(one.wait is not None for one in echo))
+        is_echo = role == CAUSE and (self._suffered(final)[0] or any(one.wait is not None for one in echo))
         return chain.root if is_echo or chain.kind == "thread" or _RERAISED.match(final.message) else final
 
     def _hit_of(self, chain: Chain, role: str) -> Hit | None:
@@ -257,20 +232,15 @@ class Fatal(rank_lines.RankLines):
 
     def _later_hit(self, chain: Chain) -> Hit | None:
         """Return the more specific signature of an exception after the root."""
-        later = _best(
-            hit
-            for message in map(self.message_of, chain.leading[1:])
-            for hit in self.hits
-            if hit.line in message and hit.signature.role == CAUSE
-        )
-        return later if later is not None and later.signature.strength >= SPECIFIC_FROM else None
+        later = self._best_in(*chain.leading[1:])
+        return later if later is not None and _is_specific(later) else None
 
     def missed_a_child(self) -> bool:
         """Return whether it reports a lost child, or a broken pipe in the host."""
         if self.chain is None or self.role not in (CAUSE, SYMPTOM):
             return False
         final = self.chain.final
-        is_pipe = self._suffered_wait(final) == LOST and not final.collective
+        is_pipe = self._suffered(final)[0] == LOST and not final.collective
         points = line_kinds.points_elsewhere(final.text) and final is self._most_specific(self.chain, CAUSE)
         return is_pipe or points
 
@@ -292,10 +262,10 @@ class Fatal(rank_lines.RankLines):
             own += 1
         return range(raised.first, own if raised.was_uncaught else max(end, own))
 
-    def _best_in(self, raised: Raised) -> Hit | None:
-        """Return the best known message in an exception's own."""
-        message = self.message_of(raised)
-        return _best(hit for hit in self.hits if hit.line in message)
+    def _best_in(self, *raised: Raised) -> Hit | None:
+        """Return the best known message in exceptions' own, a cause if there is any."""
+        messages = [self.message_of(one) for one in raised]
+        return _best(hit for hit in self.hits if any(hit.line in message for message in messages))
 
     def message_of(self, raised: Raised) -> range:
         """Return the lines of an exception's message, without its frames, which may contain any code."""
@@ -308,6 +278,12 @@ def _best(hits: Iterable[Hit]) -> Hit | None:
         default=None,
         key=lambda hit: (hit.signature.role == CAUSE, hit.signature.strength, -hit.line),
     )
+
+
+def _is_specific(hit: Hit) -> bool:
+    """Return whether it is more specific than the exception that led to it."""
+    row = hit.signature
+    return row.role == CAUSE and row.strength >= SPECIFIC_FROM and not is_of_several(row.code)
 
 
 def _goes_on(first: Line, line: Line) -> bool:
@@ -329,7 +305,3 @@ def _values_of(chain: Chain, *, shown: Raised) -> Mapping[str, str]:
     if shown is not root:
         values["root"] = root.text[:300]
     return values
-
-
-def _is_own(hit: Hit) -> bool:
-    return hit.signature.strength >= SPECIFIC_FROM and not is_of_several(hit.signature.code)
