@@ -143,6 +143,21 @@ def test_a_package_of_cann_is_not_for_pip(code: str, module: str, expected: str)
     assert hint.startswith("pip install") is (expected == "E40020")
 
 
+@pytest.mark.parametrize("before", ["\n", "\n\n\n"])
+def test_a_message_may_begin_with_empty_lines(before: str) -> None:
+    assert (
+        explain(raised(f"{before}sample 17 has no label")).values["message"] == "RuntimeError: sample 17 has no label"
+    )
+
+
+def test_one_error_of_hosts_with_different_run_directories_is_one_reason() -> None:
+    told = {"at": 90, "exit": 1, "spread": 0.1}
+    errs = [raised(f"/{one}/shard: none in run {one}")["err"] for one in ("run-81f2", "run-19ce")]
+    groups = [{"ranks": f"{2 * k}-{2 * k + 1}", **told, "err": err} for k, err in enumerate(errs)]
+    found = diagnose(Builder({"ranks": 4, "per_host": 2, "groups": groups}, seed="folds").evidence())
+    assert (found.ranks, found.scope) == ((0, 1, 2, 3), "all")
+
+
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_an_unknown_exception_is_shown_whole(lang: str) -> None:
     message = "the shards were written with another stride; " * 20 + "set data.readers to a divisor of 16"

@@ -153,12 +153,12 @@ def proof_of(evidence: Evidence, line: Line, of: RankEvidence | HostEvidence) ->
     return Proof(line.text.strip()[:TEXT_LIMIT], rank, of.host, line.file, line.offset, at_s)
 
 
-_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_NUMBERS = re.compile(r"\w*\d\w*")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S+")
 
 
 def normalised(text: str) -> str:
-    """Remove the differences between ranks that print the same: numbers, quoted names, paths."""
+    """Remove the differences between ranks that print the same: numbers, names with numbers, quoted names, paths."""
     return _NUMBERS.sub("#", without_quotes(text))[:160]
 
 

@@ -285,9 +285,10 @@ class _Parser:
         return None, max(start + 1, at if noise <= NOISE_LIMIT else start + 1)
 
     def _with_next(self, at: int, body: str, found: tuple[str, str]) -> tuple[str, str]:
-        """Append the next line to a message that announces it, such as "backend='inductor' raised:", or whose first
-        line is empty."""
-        after = self._group[at + 1][1] if at + 1 < len(self._group) else ""
+        """Append the next line to a message that announces it, such as "backend='inductor' raised:", or that begins
+        with empty lines."""
+        rest = (text for _, text in self._group[at + 1 : at + 4] if text.strip() or found[1].strip())
+        after = next(rest, "")
         if not body.rstrip().endswith(":") or not after.strip() or TRACEBACK_HEAD in after or after[:1] in _BOX:
             return found
         return found[0], f"{found[1].rstrip()} {after.strip()}".lstrip()
