@@ -26,13 +26,7 @@ from ascendrun.head.spool.spool_files import StreamFiles, find_streams
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import read_host_facts, spool_dir
 from ascendrun.health.diagnosis import evidence as given
-from ascendrun.health.diagnosis.lines.devices import (
-    device_addresses,
-    facts_from_cards,
-    facts_from_ports,
-    facts_from_table,
-    one_per_device,
-)
+from ascendrun.health.diagnosis.lines.devices import device_addresses, device_facts
 from ascendrun.health.diagnosis.lines.launchers import error_lines
 from ascendrun.node.records import read_events
 from ascendrun.query.log_reader import Budget, budget_for, last_arrival_s, read_tail, read_text_lines
@@ -238,13 +232,10 @@ class _HostReading:
         return tuple(_with_kernel_time(line, self._gathered.boot_s) for line in lines) if files else None
 
     def _devices(self) -> tuple[given.DeviceFact, ...]:
-        readers = {"table.txt": facts_from_table, "cards.txt": facts_from_cards, "ports.txt": facts_from_ports}
-        found: list[given.DeviceFact] = []
-        for file in (*self._gathered.of("npu-smi"), *self._gathered.of("hccn")):
-            text = "\n".join(line.text for line in self._collected(file.path, "tool"))
-            if file.file in readers:
-                found.extend(readers[file.file](text, str(file.path.relative_to(self._folder))))
-        return one_per_device(found)
+        files = (*self._gathered.of("npu-smi"), *self._gathered.of("hccn"))
+        texts = ("\n".join(line.text for line in self._collected(one.path, "tool")) for one in files)
+        paths = (str(one.path.relative_to(self._folder)) for one in files)
+        return device_facts(zip((one.file for one in files), texts, paths))
 
     def ranks(self) -> list[given.RankEvidence]:
         records = self._records

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ascendrun.ascend.npu_smi import parse_info
 from ascendrun.health.diagnosis.evidence import DeviceFact
@@ -18,60 +18,55 @@ _DEVICE_ADDRESS = re.compile(
 )
 
 
-def facts_from_table(text: str, file: str | None = None) -> tuple[DeviceFact, ...]:
-    """Return unhealthy chips from `npu-smi info`."""
+def device_facts(texts: Iterable[tuple[str, str, str]]) -> tuple[DeviceFact, ...]:
+    """Return the unhealthy devices by the tools' output: of each text the kind of its file, itself, and its path. The
+    problems of a device by several tools are one fact."""
+    merged: dict[int, DeviceFact] = {}
+    for kind, text, file in texts:
+        for device, problem in _READERS[kind](text) if kind in _READERS else ():
+            known = merged.setdefault(device, DeviceFact(device, problem, file))
+            if known.problem != problem:
+                both = listed("device.several", first=known.problem, second=problem)
+                merged[device] = DeviceFact(device, both, known.file)
+    return tuple(merged[device] for device in sorted(merged))
+
+
+def _of_table(text: str) -> Iterator[tuple[int, Text]]:
+    """Yield unhealthy chips from `npu-smi info`."""
     section = next((one.text for one in read_sections(text) if one.labels[0] == "info"), text)
-    bad = {
-        place if chip.logic_id is None else chip.logic_id: chip.health
-        for place, chip in enumerate(parse_info(section).chips)
-        if chip.health in BAD_HEALTH
-    }
-    return tuple(DeviceFact(device, listed("device.health", health=health), file) for device, health in bad.items())
+    for place, chip in enumerate(parse_info(section).chips):
+        if chip.health in BAD_HEALTH:
+            device = place if chip.logic_id is None else chip.logic_id
+            yield device, listed("device.health", health=chip.health)
 
 
-def facts_from_cards(text: str, file: str | None = None) -> tuple[DeviceFact, ...]:
-    """Return error codes and uncorrectable memory errors from the views of single cards. Cards with two chips
-    are counted like devices in npu-smi: two per NPU."""
+def _of_cards(text: str) -> Iterator[tuple[int, Text]]:
+    """Yield error codes and uncorrectable memory errors from the views of single cards. Cards with two chips are
+    counted like devices in npu-smi: two per NPU."""
     cards = read_cards({"out": text})
     chips_each = max((len(chips) for chips in (*cards.ecc.values(), *cards.health.values())), default=1)
-    found: list[tuple[int, int | None, Text]] = []
     for npu_id, chip in [(npu_id, chip) for npu_id, chips in cards.health.items() for chip in chips]:
         if chip.health in BAD_HEALTH:
             words = {"codes": ", ".join(chip.error_codes or ()), "details": "; ".join(chip.error_texts or ())}
-            problem = listed("device.alarm", health=chip.health, **words)
-            found.append((npu_id, chip.chip_id, problem))
+            device = npu_id * chips_each + (chip.chip_id or 0)
+            yield device, listed("device.alarm", health=chip.health, **words)
     for npu_id, ecc in [(npu_id, ecc) for npu_id, eccs in cards.ecc.items() for ecc in eccs]:
         count = sum(counts.double_bit or 0 for counts in (ecc.hbm, ecc.ddr))
         if count:
-            problem = listed("device.ecc", count=count)
-            found.append((npu_id, ecc.chip_id, problem))
-    return tuple(DeviceFact(npu_id * chips_each + (chip_id or 0), problem, file) for npu_id, chip_id, problem in found)
+            yield npu_id * chips_each + (ecc.chip_id or 0), listed("device.ecc", count=count)
 
 
-def facts_from_ports(text: str, file: str | None = None) -> tuple[DeviceFact, ...]:
-    """Return network ports from hccn_tool that are down while others of the node are up."""
+def _of_ports(text: str) -> Iterator[tuple[int, Text]]:
+    """Yield network ports from hccn_tool that are down while others of the node are up: else the node uses no device
+    network, or unknown."""
     ports = read_ports({"out": text})
-    if ports is None:
-        return ()
-    links = {device: port.link.is_up for device, port in ports.ports.items() if port.link is not None}
-    if not any(links.values()):
-        return ()  # no port is up: the node uses no device network, or unknown
-    return tuple(
-        DeviceFact(device, listed("device.link-down"), file) for device, is_up in links.items() if is_up is False
-    )
+    known = {} if ports is None else ports.ports
+    links = {device: port.link.is_up for device, port in known.items() if port.link is not None}
+    down = [device for device, is_up in links.items() if is_up is False and any(links.values())]
+    yield from ((device, listed("device.link-down")) for device in down)
 
 
-def one_per_device(facts: Sequence[DeviceFact]) -> tuple[DeviceFact, ...]:
-    """Merge facts of several tools: the first fact of a device, with the problems of the others."""
-    merged: dict[int, DeviceFact] = {}
-    for fact in facts:
-        known = merged.get(fact.device)
-        if known is None:
-            merged[fact.device] = fact
-        elif fact.problem != known.problem:
-            both = listed("device.several", first=known.problem, second=fact.problem)
-            merged[fact.device] = DeviceFact(fact.device, both, known.file)
-    return tuple(merged[device] for device in sorted(merged))
+_READERS = {"table.txt": _of_table, "cards.txt": _of_cards, "ports.txt": _of_ports}
 
 
 def device_addresses(plog: Sequence[str]) -> Mapping[str, int]:
