@@ -289,6 +289,8 @@ class _Parser:
         with empty lines."""
         rest = (text for _, text in self._group[at + 1 : at + 4] if text.strip() or found[1].strip())
         after = next(rest, "")
+        if body.rstrip().endswith(" raised:") and not _SURE.match(after):
+            self.torn.append(self._group[at][0])  # the exception that it announces is lost
         if not body.rstrip().endswith(":") or not after.strip() or TRACEBACK_HEAD in after or after[:1] in _BOX:
             return found
         return found[0], f"{found[1].rstrip()} {after.strip()}".lstrip()
