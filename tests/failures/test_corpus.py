@@ -100,6 +100,9 @@ def test_a_wrong_reason_is_never_called_certain_whatever_is_lost_or_added(seed: 
         ("a_writer_thread_met_a_full_disk_ten_minutes_before", 18),
         ("an_optional_package_is_missing_and_then_no_such_key", 40),
         ("the_compiler_of_a_graph_is_missing_on_one_rank", 62),
+        ("the_masters_name_is_localhost_on_one_node", 70),
+        ("a_writer_thread_met_a_full_disk_ten_minutes_before", 81),
+        ("a_handler_says_in_its_own_words_that_a_file_is_missing", 82),
     ],
 )
 def test_variations_that_were_wrong_and_certain(stem: str, seed: int) -> None:

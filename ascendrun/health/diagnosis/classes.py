@@ -50,9 +50,21 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
     first = [one for one in timelines if one.rank.rank in winner.ranks][:READ_RANKS]
     scope = scope_of(winner, evidence)
     phase = vocabularies.phase_of("\n".join(one.frames for one in first))
-    values = _values_of(winner, evidence, timelines, first, scope, phase)
+    row = signature_of(winner.code)
+    told = [one for one in (code_value(winner.code),) if one is not None]
+    if winner.code in _OPEN or not told or (row is not None and row.role != "cause" and told[0].domain != "silent"):
+        told += _said_by(winner, first)
+    is_wide = scope in ("all", "host")  # software differs between hosts, not between the ranks of one
+    if is_wide and any(_is_of_versions(text, one.frames) for one in first for text in one.said):
+        told.append(Value("exceptions", "versions", "environment", depth=2, is_family=True))
+    values = _ordered(told, phase)
+    if scope == "host" and values and _is_of_the_host(values[0]) and _others_passed(winner, timelines):
+        values = [Value("scope", "host", "environment"), *values]
+    is_open = winner.code in _OPEN and winner.code != "exception"
+    if is_open or (values and values[0].domain == "silent"):
+        values = _ordered([*values, *_seen_on(winner, evidence, first)], phase)
     domain = values[0].domain if values else "program"
-    if signature_of(winner.code) and any(one.is_hard and one.domain != domain for one in _other_codes(winner, first)):
+    if row is not None and any(one.is_hard and one.domain != domain for one in _other_codes(winner, first)):
         found = replace(found, confidence=Confidence.LIKELY, caveats=(*found.caveats, caveat("two-codes")))
     differences = differences_of(evidence, winner.hosts, domain) if scope == "host" else ()
     return replace(
@@ -65,31 +77,6 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
         retry=retry_of(winner.code, scope=scope, domain=domain),
         evidence=(*found.evidence, *differences),
     )
-
-
-def _values_of(
-    winner: Suspect,
-    evidence: Evidence,
-    timelines: Sequence[RankTimeline],
-    first: Sequence[RankTimeline],
-    scope: str,
-    phase: str,
-) -> list[Value]:
-    """Return what the domain follows from, the deciding value first."""
-    row = signature_of(winner.code)
-    told = [one for one in (code_value(winner.code),) if one is not None]
-    if winner.code in _OPEN or not told or (row is not None and row.role != "cause" and told[0].domain != "silent"):
-        told += _said_by(winner, first)
-    is_wide = scope in ("all", "host")  # software differs between hosts, not between the ranks of one
-    if is_wide and any(_is_of_versions(text, one.frames) for one in first for text in one.said):
-        told.append(Value("exceptions", "versions", "environment", depth=2, is_family=True))
-    found = _ordered(told, phase)
-    if scope == "host" and found and _is_of_the_host(found[0]) and _others_passed(winner, timelines):
-        found = [Value("scope", "host", "environment"), *found]
-    is_open = winner.code in _OPEN and winner.code != "exception"
-    if is_open or (found and found[0].domain == "silent"):
-        found = _ordered([*found, *_seen_on(winner, evidence, first)], phase)
-    return found
 
 
 def _other_codes(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Value]:

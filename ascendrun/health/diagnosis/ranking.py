@@ -220,11 +220,12 @@ def _unseen(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimelin
 
 
 def _unexplained(winner: Suspect, timelines: Sequence[RankTimeline]) -> bool:
-    """Return whether a rank failed by itself, not clearly later, without output that shows a consequence."""
-    for timeline in timelines:
-        if timeline.rank.rank in winner.ranks or not timeline.rank.has_failed or timeline.waited is not None:
-            continue
-        if timeline.own is not None:
+    """Return whether a rank that waited ended clearly before the first failure, or one failed by itself, not clearly
+    later, without output that shows a consequence."""
+    for timeline in (one for one in timelines if one.rank.rank not in winner.ranks):
+        if timeline.waited is not None and winner.sure and surely_before(timeline.end, winner.at, by_s=CLEARLY_S):
+            return True
+        if timeline.waited is not None or timeline.own is not None or not timeline.rank.has_failed:
             continue  # its own reason makes it an alternative, messages about others a consequence
         if not surely_before(winner.at, timeline.end, by_s=CLEARLY_S):
             return True

@@ -18,9 +18,12 @@ LAUNCHERS = frozenset({"torchrun", "deepspeed", "none"})
 """Launchers of which the evidence has the process of each node, not its ranks."""
 OBSERVED_BEFORE_S = 1.0
 """Minimum time from the first end of a rank to the end of its launcher."""
-_FIELD = re.compile(r"^\s*(time|rank|exitcode)\s*: (.*)$")
-_RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
-_EXIT = re.compile(r"(-?\d+) \(pid: (\d+)\)")
+_HEAD = re.compile(r"(?P<root>Root Cause \(first observed failure\))|^\s*Failures:\s*$|Other failures", re.MULTILINE)
+_ENTRY = re.compile(
+    r"^\s*rank\s*: (?P<rank>\d+) \(local_rank: \d+\)\n(?:.*\n){0,3}?"
+    r"\s*exitcode\s*: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)",
+    re.MULTILINE,
+)
 _NODE_RANK = re.compile(r"node_rank=(\d+)")
 _LOCAL_RANK = r".*?--local_rank[=' ,]+(?P<local>\d+)"
 _SPAWNED = re.compile(r"process (?P<pid>\d+) spawned with command: " + _LOCAL_RANK)
@@ -119,28 +122,13 @@ def _inner(
 
 def find_torchrun_ends(lines: Sequence[Line]) -> tuple[InnerEnd, ...]:
     """Return ends from torchrun's summary of failed ranks; () if missing."""
-    found: list[InnerEnd] = []
-    rank: re.Match[str] | None = None
-    is_root = False
-    for line in lines:
-        text = split_prefix(line.text)[1]
-        if "Root Cause (first observed failure)" in text:
-            is_root = True
-        elif text.strip() == "Failures:" or "Other failures" in text:
-            is_root = False
-        match = _FIELD.match(text)
-        if match is None:
-            continue
-        name, value = match.groups()
-        if name == "time":
-            rank = None
-        elif name == "rank":
-            rank = _RANK.match(value)
-        elif name == "exitcode":
-            code = _EXIT.match(value)
-            if rank is not None and code is not None:
-                found.append(InnerEnd(int(rank[1]), int(code[2]), int(code[1]), is_root))
-    return tuple(found)
+    whole = "\n".join(split_prefix(line.text)[1] for line in lines)
+    heads = [(found.start(), found["root"] is not None) for found in _HEAD.finditer(whole)]
+    ends = []
+    for found in _ENTRY.finditer(whole):
+        is_root = [is_root for at, is_root in heads if at < found.start()][-1:] == [True]
+        ends.append(InnerEnd(int(found["rank"]), int(found["pid"]), int(found["code"]), is_root))
+    return tuple(ends)
 
 
 def find_deepspeed_ends(lines: Sequence[Line], *, is_alone: bool = True) -> tuple[InnerEnd, ...]:

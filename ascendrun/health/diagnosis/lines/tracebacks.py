@@ -264,8 +264,9 @@ class _Parser:
                 after_frame, statement, code_from = True, "", None
             elif body[:1] in (" ", "\t", *_BOX) or not body.strip():
                 begins = len(body) - len(body.lstrip())
-                if code_from == begins and body.strip(" ^~")[:1] not in ("", *_BOX):
-                    self.torn.append(self._group[at][0])  # the frame between two lines of code is lost
+                is_lost = code_from == begins or (not frames and body.startswith("    "))
+                if is_lost and body.strip(" ^~")[:1] not in ("", *_BOX):
+                    self.torn.append(self._group[at][0])  # the frame of this line of code is lost
                 code_from = None if statement or not body.strip() else begins
                 statement = statement or body.strip()
             elif _TRACEBACK.match(text):
