@@ -20,7 +20,7 @@ from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, ta
 
 CHECKOUT = Path(__file__).parents[1]
 COLUMNS = ("side", "repeat", "case", "cpu_s", "code", "load")
-CASES = ("npu_out_of_memory", "all_time_out_together_one_is_an_operation_behind")
+CASES = ("npu_out_of_memory", "one_silent_node_hccl")
 MEASURE = """
 import json, sys, time, yaml
 from pathlib import Path
