@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ascendrun.core.logs.log_lines import LineSplitter, LogLine, merge, parse_ranks
 from ascendrun.text.format import fold_numbers, format_bytes
+from tests.unit.core.logs.test_folding import by_rank
 
 
 def line(rank: int, text: str, at_s: float | None = 0.0, *, stream: str = "out", attempt: int = 1) -> LogLine:
@@ -19,13 +20,6 @@ def split(*pieces: bytes, limit_bytes: int = 64 * 1024) -> list[str]:
     lines = [text for piece in pieces for text in splitter.feed(piece)]
     last = splitter.finish()
     return lines if last is None else [*lines, last]
-
-
-def by_rank(lines: list[LogLine]) -> dict[int, list[LogLine]]:
-    ranks: dict[int, list[LogLine]] = {}
-    for one in lines:
-        ranks.setdefault(one.rank, []).append(one)
-    return ranks
 
 
 LINES = st.lists(

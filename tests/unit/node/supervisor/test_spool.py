@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 from ascendrun.node import layout
 from ascendrun.node.agent.prune import release
 from ascendrun.node.supervisor.spool import Spool, split_at_limit
+from tests.unit.node.test_records import content
 
 TAG = "head-job.1"
-
-
-def content(folder: Path, name: str = "rank-0.out") -> dict[int, bytes]:
-    return {int(path.suffix[1:]): path.read_bytes() for path in folder.glob(f"{name}.[0-9]*")}
 
 
 @pytest.mark.parametrize("size", [0, 10, 99])
