@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import socket
@@ -79,6 +80,7 @@ def command(
     token = access.token if allow_actions else None
     gate = Gate(make_app(ctx.cluster, hosts, is_ending=lambda: server.should_exit, actions_token=token), access)
     quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False}
+    gc.set_threshold(50_000, 20, 20)  # a view of 1000 nodes makes many objects that live until the next one
     server = uvicorn.Server(uvicorn.Config(gate, timeout_graceful_shutdown=ENDING_S, **quiet, **config))
     _announce(ctx, access, bind, opens=not no_browser)
     with suppress(KeyboardInterrupt):
