@@ -219,6 +219,8 @@ class _Parser:
         if _DURING in text or _DIRECT in text:
             self.torn += [] if self._open else [self._group[at][0]]
             self._linked, self._during = self._group[at][0], _DURING in text
+        elif text[:1] not in ("E", "-"):
+            return  # as nearly all lines, so none of the patterns is tried
         elif _IGNORED.match(text):
             self._close()
             self._kind = "ignored"
