@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ascendrun.core.errors import AscendrunError, HostsFailedError, NotFoundError
+from ascendrun.core.errors import AscendrunError, DeadlineExceededError, HostsFailedError, NotFoundError
 from ascendrun.core.logs.folding import unfold
 from ascendrun.core.logs.log_lines import LogLine
 from ascendrun.core.logs.log_view import LogView
@@ -65,6 +66,26 @@ class Job:
         """Return the view of the job, or of the complete pipeline, when it has ended. Raises DeadlineExceededError."""
         self._cluster.jobs.wait(self.id, timeout_s=timeout_s)
         return self.view
+
+    def follow(self, *, every_s: float = 1.0) -> JobView:
+        """Show a bar with its steps until it has ended, in a notebook as a widget; return its view. Raises
+        NotFoundError without tqdm."""
+        try:
+            from tqdm.auto import tqdm
+        except ImportError:
+            raise NotFoundError(Text("api.no-tqdm", "tqdm is not installed"), hint="pip install tqdm") from None
+        with tqdm(unit="step") as bar:
+            while True:
+                view = self.view
+                found = view.progress or {}
+                bar.total, bar.n = found.get("total_steps") or bar.total, found.get("step") or bar.n
+                bar.set_description(f"{view.name} {view.state}", refresh=False)
+                shown = {name: _short(found[name]) for name in ("loss", "tokens_per_s") if found.get(name) is not None}
+                bar.set_postfix(shown)
+                if view.ended_at_s is not None:
+                    return view
+                with suppress(DeadlineExceededError):
+                    self.wait(timeout_s=every_s)
 
     def stop(self, *, now: bool = False) -> JobView:
         """Request a stop and return immediately; `now`: without time to save. Raises ConflictError if it has ended."""

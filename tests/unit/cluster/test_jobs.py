@@ -117,6 +117,17 @@ def test_lines_are_typed_and_not_merged_until_the_job_has_ended(desk: Desk) -> N
     assert job.wait().state == "SUCCEEDED"
 
 
+@pytest.mark.skipif(importlib.util.find_spec("tqdm") is None, reason="tqdm is not installed")
+def test_a_job_is_followed_with_a_bar_until_it_has_ended(
+    desk: Desk, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    desk.cluster.story = [run(), says(b"x\n"), *end("SUCCEEDED")]
+    desk.cluster.view = replace(desk.cluster.view, progress={"step": 30, "total_steps": 120, "loss": 2.25})
+    assert StoryJob(desk.cluster, "j-0001").follow(every_s=0.0).state == "SUCCEEDED"
+    shown = capsysbinary.readouterr().err.decode()
+    assert "30/120" in shown and "loss=2.25" in shown and "SUCCEEDED" in shown.splitlines()[-1]
+
+
 def test_metrics_are_rows_under_the_names_of_the_documentation(desk: Desk) -> None:
     desk.cluster.view = make_job(state="SUCCEEDED", attempt=1, ended_at_s=2.0)
     desk.cluster.write(0, b"iter 3: loss 2.5, lr: 1e-4\niter 4: loss 2.25\n", at_s=100.0)
