@@ -44,6 +44,10 @@ def test_a_full_disk_of_the_host_explains_only_an_unclear_end(first, code, host)
     assert (found.confidence is Confidence.CERTAIN) == (code == "exception")
 
 
+def test_a_full_disk_kills_nobody():
+    assert explain({"ranks": 2, "at": 90, "exit": -9}, disk_free=4096).code == "killed"
+
+
 def test_a_rank_without_output_for_a_quarter_of_an_hour_was_stuck_before_it_timed_out_too():
     waits = {"err": FRAMES + "RuntimeError: timed out waiting for the other ranks", "exit": 1}
     groups = [{"ranks": 3, "at": 2000, "until": 100, **waits}, {"ranks": "rest", "at": 2001, "until": 1999, **waits}]

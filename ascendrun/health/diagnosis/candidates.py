@@ -20,7 +20,7 @@ from ascendrun.health.diagnosis.evidence import (
     moment,
     surely_before,
 )
-from ascendrun.health.diagnosis.lines.exits import signal_of
+from ascendrun.health.diagnosis.lines.exits import FROM_OUTSIDE, signal_of
 from ascendrun.health.diagnosis.lines.rank_lines import OF_SEVERAL
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.result import (
@@ -191,8 +191,8 @@ def joined(fact: Suspect, other: Suspect, ranks: Iterable[int]) -> Suspect:
 
 
 def _of_storage(evidence: Evidence, host: HostEvidence) -> Iterator[Suspect]:
-    """Yield what its supervisor could not write, else that its disk was full. The silence of ranks, whose output it
-    took with it, comes after it."""
+    """Yield what its supervisor could not write, else that its disk was full, which sends no rank a signal. The silence
+    of ranks, whose output it took with it, comes after it."""
     here = evidence.ranks_of(host.host)
     ranks = tuple(rank.rank for rank in here if rank.has_failed) or tuple(rank.rank for rank in here)
     for event in (one for one in evidence.events if one.code == "io-error" and host.host in one.hosts):
@@ -201,7 +201,8 @@ def _of_storage(evidence: Evidence, host: HostEvidence) -> Iterator[Suspect]:
             at, proof = Moment(event.at_s, 0.0, host.host), _proof_of(event, host)
             yield Suspect(known.signature.code, strength_of("kernel"), ranks, (host.host,), at, (proof,), sure=False)
             return
-    if host.disk_free_bytes is not None and host.disk_free_bytes < FULL_BELOW_BYTES:
+    was_killed = any(signal_of(rank) in FROM_OUTSIDE for rank in here if rank.has_failed)
+    if host.disk_free_bytes is not None and host.disk_free_bytes < FULL_BELOW_BYTES and not was_killed:
         proof = Proof(listed("diagnosis.low-disk", free=host.disk_free_bytes), host=host.host)
         yield Suspect("disk-full", strength_of("kernel"), ranks, (host.host,), proofs=(proof,), sure=False)
 

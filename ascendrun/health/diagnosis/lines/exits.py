@@ -18,6 +18,8 @@ from ascendrun.text import Text, listed
 CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
 )
+FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that are sent from outside."""
 _ENDS: Mapping[int, str] = {signal.SIGKILL: "killed", signal.SIGINT: "interrupted", **dict.fromkeys(CRASHES, "crash")}
 RAY_ENDS = {91: "ray-gcs-died", 92: "ray-raylet-died", 93: "ray-ended", 94: "ray-late"}
 """Exit codes of a node of a Ray cluster, those of node/ray_node.py; a test compares them."""

@@ -12,7 +12,7 @@ from ascendrun.ascend.signatures import Hit
 from ascendrun.ascend.vocabularies import is_kind, is_of_several, strength_of, value_of
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines import line_kinds, rank_lines
-from ascendrun.health.diagnosis.lines.exits import signal_of
+from ascendrun.health.diagnosis.lines.exits import FROM_OUTSIDE, signal_of
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, same_exception
 from ascendrun.health.diagnosis.result import CAUSE, CONSEQUENCE, SYMPTOM, TEARDOWN, Suspect, without_quotes
 
@@ -20,8 +20,6 @@ MESSAGE_CHARACTERS = 1000
 MESSAGE_LINES = 15
 """Maximum number of lines of an exception's message."""
 SPECIFIC_FROM = 80
-FROM_OUTSIDE = frozenset({9, 15, 2, 1})
-"""Signals that are sent from outside."""
 _CARRIED = ("data", "storage")
 """If a collective raises an error of such a domain, about received data, the sending rank caused it."""
 _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker|pin memory thread|replica) ")
