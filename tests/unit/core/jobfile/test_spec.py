@@ -1,6 +1,10 @@
 """Job files that are right: what they mean, with overrides, with paths made absolute, and as JSON."""
 
+import gc
 import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
@@ -206,6 +210,30 @@ def test_a_job_without_a_hostfile_is_an_error_and_never_a_local_run():
         require_hostfile(parse(SMALL), "job.yaml")
     assert caught.value.problems[0].message.values == {"key": "hostfile"}
     assert require_hostfile(parse(SMALL + "hostfile: h\n"), "job.yaml") == "h"
+
+
+class Cycle:
+    """Garbage whose collection lets another thread run."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        time.sleep(0)
+
+
+def test_threads_that_read_the_schema_at_once_do_not_disturb_each_other() -> None:
+    """Python 3.11 fails to parse in two threads at once (python/cpython#106905)."""
+    before, often = gc.get_threshold(), sys.getswitchinterval()
+    gc.set_threshold(20)
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            read = [threads.submit(lambda: [Cycle() for _ in range(50)] and job_json_schema()) for _ in range(16)]
+        assert len({json.dumps(one.result()) for one in read}) == 1
+    finally:
+        gc.set_threshold(*before)
+        sys.setswitchinterval(often)
 
 
 def test_the_schema_describes_every_field_for_an_editor():
