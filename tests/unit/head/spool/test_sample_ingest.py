@@ -272,7 +272,7 @@ def test_a_broken_file_is_said_once_and_replaced(
 ) -> None:
     (tmp_path / "samples.db").write_bytes(b"nonsense" * 1000)
     keeper, data = keepers(), lines(20)
-    await_that(lambda: feed(keeper, data) and any(tmp_path.glob("damaged/*")))
+    await_that(lambda: feed(keeper, data) and any(tmp_path.glob("damaged/*/samples.db")))
     await_that(lambda: feed(keeper, data) and seconds_in(tmp_path) == list(range(20)))
     assert [path.read_bytes()[:8] for path in tmp_path.glob("damaged/*/samples.db")] == [b"nonsense"]
     said = capfd.readouterr().err
