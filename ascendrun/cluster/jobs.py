@@ -296,6 +296,8 @@ class Jobs(Part):
         return make_pipeline_view(stored, whole, self._view(stored[whole.representative], sight))
 
     def _progress(self, stored: StoredJob) -> Mapping[str, Any] | None:
+        """Return the newest values of the attempt. A job that has ended shows those of its last attempt with a step:
+        one that was restarted after its last step has none."""
         job = stored.job
         host = next((node.host for node in job.nodes if 0 in node.ranks), None)
         if host is None:
@@ -303,11 +305,15 @@ class Jobs(Part):
         from ascendrun.core.metrics import progress_pattern
         from ascendrun.head.spool.metrics_reader import newest_progress
 
-        directory = spool_dir(self._head.state_dir, job.id, job.attempt)
-        values = newest_progress(directory, host=host, pattern=progress_pattern(stored.spec))
-        if values is not None and job.state.value != "RUNNING":
-            return {name: value for name, value in values.items() if name != "phase"} or None
-        return values
+        pattern = progress_pattern(stored.spec)
+        for attempt in range(job.attempt, 0 if job.is_terminal else job.attempt - 1, -1):
+            directory = spool_dir(self._head.state_dir, job.id, attempt)
+            values = newest_progress(directory, host=host if attempt == job.attempt else None, pattern=pattern)
+            if values is not None and job.state.value != "RUNNING":
+                values = {name: value for name, value in values.items() if name != "phase"} or None
+            if values is not None:
+                return values
+        return None
 
 
 def warnings_of(submissions: Sequence[Submission], state_dir: Path) -> list[Text]:

@@ -47,6 +47,7 @@ def submit(scene: Scene, name: str, folder: Path, steps: int) -> Any:
     options = [word for change in changes for word in ("--set", change)]
     scene.ascendrun("submit", job_file, "--hostfile", hostfile, *options, timeout=600, code=0)
     (job, *_) = json.loads(scene.ascendrun("ps", "-a", "-o", "json").stdout)["jobs"]
+    assert job["progress"], scene.show(job["id"])
     return job["progress"]
 
 

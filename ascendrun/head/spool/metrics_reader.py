@@ -24,10 +24,10 @@ TAIL_BYTES = 256 * 1024
 """Bytes that a `MetricsTail` reads of one rank at a time: older data is of no use to its readers."""
 
 
-def newest_progress(attempt_dir: Path, *, host: str, pattern: str | None = None) -> Mapping[str, Any] | None:
-    """Return the newest values of rank 0, which runs on `host`, from its metrics, or else from what ranks printed.
+def newest_progress(attempt_dir: Path, *, host: str | None, pattern: str | None = None) -> Mapping[str, Any] | None:
+    """Return the newest values of rank 0 from its metrics, or else from what ranks printed; None: no step yet.
 
-    `pattern`: of the job's progress, None: the known ones. None: no step yet.
+    `host`: the host that it runs on, None: any. `pattern`: of the job's progress, None: the known ones.
     """
     values = newest_values(attempt_dir, 0, host=host)
     if values is not None or _has_metrics(attempt_dir):
@@ -52,7 +52,7 @@ def _has_metrics(attempt_dir: Path) -> bool:
     return any(size_of(path) for paths in find_metrics(attempt_dir).values() for path in paths)
 
 
-def newest_values(attempt_dir: Path, rank: int, *, host: str) -> Mapping[str, Any] | None:
+def newest_values(attempt_dir: Path, rank: int, *, host: str | None) -> Mapping[str, Any] | None:
     """Return the last complete line of a step that a rank wrote on `host`, with all its keys; None: none yet.
 
     With `total_steps` from the line of the start, if only that has it, and `phase`: the last one that began after that

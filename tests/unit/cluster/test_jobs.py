@@ -15,12 +15,13 @@ from ascendrun.cluster.files import Files
 from ascendrun.core.errors import ConflictError, HostsFailedError, NotFoundError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job as Record
-from ascendrun.core.jobs.job import State
+from ascendrun.core.jobs.job import NodeProgress, State
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.settings import Settings
 from ascendrun.head.protocol.control_messages import ControllerStatus, FetchReply
 from ascendrun.head.protocol.control_socket import Answer, ControlServer
 from ascendrun.head.protocol.messages import Done
+from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.state.store import Store
 from tests.lib.demo_jobs import insert_job
 from tests.lib.story_cluster import Desk, StoryJob, end, make_job, run, says
@@ -99,6 +100,20 @@ def test_a_job_is_found_by_id_name_and_pipeline(tmp_path: Path) -> None:
     assert all(f"<th style='text-align:left'>stage {stage}</th>" in job._repr_html_() for stage in ("prepare", "train"))
     assert "j-0009" in Job(cluster, "j-0009")._repr_html_(), "a job that was removed"
     assert "<tr><td>j-0001</td><td>pipe</td><td>SUCCEEDED</td>" in cluster._repr_html_()
+
+
+@pytest.mark.parametrize("state", [State.SUCCEEDED, State.FAILED])
+def test_a_job_that_was_restarted_after_its_last_step_shows_that_step_when_it_has_ended(
+    tmp_path: Path, state: State
+) -> None:
+    with Store.open(tmp_path) as store:
+        insert_job(store, id="j-0001", state=state, hosts=("a",), nodes=(NodeProgress("a", 0, ranks=(0,)),), attempt=3)
+    for attempt, text in ((1, b"step 3: loss 2.5\n"), (2, b"step 6: loss 2.0\n"), (3, b"nothing left to do\n")):
+        output = spool_dir(tmp_path, "j-0001", attempt) / "a" / "rank-0.out.0"
+        output.parent.mkdir(parents=True)
+        output.write_bytes(text)
+    progress = Cluster(Settings(state_dir=tmp_path)).jobs.find("j-0001").view.progress
+    assert progress is not None and progress["step"] == 6
 
 
 def test_lines_are_typed_and_not_merged_until_the_job_has_ended(desk: Desk) -> None:
