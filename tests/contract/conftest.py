@@ -14,6 +14,7 @@ from tests.cluster.conftest import (  # noqa: F401  # fixtures
     pytest_runtest_makereport,
     start_cluster,
 )
+from tests.contract.pods import kubernetes, scene  # noqa: F401
 from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.requirements import NotSupportedError
 from tests.lib.vcluster.slurm import require_slurm
@@ -22,10 +23,17 @@ ALWAYS = {"docker": ("failing_rank", "stop_ends", "shell_has", "words_and"), "po
 """Tests of a container runtime that every run has; --thorough has all."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kubernetes", action="store_true", help="contract: in pods, in place of all other places")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
+    places = {item: item.callspec.params.get("place") for item in items if hasattr(item, "callspec")}
+    in_pods = {item for item in items if places.get(item) == "kubernetes" or "kubernetes" in item.fixturenames}
+    items[:] = [item for item in items if (item in in_pods) == config.getoption("--kubernetes")]
     for item in items:
-        backend = item.callspec.params.get("place") if hasattr(item, "callspec") else None
+        backend = places.get(item)
         if backend in ALWAYS and not any(words in item.name for words in ALWAYS[backend]):
             item.add_marker("thorough")
 

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pexpect
@@ -14,10 +16,12 @@ import pytest
 
 from tests.cluster.leftovers import kill
 from tests.cluster.scenes import BEAT_ON, Scene, await_that, run_text
+from tests.contract.pods import KubeAscendrun, KubeScene
+from tests.lib.kubernetes import BIN, Kubernetes
 from tests.lib.vcluster import containers, slurm
 from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.machines import HEAD
-from tests.lib.vcluster.processes import await_true
+from tests.lib.vcluster.processes import Process, await_true
 
 Ascendrun = Any
 
@@ -30,7 +34,12 @@ BACKENDS: dict[str, dict[str, str]] = {
     "docker": {"hosts": SSH_HOSTS, "transport": "auto", "engine": "docker"},
     "podman": {"hosts": SSH_HOSTS, "transport": "auto", "engine": "podman"},
     "slurm": {"hosts": "node1\nnode2\n", "transport": "auto", "engine": "hpc"},
+    "kubernetes": {"hosts": "", "transport": "auto", "engine": "cloud"},
 }
+WITHOUT_HOSTS = ("hpc", "cloud")
+"""Engines that have no hosts without a job."""
+COMMANDS = {"hpc": Path("/usr/bin/srun"), "cloud": BIN / "kubectl"}
+"""What carries the connections of an engine."""
 
 
 class Place(Scene):
@@ -51,15 +60,53 @@ class Place(Scene):
             return ("--engine", self.backend["engine"], "--set", "nodes=2")
         return ("--hostfile", str(self.folder / "hosts"))
 
-    def run(self, job_file: Any, *options: str) -> Any:
+    def submit(self, job_file: Any, *options: str) -> Any:
         return self.ascendrun("submit", job_file, *self.options(), *options, env=self.env())
 
     def env(self) -> dict[str, str]:
         return {"ASCENDRUN_TRANSPORT": self.backend["transport"], "XDG_CONFIG_HOME": str(self.folder)}
 
+    def head_argv(self, argv: list[str]) -> list[str]:
+        return self.cluster.head_argv(argv, cwd="/")
+
+    def links(self) -> list[Process]:
+        """The steps that carry the connections of Slurm."""
+        return [one for one in self.cluster.processes(HEAD) if "--job-name=link" in one.argv]
+
+    def set_cut(self, is_cut: bool) -> None:
+        """Cut the hosts off, or end that."""
+        for host in self.cluster.hosts:
+            (self.cluster.cut if is_cut else self.cluster.heal)(host)
+
+    def boxes(self) -> list[str]:
+        """The containers of jobs."""
+        return containers.left(self.cluster)
+
+
+class Pods(KubeScene, Place):
+    """A place whose hosts are pods."""
+
+    backend = BACKENDS["kubernetes"]
+
+    def boxes(self) -> list[str]:
+        return [pod["metadata"]["name"] for pod in self.pods()]
+
+    def env(self) -> dict[str, str]:
+        return {}
+
+
+@pytest.fixture
+def pods(kubernetes: Kubernetes, tmp_path: Path) -> Iterator[Pods]:
+    with closing(Pods(KubeAscendrun(kubernetes, tmp_path))) as made:
+        yield made
+
 
 @pytest.fixture(params=list(BACKENDS))
-def place(request: pytest.FixtureRequest, ascendrun: Ascendrun, cluster: VirtualCluster) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    if request.param == "kubernetes":
+        yield request.getfixturevalue("pods")
+        return
+    ascendrun, cluster = request.getfixturevalue("ascendrun"), request.getfixturevalue("cluster")
     has_slurm = slurm.run_folder(cluster.folder).exists()
     if request.param == "slurm" and not has_slurm:
         pytest.skip("Slurm is not installed")
@@ -71,7 +118,7 @@ def place(request: pytest.FixtureRequest, ascendrun: Ascendrun, cluster: Virtual
 
 
 def test_a_failing_rank_fails_the_job_by_name(place: Place) -> None:
-    done = place.run(place.job("failing", "meet", "exit-rank", 3, 7, "hang"))
+    done = place.submit(place.job("failing", "meet", "exit-rank", 3, 7, "hang"))
     assert done.returncode == 1, run_text(done)
     reason = place.reason("failing")
     assert (reason["code"], reason["ranks"], reason["values"]["code"]) == ("rank-exited", [3], 7)
@@ -79,7 +126,7 @@ def test_a_failing_rank_fails_the_job_by_name(place: Place) -> None:
 
 
 def test_a_command_that_does_not_exist_starts_nobody(place: Place) -> None:
-    done = place.run(place.job("absent", command=["no-such-program"]))
+    done = place.submit(place.job("absent", command=["no-such-program"]))
     assert done.returncode == 1, run_text(done)
     assert "no-such-program" in done.stderr
     detail = place.show("absent")
@@ -154,7 +201,7 @@ def test_a_port_of_a_ranks_host_is_reached_from_this_machine_while_the_rank_runs
     with place.ascendrun.pty("port", job, "--rank", "3", f"0:{remote}", env=place.env()) as terminal:
         terminal.expect(r"127\.0\.0\.1:(\d+) leads to")
         url = f"http://127.0.0.1:{int(terminal.match.group(1))}"
-        argv = place.cluster.head_argv([sys.executable, "-c", CLIENT, url], cwd="/")
+        argv = place.head_argv([sys.executable, "-c", CLIENT, url])
         done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
         assert sorted(done.stdout.splitlines()) == ["1 True", "100 True", "3000000 True"], done.stderr
         terminal.sendintr()
@@ -186,9 +233,9 @@ def test_files_are_copied_both_ways_between_this_machine_a_job_and_hosts(place: 
         assert sorted(str(path.relative_to(back)) for path in back.rglob("*") if path.is_file()) == files
     assert (place.folder / "back-2/data/b.bin").read_bytes() == b"2" * 3_000_000
     assert copy(f"{job}:in/data", place.folder, "--rank", 0).returncode == 4, "it is on the host of rank 3 only"
-    if place.backend.get("engine") == "hpc":
+    if place.backend.get("engine") in WITHOUT_HOSTS:
         assert place.ascendrun("stop", job, "--now").returncode == 0
-        return  # it has no hosts without a job
+        return
     names = [line.split()[0] for line in place.backend["hosts"].splitlines()]
     far = f"/tmp/copied-{job}-{os.getpid()}"
     done = copy(place.folder / "data/b.bin", f"{','.join(names)}:{far}", "-H", place.folder / "hosts")
@@ -200,28 +247,30 @@ def test_files_are_copied_both_ways_between_this_machine_a_job_and_hosts(place: 
     assert place.ascendrun("stop", job, "--now").returncode == 0
 
 
-@pytest.mark.parametrize("place", ["paramiko", "slurm"], indirect=True)
+@pytest.mark.parametrize("place", ["paramiko", "slurm", "kubernetes"], indirect=True)
 def test_ranks_live_on_without_their_links_for_half_a_minute(place: Place) -> None:
-    """Hosts are cut off. Steps of Slurm cannot be: srun is killed, and fails for so long."""
-    tools = place.folder / "tools"
+    """Hosts are cut off. Links that are commands cannot be: they are killed, and fail for so long."""
+    tools, command = place.folder / "tools", COMMANDS.get(place.backend.get("engine", ""))
     tools.mkdir()
-    (tools / "srun").write_text(f'#!/bin/sh\n[ -e {tools}/cut ] && exit 1\nexec /usr/bin/srun "$@"\n')
-    (tools / "srun").chmod(0o755)
+    if command is not None:
+        wrapper = tools / command.name
+        wrapper.write_text(f'#!/bin/sh\n[ -e {tools}/cut ] && exit 1\nexec {command} "$@"\n')
+        wrapper.chmod(0o755)
     env = {**place.env(), "PATH": f"{tools}:{os.environ['PATH']}"}
     job = place.start(place.job("cut", "print", "ready", *BEAT_ON), *place.options(), env=env)
     place.await_line(job, "ready", count=4)
     ranks = set(place.everywhere(job))
-    if place.backend.get("engine") == "hpc":
+    assert len(ranks) >= 4
+    if command is not None:
         (tools / "cut").touch()
-        kill([one for one in place.cluster.processes(HEAD) if "--job-name=link" in one.argv])
+        kill(place.links())
     else:
-        for host in place.cluster.hosts:
-            place.cluster.cut(host)
+        place.set_cut(True)
     place.stays(job, "RUNNING", for_s=30.0)
     assert await_true(lambda: set(place.everywhere(job)) >= ranks, deadline_s=5.0), "no rank has noticed"
     (tools / "cut").unlink(missing_ok=True)
-    for host in place.cluster.hosts:
-        place.cluster.heal(host)
+    if command is None:
+        place.set_cut(False)
     place.enough()
     place.await_state(job, "SUCCEEDED")
     await_that(lambda: place.is_drained(job), "every byte is here")
@@ -231,14 +280,14 @@ def test_ranks_live_on_without_their_links_for_half_a_minute(place: Place) -> No
 def test_words_and_variables_reach_the_ranks_exactly(place: Place) -> None:
     odd = "a'; touch /tmp/pwn; echo $(id) `id` \\ \" * ~ \n second line 汉字"
     job_file = place.job("exact", "print", odd, "env", "ODD", more=f"env: {{ODD: {json.dumps(odd)}}}\n")
-    done = place.run(job_file)
+    done = place.submit(job_file)
     assert done.returncode == 0, run_text(done)
     for data in place.on_head("j-0001", "rank-*.out.0").values():
         assert data.decode() == f"{odd}\n{json.dumps({'ODD': odd})}\n"
 
 
 def test_all_output_is_here_when_the_job_has_ended(place: Place) -> None:
-    done = place.run(place.job("talking", "meet", "beat", 1, "print", "the last word"))
+    done = place.submit(place.job("talking", "meet", "beat", 1, "print", "the last word"))
     assert done.returncode == 0, run_text(done)
     await_that(lambda: place.is_drained("j-0001"), "every byte is here")
     files = place.on_head("j-0001", "rank-*.out.0")
@@ -270,4 +319,4 @@ def test_roles_are_one_gang_that_ends_with_its_work(place: Place) -> None:
     server, client = place.show("gang")["ranks"]
     assert (server["signal"], server["stopped"], client["exit_code"]) == (15, True, 0)
     place.await_nobody("gang")
-    await_that(lambda: not containers.left(place.cluster), "no container is left")
+    await_that(lambda: not place.boxes(), "no container is left")

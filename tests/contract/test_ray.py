@@ -39,7 +39,7 @@ def test_the_nodes_of_a_job_form_a_ray_cluster_that_leaves_nothing(place: Place)
     if place.backend.get("engine") in ("docker", "podman"):  # whose image has no Ray
         mounts = [f"{path}:{path}:ro" for path in (CODE, sys.base_prefix)]
         more += f"container: {json.dumps({'image': containers.IMAGE, 'mounts': mounts})}\n"
-    done = place.run(place.job("ray", per_node=1, command=["python", "driver.py"], more=more))
+    done = place.submit(place.job("ray", per_node=1, command=["python", "driver.py"], more=more))
     assert done.returncode == 0, run_text(done)
     assert "2 nodes 2 used" in done.stdout
     await_that(lambda: place.is_drained("j-0001"), "every byte is here")

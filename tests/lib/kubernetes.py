@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ascendrun.core.errors import AscendrunError
-from tests.lib.vcluster.processes import await_true
+from tests.lib.vcluster import enter
+from tests.lib.vcluster.processes import Process, await_true, read_process
 from tests.lib.vcluster.requirements import NotSupportedError
 from tests.lib.vcluster.spec import root_home
 
@@ -79,9 +80,9 @@ class Kubernetes:
         assert self._init.stdout is not None and self._init.stdout.readline() == b"up\n"
         self.pid = int(Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children").read_text().split()[0])
 
-    def argv(self, argv: Sequence[str]) -> list[str]:
+    def argv(self, argv: Sequence[str], *, cwd: str = "/") -> list[str]:
         """The command line that runs a command inside."""
-        return ["nsenter", f"--target={self.pid}", "--mount", "--net", "--pid", "--", *argv]
+        return [sys.executable, "-I", "-S", enter.__file__, str(self.pid), cwd, "-", "--", *argv]
 
     def up(self) -> None:
         """Raises AscendrunError with the last lines of a log."""
@@ -117,24 +118,22 @@ class Kubernetes:
 
     def stop(self, name: str) -> None:
         """SIGKILL a part."""
-        for pid, argv, _ in self.processes():
-            if argv[0] == str(BIN / name):
-                os.kill(pid, 9)
+        for process in self.processes():
+            if process.argv[0] == str(BIN / name):
+                os.kill(process.pid, 9)
         self._parts.pop(name).wait()
 
-    def processes(self) -> list[tuple[int, list[str], dict[str, str]]]:
-        """Pid, words and environment of every process inside, containers too."""
+    def processes(self) -> list[Process]:
+        """Every process inside, containers too."""
         found, own = [], Path(f"/proc/{self.pid}/ns/pid").readlink()
         for path in Path("/proc").glob("[0-9]*"):
             try:
-                if (path / "ns/pid").readlink() != own and not _is_below(int(path.name), self.pid):
-                    continue
-                words = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-                pairs = (path / "environ").read_bytes().decode(errors="replace").split("\0")
+                is_inside = (path / "ns/pid").readlink() == own or _is_below(int(path.name), self.pid)
             except (OSError, ValueError):
                 continue
-            if words:
-                found.append((int(path.name), words, dict(pair.partition("=")[::2] for pair in pairs if pair)))
+            process = read_process(int(path.name)) if is_inside else None
+            if process is not None and process.argv:
+                found.append(process)
         return found
 
     def kubectl(self, *argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

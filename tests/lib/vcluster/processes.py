@@ -75,7 +75,7 @@ def processes_in(inits: Mapping[str, int]) -> dict[str, list[Process]]:
         if not entry.isdigit():
             continue
         name = hosts.get(_namespace(int(entry), "pid"))
-        process = _read(int(entry)) if name is not None else None
+        process = read_process(int(entry)) if name is not None else None
         if name is not None and process is not None:
             found[name].append(process)
     return found
@@ -88,7 +88,7 @@ def _namespace(pid: int, kind: str) -> str | None:
         return None
 
 
-def _read(pid: int) -> Process | None:
+def read_process(pid: int) -> Process | None:
     fields = _stat(pid)
     try:
         status = Path(f"/proc/{pid}/status").read_text()

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
-from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
+from tests.cluster.leftovers import kill
 from tests.cluster.scenes import CODE, await_that, run_text
 from tests.lib.vcluster.processes import await_true
 
 ENDLESS = ("print", "ready", "hang")
 RESTARTS = "restart: {max_restarts: 3, backoff_s: [0.1, 1]}\n"
-
-
-def execs(scene: Any) -> list[int]:
-    """Pids of the streams of the links."""
-    found = scene.kubernetes.processes()
-    return [pid for pid, argv, _ in found if Path(argv[0]).name == "kubectl" and "exec" in argv and "--stdin" in argv]
 
 
 def test_the_quick_start_of_the_page_runs_as_printed(scene: Any) -> None:
@@ -42,42 +37,17 @@ def test_the_quick_start_of_the_page_runs_as_printed(scene: Any) -> None:
     scene.await_no_pod()
 
 
-def test_words_output_and_exit_codes_are_exact(scene: Any) -> None:
-    odd = "a'; touch /tmp/pwn; echo $(id) `id` \\ \" * ~ \n second line 汉字"
-    job = scene.launch("exact", "meet", "print", odd, "env", "ODD", more=f"env: {{ODD: {json.dumps(odd)}}}\n")
-    scene.await_state(job, "SUCCEEDED")
-    for data in scene.on_head(job, "rank-*.out.0").values():
-        assert data.decode() == f"{odd}\n{json.dumps({'ODD': odd})}\n"
-    job = scene.launch("failing", "meet", "exit-rank", 3, 7, "hang")
-    scene.await_state(job, "FAILED")
-    reason = scene.reason(job)
-    assert (reason["code"], reason["ranks"], reason["values"]["code"]) == ("rank-exited", [3], 7)
-    scene.await_no_pod()
-
-
 def test_a_killed_rank_is_started_again_in_the_same_pods(scene: Any) -> None:
     job = scene.launch("again", *ENDLESS, more=RESTARTS)
     scene.await_line(job, "ready", count=4)
     before = {pod["metadata"]["uid"] for pod in scene.pods()}
-    scene.kill(scene.everywhere(job)[-1:])
+    os.kill(scene.everywhere(job)[-1], signal.SIGKILL)
     scene.await_line(job, "ready", count=8)
     assert {pod["metadata"]["uid"] for pod in scene.pods()} == before and scene.show(job)["job"]["attempt"] == 2
     done = scene.ascendrun("shell", job, "--rank", 3, "--", "sh", "-c", "echo $RANK; exit 7")
     assert (done.returncode, done.stdout) == (7, "3\n"), run_text(done)
     assert scene.ascendrun("stop", job).returncode == 0
     assert scene.state(job) == "STOPPED"
-    scene.await_no_pod()
-
-
-def test_ranks_outlive_their_streams_which_come_back(scene: Any) -> None:
-    job = scene.launch("long", *ENDLESS)
-    scene.await_line(job, "ready", count=4)
-    ranks, links = set(scene.everywhere(job)), execs(scene)
-    assert len(ranks) >= 4 and links
-    scene.kill(links)
-    assert await_true(lambda: len(execs(scene)) == len(links) and not {*execs(scene)} & {*links}, deadline_s=60.0)
-    assert ranks <= set(scene.everywhere(job)) and scene.state(job) == "RUNNING"
-    scene.ascendrun("stop", job, "--now")
     scene.await_no_pod()
 
 
@@ -103,7 +73,7 @@ def test_an_api_server_that_restarts_ends_no_job(scene: Any) -> None:
     assert scene.state(job) == "RUNNING"
     scene.kubernetes.start("kube-apiserver")
     await_that(lambda: "engine-answers" in scene.codes(job), "the job tells of the answer")
-    await_that(lambda: bool(execs(scene)), "the links are back")
+    await_that(lambda: bool(scene.links()), "the links are back")
     assert ranks <= set(scene.everywhere(job)) and scene.state(job) == "RUNNING"
     scene.ascendrun("stop", job, "--now")
     scene.await_no_pod()
@@ -113,13 +83,13 @@ def test_stop_after_a_controller_was_killed_leaves_no_pod(scene: Any) -> None:
     jobs = []
     for number in range(3):
         jobs.append(scene.launch(f"killed-{number}", *ENDLESS, nodes=1, per_node=1))
-        scene.kill(scene.controllers(), signal.SIGKILL)
+        kill(scene.controllers())
     scene.ascendrun("ps")
     for job in jobs:
         scene.await_line(job, "ready")
     assert len(scene.pods()) == len(jobs)
     for job in jobs:
-        scene.kill(scene.controllers(), signal.SIGKILL)
+        kill(scene.controllers())
         scene.ascendrun("stop", job, "--now")
         assert not scene.everywhere(job)
     scene.await_no_pod()
@@ -132,9 +102,9 @@ def test_a_pending_pod_tells_why_and_devices_are_a_resource(scene: Any) -> None:
         node["status"][key]["huawei.com/Ascend910"] = "4"
     done = kubectl("replace", "--raw=/api/v1/nodes/node1/status", "-f", "-", stdin=json.dumps(node))
     assert done.returncode == 0, done.stderr
-    file = scene.file("npus", *ENDLESS, per_node=4)
+    file = scene.job("npus", *ENDLESS, per_node=4)
     file.write_text(file.read_text().replace("type: cpu", "type: npu"))
-    job = scene.start(file, "--engine", "cloud")
+    job = scene.start(file, *scene.options())
     await_that(lambda: "kubernetes-unschedulable" in scene.codes(job), "the reason of the scheduler is there")
     whys = [str(event["values"].get("reason")) for event in scene.show(job)["events"] if event["code"] == "waiting"]
     assert any("Insufficient huawei.com/Ascend910" in why for why in whys)
@@ -172,12 +142,12 @@ def test_the_rights_of_the_page_are_enough_and_each_is_needed(scene: Any, right:
     applied = kubectl("apply", "-f", "-", stdin=manifest)
     assert applied.returncode == 0, applied.stderr
     scene.settings(user="trainer")
-    file = scene.file("trained", "print", "x", nodes=1)
+    file = scene.job("trained", "print", "x")
     if right is None:
         report = json.loads(scene.ascendrun("doctor", "--engine", "cloud", "-o", "json").stdout)
         assert len(report["hosts"]) == 1 and not report["unreached"], report
         for options in (["--dry-run"], []):
-            done = scene.ascendrun("submit", file, "--engine", "cloud", *options)
+            done = scene.ascendrun("submit", file, *scene.options(1), *options)
             assert done.returncode == 0, run_text(done)
     else:
         done = scene.ascendrun("doctor", "--engine", "cloud", "-o", "json")

@@ -1,4 +1,5 @@
-"""Jobs in a real Kubernetes of one node: the cluster, started once, and the command next to its API server."""
+"""Jobs in a real Kubernetes of one node: the cluster, started once, and the command next to its API server. Only with
+--kubernetes."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ import pytest
 
 from ascendrun.core.settings import STATE_VARIABLE
 from tests.cluster.conftest import Ascendrun, head_environ
-from tests.cluster.scenes import CODE, Scene, await_that
+from tests.cluster.leftovers import kill
+from tests.cluster.scenes import CODE, DEADLINE_S, ENOUGH, Scene, await_that
 from tests.lib.kubernetes import BIN, IMAGE, Kubernetes, require_kubernetes
+from tests.lib.vcluster.processes import Process
 from tests.lib.vcluster.requirements import NotSupportedError
 
 MOUNTS = ["/usr:/usr:ro"]
@@ -42,8 +46,8 @@ class KubeAscendrun(Ascendrun):
         self.kubernetes, self.folder, self.state_dir = kubernetes, folder, folder / "state"
 
     def argv(self, *arguments: object) -> list[str]:
-        inside = ["env", f"--chdir={self.folder}", sys.executable, "-m", "ascendrun", *map(str, arguments)]
-        return self.kubernetes.argv(inside)
+        command = [sys.executable, "-m", "ascendrun", *map(str, arguments)]
+        return self.kubernetes.argv(command, cwd=str(self.folder))
 
     def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         path = f"{BIN}:{os.environ['PATH']}"
@@ -67,24 +71,35 @@ class KubeScene(Scene):
         (self.folder / "ascendrun/config.yaml").write_text(json.dumps({"engines": {"cloud": cloud}}))
 
     def launch(self, name: str, *words: object, nodes: int = 2, per_node: int = 2, more: str = "") -> str:
-        return self.start(self.file(name, *words, nodes=nodes, per_node=per_node, more=more), "--engine", "cloud")
+        return self.start(self.job(name, *words, per_node=per_node, more=more), *self.options(nodes))
 
-    def file(self, name: str, *words: object, nodes: int = 2, per_node: int = 2, more: str = "") -> Path:
+    def options(self, nodes: int = 2) -> tuple[str, ...]:
+        return ("--engine", "cloud", "--set", f"nodes={nodes}")
+
+    def job(self, name: str, *words: object, per_node: int = 2, more: str = "", command: Any = None, **_: Any) -> Path:
         path = self.folder / f"{name}.yaml"
-        command = json.dumps(["python3", "rank.py", *map(str, words)])
         path.write_text(
-            f"name: {name}\ncommand: {command}\nworkdir: {{path: code}}\nnodes: {nodes}\n"
-            f"devices: {{type: cpu, per_node: {per_node}}}\n{more}"
+            f"name: {name}\ncommand: {json.dumps(command or ['python3', 'rank.py', *map(str, words)])}\n"
+            f"workdir: {{path: code}}\ndevices: {{type: cpu, per_node: {per_node}}}\n{more}"
         )
         return path
 
     def everywhere(self, job: str) -> list[int]:
+        return [one.pid for one in self.of(job) if "ASCENDRUN_SAMPLER" not in one.environ]
+
+    def of(self, job: str) -> list[Process]:
+        """The processes of a job in any pod."""
         mark = f"{self.run(job)}."
-        return [
-            pid
-            for pid, _, environ in self.kubernetes.processes()
-            if environ.get("ASCENDRUN_RUN_ID", "").startswith(mark) and "ASCENDRUN_SAMPLER" not in environ
-        ]
+        found = self.kubernetes.processes()
+        return [one for one in found if one.environ.get("ASCENDRUN_RUN_ID", "").startswith(mark)]
+
+    def await_nobody(self, job: str, *, deadline_s: float = DEADLINE_S) -> None:
+        await_that(lambda: not self.of(job), "no process is left", deadline_s=deadline_s)
+
+    def enough(self) -> None:
+        for one in self.kubernetes.processes():
+            if "RANK" in one.environ:
+                Path(f"/proc/{one.pid}/root{ENOUGH}").touch()
 
     def pods(self) -> list[dict[str, Any]]:
         items = json.loads(self.kubernetes.kubectl("get", "pods", "-o=json").stdout)["items"]
@@ -96,26 +111,30 @@ class KubeScene(Scene):
         reasons = [event["values"].get("reason") for event in events]
         return [event["code"] for event in events] + [one["code"] for one in reasons if isinstance(one, dict)]
 
-    def controllers(self) -> list[int]:
+    def controllers(self) -> list[Process]:
         mine, found = str(self.ascendrun.state_dir), self.kubernetes.processes()
-        return [pid for pid, argv, env in found if env.get(STATE_VARIABLE) == mine and "controller" in " ".join(argv)]
+        return [one for one in found if one.environ.get(STATE_VARIABLE) == mine and "controller" in " ".join(one.argv)]
 
-    def kill(self, pids: list[int], number: signal.Signals = signal.SIGKILL) -> None:
-        for pid in pids:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
+    def links(self) -> list[Process]:
+        """The streams of the connections to pods."""
+        found = self.kubernetes.processes()
+        return [one for one in found if Path(one.argv[0]).name == "kubectl" and {"exec", "--stdin"} <= {*one.argv}]
+
+    def head_argv(self, argv: Sequence[str]) -> list[str]:
+        return self.kubernetes.argv(argv)
 
     def await_no_pod(self) -> None:
         await_that(lambda: not self.pods(), "no pod is left")
 
+    def close(self) -> None:
+        """End the controller and what is left."""
+        kill(self.controllers(), signal.SIGTERM)
+        await_that(lambda: not self.controllers(), "the controller has ended")
+        self.kubernetes.kubectl("delete", "pods", "--all", "--wait=false", "--grace-period=1")
+        self.await_no_pod()
+
 
 @pytest.fixture
 def scene(kubernetes: Kubernetes, tmp_path: Path) -> Iterator[KubeScene]:
-    made = KubeScene(KubeAscendrun(kubernetes, tmp_path))
-    yield made
-    made.kill(made.controllers(), signal.SIGTERM)
-    await_that(lambda: not made.controllers(), "the controller has ended")
-    kubernetes.kubectl("delete", "pods", "--all", "--wait=false", "--grace-period=1")
-    await_that(lambda: not made.pods(), "no pod is left")
+    with closing(KubeScene(KubeAscendrun(kubernetes, tmp_path))) as made:
+        yield made
