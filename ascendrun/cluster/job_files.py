@@ -145,10 +145,16 @@ class JobFiles(Part):
         hosts: str | None = None,
         exclude: str | None = None,
         engine: str | None = None,
+        from_stage: str | None = None,
+        until_stage: str | None = None,
+        only_stages: Sequence[str] = (),
     ) -> tuple[tuple[Mapping[str, Any], ...], tuple[TrainingPlan, ...]]:
         """Return `plan` and `training_plans` of the same submission, which is made once."""
+        from ascendrun.query.submit import choose_stages
+
         choice = {"overrides": overrides, "engine": engine, "only": hosts, "exclude": exclude}
-        with self._placed(job_file, hostfile, **choice) as submissions:
+        with self._placed(job_file, hostfile, **choice) as placed:
+            submissions = choose_stages(placed, only=only_stages, first=from_stage, last=until_stage)
             return self._launch_plans(submissions), self._training_plans(submissions)
 
     @contextmanager

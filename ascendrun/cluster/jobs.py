@@ -45,6 +45,8 @@ class Jobs(Part):
         key: str | None = None,
         resume: str | None = None,
         from_stage: str | None = None,
+        until_stage: str | None = None,
+        only_stages: Sequence[str] = (),
         priority: int = 0,
         hosts: str | None = None,
         exclude: str | None = None,
@@ -54,13 +56,14 @@ class Jobs(Part):
 
         `overrides`: "args.lr=1e-4" texts. `key`: repeated calls with one key return the same job. `resume`: a pipeline
         of the same stages to resume in its directory, from `from_stage`; None: from the first stage that has not
-        succeeded. `priority`: jobs with a higher one are placed first. `hosts`, `exclude`: use only these hosts of the
-        hostfile (`npu[01-03]` or `@group`), or not these. `engine`: of the settings, in place of the job's own.
+        succeeded. `from_stage`, `until_stage`, `only_stages`: only these stages of the file. `priority`: jobs with a
+        higher one are placed first. `hosts`, `exclude`: use only these hosts of the hostfile (`npu[01-03]` or
+        `@group`), or not these. `engine`: of the settings, in place of the job's own.
         """
         import secrets
 
         from ascendrun.cluster.job import Job
-        from ascendrun.query.submit import make_submissions, stages_to_repeat
+        from ascendrun.query.submit import choose_stages, make_submissions, stages_to_repeat
 
         if self._head.settings.blocks:
             from ascendrun.core.notice_settings import read_notices
@@ -77,8 +80,10 @@ class Jobs(Part):
             exclude=exclude,
             priority=priority,
         )
+        first = from_stage if resume is None else None
+        submissions = choose_stages(submissions, only=only_stages, first=first, last=until_stage)
         # The controller may die after it stored the job and before it replies; the key makes a repeat harmless.
-        if resume is None and from_stage is None and submissions[0].stage is None:
+        if resume is None and submissions[0].stage is None:
             request = Submit((submissions[0].to_json(),))
         else:
             before = self.stages(resume) if resume is not None else ()
@@ -92,7 +97,8 @@ class Jobs(Part):
         resumed as with `submit(file, resume=...)`. Raises NotFoundError; ConflictError if it has not ended so."""
         stages = self.stages(ref)
         if stages:
-            return self.submit(stages[-1].file or "", resume=stages[-1].job.pipeline).view
+            names = {stage.job.stage for stage in stages if stage.job.stage}
+            return self.submit(stages[-1].file or "", resume=stages[-1].job.pipeline, only_stages=sorted(names)).view
         job = self.detail(ref).job
         self._head.request(Retry(job.id, job.attempt), repeat=True)
         return self.detail(job.id).job

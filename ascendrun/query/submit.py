@@ -241,6 +241,32 @@ def make_submissions(
     )
 
 
+def choose_stages(
+    submissions: Sequence[Submission], *, only: Sequence[str] = (), first: str | None = None, last: str | None = None
+) -> tuple[Submission, ...]:
+    """Return the stages `only`, (): all, from `first` to `last` in the order of the file. Each requires the nearest
+    chosen one above it. Raises NotFoundError for a stage that the file does not have, or if none remains."""
+    names = [one.stage or "" for one in submissions]
+    for name in [*only, *filter(None, (first, last))]:
+        _expect_stage(name, names)
+    span = names[0 if first is None else names.index(first) : None if last is None else names.index(last) + 1]
+    chosen = {name for name in span if not only or name in only}
+    if not chosen:
+        raise NotFoundError(Text("submit.no-stages", "no stage of the file is chosen: {stages}", stages=names))
+    needs = {one.stage: one.needs for one in submissions}
+
+    def nearest(name: str | None) -> str | None:
+        return name if name is None or name in chosen else nearest(needs[name])
+
+    return tuple(replace(one, needs=nearest(one.needs)) for one in submissions if (one.stage or "") in chosen)
+
+
+def _expect_stage(name: str, names: Sequence[str]) -> None:
+    if name not in names:
+        text = Text("submit.no-stage", "{stage}: stage not found in the file", stage=name)
+        raise NotFoundError(text, hint=suggestion(name, names))
+
+
 def stages_to_repeat(
     submissions: Sequence[Submission], before: Sequence[Job], from_stage: str | None, pipeline: str | None
 ) -> tuple[Submission, ...]:
@@ -258,11 +284,8 @@ def stages_to_repeat(
             "`ascendrun ps -a` lists pipelines; --resume requires the id of one",
             pipeline=pipeline,
         )
-    if from_stage is not None and from_stage not in names:
-        raise NotFoundError(
-            Text("submit.no-stage", "{stage}: stage not found in the file", stage=from_stage),
-            hint=suggestion(from_stage, names),
-        )
+    if from_stage is not None:
+        _expect_stage(from_stage, names)
     live = [job.id for job in before if not job.is_terminal]
     if live:
         raise ConflictError(

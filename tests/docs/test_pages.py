@@ -81,6 +81,27 @@ def test_the_job_files_of_a_page_are_accepted(page: Path) -> None:
             assert parse_stages(yaml.safe_dump({**rest, **given}), "job.yaml", programs=programs)
 
 
+def overrides_of(page: Path) -> list[tuple[Path, tuple[str, ...]]]:
+    """The job file and the `--set` of each cell of a guide; a cell without a file means the job of the page."""
+    rows = page.read_text(encoding="utf-8").splitlines()
+    (own, *_) = re.findall(r"\(\.\./\.\./(jobs/\S+\.yaml)\)", "\n".join(rows))
+    cells = [
+        cell for row in rows if row.startswith("| ") for cell in re.findall(r"`([^`]+)`", row.rsplit(" | ", 1)[-1])
+    ]
+    return [
+        (ROOT / next(iter(re.findall(r"jobs/\S+\.yaml", cell)), own), tuple(re.findall(r"--set (\S+)", cell)))
+        for cell in cells
+    ]
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/guides/*.md")), ids=lambda path: path.name)
+def test_the_lines_of_a_guide_change_its_job_as_they_say(page: Path) -> None:
+    lines = overrides_of(page)
+    assert any(overrides for _, overrides in lines)
+    for job, overrides in lines:
+        read_stages(job, overrides=[one for one in overrides if not one.startswith("args.data_path=FILE")])
+
+
 @pytest.mark.parametrize("program", load_programs(parse_program_options))
 def test_keys_and_options_are_explained_in_chinese(program: str) -> None:
     table = load_programs(parse_program_options)[program]

@@ -76,6 +76,8 @@ class StoryJobs(Jobs):
         key: str | None = None,
         resume: str | None = None,
         from_stage: str | None = None,
+        until_stage: str | None = None,
+        only_stages: Sequence[str] = (),
         priority: int = 0,
         hosts: str | None = None,
         exclude: str | None = None,

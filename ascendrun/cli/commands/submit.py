@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ascendrun.cli.context import CliContext
-from ascendrun.cli.options import UsageError, check_alone, cli_command, engine_option, hostfile_option, output_option
+from ascendrun.cli.options import check_alone, cli_command, engine_option, hostfile_option, output_option
 from ascendrun.cli.outcome import follow_job, print_outcome, print_outputs
 from ascendrun.cli.output import PEOPLE, describe_seconds, print_record, sanitise_line
 from ascendrun.cli.plans import exit_code, plan_lines, plan_record, plan_text
@@ -35,10 +35,12 @@ if TYPE_CHECKING:
 @click.option(
     "--from-stage",
     metavar="STAGE",
-    help="With --resume: restart from this stage.  [default: the first that has not succeeded]",
+    help="Start from this stage.  [default with --resume: the first that has not succeeded]",
 )
+@click.option("--until", "until_stage", metavar="STAGE", help="Omit the stages below this one.")
+@click.option("--only", "only_stages", multiple=True, metavar="STAGE", help="Only this stage. Can be repeated.")
 @click.option("--priority", type=click.IntRange(-1000, 1000), default=0, help="Higher ones start first.  [default: 0]")
-@click.option("--hosts", "only", metavar="HOSTS", help="Use only these hosts of the hostfile: npu[01-04] or @group.")
+@click.option("--hosts", metavar="HOSTS", help="Use only these hosts of the hostfile: npu[01-04] or @group.")
 @click.option("--exclude", metavar="HOSTS", help="Do not use these hosts of the hostfile.")
 @hostfile_option
 @engine_option
@@ -51,13 +53,11 @@ def command(
     dry_run: bool,
     overrides: tuple[str, ...],
     resume: str | None,
-    from_stage: str | None,
     priority: int,
-    only: str | None,
-    exclude: str | None,
     hostfile: str | None,
     engine: str | None,
     output: str | None,
+    **choice: str | tuple[str, ...] | None,
 ) -> int:
     """Validate a job file, start the job on all its nodes, follow its output.
 
@@ -69,28 +69,26 @@ def command(
     ascendrun submit job.yaml --set args.learning_rate=1e-4 --set nodes=4 --hostfile cluster.hosts
     ascendrun submit job.yaml --dry-run          # what every rank would run, and its plan
     id=$(ascendrun submit job.yaml --detach -o json | jq -r .id)
+    ascendrun submit pipeline.yaml --until pretrain          # or --only pretrain, without those above it
     ascendrun submit pipeline.yaml --resume j-0003 --from-stage finetune   # keep the outputs of earlier stages
     """
     check_alone("--detach", {"--wait": detach and waits})
-    if from_stage is not None and resume is None:
-        raise UsageError.of("submit.from-stage", "--from-stage requires --resume PIPELINE")
     of_file: dict[str, Any] = {"overrides": overrides, "hostfile": Path(hostfile) if hostfile else None}
     of_file["engine"] = engine
-    here = {**of_file, "hosts": only, "exclude": exclude}
+    here = {**of_file, **choice}
     if dry_run:
         return _print_plan(file.stem, *ctx.cluster.job_files.dry_run(file, **here), output)
     ctx.cluster.job_files.install_training_stack(file, **of_file, log=ctx.echo)
-    made = ctx.cluster.jobs.submit(file, **here, resume=resume, from_stage=from_stage, priority=priority)
+    made = ctx.cluster.jobs.submit(file, **here, resume=resume, priority=priority)
     job = made.view
     submitted = Text("submit.submitted", "{job} submitted ({name})", job=job.id, name=job.name)
-    stages = len(job.stages)
-    if stages:
+    if job.stages:
         submitted = Text(
             "submit.submitted-pipeline",
             "{job} submitted ({name}, {stages:plural stage stages})",
             job=job.id,
             name=job.name,
-            stages=stages,
+            stages=len(job.stages),
         )
     ctx.echo(submitted)
     for warning in made.warnings:

@@ -73,6 +73,7 @@ TOUR: dict[str, tuple[str, ...]] = {
         "bad.yaml",
         "program.yaml --dry-run",
         "good.yaml --from-stage one",
+        "good.yaml --only one --until two",
         "good.yaml --resume j-0009",
     ),
     "plan": ("", "missing.yaml", "bad.yaml", "program.yaml"),

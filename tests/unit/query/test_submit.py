@@ -1,0 +1,53 @@
+"""Stages of a pipeline that are chosen at its submission."""
+
+from pathlib import Path
+
+import pytest
+
+from ascendrun.core.errors import NotFoundError
+from ascendrun.core.settings import Settings
+from ascendrun.query.submit import Submission, choose_stages, make_submissions
+
+PIPELINE = """
+name: ships
+hostfile: hosts
+command: [python3, -c, pass]
+devices: {type: cpu, per_node: 1}
+stages:
+  - {name: prepare}
+  - {name: pretrain}
+  - {name: finetune}
+  - {name: evaluate, needs: pretrain}
+"""
+
+
+@pytest.fixture
+def stages(tmp_path: Path) -> tuple[Submission, ...]:
+    (tmp_path / "hosts").write_text("n1 addr=local\n")
+    (tmp_path / "ships.yaml").write_text(PIPELINE)
+    settings = Settings(state_dir=tmp_path / "state")
+    return make_submissions(tmp_path / "ships.yaml", settings, overrides=(), hostfile=None, key="k")
+
+
+def needs_of(stages: tuple[Submission, ...]) -> dict[str, str]:
+    return {str(one.stage): one.needs or "" for one in stages}
+
+
+def test_each_chosen_stage_requires_the_nearest_one_above_it_that_is_chosen_too(stages: tuple[Submission, ...]) -> None:
+    whole = {"prepare": "", "pretrain": "prepare", "finetune": "pretrain", "evaluate": "pretrain"}
+    assert needs_of(choose_stages(stages)) == whole
+    assert needs_of(choose_stages(stages, last="pretrain")) == {"prepare": "", "pretrain": "prepare"}
+    assert needs_of(choose_stages(stages, first="finetune")) == {"finetune": "", "evaluate": ""}
+    assert needs_of(choose_stages(stages, only=["evaluate", "prepare"])) == {"prepare": "", "evaluate": "prepare"}
+
+
+@pytest.mark.parametrize(
+    ("only", "first", "last", "hint"),
+    [(["finetone"], None, None, "finetune"), ((), "prepaer", None, "prepare"), (["prepare"], "finetune", None, None)],
+)
+def test_a_stage_that_the_file_does_not_have_and_an_empty_choice_are_refused(
+    stages: tuple[Submission, ...], only: list[str], first: str, last: str, hint: str
+) -> None:
+    with pytest.raises(NotFoundError) as error:
+        choose_stages(stages, only=only, first=first, last=last)
+    assert hint is None or hint in str(error.value.hint)
