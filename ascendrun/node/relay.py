@@ -12,7 +12,8 @@ EXIT_REFUSED = 76
 
 
 def relay(port: int) -> int:
-    """Copy bytes both ways until the program behind the port closes. Return the exit code."""
+    """Copy bytes both ways until the program behind the port closes, then end this process; return EXIT_REFUSED if
+    nothing listens."""
     try:
         connection = socket.create_connection(("localhost", port), timeout=10.0)
     except OSError as error:

@@ -210,6 +210,12 @@ def language_of(environ: Mapping[str, str] = os.environ) -> str:
     return "en"
 
 
+def language_of_reader(accepted: str) -> str:
+    """Return the language of an Accept-Language header: its first of ours; without any, that of the process."""
+    tags = [piece.split(";")[0].strip().lower()[:2] for piece in accepted.split(",")]
+    return next((tag for tag in tags if tag in LANGUAGES), language())
+
+
 def to_json(value: Any) -> Any:
     """Convert a value, or a structure of values, to JSON types; `from_json` restores it (tuples become lists, and
     dataclasses mappings of their fields)."""

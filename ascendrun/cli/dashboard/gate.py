@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.text import Text, language, language_for_reader
+from ascendrun.text import Text, language_for_reader, language_of_reader
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -118,7 +118,7 @@ class Gate:
             await send(message)
 
         request = Request(scope)
-        with language_for_reader(self._access.lang or reader_language(request.headers.get("accept-language", ""))):
+        with language_for_reader(self._access.lang or language_of_reader(request.headers.get("accept-language", ""))):
             await (self._answer(request) or self._app)(scope, receive, send_safely)
 
     def _answer(self, request: Request) -> Response | None:
@@ -141,9 +141,3 @@ class Gate:
         if "text/html" in request.headers.get("accept", ""):
             return HTMLResponse(f"{HEAD}<p>{html.escape(str(text))}", status)
         return PlainTextResponse(f"{text}\n", status)
-
-
-def reader_language(accepted: str) -> str:
-    """Return the language of an Accept-Language header: its first of ours; without any, that of the process."""
-    tags = [piece.split(";")[0].strip().lower()[:2] for piece in accepted.split(",")]
-    return next((tag for tag in tags if tag in ("en", "zh")), language())

@@ -42,7 +42,7 @@ from ascendrun.programs.generation.requests import (
     busy,
     failed,
 )
-from ascendrun.text import listed
+from ascendrun.text import language_of_reader, listed
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -186,7 +186,7 @@ class Listener:
             queue.waiting -= 1
 
     async def index(self, asked: HttpRequest) -> Response:
-        page = make_page("zh" if asked.headers.get("accept-language", "").lower().startswith("zh") else "en")
+        page = make_page(language_of_reader(asked.headers.get("accept-language", "")))
         return HTMLResponse(page, headers=headers_of(page))
 
     async def page(self, path: str, asked: HttpRequest) -> Response:
