@@ -13,7 +13,7 @@ from corpus import BEGAN_S, Case
 from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.head.spool.clocks import Reading, keep_reading
-from ascendrun.head.state.state_dir import spool_dir
+from ascendrun.head.state.state_dir import SPOOL_FACTS, spool_dir
 from ascendrun.head.state.store import Store
 from ascendrun.health.diagnosis import Evidence, HostEvidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
@@ -42,6 +42,9 @@ def spool_case(case: Case, state_dir: Path) -> str:
     finally:
         store.close()
     folder = spool_dir(state_dir, job.id, 1)
+    folder.mkdir(parents=True)
+    facts = {host.host: host.facts for host in evidence.hosts if host.facts}
+    (folder / SPOOL_FACTS).write_text(json.dumps(facts))
     for host in evidence.hosts:
         _spool_host(folder / host.host, evidence, host)
     for rank in evidence.ranks:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Callable
 
 from ascendrun.core.jobfile.model import job_json_schema
-from tests.lib.pages import checks, cli, events, failures, grafana, job_file, measurements, options, packages
+from tests.lib.pages import checks, cli, events, explain, failures, grafana, job_file, measurements, options, packages
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGES: Mapping[str, Callable[[], str]] = {
@@ -16,6 +16,8 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "checks.zh.md": lambda: checks.render_page("zh"),
     "cli.md": cli.render_page,
     "events.md": events.render_page,
+    "explain.md": explain.render_page,
+    "explain.zh.md": lambda: explain.render_page("zh"),
     "failures.md": failures.render_page,
     "job-file.md": job_file.render_page,
     "job-file.zh.md": lambda: job_file.render_page("zh"),
