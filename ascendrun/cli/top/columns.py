@@ -11,6 +11,7 @@ from typing import Any, Union
 from ascendrun.cli.output import describe_seconds, sanitise_line, width_of
 from ascendrun.cli.top.cells import LINK_DOWN, bar, describe, describe_pair, number, relative
 from ascendrun.core.measurement import Metric, metrics_of
+from ascendrun.core.metrics import seconds_left
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.health.top.view import HostLine, IdleHosts, JobRow, Progress, TopRow
 from ascendrun.text import Text
@@ -267,6 +268,12 @@ def _slowest(row: JobRow) -> str:
     return f"rank {row.slowest} {relative(row.slower_by)}"
 
 
+def _left(row: JobRow) -> str:
+    done = row.progress
+    is_running = row.job.state == "RUNNING"
+    return describe_seconds(seconds_left(done.step, done.total_steps, done.step_s) if is_running else None)
+
+
 def _reason(row: JobRow) -> str:
     is_silent = any(state in ("UNKNOWN", "UNREACHABLE") for state in row.job.liveness.values())
     if is_silent or row.job.state != "RUNNING":
@@ -285,6 +292,7 @@ JOB_COLUMNS: tuple[TopColumn, ...] = (
         for name, row in metrics_of(Progress).items()
         if row.column is not None and row.column.job_weight
     ),
+    TopColumn("left", Text("top.column-left", "LEFT"), _left, 88),
     TopColumn("slowest", Text("top.column-slowest", "SLOWEST"), _slowest, 85, is_right=False),
     TopColumn("note", Text("top.column-note", "NOTE"), _reason, 84, is_right=False),
 )

@@ -7,18 +7,20 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ascendrun.cli.output import width_of
+from ascendrun.cli.top.columns import JOB_COLUMNS
 from ascendrun.cli.top.text import top_lines
 from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import State
 from ascendrun.core.samples import DeviceSample, Newest
 from ascendrun.head.state.store import Store
-from ascendrun.health.top.view import TopView
+from ascendrun.health.top.view import JobRow, TopView
 from ascendrun.text import use_language
 from tests.lib.story_cluster import Run
 from tests.lib.top_world import TopWorld, controller_lock, make_source, make_usual_world, make_world
@@ -204,6 +206,20 @@ def test_with_room_there_is_more(world: TopWorld) -> None:
     lines = top_lines(look(world.state_dir), width=200)
     header = next(line for line in lines if line.startswith("HOST"))
     assert {"POWER", "LINK", "S/STEP", "LOSS", "TOK/S", "MFU", "CPU", "RSS", "AGE"} <= set(header.split())
+
+
+def test_a_running_job_has_the_time_that_its_steps_will_take(world: TopWorld) -> None:
+    view = look(world.state_dir)
+    (job, *_) = view.jobs
+    assert job.progress.step is not None and job.progress.step_s is not None
+    left = replace(job, progress=replace(job.progress, step=100, total_steps=140, step_s=90.0))
+
+    def cell(row: JobRow) -> str:
+        return next(column.cell(row) for column in JOB_COLUMNS if column.key == "left")
+
+    assert cell(left) == "1h00m"
+    assert cell(replace(left, job=replace(left.job, state="STOPPING"))) == "-"
+    assert cell(replace(left, progress=replace(left.progress, total_steps=None))) == "-"
 
 
 # ---------------------------------------------------------------- asking
