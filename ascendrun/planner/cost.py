@@ -73,7 +73,8 @@ class Range:
 @dataclass(frozen=True)
 class Devices:
     """`peak_flops` None: unknown. `recorded`: FLOPs per second and rank that runs of this program reached, None: no
-    run. `in_host`, `between`: bytes per second and rank; None: of LINKS."""
+    run. `in_host`, `between`: bytes per second and rank; None: of LINKS. `host_bytes`: memory of a host for each of its
+    ranks, None: unknown."""
 
     family: str
     ranks: int
@@ -84,6 +85,7 @@ class Devices:
     recorded: Range | None = None
     in_host: float | None = None
     between: float | None = None
+    host_bytes: int | None = None
 
     @property
     def are_links_measured(self) -> bool:
@@ -202,11 +204,21 @@ def compare(work: Workload, devices: Devices, found: Sequence[Layout], *, shard_
     options = []
     for layout in found:
         memory = memory_of(work, devices, layout, shard_size=shard_size)
-        limit = devices.memory_bytes
-        fits = None if limit is None else memory.range.low <= limit
         exchange_s = exchange_time(work, devices, layout, shard_size=shard_size)
-        options.append(Option(layout, memory, step_time(work, devices, layout, exchange_s), fits))
+        options.append(Option(layout, memory, step_time(work, devices, layout, exchange_s), fits(memory, devices)))
     return choose(options)
+
+
+def fits(memory: Memory, devices: Devices) -> bool | None:
+    """Return whether a rank fits into its device and its part of the host; None: unknown."""
+    if devices.host_bytes is not None and of_host(memory, devices) > devices.host_bytes:
+        return False
+    return None if devices.memory_bytes is None else memory.range.low <= devices.memory_bytes
+
+
+def of_host(memory: Memory, devices: Devices) -> int:
+    """Return the least bytes of host memory of a rank: on a CPU everything is there."""
+    return memory.host + (int(memory.range.low) if devices.family == "cpu" else 0)
 
 
 def choose(options: Sequence[Option]) -> Choice:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ascendrun.planner import cost
-from ascendrun.planner.cost import PARTS, Choice, Devices, Option, Range
+from ascendrun.planner.cost import PARTS, Choice, Devices, Range
+from ascendrun.planner.fitting import make_choice, memory_problems
 from ascendrun.planner.models import Workload
-from ascendrun.planner.rules import checkpoint_problems, compute_bytes, scales
+from ascendrun.planner.rules import checkpoint_problems
 from ascendrun.planner.training import PlanProblem, Training, judge, rules_of
 from ascendrun.text import Text
 
@@ -91,7 +91,7 @@ def make_plan(
         return replace(plan, unknown=(*plan.unknown, reason))
     choice = make_choice(training, work, devices)
     costs = make_cost(training, work, choice, devices)
-    more = (*memory_problems(training, choice, devices), *_disk_problems(costs, disks))
+    more = (*memory_problems(training, work, choice, devices), *_disk_problems(costs, disks))
     unknowns = [*plan.unknown]
     if devices.memory_bytes is None and training.family != "cpu":
         unknowns.append(
@@ -125,33 +125,6 @@ def _uses_assumed_links(choice: Choice, devices: Devices) -> bool:
     return devices.ranks > 1 and not is_recorded and not devices.are_links_measured
 
 
-def devices_of(training: Training) -> Devices:
-    """Return the devices of a training. Ranks on CPUs share the memory of their host without a limit."""
-    return Devices(
-        training.family,
-        training.ranks,
-        training.ranks_per_host,
-        None if training.chip is None else training.chip.peak_flops,
-        None if training.family == "cpu" else training.memory_bytes,
-        compute_bytes(training),
-    )
-
-
-def make_choice(training: Training, work: Workload, devices: Devices) -> Choice:
-    options = training.options
-    requested = str(options.get("strategy", "ddp"))
-    has_zero3 = training.has_deepspeed and options.get("compile", "none") == "none" and not work.has_muon
-    usable = cost.strategies_for(devices, scales=scales(training), has_deepspeed=has_zero3)
-    usable = ("ddp",) if options.get("auto_find_batch_size") else usable
-    strategies = usable if requested == "auto" else (requested,)
-    found = cost.layouts(
-        strategies,
-        recompute=options.get("gradient_checkpointing", False),
-        offload=bool(options.get("cpu_offload", False)),
-    )
-    return cost.compare(work, devices, found, shard_size=int(options.get("shard_size") or 0))
-
-
 def make_cost(training: Training, work: Workload, choice: Choice, devices: Devices) -> Cost:
     options = training.options
     option = choice.chosen or (choice.options[0] if choice.options else None)
@@ -171,37 +144,6 @@ def make_cost(training: Training, work: Workload, choice: Choice, devices: Devic
     )
 
 
-def memory_problems(training: Training, choice: Choice, devices: Devices) -> Iterator[PlanProblem]:
-    """Report that no layout fits, or that the chosen one may not."""
-    limit = devices.memory_bytes
-    if limit is None or not choice.options or training.family == "cpu":
-        return
-    if choice.chosen is None:
-        least = min(choice.options, key=lambda option: option.memory.total)
-        values: dict[str, Any] = {"layout": least.layout.text(), "need": least.memory.total, "limit": limit}
-        yield PlanProblem.of("does-not-fit", "strategy", changes=_smaller(training, least), **values)
-    elif choice.chosen.memory.range.high > limit:
-        need, changes = choice.chosen.memory.range, _smaller(training, choice.chosen)
-        values = {"layout": choice.chosen.layout.text(), "low": need.low, "high": need.high, "limit": limit}
-        yield PlanProblem.of("may-not-fit", "strategy", is_fatal=False, changes=changes, **values)
-
-
-def _smaller(training: Training, option: Option) -> list[str]:
-    """Return changes that need less memory, none of which the training has already."""
-    options, found = training.options, []
-    if (options.get("micro_batch_size") or 2) > 1 and option.memory.parts.get("activations", 0):
-        found.append(f"micro_batch_size: {max(1, int(options.get('micro_batch_size') or 2) // 2)}")
-    if not option.layout.recomputes:
-        found.append("gradient_checkpointing: true")
-    if option.layout.strategy not in cost.SHARDED and "strategy" in options and training.ranks > 1:
-        found.append("strategy: fsdp2")
-    elif "cpu_offload" in options and not option.layout.offloads and training.ranks > 1:
-        found.append("cpu_offload: true")
-    if "cutoff_len" in options:
-        found.append(f"cutoff_len: {max(16, int(options['cutoff_len']) // 2)}")
-    return found
-
-
 def _disk_problems(costs: Cost, disks: Mapping[str, Disk]) -> Iterator[PlanProblem]:
     for host, disk in disks.items():
         if disk.error is not None:
@@ -215,16 +157,21 @@ def _disk_problems(costs: Cost, disks: Mapping[str, Disk]) -> Iterator[PlanProbl
 
 
 def render(plan: TrainingPlan) -> list[Text]:
-    """Return the lines of a plan: problems first, then the estimate, then what is not known."""
-    lines = [line for problem in plan.problems for line in render_problem(problem)]
+    """Return the lines of a plan: warnings, the estimate, what is not known. A plan with an error has no estimate, but
+    the memory of layouts that do not fit, and ends with its errors."""
+    warnings = [problem for problem in plan.problems if not problem.is_fatal]
+    lines = [line for problem in warnings for line in render_problem(problem)]
     if plan.work is not None and plan.choice is not None and plan.cost is not None:
-        lines += _render_estimate(plan, plan.work, plan.choice, plan.cost)
+        if not plan.fatal:
+            lines += _render_estimate(plan, plan.work, plan.choice, plan.cost)
+        elif plan.choice.chosen is None:
+            lines += render_choice(plan.choice, plan.memory_bytes)
     lines += [Text("plan.unknown", "unknown: {what}", what=what) for what in plan.unknown]
     if not plan.problems and plan.ranks:
         lines.insert(0, Text("plan.valid", "no problems found on {hosts:hosts}", hosts=plan.hosts))
     if not plan.ranks:
         lines.append(Text("plan.no-rules", "only trainings of programs with rules are estimated"))
-    return lines
+    return [*lines, *(line for problem in plan.fatal for line in render_problem(problem))]
 
 
 def render_problem(problem: PlanProblem) -> list[Text]:

@@ -71,12 +71,12 @@ class Training:
     """One stage of a job. `options`: all, by name. `given`: names that the job file sets.
 
     `ranks_per_host`: of the fullest host. `family`: npu, cuda or cpu. `chip`: None for a CPU or an unknown device;
-    `memory_bytes`: of one device, None: unknown. `files`: by host and path, as node/agent/training_files.py reads them;
-    hosts that did not respond are missing. `written`: directories that earlier stages write; ANYWHERE: a stage whose
-    program is not known. `earlier`: the options of earlier stages of the same program by their output_dir.
-    `has_deepspeed`: of the ranks; assumed unless it is known. `scales`: whether the loss is scaled; None: as the dtype
-    and the chip require, False for a model that only generates. `checkpoints`: their directory if the job names it,
-    "" for one of its own.
+    `memory_bytes`: of one device, `host_bytes`: of a host for each of its ranks; None: unknown. `files`: by host and
+    path, as node/agent/training_files.py reads them; hosts that did not respond are missing. `written`: directories
+    that earlier stages write; ANYWHERE: a stage whose program is not known. `earlier`: the options of earlier stages of
+    the same program by their output_dir. `has_deepspeed`: of the ranks; assumed unless it is known. `scales`: whether
+    the loss is scaled; None: as the dtype and the chip require, False for a model that only generates. `checkpoints`:
+    their directory if the job names it, "" for one of its own.
     """
 
     program: str
@@ -88,6 +88,7 @@ class Training:
     family: str
     chip: Chip | None = None
     memory_bytes: int | None = None
+    host_bytes: int | None = None
     files: Mapping[str, Mapping[str, Raw]] = field(default_factory=dict)
     written: tuple[str, ...] = ()
     has_workdir: bool = False

@@ -206,6 +206,13 @@ BAD: dict[str, tuple[str, Change, Change, str]] = {
         {},
         "does-not-fit",
     ),
+    "a model that fits on no host": (
+        "qwen_lora",
+        {"base_model": None, "model_preset": "qwen2.5-72b", "cpu_offload": True, "strategy": "fsdp2"},
+        {},
+        "host-too-small",
+    ),
+    "longer than the model": ("qwen_lora", {"cutoff_len": 5000}, {}, "over-positions"),
     "an unknown preset": ("qwen_lora", {"base_model": None, "model_preset": "qwen9"}, {}, "unknown-preset"),
     "an unknown chip": ("qwen_lora", {"chip": "911"}, {}, "unknown-chip"),
     "heads do not divide": ("trajectory", {"hidden_size": 65}, {}, "hidden-heads"),
@@ -278,6 +285,7 @@ class PlanHead(Head):
                 host=host,
                 root="/root/.ascendrun",
                 disks={"/root/.ascendrun": Disk("/", free_bytes=self.world.free_bytes)},
+                memory_bytes=64 << 30,
                 training={inside[path]: raw for path, raw in found.items()},
             )
         return CheckContext(facts=facts)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ascendrun.facts.chips import chip_of
-from ascendrun.planner import cost, plan
+from ascendrun.planner import cost, fitting
 from ascendrun.planner.cost import Layout
 from ascendrun.planner.models import shape_of
 from ascendrun.planner.training import Training
@@ -157,7 +157,7 @@ def planned(*given, device_bytes, ranks=2):
     """What the planner chooses on devices with this memory, and all that it compared."""
     options = options_of(*given)
     training = Training("qwen_lora", options, frozenset(), ranks, ranks, (), "cuda", chip_of("H100"), device_bytes)
-    return plan.make_choice(training, work_of_tiny(options), plan.devices_of(training))
+    return fitting.make_choice(training, work_of_tiny(options), fitting.devices_of(training))
 
 
 def work_of_tiny(options):
@@ -242,7 +242,7 @@ def strategies(options, ranks, has_deepspeed):
     )
     piece = {"rows": 1, "length": 64, "kept": 64, "pieces": 1}
     work = work_of(options, shape_of(presets()["tiny"]), piece, steps=1, tokens=1.0, mean=1.0)
-    found = plan.make_choice(training, work, plan.devices_of(training)).options
+    found = fitting.make_choice(training, work, fitting.devices_of(training)).options
     return sorted({option.layout.strategy for option in found})
 
 

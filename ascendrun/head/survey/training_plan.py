@@ -15,8 +15,9 @@ from ascendrun.facts.chips import Chip, chip_of
 from ascendrun.head.survey.submission import Submission
 from ascendrun.options import JOB_FILE, check_arguments, with_defaults
 from ascendrun.planner.cost import RecordedRun, with_history
+from ascendrun.planner.fitting import devices_of
 from ascendrun.planner.models import Workload
-from ascendrun.planner.plan import Disk, TrainingPlan, devices_of, make_plan
+from ascendrun.planner.plan import Disk, TrainingPlan, make_plan
 from ascendrun.planner.training import ANYWHERE, PlanProblem, Training, batch_of_ranks, load_programs, rules_of
 from ascendrun.text import Text
 
@@ -163,6 +164,7 @@ def plan_stage(stage: TrainingStage, world: CheckContext, runs_of: RunsOf) -> Tr
         ranks_per_host=per_host,
         chip=chip,
         memory_bytes=memory_bytes,
+        host_bytes=_host_bytes(world, per_host),
         files=files,
     )
     devices = devices_of(training)
@@ -211,6 +213,12 @@ def _chip(spec: JobSpec, world: CheckContext) -> tuple[Chip | None, int | None]:
         return None, None
     chip = chip_of(names.pop())
     return chip, None if chip is None else chip.memory_bytes
+
+
+def _host_bytes(world: CheckContext, ranks: int) -> int | None:
+    """Return the memory of the smallest host for each of this many ranks; None: unknown."""
+    known = [facts.memory_bytes for facts in world.facts.values() if facts.memory_bytes]
+    return min(known) // ranks if known and ranks else None
 
 
 def _disks(spec: JobSpec, world: CheckContext) -> dict[str, Disk]:

@@ -259,9 +259,14 @@ def check_model(training: Training) -> Iterator[PlanProblem]:
     elif model.hidden % model.heads and not config.get("head_dim"):
         yield PlanProblem.of("heads-divide", "base_model", hidden=model.hidden, heads=model.heads)
     elif model.positions is not None and options["cutoff_len"] > model.positions:
-        yield PlanProblem.of(
-            "over-positions", "cutoff_len", is_fatal=False, cutoff=options["cutoff_len"], positions=model.positions
-        )
+        values = {"cutoff": options["cutoff_len"], "positions": model.positions}
+        yield PlanProblem.of("over-positions", "cutoff_len", is_fatal=not scales_rotary(config), **values)
+
+
+def scales_rotary(config: Mapping[str, Any]) -> bool:
+    """Return whether the configuration of a model asks for rotary embeddings beyond its positions."""
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    return str(scaling.get("rope_type", scaling.get("type", "default"))) != "default"
 
 
 def check_strategy(training: Training) -> Iterator[PlanProblem]:

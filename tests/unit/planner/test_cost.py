@@ -2,10 +2,12 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,9 +17,10 @@ from ascendrun.core.settings import Settings
 from ascendrun.options import with_defaults
 from ascendrun.planner import cost
 from ascendrun.planner.cost import Devices, Option, Range, RecordedRun, compare, layouts, with_history
+from ascendrun.planner.fitting import make_choice, memory_problems
 from ascendrun.planner.models import LINEAR, Workload, shape_of
 from ascendrun.planner.plan import TrainingPlan, make_plan, render
-from ascendrun.planner.training import Training, load_programs, rules_of
+from ascendrun.planner.training import PlanProblem, Training, load_programs, rules_of
 from ascendrun.programs.qwen_lora import rules as qwen_lora
 from ascendrun.programs.trajectory import rules as trajectory
 from tests.lib.plan_world import PlanCluster
@@ -304,3 +307,31 @@ def test_the_plan_has_memory_hours_and_speed(tmp_path: Path, capsys: pytest.Capt
         seconds = tokens / cost["tokens_per_s"][slow]
         assert cost["device_hours"][fast] == pytest.approx(8 * seconds / 3600, rel=0.01)
     assert base["speed_source"] == "assumed", "nobody has run it on an NPU"
+
+
+@settings(max_examples=examples(60, 600))
+@given(trainings(), st.integers(28, 36), st.booleans())
+def test_what_a_plan_proposes_makes_the_training_fit(
+    given: tuple[Training, Devices], power: int, is_on_host: bool
+) -> None:
+    """On devices of 256 MiB to 64 GiB, or on such hosts."""
+    training, devices = given
+    devices = replace(devices, **{"host_bytes" if is_on_host else "memory_bytes": 1 << power})
+    program = rules_of(training.program)
+
+    def problems(training: Training, devices: Devices) -> dict[str, PlanProblem]:
+        work = program.workload(training)
+        found = memory_problems(training, work, make_choice(training, work, devices), devices)
+        return {one.code: one for one in found}
+
+    for code, problem in problems(training, devices).items():
+        assert problem.hint is not None
+        values = problem.hint.values
+        if problem.hint.key == "plan.fits-nowhere":
+            continue
+        ranks = int(values.get("ranks", training.ranks))
+        changes = values.get("changes", ["strategy: auto"] if "strategy" in training.options else ["seed: 42"])
+        for change in changes if isinstance(changes, list) else [changes]:
+            options = {**training.options, **yaml.safe_load(change.replace(", ", "\n"))}
+            changed = replace(training, options=options, ranks=ranks)
+            assert code not in problems(changed, replace(devices, ranks=ranks)), (code, change, ranks)

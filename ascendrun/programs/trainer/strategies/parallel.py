@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ascendrun.facts.chips import chip_of
-from ascendrun.planner import plan, rules
+from ascendrun.planner import fitting, plan, rules
 from ascendrun.planner.cost import Layout
 from ascendrun.planner.models import Workload
 from ascendrun.planner.training import PlanProblem, Rule, Training, judge
@@ -63,7 +63,7 @@ def training_of(options: Mapping[str, Any], here: Runtime, *, program: str = "")
 def log_plan(training: Training, work: Workload | None, here: Runtime) -> None:
     """Log the plan of a training with this work. Raises InvalidDataError for options that cannot be used,
     ModelTooLargeError if nothing fits."""
-    found = plan.make_plan(training, plan.devices_of(training), work=work)
+    found = plan.make_plan(training, fitting.devices_of(training), work=work)
     for line in plan.render(replace(found, problems=tuple(each for each in found.problems if not each.is_fatal))):
         here.log(line)
     if found.fatal:
@@ -123,12 +123,12 @@ def pick(training: Training, work: Workload | None, here: Runtime) -> Layout:
 
 
 def cheapest(training: Training, work: Workload | None, here: Runtime) -> Layout:
-    options, devices = training.options, plan.devices_of(training)
+    options, devices = training.options, fitting.devices_of(training)
     if work is None:
         strategy = "ddp" if options["strategy"] == "auto" else options["strategy"]
         return Layout(strategy, bool(options["gradient_checkpointing"]), bool(options.get("cpu_offload")))
-    choice = plan.make_choice(training, work, devices)
-    problems = list(plan.memory_problems(training, choice, devices))
+    choice = fitting.make_choice(training, work, devices)
+    problems = list(fitting.memory_problems(training, work, choice, devices))
     if problems or len(choice.options) > 1:
         for line in plan.render_choice(choice, devices.memory_bytes):
             here.log(line)
