@@ -169,20 +169,27 @@ def test_a_shell_has_the_environment_and_the_directory_of_its_rank_and_is_no_par
 
 
 SERVER = """
-import http.server, sys
+import http.server, os, pathlib
+kept = pathlib.Path("port-" + os.environ["RANK"])  # of the first attempt, in the directory of the job
 class Echo(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        if body == b"die":
+            os._exit(3)
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+port = int(kept.read_text()) if kept.exists() else 0
+server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Echo)
+kept.write_text(str(server.server_port))
 print("serves", server.server_port, "end", flush=True)
 server.serve_forever()
 """
 CLIENT = """
 import os, sys, threading, urllib.request
+if sys.argv[2:]:
+    urllib.request.urlopen(sys.argv[1], sys.argv[2].encode(), timeout=60)
 def post(size):
     body = os.urandom(size)
     with urllib.request.urlopen(sys.argv[1], body, timeout=60) as reply:
@@ -192,18 +199,30 @@ threads = [threading.Thread(target=post, args=(size,)) for size in (1, 100, 3_00
 """
 
 
-def test_a_port_of_a_ranks_host_is_reached_from_this_machine_while_the_rank_runs(place: Place) -> None:
+def test_a_port_of_a_ranks_host_is_reached_from_this_machine_while_the_rank_runs_also_after_a_restart(
+    place: Place,
+) -> None:
     (place.folder / "code" / "serve.py").write_text(SERVER)
-    job = place.start(place.job("serving", command=["python3", "serve.py"]), *place.options(), env=place.env())
+    job_file = place.job("serving", command=["python3", "serve.py"], more="restart: {max_restarts: 1}\n")
+    job = place.start(job_file, *place.options(), env=place.env())
     place.await_line(job, "serves", count=4)
     printed = place.ascendrun("logs", job, "--rank", 3, env=place.env()).stdout
     remote = printed.partition("serves ")[2].split()[0]
     with place.ascendrun.pty("port", job, "--rank", "3", f"0:{remote}", env=place.env()) as terminal:
         terminal.expect(r"127\.0\.0\.1:(\d+) leads to")
         url = f"http://127.0.0.1:{int(terminal.match.group(1))}"
-        argv = place.head_argv([sys.executable, "-c", CLIENT, url])
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
-        assert sorted(done.stdout.splitlines()) == ["1 True", "100 True", "3000000 True"], done.stderr
+
+        def ask(*words: str) -> subprocess.CompletedProcess[str]:
+            argv = place.head_argv([sys.executable, "-c", CLIENT, url, *words])
+            return subprocess.run(argv, capture_output=True, text=True, timeout=120)
+
+        def answers() -> bool:
+            return sorted(ask().stdout.splitlines()) == ["1 True", "100 True", "3000000 True"]
+
+        assert answers()
+        assert ask("die").returncode != 0
+        await_that(answers, "the rank of the second attempt answers")
+        assert place.show(job)["job"]["attempt"] == 2
         terminal.sendintr()
         terminal.expect_exact(pexpect.EOF)
         terminal.close()
