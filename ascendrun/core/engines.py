@@ -33,17 +33,22 @@ class Site(Strict):
     python: Optional[str] = Field(None, examples=["/opt/conda/bin/python"])
 
 
-class SshEngine(Site):
-    """Hosts of a hostfile."""
+class SiteOfNodes(Site):
+    """An engine on whose nodes a job may start containers."""
 
-    type: Literal["ssh"] = Field(examples=["ssh"])
-    hostfile: str = Field(examples=["cluster.hosts"])
     image: Optional[str] = Field(None, examples=["quay.io/ascend/cann:8.3"])
     runtime: Optional[Literal["docker", "podman", "apptainer"]] = Field(None, examples=["podman"])
     mounts: Tuple[Annotated[str, Field(pattern=MOUNT_PATTERN)], ...] = Field((), examples=[["/data:/data:ro"]])
 
 
-class SlurmEngine(Site):
+class SshEngine(SiteOfNodes):
+    """Hosts of a hostfile."""
+
+    type: Literal["ssh"] = Field(examples=["ssh"])
+    hostfile: str = Field(examples=["cluster.hosts"])
+
+
+class SlurmEngine(SiteOfNodes):
     """A Slurm cluster, on whose login node the head runs."""
 
     type: Literal["slurm"] = Field(examples=["slurm"])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CHECK_BYTES = 4
 USAGE = (
     "python agent.pyz [warm] serve | supervise DIRECTORY | sample DIRECTORY | shell PID START | join COMMAND | grep"
-    " | ray OPTIONS COMMAND | contain NAME | enter CONTAINER SHELL | survey"
+    " | ray OPTIONS COMMAND | contain NAME [HOLDER PYTHON] | tie PID | enter CONTAINER SHELL | survey"
 )
 
 
@@ -122,11 +122,15 @@ def run(modules: Modules, role: str, words: list[str]) -> int:
         from ascendrun.node.agent.containers import enter
 
         return enter(words)
-    if role == "contain" and len(words) == 1:
+    if role == "contain" and len(words) in (1, 3):
         from ascendrun.node.contain import main as contain
 
         modules.keep()
-        return contain(words[0])
+        return contain(*words)
+    if role == "tie" and len(words) == 1:
+        from ascendrun.node.contain import tie
+
+        return tie(int(words[0]))
     if role == "survey" and not words:
         from ascendrun.node.agent.survey import main as survey
 

@@ -19,12 +19,19 @@ from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.requirements import NotSupportedError
 from tests.lib.vcluster.slurm import require_slurm
 
-ALWAYS = {"docker": ("failing_rank", "stop_ends", "shell_has", "words_and"), "podman": ("stop_ends", "words_and")}
+ALWAYS = {
+    "docker": ("failing_rank", "stop_ends", "shell_has", "words_and", "docker-daemon"),
+    "podman": ("stop_ends", "words_and"),
+    "slurm-docker": ("stop_ends", "ends_with_its_allocation"),
+}
 """Tests of a container runtime that every run has; --thorough has all."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kubernetes", action="store_true", help="contract: in pods, in place of all other places")
+    parser.addoption(
+        "--deaths", metavar="N", type=int, default=1, help="contract: how often each part of an engine dies"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -14,10 +14,10 @@ from typing import Any
 import pexpect
 import pytest
 
-from tests.cluster.leftovers import kill
+from tests.cluster.leftovers import controllers, kill
 from tests.cluster.scenes import BEAT_ON, Scene, await_that, run_text
 from tests.contract.pods import KubeAscendrun, KubeScene
-from tests.lib.kubernetes import BIN, Kubernetes
+from tests.lib.kubernetes import BIN, PARTS, Kubernetes
 from tests.lib.vcluster import containers, slurm
 from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.machines import HEAD
@@ -34,9 +34,10 @@ BACKENDS: dict[str, dict[str, str]] = {
     "docker": {"hosts": SSH_HOSTS, "transport": "auto", "engine": "docker"},
     "podman": {"hosts": SSH_HOSTS, "transport": "auto", "engine": "podman"},
     "slurm": {"hosts": "node1\nnode2\n", "transport": "auto", "engine": "hpc"},
+    "slurm-docker": {"hosts": "node1\nnode2\n", "transport": "auto", "engine": "hpc-docker"},
     "kubernetes": {"hosts": "", "transport": "auto", "engine": "cloud"},
 }
-WITHOUT_HOSTS = ("hpc", "cloud")
+WITHOUT_HOSTS = ("hpc", "hpc-docker", "cloud")
 """Engines that have no hosts without a job."""
 COMMANDS = {"hpc": Path("/usr/bin/srun"), "cloud": BIN / "kubectl"}
 """What carries the connections of an engine."""
@@ -52,8 +53,9 @@ class Place(Scene):
         (self.folder / "ascendrun").mkdir()
         site = {"type": "ssh", "hostfile": str(self.folder / "hosts")}
         boxes = {name: containers.engine(site, name) for name in ("docker", "podman")}
-        engines = json.dumps({"engines": {"site": site, "hpc": {"type": "slurm", "partition": "train"}, **boxes}})
-        (self.folder / "ascendrun/config.yaml").write_text(engines)
+        hpc = {"type": "slurm", "partition": "train"}
+        engines = {"site": site, "hpc": hpc, "hpc-docker": containers.engine(hpc, "docker"), **boxes}
+        (self.folder / "ascendrun/config.yaml").write_text(json.dumps({"engines": engines}))
 
     def options(self) -> tuple[str, ...]:
         if "engine" in self.backend:
@@ -82,6 +84,41 @@ class Place(Scene):
         """The containers of jobs."""
         return containers.left(self.cluster)
 
+    is_reached_by_daemons = False
+    """Its hosts are reached only while the daemons of the engine run."""
+
+    def kill(self, victim: str) -> None:
+        """SIGKILL the controller, the next command of the runtime on any host, or the daemon of each."""
+        if victim == "controller":
+            kill(controllers(self.cluster, self.ascendrun.state_dir))
+        elif victim == "command":
+            await_true(lambda: self._kill_named((self.backend["engine"],)), deadline_s=3.0)
+        else:
+            while self._kill_named(("docker", *containers.DAEMONS)):
+                continue
+
+    def _kill_named(self, names: tuple[str, ...]) -> bool:
+        everything = [one for host in self.cluster.hosts for one in self.cluster.processes(host) if one.argv]
+        found = [one for one in everything if Path(one.argv[0]).name in names]
+        kill(found)
+        return bool(found)
+
+    def revive(self, victim: str) -> None:
+        for host in self.cluster.hosts if victim == "daemon" else ():
+            containers.start_daemon(self.cluster, host)
+            containers.await_daemon(self.cluster, host)
+
+    def holders(self) -> list[Process]:
+        """The first processes of containers."""
+        return [one for host in self.cluster.hosts for one in self.cluster.processes(host) if "contain" in one.argv]
+
+    def end_shims(self) -> int:
+        """End the shims that a containerd has forgotten which died in the middle of a start; return their number."""
+        everything = [one for host in self.cluster.hosts for one in self.cluster.processes(host)]
+        found = [one for one in everything if "containerd-shim" in str(one.argv[:1])]
+        kill(found)
+        return len(found)
+
 
 class Pods(KubeScene, Place):
     """A place whose hosts are pods."""
@@ -93,6 +130,26 @@ class Pods(KubeScene, Place):
 
     def env(self) -> dict[str, str]:
         return {}
+
+    is_reached_by_daemons = True
+
+    def kill(self, victim: str) -> None:
+        if victim == "controller":
+            kill(self.controllers())
+        elif victim == "command":
+            kill([one for one in self.kubernetes.processes() if Path(one.argv[0]).name == "kubectl"])
+        else:
+            self.kubernetes.stop(victim)
+
+    def revive(self, victim: str) -> None:
+        if victim in PARTS:
+            self.kubernetes.start(victim)
+
+    def holders(self) -> list[Process]:
+        return []  # they are gone with their pods
+
+    def end_shims(self) -> int:
+        return 0
 
 
 @pytest.fixture
@@ -108,12 +165,12 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
         return
     ascendrun, cluster = request.getfixturevalue("ascendrun"), request.getfixturevalue("cluster")
     has_slurm = slurm.run_folder(cluster.folder).exists()
-    if request.param == "slurm" and not has_slurm:
+    if request.param.startswith("slurm") and not has_slurm:
         pytest.skip("Slurm is not installed")
     yield Place(ascendrun, cluster, BACKENDS[request.param])
     if has_slurm:  # its controller releases an allocation after the end of the job, and ends with the test
         await_that(lambda: not slurm.allocations(cluster), "every allocation is released")
-    if request.param in ("docker", "podman"):
+    if request.param.endswith(("docker", "podman")):
         await_that(lambda: not containers.left(cluster), "no container is left")
 
 
@@ -294,6 +351,20 @@ def test_ranks_live_on_without_their_links_for_half_a_minute(place: Place) -> No
     place.await_state(job, "SUCCEEDED")
     await_that(lambda: place.is_drained(job), "every byte is here")
     assert len(place.on_head(job, "rank-*.out.0")) == 4
+
+
+@pytest.mark.parametrize("place", ["slurm-docker"], indirect=True)
+@pytest.mark.parametrize("how", ["TERM", "KILL"])
+def test_a_container_ends_with_its_allocation(place: Place, how: str) -> None:
+    job = place.start(place.job("taken", "family", "print", "ready", "hang"), *place.options(), env=place.env())
+    place.await_line(job, "ready", count=4)
+    assert len(place.boxes()) == 2
+    (allocation,) = slurm.allocations(place.cluster)
+    argv = ["scancel", *(["--signal=KILL"] if how == "KILL" else []), allocation]
+    place.cluster.head_run(argv, cwd="/", check=True)
+    place.await_nobody(job)
+    await_that(lambda: not place.boxes() and not place.holders(), "no container is left")
+    place.await_state(job, "STOPPED", "FAILED")
 
 
 def test_words_and_variables_reach_the_ranks_exactly(place: Place) -> None:

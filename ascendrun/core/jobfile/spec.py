@@ -202,21 +202,17 @@ def _refuse_of_hosts(spec: JobSpec, options: Mapping[str, Any], file: str) -> No
         text = Text("engine.ids", "devices.ids is not supported by engine type {type}", type=engine)
         hint = Text("engine.ids.hint", "write devices.per_node: {count}", count=len(ids))
         problems.append(Problem(file, None, None, text, hint))
-    boxes = list(filter(None, (spec.container, *(role.container for role in spec.roles))))
     if ENGINE_TYPES[engine].runs_images:
         if spec.container is None and "image" not in options:
             text = Text("engine.image", "engine type {type} requires an image", type=engine)
             hint = Text("engine.image.hint", "set image of the engine, or container.image of the job")
             problems.append(Problem(file, None, None, text, hint))
         own = frozenset() if spec.container is None else spec.container.model_fields_set
-        for key in sorted(own & {"runtime", "options"}):
-            name = f"container.{key}"
-            text = Text("engine.key", "{key} is not supported by engine type {type}", key=name, type=engine)
+        refused = [f"container.{key}" for key in sorted(own & {"runtime", "options"})]
+        refused += ["roles[].container"] if any(role.container for role in spec.roles) else []
+        for key in refused:
+            text = Text("engine.key", "{key} is not supported by engine type {type}", key=key, type=engine)
             problems.append(Problem(file, None, None, text, REMOVE))
-        boxes = [role.container for role in spec.roles if role.container]
-    if boxes:
-        text = Text("engine.container", "container is not supported by engine type {type}", type=engine)
-        problems.append(Problem(file, None, None, text, Text("engine.container.hint", "use an engine of type ssh")))
     if any(role.groups for role in spec.roles):
         text = Text("engine.groups", "roles[].groups is not supported by engine type {type}", type=engine)
         problems.append(Problem(file, None, None, text, REMOVE))

@@ -132,12 +132,14 @@ def container_name(root: str, tag: str) -> str:
     return "ascendrun-%s-%s" % (tag, layout.sha256(os.fsencode(root)).hexdigest()[:8])
 
 
-def start(box: Box, *, root: str, tag: str, agent: Sequence[str], log: Any) -> str:
-    """Start the container of an attempt; return the name of the holder in it. Raises OperationError, OSError."""
+def start(box: Box, *, root: str, tag: str, agent: Sequence[str], log: Any, outer: str = "") -> str:
+    """Start the container of an attempt; return the name of the holder in it. `outer`: that of the allocation, with
+    which it ends. Raises OperationError, OSError."""
     name = container_name(root, tag)
     remove(box, root=root, tag=tag)
     make_directories(box)
-    argv = run_argv(box, read_node(), [*agent[1:], "contain", name], root=root, name=name, tag=tag, detach=True)
+    words = [*agent[1:], "contain", name, *([outer, agent[0]] if outer else [])]
+    argv = run_argv(box, read_node(), words, root=root, name=name, tag=tag, detach=True)
     if box["runtime"] == "apptainer":
         subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         return name

@@ -129,11 +129,15 @@ def test_the_site_adds_its_image_and_mounts_and_the_job_replaces_what_it_names(t
     assert read_job(job(tmp_path, "engine: lab\n"), settings).container is None
 
 
-def test_slurm_refuses_a_container(tmp_path: Path) -> None:
-    file = job(tmp_path, "nodes: 2\nengine: {type: slurm}\ncontainer: {image: a}\n")
-    with pytest.raises(InvalidInputError) as caught:
-        read_job(file, site(tmp_path))
-    assert [problem.message.key for problem in caught.value.problems] == ["engine.container"]
+def test_a_job_of_slurm_has_the_container_of_its_site(tmp_path: Path) -> None:
+    engine = "{type: slurm, image: a, runtime: podman, mounts: ['/d:/d']}"
+    spec = read_job(job(tmp_path, f"nodes: 2\nengine: {engine}\n"), site(tmp_path))
+    assert spec.container.model_dump(include={"image", "runtime", "mounts"}) == {
+        "image": "a",
+        "runtime": "podman",
+        "mounts": ("/d:/d",),
+    }
+    assert read_job(job(tmp_path, "nodes: 2\nengine: {type: slurm}\n"), site(tmp_path)).container is None
 
 
 PODS = SETTINGS.replace(

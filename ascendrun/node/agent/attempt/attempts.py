@@ -238,7 +238,7 @@ class Attempts:
         with open(os.path.join(folder, "supervisor.log"), "ab") as log:
             try:
                 if box is not None:
-                    reply = self._spawn_inside(box, folder, log, spec)
+                    reply = self._spawn_inside(box, folder, log, spec, os.fsdecode(holder or b""))
                 elif holder is not None:
                     reply = _spawn_held(os.fsdecode(holder), argv, env, log.fileno(), spec)
                 else:
@@ -249,11 +249,13 @@ class Attempts:
         assert isinstance(reply, dict)
         return reply
 
-    def _spawn_inside(self, box: dict[str, Any], folder: str, log: Any, spec: dict[str, Any]) -> dict[str, Any]:
+    def _spawn_inside(
+        self, box: dict[str, Any], folder: str, log: Any, spec: dict[str, Any], outer: str
+    ) -> dict[str, Any]:
         from ascendrun.node.agent import containers
 
         tag = layout.tag_of(folder)
-        holder = containers.start(box, root=self._root, tag=tag, agent=self._agent, log=log)
+        holder = containers.start(box, root=self._root, tag=tag, agent=self._agent, log=log, outer=outer)
         argv = [box["python"], *self._agent[1:], "supervise", folder]
         try:
             return _spawn_held(holder, argv, None, log.fileno(), spec)
