@@ -1,9 +1,7 @@
 """Jobs in real containers: a dockerd in each host of the virtual cluster, and podman next to it."""
 
 import json
-import random
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,6 @@ from leftovers import kill
 from scenes import Scene, await_that, run_text
 
 from tests.lib.vcluster import containers
-from tests.lib.vcluster.processes import await_true
-from tests.thorough import examples
 
 ENDLESS = ("print", "ready", "hang")
 
@@ -107,26 +103,6 @@ def test_what_is_wrong_with_a_runtime_or_an_image_is_a_finding_before_the_start(
             "print", "x", more="container: {image: 'IMAGE', shm_size: 1MiB}\n".replace("IMAGE", containers.IMAGE)
         ).stderr
     )
-
-
-def test_stop_leaves_nothing_where_commands_and_daemon_of_docker_were_killed(scene: BoxScene) -> None:
-    moments = random.Random(7)
-    for number in range(examples(2, 20)):
-        job = scene.launch(f"cut{number}", "family", *ENDLESS)
-        if number % 2:
-            scene.await_line(job, "ready", count=4)
-        else:
-            time.sleep(moments.uniform(0.0, 3.0))
-        scene.kill_daemon("node2")
-        scene.ascendrun("stop", job)
-        scene.await_state(job, "STOPPED", "FAILED")
-        ranks = [one for host in scene.cluster.hosts for one in scene.cluster.processes(host) if "RANK" in one.environ]
-        assert not ranks, ranks
-        scene.start_daemon("node2")
-        assert await_true(lambda: not containers.left(scene.cluster), deadline_s=60.0), containers.left(scene.cluster)
-        await_that(lambda: not [one for one in scene.cluster.processes("node2") if "contain" in one.argv], "no holder")
-    # A containerd that dies in the middle of a start forgets the shim that it has begun; it has no container.
-    kill([one for one in scene.cluster.processes("node2") if "containerd-shim" in str(one.argv[:1])])
 
 
 def test_the_quick_start_of_the_page_runs_as_printed(scene: BoxScene) -> None:

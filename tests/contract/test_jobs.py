@@ -17,7 +17,7 @@ import pytest
 from tests.cluster.leftovers import controllers, kill
 from tests.cluster.scenes import BEAT_ON, Scene, await_that, run_text
 from tests.contract.pods import KubeAscendrun, KubeScene
-from tests.lib.kubernetes import BIN, PARTS, Kubernetes
+from tests.lib.kubernetes import BIN, PARTS
 from tests.lib.vcluster import containers, slurm
 from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.machines import HEAD
@@ -152,16 +152,11 @@ class Pods(KubeScene, Place):
         return 0
 
 
-@pytest.fixture
-def pods(kubernetes: Kubernetes, tmp_path: Path) -> Iterator[Pods]:
-    with closing(Pods(KubeAscendrun(kubernetes, tmp_path))) as made:
-        yield made
-
-
 @pytest.fixture(params=list(BACKENDS))
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "kubernetes":
-        yield request.getfixturevalue("pods")
+        with closing(Pods(KubeAscendrun(request.getfixturevalue("kubernetes"), tmp_path))) as made:
+            yield made
         return
     ascendrun, cluster = request.getfixturevalue("ascendrun"), request.getfixturevalue("cluster")
     has_slurm = slurm.run_folder(cluster.folder).exists()

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.leftovers import kill
 from tests.cluster.scenes import CODE, await_that, run_text
 from tests.lib.vcluster.processes import await_true
 
@@ -76,22 +75,6 @@ def test_an_api_server_that_restarts_ends_no_job(scene: Any) -> None:
     await_that(lambda: bool(scene.links()), "the links are back")
     assert ranks <= set(scene.everywhere(job)) and scene.state(job) == "RUNNING"
     scene.ascendrun("stop", job, "--now")
-    scene.await_no_pod()
-
-
-def test_stop_after_a_controller_was_killed_leaves_no_pod(scene: Any) -> None:
-    jobs = []
-    for number in range(3):
-        jobs.append(scene.launch(f"killed-{number}", *ENDLESS, nodes=1, per_node=1))
-        kill(scene.controllers())
-    scene.ascendrun("ps")
-    for job in jobs:
-        scene.await_line(job, "ready")
-    assert len(scene.pods()) == len(jobs)
-    for job in jobs:
-        kill(scene.controllers())
-        scene.ascendrun("stop", job, "--now")
-        assert not scene.everywhere(job)
     scene.await_no_pod()
 
 

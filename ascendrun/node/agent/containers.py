@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Box = Mapping[str, Any]
     Run = Callable[[list[str], float], "tuple[int | None, str, str]"]
 
-RUN_S, ASK_S = 60.0, 20.0
+RUN_S, ASK_S, REMOVALS = 60.0, 20.0, 3
 
 Node = collections.namedtuple("Node", "uid gid groups user files")
 """What a command depends on: the user of the agent, and which of NODE_FILES this node has."""
@@ -151,8 +151,11 @@ def start(box: Box, *, root: str, tag: str, agent: Sequence[str], log: Any, oute
 
 def remove(box: Box, *, root: str, tag: str) -> None:
     """Remove what is left of an attempt's container, and whatever still runs there; it may be gone, or never made."""
-    if box["runtime"] != "apptainer":
-        run_command([box["runtime"], "rm", "--force", container_name(root, tag)], ASK_S)
+    argv = [box["runtime"], "rm", "--force", container_name(root, tag)]
+    for _ in range(REMOVALS if box["runtime"] != "apptainer" else 0):
+        code, _, _ = run_command(argv, ASK_S)
+        if code is None or code >= 0:  # no signal has ended it
+            return
 
 
 def make_directories(box: Box) -> None:

@@ -80,6 +80,7 @@ def processes(root: str, tag: str) -> dict[str, Any]:
         now = phase(root, tag)
         if now == "ended" and not found:
             wait_gone(identity)
+            remove_container(root, tag)  # the command that should have done it may have been killed
         has_supervisor = "pid" in identity and procs.is_alive(identity)
         events = file_sizes(root, tag).get(EVENTS, {})
     except OSError as error:
