@@ -81,6 +81,14 @@ def test_a_rank_killed_in_its_container_restarts_the_job_in_new_ones(scene: BoxS
 def test_what_is_wrong_with_a_runtime_or_an_image_is_a_finding_before_the_start(scene: BoxScene) -> None:
     cluster = scene.cluster
     assert "python-missing" in scene.codes_of_refusal(more="python: python3.99\n")
+    newer = Path("/usr/bin/python3").read_bytes()
+    version = max(re.findall(rb"\0GLIBC_2\.\d\d\0", newer))
+    for host in cluster.hosts:
+        path = Path(cluster.path(host, "/tmp/newer-python"))
+        path.write_bytes(newer.replace(version, b"\0GLIBC_2.99\0"))
+        path.chmod(0o755)
+    codes = scene.codes_of_refusal(more="python: /tmp/newer-python\n")
+    assert "glibc-too-old" in codes and "container-failed" not in codes
     assert "container-failed" in scene.codes_of_refusal(
         more=f"container: {{image: '{containers.IMAGE}', options: [--device=/dev/none]}}\n"
     )

@@ -9,6 +9,7 @@ from typing import Any
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.jobfile.launchers import RAY
 from ascendrun.core.jobfile.model import Timeouts
+from ascendrun.health.checks.container import lacks_glibc
 from ascendrun.health.survey.check_context import CheckContext, check, differing, finding, node_check, outliers
 from ascendrun.health.survey.facts import NodeFacts, TorchFacts
 from ascendrun.text import Text
@@ -25,7 +26,7 @@ MEETING_MODULES = ("torch", "torch-npu", "deepspeed")
 )
 def check_python(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
     python = facts.python
-    if python is None:
+    if python is None or lacks_glibc(python.error):
         return
     if "python" in facts.late:
         limit_s = context.job.timeouts.check_s if context.job is not None else Timeouts().check_s
@@ -129,7 +130,7 @@ def check_torch(context: CheckContext) -> Iterator[Finding]:
     severity = Severity.FAIL if context.job is not None else Severity.NOTE
     for host, facts in context.facts.items():
         torch = facts.torch
-        if torch is None or (facts.python is not None and facts.python.error is not None):
+        if torch is None or (facts.python is not None and facts.python.error is not None) or lacks_glibc(torch.error):
             continue
         if torch.error is not None:
             why = torch.error.splitlines()[0][:300] if isinstance(torch.error, str) else torch.error

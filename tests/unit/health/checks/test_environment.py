@@ -50,6 +50,12 @@ def test_torch_that_cannot_be_imported_stops_a_job_but_is_a_note_in_a_plain_logi
     assert found(world(broken), "torch-import")[0].severity is Severity.NOTE
     assert found(world(broken, job=JOB % "cpu"), "torch-import")[0].severity is Severity.FAIL
     assert not found(world(broken, job=JOB % "cpu"), "torch-import", is_full=False), "it takes too long for a gate"
+    old = sound(
+        "n2", torch=TorchFacts(error="libc.so.6: version `GLIBC_2.34' not found (required by libascend_hal.so)")
+    )
+    (one,) = found(world(old, job=JOB % "cpu"), "glibc-too-old")
+    assert one.values == {"version": "GLIBC_2.34", "file": "libascend_hal.so"}
+    assert not found(world(old, job=JOB % "cpu"), "torch-import")
 
 
 def test_fewer_devices_than_the_job_takes_are_told():

@@ -59,8 +59,11 @@ def environ(**more):
     return ran("".join(f"{name}={value}\0" for name, value in values.items()))
 
 
-def image(problem=None, id="cafe"):
-    more = {"problem": problem, "detail": "as the runtime wrote"} if problem else {"id": id}
+OLD_GLIBC = "python3: /lib64/libc.so.6: version `GLIBC_2.34' not found (required by python3)"
+
+
+def image(problem=None, id="cafe", detail="as the runtime wrote"):
+    more = {"problem": problem, "detail": detail} if problem else {"id": id}
     return {"runtime": "docker", "image": "site/cann", **more}
 
 
@@ -137,6 +140,8 @@ OF_THE_ANSWERS = [
         for code in "runtime-missing daemon-down runtime-refused image-missing".split()
     ),
     *((code, {"results.container": image(code)}) for code in ("image-pull-failed", "container-failed")),
+    ("glibc-too-old", {"results.container": image("container-failed", detail=OLD_GLIBC)}),
+    ("glibc-too-old", {"results.python": ran("", code=1, err=OLD_GLIBC)}),
     ("image-differs", {"results.container": image(id="feed")}),
     ("python-differs", {"results.python": python("3.8.10")}),
     ("package-differs", {"results.python": python(numpy="2.0.0")}),
@@ -178,7 +183,7 @@ SEVERITIES = {
         "hccn-hangs if-ip-foreign inodes-low interface-missing no-route npu-smi-error npu-smi-hangs npu-smi-missing "
         "null-device-broken path-not-found path-unreadable peer-is-loopback peer-refuses peer-timeout python-missing "
         "torch-npu-torch variable-wrong visible-beyond runtime-missing daemon-down runtime-refused image-missing "
-        "image-pull-failed container-failed image-differs"
+        "image-pull-failed container-failed image-differs glibc-too-old"
     ),
     Severity.NOTE: (
         "cpus-differ kernel-differs limits-differ login-noise npu-more os-differs package-differs user-differs"
