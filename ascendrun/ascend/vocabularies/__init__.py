@@ -29,7 +29,7 @@ DOMAINS = (
 )  # fmt: skip
 """Where a failure lies. environment: versions, libraries, paths; resource: ports, limits, held devices; access: logins
 and services; outside: signals and schedulers; silent: waits and hangs; collectives: ranks that disagree."""
-SOFT = frozenset({"concepts", "exits", "scope"})
+SOFT = frozenset({"concepts", "exits", "packages", "scope", "services", "statuses", "torch_npu"})
 """Vocabularies whose values are never certain."""
 
 
@@ -73,11 +73,9 @@ def vocabulary(name: str) -> Mapping[str, Value]:
     table = _table(name)
     found = {}
     for row in table["values"]:
-        depth, is_outer = row.get("depth", table.get("depth", 0)), row.get("outer", False)
-        given = {field: row[field] for field in ("party", "retry", "kind") if field in row}
-        found.update(
-            {key: Value(name, key, row["domain"], depth=depth, is_outer=is_outer, **given) for key in row["keys"]}
-        )
+        given = {field: value for field, value in row.items() if field not in ("keys", "source")}
+        made = Value(name, "", **{"depth": table.get("depth", 0), **given})
+        found.update({key: replace(made, key=key) for key in row["keys"]})
     return found
 
 
@@ -136,11 +134,21 @@ def is_of_several(code: str) -> bool:
     return code in _table("rows")["several"]
 
 
+def is_open(code: str) -> bool:
+    """Return whether a diagnosis's code says how a rank ended, and not why."""
+    return code in _table("conclusions")["open"] or code in _table("rows")["general"]
+
+
+def is_documentation(host: str) -> bool:
+    """Return whether a web server has documentation or source: a message that names it advises to read there."""
+    return any(host.endswith(known) for known in _table("conclusions")["documentation"])
+
+
 # ---------------------------------------------------------------- values of one text
 
 _CODES = re.compile(
     r"\bHCCL (?:function )?error\b.{0,80}?error code is (?P<hccl>\d{1,2})\b|\b(?P<hccl_name>HCCL_E_[A-Z_]+)\b|"
-    r"\b(?P<cann>E[0-9A-Z]\d{4})\b|"
+    r"\b(?P<cann>E[0-9A-Z]\d{4})\b|\bERR\d\d(?P<torch_npu>\d{3})\b|"
     r"(?:code|[rR]et|result|err|errno|status|[eE]rror|return)\b[\s=:\[(]{1,3}(?:is )?(?P<acl>[1-5]\d{5})\b|"
     r"(?:\[Errno |\berrno[:= ]{1,2}|\bos error )(?P<errno>\d{1,3})\b|\b(?P<errno_name>E[A-Z]{3,14})\b"
 )
@@ -153,7 +161,11 @@ _WORDS_OF_ERRNO = {
 @cache
 def _phrases() -> tuple[Pattern[str], Mapping[str, Value]]:
     """Return one pattern of all values that are words, and the values by their words."""
-    values = {key: value for name in ("nccl", "cuda") for key, value in vocabulary(name).items()}
+    values = {
+        key: value
+        for name in ("nccl", "cuda", "statuses", "recovery", "resolver")
+        for key, value in vocabulary(name).items()
+    }
     known = ((words, value_of("errnos", name)) for words, name in _WORDS_OF_ERRNO.items())
     values.update({words: value for words, value in known if value is not None})
     longest = sorted(values, key=len, reverse=True)
@@ -209,7 +221,30 @@ def class_of(name: str) -> Value:
     bases = builtin.__mro__ if isinstance(builtin, type) else ()
     names: Iterable[str] = (name, short, *(base.__name__ for base in bases))
     known = (vocabulary("exceptions").get(one) for one in names)
-    return next((one for one in known if one is not None), Value("exceptions", short, "program"))
+    parts = (Value("exceptions", short, domain, depth=1, is_family=True) for domain in _domains_of_parts(short))
+    return next((one for one in (*known, *parts) if one is not None), Value("exceptions", short, "program"))
+
+
+def _domains_of_parts(short: str) -> Iterator[str]:
+    """Yield the domains of the parts of a class's name, such as "Timeout" of "NotifyTimeoutError"."""
+    parts: Mapping[str, str] = _table("exceptions")["parts"]
+    return (domain for domain, words in parts.items() if any(word in short for word in words.split()))
+
+
+def value_of_package(module: str) -> Value | None:
+    """Return the value of a library by a module's dotted name; None: it may raise anything."""
+    parts = module.split(".")
+    names = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((one for one in map(vocabulary("packages").get, names) if one is not None), None)
+
+
+def at_phase(value: Value, phase: str) -> Value:
+    """Return a value as it is in a phase of the program: a path that is not there while files are saved is of the
+    storage, and of no wrong path."""
+    rows = (row for row in _table("conclusions")["at"] if row["phase"] == phase and value.key in row["keys"])
+    row = next(rows, None)
+    depth = value.depth if row is None else max(value.depth, row.get("depth", value.depth))
+    return value if row is None else replace(value, domain=row["domain"], depth=depth, is_family=True)
 
 
 def deepest(values: Iterable[Value]) -> Value | None:

@@ -17,6 +17,7 @@ from ascendrun.health.diagnosis.candidates import is_timely
 from ascendrun.health.diagnosis.differences import differences_of
 from ascendrun.health.diagnosis.evidence import Evidence, surely_before
 from ascendrun.health.diagnosis.lines.line_kinds import has_bare_service, is_error_line, services_in
+from ascendrun.health.diagnosis.lines.tracebacks import is_library, module_of
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import CAUSE, Confidence, Diagnosis, Suspect, without_quotes
@@ -31,16 +32,10 @@ MOST_VALUES = 12
 """Values that a diagnosis keeps."""
 PROVEN_FROM = 75
 """Rows of this strength name the reason and not only its kind."""
-_OPEN = frozenset({"exception", "exit-code", "crash", "killed", "terminated", "start-failed", "unknown", "peer-lost"})
-"""Codes that say how a rank ended, and not why."""
 _NO_ATTRIBUTE = re.compile(r"module '(\w+)[\w.]*' has no attribute")
 _UNEXPECTED = re.compile(
     r"got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
 )
-_CLIENT_ERROR = re.compile(r"An error occurred \(\w+\) when calling the \w+ operation")
-"""How botocore words each refusal of a service."""
-_FILE = re.compile(r'File "([^"]+)", line \d+')
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d")
 _SAME_EVERYWHERE = frozenset({"acl", "cann", "hccl", "rows"})
 """Vocabularies of which a host's own software decides whether their errors of the program occur."""
 
@@ -52,15 +47,16 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
     phase = vocabularies.phase_of("\n".join(one.frames for one in first))
     row = signature_of(winner.code)
     told = [one for one in (code_value(winner.code),) if one is not None]
-    if winner.code in _OPEN or not told or (row is not None and row.role != "cause" and told[0].domain != "silent"):
+    is_vague = not told or (row is not None and row.role != "cause" and told[0].domain != "silent")
+    if is_vague or vocabularies.is_open(winner.code):
         told += _said_by(winner, first)
     is_wide = scope in ("all", "host")  # software differs between hosts, not between the ranks of one
-    if is_wide and any(_is_of_versions(text, one.frames) for one in first for text in one.said):
+    if is_wide and any(_is_of_versions(text, one) for one in first for text in one.said):
         told.append(Value("exceptions", "versions", "environment", depth=2, is_family=True))
     values = _ordered(told, phase)
     if scope == "host" and values and _is_of_the_host(values[0]) and _others_passed(winner, timelines):
         values = [Value("scope", "host", "environment"), *values]
-    is_open = winner.code in _OPEN and winner.code != "exception"
+    is_open = vocabularies.is_open(winner.code) and winner.code != "exception"
     if is_open or (values and values[0].domain == "silent"):
         values = _ordered([*values, *_seen_on(winner, evidence, first)], phase)
     domain = values[0].domain if values else "program"
@@ -108,15 +104,20 @@ def _said_by(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Value]:
     said = [text for one in first for text in one.said] or [proof.line for proof in winner.proofs]
     names = [str(winner.values[key]).partition(":")[0] for key in ("message", "root") if key in winner.values]
     kinds = [vocabularies.class_of(name) for name in names if winner.code == "exception"]
-    yield from kinds
+    states = any(one.domain == "program" and one.depth in (0, 1) for one in kinds)
+    libraries = [value for one in first for value in _libraries_of(one)]
+    if any(map(_is_of_a_service, said)) and not states:
+        reached = [value.domain for text in said for value in (*kinds, *vocabularies.values_in(text))]
+        yield Value("services", "url", "access", depth=3 if "network" in reached else 1)
+    is_inside = any(one.chain is not None and one.chain.root.below for one in first)
+    yield from (replace(one, is_family=one.is_family or (is_inside and one.domain == "program")) for one in kinds)
     if not kinds or all(one.depth < 0 for one in kinds):
         said += [line.text for one in first for line in one.details]
-    if any(one.domain == "program" and one.depth in (0, 1) for one in kinds):
+    if states:
         said = [without_quotes(text) for text in said]  # a program's own data may have any words
     for text in said:
         yield from vocabularies.values_in(text)
-    if any(services_in(text) or has_bare_service(text) or _CLIENT_ERROR.search(text) for text in said):
-        yield Value("services", "url", "access", depth=3)
+    yield from libraries
     if all(one.depth >= -1 for one in kinds):
         yield from vocabularies.concepts_in("\n".join(said))
     for one in first:
@@ -129,21 +130,35 @@ def _said_by(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Value]:
             yield ended
 
 
+def _libraries_of(one: RankTimeline) -> Iterator[Value]:
+    """Yield the libraries that raised the exceptions of a rank: those of their classes, else of the frames below the
+    program's own, the deepest first."""
+    leading = () if one.chain is None else one.chain.leading
+    for raised in (raised for raised in leading if vocabularies.class_of(raised.type).depth > -2):
+        modules = (raised.type.rpartition(".")[0], *map(module_of, raised.below))
+        found = [one for one in map(vocabularies.value_of_package, modules) if one is not None]
+        if raised.below and raised.raised_in[1] == "<module>":
+            found.append(Value("packages", "import", "environment", depth=2))
+        yield from found[:1]
+
+
+def _is_of_a_service(text: str) -> bool:
+    return has_bare_service(text) or any(not vocabularies.is_documentation(name) for name in services_in(text))
+
+
 def _others_passed(winner: Suspect, timelines: Sequence[RankTimeline]) -> bool:
     """Return whether the ranks of other hosts lived clearly longer: they had passed the same place."""
     others = [one for one in timelines if one.rank.host not in winner.hosts]
     return bool(others) and all(surely_before(winner.at, one.end, by_s=PASSED_S) for one in others)
 
 
-def _is_of_versions(text: str, frames: str) -> bool:
+def _is_of_versions(text: str, one: RankTimeline) -> bool:
     """Return whether an exception tells that two packages do not fit: a package without an attribute that is not the
     program's own, or a library that passes another one arguments that it does not have."""
     missing = _NO_ATTRIBUTE.search(text)
-    files = _FILE.findall(frames)
     if missing is not None:
-        own = [path for path in files if not _LIBRARY.search(path)]
-        return not any(missing[1] in re.split(r"[/.]", path) for path in own)
-    return _UNEXPECTED.search(text) is not None and bool(files) and _LIBRARY.search(files[-1]) is not None
+        return all(is_library(line) or f"/{missing[1]}" not in line for line in one.frames.splitlines())
+    return _UNEXPECTED.search(text) is not None and one.chain is not None and bool(one.chain.final.below)
 
 
 def _seen_on(winner: Suspect, evidence: Evidence, first: Sequence[RankTimeline]) -> Iterator[Value]:
@@ -162,14 +177,12 @@ def _seen_on(winner: Suspect, evidence: Evidence, first: Sequence[RankTimeline])
 
 def _ordered(values: Iterable[Value], phase: str) -> list[Value]:
     """Return the values, the deciding one first: the deepest; of nothing deep the nouns of the message."""
-    known = list(values)
+    known = [vocabularies.at_phase(one, phase) for one in values]
     best = deepest(known)
     if best is not None and best.depth <= 0:
         best = next((one for one in known if one.vocabulary == "concepts"), best)
     if best is None:
         return []
-    if best.key == "ENOENT" and phase == "save":
-        best = Value("errnos", "ENOENT", "storage", depth=best.depth)
     return [best, *(one for one in known if one is not best)]
 
 
@@ -185,7 +198,9 @@ def scope_of(winner: Suspect, evidence: Evidence) -> str:
         for host in winner.hosts
         if len(ranks & {one.rank for one in evidence.ranks_of(host)}) >= HOST_SHARE * len(evidence.ranks_of(host))
     ]
-    if winner.hosts and len(winner.hosts) < max(2, len(hosts)) and (not ranks or set(whole) == set(winner.hosts)):
+    has_several = not ranks or len(ranks) > len(winner.hosts) or len(ranks) == 1  # of one rank each, it is of ranks
+    is_part = len(winner.hosts) < max(2, len(hosts)) and has_several
+    if winner.hosts and is_part and (not ranks or set(whole) == set(winner.hosts)):
         return "host"
     return "rank" if len(ranks) == 1 else "ranks" if ranks else ""
 
@@ -196,9 +211,9 @@ def _grade_of(values: Sequence[Value], confidence: Confidence, code: str) -> Con
         return Confidence.LIKELY if values else Confidence.UNKNOWN
     first, *others = values
     row = signature_of(code)
-    is_row = row is not None and row.role == "cause" and row.strength >= PROVEN_FROM
+    is_row = row is not None and row.role == "cause" and row.strength >= PROVEN_FROM and not vocabularies.is_open(code)
     is_counted = first.vocabulary == "scope"
-    is_proven = not is_counted and (is_row or first.is_hard or (row is None and code not in _OPEN))
+    is_proven = not is_counted and (is_row or first.is_hard or (row is None and not vocabularies.is_open(code)))
     is_disputed = any(one.is_hard and one.domain != first.domain for one in others)
     return Confidence.CERTAIN if is_proven and not is_disputed else Confidence.LIKELY
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ascendrun.ascend.peer_messages import EXEC, LOST
 from ascendrun.ascend.signatures import Hit
-from ascendrun.ascend.vocabularies import is_kind, is_of_several, strength_of, value_of
+from ascendrun.ascend.vocabularies import Value, is_kind, is_of_several, strength_of, value_of, values_in
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines import line_kinds, rank_lines
 from ascendrun.health.diagnosis.lines.exits import FROM_OUTSIDE, signal_of
@@ -22,6 +22,7 @@ MESSAGE_LINES = 15
 SPECIFIC_FROM = 80
 _CARRIED = ("data", "storage")
 """If a collective raises an error of such a domain, about received data, the sending rank caused it."""
+_OF_THE_SYSTEM = ("storage", "network", "host-memory", "resource", "device")
 _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker|pin memory thread|replica) ")
 """Torch's replacement for the message of another process's exception."""
 _WORK_OF_THREADS = re.compile(
@@ -74,8 +75,7 @@ class Fatal(rank_lines.RankLines):
         thread, without work in between; or a thread failed in a system call, at any time, and it is about its work."""
         if chain.kind != "main" or earlier.kind == "ignored" or earlier.last >= chain.first:
             return False
-        hit = self._best_in(earlier.root)
-        is_of_the_system = hit is not None and hit.signature.family in rank_lines.OF_THE_SYSTEM
+        is_of_the_system = any(one.domain in _OF_THE_SYSTEM for one in values_in(earlier.root.text))
         if earlier.kind != "main" and is_of_the_system and _WORK_OF_THREADS.search(chain.root.text):
             return True
         has_worked = self.after[earlier.last] - self.after[chain.first] >= rank_lines.WORK_LINES
@@ -102,8 +102,8 @@ class Fatal(rank_lines.RankLines):
             return CAUSE
         if hit is not None and not (root.collective and hit.signature.domain in _CARRIED):
             return hit.signature.role
-        has_peers = self.evidence.world_size > 1
-        return SYMPTOM if has_peers and (root.collective or any(self._suffered(root))) else CAUSE
+        is_of_peers = self.evidence.world_size > 1 and (root.collective or any(self._suffered(root)))
+        return SYMPTOM if is_of_peers and not any(_is_own(value) for value in values_in(root.text)) else CAUSE
 
     def suffered_lines(self) -> Iterable[line_kinds.PeerLine]:
         """Return an exception or known message that indicates a wait, as a message that usually names no rank."""
@@ -276,6 +276,11 @@ def _best(hits: Iterable[Hit]) -> Hit | None:
         default=None,
         key=lambda hit: (hit.signature.role == CAUSE, hit.signature.strength, -hit.line),
     )
+
+
+def _is_own(value: Value) -> bool:
+    """Return whether it is of this rank also where a collective raised it: an exact value of its process or host."""
+    return value.is_hard and value.party == "self" and value.depth > 2 and value.domain not in _CARRIED
 
 
 def _is_specific(hit: Hit) -> bool:

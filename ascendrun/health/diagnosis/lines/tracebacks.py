@@ -34,7 +34,10 @@ _IGNORED = re.compile(
 _THREAD = re.compile(r"^Exception in thread ")
 _OF_THREAD = re.compile(r"/threading\.py$")
 """Where the tracebacks of threads begin."""
-_LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|<frozen |^<string>|multiprocessing/")
+_LIBRARY = re.compile(
+    r"site-packages/|dist-packages/|/lib/python3|<frozen |^<string>|multiprocessing/|\.(?:pyx|pxi|pxd)\b"
+)
+_INSTALLED = re.compile(r"-packages/|lib/python3[\d.]*/|<frozen ")
 _COLLECTIVE = re.compile(
     r"torch/distributed/(?:distributed_c10d|c10d_logger|rendezvous|nn/functional)|"
     r"torch_npu/distributed/|deepspeed/comm/|torch/distributed/elastic/"
@@ -53,7 +56,8 @@ class Raised:
     """One exception. `where`: the last frame outside of libraries, else the last frame: "train.py:57".
     `collective`: it is from torch.distributed or a layer below. `first`, `last`: indices in the lines searched.
     `during`: raised while the previous exception of its chain was handled, and not "from" that.
-    `caught_in`, `raised_in`: file and function of its first and of its last frame, `statement`: its code."""
+    `caught_in`, `raised_in`: file and function of its first and of its last frame, `statement`: its code.
+    `below`: files of the frames below the program's own, the deepest first."""
 
     type: str
     message: str
@@ -66,6 +70,7 @@ class Raised:
     caught_in: tuple[str, str] = ("", "")
     raised_in: tuple[str, str] = ("", "")
     statement: str = ""
+    below: tuple[str, ...] = ()
 
     @property
     def short_type(self) -> str:
@@ -306,7 +311,19 @@ class _Parser:
         collective = any(_COLLECTIVE.search(frame[0]) for frame in deeper[-2:]) or _OF_TRANSPORT.search(found[1])
         lines = (self._group[start][0], self._group[end][0])
         origin = ("", 0) if last is None else (last[0].rpartition("/")[2], last[1])  # directories differ by host
-        return Raised(found[0], found[1].strip(), where, bool(collective), *lines, origin)
+        below = tuple(frame[0] for frame in reversed(deeper))
+        return Raised(found[0], found[1].strip(), where, bool(collective), *lines, origin, below=below)
+
+
+def is_library(text: str) -> bool:
+    """Return whether a file, or the line of a frame, is of Python or of an installed package."""
+    return _LIBRARY.search(text) is not None
+
+
+def module_of(file: str) -> str:
+    """Return the dotted name of a library's module by its file, such as "h5py._hl.files"."""
+    *_, name = _INSTALLED.split(file)
+    return name.strip("<>").rpartition(".")[0].replace("/", ".") if "." in name else name.strip("<>")
 
 
 def _prefix_of(body: str) -> int:
