@@ -76,7 +76,7 @@ class KubernetesEngine(Site):
     mounts: Tuple[Annotated[str, Field(pattern=r"^(pvc:[a-z0-9.-]+|emptydir|/[^:]*):/[^:]*(:ro|:rw)?$")], ...] = Field(
         (), examples=[["pvc:data:/data"]]
     )
-    resource: str = Field("huawei.com/Ascend910", examples=["huawei.com/Ascend910"])
+    resource: Optional[str] = Field(None, examples=["example.com/npu"])
     queue: Optional[str] = Field(None, examples=["default"])
     priority_class: Optional[str] = Field(None, examples=["training"])
     template: Optional[str] = Field(None, examples=["pod.yaml"])

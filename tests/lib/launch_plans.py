@@ -45,7 +45,7 @@ def meshed(hosts, source="10.0.0.{}", interface="eth0"):
     }
 
 
-def plan(spec, hostfile, reports=None, trees=(), resume=None):
+def plan(spec, hostfile, reports=None, trees=(), resume=None, **more):
     hosts = parse_hostfile(hostfile, "h")
     reports = meshed(hosts) if reports is None else reports
     return make_plan(
@@ -58,6 +58,7 @@ def plan(spec, hostfile, reports=None, trees=(), resume=None):
         folders={host.name: FOLDERS for host in hosts},
         trees=trees,
         resume=resume,
+        **more,
     )
 
 

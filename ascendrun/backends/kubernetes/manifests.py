@@ -10,20 +10,20 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ascendrun.ascend import containers as vendor
 from ascendrun.core.allocations import AllocationRequest
 from ascendrun.node import layout
 
 KEY, NODES, NUMBER = "ascendrun/key", "ascendrun/nodes", "ascendrun/number"
 MANAGED = {"app.kubernetes.io/managed-by": "ascendrun"}
 HOLDER = "pod"
-CONTAINER = "ascend"
-"""Name of the container; the Ascend operator looks for this one (MindCluster, `api/ascend_job.md`)."""
-RESOURCES: Mapping[str, str] = {"vcjob": "jobs.batch.volcano.sh", "ascendjob": "ascendjobs.mindxdl.gitee.com"}
+CONTAINER = vendor.OPERATOR_CONTAINER
+RESOURCES: Mapping[str, str] = {"vcjob": "jobs.batch.volcano.sh", "ascendjob": vendor.OPERATOR_JOBS}
 """Resources of the kinds whose pods a controller of the cluster makes."""
 END_S = 10
 """Seconds beyond the grace period for which a pod that is deleted may end."""
 PULL = {"never": "Never", "missing": "IfNotPresent", "always": "Always"}
-_LABELS = {"ascendjob": {"framework": "pytorch"}}
+_LABELS = {"ascendjob": vendor.OPERATOR_LABELS}
 _MERGED = ("containers", "tasks")
 """Lists of which the first object is ours."""
 _START = (
@@ -59,7 +59,7 @@ def name_of(wanted: AllocationRequest) -> str:
 def _pod_spec(wanted: AllocationRequest, holder: str, idle_s: float, avoided: Sequence[str]) -> dict[str, Any]:
     options, box = wanted.options, wanted.options.get("container") or {}
     volumes, mounts = _volumes(box.get("mounts") or options.get("mounts", ()), box.get("shm_size"))
-    devices = {options["resource"]: str(wanted.devices)} if wanted.devices else {}
+    devices = {options.get("resource", vendor.RESOURCE): str(wanted.devices)} if wanted.devices else {}
     packed = base64.b64encode(zlib.compress(holder.encode(), 9)).decode()
     container: dict[str, Any] = {
         "name": CONTAINER,
@@ -130,7 +130,7 @@ def _ascendjob(wanted: AllocationRequest, pod: Mapping[str, Any]) -> dict[str, A
     }
     policy = {"schedulingPolicy": {"minAvailable": wanted.nodes, **queue}}
     spec = {"schedulerName": "volcano", "runPolicy": policy, "replicaSpecs": replicas}
-    return {"apiVersion": "mindxdl.gitee.com/v1", "kind": "AscendJob", "spec": spec}
+    return {**vendor.OPERATOR_OBJECT, "spec": spec}
 
 
 def merged(template: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:

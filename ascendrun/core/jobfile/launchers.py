@@ -19,8 +19,6 @@ AGENT_TOKEN = "\1AGENT\1"
 """Placeholder in a launcher's command for the path of the node's agent."""
 RAY = "ray"
 """Launcher whose nodes form a Ray cluster, in which the command runs once: the only rank of the job."""
-_RAY_RESOURCES = {"npu": "NPU"}
-"""What Ray calls a type of devices whose number it is given (Ray 2.60, accelerators/npu.py). It finds others itself."""
 LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 """Launchers of a job file that run once on each node and start its ranks."""
 
@@ -107,14 +105,17 @@ def launcher_command(
     return LauncherCommand((*own, *flags, *target), (*own, *without, no_python), command, env)
 
 
-def ray_command(words: Sequence[str], node: NodeShare, *, python: str, port: str, start_s: float) -> LauncherCommand:
-    """Return the command of a node of a job's Ray cluster (node/ray_node.py)."""
+def ray_command(
+    words: Sequence[str], node: NodeShare, names: Mapping[str, str], *, python: str, port: str, start_s: float
+) -> LauncherCommand:
+    """Return the command of a node of a job's Ray cluster (node/ray_node.py). `names`: what Ray calls the types of
+    devices whose number it must be given; it finds others itself."""
     is_head, count = node.node_rank == 0, len(node.device_ids)
     host, address = list(node.roles[node.role].items())[node.node_rank]
     env = {"NNODES": str(node.nodes), "NPROC_PER_NODE": str(count), **launcher_environment(node)}
     env["RAY_ADDRESS"] = f"{node.master_address}:{port}"
     place = ("--head", f"--port={port}", "--include-dashboard=false")
-    resources = {name: count for kind, name in _RAY_RESOURCES.items() if kind == node.device_type}
+    resources = {name: count for kind, name in names.items() if kind == node.device_type}
     start = (
         *(place if is_head else (f"--address={env['RAY_ADDRESS']}",)),
         *(f"--node-name={host}", f"--node-ip-address={address}"),

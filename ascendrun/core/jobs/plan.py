@@ -130,10 +130,11 @@ def make_plan(
     home: str | None = None,
     resume: ResumePoint | None = None,
     package: str | None = None,
+    ray_names: Mapping[str, str] | None = None,
 ) -> LaunchPlan:
     """Return the processes of each node. `hosts`: the hostfile's, in its order; `reports`, `folders`: by host name;
     `home`: as in LaunchPlan. `resume`: the checkpoint to continue from, None: unknown. `package`: of the job's program,
-    None: it is a bundled one, a file, or none.
+    None: it is a bundled one, a file, or none. `ray_names`: as in launchers.ray_command.
 
     Raises PreflightError with every reason why the hosts cannot run the job.
     """
@@ -153,7 +154,9 @@ def make_plan(
         )  # fmt: skip
         for host, share in zip(hosts, shares):
             python = reports[host.name].python if host.is_local else "python3"
-            made = _make_node(part.spec, share, folders[host.name], devices, host.name, python, resume, package)
+            made = _make_node(
+                part.spec, share, folders[host.name], devices, host.name, python, resume, package, ray_names
+            )
             nodes.append(replace(made, node_rank=len(nodes), ends_job=made.ends_job and part.ends_job))
     return LaunchPlan(
         job=job,
@@ -254,6 +257,7 @@ def _make_node(
     python: str,
     resume: ResumePoint,
     package: str | None,
+    ray_names: Mapping[str, str] | None,
 ) -> NodePlan:
     # A local agent's interpreter has the job's packages; of other nodes only its name is known.
     python = spec.python or (python if spec.container is None else "python3")
@@ -269,7 +273,7 @@ def _make_node(
         )
     elif spec.launcher == launchers.RAY:
         start_s = spec.timeouts.start_s
-        launcher = launchers.ray_command(words, share, python=python, port=PORT_TOKEN, start_s=start_s)
+        launcher = launchers.ray_command(words, share, ray_names or {}, python=python, port=PORT_TOKEN, start_s=start_s)
     for local in range(share.local_world_size):
         rank = share.ranks_of_others + share.ranks_before + local
         if launcher is None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Callable
 
+from ascendrun.ascend.containers import with_npus
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.command_rules import makes_files, script_of
@@ -106,7 +107,7 @@ class Examination:
                 "secret_env": self._secrets,
             }
             if spec is not None and spec.container is not None:
-                shell["container"] = container_request(spec, (node and node.devices) or ())
+                shell["container"] = with_npus(container_request(spec, (node and node.devices) or ()))
             self._query(host, agent.Survey(survey_items(wanted), timeout_s, shell), self._take_survey)
         if not self._hosts:
             self._finish()

@@ -221,6 +221,7 @@ def build_plan(
     spec: JobSpec, hosts: tuple[Host, ...], reports: Mapping[str, NodeReport], job: Job, trees: tuple[Tree, ...]
 ) -> LaunchPlan:
     """Return the plan of the job's current attempt. Raises PreflightError or InvalidInputError with every reason."""
+    from ascendrun.ascend.containers import RAY_NAMES, with_npus
     from ascendrun.core.jobs.plan import make_plan
     from ascendrun.health.samples.device_samples import sampling_request
     from ascendrun.planner.training import package_of
@@ -246,9 +247,12 @@ def build_plan(
         home=job.home,
         resume=job.resume,
         package=package_of(spec.program),
+        ray_names=RAY_NAMES,
     )
     return replace(
-        plan, sampling=sampling_request(spec.devices.type, every_s=spec.sampling.interval_s, hosts=len(plan.nodes))
+        plan,
+        nodes=tuple(replace(node, container=with_npus(node.container)) for node in plan.nodes),
+        sampling=sampling_request(spec.devices.type, every_s=spec.sampling.interval_s, hosts=len(plan.nodes)),
     )
 
 

@@ -1,9 +1,9 @@
 """Containers of this node: the runtime's command as a pure function, the start and end of one, and its image.
 
 `box` is the request of the head (core/jobs/plan.container_request): {image, runtime, mounts, shm_size, pull, options,
-python, devices, paths}. The pids of a container are those of the node (--pid=host): records, start times, leases and
-traces of processes are true inside and outside, and `stop` needs neither the runtime nor its daemon, which only remove
-the container itself.
+python, devices, paths, vendor}. `vendor`: what NPUs need (ascend/containers.py), only of a job with NPUs. The pids of a
+container are those of the node (--pid=host): records, start times, leases and traces of processes are true inside and
+outside, and `stop` needs neither the runtime nor its daemon, which only remove the container itself.
 """
 
 from __future__ import annotations
@@ -27,29 +27,19 @@ if TYPE_CHECKING:
 RUN_S, ASK_S, REMOVALS = 60.0, 20.0, 3
 
 Node = collections.namedtuple("Node", "uid gid groups user files")
-"""What a command depends on: the user of the agent, and which of NODE_FILES this node has."""
+"""What a command depends on: the user of the agent, and which of the files that it may mount this node has."""
 
-ASCEND_RUNTIME = "/usr/local/Ascend/Ascend-Docker-Runtime"
 MACHINE_ID = "/etc/machine-id"
-ASCEND_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
-ASCEND_FILES = (
-    "/usr/local/dcmi",
-    "/usr/local/bin/npu-smi",
-    "/usr/local/sbin/npu-smi",
-    "/usr/local/Ascend/driver",
-    "/etc/ascend_install.info",
-    "/etc/hccn.conf",
-)
-"""As in the start commands of the vendor's images: the driver of the node, and its tools."""
-NODE_FILES = (MACHINE_ID, ASCEND_RUNTIME, *ASCEND_FILES)
 
 
-def read_node() -> Node:
+def read_node(box: Box) -> Node:
     from ascendrun.node import procs
 
     uid = os.geteuid()
     groups = tuple(sorted(set(os.getgroups()) - {os.getegid()}))
-    files = frozenset(path for path in NODE_FILES if os.path.exists(path))
+    vendor = box.get("vendor")
+    known = [MACHINE_ID, *([vendor["runtime"]["path"], *vendor["files"]] if vendor else ())]
+    files = frozenset(path for path in known if os.path.exists(path))
     return Node(uid, os.getegid(), groups, str(procs.user_name(uid)), files)
 
 
@@ -85,8 +75,8 @@ def _mounts(box: Box, node: Node, root: str) -> list[str]:
     found = ["%s:%s" % (path, path) for path in dict.fromkeys(own)]
     # The image's own would make this another machine: node/layout.py.
     found.append("%s:%s:ro" % (MACHINE_ID if MACHINE_ID in node.files else os.devnull, MACHINE_ID))
-    if _has_npus(box) and not _by_ascend_runtime(box, node):
-        found += ["%s:%s:ro" % (path, path) for path in ASCEND_FILES if path in node.files]
+    if box.get("vendor") and not _by_vendor_runtime(box, node):
+        found += ["%s:%s:ro" % (path, path) for path in box["vendor"]["files"] if path in node.files]
     return found + list(box["mounts"])
 
 
@@ -94,34 +84,31 @@ def _environment(box: Box, node: Node, root: str) -> dict[str, str]:
     env = {layout.ROOT_VARIABLE: root, "USER": node.user, "LOGNAME": node.user}
     if node.uid:
         env["HOME"] = "/tmp"  # the image has no home of this user
-    if _has_npus(box) and _by_ascend_runtime(box, node):
-        env["ASCEND_VISIBLE_DEVICES"] = ",".join(map(str, box["devices"]["ids"]))
+    if box.get("vendor") and _by_vendor_runtime(box, node):
+        env[box["vendor"]["runtime"]["variable"]] = ",".join(map(str, box["devices"]["ids"]))
     return env
 
 
 def _devices(box: Box, node: Node) -> list[str]:
     """Return the options that give the container the devices of the job, and no others: a driver may give a device to
-    one container only (-8020). Not verified on hardware: the runtime of Ascend."""
+    one container only (-8020)."""
     devices = box.get("devices") or {"type": "cpu", "ids": []}
     if devices["type"] == "cuda":
         ids = ",".join(map(str, devices["ids"]))
         if box["runtime"] == "podman":
             return ["--device=nvidia.com/gpu=%d" % number for number in devices["ids"]]
         return ['--gpus="device=%s"' % ids]
-    if not _has_npus(box):
+    vendor = box.get("vendor")
+    if not vendor:
         return []
-    if _by_ascend_runtime(box, node):
-        return ["--runtime=ascend"]
-    names = ["/dev/davinci%d" % number for number in devices["ids"]]
-    return ["--device=" + name for name in (*names, *ASCEND_DEVICES)]
+    if _by_vendor_runtime(box, node):
+        return ["--runtime=" + vendor["runtime"]["name"]]
+    names = [vendor["device"] % number for number in devices["ids"]]
+    return ["--device=" + name for name in (*names, *vendor["devices"])]
 
 
-def _has_npus(box: Box) -> bool:
-    return bool(box.get("devices")) and box["devices"]["type"] == "npu"
-
-
-def _by_ascend_runtime(box: Box, node: Node) -> bool:
-    return box["runtime"] == "docker" and ASCEND_RUNTIME in node.files
+def _by_vendor_runtime(box: Box, node: Node) -> bool:
+    return bool(box["runtime"] == "docker" and box["vendor"]["runtime"]["path"] in node.files)
 
 
 # --- one attempt ---
@@ -139,7 +126,7 @@ def start(box: Box, *, root: str, tag: str, agent: Sequence[str], log: Any, oute
     remove(box, root=root, tag=tag)
     make_directories(box)
     words = [*agent[1:], "contain", name, *([outer, agent[0]] if outer else [])]
-    argv = run_argv(box, read_node(), words, root=root, name=name, tag=tag, detach=True)
+    argv = run_argv(box, read_node(box), words, root=root, name=name, tag=tag, detach=True)
     if box["runtime"] == "apptainer":
         subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         return name
@@ -243,7 +230,7 @@ def survey(request: dict[str, Any], *, root: str, agent: Sequence[str], end: flo
     make_directories(dict(box, paths=()))
     shown = {**box, "paths": [path for path in box.get("paths") or () if os.path.isdir(path)]}
     name = "ascendrun-survey-" + os.urandom(6).hex()
-    argv = run_argv(shown, read_node(), [*agent[1:], "survey"], root=root, name=name)
+    argv = run_argv(shown, read_node(box), [*agent[1:], "survey"], root=root, name=name)
     shell = {key: value for key, value in request["shell"].items() if key != "container"}
     left_s = max(1.0, end - time.monotonic())
     inside = json.dumps({"items": request["items"], "shell": shell, "timeout_s": left_s}).encode("utf-8")

@@ -11,7 +11,7 @@ import pytest
 from ascendrun.backends.kubernetes import manifests
 from ascendrun.core.allocations import AllocationRequest
 
-OPTIONS = {"type": "kubernetes", "context": "c", "namespace": "n", "kind": "pods", "resource": "huawei.com/Ascend910"}
+OPTIONS = {"type": "kubernetes", "context": "c", "namespace": "n", "kind": "pods"}
 
 
 def objects(template: dict[str, Any] | None = None, /, nodes: int = 2, devices: int = 8, **options: Any) -> list[Any]:

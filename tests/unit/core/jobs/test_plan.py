@@ -46,6 +46,13 @@ def test_a_pointer_file_is_set_back_only_if_the_job_says_so(pointer, step):
     assert sent == (wanted if pointer and step else [None, None])
 
 
+@pytest.mark.parametrize(("names", "resources"), [({"npu": "NPU"}, '{"NPU": 2}'), ({"cuda": "GPU"}, "{}")])
+def test_ray_is_given_the_devices_that_it_does_not_find(names, resources):
+    spec = job(launcher="ray", devices={"type": "npu", "ids": (2, 3)})
+    (node,) = plan(spec, "a slots=8\n", ray_names=names).nodes
+    assert f"--resources={resources}" in node.launcher.argv
+
+
 def test_a_container_has_the_devices_of_the_job_and_numbers_them_from_0():
     box, devices = {"image": "site/cann"}, {"type": "npu", "ids": (2, 3)}
     outputs = ("out/", "/data/out.csv", "/far/runs/*.csv", "/deep/out/")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ascendrun.ascend.containers import with_npus
 from ascendrun.node import layout
 from ascendrun.node.agent import containers
 
@@ -22,9 +23,10 @@ BOX = {
     "paths": ["/ckpt/a b"],
 }
 NPUS = {"type": "npu", "ids": [2, 3]}
+VENDOR = with_npus({**BOX, "devices": NPUS})["vendor"]
 ROOT = containers.Node(0, 0, (), "root", frozenset({containers.MACHINE_ID}))
-USER = containers.Node(1000, 1000, (1001, 1002), "ann", frozenset({containers.MACHINE_ID, *containers.ASCEND_FILES}))
-ASCEND = USER._replace(files=USER.files | {containers.ASCEND_RUNTIME})
+USER = containers.Node(1000, 1000, (1001, 1002), "ann", frozenset({containers.MACHINE_ID, *VENDOR["files"]}))
+ASCEND = USER._replace(files=USER.files | {VENDOR["runtime"]["path"]})
 CASES = {
     "docker, root, no devices": (BOX, ROOT),
     "docker, a user with NPUs": ({**BOX, "devices": NPUS, "shm_size": "64GiB"}, USER),
@@ -41,7 +43,7 @@ def test_the_command_of_each_runtime_is_as_reviewed(update_golden: bool, monkeyp
     monkeypatch.setattr("os.geteuid", lambda: 0)
     found = "".join(
         f"# {name}\n{shlex.join(containers.run_argv(box, node, ['-I', 'a.pyz'], root='/r', name='n', tag='t.1'))}\n"
-        for name, (box, node) in CASES.items()
+        for name, (box, node) in ((name, (with_npus(box), node)) for name, (box, node) in CASES.items())
     )
     if update_golden:
         GOLDEN.write_text(found, encoding="utf-8")
