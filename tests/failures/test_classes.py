@@ -17,7 +17,7 @@ from ascendrun.ascend.signatures import signatures
 from ascendrun.ascend.vocabularies import DOMAINS, at_phase, class_of, deepest, value_of, values_in, vocabulary
 from ascendrun.core.jobs.restart import Kind
 from ascendrun.health.diagnosis import Confidence, diagnose
-from ascendrun.health.diagnosis.kinds import failure_of
+from ascendrun.health.diagnosis.kinds import failure_of, fingerprint_of
 
 CASES = [load(path) for path in case_files()]
 TABLES = sorted(path.stem for path in (Path(__file__).parents[2] / "ascendrun/ascend/vocabularies").glob("*.toml"))
@@ -162,3 +162,23 @@ def test_what_fails_on_one_host_only_is_started_again_without_it(name: str, kind
     case = next(case for case in CASES if case.name == name)
     found = failure_of(diagnose(case.evidence), case.evidence)
     assert (found.kind, found.retry) == (kind, retry)
+
+
+def test_one_exception_of_two_attempts_has_one_fingerprint() -> None:
+    """Paths, numbers and ranks differ between attempts; another exception has another one, and a wait has none."""
+    last = "ValueError: shard /data/{} of run {} has no header"
+    texts = [last.format("a1", 7), last.format("b2", 9), "ValueError: two axes for one plan"]
+    groups = [
+        {
+            "ranks": rank,
+            "at": 60,
+            "exit": 1,
+            "err": f'Traceback (most recent call last):\n  File "/job/a.py", line 3, in f\n    g()\n{text}',
+        }
+        for rank, text in enumerate(texts)
+    ]
+    rows = [{"ranks": 4, "groups": [group]} for group in groups]
+    prints = [fingerprint_of(diagnose(Builder(row, seed="print").evidence())) for row in rows]
+    assert prints[0] == prints[1] != prints[2] and "" not in prints
+    silent = next(case for case in CASES if case.expected.domain == "silent")
+    assert fingerprint_of(diagnose(silent.evidence)) == ""

@@ -64,7 +64,8 @@ _REPEATS = frozenset({Kind.UNKNOWN, Kind.OOM, Kind.USER})
 class Failure:
     """The diagnosed failure of an attempt. `code`: of the diagnosis; `hosts`, `ranks`: the first to fail;
     `confidence`: certain, likely or unknown. `retry`: of the diagnosis: same, exclude, never or unknown. `is_proven`: a
-    host of `hosts` has evidence of its own, such as an alarm or a link that went down."""
+    host of `hosts` has evidence of its own, such as an alarm or a link that went down. `fingerprint`: of the
+    exception, equal for the same one of another attempt; "": there is none."""
 
     kind: Kind
     code: str
@@ -73,6 +74,7 @@ class Failure:
     confidence: str = "unknown"
     retry: str = "unknown"
     is_proven: bool = False
+    fingerprint: str = ""
 
     @property
     def is_credible(self) -> bool:
@@ -165,7 +167,8 @@ def decide(
     has_saved = _has_saved(past, len(past) - 1)
     if limit is not None and stalled >= limit and not goes_back:
         return Enough("no-progress")
-    if failure.kind in _REPEATS and _is_repeated(past) and not (goes_back or has_saved):
+    is_repeated = (failure.kind in _REPEATS and _is_repeated(past)) or (stalled and comes_again(past))
+    if is_repeated and not (goes_back or has_saved):
         return Enough("repeated")
     pause_s = _pause_s(policy, stalled, tag)
     rule = "again" if is_counted else "not-counted"
@@ -260,6 +263,17 @@ def _is_repeated(past: Sequence[PastAttempt]) -> bool:
     if len(past) < 2 or not past[-2].counted or past[-2].failure is None or past[-1].failure is None:
         return False
     return len({(one.failure.code, one.failure.ranks, one.last_step) for one in past[-2:] if one.failure}) == 1
+
+
+def comes_again(past: Sequence[PastAttempt]) -> bool:
+    """Return whether the last two attempts ended by the same exception on all of their hosts, or on other hosts each
+    time: it is of the program, whatever kind it seems. On the same hosts it may be theirs."""
+    last = [(one, one.failure) for one in past[-2:] if one.failure is not None and one.failure.fingerprint]
+    if len(last) < 2 or last[0][1].fingerprint != last[1][1].fingerprint or any(one.is_proven for _, one in last):
+        return False
+    blamed = [set(failure.hosts) for _, failure in last]
+    is_of_all = all(hosts >= set(one.hosts) for hosts, (one, _) in zip(blamed, last))
+    return is_of_all or not blamed[0] & blamed[1]
 
 
 def _pause_s(policy: RestartPolicy, stalled: int, tag: str) -> float:

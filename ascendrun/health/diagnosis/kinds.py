@@ -12,7 +12,7 @@ from ascendrun.core.jobs.roles import named_rank
 from ascendrun.health.diagnosis.classes import code_value
 from ascendrun.health.diagnosis.evidence import Evidence
 from ascendrun.health.diagnosis.lines.launchers import expand
-from ascendrun.health.diagnosis.result import RUNTIMES, Diagnosis
+from ascendrun.health.diagnosis.result import RUNTIMES, Diagnosis, normalised
 
 REFUSED = 78
 """Exit code of a rank that refuses what it was given, EX_CONFIG of sysexits.h: another attempt is given the same."""
@@ -26,7 +26,17 @@ def failure_of(found: Diagnosis, evidence: Evidence) -> Failure:
         kind, retry = Kind.USER, "never"
     own = signature is not None and signature.blames == "node" and signature.role == "cause"
     seen = any(host.devices or host.reachable is False for host in evidence.hosts if host.host in found.hosts)
-    return Failure(kind, found.code, found.hosts, found.ranks, found.confidence.value, retry, is_proven=own or seen)
+    grade, print_ = found.confidence.value, fingerprint_of(found)
+    return Failure(kind, found.code, found.hosts, found.ranks, grade, retry, own or seen, print_)
+
+
+def fingerprint_of(found: Diagnosis) -> str:
+    """Return what is equal for one exception in several attempts: domain, value, place, and its message without
+    numbers, names and paths; "" of a failure without an exception, and of waits and signals."""
+    if "type" not in found.values or not found.why or found.domain in ("silent", "outside"):
+        return ""
+    place = str(found.values.get("where", ""))
+    return "|".join((found.domain, found.why[0].key, place, normalised(str(found.values.get("message", "")))))
 
 
 def kind_of(found: Diagnosis) -> Kind:

@@ -325,8 +325,8 @@ KNOWN = {
     "plog_debug_st_event_timeout*": {"hccl-link-table-row", "hccl-communicator-failed"},
     "plog_debug_st_aicpu_notify*": {"hccl-dispatch-timeout", "runtime-task-failed"},
     "log_torch_npu_error*": {
-        "EI0002", "hccl-culprit-lost", "ACL-507048", "ACL-500001", "ERR00100", "ERR01100", "ERR01002", "ERR01007",
-        "ERR02002", "op-binary-missing", "port-in-use", "bfloat16-unsupported", "tensor-not-contiguous",
+        "EI0002", "hccl-culprit-lost", "ACL-507048", "ACL-500001", "op-binary-missing", "port-in-use",
+        "bfloat16-unsupported", "tensor-not-contiguous",
         "devices-mixed", "cpu-fallback", "autograd-misuse", "EZ3002",
     },
     "log_hccl_plog*": {

@@ -19,7 +19,8 @@ from ascendrun.health.diagnosis.result import CAUSE, CONSEQUENCE, SYMPTOM, TEARD
 MESSAGE_CHARACTERS = 1000
 MESSAGE_LINES = 15
 """Maximum number of lines of an exception's message."""
-SPECIFIC_FROM = 80
+SPECIFIC_FROM, NEUTRAL_BELOW = 80, 20
+"""Strengths of rows that say more than the exception that led to them, and of postscripts that every failure has."""
 _CARRIED = ("data", "storage")
 """If a collective raises an error of such a domain, about received data, the sending rank caused it."""
 _OF_THE_SYSTEM = ("storage", "network", "host-memory", "resource", "device")
@@ -33,7 +34,6 @@ _RETURN_CODE = re.compile(
     r"\b(?:errCode|retCode|rtCode|drvRetCode|drvRet|drv_ret_code|InnerCode|ret)\s*[=:\[]\s*\[?(?P<code>0x[0-9a-f]+|\d+)",
     re.IGNORECASE,
 )
-_POSTSCRIPT = re.compile(r"^\s*(?:\[\w*\d*\]:\s?)*\[ERROR\] \d{4}-\d\d-\d\d-\S+ \(PID:")
 
 
 def has_inner_code(hit: Hit, texts: Iterable[str]) -> bool:
@@ -97,7 +97,7 @@ class Fatal(rank_lines.RankLines):
             return CONSEQUENCE
         if any(one.kind in rank_lines.OF_SEVERAL for one in messages):
             return SYMPTOM
-        hit = _best(hit for hit in self.hits if hit.line in message and not _is_neutral(hit))
+        hit = _best(hit for hit in self.hits if hit.line in message and hit.signature.strength >= NEUTRAL_BELOW)
         if line_kinds.points_elsewhere(root.text) and self._later_hit(chain) is not None:
             return CAUSE
         if hit is not None and not (root.collective and hit.signature.domain in _CARRIED):
@@ -293,11 +293,6 @@ def _goes_on(first: Line, line: Line) -> bool:
     """Return whether the message continues: it is written at one time, and C++ logs are not part of it."""
     is_later = first.at_s is not None and line.at_s is not None and line.at_s - first.at_s > rank_lines.LAST_OUTPUT_S
     return line.stream == first.stream and not is_later and not _OF_CPP.match(line.text)
-
-
-def _is_neutral(hit: Hit) -> bool:
-    """Return whether it is a postscript of every failure, such as torch_npu's ERR codes, without a reason."""
-    return hit.signature.strength < 20 or (hit.signature.role != CAUSE and _POSTSCRIPT.match(hit.text) is not None)
 
 
 def _values_of(chain: Chain, *, shown: Raised) -> Mapping[str, str]:

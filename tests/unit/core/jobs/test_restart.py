@@ -92,6 +92,32 @@ def test_steps_checkpoints_or_half_an_hour_are_progress() -> None:
     assert judge(RestartPolicy(9), other).rule == "again"
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "prints", "rule"),
+    [
+        (("node1",), ("node2",), "same", "repeated"),
+        (HOSTS, HOSTS, "same", "repeated"),
+        (("node1",), ("node1",), "same", "again"),
+        (("node1",), ("node2",), "other", "again"),
+        (("node1",), ("node2",), "none", "again"),
+    ],
+)
+def test_an_exception_that_moves_with_the_program_ends_the_job(
+    first: tuple[str, ...], second: tuple[str, ...], prints: str, rule: str
+) -> None:
+    marks = {"same": ("a|b", "a|b"), "other": ("a|b", "a|c"), "none": ("", "")}[prints]
+    failures = [
+        Failure(Kind.INFRA, "exception", hosts, (0,), "likely", fingerprint=mark)
+        for hosts, mark in zip((first, second), marks)
+    ]
+    past = attempts(*failures, last_step=5)
+    assert judge(RestartPolicy(9), past).rule == rule
+    proven = attempts(*[replace(one, is_proven=True) for one in failures], last_step=5)
+    assert judge(RestartPolicy(9), proven).rule == "again"
+    further = [past[0], replace(past[1], last_step=80)]
+    assert judge(RestartPolicy(9), further).rule == "again"
+
+
 def test_progress_is_what_an_attempt_adds_to_the_checkpoint_that_it_resumed_from() -> None:
     first, *rest = attempts(KILLED, REBOOTED, REBOOTED, REBOOTED)
     idle = [replace(one, resumed_step=500, last_step=500) for one in rest]
