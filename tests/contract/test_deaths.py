@@ -27,6 +27,7 @@ VICTIMS = {
 }
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("place", "victim"), [(name, victim) for name, victims in VICTIMS.items() for victim in victims], indirect=["place"]
 )
