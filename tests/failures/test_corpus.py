@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from variations import mutate
 from ascendrun.health.diagnosis import Confidence, Diagnosis, diagnose, render
 
 CASES = case_files()
-MUTATIONS = 4
+MUTATIONS = min(int(os.environ.get("MUTATIONS", "4")), 200)
 RIGHT_SHARE = 0.95
 
 
@@ -103,6 +104,11 @@ def test_a_wrong_reason_is_never_called_certain_whatever_is_lost_or_added(seed: 
         ("the_masters_name_is_localhost_on_one_node", 70),
         ("a_writer_thread_met_a_full_disk_ten_minutes_before", 81),
         ("a_handler_says_in_its_own_words_that_a_file_is_missing", 82),
+        ("a_handler_says_in_its_own_words_that_a_file_is_missing", 29),
+        ("a_handler_says_in_its_own_words_that_a_file_is_missing", 162),
+        ("a_handler_says_in_its_own_words_that_a_file_is_missing", 191),
+        ("a_cache_miss_was_handled_and_then_memory_ran_out", 179),
+        ("a_refused_lock_was_handled_and_then_no_number", 5),
     ],
 )
 def test_variations_that_were_wrong_and_certain(stem: str, seed: int) -> None:

@@ -21,7 +21,7 @@ from ascendrun.health.diagnosis.lines.line_kinds import (
     is_logged_error,
 )
 from ascendrun.health.diagnosis.lines.rank_lines import LAST_OUTPUT_LINES, NEAR_THE_END_S, RankLines, is_specific
-from ascendrun.health.diagnosis.lines.tracebacks import Chain, unfold, without_colours
+from ascendrun.health.diagnosis.lines.tracebacks import Chain, is_library, unfold, without_colours
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,27 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
         frames="\n".join(fatal.lines[index].text for one in raised for index in range(one.first, one.last)),
         plog=tuple(plog),
         details=tuple(_details(fatal)),
-        is_torn=bool(fatal.torn),
+        is_torn=bool(fatal.torn) or _may_lack_others(fatal),
         worked_until=moment(evidence, rank.host, fatal.worked_until_s),
     )
+
+
+_TRIED = frozenset({"FileNotFoundError", "FileExistsError", "PermissionError"})
+"""Exceptions of files for which a program may have another one."""
+
+
+def _may_lack_others(fatal: Fatal) -> bool:
+    """Return whether exceptions may be lost before or after the one that ended it: one has no frame; only empty lines
+    part it from another traceback; or a function caught it, and programs do so with its kind."""
+    chain = fatal.chain
+    if chain is None:
+        return False
+    last = chain.raised[-1]
+    left = last.was_uncaught or chain.rank is not None or is_library(last.caught_in[0])  # torch names the rank
+    before = max((one.last + 1 for one in fatal.chains if one.last < chain.first), default=chain.first)
+    between = [line.text.strip() for line in fatal.lines[before : chain.first]]
+    lacks_frames = len(chain.raised) > 1 and not all(one.caught_in[0] for one in chain.raised)
+    return lacks_frames or (bool(between) and not any(between)) or (last.short_type in _TRIED and not left)
 
 
 DETAIL_LINES, DETAIL_S = 40, 5.0

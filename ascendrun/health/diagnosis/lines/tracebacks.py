@@ -288,6 +288,7 @@ class _Parser:
                         caught, thrown = (frames[0][0], names[0]), (frames[-1][0], names[-1])
                         raised = replace(raised, caught_in=caught, raised_in=thrown, statement=statement)
                     return raised, at + 1
+                self.torn += [self._group[at][0]] if _DURING in text or _DIRECT in text else []  # its end is lost
                 noise += 1
             at += 1
         return None, max(start + 1, at if noise <= NOISE_LIMIT else start + 1)
