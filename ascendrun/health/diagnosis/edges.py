@@ -1,22 +1,28 @@
-"""Edges from the ranks that waited for or lost others to the ranks and hosts that they name, for the rules."""
+"""The facts of all ranks as one graph: what a rank reports is an edge to whom it names, or a cell of a matrix.
+
+An edge leads from the rank that waited (the effect) to the ranks or the host that it names (the cause). First is the
+node that is named or silent and does not wait itself, or the minority of the first row of the matrix that differs.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Optional
 
 from ascendrun.ascend.signatures import scan
-from ascendrun.health.diagnosis.evidence import Evidence, Moment, RankEvidence
+from ascendrun.health.diagnosis.evidence import Evidence, Moment
 from ascendrun.health.diagnosis.lines.line_kinds import PeerLine
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
-from ascendrun.health.diagnosis.result import Proof, Suspect, proof_of
+from ascendrun.health.diagnosis.result import Suspect, proof_of
 from ascendrun.text import Rendered
 
 COUNTED = ("tag", "index", "sequence", "progress")
 """Kinds of messages with the number or the name of an operation of a communication group."""
-FEW_SHARE = 0.25
-"""Ranks without output, and ends of chains, are blamed up to this fraction of all, or if they are entire hosts."""
+SILENT = frozenset({"rank-unresponsive", "node-unreachable"})
+"""Codes of ranks that are known by what they did not do: their last output is a proof."""
+_TLS_ENTRY = re.compile(r"([0-9a-fA-F.:]+)/(\d+)")
 
 
 class Edge(NamedTuple):
@@ -38,8 +44,7 @@ class Edge(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Whom a rule blames. `edges`: its proof. `code`, `caveats`: instead of the rule's; `hosts` None: of the ranks.
-    `shows_output`: prove it with the ranks' last output, too."""
+    """Whom a rule blames. `edges`: its proof. `code`, `caveats`: instead of the rule's; `hosts` None: of the ranks."""
 
     ranks: Iterable[int]
     edges: Sequence[Edge]
@@ -48,8 +53,6 @@ class Found(NamedTuple):
     caveats: str | None = None
     at: Moment | None = None
     values: Mapping[str, str | Rendered] | None = None
-    proofs: tuple[Proof, ...] = ()
-    shows_output: bool = False
 
 
 class Edges:
@@ -67,101 +70,100 @@ class Edges:
     def of(self, *kinds: str) -> list[Edge]:
         return [one for one in self.all if one.message.kind in kinds]
 
-    def to(self, ranks: set[int]) -> list[Edge]:
-        return [one for one in self.all if ranks & {*one.ranks}]
-
-    def rank_at(self, address: str, device: int | None) -> tuple[tuple[int, ...], str | None]:
-        """Return the ranks and the host of an address: of a device's network port, or of a server and a device."""
-        name = self.evidence.host_at(address)
-        if name is None:
-            return (), None
-        device = self.evidence.host(name).device_addresses.get(address, device)
-        return tuple(rank.rank for rank in _on_device(self.evidence.ranks_of(name), device)), name
-
     def _named(self, message: PeerLine) -> tuple[tuple[int, ...], str | None]:
         """Return the ranks and host that a line names: by known address, else by rank number."""
         for address, device in message.addresses:
-            ranks, host = self.rank_at(address, device)
+            ranks, host = self._rank_at(address, device)
             if host is not None and (ranks or not message.ranks):
                 return ranks, host
         known = tuple(rank for rank in message.ranks if rank in self.by_rank)
         return known, self.by_rank[known[0]].rank.host if known else None
 
-    def most_reported(self, *, among: set[int]) -> tuple[int, ...]:
-        """Return the rank of `among` that waiting lines name at least twice as often as any other; () for none."""
-        votes: Counter[int] = Counter()
-        for one in self.all:
-            if one.message.wait is not None or one.message.kind in ("remote", "location"):
-                votes.update({*one.ranks} & among - {one.rank})
-        (first, most), (_, second) = (*votes.most_common(2), (0, 0), (0, 0))[:2]
-        return (first,) if most and most >= 2 * second else ()
+    def _rank_at(self, address: str, device: int | None) -> tuple[tuple[int, ...], str | None]:
+        """Return the ranks and the host of an address: of a device's network port, or of a server and a device."""
+        name = self.evidence.host_at(address)
+        if name is None:
+            return (), None
+        here = self.evidence.ranks_of(name)
+        device = self.evidence.host(name).device_addresses.get(address, device)
+        if device is None:
+            return tuple(rank.rank for rank in here if len(here) == 1), name
+        if all(rank.device is None for rank in here):
+            return tuple(rank.rank for rank in here[device : device + 1]), name
+        return tuple(rank.rank for rank in here if rank.device == device), name
 
     def ranks_on(self, hosts: Iterable[str]) -> list[int]:
         return [rank.rank for host in hosts for rank in self.evidence.ranks_of(host)]
 
-    def is_few(self, ranks: Sequence[int] | set[int]) -> bool:
-        return len(ranks) <= max(1, FEW_SHARE * len(self.timelines))
+    def most_named(self, *, among: set[int]) -> tuple[int, ...]:
+        """Return the rank of `among` that waiting lines name at least twice as often as any other; () for none."""
+        edges = [one for one in self.all if one.message.wait is not None or one.message.kind in ("remote", "location")]
+        votes = Counter(rank for one in edges for rank in {*one.ranks} & among - {one.rank})
+        (first, most), (_, second) = (*votes.most_common(2), (0, 0), (0, 0))[:2]
+        return (first,) if most and most >= 2 * second else ()
 
-    def in_largest_group(self, name: str) -> dict[int, str]:
-        """Return each rank's last value of this name in the largest communication group, by what it reports of its
-        wait: operations of two groups are not comparable."""
-        found: dict[int, str] = {}
+    def row(self, name: str, kinds: Sequence[str]) -> Mapping[int, str]:
+        """Return each rank's value of this name by reports of these kinds, its own before those of others. Operations
+        are those of the largest communication group: those of two groups are not comparable."""
+        if name == "step":
+            return {one.rank.rank: str(one.rank.last_step) for one in self.timelines if one.rank.last_step is not None}
+        if name == "worked":
+            return {one.rank.rank: str(one.worked_until.at_s) for one in self.timelines if one.worked_until is not None}
+        reports, found = self.of(*kinds), {}
         groups = {one.rank: one.message.values["group"] for one in self.of("tag")}
-        counted = self.of(*COUNTED)
-        named = groups.values() or [one.message.values.get("group") for one in counted]
+        named = groups.values() or [one.message.values.get("group") for one in self.of(*COUNTED)]
         common = next((group for group, _ in Counter[Optional[str]](named).most_common(1)), None)
-        for one in counted:
-            if groups.get(one.rank, one.message.values.get("group") or common) == common and name in one.message.values:
-                found[one.rank] = one.message.values[name]
+        for one in sorted(reports, key=lambda one: one.message.kind not in ("mismatch-elsewhere", "link")):
+            kind, ranks, values = one.message.kind, one.message.ranks, one.message.values
+            if kind == "models":
+                found.update({rank: values["own" if rank == ranks[0] else "theirs"] for rank in range(ranks[0] + 1)})
+            elif kind == "tls":
+                entries = [(side, *entry) for side in ("on", "off") for entry in _TLS_ENTRY.findall(values[side])]
+                found.update({rank: side for side, at, dev in entries for rank in self._rank_at(at, int(dev))[0]})
+            elif values.get(name) and (
+                kind not in COUNTED or groups.get(one.rank, values.get("group") or common) == common
+            ):
+                found[ranks[1] if kind == "mismatch-elsewhere" else one.rank] = values[name].lower()
         return found
 
     def suspect(self, found: Found, code: str, strength: int, caveats: str) -> Suspect:
         """Make a suspect of what a rule found."""
         ranks = tuple(sorted(set(found.ranks)))
-        hosts = found.hosts
-        if hosts is None:
-            hosts = {self.by_rank[rank].rank.host for rank in ranks if rank in self.by_rank}
-        proofs = [proof_of(self.evidence, one.message.line, one.timeline.rank) for one in found.edges[:3]]
-        # The line of the first edge has the values of the code's signature.
-        line = found.edges[0].message.line.text if found.edges else ""
+        known = [self.by_rank[rank] for rank in ranks if rank in self.by_rank]
+        hosts = {one.rank.host for one in known} if found.hosts is None else found.hosts
         code, caveats = found.code or code, caveats if found.caveats is None else found.caveats
-        known = next((hit.values for hit in scan([(0, line)]) if hit.signature.code == code), {})
+        shown = [(one.message.line, one.timeline.rank) for one in found.edges[:3]]
+        for one in reversed(known[:2] if code in SILENT else ()):
+            written = [line for line in one.rank.lines if line.text.strip() and line.at_s is not None]
+            shown[:0] = [(max(written, key=lambda line: line.at_s or 0.0), one.rank)] if written else []
+        own = known[0].own if code == "exception" and known else None
+        # The line of the first edge has the values of the code's signature.
+        hits = scan((0, one.message.line.text) for one in found.edges[:1])
+        values = next((hit.values for hit in hits if hit.signature.code == code), {} if own is None else own.values)
         return Suspect(
             code,
             strength,
             ranks,
             tuple(sorted(set(hosts))),
             at=found.at,
-            proofs=(*found.proofs, *(self._last_output(ranks) if found.shows_output else ()), *proofs),
+            proofs=tuple(proof_of(self.evidence, *one) for one in shown),
             sure=not caveats,
             caveats=tuple(caveats.split()),
-            values={**known, **(found.values or {})},
+            values={**values, **(found.values or {})},
         )
 
-    def _last_output(self, ranks: Iterable[int]) -> list[Proof]:
-        """Return the last output of two of the ranks."""
-        found = []
-        for rank in [rank for rank in ranks if rank in self.by_rank][:2]:
-            one = self.by_rank[rank].rank
-            written = [line for line in one.lines if line.text.strip() and line.at_s is not None]
-            if written:
-                last = max(written, key=lambda line: line.at_s or 0.0)
-                found.append(proof_of(self.evidence, last, one))
-        return found
 
-
-def _on_device(ranks: Sequence[RankEvidence], device: int | None) -> Sequence[RankEvidence]:
-    if device is None:
-        return ranks if len(ranks) == 1 else ()
-    exact = [rank for rank in ranks if rank.device == device]
-    if exact or any(rank.device is not None for rank in ranks):
-        return exact
-    return ranks[device : device + 1]
-
-
-def minority(values: Mapping[int, str]) -> tuple[int, ...]:
+def minority(row: Mapping[int, Hashable]) -> tuple[int, ...]:
     """Return the ranks with the rarer of exactly two values; () if they are equally frequent."""
-    counts = Counter(values.values()).most_common()
+    counts = Counter(row.values()).most_common()
     if len(counts) != 2 or counts[0][1] == counts[1][1]:
         return ()
-    return tuple(rank for rank, value in values.items() if value == counts[1][0])
+    return tuple(rank for rank, value in row.items() if value == counts[1][0])
+
+
+def lowest(row: Mapping[int, float], *, by: float = 0.0, within: float = 0.0, times: int = 2) -> tuple[int, ...]:
+    """Return the ranks with the lowest numbers, +`within`, if the highest is larger by more than `by`; () if these are
+    not few: all must be more than `times` as many."""
+    low, high = min(row.values(), default=0.0), max(row.values(), default=0.0)
+    late = tuple(rank for rank, number in row.items() if number <= low + within)
+    return late if high - low > by and times * len(late) < len(row) else ()
