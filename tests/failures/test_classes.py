@@ -67,6 +67,7 @@ def test_a_vocabulary_names_known_domains(name: str) -> None:
         ("HCCL function error: HcclCommInitRootInfo(), error code is 7", "resource"),
         ("OSError: [Errno 28] No space left on device: '/ckpt/1'", "storage"),
         ("rust: Os { code: 24, message: Too many open files (os error 24) }", "resource"),
+        ("curl: (6) Could not resolve host: models.local", "network"),
         ("rtMalloc failed, drvRetCode=6, ret = 207001", "device-memory"),
         ("aclrtSynchronizeStream failed, error code is 507899, retCode=0x25; EL0004: no memory", "device-memory"),
     ],
