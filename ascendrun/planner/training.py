@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -238,6 +237,8 @@ def _bundled() -> Iterator[Program]:
 
 
 def _installed() -> Iterator[Program]:
+    from importlib.metadata import entry_points  # imports `email` and `zipfile`
+
     found: Any = entry_points()  # a dictionary by group before Python 3.10
     for each in found.select(group=GROUP) if hasattr(found, "select") else found.get(GROUP, ()):
         spec = find_spec(each.value)

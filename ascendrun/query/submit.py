@@ -9,10 +9,11 @@ import re
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 import ascendrun
 from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
@@ -27,10 +28,12 @@ from ascendrun.core.jobs.placement import Fault, choose_hosts, placement_faults,
 from ascendrun.core.jobs.plan import CODE_TREE, LIBRARY_TREE, PROGRAMS_TREE, Tree
 from ascendrun.core.node_messages import node_hint, node_text
 from ascendrun.core.settings import Settings
+from ascendrun.head.protocol.release import release_on_disk
 from ascendrun.head.state.state_dir import StoreUnusableError, make_state_dir, tree_file
 from ascendrun.head.state.user_files import read_hostfile, read_source
 from ascendrun.head.survey.submission import Submission
 from ascendrun.node import tree_hash
+from ascendrun.node.files import read_json, write_json
 from ascendrun.options import ProgramOptions
 from ascendrun.output_file import write_output
 from ascendrun.planner.training import find_programs, load_programs
@@ -325,15 +328,31 @@ def pack_trees(spec: JobSpec, state_dir: Path) -> tuple[Tree, ...]:
         exclude = (*spec.workdir.exclude, *_inside(state_dir, spec.workdir.path))
         trees.append(_pack(CODE_TREE, spec.workdir.path, exclude, state_dir))
     try:
-        with tempfile.TemporaryDirectory(prefix="packing-", dir=state_dir) as folder:  # not in /tmp, if it is killed
-            if spec.program is None:
-                copy_library(Path(folder))
-            else:
-                _copy_programs(spec.program, Path(folder))
-            trees.append(_pack(LIBRARY_TREE if spec.program is None else PROGRAMS_TREE, folder, (), state_dir))
+        trees.append(_pack_package(spec.program, state_dir))
     except OSError as error:
         raise _unwritable(state_dir, error) from error
     return tuple(trees)
+
+
+def _pack_package(program: str | None, state_dir: Path) -> Tree:
+    """Pack the programs, or the library: again only when a file of this package has changed."""
+    is_own = program is not None and (own := find_programs().get(program)) is not None and not own.is_bundled
+    name = LIBRARY_TREE if program is None else PROGRAMS_TREE
+    memory, release = str(tree_file(state_dir, name).with_suffix(".json")), release_on_disk([""])
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        known: Any = read_json(memory)
+        tree = Tree(**known["tree"])
+        if not is_own and known["release"] == release and tree_file(state_dir, tree.sha256).exists():
+            return tree
+    with tempfile.TemporaryDirectory(prefix="packing-", dir=state_dir) as folder:  # not in /tmp, if it is killed
+        if program is None:
+            copy_library(Path(folder))
+        else:
+            _copy_programs(program, Path(folder))
+        tree = _pack(name, folder, (), state_dir)
+    if not is_own:
+        write_json(memory, {"release": release, "tree": asdict(tree)}, durable=False)
+    return tree
 
 
 def _unwritable(state_dir: Path, error: OSError) -> StoreUnusableError:

@@ -103,6 +103,34 @@ def test_a_controller_comes_up_without_what_only_people_and_jobs_need(tmp_path: 
     assert not {name.split(".")[0] for name in names} & ((HEAVY | {"click"}) - {"sqlite3"})
 
 
+@pytest.mark.slow
+def test_exec_and_submit_and_their_controller_import_no_more_than_they_need(tmp_path: Path) -> None:
+    (tmp_path / "here.hosts").write_text("here addr=local slots=1\n")
+    (tmp_path / "job.yaml").write_text("{name: j, command: [sleep, '60'], devices: {type: cpu}, hostfile: here.hosts}")
+    state = tmp_path / "state"
+    environ = {**os.environ, "ASCENDRUN_STATE_DIR": str(state), "ASCENDRUN_NODE_ROOT": str(tmp_path / "node")}
+    environ |= {"PYTHONPATH": str(PACKAGE.parent), "PYTHONPROFILEIMPORTTIME": "1"}
+
+    def run(*arguments: str) -> tuple[set[str], list[str]]:  # modules of the command, and of the controller after it
+        argv = [sys.executable, "-m", "ascendrun", *arguments]
+        done = subprocess.run(argv, env=environ, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return set(imported(done.stderr)), imported((state / "controller.log").read_text())
+
+    jobs = {"ascendrun.core.jobs.plan", "ascendrun.cluster.jobs", "ascendrun.query.submit", "ascendrun.health"}
+    packages = {"importlib.metadata", "email", "zipfile", "ascendrun.core.engine_types"}
+    command, controller = run("exec", "-H", "here.hosts", "--", "true")
+    try:
+        assert not command & {*jobs, *packages, "tempfile", "logging", "sqlite3"}
+        assert not {*controller} & {*jobs, *packages, "ascendrun.head.loop.job.runner"}
+        assert not {name.split(".")[0] for name in {*command, *controller}} & (HEAVY - {"sqlite3"})
+        command, controller = run("submit", "-d", "job.yaml")
+        run("stop", "--now", "j")
+        assert not command & {*packages, "paramiko", "asyncio", "rich", "ascendrun.health"}
+        assert not {*controller[: controller.index("ascendrun.core.jobfile.model")]} & packages
+    finally:
+        run("controller", "stop")
+
+
 def test_a_controller_comes_up_without_the_methods_of_messages_that_it_does_not_use() -> None:
     code = (
         "import ascendrun.head.loop.controller; from ascendrun.head.protocol.messages import Message, Request; "

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ascendrun.core.engines import MOUNT_PATTERN
 from ascendrun.core.errors import Problem
 from ascendrun.core.jobfile.tree import Draft
 from ascendrun.core.reader.source_text import REMOVE
+from ascendrun.core.reader.strict import MOUNT_PATTERN
 from ascendrun.text import Text, write
 
 OWN_OPTIONS = frozenset(

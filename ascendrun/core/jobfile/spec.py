@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 from pydantic import BaseModel, ValidationError
 
-from ascendrun.core.engines import ENGINE_TYPES, find_engine, in_folder, read_engine
+from ascendrun.core.engines import engine_types, find_engine, in_folder, read_engine
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.hosts import queue_of
 from ascendrun.core.jobfile.model import UNSUPPORTED, Container, JobSpec
@@ -152,7 +152,7 @@ def on_engine(spec: JobSpec, settings: Settings, *, name: str | None, hostfile: 
     env = {key: value for key, value in engine.get("env", {}).items() if key not in spec.env}
     applied = [*site, *(f"env.{key}" for key in env)]
     container, added = _with_site(spec.container, engine)
-    if ENGINE_TYPES[engine["type"]].runs_images:
+    if engine_types()[engine["type"]].runs_images:
         engine, container = {**engine, "container": container and given_values(container)}, None
     roles = [
         role.model_copy(update={"container": role.container and _with_site(role.container, engine)[0]})
@@ -202,7 +202,7 @@ def _refuse_of_hosts(spec: JobSpec, options: Mapping[str, Any], file: str) -> No
         text = Text("engine.ids", "devices.ids is not supported by engine type {type}", type=engine)
         hint = Text("engine.ids.hint", "write devices.per_node: {count}", count=len(ids))
         problems.append(Problem(file, None, None, text, hint))
-    if ENGINE_TYPES[engine].runs_images:
+    if engine_types()[engine].runs_images:
         if spec.container is None and "image" not in options:
             text = Text("engine.image", "engine type {type} requires an image", type=engine)
             hint = Text("engine.image.hint", "set image of the engine, or container.image of the job")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,10 +12,28 @@ from ascendrun.text import Text
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 NAME_HINT = Text("jobfile.name-hint", "use letters, digits, '.', '_' and '-'; start with a letter or digit; at most 63")
+MOUNT_PATTERN = r"^/[^:]*:/[^:]*(:ro|:rw)?$"
+"""A mount of a container: SOURCE:TARGET[:ro]."""
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
+_NO_PLUGINS = ModuleType("pydantic.plugin._loader")
+vars(_NO_PLUGINS)["get_plugins"] = tuple
 
-class Strict(BaseModel):
+
+class _WithoutPlugins:
+    """Base of models for which pydantic looks for no plugins: it would import importlib.metadata, and with it `email`
+    and `zipfile`, a sixth of the time of these models. If others have made models, the plugins are known already."""
+
+    def __init_subclass__(cls, **options: object) -> None:
+        sys.modules.setdefault(_NO_PLUGINS.__name__, _NO_PLUGINS)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: object) -> None:  # when the model is complete
+        if sys.modules[_NO_PLUGINS.__name__] is _NO_PLUGINS:
+            del sys.modules[_NO_PLUGINS.__name__]
+
+
+class Strict(_WithoutPlugins, BaseModel):
     """No unknown keys, no conversions, no changes after reading. A field with `repr=False` may hold a credential: its
     value is in no message."""
 

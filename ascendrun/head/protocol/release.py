@@ -6,6 +6,7 @@ import importlib
 import os
 import threading
 import zlib
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -27,9 +28,9 @@ PRELOADED = (
 PRELOAD_PAUSE_S = 0.05
 
 
-def release_on_disk() -> str:
+def release_on_disk(parts: Sequence[str] = PARTS) -> str:
     """Return 8 hex digits of the names, sizes and times of the package's files. Each command does this: 2 ms."""
-    lines, folders = [], [str(PACKAGE / part) for part in PARTS]
+    lines, folders = [], [str(PACKAGE / part) for part in parts]
     for folder in folders:
         for entry in _entries(folder):
             with suppress(FileNotFoundError):  # replaced at this moment

@@ -86,8 +86,9 @@ print(json.dumps(found))
 # sshd -T reads the host keys, so it requires root; other users read the files themselves, if permitted. A sshd
 # that was started with a separate configuration (-f) has it in its process title.
 SSHD = """
-pid=$(cat /run/sshd.pid 2>/dev/null || cat /var/run/sshd.pid 2>/dev/null) &&
-    config=$(tr '\\0' ' ' < /proc/$pid/cmdline 2>/dev/null | sed -n 's/.* -f *\\([^ ]*\\).*/\\1/p')
+pid=
+{ read -r pid < /run/sshd.pid || read -r pid < /var/run/sshd.pid; } 2>/dev/null
+[ -n "$pid" ] && config=$(tr '\\0' ' ' < /proc/$pid/cmdline 2>/dev/null | sed -n 's/.* -f *\\([^ ]*\\).*/\\1/p')
 for p in sshd /usr/sbin/sshd /usr/local/sbin/sshd; do
     command -v $p >/dev/null 2>&1 || continue
     $p -T ${config:+-f "$config"} 2>/dev/null | grep -iE '^(maxstartups|maxsessions) ' && exit 0

@@ -10,13 +10,13 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
 import time
 
 from ascendrun.node.files import read_some
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import subprocess
     from typing import IO, Any, Callable, Mapping, Sequence
 
 MAX_BYTES = 1 << 20
@@ -109,6 +109,8 @@ class Tools:
         return max([0.0] + [tool.started_s + ALONE_S for tool in self._tools if tool.runs])
 
     def _start(self, tool: Tool, now_s: float) -> None:
+        import subprocess  # a host without devices has no tools
+
         tool.due_s = max(tool.due_s + tool.every_s, now_s)
         tool.out, tool.is_cut, tool.is_killed, tool.ended_s = bytearray(), False, False, None
         tool.started_s, tool.started_ns = now_s, time.time_ns()

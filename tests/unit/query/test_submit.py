@@ -1,11 +1,15 @@
-"""Stages of a pipeline that are chosen at its submission."""
+"""Stages of a pipeline that are chosen at its submission, and packed directories."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from ascendrun.core.errors import NotFoundError
+from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.settings import Settings
+from ascendrun.head.protocol import release
+from ascendrun.query import submit
 from ascendrun.query.submit import Submission, choose_stages, make_submissions
 
 PIPELINE = """
@@ -51,3 +55,25 @@ def test_a_stage_that_the_file_does_not_have_and_an_empty_choice_are_refused(
     with pytest.raises(NotFoundError) as error:
         choose_stages(stages, only=only, first=first, last=last)
     assert hint is None or hint in str(error.value.hint)
+
+
+def test_a_package_is_packed_once_and_again_after_a_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "ascendrun"
+    shutil.copytree(release.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    monkeypatch.setattr(release, "PACKAGE", package)
+    monkeypatch.setattr(submit.ascendrun, "__file__", str(package / "__init__.py"))
+    jobs = [{"name": "j", "command": ("true",)}, {"name": "j", "program": "trajectory"}]
+
+    def pack() -> tuple[object, int]:  # the trees, and how many were packed now
+        before = {path.stat().st_mtime_ns for path in tmp_path.glob("state/trees/*.json")}
+        trees = [submit.pack_trees(JobSpec.model_validate(job), tmp_path / "state") for job in jobs]
+        return trees, len({path.stat().st_mtime_ns for path in tmp_path.glob("state/trees/*.json")} - before)
+
+    first, _ = pack()
+    assert pack() == (first, 0)
+    next(tmp_path.glob("state/trees/*.tar")).unlink()
+    assert pack() == (first, 1), "the file was pruned"
+    next(tmp_path.glob("state/trees/*.json")).write_text("{")  # damaged
+    assert pack() == (first, 1)
+    (package / "text" / "en.json").write_text("{}\n")
+    assert pack()[1] == 2 and pack()[0] != first
