@@ -291,8 +291,12 @@ class Jobs(Part):
             return (*store.jobs.unended()[::-1], *(store.jobs.newest_ended(ended) if ended else ()))
 
     def _sight_of(self, jobs: Sequence[JobRecord]) -> Sight | None:
-        """Return what is known now; None if all jobs have ended."""
-        return None if all(job.is_terminal for job in jobs) else self._cluster.controller.sight()
+        """Return what is known now; None if all jobs have ended. A controller that died then may have left output of
+        them on the nodes: it is started again."""
+        if not all(job.is_terminal for job in jobs):
+            return self._cluster.controller.sight()
+        self._cluster.controller.revive()
+        return None
 
     def _view(self, stored: StoredJob, sight: Sight | None) -> JobView:
         return make_job_view(stored, self._progress(stored), None if sight is None else sight.job(stored.job.id))

@@ -88,6 +88,14 @@ class Head:
     def show(self, job: str) -> dict[str, Any]:
         return dict(self.ask("show", job))
 
+    def story(self, job: str, doomed: subprocess.Popen[bytes]) -> str:
+        """What a controller did, for a failure: its log, the events of the job, and the files that it has of it."""
+        log, files = self.state_dir / "controller.log", sorted((self.state_dir / "jobs" / job).rglob("*"))
+        events = json.dumps(self.show(job)["events"], indent=1)
+        running = self.run("controller", "status").stdout
+        told = log.read_text() if log.exists() else ""
+        return f"first controller: {doomed.poll()}\n{running}\n{told}\n{events}\n" + "\n".join(map(str, files))
+
     def starts(self) -> list[str]:
         return sorted((self.folder / "starts").read_text().split())
 
@@ -112,6 +120,7 @@ ALWAYS = [
     "controller.after_save:4",
     "controller.after_save:6",
     "controller.before_save:7",
+    "spool.before_complete",  # the job has ended; only who looks at it starts the next controller
 ]
 STEPS_AT_LEAST = 7
 """So many times a job's record is stored at the least; what comes together is stored together, so it may be more."""
@@ -134,7 +143,7 @@ def test_a_job_survives_the_death_of_the_controller_at(head: Head, failpoint: st
     assert [*head.states()] == [job]
     assert head.starts() == [f"{rank}.{attempt}" for rank in range(4)], "each rank starts exactly once"
     spool = head.state_dir / "jobs" / job / f"attempt-{attempt}"
-    await_that(lambda: (spool / "complete").exists())
+    await_that(lambda: (spool / "complete").exists(), lambda: head.story(job, doomed))
     for rank in range(4):
         copies = list(spool.glob(f"*/rank-{rank}.out.0"))
         assert [copy.read_text() for copy in copies] == ["".join(f"line {n} of rank {rank}\n" for n in range(20))]

@@ -18,6 +18,7 @@ from ascendrun.head.spool.clocks import PING_DEADLINE_S, ClockFiles, ClockTracke
 from ascendrun.head.spool.collector import KEEP_BYTES, LogPruner, NodeSpool, PullLimits, SpoolGapError
 from ascendrun.head.spool.sample_ingest import Source
 from ascendrun.head.state.state_dir import SPOOL_COMPLETE, claim_spool_dir, is_spool_of, make_spool_dir, spool_dir
+from ascendrun.node.failpoint import failpoint
 from ascendrun.node.layout import make_tag
 
 TakeRecords = Callable[[str, Sequence[Mapping[str, Any]]], None]
@@ -129,6 +130,7 @@ class AttemptFiles:
             return False
         self._clocks.tick(())
         make_spool_dir(self._folder)
+        failpoint("spool.before_complete")
         (self._folder / SPOOL_COMPLETE).touch(0o600)
         return True
 
