@@ -158,6 +158,14 @@ def test_one_error_of_hosts_with_different_run_directories_is_one_reason() -> No
     assert (found.ranks, found.scope) == ((0, 1, 2, 3), "all")
 
 
+def test_ranks_that_raise_the_same_after_the_stop_of_their_host_are_first_too() -> None:
+    told = raised("--hiden_size: no such option")["err"]
+    err = "".join(f"[rank{{rank}}]: {line}\n" for line in told.splitlines())
+    case = {"ranks": 8, "launcher": "torchrun", "groups": [{"ranks": "all", "spread": 0.3, "err": err, "exit": 1}]}
+    found = diagnose(Builder(case, seed="spread").evidence())
+    assert (found.ranks, found.scope) == (tuple(range(8)), "all")
+
+
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_an_unknown_exception_is_shown_whole(lang: str) -> None:
     message = "the shards were written with another stride; " * 20 + "set data.readers to a divisor of 16"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ascendrun.ascend.vocabularies import cann_detail, class_of
 from ascendrun.health.diagnosis.candidates import candidates_of, joined, strongest_symptom
@@ -22,6 +23,7 @@ from ascendrun.health.diagnosis.result import (
     Proof,
     Role,
     Suspect,
+    normalised,
     proof_of,
 )
 from ascendrun.health.diagnosis.wait_rules import blame_waiting
@@ -52,7 +54,7 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
             located = _located(winner, waiting, timelines)
             candidates = [located, *(one for one in candidates if one is not winner or located is waiting)]
             winner = located
-    winner = winner or strongest_symptom(timelines) or _unknown(evidence, timelines)
+    winner = _with_equal_ends(winner or strongest_symptom(timelines) or _unknown(evidence, timelines), timelines)
     value, caveats = code_value(winner.code), caveats_of(winner, candidates, evidence, timelines)
     chain = make_chain(winner, timelines)
     lags_s = [link.lag_s for link in chain if link.role is Role.CONSEQUENCE and link.lag_s is not None]
@@ -78,6 +80,24 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
         rules=winner.rules,
     )
     return classified(found, winner, evidence, timelines) if winner.strength else found
+
+
+def _with_equal_ends(winner: Suspect, timelines: Sequence[RankTimeline]) -> Suspect:
+    """Add the ranks that failed in the same way, although the stop of their host came first: each printed the line of
+    the winner, and no signal and no success ended it. Not if a rule chose among ranks that print the same."""
+
+    def line_of(one: Suspect | None) -> str | None:
+        return normalised(one.proofs[0].line) if one is not None and one.proofs else None
+
+    same = [
+        one.rank
+        for one in timelines
+        if one.rank.code != 0 and one.rank.signal is None and one.waited is None and line_of(one.own) == line_of(winner)
+    ]
+    if winner.rules or line_of(winner) is None or not same:
+        return winner
+    ranks, hosts = {*winner.ranks, *(rank.rank for rank in same)}, {*winner.hosts, *(rank.host for rank in same)}
+    return replace(winner, ranks=tuple(sorted(ranks)), hosts=tuple(sorted(hosts)))
 
 
 _VERBS = (
