@@ -12,7 +12,7 @@ from ascendrun.core import errors
 from ascendrun.core.pulse import Sight
 from ascendrun.core.settings import Settings
 from ascendrun.head.loop.daemon import mark_stopped, running_pid, wait_until_free
-from ascendrun.head.loop.guard import guard, should_run
+from ascendrun.head.loop.guard import guard
 from ascendrun.head.protocol.control_messages import CheckStore, ControllerStatus, Shutdown, Status
 from ascendrun.head.state.state_dir import clock_now, read_pulse
 from ascendrun.text import Text
@@ -76,11 +76,6 @@ class Controller(Part):
             self._sight_problem = error.message
         self._sight_mono = time.monotonic() + SIGHT_AGAIN_S
         return Sight(read_pulse(state_dir), clock_now(), self._sight_problem)
-
-    def revive(self) -> None:
-        """Start a controller in place of one that was killed, with its guard. Never fails."""
-        if should_run(str(self._head.state_dir)):
-            self.sight()
 
     def liveness(self) -> Mapping[str, Mapping[str, str]]:
         """Return liveness by live job and host, from the newest pulse; starts no controller."""

@@ -13,6 +13,7 @@ from ascendrun.cluster.hosts import WAITING
 from ascendrun.core.errors import ConflictError, DeadlineExceededError
 from ascendrun.core.jobs.job import TERMINAL, pipeline_status
 from ascendrun.core.reachability import UNKNOWN
+from ascendrun.head.loop.guard import should_run
 from ascendrun.head.protocol.control_messages import HoldJob, Prune, Remove, Retry, Stop, Submit
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.query.views import find_job, make_found_views, make_job_detail, make_job_view, make_pipeline_view
@@ -293,10 +294,9 @@ class Jobs(Part):
     def _sight_of(self, jobs: Sequence[JobRecord]) -> Sight | None:
         """Return what is known now; None if all jobs have ended. A controller that died then may have left output of
         them on the nodes: it is started again."""
-        if not all(job.is_terminal for job in jobs):
-            return self._cluster.controller.sight()
-        self._cluster.controller.revive()
-        return None
+        is_live = not all(job.is_terminal for job in jobs)
+        sight = self._cluster.controller.sight() if is_live or should_run(str(self._head.state_dir)) else None
+        return sight if is_live else None
 
     def _view(self, stored: StoredJob, sight: Sight | None) -> JobView:
         return make_job_view(stored, self._progress(stored), None if sight is None else sight.job(stored.job.id))
