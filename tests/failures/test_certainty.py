@@ -166,6 +166,20 @@ def test_ranks_that_raise_the_same_after_the_stop_of_their_host_are_first_too() 
     assert (found.ranks, found.scope) == (tuple(range(8)), "all")
 
 
+def test_the_class_that_an_exception_wraps_decides() -> None:
+    found = explain(raised("SafeTensorError::MetadataIncompleteBuffer"))
+    assert found.domain == "data"
+
+
+def test_ranks_with_nothing_but_a_code_that_hides_others_are_named() -> None:
+    err = (
+        "[rank{rank}]: RuntimeError: EZ9999: Inner Error!\n[rank{rank}]: EZ9999: heads / kv heads = 5 is no case here\n"
+    )
+    case = {"ranks": 2, "groups": [{"ranks": "all", "spread": 0.2, "err": err, "exit": 1}]}
+    found = diagnose(Builder(case, seed="hidden").evidence())
+    assert (found.ranks, found.code, found.confidence.value) == ((0, 1), "EZ9999", "likely")
+
+
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_an_unknown_exception_is_shown_whole(lang: str) -> None:
     message = "the shards were written with another stride; " * 20 + "set data.readers to a divisor of 16"

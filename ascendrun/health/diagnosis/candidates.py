@@ -120,9 +120,12 @@ def _unsure(one: Suspect, strength: int) -> Suspect:
 
 
 def strongest_symptom(timelines: Sequence[RankTimeline]) -> Suspect | None:
-    """Return the strongest symptom of ranks that were not stopped; None: no rank has one."""
-    running = (own for timeline, own in with_symptom(timelines) if not timeline.rank.stopped)
-    found = _by_reason(own for own in running if own.strength >= SIGN_FROM)
+    """Return the strongest symptom of ranks that were not stopped, a weak one only of ranks that failed by themselves
+    and waited for none; None: no rank has one."""
+    running = [(one, own) for one, own in with_symptom(timelines) if not one.rank.stopped]
+    strong = [own for _, own in running if own.strength >= SIGN_FROM]
+    weak = [own for one, own in running if one.rank.has_failed and one.waited is None]
+    found = _by_reason(strong or weak)
     best = max(found, key=lambda one: (one.strength, -(one.at.at_s if one.at else 0.0)), default=None)
     return None if best is None else _unsure(best, best.strength)
 

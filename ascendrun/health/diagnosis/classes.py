@@ -36,6 +36,8 @@ _NO_ATTRIBUTE = re.compile(r"module '(\w+)[\w.]*' has no attribute")
 _UNEXPECTED = re.compile(
     r"got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
 )
+_INNER = re.compile(r"\s*([A-Z]\w*(?:Error|Exception|Timeout))(?=[:(])")
+"""The class of a wrapped exception at the start of a message."""
 _SAME_EVERYWHERE = frozenset({"acl", "cann", "hccl", "rows"})
 """Vocabularies of which a host's own software decides whether their errors of the program occur."""
 
@@ -102,7 +104,7 @@ def code_value(code: str) -> Value | None:
 def _said_by(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Value]:
     """Yield what the first ranks say, and how they ended."""
     said = [text for one in first for text in one.said] or [proof.line for proof in winner.proofs]
-    names = [str(winner.values[key]).partition(":")[0] for key in ("message", "root") if key in winner.values]
+    names = [name for key in ("message", "root") for name in _classes_in(str(winner.values.get(key, "")))]
     kinds = [vocabularies.class_of(name) for name in names if winner.code == "exception"]
     states = any(one.domain == "program" and one.depth in (0, 1) for one in kinds)
     libraries = [value for one in first for value in _libraries_of(one)]
@@ -128,6 +130,15 @@ def _said_by(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Value]:
         ended = value_of("exits", str(winner.values.get(key)))
         if ended is not None and winner.code != "exception":
             yield ended
+
+
+def _classes_in(message: str) -> Iterator[str]:
+    """Yield the class of an exception, and those that its message begins with: what it wraps."""
+    name, _, rest = message.partition(":")
+    while name:
+        yield name
+        inner = _INNER.match(rest)
+        name, rest = (inner[1], rest[inner.end() :]) if inner is not None else ("", "")
 
 
 def _libraries_of(one: RankTimeline) -> Iterator[Value]:
