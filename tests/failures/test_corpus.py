@@ -108,6 +108,7 @@ def test_a_wrong_reason_is_never_called_certain_whatever_is_lost_or_added(seed: 
         ("a_handler_says_in_its_own_words_that_a_file_is_missing", 162),
         ("a_handler_says_in_its_own_words_that_a_file_is_missing", 191),
         ("a_cache_miss_was_handled_and_then_memory_ran_out", 179),
+        ("memory_ran_out_and_the_emergency_save_failed", 125),
         ("a_refused_lock_was_handled_and_then_no_number", 5),
     ],
 )

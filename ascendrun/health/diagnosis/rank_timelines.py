@@ -95,8 +95,9 @@ _TRIED = frozenset({"FileNotFoundError", "FileExistsError", "PermissionError"})
 
 
 def _may_lack_others(fatal: Fatal) -> bool:
-    """Return whether exceptions may be lost before or after the one that ended it: one has no frame; only empty lines
-    part it from another traceback; or a function caught it, and programs do so with its kind."""
+    """Return whether exceptions may be lost before or after the one that ended it: one has no frame, or an empty line
+    among its frames; only empty lines part it from another traceback; or a function caught it, and programs do so with
+    its kind."""
     chain = fatal.chain
     if chain is None:
         return False
@@ -105,7 +106,8 @@ def _may_lack_others(fatal: Fatal) -> bool:
     before = max((one.last + 1 for one in fatal.chains if one.last < chain.first), default=chain.first)
     between = [line.text.strip() for line in fatal.lines[before : chain.first]]
     lacks_frames = len(chain.raised) > 1 and not all(one.caught_in[0] for one in chain.raised)
-    return lacks_frames or (bool(between) and not any(between)) or (last.short_type in _TRIED and not left)
+    has_gap = any(not line.text.strip() for line in fatal.lines[last.first : last.last])
+    return lacks_frames or has_gap or (bool(between) and not any(between)) or (last.short_type in _TRIED and not left)
 
 
 DETAIL_LINES, DETAIL_S = 40, 5.0
