@@ -171,6 +171,12 @@ def test_the_class_that_an_exception_wraps_decides() -> None:
     assert found.domain == "data"
 
 
+def test_a_program_on_the_command_line_is_no_library_that_cannot_be_imported() -> None:
+    err = 'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\nValueError: no such layer'
+    case = {"ranks": 4, "per_host": 2, "groups": [{"ranks": "all", "err": err, "exit": 1}]}
+    assert diagnose(Builder(case, seed="c").evidence()).domain == "program"
+
+
 def test_ranks_with_nothing_but_a_code_that_hides_others_are_named() -> None:
     err = (
         "[rank{rank}]: RuntimeError: EZ9999: Inner Error!\n[rank{rank}]: EZ9999: heads / kv heads = 5 is no case here\n"

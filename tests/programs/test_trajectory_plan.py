@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_refused_with_what_to_change(here):
         "--num_hidden_layers=60",
         "--dtype=float16",
     )
-    with pytest.raises(ModelTooLargeError, match="(?s)ddp requires .* 32.0 GiB.*gradient_checkpointing: true"):
+    with pytest.raises(ModelTooLargeError, match="(?s)ddp requires .* 32.0 GiB.*micro_batch_size: 1;"):
         common.plan_stage(options_of(*large), here)
     common.plan_stage(options_of(*large, "--gradient_checkpointing=true", "--micro_batch_size=50"), here)
 

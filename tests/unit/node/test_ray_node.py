@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ascendrun.ascend.containers import RAY_NAMES
 from ascendrun.core.jobfile import launchers
 from ascendrun.health.diagnosis.lines.exits import RAY_ENDS
 from ascendrun.node import join, layout, ray_node
@@ -63,7 +64,7 @@ def test_the_directory_of_a_cluster_leaves_room_for_the_sockets_of_ray(monkeypat
 
 def test_the_first_node_has_the_command_and_the_others_serve() -> None:
     spec = job(launcher="ray", devices={"type": "npu", "per_node": 2}, env={"NNODES": "own"})
-    made = plan(spec, "a slots=2\nb slots=2\nc slots=2\n")
+    made = plan(spec, "a slots=2\nb slots=2\nc slots=2\n", ray_names=RAY_NAMES)
     assert [node.ends_job for node in made.nodes] == [True, False, False]
     assert [[rank.rank for rank in node.ranks] for node in made.nodes] == [[0], [], []] and made.world_size == 1
     first, second, _ = (node.launcher for node in made.nodes)

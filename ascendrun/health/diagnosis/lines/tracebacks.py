@@ -308,7 +308,8 @@ class _Parser:
         own = [index for index, frame in enumerate(frames) if not _LIBRARY.search(frame[0])]
         last = frames[own[-1] if own else -1] if frames else None
         where = None if last is None else f"{last[0].rpartition('/')[2]}:{last[1]}"
-        deeper = frames[own[-1] + 1 :] if own else frames  # decorators above the program's line made no call
+        # Decorators above the program's line made no call; the program may be `python -c`.
+        deeper = frames[own[-1] + 1 :] if own else [frame for frame in frames if frame[0] != "<string>"]
         collective = any(_COLLECTIVE.search(frame[0]) for frame in deeper[-2:]) or _OF_TRANSPORT.search(found[1])
         lines = (self._group[start][0], self._group[end][0])
         origin = ("", 0) if last is None else (last[0].rpartition("/")[2], last[1])  # directories differ by host
