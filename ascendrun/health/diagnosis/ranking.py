@@ -89,13 +89,11 @@ def _with_equal_ends(winner: Suspect, timelines: Sequence[RankTimeline]) -> Susp
     def line_of(one: Suspect | None) -> str | None:
         return normalised(one.proofs[0].line) if one is not None and one.proofs else None
 
-    same = [
-        one.rank
-        for one in timelines
-        if one.rank.code != 0 and one.rank.signal is None and one.waited is None and line_of(one.own) == line_of(winner)
-    ]
-    if winner.rules or line_of(winner) is None or not same:
+    said = line_of(winner)
+    if winner.rules or said is None:
         return winner
+    ends = [one for one in timelines if one.rank.code != 0 and one.rank.signal is None and one.waited is None]
+    same = [one.rank for one in ends if line_of(one.own) == said]
     ranks, hosts = {*winner.ranks, *(rank.rank for rank in same)}, {*winner.hosts, *(rank.host for rank in same)}
     return replace(winner, ranks=tuple(sorted(ranks)), hosts=tuple(sorted(hosts)))
 

@@ -1,16 +1,19 @@
 """Stages of a pipeline that are chosen at its submission, and packed directories."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ascendrun.core.errors import NotFoundError
 from ascendrun.core.jobfile.model import JobSpec
+from ascendrun.core.jobs.job import State
 from ascendrun.core.settings import Settings
 from ascendrun.head.protocol import release
 from ascendrun.query import submit
-from ascendrun.query.submit import Submission, choose_stages, make_submissions
+from ascendrun.query.submit import Submission, choose_stages, make_submissions, stages_to_repeat
+from tests.lib.demo_jobs import demo_job
 
 PIPELINE = """
 name: ships
@@ -43,6 +46,15 @@ def test_each_chosen_stage_requires_the_nearest_one_above_it_that_is_chosen_too(
     assert needs_of(choose_stages(stages, last="pretrain")) == {"prepare": "", "pretrain": "prepare"}
     assert needs_of(choose_stages(stages, first="finetune")) == {"finetune": "", "evaluate": ""}
     assert needs_of(choose_stages(stages, only=["evaluate", "prepare"])) == {"prepare": "", "evaluate": "prepare"}
+
+
+def test_a_pipeline_of_some_stages_is_resumed_with_the_others_or_repeated_alone(stages: tuple[Submission, ...]) -> None:
+    done = [demo_job(id=f"j-{name}", stage=name, state=State.SUCCEEDED) for name in ("prepare", "pretrain")]
+    resumed = stages_to_repeat(stages, done, None, "j-0001")
+    assert [one.stage for one in resumed] == ["finetune", "evaluate"]
+    failed = [done[0], replace(done[1], state=State.FAILED)]
+    again = stages_to_repeat(choose_stages(stages, only=["prepare", "pretrain"]), failed, None, "j-0001")
+    assert [one.stage for one in again] == ["pretrain"]
 
 
 @pytest.mark.parametrize(
