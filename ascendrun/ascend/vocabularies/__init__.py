@@ -208,6 +208,18 @@ def cann_detail(text: str) -> str | None:
     return None if found is None else found[1]
 
 
+@cache
+def wording(name: str) -> Pattern[str]:
+    """Return the pattern of a kind of line (wordings.toml)."""
+    row = _table("wordings")[name]
+    return re.compile("|".join(row["any"]), re.IGNORECASE if row.get("is_any_case") else 0)
+
+
+def says(text: str, *names: str) -> bool:
+    """Return whether a text has one of these wordings."""
+    return any(wording(name).search(text) for name in names)
+
+
 def kernel_values(text: str) -> Iterator[Value]:
     """Yield the events that a line of the kernel log reports."""
     return (value for key, value in vocabulary("kernel").items() if key in text)

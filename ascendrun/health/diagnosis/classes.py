@@ -6,13 +6,12 @@ kernel events of the first ranks give the domain of a failure whose message nobo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ascendrun.ascend import vocabularies
 from ascendrun.ascend.signatures import signature_of
-from ascendrun.ascend.vocabularies import Value, deepest, value_of, value_of_row
+from ascendrun.ascend.vocabularies import Value, deepest, says, value_of, value_of_row, wording
 from ascendrun.health.diagnosis.candidates import is_timely
 from ascendrun.health.diagnosis.differences import differences_of
 from ascendrun.health.diagnosis.evidence import Evidence, surely_before
@@ -32,12 +31,6 @@ MOST_VALUES = 12
 """Values that a diagnosis keeps."""
 PROVEN_FROM = 75
 """Rows of this strength name the reason and not only its kind."""
-_NO_ATTRIBUTE = re.compile(r"module '(\w+)[\w.]*' has no attribute")
-_UNEXPECTED = re.compile(
-    r"got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
-)
-_INNER = re.compile(r"\s*([A-Z]\w*(?:Error|Exception|Timeout))(?=[:(])")
-"""The class of a wrapped exception at the start of a message."""
 _SAME_EVERYWHERE = frozenset({"acl", "cann", "hccl", "rows"})
 """Vocabularies of which a host's own software decides whether their errors of the program occur."""
 
@@ -137,7 +130,7 @@ def _classes_in(message: str) -> Iterator[str]:
     name, _, rest = message.partition(":")
     while name:
         yield name
-        inner = _INNER.match(rest)
+        inner = wording("inner-class").match(rest)
         name, rest = (inner[1], rest[inner.end() :]) if inner is not None else ("", "")
 
 
@@ -166,10 +159,10 @@ def _others_passed(winner: Suspect, timelines: Sequence[RankTimeline]) -> bool:
 def _is_of_versions(text: str, one: RankTimeline) -> bool:
     """Return whether an exception tells that two packages do not fit: a package without an attribute that is not the
     program's own, or a library that passes another one arguments that it does not have."""
-    missing = _NO_ATTRIBUTE.search(text)
+    missing = wording("no-attribute").search(text)
     if missing is not None:
         return all(is_library(line) or f"/{missing[1]}" not in line for line in one.frames.splitlines())
-    return _UNEXPECTED.search(text) is not None and one.chain is not None and bool(one.chain.final.below)
+    return says(text, "unexpected-argument") and one.chain is not None and bool(one.chain.final.below)
 
 
 def _seen_on(winner: Suspect, evidence: Evidence, first: Sequence[RankTimeline]) -> Iterator[Value]:

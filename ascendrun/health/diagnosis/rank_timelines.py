@@ -7,19 +7,13 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 
 from ascendrun.ascend.signatures import Hit, scan
-from ascendrun.ascend.vocabularies import class_of, is_of_several, strength_of
+from ascendrun.ascend.vocabularies import class_of, is_of_several, says, strength_of
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, moment, with_stamps
 from ascendrun.health.diagnosis.lines.exits import exit_indicator
 from ascendrun.health.diagnosis.lines.fatal import Fatal, has_inner_code
-from ascendrun.health.diagnosis.lines.line_kinds import (
-    WENT_ON,
-    PeerLine,
-    find_peer_lines,
-    is_error_line,
-    is_logged_error,
-)
+from ascendrun.health.diagnosis.lines.line_kinds import PeerLine, find_peer_lines, is_error_line
 from ascendrun.health.diagnosis.lines.rank_lines import LAST_OUTPUT_LINES, NEAR_THE_END_S, RankLines, is_specific
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, is_library, unfold, without_colours
 
@@ -122,7 +116,7 @@ def _details(fatal: Fatal) -> Iterator[Line]:
     closing_s = fatal.rank.exited_at_s if chain is None else fatal.lines[end].at_s
     for line in fatal.lines[max(0, end - DETAIL_LINES) : end]:
         is_near = line.at_s is None or closing_s is None or closing_s - line.at_s <= DETAIL_S
-        if is_near and is_logged_error(line.text) and not any(find_peer_lines([line])):
+        if is_near and says(line.text, "logged-error") and not any(find_peer_lines([line])):
             yield line
 
 
@@ -185,7 +179,7 @@ def known_line_indicators(lines: Fatal) -> list[result.Suspect]:
     has_own_cause = chain is not None and lines.role == result.CAUSE and class_of(chain.root.short_type).depth >= 0
     taken = set(lines.lines_of())
     own = [hit for hit in lines.hits if not (hit.line in taken or is_of_several(hit.signature.code))]
-    shown = [hit for hit in own if lines.is_terminal(hit.line) and not WENT_ON.search(hit.text)]
+    shown = [hit for hit in own if lines.is_terminal(hit.line) and not says(hit.text, "went-on")]
     closing = _closing(lines, shown)
     last = {hit.signature.code: hit for hit in shown}
     indicators = []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ascendrun.ascend.vocabularies import cann_detail, class_of
+from ascendrun.ascend.vocabularies import cann_detail, class_of, wording
 from ascendrun.health.diagnosis.candidates import candidates_of, joined, strongest_symptom
 from ascendrun.health.diagnosis.classes import classified, code_value
 from ascendrun.health.diagnosis.evidence import Evidence, Moment, earliest, surely_before
@@ -98,19 +97,10 @@ def _with_equal_ends(winner: Suspect, timelines: Sequence[RankTimeline]) -> Susp
     return replace(winner, ranks=tuple(sorted(ranks)), hosts=tuple(sorted(hosts)))
 
 
-_VERBS = (
-    "please(?! (?:see|report|refer|file))", "try", "set", "use", "install", "increase", "decrease", "reduce", "pass",
-    "specify", "enable", "disable", "upgrade", "downgrade", "make sure", "consider", "rename",
-)  # fmt: skip
-_ADVISES = re.compile(
-    rf"(?:^|[.;:!)]\s+|,\s+(?=please))((?:{'|'.join(_VERBS)})\b[^;\n]{{6,240}}?)(?=\.?\s*$|\.\s|;)", re.IGNORECASE
-)
-
-
 def advice_of(winner: Suspect, timelines: Sequence[RankTimeline]) -> Mapping[str, str]:
     """Return what the message of the first failure advises, whole sentences; {} for nothing."""
     said = (text for one in timelines if one.rank.rank in winner.ranks[:1] for text in one.said)
-    found = next((match[1] for match in map(_ADVISES.search, said) if match is not None), None)
+    found = next((match[1] for match in map(wording("advice").search, said) if match is not None), None)
     return {} if found is None else {"advice": found}
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ascendrun.ascend.npu_smi import parse_info
+from ascendrun.ascend.vocabularies import wording
 from ascendrun.health.diagnosis.evidence import DeviceFact
 from ascendrun.health.survey.parsers import read_cards, read_ports
 from ascendrun.health.survey.scripts import read_sections
 from ascendrun.text import Text, listed
 
 BAD_HEALTH = frozenset({"Alarm", "Critical"})
-_DEVICE_ADDRESS = re.compile(
-    r"(?:logicDevId|deviceLogicId)\[(?P<logic>\d+)\].*?deviceIp\[(?P<ip>[0-9a-fA-F.:]+)\]|"
-    r"devicePhyId\[(?P<phy>\d+)\].*?deviceIp\[(?P<ip2>[0-9a-fA-F.:]+)\]"
-)
 
 
 def device_facts(texts: Iterable[tuple[str, str, str]]) -> tuple[DeviceFact, ...]:
@@ -73,7 +69,7 @@ def device_addresses(plog: Sequence[str]) -> Mapping[str, int]:
     """Return the addresses of the devices' network ports, from HCCL's log at the start."""
     found = {}
     for text in plog:
-        match = _DEVICE_ADDRESS.search(text) if "deviceIp[" in text else None
+        match = wording("device-address").search(text) if "deviceIp[" in text else None
         if match is not None:
             address = match.group("ip") or match.group("ip2")
             if address not in ("0.0.0.0", "::"):

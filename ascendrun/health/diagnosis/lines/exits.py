@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from ascendrun.ascend.vocabularies import strength_of
+from ascendrun.ascend.vocabularies import says, strength_of, wording
 from ascendrun.core.jobfile.launchers import RAY
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line, RankEvidence, moment
-from ascendrun.health.diagnosis.lines.line_kinds import is_logged_error, is_warning
+from ascendrun.health.diagnosis.lines.line_kinds import is_warning
 from ascendrun.health.diagnosis.result import CAUSE, TEARDOWN, Proof, Suspect, proof_of
 from ascendrun.text import Text, listed
 
@@ -25,15 +25,6 @@ RAY_ENDS = {91: "ray-gcs-died", 92: "ray-raylet-died", 93: "ray-ended", 94: "ray
 """Exit codes of a node of a Ray cluster, those of node/ray_node.py; a test compares them."""
 LOW_MEMORY_SHARE = 0.03
 """A host with a lower fraction of free memory counts as out of memory."""
-_VICTIM = re.compile(r"Kill(?:ed)? process (\d+)|oom-kill:.*\bpid=(\d+)|oom_reaper: reaped process (\d+)")
-_SHELLS_CHILD = re.compile(r"(?:\bline|行) ?\d+ ?[:\uff1a] *(\d+) (?:Killed|已杀死)\b")
-_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
-
-
-_LAUNCHER_SIGNAL = re.compile(
-    r"SignalException: Process \d+ got signal: (?P<number>\d+)|"
-    r"\bReceived (?:Signals\.(?P<name>SIG[A-Z0-9]+)|(?P<code>\d+)) death signal"
-)
 
 
 def signal_name(number: int) -> str:
@@ -58,7 +49,7 @@ def signal_of(rank: RankEvidence) -> int | None:
 def signal_to_launcher(lines: Sequence[Line]) -> int | None:
     """Return the signal that torchrun (exit code 1) reports in its last lines; None: not reported."""
     for line in reversed(lines[-LAST_LINES:]):
-        found = _LAUNCHER_SIGNAL.search(line.text)
+        found = wording("signal-to-launcher").search(line.text)
         if found is not None:
             number = found["number"] or found["code"]
             return int(number) if number else getattr(signal, found["name"], None)
@@ -69,15 +60,15 @@ def victims(host: HostEvidence) -> Mapping[int, Line]:
     """Return pids that the out-of-memory killer killed, with the line that reports it."""
     found: dict[int, Line] = {}
     for line in host.dmesg or ():
-        match = _VICTIM.search(line.text)
+        match = wording("killed-for-memory").search(line.text)
         if match is not None:
             found.setdefault(int(next(group for group in match.groups() if group)), line)
     return found
 
 
-def _lost_children(rank: RankEvidence, *patterns: re.Pattern[str]) -> Mapping[int, Line]:
+def _lost_children(rank: RankEvidence, *names: str) -> Mapping[int, Line]:
     """Return pids of processes that the output of a rank reports as lost, with the line that reports it."""
-    found = ((pattern.search(line.text), line) for pattern in patterns for line in rank.lines)
+    found = ((wording(name).search(line.text), line) for name in names for line in rank.lines)
     return {int(pid): line for match, line in found if match is not None for pid in re.findall(r"\d+", match[1])}
 
 
@@ -120,11 +111,6 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence, *, missed_a_child: bo
 
 
 LAST_LINES, LAST_OUTPUT_S = 25, 30.0
-_ERROR_STEMS = re.compile(
-    r"error|fail|fatal|critical|cannot|can't|could not|couldn't|invalid|not found|no such|denied|"
-    r"missing|abort|refus|unable|exceed|assert|panic|错误|失败|异常|无法|不存在",
-    re.IGNORECASE,
-)
 
 
 def _last_output(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
@@ -134,15 +120,15 @@ def _last_output(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
     prints = [line for line in rank.lines if line.stream == "out" and _is_output(line)][-5:]
     last_s = max((line.at_s for line in (*prints, *errors) if line.at_s is not None), default=0.0)
     recent = [line for line in (*prints, *errors) if line.at_s is None or last_s - line.at_s <= LAST_OUTPUT_S]
-    decisive = [line for line in recent if _ERROR_STEMS.search(line.text)]
-    in_a_row = [*takewhile(lambda line: is_logged_error(line.text), reversed(decisive))][2::-1]
+    decisive = [line for line in recent if says(line.text, "error-stem")]
+    in_a_row = [*takewhile(lambda line: says(line.text, "logged-error"), reversed(decisive))][2::-1]
     chosen = in_a_row if len(in_a_row) > 1 else [*errors[-2:-1], decisive[-1]] if decisive else errors[-2:]
     return tuple(proof_of(evidence, line, rank) for line in chosen)
 
 
 def _sentence(last: Sequence[Proof]) -> str:
     """Return the first of consecutive errors, which has the reason; else the last line."""
-    return last[0 if all(is_logged_error(proof.line) for proof in last) else -1].line[:200]
+    return last[0 if all(says(proof.line, "logged-error") for proof in last) else -1].line[:200]
 
 
 def _is_output(line: Line) -> bool:
@@ -185,7 +171,7 @@ def _killed_for_memory(evidence: Evidence, rank: RankEvidence, *, missed_a_child
     may_be = is_killed or not rank.has_ended  # in a container the pid may be of another process
     if rank.pid is not None and rank.pid in dead and may_be:
         return _oom(evidence, rank, [dead[rank.pid]], pid=rank.pid, sure=rank.has_ended)
-    for pid, line in _lost_children(rank, _WORKER, *([_SHELLS_CHILD] if may_be else [])).items():
+    for pid, line in _lost_children(rank, "worker-lost", *(["child-killed"] if may_be else [])).items():
         if pid in dead:
             found = _oom(evidence, rank, [dead[pid], line], pid=pid, sure=True)
             return replace(found, at=moment(evidence, rank.host, line.at_s) or found.at)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ascendrun.ascend.peer_messages import EXEC, LOST
 from ascendrun.ascend.signatures import Hit
-from ascendrun.ascend.vocabularies import Value, is_kind, is_of_several, strength_of, value_of, values_in
+from ascendrun.ascend.vocabularies import Value, is_kind, is_of_several, says, strength_of, value_of, values_in, wording
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines import line_kinds, rank_lines
 from ascendrun.health.diagnosis.lines.exits import FROM_OUTSIDE, signal_of
@@ -24,16 +23,6 @@ SPECIFIC_FROM, NEUTRAL_BELOW = 80, 20
 _CARRIED = ("data", "storage")
 """If a collective raises an error of such a domain, about received data, the sending rank caused it."""
 _OF_THE_SYSTEM = ("storage", "network", "host-memory", "resource", "device")
-_RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker|pin memory thread|replica) ")
-"""Torch's replacement for the message of another process's exception."""
-_WORK_OF_THREADS = re.compile(
-    r"\b(?:thread|writer|sav(?:e|ing)\b|checkpoint|background|async|queue\b|prefetch)", re.IGNORECASE
-)
-_OF_CPP = re.compile(r"^(?:\[rank\d+\]:\s?)?\[[EWIF]\d{4} \d\d:\d\d")
-_RETURN_CODE = re.compile(
-    r"\b(?:errCode|retCode|rtCode|drvRetCode|drvRet|drv_ret_code|InnerCode|ret)\s*[=:\[]\s*\[?(?P<code>0x[0-9a-f]+|\d+)",
-    re.IGNORECASE,
-)
 
 
 def has_inner_code(hit: Hit, texts: Iterable[str]) -> bool:
@@ -42,7 +31,9 @@ def has_inner_code(hit: Hit, texts: Iterable[str]) -> bool:
     value = value_of("acl", outer) if layer == "ACL" else None
     if value is None or not value.is_outer:  # such a code may stand for a failure in a lower layer
         return False
-    return any(found["code"] not in (outer, "0", "0x0") for text in texts for found in _RETURN_CODE.finditer(text))
+    return any(
+        found["code"] not in (outer, "0", "0x0") for text in texts for found in wording("return-code").finditer(text)
+    )
 
 
 class Fatal(rank_lines.RankLines):
@@ -76,10 +67,10 @@ class Fatal(rank_lines.RankLines):
         if chain.kind != "main" or earlier.kind == "ignored" or earlier.last >= chain.first:
             return False
         is_of_the_system = any(one.domain in _OF_THE_SYSTEM for one in values_in(earlier.root.text))
-        if earlier.kind != "main" and is_of_the_system and _WORK_OF_THREADS.search(chain.root.text):
+        if earlier.kind != "main" and is_of_the_system and says(chain.root.text, "work-of-threads"):
             return True
         has_worked = self.after[earlier.last] - self.after[chain.first] >= rank_lines.WORK_LINES
-        if has_worked or not (line_kinds.points_elsewhere(chain.root.text) or earlier.kind == "thread"):
+        if has_worked or not (says(chain.root.text, "points-elsewhere") or earlier.kind == "thread"):
             return False
         times = [self.lines[index].at_s for index in (earlier.last, chain.first)]
         return times[0] is None or times[1] is None or times[1] - times[0] <= rank_lines.NEAR_THE_END_S
@@ -98,7 +89,7 @@ class Fatal(rank_lines.RankLines):
         if any(one.kind in rank_lines.OF_SEVERAL for one in messages):
             return SYMPTOM
         hit = _best(hit for hit in self.hits if hit.line in message and hit.signature.strength >= NEUTRAL_BELOW)
-        if line_kinds.points_elsewhere(root.text) and self._later_hit(chain) is not None:
+        if says(root.text, "points-elsewhere") and self._later_hit(chain) is not None:
             return CAUSE
         if hit is not None and not (root.collective and hit.signature.domain in _CARRIED):
             return hit.signature.role
@@ -165,7 +156,7 @@ class Fatal(rank_lines.RankLines):
         lines = self.lines
         stream, after = lines[chain.last].stream, lines[chain.last + 1 : chain.last + 4]
         text = next((line.text for line in after if line.stream == stream and line.text.strip()), "")
-        return line_kinds.HANDLED.search(text) is not None and not text.startswith(("Traceback", " "))
+        return says(text, "handled") and not text.startswith(("Traceback", " "))
 
     def _has_known_after(self, chain: Chain) -> bool:
         """Return whether a known reason or the end of a wait follows outside of its message: that may have ended the
@@ -206,7 +197,7 @@ class Fatal(rank_lines.RankLines):
             unsure = unsure or is_inner or (is_of_others and line_kinds.has_bare_service(chain.root.text))
             return [self.indicator(hit, role, when, proofs, values, sure=not unsure)]
         has_several = any(message.kind in rank_lines.OF_SEVERAL for message in self.messages)
-        unsure = unsure or line_kinds.points_elsewhere(shown.text) or self.has_waited or has_several
+        unsure = unsure or says(shown.text, "points-elsewhere") or self.has_waited or has_several
         # the output of a stopped rank may be its program's data, such as text
         was_printed = (last.stream == "out" and self.rank.stopped) or was_handled
         strength = strength_of("printed" if was_printed else "suffered" if unsure else "exception")
@@ -216,10 +207,10 @@ class Fatal(rank_lines.RankLines):
     def _most_specific(self, chain: Chain, role: str) -> Raised:
         """Return the most specific exception: the last, unless it only reports other ranks' ends or refers to an
         earlier one."""
-        final = next((one for one in reversed(chain.leading) if not line_kinds.points_elsewhere(one.text)), chain.final)
+        final = next((one for one in reversed(chain.leading) if not says(one.text, "points-elsewhere")), chain.final)
         echo = line_kinds.find_peer_lines(self.lines[index] for index in self.message_of(final))
         is_echo = role == CAUSE and (self._suffered(final)[0] or any(one.wait is not None for one in echo))
-        return chain.root if is_echo or chain.kind == "thread" or _RERAISED.match(final.message) else final
+        return chain.root if is_echo or chain.kind == "thread" or says(final.message, "reraised") else final
 
     def _hit_of(self, chain: Chain, role: str) -> Hit | None:
         """Return the signature of the chain's reason: of its root, or of a later, more specific exception."""
@@ -239,7 +230,7 @@ class Fatal(rank_lines.RankLines):
             return False
         final = self.chain.final
         is_pipe = self._suffered(final)[0] == LOST and not final.collective
-        points = line_kinds.points_elsewhere(final.text) and final is self._most_specific(self.chain, CAUSE)
+        points = says(final.text, "points-elsewhere") and final is self._most_specific(self.chain, CAUSE)
         return is_pipe or points
 
     def lines_of(self) -> Iterable[int]:
@@ -292,7 +283,7 @@ def _is_specific(hit: Hit) -> bool:
 def _goes_on(first: Line, line: Line) -> bool:
     """Return whether the message continues: it is written at one time, and C++ logs are not part of it."""
     is_later = first.at_s is not None and line.at_s is not None and line.at_s - first.at_s > rank_lines.LAST_OUTPUT_S
-    return line.stream == first.stream and not is_later and not _OF_CPP.match(line.text)
+    return line.stream == first.stream and not is_later and not says(line.text, "of-cpp")
 
 
 def _values_of(chain: Chain, *, shown: Raised) -> Mapping[str, str]:

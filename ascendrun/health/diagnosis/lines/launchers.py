@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ascendrun.ascend.vocabularies import says, wording
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines.tracebacks import find_chains, rank_of_prefix, split_prefix
@@ -18,21 +19,8 @@ LAUNCHERS = frozenset({"torchrun", "deepspeed", "none"})
 """Launchers of which the evidence has the process of each node, not its ranks."""
 OBSERVED_BEFORE_S = 1.0
 """Minimum time from the first end of a rank to the end of its launcher."""
-_HEAD = re.compile(r"(?P<root>Root Cause \(first observed failure\))|^\s*Failures:\s*$|Other failures", re.MULTILINE)
-_ENTRY = re.compile(
-    r"^\s*rank\s*: (?P<rank>\d+) \(local_rank: \d+\)\n(?:.*\n){0,3}?"
-    r"\s*exitcode\s*: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)",
-    re.MULTILINE,
-)
 _NODE_RANK = re.compile(r"node_rank=(\d+)")
-_LOCAL_RANK = r".*?--local_rank[=' ,]+(?P<local>\d+)"
-_SPAWNED = re.compile(r"process (?P<pid>\d+) spawned with command: " + _LOCAL_RANK)
-_RETURNED = re.compile(r"sigkill_handler\] " + _LOCAL_RANK + r".* exits with return code = (?P<code>-?\d+)")
 _MAPPING = re.compile(r"'([^']+)': \[([\d, ]*)\]")
-_OWN_LINES = re.compile(
-    r"torch/distributed/(?:run|launcher|elastic)|torch\.distributed\.elastic|"
-    r"deepspeed/launcher|bin/torchrun|multiprocessing/errors"
-)
 
 
 @dataclass(frozen=True)
@@ -87,7 +75,7 @@ def _owners(ends: Mapping[int, InnerEnd], loose: Sequence[Line]) -> tuple[int, .
     many equal tracebacks."""
     root = next(end for end in ends.values() if end.is_root)
     alike = tuple(end.rank for end in ends.values() if end.code == root.code)
-    chains = find_chains([line for line in loose if not _OWN_LINES.search(line.text)])
+    chains = find_chains([line for line in loose if not says(line.text, "of-launcher")])
     counted = Counter((chain.root.type, normalised(chain.root.message), chain.root.origin) for chain in chains)
     return alike if counted and max(counted.values()) >= len(alike) else (root.rank,)
 
@@ -97,7 +85,7 @@ def _inner(
 ) -> RankEvidence:
     """Make a rank; SIGTERM or SIGKILL to a rank that is not the root counts as a stop."""
     has_message = any("Traceback" in line.text or "Error" in line.text for line in lines)
-    own = [] if has_message else [line for line in loose if not _OWN_LINES.search(line.text)]
+    own = [] if has_message else [line for line in loose if not says(line.text, "of-launcher")]
     code = None if end is None else end.code
     signal = -code if code is not None and code < 0 else None
     exited_s = process.exited_at_s
@@ -123,9 +111,9 @@ def _inner(
 def find_torchrun_ends(lines: Sequence[Line]) -> tuple[InnerEnd, ...]:
     """Return ends from torchrun's summary of failed ranks; () if missing."""
     whole = "\n".join(split_prefix(line.text)[1] for line in lines)
-    heads = [(found.start(), found["root"] is not None) for found in _HEAD.finditer(whole)]
+    heads = [(found.start(), found["root"] is not None) for found in wording("torchrun-head").finditer(whole)]
     ends = []
-    for found in _ENTRY.finditer(whole):
+    for found in wording("torchrun-entry").finditer(whole):
         is_root = [is_root for at, is_root in heads if at < found.start()][-1:] == [True]
         ends.append(InnerEnd(int(found["rank"]), int(found["pid"]), int(found["code"]), is_root))
     return tuple(ends)
@@ -147,9 +135,9 @@ def find_deepspeed_ends(lines: Sequence[Line], *, is_alone: bool = True) -> tupl
             nodes = [tuple(range(sum(sizes[:place]), sum(sizes[: place + 1]))) for place in range(len(sizes))]
         if named := _NODE_RANK.search(text):
             node_rank = int(named[1])
-        if spawned := _SPAWNED.search(text):
+        if spawned := wording("deepspeed-spawned").search(text):
             pids[int(spawned["local"])] = int(spawned["pid"])
-        if returned := _RETURNED.search(text):
+        if returned := wording("deepspeed-returned").search(text):
             number = int(returned["local"])
             here = nodes[node_rank] if node_rank < len(nodes) else ()
             if number < len(here) or (not nodes and node_rank == 0 and is_alone):

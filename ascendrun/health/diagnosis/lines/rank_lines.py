@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ascendrun.ascend.signatures import Hit, scan
-from ascendrun.ascend.vocabularies import is_kind, strength_of
+from ascendrun.ascend.vocabularies import is_kind, says, strength_of, wording
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, is_after_stop, moment
 from ascendrun.health.diagnosis.lines import line_kinds
@@ -51,7 +51,7 @@ class RankLines:
         raised = [one for chain in self.chains for one in chain.raised]
         reports = {*(hit.line for hit in hits), *(index for one in raised for index in range(one.first, one.last + 1))}
         self._is_work = [
-            index not in reports and bool(line.text.strip()) and not line_kinds.QUIET.search(line.text)
+            index not in reports and bool(line.text.strip()) and not says(line.text, "quiet")
             for index, line in enumerate(lines)
         ]
         self.after = self._count_after()
@@ -177,14 +177,11 @@ def _newest(lines: Iterable[Line]) -> float | None:
 def is_specific(hit: Hit) -> bool:
     """Return whether it is more than the name of a Python exception or a list of usual causes."""
     row = hit.signature
-    return not (row.family == "python" and row.code.startswith("python-")) and not line_kinds.is_list_of_causes(
-        hit.text
-    )
+    return not (row.family == "python" and row.code.startswith("python-") or says(hit.text, "usual-causes"))
 
 
 # ---------------------------------------------------------------- exceptions raised while another was handled
 
-_CLEARS = re.compile(r"__a?exit__|__del__|_*(?:close|cleanup|clean_up|shutdown|finalize|destroy|teardown|tear_down)\w*")
 _ERRNO = re.compile(r"^\[Errno -?\d+\]\s*")
 _NAMED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
 _RAISES = re.compile(r"raise\b")
@@ -200,7 +197,7 @@ def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) ->
         before = chain.raised[begins:place]
         if not later.during or not before or any(retells(later, one) for one in before):
             continue
-        if _CLEARS.fullmatch(later.raised_in[1]):  # it failed while closing a resource: a consequence
+        if wording("clears").fullmatch(later.raised_in[1]):  # it failed while closing a resource: a consequence
             ends = place
             break
         if is_kind(later.type, "ends") or later.collective or line_kinds.suffered_wait(later.text) is not None:
@@ -225,6 +222,6 @@ def retells(later: Raised, earlier: Raised) -> bool:
     message = _ERRNO.sub("", earlier.message)
     names = [one for found in _NAMED.findall(message) for one in found]
     words = [earlier.short_type, message.partition(": '")[0], message, *names]
-    return line_kinds.points_elsewhere(later.text) or any(
+    return says(later.text, "points-elsewhere") or any(
         len(word) >= LONG_ENOUGH and word in later.message for word in words
     )

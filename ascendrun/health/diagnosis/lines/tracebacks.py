@@ -6,46 +6,25 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ascendrun.ascend.vocabularies import says, wording
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.result import normalised
 
 PREFIX = re.compile(r"^(?:\[(?:[A-Za-z_]+)?(\d+)\]:[ ]?)+")
 _RANK = re.compile(r"\[rank(\d+)\]:")
-_TRACEBACK = re.compile(r"^(?P<indent>[ \t|+]*)(?P<before>.*?)Traceback \(most recent call last\)\s*(?::\s*$|[─-])")
-_FRAME = re.compile(r'^\s*(?:> )?File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?')
-_BOXED_FRAME = re.compile(r"^│\s*(?P<file>/?\S+\.py):(?P<line>\d+)(?: in (?P<name>\S+))?")
 TRACEBACK_HEAD = "Traceback (most recent call last)"
 _BOX = ("│", "╭", "╰", "└", "┌")
 _PREFIXED = re.compile(r'^(?P<prefix>\S.{2,120}?)\s\sFile "[^"]+", line \d+')
-_SURE = re.compile(
-    r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Iteration|Timeout|Failure|Expired"
-    r"|Unavailable|Signal|NotMet|NotFound|Missing|Invalid|Refused|Abort|Aborted|Fault|Group|Empty|Full))"
-    r"(?::\s?(?P<message>.*))?$"
-)
-_ANY = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::\s(?P<message>.*))?$")
+_TRACEBACK, _FRAME, _BOXED_FRAME = map(wording, ("traceback", "frame", "boxed-frame"))
+_SURE, _ANY = wording("exception"), wording("name-and-message")
 _LEVELS = frozenset({"INFO", "DEBUG", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL", "NOTE"})
 _DURING = "During handling of the above exception, another exception occurred"
 _DIRECT = "The above exception was the direct cause of the following exception"
-_IGNORED = re.compile(
-    r"^(?:Exception ignored in|Error in atexit|Error in sys\.excepthook|--- Logging error ---"
-    r"|Exception ignored on|Exception ignored while)"
-)
 _THREAD = re.compile(r"^Exception in thread ")
 _OF_THREAD = re.compile(r"/threading\.py$")
 """Where the tracebacks of threads begin."""
-_LIBRARY = re.compile(
-    r"site-packages/|dist-packages/|/lib/python3|<frozen |^<string>|multiprocessing/|\.(?:pyx|pxi|pxd)\b"
-)
 _INSTALLED = re.compile(r"-packages/|lib/python3[\d.]*/|<frozen ")
-_COLLECTIVE = re.compile(
-    r"torch/distributed/(?:distributed_c10d|c10d_logger|rendezvous|nn/functional)|"
-    r"torch_npu/distributed/|deepspeed/comm/|torch/distributed/elastic/"
-)
-_OF_TRANSPORT = re.compile(
-    r"HCCL function error|working operator name is Hccl|NCCL error in|third_party/gloo/|"
-    r"ProcessGroup(?:HCCL|NCCL|Gloo)"
-)
 TORN_LINES = 8
 NOISE_LIMIT = 60
 """Maximum number of unrelated lines inside a traceback; with more it counts as torn."""
@@ -226,7 +205,7 @@ class _Parser:
             self._linked, self._during = self._group[at][0], _DURING in text
         elif text[:1] not in ("E", "-"):
             return  # as nearly all lines, so none of the patterns is tried
-        elif _IGNORED.match(text):
+        elif says(text, "ignored"):
             self._close()
             self._kind = "ignored"
         elif _THREAD.match(text):
@@ -305,12 +284,12 @@ class _Parser:
         return found[0], f"{found[1].rstrip()} {after.strip()}".lstrip()
 
     def _raised(self, start: int, end: int, found: tuple[str, str], frames: Sequence[tuple[str, int]]) -> Raised:
-        own = [index for index, frame in enumerate(frames) if not _LIBRARY.search(frame[0])]
+        own = [index for index, frame in enumerate(frames) if not is_library(frame[0])]
         last = frames[own[-1] if own else -1] if frames else None
         where = None if last is None else f"{last[0].rpartition('/')[2]}:{last[1]}"
         # Decorators above the program's line made no call; the program may be `python -c`.
         deeper = frames[own[-1] + 1 :] if own else [frame for frame in frames if frame[0] != "<string>"]
-        collective = any(_COLLECTIVE.search(frame[0]) for frame in deeper[-2:]) or _OF_TRANSPORT.search(found[1])
+        collective = any(says(frame[0], "collective") for frame in deeper[-2:]) or says(found[1], "transport")
         lines = (self._group[start][0], self._group[end][0])
         origin = ("", 0) if last is None else (last[0].rpartition("/")[2], last[1])  # directories differ by host
         below = tuple(frame[0] for frame in reversed(deeper))
@@ -319,7 +298,7 @@ class _Parser:
 
 def is_library(text: str) -> bool:
     """Return whether a file, or the line of a frame, is of Python or of an installed package."""
-    return _LIBRARY.search(text) is not None
+    return says(text, "library")
 
 
 def module_of(file: str) -> str:
