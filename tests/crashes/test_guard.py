@@ -90,6 +90,32 @@ def test_at_night_a_killed_controller_comes_back_and_stops_the_peers_of_a_dead_r
     await_that(lambda: not is_alive(again.guard_pid or 0))  # ended on purpose
 
 
+def test_with_the_guard_killed_too_an_agent_on_the_head_node_brings_both_back(head: Head) -> None:
+    long_job(head)
+    first = status(head)
+    assert first.guard_pid is not None
+    os.kill(first.guard_pid, signal.SIGKILL)
+    os.kill(first.pid, signal.SIGKILL)
+    kill_a_rank(head)
+    await_end(head)
+    again = status(head)
+    assert again.pid != first.pid and again.guard_pid not in (None, first.guard_pid)
+    assert head.run("controller", "stop").returncode == 0
+    await_that(lambda: not is_alive(again.guard_pid or 0))
+
+
+def test_a_controller_whose_guard_was_killed_gets_another(head: Head) -> None:
+    job = long_job(head)
+    first, ranks = status(head), head.show(job)["ranks"]
+    assert first.guard_pid is not None
+    os.kill(first.guard_pid, signal.SIGKILL)
+    await_that(lambda: (found := status(head)).guard_pid not in (None, first.guard_pid) and found.pid != first.pid)
+    os.kill(status(head).pid, signal.SIGKILL)
+    kill_a_rank(head)
+    await_end(head)
+    assert [rank["pid"] for rank in head.show(job)["ranks"]] == [rank["pid"] for rank in ranks]
+
+
 @pytest.fixture
 def fake_cron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A crontab command before all others on PATH, and no systemd user manager; the file that it writes."""

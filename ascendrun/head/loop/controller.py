@@ -15,7 +15,8 @@ from ascendrun.core.errors import AscendrunError, ControllerReplacedError
 from ascendrun.core.retention import Retention
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.loop.context import Context
-from ascendrun.head.loop.guard import guard_pid
+from ascendrun.head.loop.guard import guard_pid, is_guard_lost
+from ascendrun.head.loop.head_watch import WATCH_S, is_here, watch_request
 from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.loop.monitors import Monitors, PulseWriter
 from ascendrun.head.loop.operations import Operations
@@ -95,7 +96,7 @@ class Controller:
         self._is_over = False
         self._is_replaced = False  # on disk, by another release
         self.restarts = False
-        """Whether this process is to become the release on disk when `run` has returned."""
+        """Whether this process is to become the release on disk, with a guard, when `run` has returned."""
         self._server = ControlServer(state_dir, self._on_request, will_restart=self._will_restart)
 
     # From any thread
@@ -192,7 +193,7 @@ class Controller:
         self._monitors.tick()
         self._notifier.beat([(runner.job.name, runner.job.id) for runner in self._jobs if not runner.job.is_terminal])
         self._guard(self._requests.tick)
-        if self._is_replaced and not self._is_over and self._is_quiet():
+        if (self._is_replaced or is_guard_lost()) and not self._is_over and self._is_quiet():
             self._is_over = self.restarts = True
         if self._is_busy() or self._idle_check_s is not None:
             self._busy_mono = time.monotonic()
@@ -215,6 +216,8 @@ class Controller:
         return not (self._open_requests or self._operations.is_busy or is_starting)
 
     def _on_up(self, link: AgentConnection) -> None:
+        if is_here(link.info):
+            link.call(watch_request(self._state_dir), deadline_s=WATCH_S, done=lambda reply: None)
         self._jobs.on_up(link)
         self._operations.on_up()
         self._context.on_up(link)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ascendrun.core.errors import AscendrunError, DeadlineExceededError, UnreachableError
-from ascendrun.core.settings import STATE_VARIABLE
 from ascendrun.head.loop import guard as guarding
 from ascendrun.head.state.state_dir import make_state_dir
 from ascendrun.node.files import write_json
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 IDLE_VARIABLE = "ASCENDRUN_CONTROLLER_IDLE_S"
 REFUSAL_NAME = "controller-refused.json"
 """Why the last controller did not start, as data: its log ends with a hint, without the fact."""
-KEPT_LOCK_VARIABLE = "ASCENDRUN_CONTROLLER_LOCK_FD"
 _POLL_S = 0.01
 LOOK_S = 0.3
 
@@ -40,7 +38,7 @@ def _locked(state_dir: Path) -> Iterator[int | None]:
 
     `is_running` takes the lock for a moment to test it: only the controller keeps it.
     """
-    path, kept = state_dir / guarding.LOCK_NAME, os.environ.pop(KEPT_LOCK_VARIABLE, "")
+    path, kept = state_dir / guarding.LOCK_NAME, os.environ.pop(guarding.KEPT_LOCK_VARIABLE, "")
     fd = int(kept) if kept else os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     os.set_inheritable(fd, False)
     try:
@@ -121,7 +119,11 @@ def run_controller(
     from ascendrun.head.notify.notifier import Notifier
 
     make_state_dir(state_dir)
-    if guarding.is_restart() and KEPT_LOCK_VARIABLE not in os.environ and not guarding.should_run(str(state_dir)):
+    if (
+        guarding.is_restart()
+        and guarding.KEPT_LOCK_VARIABLE not in os.environ
+        and not guarding.should_run(str(state_dir))
+    ):
         return False  # stopped meanwhile, or a command started another
     with _locked(state_dir) as lock_fd:
         if lock_fd is not None:
@@ -154,11 +156,16 @@ def _read_refusal(state_dir: Path) -> AscendrunError | None:
 
 
 def _replace_process(lock_fd: int) -> None:
-    """Become the controller of the release on disk, with the same pid, guard and lock."""
-    print("controller: the release on disk was replaced; restarting", flush=True)
+    """Become the controller of the release on disk, with the same pid, guard and lock. Without its guard this process
+    becomes the guard of a new controller."""
+    is_lost = guarding.is_guard_lost()
+    print(
+        f"controller: {'its guard was killed' if is_lost else 'the release on disk was replaced'}; restarting",
+        flush=True,
+    )
     os.set_inheritable(lock_fd, True)
-    guard = {guarding.GUARDED_VARIABLE: str(guarding.guard_pid() or "none"), KEPT_LOCK_VARIABLE: str(lock_fd)}
-    os.execve(sys.executable, guarding.ARGV, {**os.environ, **guard})
+    guard = {} if is_lost else {guarding.GUARDED_VARIABLE: str(guarding.guard_pid() or "none")}
+    os.execve(sys.executable, guarding.ARGV, {**os.environ, **guard, guarding.KEPT_LOCK_VARIABLE: str(lock_fd)})
 
 
 def start_controller(state_dir: Path, *, deadline_s: float) -> None:
@@ -169,6 +176,7 @@ def start_controller(state_dir: Path, *, deadline_s: float) -> None:
     """
     import subprocess
 
+    from ascendrun.head.loop.head_watch import environment
     from ascendrun.head.protocol.control_socket import ControlClient
 
     make_state_dir(state_dir)
@@ -184,7 +192,7 @@ def start_controller(state_dir: Path, *, deadline_s: float) -> None:
             stderr=log,
             start_new_session=True,
             cwd="/",
-            env=_environment(state_dir),
+            env=environment(state_dir),
         )
     deadline = time.monotonic() + deadline_s
     error: UnreachableError | None = None
@@ -205,11 +213,3 @@ def start_controller(state_dir: Path, *, deadline_s: float) -> None:
         Text("controller.not-started", "the controller did not start: {why}", why=tail[0] if tail else str(error)),
         hint=Text("controller.run", "run ascendrun controller run; the log is {path}", path=str(log_path)),
     ) from error
-
-
-def _environment(state_dir: Path) -> dict[str, str]:
-    import ascendrun
-
-    package_parent = str(Path(ascendrun.__file__).resolve().parent.parent)
-    path = os.pathsep.join(part for part in (package_parent, os.environ.get("PYTHONPATH", "")) if part)
-    return {**os.environ, STATE_VARIABLE: str(state_dir), "PYTHONPATH": path}

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 
 GUARDED_VARIABLE = "ASCENDRUN_CONTROLLER_GUARD"
 """Pid of the guard, in the environment of a controller that it starts; a controller that finds it starts no other."""
+KEPT_LOCK_VARIABLE = "ASCENDRUN_CONTROLLER_LOCK_FD"
 LOCK_NAME = "controller.lock"
 """Locked while a controller runs. It then contains the controller's pid; empty after an end on purpose."""
 LOG_NAME = "controller.log"
@@ -30,6 +31,11 @@ _is_restart = _is_called = False
 def guard_pid() -> int | None:
     """Return the pid of the guard of this process; None: it has none, or no more."""
     return _guard_pid if _guard_pid == os.getppid() else None
+
+
+def is_guard_lost() -> bool:
+    """Return whether this process had a guard, which was killed."""
+    return _guard_pid is not None and guard_pid() is None
 
 
 def is_restart() -> bool:
@@ -56,6 +62,9 @@ def guard() -> None:
     if pid == 0:
         _guard_pid = parent
         return
+    lock = os.environ.pop(KEPT_LOCK_VARIABLE, "")
+    if lock:
+        os.close(int(lock))  # only the controller keeps it
     sys.exit(_Guard(pid).watch())
 
 

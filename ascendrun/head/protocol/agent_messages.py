@@ -56,6 +56,15 @@ class Ping(Request[Pong], op="ping"):
     """Query the clock of the node."""
 
 
+class WatchHead(Request[Done], op="watch_head"):
+    """To an agent on the head node: when this connection ends and the file `lock` is not empty, become `argv` in the
+    environment `env`, which starts a controller that was killed together with its guard."""
+
+    lock: str
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(repr=False)
+
+
 class ProbeReply(Message):
     """Reply to Probe. `routes`: by peer {interface, source}, both None if unknown."""
 

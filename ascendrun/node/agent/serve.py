@@ -11,7 +11,7 @@ import threading
 import time
 
 from ascendrun.node import layout, procs, wire
-from ascendrun.node.agent.operations import Operations, node_state
+from ascendrun.node.agent.operations import Operation, Operations, node_state
 from ascendrun.node.files import make_private_dir, replace_file, write_all
 from ascendrun.node.layout import sha256
 from ascendrun.node.op_errors import OperationError
@@ -20,13 +20,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Mapping
 
-    from ascendrun.node.agent.operations import Operation
-
 
 READ_BYTES = 1 << 18
 LAST_WORK_S = 5.0
 """Seconds that accepted requests may run after the input ended."""
 MAX_QUEUES = 64
+REVIVE_S = 5.0
+"""Seconds after the end of the connection in which the guard of a killed controller, if it is alive, starts another."""
 READS_ARCHIVE = frozenset({"prepare", "go", "stop", "processes", "live", "probe"})
 """Operations before which the agent checks that its archive exists. If it does not, the agent exits, and the head
 installs it again."""
@@ -120,6 +120,8 @@ class Agent:
         is_busy = self._can.follower.is_busy
         self.outbox = Outbox(out_fd, lambda: self.close(0), lambda: wire.BEAT_S if is_busy() else wire.RESTING_BEAT_S)
         self._operations = self._can.table()
+        self._operations["watch_head"] = Operation(self._watch_head, "", None)
+        self._head: dict[str, Any] | None = None
         self._pending: list[Pending] = []
         self._own_queues = 0
 
@@ -161,7 +163,13 @@ class Agent:
         self._queues.wait_idle(LAST_WORK_S)
         self._keep()
         self.outbox.flush(1.0)
+        if self._head is not None:
+            revive(self._head)
         os._exit(status)
+
+    def _watch_head(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        self._head = request
+        return {}, b""
 
     # --- requests ---
 
@@ -230,6 +238,16 @@ class Agent:
         for pending in self._pending:
             if pending.deadline is not None and pending.deadline <= now and pending.take():
                 self._refuse(pending.number, OperationError("deadline", "deadline", op=pending.op))
+
+
+def revive(head: Mapping[str, Any]) -> None:
+    """Become the guard of a new controller on this machine, the head node. Return if the last one ended on purpose."""
+    until = time.monotonic() + REVIVE_S
+    with contextlib.suppress(OSError):
+        while os.stat(head["lock"]).st_size:  # empty after an end on purpose
+            if time.monotonic() >= until:
+                os.execve(head["argv"][0], head["argv"], head["env"])  # it does nothing while a controller runs
+            time.sleep(0.1)
 
 
 def explain(error: Exception, op: str) -> OperationError:
