@@ -113,6 +113,26 @@ def test_what_is_wrong_with_a_runtime_or_an_image_is_a_finding_before_the_start(
     )
 
 
+def test_a_job_whose_hosts_fetch_its_image_shows_how_far_they_are(scene: BoxScene) -> None:
+    cluster, image = scene.cluster, "127.0.0.1:5000/site/slow:1"
+    registry = f"exec python3 {CODE}/tests/cluster/registry.py /var/gate >/dev/null 2>&1"
+    for host in cluster.hosts:
+        containers.run(cluster, host, "setsid", "-f", "sh", "-c", registry, check=True)
+    job = scene.launch("slow", "print", "ran", more=f"container: {{image: '{image}'}}\n")
+
+    def reason() -> dict[str, Any]:
+        waits = [event["values"]["reason"] for event in scene.show(job)["events"] if event["code"] == "waiting"]
+        return waits[-1] if waits else {}
+
+    wanted = {"image": image, "present": 2, "known": 4}
+    await_that(lambda: reason().get("values") == wanted, lambda: f"{reason()}: each host has one layer of two")
+    assert reason()["hosts"] == list(cluster.hosts) and scene.state(job) == "CHECKING"
+    for host in cluster.hosts:
+        Path(cluster.path(host, "/var/gate")).touch()
+    scene.await_state(job, "SUCCEEDED")
+    kill([one for host in cluster.hosts for one in cluster.processes(host) if "/var/gate" in one.argv])
+
+
 def test_the_quick_start_of_the_page_runs_as_printed(scene: BoxScene) -> None:
     page = (CODE / "docs/containers.md").read_text(encoding="utf-8")
     settings, job = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)

@@ -105,6 +105,17 @@ class Checked(JobInput):
             draft.record("preflight-warning", finding.hosts, values=values)
 
 
+class Pulling(JobInput):
+    """Hosts fetch the image of the job, so far: `reason`."""
+
+    reason: Reason
+
+    def apply(self, draft: drafts.Draft) -> None:
+        if draft.job.state is State.CHECKING and draft.job.reason != self.reason:
+            draft.job = replace(draft.job, reason=self.reason)
+            draft.record("waiting", values={"reason": self.reason})
+
+
 class ResumeChosen(JobInput):
     """What the attempt resumes from. `incomplete`: newer checkpoints that are not complete, with their hosts."""
 

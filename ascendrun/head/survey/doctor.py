@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.ascend.containers import with_npus
@@ -17,6 +18,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.command_rules import makes_files, script_of
 from ascendrun.core.jobfile.launchers import LAUNCHERS, RAY
 from ascendrun.core.jobs.plan import container_request
+from ascendrun.core.jobs.reasons import Reason, because
 from ascendrun.core.jobs.roles import place_parts
 from ascendrun.core.network import HCCL_PORTS, candidate_bases, candidate_ports
 from ascendrun.core.node_messages import Failure
@@ -41,6 +43,8 @@ STARTED_S = 20.0
 LIGHT_S, FULL_S = 8.0, 70.0
 CONTAINER_S, PULL_S = 60.0, 1800.0
 """Limits of a survey in an image, and of one that may have to fetch it: tens of GB."""
+PULL_LOOK_S, PULL_LOOKS_S = 2.0, 16.0
+"""When hosts that fetch an image are first queried how far they are, and the longest pause between two such queries."""
 CONNECT_LIGHT_S, CONNECT_FULL_S = 6.0, 10.0
 SPARE_S = 6.0
 """Seconds beyond the node's own deadline that the head node waits for its reply."""
@@ -56,7 +60,7 @@ PATHS_WRITTEN = ("output",)
 class Examination:
     """One round over the hosts of `request` that have reported, and are connected; each gets a reply within the
     deadline, in `done`, which is called once. Its paths must exist; those of the job's program are added, unless they
-    are among the files of a training, which its plan judges.
+    are among the files of a training, which its plan judges. `pulling` gets what hosts fetch while the others wait.
 
     Use from the controller's thread; `done` is called there.
     """
@@ -70,6 +74,7 @@ class Examination:
         *,
         links: Links,
         done: Callable[[Mapping[str, SurveyReply]], None],
+        pulling: Callable[[Reason], None] = lambda reason: None,
     ) -> None:
         self._hosts = tuple(host for host in request.hosts if host.name in reports)
         self._spec, self._reports, self._plan = spec, reports, plan
@@ -79,7 +84,7 @@ class Examination:
         self._requests = {
             host.name: replace(request, paths=_paths(request, part.spec)) for part, own in parts for host in own
         }
-        self._links, self._done = links, done
+        self._links, self._done, self._pulling = links, done, pulling
         self._results: dict[str, dict[str, Any]] = {}
         self._refused: dict[str, Failure] = {}
         self._waiting: set[str] = set()
@@ -90,8 +95,9 @@ class Examination:
 
         spec = self._spec
         timeout_s = max(FULL_S if self._request.is_full else LIGHT_S, spec.timeouts.check_s if spec else 0.0)
-        for box in (one.container for one in self._specs.values() if one.container is not None):
-            timeout_s = max(timeout_s, CONTAINER_S if box.pull == "never" else PULL_S)
+        pulls = {one.container.pull != "never" for one in self._specs.values() if one.container is not None}
+        if pulls:
+            timeout_s = max(timeout_s, PULL_S if True in pulls else CONTAINER_S)
         self._waiting = {host.name for host in self._hosts}
         self._secrets = read_secrets(spec)
         for host in self._hosts:
@@ -111,6 +117,36 @@ class Examination:
             self._query(host, agent.Survey(survey_items(wanted), timeout_s, shell), self._take_survey)
         if not self._hosts:
             self._finish()
+        if True in pulls:
+            post_later(self._links, PULL_LOOK_S, partial(self._look_at_pulls, PULL_LOOK_S))
+
+    def _look_at_pulls(self, pause_s: float) -> None:
+        """Query the hosts that have not replied, and again after a pause, until all have."""
+        boxes = ((host, self._specs[host.name].container) for host in self._hosts if host.name in self._specs)
+        images = {host: box.image for host, box in boxes if box is not None and not self._has_replied(host.name)}
+        awaited, found = set(images), dict[Host, tuple[int, int]]()
+
+        def take(host: Host, reply: Reply[agent.SurveyReply]) -> None:
+            awaited.discard(host)
+            layers = _layers(reply.message.results, images[host]) if reply.error is None else None
+            if layers is not None and not self._has_replied(host.name):
+                found[host] = layers
+            if awaited:
+                return
+            for image in sorted({images[host] for host in found}):
+                fetching = {host.name: found[host] for host in images if host in found and images[host] == image}
+                present, known = map(sum, zip(*fetching.values()))
+                code = "image-layers" if known else "image-pulling"
+                self._pulling(because(code, fetching, image=image, present=present, known=known))
+            after_s = min(2 * pause_s, PULL_LOOKS_S)
+            post_later(self._links, after_s, partial(self._look_at_pulls, after_s))
+
+        request = agent.Survey([{"name": "pulls", "kind": "pulls"}], LIGHT_S)
+        for host in images:
+            ask(self._links, host, request, deadline_s=LIGHT_S, then=partial(take, host))
+
+    def _has_replied(self, host: str) -> bool:
+        return host in self._results or host in self._refused
 
     def _take_survey(self, host: str, reply: Reply[agent.SurveyReply]) -> None:
         if reply.error is None:
@@ -183,6 +219,16 @@ class Examination:
                 then(host.name, reply)
 
         ask(self._links, host, request, deadline_s=request.timeout_s + SPARE_S, then=on_reply)
+
+
+def _layers(results: Mapping[str, Any], image: str) -> tuple[int, int] | None:
+    """Return how many layers of an image a node has, and knows; None: it fetches no such image."""
+    raw = results.get("pulls")
+    found = raw.get("pulls") if isinstance(raw, dict) else None
+    pair = found.get(image) if isinstance(found, dict) else None
+    if not isinstance(pair, list) or [type(one) for one in pair] != [int, int] or not 0 <= pair[0] <= pair[1]:
+        return None
+    return pair[0], pair[1]
 
 
 class SurveyOperation:

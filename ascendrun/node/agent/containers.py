@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import os
 import subprocess
+import threading
 import time
 
 from ascendrun.node import hold, layout
@@ -191,6 +192,41 @@ PROBLEMS = (
 """What a runtime writes, by problem."""
 
 
+LAYERS = {"Pulling fs layer": False, "Already exists": True, "Pull complete": True}
+"""Whether this node has a layer, by what docker prints of it. podman prints no end of a layer."""
+PULLS: dict[str, dict[str, bool]] = {}
+"""The layers of each image that is being fetched, by what its runtime has printed of them."""
+
+
+def pull(runtime: str, image: str, timeout_s: float) -> tuple[int | None, str]:
+    """Fetch an image; return (exit code, output); code None: it took too long. Raises OSError."""
+    argv = [runtime, "pull", image]
+    process = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    timer = threading.Timer(timeout_s, process.kill)
+    end = time.monotonic() + timeout_s
+    timer.start()
+    layers = PULLS[image] = {}
+    lines = []
+    try:
+        for raw in process.stdout or ():
+            lines.append(raw.decode("utf-8", "replace"))
+            layer, _, state = lines[-1].strip().partition(": ")
+            if state in LAYERS:
+                layers[layer] = LAYERS[state]
+        code = process.wait()
+    finally:
+        timer.cancel()
+        PULLS.pop(image, None)
+    return (None, "no reply within %d s" % timeout_s) if time.monotonic() >= end else (code, "".join(lines))
+
+
+def pulls() -> dict[str, Any]:
+    """Return {pulls: {image: [layers that this node has, layers known so far]}} of those in progress."""
+    return {"pulls": {image: [sum(layers.values()), len(layers)] for image, layers in PULLS.copy().items()}}
+
+
 def find_image(box: Box, end: float) -> dict[str, Any]:
     """Return {id} of the image on this node, fetched as the job requests; {problem, detail}: it cannot be used. The id
     is None if the runtime has none."""
@@ -202,9 +238,9 @@ def find_image(box: Box, end: float) -> dict[str, Any]:
     code, out, err = run_command(look, ASK_S)
     is_missing = code not in (0, None) and problem(code, err)["problem"] == "image-missing"
     if box["pull"] == "always" and code is not None or is_missing and box["pull"] == "missing":
-        code, out, err = run_command([runtime, "pull", "--quiet", image], max(1.0, end - time.monotonic()))
+        code, out = pull(runtime, image, max(1.0, end - time.monotonic()))
         if code != 0:
-            found = problem(code, err)
+            found = problem(code, out)
             is_known = found["problem"] in ("daemon-down", "runtime-refused")
             return found if is_known else dict(found, problem="image-pull-failed")
         code, out, err = run_command(look, ASK_S)

@@ -19,6 +19,7 @@ may have its own `timeout_s`. The result of one that failed is {"error": message
     bind        {ports}               -> {taken: {port: {uid, pid, command}}}; None: not visible to this user
     openers     {patterns}            -> {openers: [{path, pid, uid, user, command, tag}], hidden}
     leases      {}                    -> {leases: [{type, key, device, uid, user, since_s, tag}]}; see leases.listing
+    pulls       {}                    -> {pulls: {image: [layers present, known]}}; see node/agent/containers.py
     training    {paths}               -> {paths: {path: …}}, see node/agent/training_files.py
     listen, tcp                       see node/agent/network.py
 """
@@ -215,12 +216,19 @@ def probe(item: Item, deadline: float) -> Raw:
         "bind": _bind,
         "openers": _openers,
         "leases": lambda item, deadline: {"leases": leases.listing()},
+        "pulls": _pulls,
         "training": training_files.examine,
     }
     kind = kinds.get(item["kind"])
     if kind is None:
         raise ValueError("this agent knows no survey item of kind {!r}".format(item["kind"]))
     return kind(item, deadline)
+
+
+def _pulls(item: Item, deadline: float) -> Raw:
+    from ascendrun.node.agent import containers
+
+    return containers.pulls()
 
 
 def _read(path: str, limit: int) -> str:

@@ -18,6 +18,7 @@ from ascendrun.core.jobs.checkpoints import Listings, OnlyCopy, ResumePoint, inc
 from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.plan import LaunchPlan
 from ascendrun.core.jobs.plan_text import prepare_request
+from ascendrun.core.jobs.reasons import Reason
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport, shared_homes
 from ascendrun.head.agents.node_query import NodeQuery, choose, query_checkpoints
@@ -120,7 +121,12 @@ class JobStart:
             plan,
             links=live,
             done=partial(self._judge, plan, stages),
+            pulling=partial(self._take_pull, plan),
         ).start()
+
+    def _take_pull(self, plan: LaunchPlan, reason: Reason) -> None:
+        if self._is_current(plan):
+            self._live.feed(inputs.Pulling(reason))
 
     def _training_stages(self) -> tuple[TrainingStage, ...]:
         """Return this job and the later stages of its pipeline if any of them is a training with rules; else ()."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from ascendrun.ascend.containers import with_npus
 from ascendrun.node import layout
 from ascendrun.node.agent import containers
+from tests.lib.vcluster.processes import await_true
 
 GOLDEN = Path(__file__).with_name("container_commands.txt")
 BOX = {
@@ -70,3 +72,16 @@ def test_two_nodes_of_one_machine_name_their_containers_differently() -> None:
 )
 def test_what_a_runtime_writes_is_a_finding(code: int | None, text: str, problem: str) -> None:
     assert containers.problem(code, text)["problem"] == problem
+
+
+def test_a_pull_counts_its_layers_and_ends_at_its_deadline(tmp_path: Path) -> None:
+    runtime = tmp_path / "docker"
+    seen = "a1: Pulling fs layer\nb2: Pulling fs layer\nc3: Already exists\na1: Pull complete\n"
+    runtime.write_text(f"#!/bin/sh\nprintf '{seen}'; [ $2 = whole ] || exec sleep 60\n")
+    runtime.chmod(0o755)
+    assert containers.pull(str(runtime), "whole", 60.0) == (0, seen) and containers.pulls() == {"pulls": {}}
+    with ThreadPoolExecutor(1) as pool:
+        stuck = pool.submit(containers.pull, str(runtime), "stuck", 3.0)
+        assert await_true(lambda: containers.pulls()["pulls"] == {"stuck": [2, 3]}, deadline_s=3.0)
+        assert stuck.result()[0] is None
+    assert containers.pulls() == {"pulls": {}}
