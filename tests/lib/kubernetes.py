@@ -55,8 +55,9 @@ kube-apiserver --etcd-servers=http://127.0.0.1:2379 --secure-port=6443 --bind-ad
     --token-auth-file={run}/tokens.csv --authorization-mode=RBAC --service-account-issuer=https://it
     --service-account-signing-key-file={run}/sa.key --service-account-key-file={run}/sa.key --allow-privileged
     --disable-admission-plugins=ServiceAccount --kubelet-preferred-address-types=InternalIP
-kube-controller-manager --kubeconfig={run}/kubeconfig --service-account-private-key-file={run}/sa.key
-kube-scheduler --kubeconfig={run}/kubeconfig
+kube-controller-manager --leader-elect=false --kubeconfig={run}/kubeconfig
+    --service-account-private-key-file={run}/sa.key
+kube-scheduler --leader-elect=false --kubeconfig={run}/kubeconfig
 containerd --config={run}/containerd.toml
 kubelet --kubeconfig={run}/kubeconfig --config={run}/kubelet.json --root-dir={run}/kubelet --container-runtime=remote
     --container-runtime-endpoint=unix://{run}/containerd.sock --hostname-override=node1 --node-ip={gateway}

@@ -216,19 +216,16 @@ def probe(item: Item, deadline: float) -> Raw:
         "bind": _bind,
         "openers": _openers,
         "leases": lambda item, deadline: {"leases": leases.listing()},
-        "pulls": _pulls,
         "training": training_files.examine,
     }
+    if item["kind"] == "pulls":
+        from ascendrun.node.agent import containers
+
+        return containers.pulls()
     kind = kinds.get(item["kind"])
     if kind is None:
         raise ValueError("this agent knows no survey item of kind {!r}".format(item["kind"]))
     return kind(item, deadline)
-
-
-def _pulls(item: Item, deadline: float) -> Raw:
-    from ascendrun.node.agent import containers
-
-    return containers.pulls()
 
 
 def _read(path: str, limit: int) -> str:
