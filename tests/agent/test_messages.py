@@ -97,6 +97,7 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
         return node.ask(request, body)[0]
 
     assert ask(messages.Ping()).at_ns > 0
+    assert ask(messages.WatchHead(str(tmp_path / "no-lock"), ["true"], {})) is not None
     probe = ask(messages.Probe({"peer": ["127.0.0.1"]}))
     assert probe.free_bytes and set(probe.routes["peer"]) == {"interface", "source"}
     code = tmp_path / "code"

@@ -339,3 +339,14 @@ def test_a_stage_moves_where_the_files_of_a_lost_host_are_in_a_home_that_all_sha
     scene.await_line(resumed, "left True")
     assert host not in scene.show(resumed)["job"]["hosts"]
     scene.stop(resumed)
+
+
+def test_without_controller_and_guard_a_host_whose_peers_have_failed_ends_its_ranks(scene: Lossy) -> None:
+    job = scene.begin(scene.job("alone", "print", "ready", "beat", "600", hosts=["node1", "node2"]))
+    left, right = (scene.ranks_of(job, host) for host in ("node1", "node2"))
+    leftovers.kill(leftovers.controllers(scene.cluster, scene.ascendrun.state_dir))
+    leftovers.kill([one for one in scene.cluster.processes("node2") if one.pid == right[0]])
+    scene.await_nobody(job)  # no command is called
+    assert len(left) >= 2 and not leftovers.controllers(scene.cluster, scene.ascendrun.state_dir)
+    scene.await_state(job, "FAILED")
+    assert scene.reason(job)["hosts"] == ["node2"]

@@ -154,7 +154,8 @@ class SupervisorLost(OfNode):
 
 class StopStarted(OfNode):
     """The supervisor of a host started to end its ranks. `by`: head, limit, failure, node (it received SIGTERM), fence
-    (its lease expired) or finished; `at_s`: the host's clock; `done`: the work of all its ranks was complete."""
+    (its lease expired), peer (the ranks of another host failed) or finished; `at_s`: the host's clock; `done`: the
+    work of all its ranks was complete."""
 
     by: str
     why: Detail

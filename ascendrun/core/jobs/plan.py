@@ -90,7 +90,8 @@ class LaunchPlan:
     `hccl_bases`: candidates for HCCL_IF_BASE_PORT; the first that is free on all nodes is set, (): it is not set
     here. `device_type`: npu, cuda or cpu. `leases_devices`: nodes lease the devices of the job. `max_s`: None means
     no limit. `fence_s`: lease of a node without the head, None: it may run without. `stop_signal` is a name without
-    SIG, such as "TERM". `home`: the run whose working directory the ranks use, None: that of run_id."""
+    SIG, such as "TERM". `home`: the run whose working directory the ranks use, None: that of run_id.
+    `peers`: addresses by node rank, (): one host ends without the others."""
 
     job: str
     attempt: int
@@ -110,6 +111,7 @@ class LaunchPlan:
     home: str | None = None
     sampling: Mapping[str, Any] | None = None
     fence_s: float | None = None
+    peers: tuple[str, ...] = ()
 
 
 CODE_TREE, PROGRAMS_TREE, LIBRARY_TREE = "code", "programs", "library"
@@ -154,9 +156,8 @@ def make_plan(
         )  # fmt: skip
         for host, share in zip(hosts, shares):
             python = reports[host.name].python if host.is_local else "python3"
-            made = _make_node(
-                part.spec, share, folders[host.name], devices, host.name, python, resume, package, ray_names
-            )
+            own_folders, name = folders[host.name], host.name
+            made = _make_node(part.spec, share, own_folders, devices, name, python, resume, package, ray_names)
             nodes.append(replace(made, node_rank=len(nodes), ends_job=made.ends_job and part.ends_job))
     return LaunchPlan(
         job=job,
@@ -176,6 +177,7 @@ def make_plan(
         max_s=spec.timeouts.run_s,
         home=home,
         fence_s=spec.restart.fence_after_s if spec.restart.on_unreachable_node == "fence" else None,
+        peers=tuple(addresses[host.name] for host in chosen) if all(node.ends_job for node in nodes) else (),
     )
 
 

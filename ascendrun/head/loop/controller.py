@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,7 @@ from ascendrun.core.errors import AscendrunError, ControllerReplacedError
 from ascendrun.core.retention import Retention
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.loop.context import Context
-from ascendrun.head.loop.guard import guard_pid, is_guard_lost
-from ascendrun.head.loop.head_watch import WATCH_S, is_here, watch_request
+from ascendrun.head.loop.guard import LOCK_NAME, environment, guard_pid, is_guard_lost
 from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.loop.monitors import Monitors, PulseWriter
 from ascendrun.head.loop.operations import Operations
@@ -25,6 +25,7 @@ from ascendrun.head.loop.steps import Guard
 from ascendrun.head.notify.notifier import Notifier, NotifierMaker
 from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
+from ascendrun.head.protocol.agent_messages import AgentInfo, WatchHead
 from ascendrun.head.protocol.control_socket import RESTARTS, RESTARTS_HINT, Answer, ControlServer
 from ascendrun.head.protocol.file_messages import ArtifactData
 from ascendrun.head.protocol.messages import Done, Message
@@ -36,6 +37,7 @@ from ascendrun.head.state.state_dir import clock_now
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.store_file import LostLeaseError
 from ascendrun.node.loader import read_sources
+from ascendrun.node.procs import boot_id
 
 TICK_S = 0.25
 PRELOAD_AFTER_S = 10.0
@@ -216,8 +218,9 @@ class Controller:
         return not (self._open_requests or self._operations.is_busy or is_starting)
 
     def _on_up(self, link: AgentConnection) -> None:
-        if is_here(link.info):
-            link.call(watch_request(self._state_dir), deadline_s=WATCH_S, done=lambda reply: None)
+        watch = watch_request(self._state_dir, link.info)
+        if watch is not None:
+            link.call(watch, deadline_s=AWAY_S, done=lambda reply: None)
         self._jobs.on_up(link)
         self._operations.on_up()
         self._context.on_up(link)
@@ -265,3 +268,11 @@ class Controller:
     def _shutdown(self, request: messages.Shutdown, answer: Answer) -> None:
         answer(Done(), b"", True)
         self._is_over = True
+
+
+def watch_request(state_dir: Path, info: AgentInfo) -> WatchHead | None:
+    """Return what an agent on this machine, of this user and outside containers, gets; None: it is elsewhere."""
+    if (info.boot_id, info.uid, info.net_ns) != (boot_id(), os.geteuid(), os.stat("/proc/self/ns/net").st_ino):
+        return None
+    argv = [sys.executable, "-m", "ascendrun.head.loop.guard"]
+    return WatchHead(str(state_dir / LOCK_NAME), argv, environment(str(state_dir)))

@@ -176,7 +176,6 @@ def start_controller(state_dir: Path, *, deadline_s: float) -> None:
     """
     import subprocess
 
-    from ascendrun.head.loop.head_watch import environment
     from ascendrun.head.protocol.control_socket import ControlClient
 
     make_state_dir(state_dir)
@@ -192,7 +191,7 @@ def start_controller(state_dir: Path, *, deadline_s: float) -> None:
             stderr=log,
             start_new_session=True,
             cwd="/",
-            env=environment(state_dir),
+            env=guarding.environment(str(state_dir)),
         )
     deadline = time.monotonic() + deadline_s
     error: UnreachableError | None = None

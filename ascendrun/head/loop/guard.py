@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+import ascendrun
+
 GUARDED_VARIABLE = "ASCENDRUN_CONTROLLER_GUARD"
 """Pid of the guard, in the environment of a controller that it starts; a controller that finds it starts no other."""
 KEPT_LOCK_VARIABLE = "ASCENDRUN_CONTROLLER_LOCK_FD"
@@ -113,6 +115,13 @@ class _Guard:
 
 
 ARGV = [sys.executable, "-m", "ascendrun", "controller", "run"]
+
+
+def environment(state_dir: str) -> dict[str, str]:
+    """Return the environment of a controller of this release."""
+    package_parent = os.path.dirname(os.path.dirname(os.path.realpath(ascendrun.__file__)))
+    path = os.pathsep.join(part for part in (package_parent, os.environ.get("PYTHONPATH", "")) if part)
+    return {**os.environ, STATE_VARIABLE: state_dir, "PYTHONPATH": path}
 
 
 @contextmanager

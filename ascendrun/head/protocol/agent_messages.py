@@ -112,6 +112,7 @@ class Prepare(Request[PrepareReply], op="prepare"):
     `launcher`: {argv, command, env} of the process that starts the ranks, None: the agent starts them. `library`: the
     tree that is last on the ranks' PYTHONPATH, None: none. `work_of`: key of the machine whose working directory of
     `home` this one takes over, None: none; it fails if that directory is not visible, unless `may_lack_work`.
+    `peers`: {addresses, key, after_s} of node/supervisor/peers.py, None: no host notifies the others.
     `container`: of core/jobs/plan.container_request, None: the ranks run on the node itself."""
 
     tag: str
@@ -131,6 +132,7 @@ class Prepare(Request[PrepareReply], op="prepare"):
     devices: Mapping[str, Any] | None = None
     hccl: Sequence[int] = ()
     fence_s: float | None = None
+    peers: Mapping[str, Any] | None = None
     pointer: Mapping[str, Any] | None = None
     launcher: Mapping[str, Any] | None = None
     library: str | None = None

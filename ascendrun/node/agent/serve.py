@@ -121,7 +121,7 @@ class Agent:
         self.outbox = Outbox(out_fd, lambda: self.close(0), lambda: wire.BEAT_S if is_busy() else wire.RESTING_BEAT_S)
         self._operations = self._can.table()
         self._operations["watch_head"] = Operation(self._watch_head, "", None)
-        self._head: dict[str, Any] | None = None
+        self._head: tuple[str, list[str], dict[str, str]] | None = None
         self._pending: list[Pending] = []
         self._own_queues = 0
 
@@ -164,11 +164,11 @@ class Agent:
         self._keep()
         self.outbox.flush(1.0)
         if self._head is not None:
-            revive(self._head)
+            revive(*self._head)
         os._exit(status)
 
     def _watch_head(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-        self._head = request
+        self._head = request["lock"], request["argv"], request["env"]
         return {}, b""
 
     # --- requests ---
@@ -240,13 +240,13 @@ class Agent:
                 self._refuse(pending.number, OperationError("deadline", "deadline", op=pending.op))
 
 
-def revive(head: Mapping[str, Any]) -> None:
+def revive(lock: str, argv: list[str], env: dict[str, str]) -> None:
     """Become the guard of a new controller on this machine, the head node. Return if the last one ended on purpose."""
     until = time.monotonic() + REVIVE_S
     with contextlib.suppress(OSError):
-        while os.stat(head["lock"]).st_size:  # empty after an end on purpose
+        while os.stat(lock).st_size:  # empty after an end on purpose
             if time.monotonic() >= until:
-                os.execve(head["argv"][0], head["argv"], head["env"])  # it does nothing while a controller runs
+                os.execve(argv[0], argv, env)  # it does nothing while a controller runs
             time.sleep(0.1)
 
 

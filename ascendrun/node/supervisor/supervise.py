@@ -23,6 +23,7 @@ from ascendrun.node.layout import IDENTITY, PREPARED, RENEWED, ROLL, STOP, STOP_
 from ascendrun.node.op_errors import message, os_failure
 from ascendrun.node.records import IoErrors, Records, free_reserve, write_end
 from ascendrun.node.supervisor import processes
+from ascendrun.node.supervisor.peers import Peers
 from ascendrun.node.supervisor.processes import Ending, Processes
 from ascendrun.node.supervisor.rank_set import RankSet
 
@@ -96,6 +97,8 @@ def _report(answer: dict[str, Any]) -> None:
     sys.stdout = None
 
 
+ORDERED = ("head", "hung", "fence", "peer")
+"""What ends the ranks of all hosts."""
 TICK_S = 1.0
 BATCH_S = 0.005
 """Seconds of pause after small reads: frequent output causes 200 wake-ups a second, not one per line."""
@@ -122,6 +125,7 @@ class Supervisor:
         self._processes = Processes(prepared, folder, self._folder.streams, identity["cgroup"])
         self._ending = Ending(prepared["stop"], self._processes, records)
         self._ranks = RankSet(prepared, spec, self._processes, self._ending, records)
+        self._peers = Peers(prepared, spec.get("master_port"))
         self._stop_seen: Any = None
         self._asked_s: float | None = None
         self._started_s = time.monotonic()
@@ -194,6 +198,7 @@ class Supervisor:
             self._errors.note("records", self._records.error)
         self._errors.guard("roll", self._folder.write_roll, now)
         self._check_stop_file()
+        self._check_peers()
         limit_s = self._prepared.get("max_s")
         if limit_s is not None and now - self._started_s >= limit_s:
             self._ending.stop("limit", message("run-limit", limit_s=limit_s))
@@ -225,6 +230,14 @@ class Supervisor:
         if reap.is_lease_over(self._folder.lease_began_ns, fence_s=fence_s, grace_s=grace_s):
             self._ending.stop("fence", message("head-unreachable", limit_s=fence_s))
 
+    def _check_peers(self) -> None:
+        """End the ranks when those of another host have failed, and no controller ends these."""
+        by = self._ending.stopping_by
+        has_failed = by not in ORDERED and any(process.result for process in self._processes.all)
+        node = self._peers.tick(notify=has_failed or by == "node")
+        if node is not None and by is None:
+            self._ending.stop("peer", message("peer-ended", node=node))
+
     # --- the end ---
 
     def _write_last_output(self) -> None:
@@ -241,9 +254,11 @@ class Supervisor:
 
     def _finish(self) -> None:
         self._ranks.read_rest()
+        self._check_peers()
         self._write_last_output()
         self._ranks.record_dropped(self._errors, time.monotonic(), last=True)
         self._errors.finish()
+        self._check_peers()  # again: a datagram may be lost
         self._folder.look_soon(last=True)
         self._errors.guard("forked-ranks", self._ranks.forked.check)
         self._processes.sampler.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 import traceback
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 CHECK_S = 60.0
 STAGE_S = 120.0
+PEERS_S = 60.0
+"""Seconds after which a host whose peers have ended stops by itself: a controller stops it at once."""
 
 
 class JobStart:
@@ -57,6 +60,7 @@ class JobStart:
         self._copy = copy_for_nodes(live.context.state_dir, live.job.id)
         self._pushes: dict[str, TreePush] = {}
         self._facts: dict[str, dict[str, Any]] = {}
+        self._peer_key = secrets.token_hex(32)
 
     # The state CHECKING: reports of the hosts, checkpoints, the launch plan, the examination
 
@@ -264,7 +268,9 @@ class JobStart:
 
         copy = None if self._copy is None else {**self._copy, "placement": list(live.job.hosts)}
         files, may_lack = live.job.node(host).replaces, live.job.request.may_lack_files
-        more = {} if files is None else {"work_of": files.machine_key, "may_lack_work": may_lack}
+        more: dict[str, Any] = {} if files is None else {"work_of": files.machine_key, "may_lack_work": may_lack}
+        if len(set(plan.peers)) > 1:
+            more["peers"] = {"addresses": plan.peers, "key": self._peer_key, "after_s": PEERS_S}
         request = agent.Prepare.from_header({**prepare_request(node, plan), **more, "job": copy})
         live.call(host, request, deadline_s=CHECK_S, then=prepared)
 

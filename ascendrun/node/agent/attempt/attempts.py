@@ -35,7 +35,7 @@ START_S = 20.0
 """Seconds that a supervisor may take to report its start."""
 
 PREPARED_KEYS = """tag node_rank ranks launcher cwd setup trees link_tree library ports devices hccl stop start_s max_s
-fence_s exit_s linger_s rotate_bytes sampling container""".split()
+fence_s peers exit_s linger_s rotate_bytes sampling container""".split()
 
 
 class Attempts:
