@@ -94,6 +94,7 @@ _EVENT_TYPES = (
     EventType("outputs-failed", Severity.WARNING),
     EventType("pull-paused", Severity.WARNING),
     EventType("resume-chosen", Severity.INFO),
+    EventType("micro-batch-chosen", Severity.INFO),
     EventType("checkpoint-incomplete", Severity.WARNING),
     EventType("checkpoint-set-aside", Severity.WARNING),
     EventType("checkpoint-pointer-repaired", Severity.WARNING),

@@ -3,20 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ascendrun.planner import cost
 from ascendrun.planner.cost import Choice, Devices, Option
 from ascendrun.planner.models import Workload
 from ascendrun.planner.rules import compute_bytes, scales
-from ascendrun.planner.training import PlanProblem, Training, rules_of
+from ascendrun.planner.training import AUTO, PlanProblem, Training, judge, rules_of
 from ascendrun.text import Text, listed
 
 Change = Mapping[str, Any]
 MOST_RANKS = 4096
 SHORTEST = 64
 """Tokens: no shorter cutoff_len is proposed."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A micro_batch_size that was tried. `option`: its fastest layout; `passes`: of a step of one rank. `time`: of a
+    sample, as a fraction of that with the smallest size; None: times are not known. `fits`: even if the estimate is
+    too low."""
+
+    size: int
+    passes: int
+    option: Option
+    time: float | None
+    fits: bool
+
+    @property
+    def rank(self) -> tuple[bool, float, int, int]:
+        """The least is chosen: the fastest that fits, of equally fast ones that with the fewest passes."""
+        return not self.fits, self.time or 1.0, self.passes, self.size
+
+
+def settle(training: Training) -> tuple[Training, tuple[MicroBatch, ...]]:
+    """Return the training with the micro_batch_size that `auto` chooses, and what was tried, the chosen one first; ():
+    it is a number, or unknown, and 1 then. The same training on the same devices has the same choice: no recorded run
+    changes it."""
+    if training.options.get("micro_batch_size") != AUTO:
+        return training, ()
+    program, devices = rules_of(training.program), devices_of(training)
+    fixed = {name: training.options[name] for name in ("global_batch_size",) if name in training.options}
+    tried: list[MicroBatch] = []
+    size, most = 1, 1
+    while size <= most and devices.memory_bytes is not None:
+        changed = _with(training, {**fixed, "micro_batch_size": size}, devices.ranks)
+        work = program.workload(changed)
+        if work is None or not work.is_exact:
+            break
+        most = work.micro_batches if size == 1 else most
+        choice = make_choice(changed, work, devices)
+        if choice.options and not any(each.is_fatal for each in judge(changed, program.RULES)):
+            option = choice.chosen or choice.options[0]
+            slowest = tried[0].option.step_s if tried else option.step_s
+            time = option.step_s.high / slowest.high if option.step_s and slowest else None
+            fits = choice.chosen is not None and option.memory.range.high <= devices.memory_bytes
+            tried.append(MicroBatch(size, work.micro_batches, option, time, fits))
+        size = most if size < most < 2 * size else 2 * size
+    tried.sort(key=lambda each: each.rank)
+    return _with(training, {**fixed, "micro_batch_size": tried[0].size if tried else 1}, devices.ranks), tuple(tried)
 
 
 def devices_of(training: Training) -> Devices:

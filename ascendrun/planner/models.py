@@ -99,15 +99,13 @@ def flops_per_token(
 
 @dataclass(frozen=True)
 class RowsOfRanks:
-    """The rows that ranks train on: `mean` and at most `longest` tokens long. `steps` None: unknown. `is_exact`: these
-    are lengths of the data."""
+    """The rows that ranks train on: `mean` and at most `longest` tokens long. `steps` None: unknown."""
 
     ranks: int
     family: str
     steps: int | None
     mean: float
     longest: int
-    is_exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,8 +114,8 @@ class Workload:
 
     `steps` None: unknown. `tokens_per_step`, `samples_per_step`: of all ranks. `micro_rows`, `micro_length`,
     `micro_learned`: rows, tokens and positions with a target of the largest pass, of which a step has `micro_batches`.
-    `is_exact`: lengths are of this data. `weight_bytes_saved`: of the weights in a checkpoint. `has_dropout`: before
-    the adapter's matrices.
+    `is_exact`: lengths are of this data, or no data has longer ones. `weight_bytes_saved`: of the weights in a
+    checkpoint. `has_dropout`: before the adapter's matrices.
     """
 
     model: Shape
@@ -159,7 +157,7 @@ class Workload:
             micro_length=longest,
             micro_learned=int(learned * micro * longest),
             micro_batches=passes,
-            is_exact=rows.is_exact,
+            is_exact=True,
             **given,
         )
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from ascendrun.planner import cost
 from ascendrun.planner.cost import PARTS, Choice, Devices, Range
-from ascendrun.planner.fitting import make_choice, memory_problems
+from ascendrun.planner.fitting import MicroBatch, make_choice, memory_problems
 from ascendrun.planner.models import Workload
 from ascendrun.planner.rules import checkpoint_problems
 from ascendrun.planner.training import PlanProblem, Training, judge, rules_of
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ class TrainingPlan:
     memory_bytes: int | None = None
     links: tuple[float, float] | None = None
     """Bytes per second and rank inside a host and between hosts, where they are assumed and are part of the times."""
+    tried: tuple[MicroBatch, ...] = ()
+    """Of `micro_batch_size: auto`, the chosen one first."""
 
     @property
     def fatal(self) -> tuple[PlanProblem, ...]:
@@ -123,6 +125,15 @@ def _uses_assumed_links(choice: Choice, devices: Devices) -> bool:
     is_replicated = all(option.layout.strategy not in cost.SHARDED for option in choice.options)
     is_recorded = devices.recorded is not None and is_replicated
     return devices.ranks > 1 and not is_recorded and not devices.are_links_measured
+
+
+def choose_micro_batch(plan: TrainingPlan, tried: Sequence[MicroBatch], *, is_final: bool) -> TrainingPlan:
+    """Return the plan of a training whose micro_batch_size is `auto`. `is_final`: nothing more will be known."""
+    if tried or plan.fatal:
+        return replace(plan, tried=tuple(tried))
+    if is_final:
+        return replace(plan, problems=(PlanProblem.of("micro-auto", "micro_batch_size"), *plan.problems))
+    return replace(plan, unknown=(*plan.unknown, listed("plan.micro-unknown")))
 
 
 def make_cost(training: Training, work: Workload, choice: Choice, devices: Devices) -> Cost:
@@ -198,6 +209,7 @@ def _render_estimate(plan: TrainingPlan, work: Workload, choice: Choice, costs: 
             steps=work.steps,
             **of_step,
         ),
+        *_render_tried(plan.tried),
         *render_choice(choice, plan.memory_bytes),
     ]
     if costs.tokens_per_s is not None:
@@ -230,6 +242,23 @@ def _render_estimate(plan: TrainingPlan, work: Workload, choice: Choice, costs: 
         **on_disk,
     )
     return [*lines, message]
+
+
+def _render_tried(tried: Sequence[MicroBatch]) -> Iterator[Text]:
+    """Return the chosen micro-batch with its reason, and the table of all."""
+    if not tried:
+        return
+    chosen = tried[0]
+    reason = listed("plan.micro-fastest")
+    if any(each.time == chosen.time and each.fits for each in tried[1:]):
+        reason = listed("plan.micro-passes")
+    yield listed("plan.micro", size=chosen.size, reason=reason if chosen.fits else listed("plan.micro-least"))
+    for each in sorted(tried, key=lambda each: each.size):
+        memory, layout = each.option.memory, each.option.layout.text()
+        time = "" if each.time is None else listed("plan.micro-time", time=each.time)
+        over = "" if each.fits else listed("plan.micro-over")
+        low, high = memory.range.low, memory.range.high
+        yield listed("plan.micro-row", size=each.size, layout=layout, low=low, high=high, time=time, over=over)
 
 
 def render_choice(choice: Choice, limit: int | None) -> list[Text]:

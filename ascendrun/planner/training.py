@@ -120,6 +120,8 @@ class Training:
 
 
 Rule = Callable[[Training], Iterator[PlanProblem]]
+AUTO = -1
+"""The micro_batch_size `auto`, until the plan has chosen one."""
 
 
 def batch_of_ranks(table: ProgramOptions, given: Mapping[str, Any], ranks: int) -> int | None:
@@ -131,9 +133,8 @@ def batch_of_ranks(table: ProgramOptions, given: Mapping[str, Any], ranks: int) 
     packing = table.find("packing")
     if given.get("packing", packing is not None and packing.default) or "global_batch_size" in given:
         return None
-    if not given.get("micro_batch_size") or "global_batch_size" not in table.options:
-        return None
-    return int(given["micro_batch_size"]) * ranks
+    micro = int(given.get("micro_batch_size") or 0)
+    return micro * ranks if micro > 0 and "global_batch_size" in table.options else None
 
 
 def judge(training: Training, rules: Sequence[Rule]) -> tuple[PlanProblem, ...]:

@@ -9,7 +9,6 @@ from tests.programs.conftest import REPO, options_of
 
 JOBS = {
     "qwen32b": {
-        "S3-17": ("micro_batch_size", 1),
         "S3-19": ("global_batch_size", 128),
         "S3-22": ("seed", 42),
         "S3-29": ("lora_r", 64),
@@ -34,7 +33,8 @@ def values_of(name):
     """What the program reads of the job: the job's own values over the defaults; `devices.…`: of the job itself."""
     job = yaml.safe_load((REPO / "jobs" / f"{name}.yaml").read_text(encoding="utf-8"))
     devices = {f"devices.{key}": value for key, value in job["devices"].items()}
-    return {**options_of(job["program"], *make_arguments(job["args"])), **devices}
+    args = {name: value for name, value in job["args"].items() if (name, value) != ("micro_batch_size", "auto")}
+    return {**options_of(job["program"], *make_arguments(args)), **devices}
 
 
 @pytest.mark.parametrize("name", JOBS)

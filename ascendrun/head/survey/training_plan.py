@@ -15,10 +15,10 @@ from ascendrun.facts.chips import Chip, chip_of
 from ascendrun.head.survey.submission import Submission
 from ascendrun.options import JOB_FILE, check_arguments, with_defaults
 from ascendrun.planner.cost import RecordedRun, with_history
-from ascendrun.planner.fitting import devices_of
+from ascendrun.planner.fitting import devices_of, settle
 from ascendrun.planner.models import Workload
-from ascendrun.planner.plan import Disk, TrainingPlan, make_plan
-from ascendrun.planner.training import ANYWHERE, PlanProblem, Training, batch_of_ranks, load_programs, rules_of
+from ascendrun.planner.plan import Disk, TrainingPlan, choose_micro_batch, make_plan
+from ascendrun.planner.training import ANYWHERE, AUTO, PlanProblem, Training, batch_of_ranks, load_programs, rules_of
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -127,12 +127,24 @@ def expected(plan: TrainingPlan) -> dict[str, list[float]]:
     return {name: [value.low, value.high] for name, value in found.items() if value is not None}
 
 
+def chosen_args(plan: TrainingPlan, spec: JobSpec) -> dict[str, Any]:
+    """Return the options that the plan chose, as the ranks get them: the batch of a step is the same with any number of
+    ranks."""
+    if not plan.tried or plan.work is None:
+        return {}
+    table = load_programs(parse_program_options)[str(spec.program)]
+    batch = {} if "global_batch_size" not in table.options else {"global_batch_size": plan.work.samples_per_step}
+    return {"micro_batch_size": plan.tried[0].size, **batch}
+
+
 def plan_stage(stage: TrainingStage, world: CheckContext, runs_of: RunsOf) -> TrainingPlan:
     """Return the plan of a stage. `world`: what its hosts have at its paths, and their devices and disks."""
     submission, spec, training = stage.submission, stage.submission.spec, stage.training
+    is_auto = spec.args.get("micro_batch_size") == AUTO
     if training is None:
         hosts = tuple(host.name for host in submission.hosts)
-        return TrainingPlan(submission.stage, spec.program, hosts, 0)
+        plan = TrainingPlan(submission.stage, spec.program, hosts, 0)
+        return choose_micro_batch(plan, (), is_final=True) if is_auto else plan
     name, inputs = training.program, stage.inputs
     table, program = load_programs(parse_program_options)[name], rules_of(name)
     made = {path for path in inputs.values() if training.is_from_stage(path)}
@@ -167,6 +179,7 @@ def plan_stage(stage: TrainingStage, world: CheckContext, runs_of: RunsOf) -> Tr
         host_bytes=_host_bytes(world, per_host),
         files=files,
     )
+    training, tried = settle(training)
     devices = devices_of(training)
     work = program.workload(training) if training.mode in program.TRAINS else None
     if work is not None:
@@ -181,7 +194,9 @@ def plan_stage(stage: TrainingStage, world: CheckContext, runs_of: RunsOf) -> Tr
             return found
 
         work, devices = with_history(work, devices, runs_of(name, submission), estimate)
-    return make_plan(training, devices, work=work, stage=submission.stage, disks=_disks(spec, world), unknown=unknown)
+    plan = make_plan(training, devices, work=work, stage=submission.stage, disks=_disks(spec, world), unknown=unknown)
+    is_final = world.plan is not None or not (unknown or training.written)
+    return choose_micro_batch(plan, tried, is_final=is_final) if is_auto else plan
 
 
 def _ranks(submission: Submission, world: CheckContext | None) -> tuple[int, int]:

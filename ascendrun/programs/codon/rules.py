@@ -80,7 +80,7 @@ def check_sizes(training: Training) -> Iterator[PlanProblem]:
         near = sorted({max(heads, hidden // heads * heads), (hidden // heads + 1) * heads})
         yield PlanProblem.of("codon-heads", "hidden_size", hidden=hidden, heads=heads, near=near)
     longest, positions = lengths(training)[1], int(options["max_position_embeddings"])
-    if is_known(training) and longest > positions:
+    if facts(training).get("longest") and longest > positions:
         yield too_long(longest, positions)
 
 
@@ -92,10 +92,6 @@ def facts(training: Training) -> Mapping[str, Any]:
     """Return what the prepared data says of itself; {}: unknown."""
     raw = training.first(str(training.options["prepared_dir"])) if training.options["prepared_dir"] else None
     return (raw or {}).get("facts") or {}
-
-
-def is_known(training: Training) -> bool:
-    return bool(facts(training).get("longest"))
 
 
 def lengths(training: Training) -> tuple[float, int]:
@@ -226,9 +222,7 @@ def workload(training: Training) -> Workload | None:
     model = shape(training)
     if model is None or training.mode not in TRAINS:
         return None
-    rows = RowsOfRanks(
-        training.ranks, training.family, steps(training), *lengths(training), is_exact=is_known(training)
-    )
+    rows = RowsOfRanks(training.ranks, training.family, steps(training), *lengths(training))
     return work_of(training.options, model, rows)
 
 

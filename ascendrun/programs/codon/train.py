@@ -164,7 +164,7 @@ def loop_of(
     """Return the training's loop and task: batches by length, the strategy of the options, evaluation by `Scoring`."""
     plan = Buckets.of(options, genes.lengths[genes.numbers(val=False)])
     steps, config, rate = steps_of(options, plan.steps_per_epoch), model.config, options["mlm_probability"]
-    rows = plan.rows_of(here.world_size, here.family, steps, is_exact=True)
+    rows = plan.rows_of(here.world_size, here.family, steps)
     engine = wrap_for(
         options,
         model,

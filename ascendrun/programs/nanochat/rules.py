@@ -237,7 +237,7 @@ def work_of(options: Mapping[str, Any], sizes: dials.Sizes, horizon: dials.Horiz
         tokens_per_step=float(rows * length if is_rl else horizon.batch_tokens),
         micro_rows=micro,
         micro_batches=passes,
-        is_exact=options["mode"] == "base",
+        is_exact=True,
         shares_state=bool(options["shard_optimizer"]),
         weight_bytes_saved=4 * sizes.weights,
         **given,

@@ -86,9 +86,9 @@ class Buckets:
         size, window = options["global_batch_size"], options["length_bucket_batches"]
         return cls(lengths, batch_size=size, seed=options["seed"], window=window)
 
-    def rows_of(self, ranks: int, family: str, steps: int, *, is_exact: bool = False) -> RowsOfRanks:
+    def rows_of(self, ranks: int, family: str, steps: int) -> RowsOfRanks:
         """Return the rows for the planner."""
-        return RowsOfRanks(ranks, family, steps, float(self.lengths.mean()), int(self.lengths.max()), is_exact)
+        return RowsOfRanks(ranks, family, steps, float(self.lengths.mean()), int(self.lengths.max()))
 
     def units(self, step: int) -> Sequence[Unit]:
         epoch, place = divmod(step, self.steps_per_epoch)

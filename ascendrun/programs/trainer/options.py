@@ -12,7 +12,7 @@ from typing import Any, Callable, NoReturn
 
 from ascendrun import option_tables, options
 from ascendrun.options import COMMAND_LINE, OptionProblem, ProgramOptions
-from ascendrun.planner.training import batch_of_ranks
+from ascendrun.planner.training import AUTO, batch_of_ranks
 from ascendrun.text import language_of, listed, use_language, write
 
 INDENT = " " * 6
@@ -43,6 +43,8 @@ def parse(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
         given[name] = text if option is None else options.read_text(option, text)
     values, more = options.check_arguments(table, given, COMMAND_LINE)
     problems += more
+    if values.get("micro_batch_size") == AUTO:
+        problems.append(OptionProblem("micro_batch_size", listed("options.micro-auto")))
     if problems:
         raise InvalidOptionsError(problems)
     batch = batch_of_ranks(table, values, values.get("world_size") or int(os.environ.get("WORLD_SIZE", "1")))

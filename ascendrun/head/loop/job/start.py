@@ -110,8 +110,10 @@ class JobStart:
 
     def _make_plan(self, resume: ResumePoint | None) -> None:
         live = self._live
+        job = replace(live.job, resume=resume)
+        self._build = partial(build_plan, hosts=live.placed, reports=self.reports, job=job, trees=live.trees)
         try:
-            plan = build_plan(live.spec, live.placed, self.reports, replace(live.job, resume=resume), live.trees)
+            plan = self._build(live.spec)
         except AscendrunError as error:
             hosts = error.hosts if isinstance(error, PreflightError) else ()
             live.feed(inputs.Refused(None, Failure.of(error).line(), hosts))
@@ -191,7 +193,7 @@ class JobStart:
 
     def _take_plans(self, plan: LaunchPlan, result: PreflightResult, plans: Sequence[TrainingPlan]) -> None:
         """Refuse a training that would fail; what else prevents the start now may pass."""
-        from ascendrun.head.survey.training_plan import expected, hosts_at_fault, refusal
+        from ascendrun.head.survey.training_plan import chosen_args, expected, hosts_at_fault, refusal
 
         if not self._is_current(plan):
             return
@@ -202,6 +204,12 @@ class JobStart:
         if plans and (values := expected(plans[0])):
             with suppress(OSError):  # a report without it has the measured values alone
                 write_plan(self._live.context.state_dir, self._live.job.id, values)
+        if plans and (chosen := chosen_args(plans[0], self._live.spec)):
+            spec, tried = self._live.spec, plans[0].tried[0]
+            facts = {"ranks": plan.world_size, "memory_bytes": tried.option.memory.total, "time": tried.time}
+            event = Event("micro-batch-chosen", {**chosen, **facts}, attempt=plan.attempt, at_s=time.time())
+            self._live.record([event])
+            plan = self._build(spec.model_copy(update={"args": {**spec.args, **chosen}}))
         self._decide(plan, result)
 
     def _decide(self, plan: LaunchPlan, result: PreflightResult) -> None:

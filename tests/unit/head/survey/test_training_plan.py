@@ -150,3 +150,24 @@ def test_a_restart_is_refused_and_not_repeated_when_the_data_is_gone(world: Worl
     found = world.now(job)
     assert (found.attempt, found.state, found.cause) == (2, State.FAILED, Cause.TRAINING)
     assert readings(world, N1) == 2
+
+
+def test_ranks_get_the_micro_batch_that_the_plan_chose_and_the_batch_of_the_job(world: World, data: Data) -> None:
+    args = {"device": "npu", "chip": "910B3", "micro_batch_size": -1, "global_batch_size": 24}
+    job = data.submit(N1, spec=data.spec(**args))
+    world.up(N1)
+    data.go_on()
+    [runner] = [one for one in world.jobs if one.job.id == job.id]
+    assert world.now(job).state is State.STARTING and runner.start.plan is not None
+    [chosen] = [one.values for one in world.store.events.of(job.id) if one.code == "micro-batch-chosen"]
+    size = chosen["micro_batch_size"]
+    argv = runner.start.plan.nodes[0].ranks[0].argv
+    assert 0 < size <= 24 and chosen["global_batch_size"] == 24 and chosen["ranks"] == 1
+    assert {f"--micro_batch_size={size}", "--global_batch_size=24"} <= set(argv)
+
+
+def test_a_start_without_a_choice_is_refused(world: World, data: Data) -> None:
+    job = data.submit(N1, spec=data.spec(micro_batch_size=-1))
+    world.up(N1)
+    data.go_on()
+    assert world.now(job).cause is Cause.TRAINING, "the memory of a CPU says nothing"
