@@ -77,7 +77,7 @@ class Callback:
         raise AttributeError(name)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        _write({"timestamp": time.time(), "event": "start", "total_steps": _number(getattr(state, "max_steps", None))})
+        _start(args, "world_size", total_steps=_number(getattr(state, "max_steps", None)))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         log(state.global_step, **{"total_steps": state.max_steps, **(logs or {})})
@@ -86,7 +86,7 @@ class Callback:
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         total = trainer.estimated_stepping_batches
-        record(event="start", total_steps=total if total != float("inf") else None)
+        _start(trainer, "world_size", total_steps=total if total != float("inf") else None)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Record a step: each that Lightning logs, and others at most once a second."""
@@ -108,13 +108,19 @@ class Callback:
         """Of transformers too, with other arguments."""
 
     def store_init_configuration(self, values: Any) -> None:
-        pass
+        if "accelerate.state" in sys.modules:
+            _start(sys.modules["accelerate.state"].PartialState(), "num_processes")
 
     def log(self, values: Any, step: int | None = None, **kwargs: Any) -> None:
         log(step, **{str(name): value for name, value in values.items() if name != "step"})
 
     def finish(self) -> None:
         pass
+
+
+def _start(state: object, attribute: str, **values: object) -> None:
+    """Record the start with the ranks that the framework trains with: fewer than those of the job train separately."""
+    record(event="start", world_size=_number(getattr(state, attribute, None)), **values)
 
 
 def _number(value: Any) -> float | int | None:

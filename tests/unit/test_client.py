@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,52 @@ def test_a_trainer_and_an_accelerator_report_through_the_callback(metrics):
     ]
     with pytest.raises(AttributeError):
         _ = made.no_event
+
+
+LIGHTNING = """
+import sys, torch, ascendrun
+import pytorch_lightning as pl
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+    def training_step(self, batch, index):
+        return self.layer(batch[0]).mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 2)))
+options = dict(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+more = dict(devices=2, strategy="ddp") if "together" in sys.argv else {}
+pl.Trainer(**options, **more, callbacks=[ascendrun.callback()]).fit(Model(), data)
+"""
+ACCELERATE = """
+import sys, accelerate, ascendrun
+more = dict(cpu=True) if "together" in sys.argv else {}
+accelerator = accelerate.Accelerator(log_with=[ascendrun.callback()], **more)
+accelerator.init_trackers("training", config={"lr": 0.1})
+"""
+
+
+@pytest.mark.parametrize("script", [LIGHTNING, ACCELERATE], ids=["lightning", "accelerate"])
+@pytest.mark.parametrize("way, size", [("apart", 1), ("together", 2)])
+def test_the_start_of_a_real_framework_has_the_ranks_that_it_trains_with(tmp_path, script, way, size):
+    """With the environment of two ranks: a Trainer() without devices, and an Accelerator() on CPUs that it was not
+    asked to use, train alone."""
+    pytest.importorskip("pytorch_lightning" if script is LIGHTNING else "accelerate")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(1 if script is LIGHTNING and way == "apart" else 2):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0", "PYTHONPATH": str(REPO)}
+        own["ASCENDRUN_METRICS_FILE"] = str(tmp_path / f"rank-{rank}.metrics.0")
+        command = [sys.executable, "-c", script, way]
+        ranks.append(subprocess.Popen(command, env={**os.environ, **own}, cwd=tmp_path, stderr=subprocess.PIPE))
+    for rank in ranks:
+        assert rank.wait(240) == 0, rank.stderr.read().decode()[-3000:]
+    starts = [row for row in rows(tmp_path / "rank-0.metrics.0") if row.get("event") == "start"]
+    assert [row["world_size"] for row in starts] == [size]
 
 
 SCRIPT = """

@@ -49,7 +49,9 @@ CUT_FACTOR = 24.0
 """How much longer silent hosts are waited for while no host responds: the network of this machine may be down."""
 ALONE_S = 60.0
 """Seconds without a connection between ranks after which steps are those of separate trainings: a group is formed
-before its first step, and nodes look for connections more often."""
+before its first step, and nodes look for connections more often. With equal losses on all ranks, few looks are enough:
+ranks that train together have different samples, or add up their losses over connections."""
+EQUAL_STEPS = 3
 REPORTED, RESOLVED = "hang", "hang-resolved"
 
 
@@ -68,8 +70,10 @@ class JobReader:
         self._ended: set[int] = set()
         self._gaps_s: deque[float] = deque(maxlen=GAPS)
         self._has_phases = False
+        self._losses: dict[int, dict[int, float]] = {}
+        self._stated: tuple[int, int] | None = None
         self.world: tuple[str, int] | None = None
-        """Host of the first rank, and the world size that it prints; None: it prints none."""
+        """Host of a rank, and the world size that its framework prints or records; None: none yet."""
 
     def look(self, job: Job, base: Look, *, fresh_s: float, now_s: float) -> Look:
         """Return the look at the job, whose `base` has what the controller knows. `fresh_s`: age of a recent sample;
@@ -83,6 +87,9 @@ class JobReader:
             self._reported[rank] = self._reported.get(rank, 0) + len(lines)
             for line in lines:
                 self._note(rank, line)
+        if self.world is None and self._stated is not None:
+            first, size = self._stated
+            self.world = next(((node.host, size) for node in job.nodes if first in node.ranks), None)
         samples, devices, network = self._read_samples(job, base.device_type, fresh_s, now_s=now_s)
         output = self._output_bytes() if not self._reported else {}
         ranks: dict[int, RankLook] = {}
@@ -118,6 +125,26 @@ class JobReader:
 
         return bool(self._steps) or newest_of_outputs(self._dir, pattern=pattern) is not None
 
+    def has_equal_losses(self, pattern: str | None) -> bool:
+        """Return whether all ranks that report losses, or the first and the last that print them, have the same, which
+        change from step to step."""
+        from ascendrun.head.spool.output_progress import TAIL_BYTES, find_outputs, read_rows
+
+        losses = self._losses
+        if len(losses) < 2:
+            printed = {
+                rank: read_rows(paths, pattern=pattern, last_bytes=TAIL_BYTES[0])
+                for rank, paths in find_outputs(self._dir).items()
+            }
+            losses = {
+                rank: {row["step"]: row["loss"] for row in rows if row.get("step") and "loss" in row}
+                for rank, rows in printed.items()
+            }
+        common = set.intersection(*map(set, losses.values())) if len(losses) > 1 else ()
+        found = [{each[step] for each in losses.values()} for step in common]
+        is_equal = len(found) >= EQUAL_STEPS and all(len(each) == 1 for each in found)
+        return is_equal and len(set.union(*found)) > 1
+
     def _note(self, rank: int, line: MetricsLine) -> None:
         if line.event == "phase" and line.phase is not None:
             self._has_phases = True
@@ -125,7 +152,14 @@ class JobReader:
             self._phases[rank] = before | {line.phase} if line.begins else before - {line.phase}
         elif line.event == "end":
             self._ended.add(rank)
+        elif line.event == "start" and line.world_size:
+            self._stated = rank, line.world_size
         elif line.event is None and line.step is not None:
+            if line.loss is not None:
+                losses = self._losses.setdefault(rank, {})
+                losses[line.step] = line.loss
+                if len(losses) > GAPS:
+                    del losses[next(iter(losses))]
             self._steps[rank] = max(line.step, self._steps.get(rank, 0))
             if line.at_s is not None:
                 if rank in self._written_s and line.at_s > self._written_s[rank]:
@@ -184,6 +218,7 @@ class _Watched:
         self.is_asking = False
         self.is_reported = is_reported
         self.quiet_s = 0.0
+        self.equal_looks = 0
 
 
 class HangMonitor:
@@ -258,10 +293,18 @@ class HangMonitor:
             world = watched.reader.world
             if world is not None and world[1] < runner.job.rank_count:
                 self._steps.note_separate(job_id, watched.attempt, *world)
-            alone_on = self._steps.alone_on(job_id, watched.attempt, for_s=ALONE_S)
-            if alone_on is not None and watched.reader.trains(runner.spec.progress.pattern):
+            alone_on = self._steps.alone_on(job_id, watched.attempt, for_s=0.0)
+            if alone_on is not None and self._is_apart(watched, runner):
                 self._steps.note_separate(job_id, watched.attempt, alone_on, 1)
             self._judge(runner, watched, look)
+
+    def _is_apart(self, watched: _Watched, runner: JobRunner) -> bool:
+        """Return whether steps of a rank 0 that is connected to no other are those of separate trainings."""
+        pattern, job = runner.spec.progress.pattern, runner.job
+        watched.equal_looks = watched.equal_looks + 1 if watched.reader.has_equal_losses(pattern) else 0
+        is_long = self._steps.alone_on(job.id, watched.attempt, for_s=ALONE_S) is not None
+        looks = 1 + runner.spec.sampling.interval_s / LOOK_S  # with a sample between the first and the last
+        return watched.equal_looks > looks or (is_long and watched.reader.trains(pattern))
 
     def _judge(self, runner: JobRunner, watched: _Watched, look: Look) -> None:
         job = runner.job

@@ -165,6 +165,51 @@ def test_steps_of_a_rank_that_is_connected_to_no_other_are_those_of_separate_tra
 
 
 @pytest.mark.parametrize(
+    ("losses", "alone", "is_told"),
+    [
+        (((2.0, 1.5, 1.0),) * 2, [True], True),
+        (((2.0, 1.5, 1.0),) * 2, [True, False], False),  # connected: they add up their losses
+        (((2.0, 1.5, 1.0),) * 2, [], False),
+        (((2.0, 1.5, 1.0), (2.0, 1.6, 1.0)), [True], False),
+        (((0.0,) * 3,) * 2, [True], False),
+        (((2.0, 1.5),) * 2, [True], False),
+    ],
+)
+@pytest.mark.parametrize("is_printed", [True, False])
+def test_equal_losses_of_ranks_without_a_connection_are_those_of_separate_trainings(
+    world: World, losses: tuple[tuple[float, ...], ...], alone: list[bool], is_told: bool, is_printed: bool
+) -> None:
+    """Long before a minute has passed, but not at the first look: the connections are looked for less often."""
+    job = world.running(N1)
+    folder = spool_dir(world.folder, job.id, job.attempt) / "n1"
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank, each in enumerate(losses):
+        rows = [{"step": step, "loss": loss} for step, loss in enumerate(each, start=1)]
+        lines = [f"step {row['step']} loss {row['loss']}" if is_printed else json.dumps(row) for row in rows]
+        (folder / f"rank-{rank}.{'out' if is_printed else 'metrics'}.0").write_text("\n".join(lines) + "\n")
+    monitor = HangMonitor(world.context)
+    monitor._runners = dict(world.context.steps.runners)
+    monitor._watched[job.id] = watched = _Watched(world.folder, job, Windows(), is_reported=False)
+    for is_alone in alone:
+        world.context.steps.note_alone(job.id, job.attempt, "n1", is_alone)
+    found = []
+    for _ in range(3):
+        look = watched.reader.look(job, Look(0.0, 3600.0, {}), fresh_s=30.0, now_s=time.time())
+        monitor._take([(job.id, look)], 0.0)
+        found.append(any(event.code == "separate-trainings" for event in world.context.steps.events_of(job.id)))
+    assert found == [False, is_told, is_told] and not found[0]
+
+
+def test_a_framework_that_trains_with_fewer_ranks_than_the_job_says_so_at_the_first_look(tmp_path: Path) -> None:
+    attempt = Attempt(tmp_path)
+    path = spool_dir(tmp_path, "j-0001", 1) / "n2" / "rank-2.metrics.0"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"event": "start", "world_size": 1}) + "\n")
+    attempt.look()
+    assert attempt.reader.world == ("n2", 1)
+
+
+@pytest.mark.parametrize(
     ("hosts_up", "moves", "max_restarts", "limit_s", "ends_after_s"),
     [
         ("n2", False, 0, 3600.0, 3600.0),
