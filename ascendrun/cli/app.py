@@ -158,10 +158,11 @@ def summary_of(entry: CommandEntry) -> str:
     metavar="DIR",
     help="Directory with the state of the controller.  [default: ~/.local/state/ascendrun]",
 )
+@click.option("--head", metavar="HOST", help="Run the command on this host through ssh: user@host.")
 @lang_option
 @click.version_option(__version__, prog_name="ascendrun", message="%(prog)s %(version)s")
 @click.pass_obj
-def cli(ctx: Any, color: str | None, state_dir: str | None) -> None:
+def cli(ctx: Any, /, **flags: str | None) -> None:
     """Launch and monitor distributed training on an NPU cluster from this machine over SSH.
 
     \b
@@ -170,7 +171,7 @@ def cli(ctx: Any, color: str | None, state_dir: str | None) -> None:
     ascendrun logs -f JOB                     follow the output again
     ascendrun stop JOB                        save a checkpoint, then stop
     """
-    ctx.flags.update({name: value for name, value in (("color", color), ("state_dir", state_dir)) if value})
+    ctx.flags.update({name: value for name, value in flags.items() if value})
 
 
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]

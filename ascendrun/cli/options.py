@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar
 import click
 
 from ascendrun import text
+from ascendrun.cli.elsewhere import RUN_HERE, WORDS, run_elsewhere
 from ascendrun.cli.errors import UsageError as UsageError
 from ascendrun.cli.errors import exclusive as exclusive
 from ascendrun.core.hosts import Host, parse_hostfile
@@ -190,6 +191,18 @@ class CliCommand(click.Command):
 
     context_class = HelpContext
     examples = ""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[WORDS] = [*args]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command, on another machine if that one has the store or is the head."""
+        if ctx.parent is not None and self.name not in RUN_HERE:
+            code = run_elsewhere(ctx)
+            if code is not None:
+                return code
+        return super().invoke(ctx)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_paragraph()

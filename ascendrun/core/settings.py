@@ -48,9 +48,10 @@ class Settings:
     None: they fail. `color`: auto, always or never. `exec_timeout_s`: time limit of an `exec` command on a host.
     `transport`: connection to hosts behind SSH: auto, paramiko, or openssh (the ssh program). `lang`: the language of
     messages, en or zh, None: that of the locale. `default_engine`: of jobs that name neither an engine nor a hostfile,
-    None: they fail. `retention`: the settings with a `limit`. `origins`: by name, the origin of its value, such as
-    "default" or "$ASCENDRUN_COLOR". `blocks`: the weakest file first; `notice_settings.read_notices` and
-    `engines.find_engine` check them.
+    None: they fail. `head`: user@host on which commands run, None: this machine. `owner`: another machine
+    that has the store, None: this one, or none yet. `retention`: the settings with a
+    `limit`. `origins`: by name, the origin of its value, such as "default" or "$ASCENDRUN_COLOR". `blocks`: the
+    weakest file first; `notice_settings.read_notices` and `engines.find_engine` check them.
     """
 
     state_dir: Path
@@ -61,6 +62,8 @@ class Settings:
     lang: str | None = None
     default_engine: str | None = None
     idle_check_s: float | None = None
+    head: str | None = None
+    owner: str | None = None
     retention: Retention = field(default_factory=Retention)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     blocks: tuple[SettingsBlocks, ...] = field(default=(), compare=False)
@@ -186,6 +189,7 @@ SETTINGS: tuple[Setting, ...] = (
         Text("settings.idle-check", "seconds between background checks of an idle host, or off"),
         _parse_interval,
     ),
+    Setting("head", Text("settings.head", "user@host on which commands run, through ssh"), lambda text, _folder: text),
     *(_limit(one.name, **one.metadata) for one in fields(Retention)),
 )
 _BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}

@@ -93,7 +93,7 @@ def write_tar(folder: str, entries: Sequence[Entry], out: IO[bytes]) -> None:
 
     root = os.fsencode(folder)
     with tarfile.open(
-        fileobj=out, mode="w:", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
+        fileobj=out, mode="w|", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
     ) as tar:
         for entry in entries:
             member = tarfile.TarInfo(entry.path.decode("utf-8", "surrogateescape"))

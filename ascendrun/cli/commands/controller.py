@@ -12,19 +12,30 @@ from ascendrun.text import Text
 
 
 @cli_command("controller")
-@click.argument("action", type=click.Choice(["run", "status", "stop", "install", "uninstall", "ensure"]))
+@click.argument("action", type=click.Choice(["run", "status", "stop", "install", "uninstall", "ensure", "move"]))
 def command(ctx: CliContext, action: str) -> int:
     """Run, query, stop or install the controller, the background process that monitors jobs.
 
     Other commands start it when they need it. Running jobs do not depend on it. `install` makes systemd or cron of this
     user start it again after a crash or a reboot; `uninstall` ends that. `ensure` is what they run.
+    `move` brings the jobs of a user with a shared home to this login node.
 
     Examples:
     ascendrun controller status
     ascendrun controller install    # start it after a crash or a reboot
     ascendrun controller run        # in the foreground
     ascendrun controller stop       # jobs keep running; the next command starts it again
+    ascendrun controller move       # on this login node, when another one is taken out of use
     """
+    if action == "move":
+        from ascendrun.cluster.forward import take_over
+
+        gone = take_over(ctx.settings)
+        ctx.say("controller.moved", "commands run on this machine now")
+        if gone is not None:
+            lost = Text("controller.moved-without", "{host} is gone with its list of jobs", host=gone)
+            ctx.warn(lost, Text("controller.moved-without.hint", "`ascendrun leases HOSTS` lists what still runs"))
+        return 0
     controller = ctx.cluster.controller
     if action == "run":
         controller.run()

@@ -13,12 +13,10 @@ from typing import Any
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.pulse import Clock, Pulse
+from ascendrun.head.state.store_place import NETWORK_FILESYSTEMS, claim, kind_of, other_owner
 from ascendrun.node.files import replace_file
+from ascendrun.node.op_errors import OperationError
 from ascendrun.text import Text
-
-_NETWORK_FILESYSTEMS = frozenset(
-    "nfs nfs4 cifs smb3 lustre gpfs beegfs ceph glusterfs fuse.sshfs fuse.glusterfs fuse.juicefs 9p afs".split()
-)
 
 
 class StoreUnusableError(AscendrunError, code="state-unusable"):
@@ -33,17 +31,28 @@ class StoreDamagedError(StoreUnusableError, code="state-damaged"):
 
 
 def make_state_dir(state_dir: Path) -> None:
-    """Make the directory, private. Raises StoreUnusableError on a network file system or if it cannot be made."""
+    """Make the directory, private. Raises StoreUnusableError on a network file system, if it cannot be made, and if
+    another machine has the store."""
     try:
+        claim(state_dir)
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(state_dir, 0o700)
-    except OSError as error:
+    except (OSError, OperationError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
         raise StoreUnusableError(
-            Text("store.cannot-create", "cannot create {path}: {error}", path=str(state_dir), error=error.strerror),
+            Text("store.cannot-create", "cannot create {path}: {error}", path=str(state_dir), error=why),
             hint=Text("store.own-directory", "set ASCENDRUN_STATE_DIR to a directory of your user on a local disk"),
         ) from error
-    kind = filesystem_of(state_dir, Path("/proc/self/mounts").read_text())
-    if kind in _NETWORK_FILESYSTEMS:
+    owner = other_owner(state_dir)
+    if owner is not None:
+        raise StoreUnusableError.of(
+            "store.elsewhere",
+            "the jobs of this user are on {host}",
+            "`ascendrun controller move` continues here",
+            host=owner,
+        )
+    kind = kind_of(state_dir)
+    if kind in NETWORK_FILESYSTEMS:
         raise StoreUnusableError(
             Text(
                 "store.network-file-system",
@@ -84,21 +93,6 @@ def set_aside(path: Path) -> Path | None:
 
         shutil.rmtree(base / str(number - KEPT_DAMAGED), ignore_errors=True)
     return folder / path.name
-
-
-def filesystem_of(path: Path, mounts: str) -> str | None:
-    """Return the file system type of `path`, from the text of /proc/self/mounts; None: not listed."""
-    best: tuple[int, str | None] = (-1, None)
-    target = os.path.realpath(path)
-    for line in mounts.splitlines():
-        fields = line.split()
-        if len(fields) < 3:
-            continue
-        point = fields[1].encode().decode("unicode_escape")
-        inside = point == "/" or target == point or target.startswith(point + "/")
-        if inside and len(point) >= best[0]:
-            best = (len(point), fields[2])
-    return best[1]
 
 
 def tree_file(state_dir: Path, sha256: str) -> Path:

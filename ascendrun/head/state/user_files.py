@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ascendrun.core.settings import FORM, Settings, SettingsBlocks, parse_settings, settings_files
+from ascendrun.head.state.store_place import on_local_disk, other_owner
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -39,9 +41,13 @@ def load_settings(
 
             message = Text("settings.cannot-read", "cannot read the file: {error}", error=error.strerror)
             problems.append(Problem(str(file), None, None, message, FORM))
-    return parse_settings(
+    settings = parse_settings(
         texts, environ, flags=flags or {}, folder=Path.cwd(), check_blocks=_check_blocks, problems=problems
     )
+    if settings.origins["state_dir"] != "default":
+        return settings
+    state_dir = on_local_disk(settings.state_dir)
+    return replace(settings, state_dir=state_dir, owner=other_owner(state_dir))
 
 
 def _check_blocks(blocks: SettingsBlocks, problems: list[Problem]) -> None:

@@ -36,6 +36,7 @@ def test_a_stronger_source_wins_and_says_so(tmp_path: Path) -> None:
         "lang": "default",
         "default_engine": "default",
         "idle_check_s": "default",
+        "head": "default",
         **{setting.name: "default" for setting in SETTINGS if setting.limit},
     }
 

@@ -17,9 +17,10 @@ from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase, Request, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.head.loop.rescue import restore_rows
-from ascendrun.head.state.state_dir import StoreDamagedError, StoreUnusableError, filesystem_of
+from ascendrun.head.state.state_dir import StoreDamagedError, StoreUnusableError
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.store_file import HeadFile, LostLeaseError
+from ascendrun.head.state.store_place import filesystem_of
 from tests.lib.demo_jobs import add_job, demo_job
 
 

@@ -1,0 +1,83 @@
+"""Which commands run on another machine, and what they need of this one; the end of a command whose sender is gone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ascendrun.cluster.forward import Errand
+
+WORDS = "ascendrun.words"
+"""In the `meta` of a context: the words of the command line after the name of the command."""
+RUN_HERE = ("help", "completion", "man", "schema", "init", "demo", "sim", "config")
+"""Commands that always run on the machine on which they were typed."""
+FORWARDED_VARIABLE = "ASCENDRUN_FORWARDED"
+"""As in `cluster/forward.py`, without its imports."""
+WRITES = ("fetch", "cp", "bundle", "report", "export", "verify", "metrics")
+"""Commands that leave files in the working directory, or where an option names it."""
+OF_A_MACHINE = ("run", "ensure", "move")
+"""Actions of `controller` that are about the machine on which they were typed."""
+
+
+def run_elsewhere(ctx: click.Context) -> int | None:
+    """Run a command where it belongs and return its exit code; None: that is here. Raises UnreachableError."""
+    name, settings, forwarded = str(ctx.command.name), ctx.obj.settings, ctx.obj.environ.get(FORWARDED_VARIABLE)
+    is_head = (settings.head or "").rpartition("@")[2] in ("", *os.uname().nodename.split(".")[:1], os.uname().nodename)
+    host = settings.owner if is_head or forwarded else settings.head
+    has_home = host == settings.owner
+    if host is None or forwarded == "store" or (has_home and ctx.params.get("action") in OF_A_MACHINE):
+        if forwarded and not os.isatty(1):
+            _end_with_sender()
+        return None
+    from ascendrun.cluster.forward import Errand, run
+
+    flags = [
+        f"--{flag.replace('_', '-')}={ctx.obj.flags[flag]}" for flag in ("color", "state_dir") if flag in ctx.obj.flags
+    ]
+    errand = Errand(host, has_home, [*flags, name], writes=name in WRITES)
+    if not has_home:
+        _add_files(errand, ctx)
+    errand.words = [*errand.words, *ctx.meta[WORDS]]
+    return run(errand)
+
+
+def _add_files(errand: Errand, ctx: click.Context) -> None:
+    """Add the files of this machine that the arguments and options of a command name."""
+    from ascendrun.cluster.forward import files_of
+
+    name = ctx.command.name
+    named = [one.name for one in ctx.command.params if isinstance(one.type, click.Path) or one.name == "hostfile"]
+    named += ["sources", "destination"] if name == "cp" else []
+    if name == "fetch" and ctx.params["output_dir"] is None:
+        errand.words = [*errand.words, f"--output-dir={ctx.params['job']}"]
+    paths = [(key, str(path)) for key in named for path in _listed(ctx.params[str(key)])]
+    errand.paths = [path for _, path in paths]
+    for key, path in paths:
+        if key in ("file", "files") and os.path.isfile(path) and not path.endswith(".hosts"):
+            errand.reads.update(files_of(Path(path), ctx.params.get("overrides") or ()))
+        elif os.path.exists(path) and key not in ("destination", "output_dir"):
+            errand.reads[os.path.abspath(path)] = ()
+
+
+def _listed(value: object) -> tuple[object, ...]:
+    return value if isinstance(value, tuple) else () if value is None else (value,)
+
+
+def _end_with_sender() -> None:
+    """Interrupt this process when the connection that it was sent through is gone: without a terminal sshd tells it
+    only by its closed output."""
+    import select
+    import signal
+    import threading
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(1, 0)  # errors and hang-ups only
+        poll.poll()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=wait, daemon=True, name="sender").start()
