@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,3 +84,15 @@ def find_engine(settings: Settings, name: str) -> dict[str, Any]:
         hint = did_you_mean(near) if near else Text("engine.define", "name it in the settings: docs/engines.md")
         raise NotFoundError(Text("engine.unknown", "engine {name} not found in the settings", name=name), hint=hint)
     return engines[name]
+
+
+def time_limit_s(engine: object) -> float | None:
+    """Return the `time` of an engine in seconds, as sbatch reads it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; None: it has
+    none, or no limit."""
+    text = str(engine.get("time", "")) if isinstance(engine, Mapping) else ""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text)
+    if found is None:
+        return None
+    parts = [float(part) for part in found[2].split(":")]
+    units = (3600, 60, 1) if found[1] or len(parts) == 3 else (60, 1)
+    return 86400.0 * int(found[1] or 0) + sum(part * unit for part, unit in zip(parts, units))

@@ -278,6 +278,24 @@ def test_a_queue_that_is_empty_for_some_seconds_ends_no_job(scene):
     scene.await_state(job, "SUCCEEDED")
 
 
+def test_an_allocation_that_the_queue_has_forgotten_ended_as_the_accounting_tells(scene):
+    folder = scene.folder / "bin"
+    folder.mkdir()
+    answer = '\'{"jobs": [], "errors": []}\''
+    (folder / "squeue").write_text(f'#!/bin/sh\n[ -e {folder}/over ] && echo {answer} || exec /usr/bin/squeue "$@"\n')
+    (folder / "sacct").write_text('#!/bin/sh\nfor one; do :; done; echo "${one#--jobs=}|CANCELLED by 1000"\n')
+    for name in ("squeue", "sacct"):
+        (folder / name).chmod(0o755)
+    scene.env["PATH"] = f"{folder}:{os.environ['PATH']}"
+    job = scene.launch("over", *ENDLESS)
+    scene.await_line(job, "ready", count=4)
+    (folder / "over").touch()
+    scene.slurm("scancel", *slurm.allocations(scene.cluster))
+    scene.await_state(job, "STOPPED")
+    assert "1000" in str(scene.show(job)["events"])
+    (folder / "over").unlink()
+
+
 def test_the_stages_of_a_pipeline_use_the_same_nodes(scene):
     file = scene.job("pipe", "print", "x", more="nodes: 2\nstages: [{name: one}, {name: two}]\n")
     pipeline = scene.start(file, "--engine", "hpc", env=scene.env)

@@ -40,6 +40,7 @@ class SlurmBackend:
 
     def __init__(self, settings: Settings, options: object = None) -> None:
         self._env = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
+        self._ids: dict[str, str] = {}
 
     def connect(self, host: Host) -> ChildConnection:
         """Return a connection of which each command is a step of the allocation."""
@@ -64,7 +65,17 @@ class SlurmBackend:
         doubled = queue.doubled(jobs, keys)
         if doubled:  # a controller was killed while its sbatch ran
             self._run(["scancel", *doubled])
-        return queue.states_of(jobs, keys)
+        states = queue.states_of(jobs, keys)
+        self._ids = {**{key: id for key, id in self._ids.items() if key in keys}, **{job.key: job.id for job in jobs}}
+        lost = {self._ids[key]: key for key in keys if key not in states and key in self._ids}
+        return {**states, **self._ends(lost)}
+
+    def _ends(self, lost: Mapping[str, str]) -> Mapping[str, AllocationState]:
+        """Return how jobs ended that the queue has forgotten, by their keys; {}: the accounting does not know."""
+        try:
+            return queue.ends_of(self._run([*queue.SACCT, f"--jobs={','.join(lost)}"]), lost) if lost else {}
+        except EngineError:  # most often there is none
+            return {}
 
     def release(self, keys: Options) -> None:
         if keys:

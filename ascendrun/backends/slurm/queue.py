@@ -38,6 +38,7 @@ ENDS = {
     "COMPLETED": "failed",
 }
 """Causes (allocations.Gone) of the states in which a job of Slurm has ended."""
+SACCT = ("sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,State")
 _TRANSIENT = re.compile(
     "Unable to contact|timed out|Connection refused|Zero Bytes|Communication|temporar|unavailable|Transport|"
     "authentication|credential|Socket|shutdown|slurm_load|backup",
@@ -166,6 +167,16 @@ def _state_of(job: QueuedJob) -> AllocationState:
     if job.is_live:
         return Granted(hosts_of(job), job.end_s or None, job.end_s - job.start_s if job.end_s else None)
     return Gone(ENDS[job.state], reason)
+
+
+def ends_of(text: str, keys: Mapping[str, str]) -> dict[str, Gone]:
+    """Return how these jobs ended, from the output of SACCT; one that has not ended is missing. `keys`: by job id."""
+    rows = [row.split("|") for row in text.splitlines() if row.count("|") == 1]
+    return {
+        keys[job]: Gone(ENDS[state.split()[0]], because("slurm-ended", job=job, state=state.split()[0], why=state))
+        for job, state in rows
+        if job in keys and state.split()[:1] and state.split()[0] in ENDS
+    }
 
 
 def hosts_of(job: QueuedJob) -> tuple[Host, ...]:

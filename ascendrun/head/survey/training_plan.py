@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Callable
 
+from ascendrun.core.engines import time_limit_s
 from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.jobfile.spec import parse_program_options
 from ascendrun.facts.chips import Chip, chip_of
@@ -142,8 +143,7 @@ def plan_stage(stage: TrainingStage, world: CheckContext, runs_of: RunsOf) -> Tr
     submission, spec, training = stage.submission, stage.submission.spec, stage.training
     is_auto = spec.args.get("micro_batch_size") == AUTO
     if training is None:
-        hosts = tuple(host.name for host in submission.hosts)
-        plan = TrainingPlan(submission.stage, spec.program, hosts, 0)
+        plan = TrainingPlan(submission.stage, spec.program, tuple(host.name for host in submission.hosts), 0)
         return choose_micro_batch(plan, (), is_final=True) if is_auto else plan
     name, inputs = training.program, stage.inputs
     table, program = load_programs(parse_program_options)[name], rules_of(name)
@@ -195,8 +195,17 @@ def plan_stage(stage: TrainingStage, world: CheckContext, runs_of: RunsOf) -> Tr
 
         work, devices = with_history(work, devices, runs_of(name, submission), estimate)
     plan = make_plan(training, devices, work=work, stage=submission.stage, disks=_disks(spec, world), unknown=unknown)
+    plan = replace(plan, problems=(*plan.problems, *_beyond_limit(plan, spec)))
     is_final = world.plan is not None or not (unknown or training.written)
     return choose_micro_batch(plan, tried, is_final=is_final) if is_auto else plan
+
+
+def _beyond_limit(plan: TrainingPlan, spec: JobSpec) -> Sequence[PlanProblem]:
+    """Return the problem that its engine ends the job before the training is done."""
+    limit_s, seconds = time_limit_s(spec.engine), plan.cost.seconds if plan.cost is not None else None
+    if limit_s is None or seconds is None or seconds.low <= limit_s or spec.restart.max_restarts:
+        return ()
+    return (PlanProblem.of("time-limit", is_fatal=False, limit_s=limit_s, least_s=seconds.low),)
 
 
 def _ranks(submission: Submission, world: CheckContext | None) -> tuple[int, int]:

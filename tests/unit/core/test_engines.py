@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ascendrun.core.engines import time_limit_s
 from ascendrun.core.errors import InvalidInputError, NotFoundError
 from ascendrun.core.jobfile.origins import origins_of
 from ascendrun.core.settings import Settings
@@ -175,3 +176,12 @@ def test_what_pods_cannot_have_is_refused(tmp_path: Path, more: str, keys: list[
     with pytest.raises(InvalidInputError) as caught:
         read_job(job(tmp_path, more), site(tmp_path, PODS))
     assert [problem.message.key for problem in caught.value.problems] == keys
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30", 1800), ("1:30", 90), ("2:00:05", 7205), ("1-2", 93600), ("1-0:30", 88200), ("1-00:00:01", 86401)]
+    + [("infinite", None), ("", None)],
+)
+def test_a_time_limit_has_the_forms_of_sbatch(text: str, seconds: float | None) -> None:
+    assert time_limit_s({"type": "slurm", "time": text}) == seconds and time_limit_s(None) is None

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ascendrun.cli import main
 from ascendrun.core.jobfile.spec import parse_program_options
 from ascendrun.core.settings import Settings
+from ascendrun.head.survey.training_plan import plan_stage, training_stages
 from ascendrun.options import with_defaults
 from ascendrun.planner import cost
 from ascendrun.planner.cost import Devices, Option, Range, RecordedRun, compare, layouts, with_history
@@ -23,6 +24,7 @@ from ascendrun.planner.plan import TrainingPlan, make_plan, render
 from ascendrun.planner.training import PlanProblem, Training, load_programs, rules_of
 from ascendrun.programs.qwen_lora import rules as qwen_lora
 from ascendrun.programs.trajectory import rules as trajectory
+from ascendrun.query.submit import make_submissions
 from tests.lib.plan_world import PlanCluster
 from tests.thorough import examples
 
@@ -307,6 +309,24 @@ def test_the_plan_has_memory_hours_and_speed(tmp_path: Path, capsys: pytest.Capt
         seconds = tokens / cost["tokens_per_s"][slow]
         assert cost["device_hours"][fast] == pytest.approx(8 * seconds / 3600, rel=0.01)
     assert base["speed_source"] == "assumed", "nobody has run it on an NPU"
+
+
+@pytest.mark.parametrize(("limit", "restarts", "codes"), [("1", 0, ["time-limit"]), ("1", 2, []), ("365-0", 0, [])])
+def test_a_training_that_its_engine_ends_before_it_is_done_is_told(
+    tmp_path: Path, limit: str, restarts: int, codes: list[str]
+) -> None:
+    cluster = PlanCluster(Settings(state_dir=tmp_path / "state"), tmp_path / "hosts")
+    for name, row in ROWS.items():
+        cluster.write("n1", f"/data/{name}", f"{json.dumps(row)}\n".encode() * 4)
+    (tmp_path / "one.hosts").write_text("n1 addr=10.0.0.1 slots=8\n")
+    choice = {"hostfile": tmp_path / "one.hosts", "key": "k"}
+    overrides = ["args.chip=910B3", f"restart.max_restarts={restarts}"]
+    first = make_submissions(JOB, cluster.settings, overrides=overrides, **choice)[1]
+    engine = {"type": "slurm", "time": limit}
+    stage = training_stages([replace(first, spec=first.spec.model_copy(update={"engine": engine}))])[0]
+    world = cluster.head.survey(stage.submission.hosts, None, training=stage.paths)
+    found = [one.code for one in plan_stage(stage, world, lambda *_: ()).problems]
+    assert [code for code in found if code == "time-limit"] == codes
 
 
 @settings(max_examples=examples(60, 600))

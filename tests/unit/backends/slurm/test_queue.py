@@ -136,3 +136,14 @@ def test_the_options_of_sbatch_are_those_of_the_engine() -> None:
 )
 def test_a_refusal_is_told_from_a_slurm_that_does_not_answer(words: str, is_final: bool) -> None:
     assert queue.is_refusal("sbatch", words) is is_final
+
+
+def test_a_job_that_the_queue_has_forgotten_ended_as_its_accounting_tells() -> None:
+    text = "7|CANCELLED by 1000\n8|RUNNING\n9|NODE_FAIL\n10|OUT_OF_MEMORY\n7.batch|CANCELLED\nsacct: no|such|row\n"
+    found = queue.ends_of(text, {"7": "a", "8": "b", "9": "c", "10": "d"})
+    causes = {key: (gone.cause, gone.reason.why) for key, gone in found.items()}
+    assert causes == {
+        "a": ("cancelled", "CANCELLED by 1000"),
+        "c": ("node-failed", "NODE_FAIL"),
+        "d": ("failed", "OUT_OF_MEMORY"),
+    }
