@@ -69,6 +69,8 @@ _EVENT_TYPES = (
     EventType("processes-gone", Severity.INFO, frozenset()),
     EventType("host-released", Severity.WARNING, frozenset()),
     EventType("spares-missing", Severity.WARNING, frozenset()),
+    EventType("nodes-missing", Severity.WARNING, frozenset()),
+    EventType("grows-later", Severity.INFO),
     EventType("spare-ready", Severity.INFO, frozenset()),
     EventType("spare-not-ready", Severity.WARNING),
     EventType("host-strike", Severity.WARNING),

@@ -27,6 +27,7 @@ def test_the_example_of_a_key_is_accepted(key) -> None:
     base = {
         "name": "demo",
         "devices": {"type": "npu"},
+        "restart": {"max_restarts": 1},
         **({} if {"program", "roles"} & set(given) else {"command": ["x"]}),
     }
     if "args" in given:

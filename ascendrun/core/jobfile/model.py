@@ -207,6 +207,9 @@ class JobBody(Strict):
     all have joined."""
     nodes: Optional[Integer] = Field(None, ge=1, le=4096, examples=[2])
     """Number of hosts to use: free ones of the hostfile, in its order. Default: all of them."""
+    min_nodes: Optional[Integer] = Field(None, ge=1, le=4096, examples=[1])
+    """Fewest hosts to run with, if the others are not there: the next attempt starts without them, and the job restarts
+    with more after its next checkpoint. Default: `nodes`."""
     spare_nodes: Integer = Field(0, ge=0, le=64, examples=[1])
     """Hosts to reserve in addition, if they are free, as replacements for a host that fails."""
     devices: Devices = Field(Devices(), examples=[{"type": "npu", "per_node": 8}])

@@ -250,10 +250,29 @@ def _restart(draft: Draft) -> Iterator[Problem]:
         yield from _fence(draft)
 
 
+def _never_restarts(draft: Draft) -> bool:
+    restarts = draft.section("restart").get("max_restarts")
+    return restarts == 0 or (restarts is None and not draft.has("program"))
+
+
+def _fewest_nodes(draft: Draft) -> Iterator[Problem]:
+    if not draft.has("min_nodes"):
+        return
+    nodes, fewest = draft.data.get("nodes"), draft.data["min_nodes"]
+    if draft.has("roles"):
+        text = Text("jobfile.min-nodes-of-roles", "min_nodes cannot be combined with roles: each has its nodes")
+        yield draft.key("min_nodes").problem(text, REMOVE)
+    elif type(nodes) is int and type(fewest) is int and fewest > nodes:
+        text = Text("jobfile.min-nodes-above", "min_nodes: expected at most nodes ({nodes})", nodes=nodes)
+        yield draft.value("min_nodes").problem(text, write(f"min_nodes: {nodes}"))
+    elif _never_restarts(draft):
+        text = Text("jobfile.min-nodes-restarts", "min_nodes requires restart.max_restarts above 0")
+        yield draft.key("min_nodes").problem(text, write("restart: {max_restarts: 3}"))
+
+
 def _fence(draft: Draft) -> Iterator[Problem]:
     """Yield why a lease cannot hold: without restarts it only ends ranks, and a short one ends them too often."""
-    restarts = draft.section("restart").get("max_restarts")
-    if restarts == 0 or (restarts is None and not draft.has("program")):
+    if _never_restarts(draft):
         yield draft.value("restart", "on_unreachable_node").problem(
             Text("jobfile.fence-restarts", "restart.on_unreachable_node: fence requires restart.max_restarts above 0"),
             write("max_restarts: 3"),
@@ -295,6 +314,7 @@ _RULES: Sequence[Callable[[Draft], Iterator[Problem]]] = (
     staged_rule,
     env_rule,
     _devices,
+    _fewest_nodes,
     container_rule,
     _paths,
     _progress,

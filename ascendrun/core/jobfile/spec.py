@@ -213,6 +213,9 @@ def _refuse_of_hosts(spec: JobSpec, options: Mapping[str, Any], file: str) -> No
         for key in refused:
             text = Text("engine.key", "{key} is not supported by engine type {type}", key=key, type=engine)
             problems.append(Problem(file, None, None, text, REMOVE))
+    if spec.min_nodes is not None:
+        text = Text("engine.key", "{key} is not supported by engine type {type}", key="min_nodes", type=engine)
+        problems.append(Problem(file, None, None, text, REMOVE))
     if any(role.groups for role in spec.roles):
         text = Text("engine.groups", "roles[].groups is not supported by engine type {type}", type=engine)
         problems.append(Problem(file, None, None, text, REMOVE))

@@ -53,6 +53,10 @@ _ENDS: Mapping[Cause | None, State] = {
     Cause.COMPLETED: State.SUCCEEDED,
 }
 RESTARTED = frozenset({Cause.FAILURE, Cause.NODE_LOST, Cause.START_TIMEOUT, Cause.PREEMPTED, Cause.HUNG, Cause.REFUSED})
+PAUSES = frozenset({Cause.HELD, Cause.HEAD_RESTARTED, Cause.PASSED_OVER, Cause.RESIZED})
+"""Causes after which the job is queued again, whatever its policy."""
+SAVING = frozenset({Cause.USER, Cause.LIMIT, Cause.PREEMPTED, Cause.COMPLETED, Cause.RESIZED})
+"""Causes with which ranks get the grace period of the job to save a checkpoint."""
 """Causes after which the restart policy decides; a refused first start is reported to the user who waits for it."""
 
 
@@ -176,7 +180,7 @@ class Draft:
         if self.job.is_terminal or (self.job.state is State.BACKOFF and cause is not Cause.USER):
             return  # the attempt is over: late reports of its nodes change nothing
         if self.job.state is State.STOPPING:
-            if cause is Cause.USER and (self.job.cause is Cause.HELD or may_restart(self.job)):
+            if cause is Cause.USER and (self.job.cause in PAUSES or may_restart(self.job)):
                 self.job = replace(self.job, cause=cause, reason=reason)  # else it would start again
             if now and not self.job.stop_now:
                 self.job = replace(self.job, stop_now=True)
@@ -248,7 +252,7 @@ class Draft:
         cause = self.job.cause
         if cause is Cause.PREEMPTED and self.job.allocation and self.now_s - self.job.since_s < ENGINE_S:
             return
-        if cause in (Cause.HEAD_RESTARTED, Cause.PASSED_OVER):
+        if cause in PAUSES - {Cause.HELD}:
             self.back_off(self.job.reason, self.now_s, counted=False)
             return
         if cause is Cause.HELD:
@@ -367,6 +371,7 @@ class Draft:
             unconfirmed=(),
             not_before_s=None,
             resume=None,
+            grows_after=None,
         )
         self.transition(State.QUEUED, because("next-attempt", attempt=self.job.attempt))
 
@@ -398,7 +403,7 @@ def can_restart_without(job: Job, silent: Sequence[str], fenced: frozenset[str] 
         return False
     if not set(silent) <= set(job.unconfirmed):
         return False  # the host responds: its end is on the way, or its leftovers hold its devices
-    return len(set(job.pool) - set(silent)) >= len(job.nodes)
+    return len(set(job.pool) - set(silent)) >= min(job.request.min_nodes or len(job.nodes), len(job.nodes))
 
 
 def judge_actions(job: Job) -> tuple[Action, ...]:
@@ -428,4 +433,4 @@ def stop_grace_s(job: Job) -> float:
         return 0.0
     if job.cause is Cause.HUNG:
         return HUNG_GRACE_S
-    return job.grace_s if job.cause in (Cause.USER, Cause.LIMIT, Cause.PREEMPTED, Cause.COMPLETED) else FAILURE_GRACE_S
+    return job.grace_s if job.cause in SAVING else FAILURE_GRACE_S

@@ -54,9 +54,43 @@ class NodesFree(JobInput):
         placed = replace(draft.job, hosts=self.hosts, spares=self.spares, nodes=nodes, lost_hosts=lost)
         draft.job = replace(placed, world_size=0, go_sent_at_s=None)
         draft.transition(State.CHECKING, because("nodes-available", count=len(nodes)))
-        if len(self.spares) < draft.job.request.spares:
+        if len(self.hosts) < draft.job.request.nodes:
+            draft.record("nodes-missing", values={"found": len(self.hosts), "count": draft.job.request.nodes})
+        elif len(self.spares) < draft.job.request.spares:
             draft.record("spares-missing", values={"found": len(self.spares), "count": draft.job.request.spares})
         draft.actions.append(drafts.QueryNodes())
+
+
+class SparesFree(JobInput):
+    """These hosts are free for a job that runs on fewer hosts than it requested."""
+
+    hosts: tuple[str, ...]
+
+    def apply(self, draft: drafts.Draft) -> None:
+        job = draft.job
+        found = tuple(host for host in self.hosts if host not in (*job.hosts, *job.spares))
+        if job.lacks_hosts and found:
+            draft.job = replace(job, spares=(*job.spares, *found))
+
+
+class GrowthPossible(JobInput):
+    """These spares are ready, (): none, for a job that runs on fewer hosts than it requested. `saved_step`: of its
+    newest complete checkpoint, 0: there is none. After the next checkpoint it restarts with them."""
+
+    hosts: tuple[str, ...]
+    saved_step: int = 0
+
+    def apply(self, draft: drafts.Draft) -> None:
+        job = draft.job
+        hosts = tuple(host for host in self.hosts if host in job.spares)
+        if not job.lacks_hosts or not hosts:
+            draft.job = replace(job, grows_after=None)
+        elif job.grows_after is None:
+            draft.job = replace(job, grows_after=self.saved_step)
+            count = min(len(job.hosts) + len(hosts), job.request.nodes)
+            draft.record("grows-later", hosts, values={"found": len(job.hosts), "count": count})
+        elif self.saved_step > job.grows_after:
+            draft.stop(Cause.RESIZED, because("grows", hosts, step=self.saved_step))
 
 
 class WaitingForNodes(JobInput):
@@ -219,7 +253,7 @@ class TrainingRefused(JobInput):
         others = (
             set(job.pool) - set(self.hosts) - {host for host, at_s in job.passed_over.items() if at_s > draft.now_s}
         )
-        is_enough = len(others) >= job.request.nodes
+        is_enough = len(others) >= job.request.least
         if is_enough and _can_pass_over(job, self.hosts, draft.now_s, is_away=False):
             _pass_over(draft, self.hosts, self.why)
             return
@@ -376,7 +410,7 @@ def _can_pass_over(job: Job, hosts: Sequence[str], now_s: float, *, is_away: boo
     """
     passed = {host for host, until_s in job.passed_over.items() if until_s > now_s} | set(hosts)
     is_of_job = 2 * len(hosts) > len(job.hosts) if len(job.hosts) > 1 else len(passed) > 2
-    has_others = len(job.pool) - len(passed) >= job.request.nodes
+    has_others = len(job.pool) - len(passed) >= job.request.least
     waits = waits_for_hosts(job, now_s) if is_away else has_run(job)
     return bool(hosts) and (is_away or not is_of_job) and (has_others or waits)
 

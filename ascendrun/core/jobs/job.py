@@ -67,6 +67,7 @@ class Cause(str, Enum):
     FILES_LOST = "files-lost"
     TRAINING = "training"
     COMPLETED = "completed"
+    RESIZED = "resized"
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,8 @@ class NodeProgress:
 
 @dataclass(frozen=True)
 class Request:
-    """What a job needs of its pool. `nodes`: hosts of an attempt. `spares`: hosts that are claimed for replacements.
+    """What a job needs of its pool. `nodes`: hosts of an attempt. `min_nodes`: the fewest with which an attempt starts
+    while others are missing, 0: all. `spares`: hosts that are claimed for replacements.
     `same_as`: the id of the job whose hosts an attempt must use first, since its files are there; None: any hosts.
     `examines`: it measures its hosts, also those in quarantine or drained. `may_lack_files`: a stage that also runs
     where the files of the stages before it are lost."""
@@ -183,6 +185,12 @@ class Request:
     same_as: str | None = None
     examines: bool = False
     may_lack_files: bool = False
+    min_nodes: int = 0
+
+    @property
+    def least(self) -> int:
+        """The fewest hosts of an attempt."""
+        return self.min_nodes or self.nodes
 
 
 @dataclass(frozen=True)
@@ -204,9 +212,9 @@ class Job:
     `unconfirmed`: hosts on which the end of all processes is unknown; they stay reserved until they are reachable.
     `stopped_by`: user and machine of the command that stops this attempt, None: none does.
     `first_failure`: what every screen shows, replaced by the diagnosis. `failure`, `last_step`: of this attempt, as
-    diagnosed. `saved_step`: see PastAttempt. `resume`: what it resumes from, None: unknown.
-    `past`: the newest ended attempts. `not_before_s`: earliest time of the next start, None: no pause. Times are UTC
-    seconds.
+    diagnosed. `saved_step`: see PastAttempt. `resume`: what it resumes from, None: unknown. `grows_after`: the step of
+    the newest checkpoint when spares were ready with which it could grow, None: none are. `past`: the newest ended
+    attempts. `not_before_s`: earliest time of the next start, None: no pause. Times are UTC seconds.
     """
 
     id: str
@@ -255,6 +263,12 @@ class Job:
     engine: str | None = None
     allocation: str | None = None
     granted: tuple[Host, ...] = ()
+    grows_after: int | None = None
+
+    @property
+    def lacks_hosts(self) -> bool:
+        """Whether the job runs on fewer hosts than it requested."""
+        return self.state is State.RUNNING and len(self.hosts) < self.request.nodes
 
     @property
     def run_id(self) -> str:

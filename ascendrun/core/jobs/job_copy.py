@@ -81,7 +81,12 @@ class JobCopy:
             **{name: getattr(self, name) for name in OF_JOB},
             hosts=(),
             pool=tuple(str(host["name"]) for host in self.hosts),
-            request=Request(self.spec.get("nodes") or len(self.hosts), self.spec.get("spare_nodes") or 0, self.same_as),
+            request=Request(
+                self.spec.get("nodes") or len(self.hosts),
+                self.spec.get("spare_nodes") or 0,
+                self.same_as,
+                min_nodes=self.spec.get("min_nodes") or 0,
+            ),
             grace_s=float(self.spec["checkpoint"]["grace_period_s"]),
             start_s=float(self.spec["timeouts"]["start_s"]),
             created_at_s=float(self.submitted_at_s),

@@ -12,7 +12,7 @@ from dataclasses import field
 from typing import Callable, Union
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.jobs.inputs import DependencyFailed, NodesFree, WaitingForNodes, waits_for_hosts
+from ascendrun.core.jobs.inputs import DependencyFailed, NodesFree, SparesFree, WaitingForNodes, waits_for_hosts
 from ascendrun.core.jobs.job import ACTIVE_STATES, Cause, Job, StageFiles, State
 from ascendrun.core.jobs.reasons import Detail, Reason, because, needed
 
@@ -48,13 +48,14 @@ class Contender:
     lost: Set[str] = frozenset()
 
 
-Decision = Union[NodesFree, WaitingForNodes, DependencyFailed]
+Decision = Union[NodesFree, SparesFree, WaitingForNodes, DependencyFailed]
 
 
 def schedule(
     contenders: Sequence[Contender], find: Callable[[str], Job | None], *, now_s: float
 ) -> Mapping[str, Decision]:
-    """Return for every QUEUED job where it starts, or why it waits. `find` returns a job by its id, None: not found."""
+    """Return for every QUEUED job where it starts, or why it waits, and for jobs that lack hosts which ones are free.
+    `find` returns a job by its id, None: not found."""
     taken = _Taken()
     for one in contenders:
         pauses = one.job.state is State.BACKOFF and now_s - one.job.since_s < RESERVE_S
@@ -62,7 +63,29 @@ def schedule(
             taken.add(one, (*one.job.hosts, *one.job.spares))
     queued = [one for one in contenders if one.job.state is State.QUEUED]
     queued.sort(key=lambda one: (-one.job.priority, one.job.created_at_s, one.job.id))
-    return {one.job.id: _decide(one, taken, find, now_s) for one in queued}
+    decisions = {one.job.id: _decide(one, taken, find, now_s) for one in queued}
+    for one in queued:
+        if isinstance(decisions[one.job.id], WaitingForNodes) and _is_in_line(one.job, find):
+            taken.add(one, [host for host in one.claims if host not in one.unusable])
+    for one in contenders:
+        hosts = _more_hosts(one, taken) if one.job.lacks_hosts else ()
+        if hosts:
+            taken.add(one, hosts)
+            decisions[one.job.id] = SparesFree(hosts)
+    return decisions
+
+
+def _is_in_line(job: Job, find: Callable[[str], Job | None]) -> bool:
+    """Return whether a job would start on free hosts: it waits for nothing else."""
+    return job.held_by is None and (not job.needs or check_dependency(job, find(job.needs)) is None)
+
+
+def _more_hosts(one: Contender, taken: _Taken) -> tuple[str, ...]:
+    """Return the free hosts with which a running job would have as many as it requested; those to avoid come last."""
+    job = one.job
+    others = [host for host in one.claims if host not in (*job.hosts, *job.spares, *one.unusable, *one.away)]
+    free = sorted((host for host in others if not taken.blockers(one, host)), key=lambda host: host in one.avoided)
+    return tuple(free[: max(0, job.request.nodes - len(job.hosts) - len(job.spares))])
 
 
 def check_dependency(job: Job, before: Job | None) -> None | WaitingForNodes | DependencyFailed:
@@ -118,15 +141,15 @@ def _decide(one: Contender, taken: _Taken, find: Callable[[str], Job | None], no
     bound = tuple(host for host in _bound_hosts(job, find) if host not in one.lost)[: job.request.nodes]
     usable = _usable(one, bound, now_s)
     missing = [host for host in bound if host not in usable]
-    if missing or len(usable) < job.request.nodes:
+    if missing or len(usable) < job.request.least:
         barred = {**one.away, **one.unusable}
         barred = {host: barred[host] for host in missing or barred if host in barred}
         count = len(usable) if not missing else len(bound) - len(missing)
         why = _each(barred)
-        return WaitingForNodes(because("too-few-hosts", barred, why=why, needed=job.request.nodes, usable=count))
+        return WaitingForNodes(because("too-few-hosts", barred, why=why, needed=job.request.least, usable=count))
     blockers = {host: taken.blockers(one, host) for host in usable}
     free = [host for host in usable if not blockers[host]]
-    if len(free) >= job.request.nodes and all(host in free for host in bound):
+    if len(free) >= job.request.least and all(host in free for host in bound):
         hosts = _in_rank_order(job, bound, free)
         spares = tuple(host for host in free if host not in hosts and host not in one.away)[: job.request.spares]
         taken.add(one, (*hosts, *spares))
@@ -160,7 +183,7 @@ def _usable(one: Contender, bound: Sequence[str], now_s: float) -> tuple[str, ..
     the others, those that it avoids. At its first start also those that do not respond, if there are no others: it then
     fails with their error at once, unless it continues the work of a stage (`bound`), or was queued long: it waits."""
     hosts = [host for host in one.claims if host not in one.unusable and host not in one.away]
-    if not waits_for_hosts(one.job, now_s) and not bound and len(hosts) < one.job.request.nodes:
+    if not waits_for_hosts(one.job, now_s) and not bound and len(hosts) < one.job.request.least:
         hosts += [host for host in one.away if host in one.claims and host not in one.unusable]
     before = one.job.past[-1].hosts if one.job.past else ()
     return tuple(
@@ -176,9 +199,9 @@ def _in_rank_order(job: Job, bound: Sequence[str], free: Sequence[str]) -> tuple
     are left."""
     before = job.past[-1].hosts if job.past else ()
     chosen = list(dict.fromkeys((*bound, *free)))[: job.request.nodes]
-    kept = {rank: host for rank, host in enumerate(before[: job.request.nodes]) if host in chosen}
+    kept = {rank: host for rank, host in enumerate(before[: len(chosen)]) if host in chosen}
     rest = iter([host for host in chosen if host not in kept.values()])
-    return tuple(kept.get(rank) or next(rest) for rank in range(job.request.nodes))
+    return tuple(kept.get(rank) or next(rest) for rank in range(len(chosen)))
 
 
 def _bound_hosts(job: Job, find: Callable[[str], Job | None]) -> Iterator[str]:

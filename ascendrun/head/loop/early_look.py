@@ -43,6 +43,6 @@ def _judge(runner: JobRunner, steps: JobSteps, replies: Sequence[SurveyReply]) -
     every = run_checks(context, is_full=False, skip=runner.spec.checks.skip)
     found = [one for one in every if one.severity is Severity.FAIL and one.code in LASTING]
     bad = {host for finding in found for host in finding.hosts}
-    if runner.job.state is State.QUEUED and found and len(runner.hosts) - len(bad) < runner.job.request.nodes:
+    if runner.job.state is State.QUEUED and found and len(runner.hosts) - len(bad) < runner.job.request.least:
         steps.feed(runner.job.id, Refused(None, failed_checks(found)))
         steps.work_off()

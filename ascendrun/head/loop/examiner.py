@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ascendrun.core.events import Event
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobs.job import State
+from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.machines import address_of
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol.control_messages import Survey, SurveyReply
@@ -69,6 +69,13 @@ class Examiner:
             due = self._due("", self._jobs.machines.idle_hosts(), self.idle_every_s)
             if due:
                 self._examine(due, None)
+
+    def ready_spares(self, job: Job) -> tuple[str, ...]:
+        """Return the spares of a running job that could start now."""
+        notes = {host: self._noted.get((job.id, host)) for host in job.spares}
+        return tuple(
+            host for host, one in notes.items() if one and one.code == "spare-ready" and one.attempt == job.attempt
+        )
 
     def _due(self, owner: str, hosts: Sequence[Host], every_s: float) -> Sequence[Host]:
         now = time.monotonic()

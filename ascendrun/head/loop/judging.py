@@ -88,9 +88,10 @@ class Judging:
         if is_complete or now - case.proven_mono > GATHER_WAIT_S or job.go_sent_at_s is None:
             case.is_running = True
             judge = partial(self._judge, job.id, job.attempt, lambda: Diagnosed(job.attempt, judge_quickly(runner.job)))
-            self._list_saved(runner, judge)
+            self.list_saved(runner, judge)
 
-    def _list_saved(self, runner: JobRunner, then: Callable[[int | None], None]) -> None:
+    @staticmethod
+    def list_saved(runner: JobRunner, then: Callable[[int | None], None]) -> None:
         """Give `then` the step of the newest complete checkpoint on the hosts that respond, 0: there is none; None:
         unknown, or no restart depends on it."""
         job = runner.job

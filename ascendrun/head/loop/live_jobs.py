@@ -220,7 +220,7 @@ class LiveJobs:
         """Request hosts, and decide again where queued jobs start, if something has changed."""
         if any(runner.job.engine is not None for runner in self):
             self._guard(self.allocations.tick)
-        if any(runner.job.state.value == "QUEUED" for runner in self):
+        if any(runner.job.state.value == "QUEUED" or runner.job.lacks_hosts for runner in self):
             self.placement.schedule()
 
     def _record_trouble(self, runner: JobRunner, host: str, trouble: FileTrouble) -> None:

@@ -22,6 +22,7 @@ from ascendrun.node.files import write_json
 
 if TYPE_CHECKING:
     from ascendrun.head.loop.examiner import Examiner
+    from ascendrun.head.loop.growth import Growth
     from ascendrun.head.loop.hang import HangMonitor
     from ascendrun.head.loop.job.runner import JobRunner
     from ascendrun.head.loop.stragglers import StragglerMonitor
@@ -57,6 +58,12 @@ class Monitors:
 
         return Examiner(self._context, self._jobs, self._operations, idle_every_s=self._idle_check_s)
 
+    @cached_property
+    def _growth(self) -> Growth:
+        from ascendrun.head.loop.growth import Growth
+
+        return Growth(self._context, self._examiner)
+
     def tick(self) -> None:
         """Look at what is due; may be called at any rate."""
         guard, jobs = self._context.guard, self._jobs
@@ -67,6 +74,8 @@ class Monitors:
         has_spares = any(runner.job.spares and runner.job.state.value == "RUNNING" for runner in jobs)
         if has_spares or self._idle_check_s is not None:
             guard(lambda: self._examiner.tick())
+        if has_spares:
+            guard(lambda: self._growth.tick(jobs))
 
 
 class ReachabilityMonitor:

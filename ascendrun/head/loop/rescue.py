@@ -237,7 +237,7 @@ def job_after_go(state_dir: Path, copy: JobCopy, job: Job) -> Job:
     by_name = {str(host["name"]): host for host in copy.hosts}
     recorded = job.hosts or copy.placement or read_placement(folder) or _hosts_with_records(folder)
     placed = [name for name in recorded if name in by_name]
-    placed = placed if len(placed) == job.request.nodes else list(by_name)[: job.request.nodes]
+    placed = placed if job.request.least <= len(placed) <= job.request.nodes else list(by_name)[: job.request.nodes]
     roles = [role for role in copy.spec.get("roles") or () for _ in range(role["nodes"])]
     for number, host in enumerate(by_name[name] for name in placed):
         role, ends_job = (roles[number]["name"], roles[number]["ends_job"]) if number < len(roles) else (None, True)

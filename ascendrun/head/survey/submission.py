@@ -226,6 +226,8 @@ def build_plan(
     from ascendrun.health.samples.device_samples import sampling_request
     from ascendrun.planner.training import package_of
 
+    if spec.min_nodes is not None and spec.nodes is not None:
+        spec = spec.model_copy(update={"nodes": min(spec.nodes, len(hosts))})
     folders = {
         host: Folders(
             work=layout.work_dir(report.root, job.home or job.run, report.machine_key),

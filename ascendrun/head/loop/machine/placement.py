@@ -82,13 +82,13 @@ class Placement:
         *,
         is_any_held: bool,
     ) -> Contender:
-        is_queued = job.state is State.QUEUED
+        is_open = job.state is State.QUEUED or job.lacks_hosts
         used = {*job.hosts, *job.spares}
-        hosts = [host for host in pool if is_queued or host.name in used]
+        hosts = [host for host in pool if is_open or host.name in used]
         places = {host.name: barred.place(host) for host in hosts}
         if job.engine is not None:  # two allocations may share a node
             places = {host.name: f"{host.allocation}/{host.name}" for host in hosts}
-        if not is_queued:
+        if not is_open:
             return Contender(job, claims, places=places)
         unusable: dict[str, Detail] = {host.name: why for host in hosts if (why := barred.why(host)) is not None}
         excluded = excluded_hosts(job.policy, job.past)
@@ -105,7 +105,7 @@ class Placement:
                 away[host.name] = because("host-away", why=link.last_error.message if link.last_error else None)
             elif is_any_held and not barred.is_known(host):
                 unknown.append(host)
-        is_scarce = len({host.name for host in hosts} - {*unusable, *away, *passed}) < job.request.nodes
+        is_scarce = len({host.name for host in hosts} - {*unusable, *away, *passed}) < job.request.least
         for name, until_s in passed.items():
             again_s = until_s - PASSED_OVER_S + SCARCE_S if is_scarce else until_s
             if again_s > now_s:

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -386,3 +387,47 @@ def test_no_order_of_events_makes_an_illegal_move_or_wakes_an_ended_job(seed: in
         if story.job.state is State.RUNNING:
             assert all(node.phase in (Phase.STARTED, Phase.ENDED) for node in story.job.nodes)
     assert all(target in TRANSITIONS[source] for source, target in zip(story.states, story.states[1:]))
+
+
+def small(**changes: Any) -> Story:
+    """A job that requested three hosts and runs on two."""
+    job = make_job(pool=(*HOSTS, "node3"), request=Request(3, min_nodes=1), **changes)
+    return Story(job).tell(*to_running(), inputs.SparesFree(("node3",)))
+
+
+def test_a_job_that_runs_on_fewer_hosts_grows_after_the_checkpoint_that_follows() -> None:
+    story = small()
+    assert (story.job.state, story.job.spares) == (State.RUNNING, ("node3",))
+    story.tell(inputs.GrowthPossible(("node3",), 40), inputs.GrowthPossible(("node3",), 40))
+    assert story.job.state is State.RUNNING
+    [event] = [event for event in story.events if event.code == "grows-later"]
+    assert (event.hosts, event.values) == (("node3",), {"found": 2, "count": 3})
+    story.tell(inputs.GrowthPossible(("node3",), 50))
+    assert (story.job.state, story.job.cause) == (State.STOPPING, Cause.RESIZED)
+    stop = next(action for action in story.actions if isinstance(action, draft.StopNodes))
+    assert stop.grace_s == story.job.grace_s, "they may save"
+    story.tell(*(endings.NodeEnded(host) for host in HOSTS))
+    assert (story.job.state, story.job.attempt, story.job.grows_after) == (State.QUEUED, 2, None)
+    assert story.job.past[-1].counted is False
+    story.tell(inputs.NodesFree((*HOSTS, "node3")))
+    assert [event.attempt for event in story.events if event.code == "nodes-missing"] == [1]
+
+
+def test_a_host_that_is_gone_before_the_checkpoint_is_forgotten() -> None:
+    story = small().tell(inputs.GrowthPossible(("node3",), 40), inputs.GrowthPossible(()))
+    assert story.job.grows_after is None
+    assert story.tell(inputs.GrowthPossible(("node3",), 90)).job.state is State.RUNNING, "its next checkpoint counts"
+
+
+@pytest.mark.parametrize("cause", [Cause.RESIZED, Cause.PASSED_OVER])
+def test_a_stop_of_the_user_ends_a_job_that_is_being_placed_again(cause: Cause) -> None:
+    story = small()
+    story.job = replace(story.job, state=State.STOPPING, cause=cause)
+    story.tell(inputs.StopRequested("ann"), *(endings.NodeEnded(host) for host in HOSTS))
+    assert story.job.state is State.STOPPED
+
+
+def test_a_job_that_starts_without_some_hosts_tells_how_many() -> None:
+    story = Story(make_job(request=Request(3, spares=1, min_nodes=2))).tell(inputs.NodesFree(HOSTS))
+    [event] = [event for event in story.events if event.code in ("nodes-missing", "spares-missing")]
+    assert (event.code, event.values) == ("nodes-missing", {"found": 2, "count": 3})

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.core.jobs.inputs import DependencyFailed, NodesFree, WaitingForNodes
+from ascendrun.core.jobs.inputs import DependencyFailed, NodesFree, SparesFree, WaitingForNodes
 from ascendrun.core.jobs.job import ACTIVE_STATES, Job, NodeProgress, Request, StageFiles, State
 from ascendrun.core.jobs.reasons import Reason, because, needed
 from ascendrun.core.jobs.restart import PastAttempt
@@ -282,3 +282,28 @@ def test_no_host_is_claimed_twice_and_no_free_set_is_left_unused(contenders: lis
                 assert reserving, "enough usable hosts are free and reserved by nobody"
     for one in placed:  # what cannot be placed although everybody ends reserves nothing
         assert len(set(one.job.pool) - set(one.unusable)) >= one.job.request.nodes
+
+
+def elastic(one: Job, least: int = 1) -> Job:
+    return replace(one, request=replace(one.request, min_nodes=least))
+
+
+def test_a_job_with_min_nodes_starts_on_the_hosts_that_are_there_and_not_below() -> None:
+    pool = ("a", "b", "c")
+    past = (PastAttempt(1, pool, 1.0, 2.0),)
+    gone = {"a": WHY}
+    assert hosts_of(decide(whole(elastic(job(1, *pool, past=past), 2), away=gone))["j-0001"]) == ("c", "b")
+    short = decide(whole(elastic(job(1, *pool, past=past), 2), away=gone, unusable={"b": WHY}))["j-0001"]
+    assert (why(short).code, why(short).values["needed"], why(short).values["usable"]) == ("too-few-hosts", 2, 1)
+    assert hosts_of(decide(whole(running(2, "b")), whole(elastic(job(1, *pool))))["j-0001"]) == ("a", "c")
+
+
+def test_a_running_job_that_lacks_hosts_gets_free_ones_that_no_job_in_line_wants() -> None:
+    small = elastic(replace(running(1, "a", "b", "c", "d", nodes=4), hosts=("b",)))
+    assert decide(whole(small)) == {"j-0001": SparesFree(("a", "c", "d"))}
+    assert decide(whole(replace(small, spares=("a",)), avoided={"c"})) == {"j-0001": SparesFree(("d", "c"))}
+    assert decide(whole(small), whole(running(2, "a")), whole(job(3, "c", "b")))["j-0001"] == SparesFree(("d",))
+    held = decide(whole(small), whole(job(3, "c", "b", held_by="ann")))["j-0001"]
+    assert held == SparesFree(("a", "c", "d")), "a held job waits for no host"
+    assert decide(whole(small, unusable={"a": WHY}, away={"c": WHY, "d": WHY})) == {}
+    assert decide(whole(running(1, "a", "b"))) == {}, "it has what it requested"
