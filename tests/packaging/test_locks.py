@@ -1,7 +1,10 @@
 """The locks with hashes fit constraints.txt and setup.cfg."""
 
 import configparser
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,3 +41,12 @@ def test_a_lock_has_everything_that_setup_requires(name: str) -> None:
     required = [Requirement(line) for line in map(str.strip, lines) if line]
     names = {canonicalize_name(one.name) for one in required if one.marker is None or one.marker.evaluate()}
     assert len(names) > 5 and names <= set(pins(LOCKS / f"{name}.txt"))
+
+
+def test_an_audit_without_a_network_is_skipped_with_the_reason() -> None:
+    nowhere = dict.fromkeys(("PIP_INDEX_URL", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:9")
+    environ = {**os.environ, **nowhere, "PIP_RETRIES": "0", "PIP_NO_CACHE_DIR": "1", "PIP_CONFIG_FILE": os.devnull}
+    environ = {name: value for name, value in environ.items() if name not in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS")}
+    argv = [sys.executable, "-m", "tests.lib.audit"]
+    done = subprocess.run(argv, cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.startswith("skipped: pip install failed: "), done.stdout + done.stderr
