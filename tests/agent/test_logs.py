@@ -4,6 +4,7 @@ import glob
 import hashlib
 import os
 import struct
+import subprocess
 import time
 from pathlib import Path
 
@@ -128,8 +129,6 @@ def test_a_reader_who_stops_reading_costs_no_memory_and_loses_nothing(node, agen
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small tmpfs")
 def test_a_full_disk_costs_log_bytes_that_are_counted_but_no_record(node, tmp_path):
-    import subprocess
-
     runs = Path(layout.runs_dir(str(node.root)))
     runs.mkdir(mode=0o700, parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m,mode=700", "tmpfs", str(runs)], check=True)
@@ -146,6 +145,30 @@ def test_a_full_disk_costs_log_bytes_that_are_counted_but_no_record(node, tmp_pa
         agent.close()
     finally:
         subprocess.run(["umount", "-l", str(runs)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small tmpfs")
+@pytest.mark.parametrize(
+    "lacks, code, why",
+    [("inodes", "disk-full", "No space left on device"), ("write access", "bad-directory", "Read-only file system")],
+)
+def test_a_disk_without_inodes_or_mounted_read_only_is_named_before_the_start(node, agent, lacks, code, why):
+    runs = Path(layout.runs_dir(str(node.root)))
+    runs.mkdir(mode=0o700, parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m,nr_inodes=64,mode=700", "tmpfs", str(runs)], check=True)
+    try:
+        if lacks == "inodes":
+            with pytest.raises(OSError, match="No space"):
+                for number in range(64):
+                    (runs / str(number)).touch()
+        else:
+            subprocess.run(["mount", "-o", "remount,ro", str(runs)], check=True)
+        error = agent.refused("prepare", **node.job(TAG, HOLD))
+        values = error["message"]["values"]
+        assert (error["code"], values["error"]) == (code, why) and values["doing"]["values"]["path"] == str(node.root)
+    finally:
+        subprocess.run(["umount", "-l", str(runs)], check=True)
+    agent.run(node.job(TAG, ["true"]))
 
 
 def test_every_python_searches_gathers_and_gives_up_closed_logs(node, python):

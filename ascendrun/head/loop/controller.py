@@ -14,6 +14,7 @@ from typing import Any, Callable
 
 from ascendrun.core.errors import AscendrunError, ControllerReplacedError
 from ascendrun.core.retention import Retention
+from ascendrun.core.settings import SETTINGS
 from ascendrun.head.agents.connections import Connections
 from ascendrun.head.loop.context import Context
 from ascendrun.head.loop.guard import LOCK_NAME, environment, guard_pid, is_guard_lost
@@ -274,5 +275,6 @@ def watch_request(state_dir: Path, info: AgentInfo) -> WatchHead | None:
     """Return what an agent on this machine, of this user and outside containers, gets; None: it is elsewhere."""
     if (info.boot_id, info.uid, info.net_ns) != (boot_id(), os.geteuid(), os.stat("/proc/self/ns/net").st_ino):
         return None
-    argv = [sys.executable, "-m", "ascendrun.head.loop.guard"]
-    return WatchHead(str(state_dir / LOCK_NAME), argv, environment(str(state_dir)))
+    argv, full = [sys.executable, "-m", "ascendrun.head.loop.guard"], environment(str(state_dir))
+    names = {setting.variable for setting in SETTINGS} | {"XDG_CONFIG_HOME", "PYTHONPATH"}
+    return WatchHead(str(state_dir / LOCK_NAME), argv, {name: full[name] for name in names & full.keys()})

@@ -57,12 +57,12 @@ class Ping(Request[Pong], op="ping"):
 
 
 class WatchHead(Request[Done], op="watch_head"):
-    """To an agent on the head node: when this connection ends and the file `lock` is not empty, become `argv` in the
-    environment `env`, which starts a controller that was killed together with its guard."""
+    """To an agent on the head node: when this connection ends and the file `lock` is not empty, become `argv` with
+    the variables `env`, which starts a controller that was killed together with its guard."""
 
     lock: str
     argv: Sequence[str]
-    env: Mapping[str, str] = field(repr=False)
+    env: Mapping[str, str]
 
 
 class ProbeReply(Message):

@@ -246,7 +246,7 @@ def revive(lock: str, argv: list[str], env: dict[str, str]) -> None:
     with contextlib.suppress(OSError):
         while os.stat(lock).st_size:  # empty after an end on purpose
             if time.monotonic() >= until:
-                os.execve(argv[0], argv, env)  # it does nothing while a controller runs
+                os.execve(argv[0], argv, {**os.environ, **env})  # it does nothing while a controller runs
             time.sleep(0.1)
 
 

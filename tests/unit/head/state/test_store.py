@@ -1,6 +1,7 @@
 """What the store promises when processes die, race and disagree."""
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -80,6 +81,45 @@ def test_no_acknowledged_job_is_lost_when_the_writer_is_killed(tmp_path: Path) -
     assert reader is not None
     assert set(acknowledged) <= {stored.job.id for stored in reader.jobs.all()}
     assert len(set(acknowledged)) == len(acknowledged) >= 35
+
+
+FAIL_PROGRAM = """
+import sys, pathlib
+sys.path.insert(0, {root!r})
+from tests.unit.head.state.test_store import add
+from ascendrun.core.errors import AscendrunError
+from ascendrun.head.state.store import Store
+try:
+    store = Store.open(pathlib.Path(sys.argv[1]))
+    for number in range(3):
+        print(add(store, str(number)).id, flush=True)
+except AscendrunError as error:
+    print("refused", error.code, file=sys.stderr)
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(shutil.which("strace") is None, reason="without strace no system call fails")
+def test_no_acknowledged_job_is_lost_when_the_nth_write_or_sync_fails(tmp_path: Path) -> None:
+    root, calls, number, refused = str(Path(__file__).resolve().parents[4]), "pwrite64,fdatasync,fsync", 0, 0
+    while True:
+        number += 1
+        folder, trace = tmp_path / f"state-{number}", tmp_path / "trace"
+        folder.mkdir(mode=0o700)
+        inject = f"inject={calls}:error={('EIO', 'ENOSPC')[number % 2]}:when={number}"
+        argv = ["strace", "-f", "-qq", "-o", str(trace), "-e", f"trace={calls}", "-e", inject]
+        argv += [sys.executable, "-c", FAIL_PROGRAM.format(root=root), str(folder)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0 and "Traceback" not in done.stderr, (number, done.stderr)
+        with closing(Store.open(folder)) as store:
+            if store.needs_restore():
+                restore_rows(store)
+            assert set(done.stdout.split()) <= {stored.job.id for stored in store.jobs.all()}, (number, inject)
+        refused += "refused" in done.stderr
+        if "INJECTED" not in trace.read_text():
+            break
+    assert number > 10 and refused > 5 and len(done.stdout.split()) == 3
 
 
 def test_a_repeated_submission_is_one_job(tmp_path: Path) -> None:
