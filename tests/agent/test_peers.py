@@ -41,7 +41,12 @@ def test_ranks_end_when_those_of_another_host_have_failed(agent: Client, other: 
     assert [line["by"] for line in agent.told(TAG, "stopping")] in ([], ["failure"])
 
 
-@pytest.mark.parametrize("command, key", [(["true"], KEY), (["sh", "-c", "exit 3"], "a0" * 32)])
+DONE = """echo '{"done": true}' >> "$ASCENDRUN_METRICS_FILE"; kill -9 $$"""  # as if it had been killed at its exit
+
+
+@pytest.mark.parametrize(
+    "command, key", [(["true"], KEY), (["sh", "-c", DONE], KEY), (["sh", "-c", "exit 3"], "a0" * 32)]
+)
 def test_ranks_run_on_when_others_succeed_or_a_stranger_sends(
     agent: Client, other: Client, port: int, command: list[str], key: str
 ) -> None:

@@ -233,7 +233,7 @@ class Supervisor:
     def _check_peers(self) -> None:
         """End the ranks when those of another host have failed, and no controller ends these."""
         by = self._ending.stopping_by
-        has_failed = by not in ORDERED and any(process.result for process in self._processes.all)
+        has_failed = by not in ORDERED and any(rank.result and not rank.is_done for rank in self._processes.ranks)
         node = self._peers.tick(notify=has_failed or by == "node")
         if node is not None and by is None:
             self._ending.stop("peer", message("peer-ended", node=node))
