@@ -9,7 +9,7 @@
     resume         progress, checkpoints, best model                    saver          checkpoints in the background
     checkpoint     files that are complete or absent, and whose they are
 
-The devices are in programs/devices. docs/own-program.md has a complete program.
+The devices are in programs/devices. docs/trainer-api.md has a complete program.
 
 The order of samples follows from (seed, step), dropout from (seed, step, sample), other random numbers of a step from
 (seed, step, rank): on a CPU, a resumed run equals an uninterrupted run to the last bit. The batch size is that of all

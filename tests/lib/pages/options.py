@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from ascendrun.core.jobfile.spec import parse_program_options
+from ascendrun.option_tables import read_table, shared_rows
 from ascendrun.options import Option, ProgramOptions
 from ascendrun.planner.training import load_programs
 
@@ -19,7 +21,8 @@ Options are the keys of `args` in a job file, `--set args.NAME=VALUE` for `ascen
 
 
 def render_page() -> str:
-    return HEAD + "".join(_section(table) for table in load_programs(parse_program_options).values())
+    shared = read_table("shared by several programs", json.dumps({"options": dict.fromkeys(shared_rows(), {})}))
+    return HEAD + "".join(_section(table) for table in (*load_programs(parse_program_options).values(), shared))
 
 
 def _section(table: ProgramOptions) -> str:

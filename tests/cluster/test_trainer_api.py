@@ -1,4 +1,4 @@
-"""The program of docs/own-program.md as a job on two hosts: killed in the middle, it continues and ends to the bit."""
+"""The program of docs/trainer-api.md as a job on two hosts: killed in the middle, it continues and ends to the bit."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import torch
 from scenes import Scene, await_that
 
 from tests.programs.conftest import REPO
-from tests.programs.test_own_program import write_example
+from tests.programs.test_trainer_api import write_example
 
 KILLED_AFTER = 30
 

@@ -1,11 +1,13 @@
-"""The program of docs/own-program.md: its files are taken from the page, and run as the page says."""
+"""The program of docs/trainer-api.md: its files are taken from the page, and run as the page says."""
 
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,20 +15,26 @@ import torch
 
 from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.jobfile.launchers import program_command
+from ascendrun.core.jobfile.spec import parse_program_options
+from ascendrun.options import with_defaults
+from ascendrun.planner.fitting import devices_of
+from ascendrun.planner.plan import make_plan
+from ascendrun.planner.training import Training, load_programs, rules_of
 from ascendrun.query.submit import read_job
+from tests.ports import free_port
 from tests.programs.conftest import REPO
 
-PAGE = REPO / "docs" / "own-program.md"
-FILES = {"yaml": "my_gpt.yaml", "json": "my_gpt.json", "python": "my_gpt.py"}
+PAGE = REPO / "docs" / "trainer-api.md"
+FILES = ("my_gpt.yaml", "my_gpt.json", "my_gpt.py", "judged.json", "judged.py", "by_hand.sh", "rules.py")
 SMALL = ("--num_train_epochs=3", "--seq_len=32", "--width=32", "--save_steps=2", "--logging_steps=1", "--dtype=float32")
 
 
 def write_example(folder: Path) -> None:
     """Write the files that the page shows."""
-    blocks = re.findall(r"```(yaml|json|python)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert [kind for kind, _ in blocks] == list(FILES)
-    for kind, text in blocks:
-        (folder / FILES[kind]).write_text(text, encoding="utf-8")
+    blocks = re.findall(r"```(yaml|json|python|sh)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert [kind for kind, _ in blocks] == [name.split(".")[1].replace("py", "python") for name in FILES]
+    for name, (_, text) in zip(FILES, blocks):
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def test_the_chinese_page_has_the_same_files(tmp_path: Path) -> None:
@@ -79,6 +87,49 @@ def test_the_job_file_is_checked_with_the_programs_own_options(folder):
     with pytest.raises(InvalidInputError) as caught:
         read_job(folder / "my_gpt.yaml", overrides=["args.seq_length=64", "args.width=1"])
     assert len(caught.value.problems) == 2
+
+
+def test_the_best_model_is_kept_and_a_checkpoint_of_other_data_refused(launch, folder):
+    def begin(*options: str):
+        return launch("file", [str(folder / "judged.py"), f"--data_path={folder / 'book.txt'}", *options], ranks=2)
+
+    run = begin().succeed()
+    scores = [line["eval_loss"] for line in run.metrics() if "eval_loss" in line]
+    assert len(scores) == 4 and min(scores) < 0.8 * scores[0] and "best step: 20" in run.text()
+    whole = (folder / "book.txt").read_text()
+    (folder / "book.txt").write_text(whole.replace("fox", "cow"))
+    refused = begin("--max_steps=25")
+    assert refused.wait() != [0, 0] and "data was" in refused.text()
+
+
+def test_ranks_that_are_started_by_hand_train_together(folder):
+    script = (
+        (folder / "by_hand.sh").read_text().replace("29555", str(free_port())).replace("python ", f"{sys.executable} ")
+    )
+    env = {**os.environ, "PYTHONPATH": str(REPO), "ASCENDRUN_CHECKPOINT_DIR": str(folder / "ckpt")}
+    done = subprocess.run(["sh", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and (folder / "out" / "best.pt").exists(), done.stderr[-2000:]
+    assert "best step: 20" in done.stdout
+
+
+def test_a_package_with_rules_is_planned(folder, tmp_path, monkeypatch):
+    package = tmp_path / "site" / "judged"
+    shutil.copytree(folder, package)
+    (package / "judged.json").rename(package / "options.json")
+    info = package.parent / "judged-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: judged\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[ascendrun.programs]\njudged = judged\n")
+    (package / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(package.parent))
+    table, rules = load_programs(parse_program_options)["judged"], rules_of("judged")
+    options = with_defaults(table, {"data_path": "/data/book.txt", "global_batch_size": 30})
+    training = Training("judged", options, frozenset(), 4, 4, ("n1",), "npu", memory_bytes=64 << 30, has_workdir=True)
+    training = replace(training, files={"n1": {"/data/book.txt": {"missing": True}}})
+    plan = make_plan(training, devices_of(training), work=rules.workload(training))
+    assert rules.inputs(training) == {"data_path": "/data/book.txt"}
+    assert {problem.code for problem in plan.problems} == {"not-found", "uneven-batch"}
+    assert plan.work is not None and plan.work.steps == 20 and plan.choice is not None and plan.choice.chosen
 
 
 @pytest.mark.parametrize(
