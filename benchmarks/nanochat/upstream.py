@@ -29,7 +29,7 @@ import torch
 from ascendrun.programs.devices.accelerator import Precision, open_accelerator
 from ascendrun.programs.nanochat.__main__ import OPTIONS
 from ascendrun.programs.nanochat.base import NextToken, batch_of
-from ascendrun.programs.nanochat.model import make_model, optimizer_of
+from ascendrun.programs.nanochat.model import make_model, setup_optimizer
 from ascendrun.programs.nanochat.sizes import Horizon, Sizes
 from ascendrun.programs.nanochat.texts import BOS, TextEncoder, read_corpus, token_bytes, train_bpe
 from ascendrun.programs.trainer import shards
@@ -106,7 +106,7 @@ def our_steps(rows: Rows, sizes_of_tokens: Sequence[int], options: dict[str, Any
     shape = {"warmup_steps": 40, "warmdown_ratio": 0.65, "final_lr_frac": 0.05, "init_lr_frac": 1.0}
     here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
     model = make_model(sizes, seed=1)
-    plan: Any = lambda placed: optimizer_of(model, {**options, **rates, **shape}, horizon, shard=False)  # noqa: E731
+    plan: Any = lambda placed: setup_optimizer(model, {**options, **rates, **shape}, horizon, shard=False)  # noqa: E731
     engine = wrap(model, here, strategy="none", make_optimizer=plan, precision=FLOAT)
     task = NextToken(rows, rows, engine, sizes_of_tokens, options)
 

@@ -21,7 +21,7 @@ from ascendrun.programs import errors
 from ascendrun.programs.devices import accelerator, attention
 from ascendrun.programs.nanochat import texts as words
 from ascendrun.programs.nanochat.conversations import Samples
-from ascendrun.programs.nanochat.model import NanoChat, make_model, optimizer_of
+from ascendrun.programs.nanochat.model import NanoChat, make_model, setup_optimizer
 from ascendrun.programs.nanochat.rules import batch_refusals, work_of
 from ascendrun.programs.nanochat.sizes import INHERITED, Horizon, Sizes, config_of, horizon_of, settled
 from ascendrun.programs.nanochat.texts import Corpus, read_corpus
@@ -162,7 +162,7 @@ def train_model(course: Course, options: Options, here: Runtime) -> None:
         model,
         here,
         work=work_of(options, model.sizes, horizon, ranks=here.world_size),
-        make_optimizer=lambda placed: optimizer_of(model, options, horizon, shard=options["shard_optimizer"]),
+        make_optimizer=lambda placed: setup_optimizer(model, options, horizon, shard=options["shard_optimizer"]),
         precision=precision,
         has_muon=True,
     )

@@ -34,7 +34,7 @@ COUNT = re.compile(r"""(['"])([^'"\\]*)\1\s*\.count\s*\(\s*(['"])([^'"\\]*)\3\s*
 TOOL = ("<|python_start|>", "<|python_end|>", "<|output_start|>", "<|output_end|>")
 
 
-def calculate(text: str) -> str | None:
+def use_calculator(text: str) -> str | None:
     """Return the value of an expression of numbers with + - * / ** ( ), and `'text'.count('x')`; None: it has none."""
     if len(text) > MOST_CHARACTERS or text.count("(") > MOST_OPEN or text.count("**") > MOST_POWERS:
         return None
@@ -103,7 +103,7 @@ class Tools:
             at -= 1
         if at < 0 or tokens[at] == self.end:
             return ()
-        result = calculate(self.tokenizer.decode(tokens[at + 1 : -1]))
+        result = use_calculator(self.tokenizer.decode(tokens[at + 1 : -1]))
         if result is None:
             return ()
         return [self.output_start, *self.tokenizer.encode(result, add_special_tokens=False).ids, self.output_end]
@@ -164,7 +164,7 @@ def text_of(message: Mapping[str, Any], number: int) -> str:
     return "".join(part["text"] for part in parts)
 
 
-def render(tokenizer: Tokenizer, messages: Any, limit: int = 0) -> tuple[list[int], list[int]]:
+def render_conversation(tokenizer: Tokenizer, messages: Any, limit: int = 0) -> tuple[list[int], list[int]]:
     """Return the tokens of a conversation, and 1 for each that the assistant writes, else 0.
 
     Both are empty if there are more than `limit` tokens, 0: any number. Raises InvalidDataError.
@@ -189,14 +189,14 @@ def render(tokenizer: Tokenizer, messages: Any, limit: int = 0) -> tuple[list[in
     return ([], []) if 0 < limit < len(ids) else (ids, mask)
 
 
-def prompt(tokenizer: Tokenizer, messages: Any) -> list[int]:
+def render_for_completion(tokenizer: Tokenizer, messages: Any) -> list[int]:
     """Return the tokens up to the assistant's reply; a reply that is the last message is left out.
 
     Raises InvalidDataError.
     """
     given = checked(messages)
     asked = given[:-1] if len(given) % 2 == 0 else given
-    return [*render(tokenizer, list(asked))[0], mark(tokenizer, "<|assistant_start|>")]
+    return [*render_conversation(tokenizer, list(asked))[0], mark(tokenizer, "<|assistant_start|>")]
 
 
 def mark(tokenizer: Tokenizer, token: str) -> int:
@@ -212,7 +212,7 @@ class ConversationEncoder:
     tokenizer: Tokenizer
 
     def __call__(self, examples: Sequence[Any]) -> list[tuple[Any, Any]]:
-        return [render(self.tokenizer, example.messages) for example in examples]
+        return [render_conversation(self.tokenizer, example.messages) for example in examples]
 
 
 SHOWN = dict(zip(TOOL, ("<<", "", "=", ">>")))
@@ -260,6 +260,6 @@ class Samples:
 
     def ids_of(self, prompt: str) -> list[int]:
         if self.is_chat:
-            return conversations.prompt(self.tokenizer, [{"role": "user", "content": prompt}])
+            return conversations.render_for_completion(self.tokenizer, [{"role": "user", "content": prompt}])
         start = conversations.mark(self.tokenizer, words.BOS)
         return [start, *self.tokenizer.encode(prompt, add_special_tokens=False).ids]

@@ -64,7 +64,7 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
     report: dict[str, Any] = {"model": str(options["model_dir"]), "tasks": {}}
     with here.phase("evaluate"):
         if options["data_path"]:
-            report.update(bits_per_byte(pupil, options))
+            report.update(evaluate_bpb(pupil, options))
         for name, examples in tasks.items():
             report["tasks"][name] = scores = score(pupil, examples, options)
             here.log(
@@ -109,7 +109,7 @@ def refuse_tasks(specs: Sequence[Mapping[str, Any]]) -> None:
         raise InvalidDataError(listed("program.no-sandbox", machine=str(error))) from None
 
 
-def bits_per_byte(pupil: Pupil, options: Options) -> dict[str, float]:
+def evaluate_bpb(pupil: Pupil, options: Options) -> dict[str, float]:
     """Score the validation documents of `data_path`."""
     given = {**options, "max_seq_len": pupil.context}
     horizon = Horizon(0, pupil.context, 1, 1.0, 0.0)  # rows of one sequence
@@ -195,7 +195,7 @@ def completions(
     temperature = options["temperature"] if samples > 1 else 0.0
     texts: dict[tuple[int, int], Completion] = {}
     for number, example in asked:
-        prompt = conversations.prompt(tokenizer, example.messages)
+        prompt = conversations.render_for_completion(tokenizer, example.messages)
         for sample in range(samples if len(prompt) < pupil.context else 0):
             sampling = Sampling(
                 temperature, options["top_k"], options["top_p"], seed_of(options["seed"], number, sample)
@@ -213,7 +213,7 @@ def seed_of(*parts: int) -> int:
 def likeliest(pupil: Pupil, asked: Sequence[Example], options: Options) -> list[bool]:
     """Return for each question whether the letter of its answer is the most likely first token among its letters."""
     here, tokenizer, size = pupil.here, pupil.tokenizer, options["max_num_seqs"]
-    prompts = [conversations.prompt(tokenizer, each.messages) for each in asked]
+    prompts = [conversations.render_for_completion(tokenizer, each.messages) for each in asked]
     order = sorted((n for n in range(len(asked)) if len(prompts[n]) <= pupil.context), key=lambda n: len(prompts[n]))
     right = [False] * len(asked)
     for start in range(0, len(order), size):

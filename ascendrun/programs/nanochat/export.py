@@ -46,14 +46,14 @@ from transformers.modeling_outputs import CausalLMOutput
 
 '''
 CLASSES = (
-    Sizes, nanochat_sizes.rounded, model.norm, model.rotations, model.rotate, model.linear, model.Attention,
-    model.Feedforward, model.Layer, NanoChat,
+    Sizes, nanochat_sizes.rounded, model.norm, model.rotary_embeddings, model.apply_rotary_emb, model.linear,
+    model.CausalSelfAttention, model.MLP, model.Block, NanoChat,
 )  # fmt: skip
 """What the modelling file takes from this package."""
 CONSTANTS = {
     **{name: getattr(nanochat_sizes, name) for name in ("VOCABULARY_MULTIPLE", "WINDOW_MULTIPLE")},
-    **{name: getattr(nanochat_sizes, name) for name in ("VALUE_GATE_CHANNELS", "SMEAR_CHANNELS")},
-    **{name: getattr(model, name) for name in ("LOGIT_CAP", "SHARPNESS", "ROTARY_BASE", "EPSILON", "SMEARED")},
+    **{name: getattr(nanochat_sizes, name) for name in ("VE_GATE_CHANNELS", "SMEAR_CHANNELS")},
+    **{name: getattr(model, name) for name in ("SOFTCAP", "SHARPNESS", "ROTARY_BASE", "EPSILON", "SMEARED")},
 }
 UPSTREAM = (
     (r"^_orig_mod\.", ""),
@@ -61,13 +61,9 @@ UPSTREAM = (
     (r"^transformer\.h\.", "layers."),
     (r"\.attn\.c_proj\.", ".self_attn.o_proj."),
     (r"\.attn\.c_(.)\.", r".self_attn.\1_proj."),
-    (r"\.attn\.ve_gate\.", ".self_attn.value_gate."),
+    (r"\.attn\.ve_gate\.", ".self_attn.ve_gate."),
     (r"\.mlp\.c_fc\.", ".mlp.fc1."),
     (r"\.mlp\.c_proj\.", ".mlp.fc2."),
-    (r"^resid_lambdas$", "residual_scales"),
-    (r"^x0_lambdas$", "embedding_scales"),
-    (r"^smear_lambda$", "smear_scale"),
-    (r"^backout_lambda$", "backout_scale"),
 )
 """Patterns of the names of nanochat's weights, and their replacements."""
 
@@ -129,7 +125,7 @@ def read_upstream(file: Path) -> NanoChat:
             vocabulary=config["vocab_size"],
             context=config["sequence_len"],
             window_pattern=config.get("window_pattern", "SSSL"),
-            preset="current" if "residual_scales" in weights else "classic",
+            preset="current" if "resid_lambdas" in weights else "classic",
         )
         found = empty_model(sizes)
         found.load_state_dict(weights, assign=True)

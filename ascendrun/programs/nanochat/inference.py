@@ -61,7 +61,7 @@ def open_talker(options: Options, here: Runtime, *, rows: int) -> Talker:
     return Talker(
         str(options["model_dir"]).rstrip("/"),
         generator,
-        lambda said: conversations.prompt(tokenizer, said),
+        lambda said: conversations.render_for_completion(tokenizer, said),
         lambda tokens: decoded(tokenizer, tokens),
         stops_of(tokenizer),
         Sampling(options["temperature"], options["top_k"], options["top_p"]),
@@ -81,10 +81,24 @@ def read_model(path: str, *, recomputes: bool) -> tuple[dict[str, Any], NanoChat
         config = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))
         model = empty_model(Sizes.of_config(config), recomputes=recomputes)
         weights = load_file(str(Path(path, "model.safetensors")))
-        model.load_state_dict({name.removeprefix("model."): each for name, each in weights.items()}, assign=True)
+        model.load_state_dict({present_name(name): each for name, each in weights.items()}, assign=True)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise InvalidDataError(listed("program.no-model", path=path, reason=repr(error))) from error
     return config, model.requires_grad_()
+
+
+OLD_NAMES = {
+    "residual_scales": "resid_lambdas",
+    "embedding_scales": "x0_lambdas",
+    "smear_scale": "smear_lambda",
+    "backout_scale": "backout_lambda",
+    "value_gate": "ve_gate",
+}
+"""Of weights in models of release 0.2.0."""
+
+
+def present_name(name: str) -> str:
+    return ".".join(OLD_NAMES.get(word, word) for word in name.removeprefix("model.").split("."))
 
 
 def read_tokenizer(path: str, model: NanoChat) -> Tokenizer:

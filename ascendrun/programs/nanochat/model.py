@@ -22,12 +22,12 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ascendrun.programs.generation.cache import Attends, Prefill
-from ascendrun.programs.nanochat.sizes import ON_CHATS, SMEAR_CHANNELS, VALUE_GATE_CHANNELS, Horizon, Sizes
+from ascendrun.programs.nanochat.sizes import ON_CHATS, SMEAR_CHANNELS, VE_GATE_CHANNELS, Horizon, Sizes
 from ascendrun.programs.trainer import schedule
 from ascendrun.programs.trainer.optim import Group, OptimizerPlan
 from ascendrun.programs.trainer.schedule import Schedule
 
-LOGIT_CAP = 15.0
+SOFTCAP = 15.0
 SHARPNESS = 1.2
 """Factor of queries and keys after their norm, in `current`."""
 ROTARY_BASE = {"classic": 10_000.0, "current": 100_000.0}
@@ -42,16 +42,16 @@ def norm(x: torch.Tensor, epsilon: float) -> torch.Tensor:
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)).to(x.dtype)
 
 
-def rotations(positions: torch.Tensor, width: int, base: float) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_embeddings(positions: torch.Tensor, width: int, base: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (cosines, sines) of rows x length x 1 x width / 2, in float32."""
     channels = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device)
     angles = positions[..., None].float() * (1.0 / base ** (channels / width))
     return angles.cos()[:, :, None], angles.sin()[:, :, None]
 
 
-def rotate(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def apply_rotary_emb(x: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Turn each pair of channels, one of each half, by minus its angle."""
-    cos, sin = (each.to(x.dtype) for each in turn)
+    cos, sin = (each.to(x.dtype) for each in cos_sin)
     first, second = x.chunk(2, -1)
     return torch.cat((first * cos + second * sin, second * cos - first * sin), -1)
 
@@ -60,31 +60,31 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=False)
 
 
-class Attention(nn.Module):
+class CausalSelfAttention(nn.Module):
     def __init__(self, sizes: Sizes, layer: int) -> None:
         super().__init__()
         self.sizes, self.layer, self.epsilon = sizes, layer, EPSILON[sizes.preset]
         self.q_proj = linear(sizes.hidden, sizes.hidden)
-        self.k_proj = linear(sizes.hidden, sizes.kv_width)
-        self.v_proj = linear(sizes.hidden, sizes.kv_width)
+        self.k_proj = linear(sizes.hidden, sizes.kv_dim)
+        self.v_proj = linear(sizes.hidden, sizes.kv_dim)
         self.o_proj = linear(sizes.hidden, sizes.hidden)
-        has_values = sizes.has_value_embedding(layer)
-        self.value_gate = linear(VALUE_GATE_CHANNELS, sizes.kv_heads) if has_values else None
+        has_values = sizes.has_ve(layer)
+        self.ve_gate = linear(VE_GATE_CHANNELS, sizes.kv_heads) if has_values else None
 
-    def forward(self, x: torch.Tensor, added: torch.Tensor | None, turn: Any, cache: Attends) -> torch.Tensor:
-        """`added`: the value embeddings of these tokens."""
+    def forward(self, x: torch.Tensor, ve: torch.Tensor | None, cos_sin: Any, cache: Attends) -> torch.Tensor:
+        """`ve`: the value embeddings of these tokens."""
         sizes, shape = self.sizes, (*x.shape[:2], -1, self.sizes.head)
         q, k, v = (project(x).view(shape) for project in (self.q_proj, self.k_proj, self.v_proj))
-        if self.value_gate is not None and added is not None:
-            gate = 3 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_CHANNELS]))
-            v = v + (gate[..., None] * added.view(shape)).to(v.dtype)
+        if self.ve_gate is not None and ve is not None:
+            gate = 3 * torch.sigmoid(self.ve_gate(x[..., :VE_GATE_CHANNELS]))
+            v = v + (gate[..., None] * ve.view(shape)).to(v.dtype)
         sharpness = 1.0 if sizes.is_classic else SHARPNESS
-        q, k = (norm(rotate(each, turn), self.epsilon) * sharpness for each in (q, k))
-        window = None if sizes.is_classic else sizes.windows[self.layer] + 1  # the token itself too
+        q, k = (norm(apply_rotary_emb(each, cos_sin), self.epsilon) * sharpness for each in (q, k))
+        window = None if sizes.is_classic else sizes.window_sizes[self.layer] + 1  # the token itself too
         return self.o_proj(cache.attend(self.layer, q, k, v, window=window).reshape(x.shape))  # type: ignore[no-any-return]
 
 
-class Feedforward(nn.Module):
+class MLP(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.fc1 = linear(sizes.hidden, 4 * sizes.hidden)
@@ -94,14 +94,14 @@ class Feedforward(nn.Module):
         return self.fc2(functional.relu(self.fc1(x)).square())  # type: ignore[no-any-return]
 
 
-class Layer(nn.Module):
+class Block(nn.Module):
     def __init__(self, sizes: Sizes, layer: int) -> None:
         super().__init__()
         self.epsilon = EPSILON[sizes.preset]
-        self.self_attn, self.mlp = Attention(sizes, layer), Feedforward(sizes)
+        self.self_attn, self.mlp = CausalSelfAttention(sizes, layer), MLP(sizes)
 
-    def forward(self, x: torch.Tensor, added: torch.Tensor | None, turn: Any, cache: Attends) -> torch.Tensor:
-        x = x + self.self_attn(norm(x, self.epsilon), added, turn, cache)
+    def forward(self, x: torch.Tensor, ve: torch.Tensor | None, cos_sin: Any, cache: Attends) -> torch.Tensor:
+        x = x + self.self_attn(norm(x, self.epsilon), ve, cos_sin, cache)
         return x + self.mlp(norm(x, self.epsilon))  # type: ignore[no-any-return]
 
 
@@ -115,22 +115,22 @@ class NanoChat(nn.Module):
         super().__init__()
         self.sizes, self.recomputes, self.epsilon = sizes, recomputes, EPSILON[sizes.preset]
         self.embed_tokens = nn.Embedding(sizes.padded_vocabulary, sizes.hidden)
-        self.layers = nn.ModuleList([Layer(sizes, layer) for layer in range(sizes.layers)])
+        self.layers = nn.ModuleList([Block(sizes, layer) for layer in range(sizes.layers)])
         self.lm_head = linear(sizes.hidden, sizes.padded_vocabulary)
         if sizes.is_classic:
             return
         self.value_embeds = nn.ModuleDict(
             {
-                str(layer): nn.Embedding(sizes.padded_vocabulary, sizes.kv_width)
+                str(layer): nn.Embedding(sizes.padded_vocabulary, sizes.kv_dim)
                 for layer in range(sizes.layers)
-                if sizes.has_value_embedding(layer)
+                if sizes.has_ve(layer)
             }
         )
-        self.residual_scales = nn.Parameter(torch.empty(sizes.layers))
-        self.embedding_scales = nn.Parameter(torch.empty(sizes.layers))
+        self.resid_lambdas = nn.Parameter(torch.empty(sizes.layers))
+        self.x0_lambdas = nn.Parameter(torch.empty(sizes.layers))
         self.smear_gate = linear(SMEAR_CHANNELS, 1)
-        self.smear_scale = nn.Parameter(torch.empty(1))
-        self.backout_scale = nn.Parameter(torch.empty(1))
+        self.smear_lambda = nn.Parameter(torch.empty(1))
+        self.backout_lambda = nn.Parameter(torch.empty(1))
 
     def forward(
         self,
@@ -144,28 +144,28 @@ class NanoChat(nn.Module):
         sizes, cache = self.sizes, cache or Prefill(None)
         if positions is None:
             positions = torch.arange(ids.shape[1], device=ids.device)[None]
-        turn = rotations(positions, sizes.head, ROTARY_BASE[sizes.preset])
+        cos_sin = rotary_embeddings(positions, sizes.head, ROTARY_BASE[sizes.preset])
         x = norm(self.embed_tokens(ids), self.epsilon)
-        x = self.classic(x, turn, cache) if sizes.is_classic else self.current(ids, x, turn, cache)
+        x = self.classic(x, cos_sin, cache) if sizes.is_classic else self.current(ids, x, cos_sin, cache)
         x = norm(x if keep is None else x[:, keep], self.epsilon)
         logits = self.lm_head(x)[..., : sizes.vocabulary].float()
-        return LOGIT_CAP * torch.tanh(logits / LOGIT_CAP)
+        return SOFTCAP * torch.tanh(logits / SOFTCAP)
 
-    def classic(self, x: torch.Tensor, turn: Any, cache: Attends) -> torch.Tensor:
+    def classic(self, x: torch.Tensor, cos_sin: Any, cache: Attends) -> torch.Tensor:
         for layer in self.layers:
-            x = self.run(layer, x, None, turn, cache)
+            x = self.run(layer, x, None, cos_sin, cache)
         return x
 
-    def current(self, ids: torch.Tensor, x: torch.Tensor, turn: Any, cache: Attends) -> torch.Tensor:
-        gate = self.smear_scale * torch.sigmoid(self.smear_gate(x[..., :SMEAR_CHANNELS]))
-        x = first = x + (gate * cache.before(SMEARED, x)).to(x.dtype)
-        middle = x
+    def current(self, ids: torch.Tensor, x: torch.Tensor, cos_sin: Any, cache: Attends) -> torch.Tensor:
+        gate = self.smear_lambda * torch.sigmoid(self.smear_gate(x[..., :SMEAR_CHANNELS]))
+        x = x0 = x + (gate * cache.before(SMEARED, x)).to(x.dtype)
+        x_backout = x
         for number, layer in enumerate(self.layers):
-            x = self.residual_scales[number] * x + self.embedding_scales[number] * first
-            added = self.value_embeds[str(number)](ids) if str(number) in self.value_embeds else None
-            x = self.run(layer, x, added, turn, cache)
-            middle = x if number == self.sizes.layers // 2 else middle
-        return x - self.backout_scale * middle
+            x = self.resid_lambdas[number] * x + self.x0_lambdas[number] * x0
+            ve = self.value_embeds[str(number)](ids) if str(number) in self.value_embeds else None
+            x = self.run(layer, x, ve, cos_sin, cache)
+            x_backout = x if number == self.sizes.layers // 2 else x_backout
+        return x - self.backout_lambda * x_backout
 
     def run(self, layer: nn.Module, *given: Any) -> torch.Tensor:
         if self.recomputes and self.training and torch.is_grad_enabled():
@@ -184,7 +184,7 @@ class NanoChat(nn.Module):
 def make_model(sizes: Sizes, *, seed: int, recomputes: bool = False) -> NanoChat:
     """Return a new model on the CPU; its weights follow from the seed."""
     model = empty_model(sizes, recomputes=recomputes).to_empty(device="cpu")
-    initialize(model, torch.Generator().manual_seed(seed))
+    init_weights(model, torch.Generator().manual_seed(seed))
     return model
 
 
@@ -195,7 +195,7 @@ def empty_model(sizes: Sizes, *, recomputes: bool = False) -> NanoChat:
 
 
 @torch.no_grad()
-def initialize(model: NanoChat, chance: torch.Generator) -> None:
+def init_weights(model: NanoChat, chance: torch.Generator) -> None:
     """Set all weights. Matrices are uniform with the standard deviation 1 / sqrt(hidden); those that write to the
     residual stream are zero, so that a new model computes the logits of its embedding."""
     sizes = model.sizes
@@ -213,18 +213,18 @@ def initialize(model: NanoChat, chance: torch.Generator) -> None:
         uniform(layer.mlp.fc1.weight, -0.4 * bound, 0.4 * bound)  # type: ignore[union-attr,arg-type]
         attention.o_proj.weight.zero_()
         layer.mlp.fc2.weight.zero_()  # type: ignore[union-attr,operator]
-        if attention.value_gate is not None:
-            uniform(attention.value_gate.weight, 0.0, 0.02)
+        if attention.ve_gate is not None:
+            uniform(attention.ve_gate.weight, 0.0, 0.02)
     if sizes.is_classic:
         return
     for table in model.value_embeds.values():
         uniform(table.weight, -bound, bound)  # type: ignore[arg-type]
     way = torch.arange(sizes.layers) / max(1, sizes.layers - 1)
-    model.residual_scales.copy_(1.15 - 0.10 * way)
-    model.embedding_scales.copy_(0.20 - 0.15 * way)
+    model.resid_lambdas.copy_(1.15 - 0.10 * way)
+    model.x0_lambdas.copy_(0.20 - 0.15 * way)
     uniform(model.smear_gate.weight, 0.0, 0.02)
-    model.smear_scale.zero_()
-    model.backout_scale.fill_(0.2)
+    model.smear_lambda.zero_()
+    model.backout_lambda.fill_(0.2)
 
 
 RATE_WIDTH = 768
@@ -237,14 +237,14 @@ ADAMW: Mapping[str, tuple[tuple[float, float], float]] = {
     "unembedding": ((0.8, 0.96), 0.01),
     "embedding": ((0.8, 0.995), 0.001),
     "value_embedding": ((0.8, 0.995), 0.01),
-    "residual_scales": ((0.8, 0.95), 0.05),
-    "embedding_scales": ((0.96, 0.95), 0.0),
+    "resid_lambdas": ((0.8, 0.95), 0.05),
+    "x0_lambdas": ((0.96, 0.95), 0.0),
     "smear": ((0.8, 0.95), 0.0),
 }
 """Betas and weight decay of each group of AdamW."""
 
 
-def shape_of(options: Mapping[str, Any], steps: int) -> Schedule:
+def get_lr_multiplier(options: Mapping[str, Any], steps: int) -> Schedule:
     """Return the shape of all rates: up, level, and down over the last part of the training."""
     level = schedule.trapezoid(
         steps, warmup=options["warmup_steps"], warmdown=options["warmdown_ratio"], floor=options["final_lr_frac"]
@@ -252,7 +252,7 @@ def shape_of(options: Mapping[str, Any], steps: int) -> Schedule:
     return schedule.scaled(options.get("init_lr_frac", 1.0), level)
 
 
-def momentum_of(options: Mapping[str, Any], steps: int) -> Schedule:
+def get_muon_momentum(options: Mapping[str, Any], steps: int) -> Schedule:
     """Return Muon's momentum: in base it rises over the first steps, and falls while the rates fall; on conversations
     it rises to a lower level and stays, which in rl it has from the start."""
     if options.get("mode") == "rl":
@@ -272,15 +272,15 @@ def rates_of(options: Mapping[str, Any], horizon: Horizon, hidden: int) -> dict[
         "unembedding": options["unembedding_lr"] * by_width,
         "embedding": options["embedding_lr"] * by_width,
         "value_embedding": 0.5 * options["embedding_lr"] * by_width,
-        "residual_scales": 0.01 * options["scalar_lr"] * scale,
-        "embedding_scales": options["scalar_lr"] * scale,
+        "resid_lambdas": 0.01 * options["scalar_lr"] * scale,
+        "x0_lambdas": options["scalar_lr"] * scale,
         "smear": SMEAR_RATE,
     }
 
 
-def optimizer_of(model: NanoChat, options: Mapping[str, Any], horizon: Horizon, *, shard: bool) -> OptimizerPlan:
+def setup_optimizer(model: NanoChat, options: Mapping[str, Any], horizon: Horizon, *, shard: bool) -> OptimizerPlan:
     """Return the groups of a model. `shard`: each rank keeps the optimizer's state of its part of the weights."""
-    shape = shape_of(options, horizon.steps)
+    shape = get_lr_multiplier(options, horizon.steps)
     fall = horizon.weight_decay * 0.5  # Muon's, to 0 as a cosine
     params: dict[str, list[Any]] = {
         "unembedding": list(model.lm_head.parameters()),
@@ -289,16 +289,16 @@ def optimizer_of(model: NanoChat, options: Mapping[str, Any], horizon: Horizon, 
     if not model.sizes.is_classic:
         params.update(
             value_embedding=list(model.value_embeds.parameters()),
-            residual_scales=[model.residual_scales],
-            embedding_scales=[model.embedding_scales],
-            smear=[model.smear_gate.weight, model.smear_scale, model.backout_scale],
+            resid_lambdas=[model.resid_lambdas],
+            x0_lambdas=[model.x0_lambdas],
+            smear=[model.smear_gate.weight, model.smear_lambda, model.backout_lambda],
         )
     matrices = Group(
         list(model.layers.parameters()),
         "muon",
         lr=schedule.scaled(options["matrix_lr"] * horizon.rate_scale, shape),
         weight_decay=lambda step: fall * (1 + math.cos(math.pi * min(1.0, step / horizon.steps))),
-        momentum=momentum_of(options, horizon.steps),
+        momentum=get_muon_momentum(options, horizon.steps),
     )
     rates = rates_of(options, horizon, model.sizes.hidden)
     return OptimizerPlan(

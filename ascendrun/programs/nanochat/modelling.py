@@ -39,7 +39,7 @@ class NanoChatCurrentForCausalLM(PreTrainedModel, GenerationMixin):  # type: ign
     """Each pass reads the whole text. Padding comes after a text."""
 
     config_class = NanoChatCurrentConfig
-    _no_split_modules = ["Layer"]
+    _no_split_modules = ["Block"]
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

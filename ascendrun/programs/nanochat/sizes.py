@@ -11,7 +11,7 @@ from ascendrun.planner.models import Shape, Workload
 
 VOCABULARY_MULTIPLE = 64
 WINDOW_MULTIPLE = 128
-VALUE_GATE_CHANNELS, SMEAR_CHANNELS = 12, 24
+VE_GATE_CHANNELS, SMEAR_CHANNELS = 12, 24
 REFERENCE_DEPTH, REFERENCE_BATCH = 12, 1 << 19
 """The model whose rates were tuned, and the tokens of its steps; other depths are scaled from it."""
 BATCH_EXPONENT = 0.383
@@ -132,7 +132,7 @@ class Sizes:
         return self.hidden // self.heads
 
     @property
-    def kv_width(self) -> int:
+    def kv_dim(self) -> int:
         return self.kv_heads * self.head
 
     @property
@@ -141,7 +141,7 @@ class Sizes:
         return self.vocabulary if self.is_classic else rounded(self.vocabulary, VOCABULARY_MULTIPLE)
 
     @property
-    def windows(self) -> tuple[int, ...]:
+    def window_sizes(self) -> tuple[int, ...]:
         """Tokens before its own that a token attends to at most, by layer; the last layer always has the context."""
         if self.is_classic:
             return (self.context,) * self.layers
@@ -149,21 +149,21 @@ class Sizes:
         pattern = [self.window_pattern[layer % len(self.window_pattern)] for layer in range(self.layers - 1)]
         return (*(short if letter == "S" else self.context for letter in pattern), self.context)
 
-    def has_value_embedding(self, layer: int) -> bool:
+    def has_ve(self, layer: int) -> bool:
         """Every other layer, the last one included."""
         return not self.is_classic and layer % 2 == (self.layers - 1) % 2
 
     @property
     def value_embeddings(self) -> int:
-        return sum(map(self.has_value_embedding, range(self.layers)))
+        return sum(map(self.has_ve, range(self.layers)))
 
     # --- weights ---
 
     @property
     def layer_matrices(self) -> int:
         """Weights of all layers."""
-        attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_width
-        gates = self.value_embeddings * VALUE_GATE_CHANNELS * self.kv_heads
+        attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_dim
+        gates = self.value_embeddings * VE_GATE_CHANNELS * self.kv_heads
         return self.layers * (attention + 8 * self.hidden * self.hidden) + gates
 
     @property
@@ -173,7 +173,7 @@ class Sizes:
     @property
     def looked_up(self) -> int:
         """Weights that are indexed, without arithmetic."""
-        return self.embedding + self.value_embeddings * self.padded_vocabulary * self.kv_width
+        return self.embedding + self.value_embeddings * self.padded_vocabulary * self.kv_dim
 
     @property
     def weights(self) -> int:
@@ -181,7 +181,7 @@ class Sizes:
         return self.layer_matrices + self.embedding + self.looked_up + scalars
 
     @property
-    def scaling_weights(self) -> int:
+    def num_scaling_params(self) -> int:
         """Weights that the length of a training is measured by: the layers and the last matrix."""
         return self.layer_matrices + self.embedding
 
@@ -191,7 +191,7 @@ class Sizes:
         shapes: dict[tuple[int, int], int] = {}
         for count, rows, columns in (
             (2, self.hidden, self.hidden),
-            (2, self.kv_width, self.hidden),
+            (2, self.kv_dim, self.hidden),
             (1, 4 * self.hidden, self.hidden),
             (1, self.hidden, 4 * self.hidden),
         ):
@@ -206,14 +206,14 @@ class Sizes:
     @property
     def flops_per_token(self) -> float:
         """Of forward and backward pass: 6 for each weight of a matrix, and attention to a whole window."""
-        attention = sum(12 * self.hidden * min(window, self.context) for window in self.windows)
-        matrices = self.scaling_weights + (0 if self.is_classic else SMEAR_CHANNELS)
+        attention = sum(12 * self.hidden * min(window, self.context) for window in self.window_sizes)
+        matrices = self.num_scaling_params + (0 if self.is_classic else SMEAR_CHANNELS)
         return float(6 * matrices + attention)
 
     def cache_bytes(self, rows: int, length: int, *, element_bytes: int = 2) -> int:
         """Return the memory of the keys and values of texts, and of the embeddings that the next token mixes in."""
         mixed = 0 if self.is_classic else 2 * self.hidden
-        return rows * length * element_bytes * (2 * self.layers * self.kv_width + mixed)
+        return rows * length * element_bytes * (2 * self.layers * self.kv_dim + mixed)
 
 
 def rounded(number: int, multiple: int) -> int:
@@ -236,10 +236,10 @@ def horizon_of(sizes: Sizes, options: Mapping[str, Any]) -> Horizon:
     """Return the length, batch and scales of a training: by `max_steps`, else `target_flops`, else
     `target_param_data_ratio`, the tokens for each weight."""
     ratio = float(options["target_param_data_ratio"])
-    tokens = int(ratio * sizes.scaling_weights)
+    tokens = int(ratio * sizes.num_scaling_params)
     there = Sizes.of({**options, "depth": REFERENCE_DEPTH}, sizes.vocabulary)
     there = there if there.kv_heads <= there.heads else replace(there, kv_heads=there.heads)
-    reference = ratio * there.scaling_weights
+    reference = ratio * there.num_scaling_params
     batch = int(options["total_batch_size"])
     if not batch:
         batch = 1 << round(math.log2(REFERENCE_BATCH * (tokens / reference) ** BATCH_EXPONENT))

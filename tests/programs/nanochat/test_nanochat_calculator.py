@@ -5,7 +5,7 @@ import torch
 
 from ascendrun.programs.generation.cache import of_model
 from ascendrun.programs.generation.engine import Completion, Generator, Sampling, generate
-from ascendrun.programs.nanochat.conversations import TOOL, Tools, calculate
+from ascendrun.programs.nanochat.conversations import TOOL, Tools, use_calculator
 from ascendrun.programs.nanochat.texts import of_characters
 from tests.programs.generating import WORDS, Plain, naive
 
@@ -33,7 +33,7 @@ ALPHABET = "0123456789+-*/(). abcount'"
     ],
 )
 def test_sums_and_counts_have_a_value(text, value):
-    assert calculate(text) == value
+    assert use_calculator(text) == value
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_sums_and_counts_have_a_value(text, value):
     ],
 )  # fmt: skip
 def test_anything_else_has_none(text):
-    assert calculate(text) is None
+    assert use_calculator(text) is None
 
 
 class Scripted:

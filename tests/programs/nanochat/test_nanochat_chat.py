@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.generation.cache import of_model
@@ -14,7 +15,7 @@ from ascendrun.programs.generation.terminal import talk
 from ascendrun.programs.nanochat import conversations
 from ascendrun.programs.nanochat.base import save_model
 from ascendrun.programs.nanochat.conversations import TOOL, Tools, decoded, stops_of
-from ascendrun.programs.nanochat.inference import open_model, open_talker
+from ascendrun.programs.nanochat.inference import OLD_NAMES, open_model, open_talker
 from ascendrun.programs.nanochat.texts import of_characters
 from tests.programs.conftest import alone
 from tests.programs.generating import naive
@@ -42,14 +43,20 @@ def save(folder, preset):
 def reply(saved, messages, limit):
     """Return the text that the model itself generates, without a cache."""
     _, model, tokenizer = saved
-    ids = conversations.prompt(tokenizer, messages)
+    ids = conversations.render_for_completion(tokenizer, messages)
     found = naive(of_model(model), Completion(ids, limit, Sampling(0.0), stops_of(tokenizer), Tools(tokenizer)))
     return decoded(tokenizer, found)
 
 
-@pytest.mark.parametrize("preset", ["current", "classic"])
-def test_a_saved_model_is_read_as_it_was(preset, tmp_path):
+@pytest.mark.parametrize("preset, is_old", [("current", False), ("current", True), ("classic", False)])
+def test_a_saved_model_is_read_as_it_was(preset, is_old, tmp_path):
     folder, model, tokenizer = save(tmp_path, preset)
+    if is_old:  # the names of release 0.2.0
+        weights = load_file(folder / "model.safetensors")
+        for old, new in OLD_NAMES.items():
+            weights = {name.replace(new, old): each for name, each in weights.items()}
+        assert sum(name.split(".")[-1] in OLD_NAMES for name in weights) == 4
+        save_file(weights, folder / "model.safetensors")
     again, words = load_model(folder)
     ids = torch.arange(9)[None]
     with torch.no_grad():

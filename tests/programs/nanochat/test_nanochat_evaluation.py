@@ -65,7 +65,10 @@ class Knows(torch.nn.Module):
         self.sizes = sizes_of(vocabulary=tokenizer.get_vocab_size(), context=400)
         self.text, self.next = [], {}
         for number, example in enumerate(examples):
-            prompt, (ids, _) = conversations.prompt(tokenizer, example.messages), render(tokenizer, example)
+            prompt, (ids, _) = (
+                conversations.render_for_completion(tokenizer, example.messages),
+                render(tokenizer, example),
+            )
             for at in range(len(prompt), len(ids)):
                 self.next[tuple(ids[:at])] = tokenizer.token_to_id("z") if number in wrong else ids[at]
 
@@ -78,7 +81,7 @@ class Knows(torch.nn.Module):
 
 
 def render(tokenizer, example):
-    return conversations.render(tokenizer, example.messages)
+    return conversations.render_conversation(tokenizer, example.messages)
 
 
 def test_a_model_that_knows_scores_what_it_knows(guesser, questions, tmp_path):

@@ -96,13 +96,9 @@ def upstream_names(model):
         if name.startswith("layers."):
             known = {
                 "self_attn.q_proj": "attn.c_q", "self_attn.k_proj": "attn.c_k", "self_attn.v_proj": "attn.c_v",
-                "self_attn.o_proj": "attn.c_proj", "self_attn.value_gate": "attn.ve_gate",
+                "self_attn.o_proj": "attn.c_proj", "self_attn.ve_gate": "attn.ve_gate",
                 "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj",
             }  # fmt: skip
             yield f"transformer.h.{layer}.{known[rest.removesuffix('.weight')]}.weight"
         else:
-            known = {
-                "embed_tokens.weight": "transformer.wte.weight", "residual_scales": "resid_lambdas",
-                "embedding_scales": "x0_lambdas", "smear_scale": "smear_lambda", "backout_scale": "backout_lambda",
-            }  # fmt: skip
-            yield known.get(name, name)
+            yield "transformer.wte.weight" if name == "embed_tokens.weight" else name

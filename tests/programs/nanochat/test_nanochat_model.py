@@ -122,7 +122,7 @@ def test_cached_texts_are_the_naive_ones(preset):
 def test_a_window_ends_where_upstream_ends_it():
     """A quarter of the context, rounded up to 128, and the token itself."""
     model = lively(make_model(sizes_of(context=512, layers=2, window_pattern="S"), seed=2))
-    assert model.sizes.windows == (128, 512)
+    assert model.sizes.window_sizes == (128, 512)
     ids = torch.randint(0, 100, (1, 200), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         shown = []
@@ -161,9 +161,9 @@ def test_a_new_model_has_the_weights_that_upstream_starts_with():
     assert model.lm_head.weight.std() == pytest.approx(0.001, rel=0.02)
     assert model.value_embeds["3"].weight.std() == pytest.approx(256**-0.5, rel=0.02)
     assert 0 <= model.smear_gate.weight.min() and model.smear_gate.weight.max() <= 0.02
-    assert model.residual_scales.tolist() == pytest.approx([1.15, 1.15 - 0.1 / 3, 1.15 - 0.2 / 3, 1.05])
-    assert model.embedding_scales.tolist() == pytest.approx([0.2, 0.15, 0.1, 0.05])
-    assert (model.smear_scale.item(), model.backout_scale.item()) == (0.0, pytest.approx(0.2))
+    assert model.resid_lambdas.tolist() == pytest.approx([1.15, 1.15 - 0.1 / 3, 1.15 - 0.2 / 3, 1.05])
+    assert model.x0_lambdas.tolist() == pytest.approx([0.2, 0.15, 0.1, 0.05])
+    assert (model.smear_lambda.item(), model.backout_lambda.item()) == (0.0, pytest.approx(0.2))
     again = make_model(model.sizes, seed=1)
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters()))
 

@@ -298,12 +298,12 @@ def test_the_guides_line_for_rewards_is_valid_on_eight_ranks_and_refused_on_five
 
 
 def test_the_rates_of_rl_are_a_twentieth_of_those_of_the_model_and_fall_to_zero():
-    from ascendrun.programs.nanochat.model import momentum_of, shape_of
+    from ascendrun.programs.nanochat.model import get_lr_multiplier, get_muon_momentum
 
     options, _ = nanochat.planned(chat(mode="rl", base={"matrix_lr": 0.5}))
     assert (options["matrix_lr"], options["num_samples"], options["temperature"]) == (0.5, 16, 1.0)
-    rates = [shape_of(options, 400)(step) for step in (0, 200, 400)]
-    assert rates == pytest.approx([0.05, 0.025, 0.0]) and momentum_of(options, 400)(0) == 0.95
+    rates = [get_lr_multiplier(options, 400)(step) for step in (0, 200, 400)]
+    assert rates == pytest.approx([0.05, 0.025, 0.0]) and get_muon_momentum(options, 400)(0) == 0.95
 
 
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -355,13 +355,13 @@ def test_the_optimizers_state_is_that_of_muon_and_is_shared_by_the_ranks():
 
 
 def test_the_state_of_a_trained_optimizer_has_as_many_values():
-    from ascendrun.programs.nanochat.model import make_model, optimizer_of
+    from ascendrun.programs.nanochat.model import make_model, setup_optimizer
     from ascendrun.programs.trainer.optim import names_of
     from ascendrun.programs.trainer.optimizer import Muon, Owners
 
     options, sizes = nanochat.planned(training(depth=2, vocab_size=300))
     model = make_model(sizes, seed=1)
-    plan = optimizer_of(model, options, nanochat.length_of(training(), options, sizes), shard=True)
+    plan = setup_optimizer(model, options, nanochat.length_of(training(), options, sizes), shard=True)
     rule = Muon(plan.groups[0], names_of(model), Owners(), torch.float32)
     held = sum(stack.momentum.numel() + stack.variance.numel() for stack in rule.stacks)
     others = 2 * (sizes.weights - sizes.layer_matrices)

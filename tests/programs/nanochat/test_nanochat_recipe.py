@@ -30,10 +30,10 @@ def test_sizes_and_horizon_are_those_of_upstream(depth):
     golden = GOLDEN[str(depth)]
     sizes, horizon, _ = made(depth)
     assert sizes.flops_per_token == golden["flops_per_token"]
-    assert list(sizes.windows) == golden["windows"]
+    assert list(sizes.window_sizes) == golden["windows"]
     counts = golden["counts"]
     assert sizes.weights == counts["total"]
-    assert sizes.scaling_weights == counts["transformer_matrices"] + counts["lm_head"]
+    assert sizes.num_scaling_params == counts["transformer_matrices"] + counts["lm_head"]
     assert sizes.looked_up == counts["wte"] + counts["value_embeds"]
     assert (horizon.steps, horizon.batch_tokens) == (golden["steps"], golden["batch"])
     assert horizon.weight_decay == pytest.approx(golden["weight_decay"], rel=1e-12)
@@ -43,7 +43,7 @@ def test_sizes_and_horizon_are_those_of_upstream(depth):
 def test_groups_and_schedules_are_those_of_upstream(depth):
     golden = GOLDEN[str(depth)]
     sizes, horizon, options = made(depth)
-    muon, *others = recipe.optimizer_of(empty_model(sizes), options, horizon, shard=False).groups
+    muon, *others = recipe.setup_optimizer(empty_model(sizes), options, horizon, shard=False).groups
     theirs = [group for group in golden["groups"] if group["kind"] == "adamw"]
     matrices = [group for group in golden["groups"] if group["kind"] == "muon"]
     assert len(muon.params) == sum(group["count"] for group in matrices)

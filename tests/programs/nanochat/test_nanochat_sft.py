@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.nanochat import sft
 from ascendrun.programs.nanochat import texts as tokenizer
-from ascendrun.programs.nanochat.conversations import render
+from ascendrun.programs.nanochat.conversations import render_conversation
 from ascendrun.programs.nanochat.inference import read_model
 from ascendrun.programs.nanochat.sizes import settled
 from ascendrun.programs.trainer.data import IGNORED
@@ -50,11 +50,11 @@ def test_rows_have_whole_conversations_and_loss_on_the_assistant_alone(tmp_path)
     mixture, train, val, facts = packed(tmp_path)
     known = {}
     for example in mixture.examples:
-        ids, mask = render(WORDS, example.messages)
+        ids, mask = render_conversation(WORDS, example.messages)
         known[tuple(ids)] = [token if learned else IGNORED for token, learned in zip(ids, mask)]
     seen = [piece for rows in (train, val) for number in range(rows.count) for piece in pieces_of(rows, number)]
     assert all(known[tuple(ids)] == labels for ids, labels in seen)
-    lengths = [len(render(WORDS, example.messages)[0]) for example in mixture.examples]
+    lengths = [len(render_conversation(WORDS, example.messages)[0]) for example in mixture.examples]
     assert facts["too_long"] == sum(length > 65 for length in lengths) > 0
     # The first 54 sums twice and the first 36 words once, without those that are too long; 6 and 4 for validation.
     fits = [length <= 65 for length in lengths]

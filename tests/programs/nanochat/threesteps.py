@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.nanochat.export import our_name
-from ascendrun.programs.nanochat.model import NanoChat, make_model, optimizer_of
+from ascendrun.programs.nanochat.model import NanoChat, make_model, setup_optimizer
 from ascendrun.programs.nanochat.sizes import Horizon, Sizes
 from ascendrun.programs.trainer import optim, runtime
 from ascendrun.programs.trainer.runtime import Runtime
@@ -64,7 +64,7 @@ def plan_of(model: NanoChat) -> optim.OptimizerPlan:
         "embedding_lr": 0.2, "unembedding_lr": 0.004, "matrix_lr": 0.02, "scalar_lr": 0.5,
         "warmup_steps": 0, "warmdown_ratio": 0.0, "final_lr_frac": 1.0,
     }  # fmt: skip
-    plan = optimizer_of(model, options, Horizon(0, 0, 10**9, 1.0, 0.2), shard=True)
+    plan = setup_optimizer(model, options, Horizon(0, 0, 10**9, 1.0, 0.2), shard=True)
     muon, *others = plan.groups
     changed = optim.Group(muon.params, "muon", muon.lr, 0.2, momentum=lambda step: MOMENTA[step])
     return optim.OptimizerPlan([changed, *others], shard=True)
