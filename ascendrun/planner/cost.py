@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Optional
 
 from ascendrun.planner.models import Workload
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 GB = 2**30
 ASSUMED: Mapping[str, tuple[float, float]] = {"npu": (0.15, 0.5), "cuda": (0.2, 0.55)}
@@ -45,12 +45,12 @@ DEEPSPEED = 1.15
 FORMULA = 0.25
 """Possible error of the memory by formula, as a fraction of the activations."""
 PARTS: Mapping[str, Text] = {
-    "weights": Text("program.part-weights", "weights"),
-    "gradients": Text("program.part-gradients", "gradients"),
-    "optimizer": Text("program.part-optimizer", "optimizer"),
-    "activations": Text("program.part-activations", "activations"),
-    "buffers": Text("program.part-buffers", "buffers"),
-    "overhead": Text("program.part-overhead", "allocator and runtime"),
+    "weights": listed("program.part-weights"),
+    "gradients": listed("program.part-gradients"),
+    "optimizer": listed("program.part-optimizer"),
+    "activations": listed("program.part-activations"),
+    "buffers": listed("program.part-buffers"),
+    "overhead": listed("program.part-overhead"),
 }
 """What the memory of a device is used for."""
 
@@ -116,12 +116,11 @@ class Layout:
     offloads: bool = False
 
     def text(self) -> Text:
-        return Text(
+        return listed(
             "plan.layout",
-            "{strategy}{recompute}{offload}",
             strategy=self.strategy,
-            recompute=Text("plan.recompute", ", activations recomputed") if self.recomputes else "",
-            offload=Text("plan.offloaded", ", offloaded to host memory") if self.offloads else "",
+            recompute=listed("plan.recompute") if self.recomputes else "",
+            offload=listed("plan.offloaded") if self.offloads else "",
         )
 
 

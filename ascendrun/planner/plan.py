@@ -65,9 +65,9 @@ class TrainingPlan:
 
 
 SOURCES = {
-    "recorded": Text("plan.source-recorded", "from recorded runs"),
-    "assumed": Text("plan.source-assumed", "assumed: no run of this program is recorded on this device"),
-    "unknown": Text("plan.source-unknown", "unknown"),
+    "recorded": listed("plan.source-recorded"),
+    "assumed": listed("plan.source-assumed"),
+    "unknown": listed("plan.source-unknown"),
 }
 
 
@@ -89,24 +89,18 @@ def make_plan(
     if not is_training:
         return plan
     if work is None:
-        reason = Text("plan.model-unknown", "memory and time: the sizes of the model are not known")
+        reason = listed("plan.model-unknown")
         return replace(plan, unknown=(*plan.unknown, reason))
     choice = make_choice(training, work, devices)
     costs = make_cost(training, work, choice, devices)
     more = (*memory_problems(training, work, choice, devices), *_disk_problems(costs, disks))
     unknowns = [*plan.unknown]
     if devices.memory_bytes is None and training.family != "cpu":
-        unknowns.append(
-            Text(
-                "plan.memory-unknown", "whether it fits: the memory of the devices is not known (set args.chip: 910B3)"
-            )
-        )
+        unknowns.append(listed("plan.memory-unknown"))
     if work.steps is None:
-        unknowns.append(Text("plan.steps-unknown", "the number of steps: the data is not known"))
+        unknowns.append(listed("plan.steps-unknown"))
     if costs.step_s is None:
-        unknowns.append(
-            Text("plan.time-unknown", "time: no run of {program} is recorded on this device", program=training.program)
-        )
+        unknowns.append(listed("plan.time-unknown", program=training.program))
     source = "recorded" if devices.recorded is not None else "unknown" if devices.speed is None else "assumed"
     return replace(
         plan,
@@ -177,11 +171,11 @@ def render(plan: TrainingPlan) -> list[Text]:
             lines += _render_estimate(plan, plan.work, plan.choice, plan.cost)
         elif plan.choice.chosen is None:
             lines += render_choice(plan.choice, plan.memory_bytes)
-    lines += [Text("plan.unknown", "unknown: {what}", what=what) for what in plan.unknown]
+    lines += [listed("plan.unknown", what=what) for what in plan.unknown]
     if not plan.problems and plan.ranks:
-        lines.insert(0, Text("plan.valid", "no problems found on {hosts:hosts}", hosts=plan.hosts))
+        lines.insert(0, listed("plan.valid", hosts=plan.hosts))
     if not plan.ranks:
-        lines.append(Text("plan.no-rules", "only trainings of programs with rules are estimated"))
+        lines.append(listed("plan.no-rules"))
     return [*lines, *(line for problem in plan.fatal for line in render_problem(problem))]
 
 
@@ -189,58 +183,33 @@ def render_problem(problem: PlanProblem) -> list[Text]:
     """Return the message with its severity and hosts, and the hint."""
     what = problem.message
     if problem.hosts:
-        what = Text("plan.on-hosts", "{hosts:hosts}: {message}", hosts=problem.hosts, message=what)
-    line = (
-        Text("plan.error", "error: {message}", message=what)
-        if problem.is_fatal
-        else Text("plan.warning", "warning: {message}", message=what)
-    )
-    return [line, *([Text("plan.hint", "  hint: {hint}", hint=problem.hint)] if problem.hint else [])]
+        what = listed("plan.on-hosts", hosts=problem.hosts, message=what)
+    line = listed("plan.error", message=what) if problem.is_fatal else listed("plan.warning", message=what)
+    return [line, *([listed("plan.hint", hint=problem.hint)] if problem.hint else [])]
 
 
 def _render_estimate(plan: TrainingPlan, work: Workload, choice: Choice, costs: Cost) -> list[Text]:
     millions = {"weights": work.weights / 1e6, "trained": work.trained / 1e6}
     of_step = {"samples": work.samples_per_step, "tokens": work.tokens_per_step}
     lines = [
-        Text("plan.model", "model: {weights:,.2f} M weights, {trained:,.2f} M trained", **millions),
-        Text(
-            "plan.steps",
-            "steps: {steps}, each of {samples} samples, about {tokens:,.0f} tokens",
-            steps=work.steps,
-            **of_step,
-        ),
+        listed("plan.model", **millions),
+        listed("plan.steps", steps=work.steps, **of_step),
         *_render_tried(plan.tried),
         *render_choice(choice, plan.memory_bytes),
     ]
     if costs.tokens_per_s is not None:
         speed = {"source": SOURCES[plan.speed_source], **vars(costs.tokens_per_s)}
-        lines.append(Text("plan.speed", "speed: {low:,.0f} to {high:,.0f} tokens/s, {source}", **speed))
+        lines.append(listed("plan.speed", **speed))
     if plan.links is not None:
-        lines.append(
-            Text(
-                "plan.links",
-                "links of a rank: {in_host:.3g} GB/s inside a host, {between:.3g} GB/s between hosts; "
-                "assumed, not verified",
-                in_host=plan.links[0] / 1e9,
-                between=plan.links[1] / 1e9,
-            )
-        )
+        lines.append(listed("plan.links", in_host=plan.links[0] / 1e9, between=plan.links[1] / 1e9))
     if costs.seconds is not None and costs.device_hours is not None:
         lines.append(
-            Text(
-                "plan.time",
-                "time: {low:duration} to {high:duration}, {low_hours:,.3g} to {high_hours:,.3g} device-hours",
-                **vars(costs.seconds),
-                low_hours=costs.device_hours.low,
-                high_hours=costs.device_hours.high,
+            listed(
+                "plan.time", **vars(costs.seconds), low_hours=costs.device_hours.low, high_hours=costs.device_hours.high
             )
         )
     on_disk = {"count": costs.checkpoints, "each": costs.checkpoint_bytes, "kept": costs.kept_bytes}
-    message = Text(
-        "plan.disk",
-        "checkpoints: {count}, each of {each:bytes}, at most {kept:bytes} on disk at the same time",
-        **on_disk,
-    )
+    message = listed("plan.disk", **on_disk)
     return [*lines, message]
 
 
@@ -266,27 +235,22 @@ def render_choice(choice: Choice, limit: int | None) -> list[Text]:
     lines = []
     if choice.chosen is not None:
         layout = choice.chosen.layout.text()
-        lines.append(Text("plan.strategy", "strategy: {layout}; {reason}", layout=layout, reason=_reason(choice)))
-    lines.append(Text("plan.memory", "memory of each rank, by formula:"))
-    of_limit: Text | str = Text("plan.of-limit", " of {limit:bytes}", limit=limit) if limit else ""
+        lines.append(listed("plan.strategy", layout=layout, reason=_reason(choice)))
+    lines.append(listed("plan.memory"))
+    of_limit: Text | str = listed("plan.of-limit", limit=limit) if limit else ""
     for option in choice.options:
         memory, time = option.memory, option.step_s
-        host = Text("program.memory-host", " and {host:bytes} of host memory per rank", host=memory.host)
-        parts = [
-            Text("plan.part", "{part} {size:bytes}", part=PARTS[name], size=size)
-            for name, size in memory.parts.items()
-            if size
-        ]
+        host = listed("program.memory-host", host=memory.host)
+        parts = [listed("plan.part", part=PARTS[name], size=size) for name, size in memory.parts.items() if size]
         lines.append(
-            Text(
+            listed(
                 "plan.option",
-                "  {layout}: {total:bytes}{limit}{host} ({parts}){time}",
                 layout=option.layout.text(),
                 total=memory.total,
                 limit=of_limit,
                 host=host if memory.host else "",
                 parts=parts,
-                time=Text("plan.option-time", ", {low:.3g} to {high:.3g} s per step", **vars(time)) if time else "",
+                time=listed("plan.option-time", **vars(time)) if time else "",
             )
         )
     return lines
@@ -294,7 +258,7 @@ def render_choice(choice: Choice, limit: int | None) -> list[Text]:
 
 def _reason(choice: Choice) -> Text:
     if len({option.layout.strategy for option in choice.options}) == 1:
-        return Text("plan.only-one", "the only one that was requested or is possible")
+        return listed("plan.only-one")
     if choice.chosen is not None and choice.chosen.step_s is None:
-        return Text("plan.first-fits", "the first that fits; times are not known")
-    return Text("plan.cheapest", "the fastest that fits")
+        return listed("plan.first-fits")
+    return listed("plan.cheapest")

@@ -11,7 +11,7 @@ from ascendrun.facts.rows import ROLES
 from ascendrun.options import GENERATED
 from ascendrun.planner.cost import SHARDED
 from ascendrun.planner.training import PlanProblem, Training
-from ascendrun.text import Text, suggestion
+from ascendrun.text import Text, listed, suggestion
 
 
 def data_file(training: Training) -> str:
@@ -55,31 +55,25 @@ def same_data(training: Training, option: str, path: str) -> Iterator[PlanProble
 def row_problem(code: str, value: str = "", number: int = 0) -> Text:
     """Return what makes a row unusable, as a fault of facts.rows or facts.conversations has it."""
     if code == "key-missing":
-        return Text("program.key-missing", "{key} is missing or not a string", key=value)
+        return listed("program.key-missing", key=value)
     if code == "unknown-role":
-        return Text(
-            "program.unknown-role",
-            "message {number}: unknown role {role:quote}; expected one of {known}",
-            number=number,
-            role=value,
-            known=list(ROLES),
-        )
+        return listed("program.unknown-role", number=number, role=value, known=list(ROLES))
     if code == "no-text":
-        return Text("program.no-text", "message {number} has no text", number=number)
+        return listed("program.no-text", number=number)
     if code == "difficulty-type":
-        return Text("program.difficulty-type", "difficulty: expected a string, got {level:quote}", level=value)
+        return listed("program.difficulty-type", level=value)
     return ROW_FAULTS[code]
 
 
-NOT_JSON = Text("program.line-not-json", "not valid JSON")
+NOT_JSON = listed("program.line-not-json")
 ROW_FAULTS: Mapping[str, Text] = {
     "too-deep": NOT_JSON,
     "not-json": NOT_JSON,
     "line-not-json": NOT_JSON,
-    "not-a-list": Text("plan.row-not-a-list", "expected a list of samples"),
-    "unknown-format": Text("program.unknown-format", "expected instruction and output, messages, or conversations"),
-    "no-reply": Text("program.no-reply", "no reply of the assistant, so there is nothing to train on"),
-    "text-form": Text("plan.row-text", "text: expected a string"),
+    "not-a-list": listed("plan.row-not-a-list"),
+    "unknown-format": listed("program.unknown-format"),
+    "no-reply": listed("program.no-reply"),
+    "text-form": listed("plan.row-text"),
 }
 
 
@@ -129,7 +123,7 @@ def other_training(
         return "(none)" if value in (None, "", []) else value
 
     differs = [
-        Text("program.option-differs", "{name} was {old}, is {new}", name=name, old=shown(old), new=shown(value))
+        listed("program.option-differs", name=name, old=shown(old), new=shown(value))
         for name, value in mine.items()
         if (old := theirs.get(name)) != value
     ]

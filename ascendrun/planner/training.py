@@ -62,7 +62,7 @@ class PlanProblem:
         """The message with its hint, for the log of a rank."""
         if self.hint is None:
             return self.message
-        return Text("program.problem", "{message}\nhint: {hint}", message=self.message, hint=self.hint)
+        return listed("program.problem", message=self.message, hint=self.hint)
 
 
 @dataclass(frozen=True)

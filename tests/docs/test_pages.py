@@ -72,7 +72,7 @@ def test_the_job_files_of_a_page_are_accepted(page: Path) -> None:
     programs = dict(load_programs(parse_program_options))
     for table in blocks("json", page):
         if '"options"' in table:
-            programs["./my_gpt.py"] = parse_program_options("./my_gpt.py", table)
+            programs.setdefault("./my_gpt.py", parse_program_options("./my_gpt.py", table))
     for text in blocks("yaml", page):
         given = yaml.safe_load(text)
         if isinstance(given, dict) and "engines" not in given:  # else it is a settings file

@@ -50,14 +50,6 @@ def test_shapes_rise_to_their_peak_and_fall_to_their_floor():
     assert [momentum(0), momentum(150), momentum(900)] == pytest.approx([0.85, 0.90, 0.95])
 
 
-def test_the_steps_of_a_training_follow_from_its_horizon():
-    assert schedule.horizon(steps=7, flops=1e9, flops_per_step=1.0) == 7
-    assert schedule.horizon(flops=1e9, flops_per_step=2e6) == 500
-    assert schedule.horizon(tokens_per_parameter=20, parameters=1000, tokens_per_step=100) == 200
-    with pytest.raises(ValueError):
-        schedule.horizon(flops=1e9)
-
-
 # --- update rules ---
 
 

@@ -20,7 +20,7 @@ from ascendrun.planner.fitting import devices_of, settle
 from ascendrun.planner.models import Workload
 from ascendrun.planner.plan import Disk, TrainingPlan, choose_micro_batch, make_plan
 from ascendrun.planner.training import ANYWHERE, AUTO, PlanProblem, Training, batch_of_ranks, load_programs, rules_of
-from ascendrun.text import Text
+from ascendrun.text import Text, listed
 
 if TYPE_CHECKING:
     from ascendrun.head.state.job_table import StoredJob
@@ -89,12 +89,7 @@ def refusal(plans: Sequence[TrainingPlan]) -> Text | None:
     lines = [_line(plan, problem) for plan in plans for problem in plan.fatal]
     if not lines:
         return None
-    return Text(
-        "plan.refused",
-        "the training would fail: {count:plural problem problems}:{lines:lines}",
-        count=len(lines),
-        lines=lines,
-    )
+    return listed("plan.refused", count=len(lines), lines=lines)
 
 
 def hosts_at_fault(plans: Sequence[TrainingPlan]) -> tuple[str, ...]:
@@ -108,12 +103,12 @@ def hosts_at_fault(plans: Sequence[TrainingPlan]) -> tuple[str, ...]:
 def _line(plan: TrainingPlan, problem: PlanProblem) -> Text:
     what = problem.message
     if problem.hosts:
-        what = Text("plan.on-hosts", "{hosts:hosts}: {message}", hosts=problem.hosts, message=what)
+        what = listed("plan.on-hosts", hosts=problem.hosts, message=what)
     if plan.stage:
-        what = Text("plan.in-stage", "stage {stage}: {message}", stage=plan.stage, message=what)
+        what = listed("plan.in-stage", stage=plan.stage, message=what)
     if problem.hint is None:
         return what
-    return Text("plan.with-hint", "{message} (hint: {hint})", message=what, hint=problem.hint)
+    return listed("plan.with-hint", message=what, hint=problem.hint)
 
 
 def expected(plan: TrainingPlan) -> dict[str, list[float]]:
@@ -148,10 +143,7 @@ def plan_stage(stage: TrainingStage, world: CheckContext, runs_of: RunsOf) -> Tr
     name, inputs = training.program, stage.inputs
     table, program = load_programs(parse_program_options)[name], rules_of(name)
     made = {path for path in inputs.values() if training.is_from_stage(path)}
-    unknown = [
-        Text("plan.unreached", "files of {host}: {reason}", host=host, reason=one.message)
-        for host, one in world.unreached.items()
-    ]
+    unknown = [listed("plan.unreached", host=host, reason=one.message) for host, one in world.unreached.items()]
     files: dict[str, Mapping[str, Any]] = {}
     for host, facts in world.facts.items():
         if facts.training is not None:
@@ -159,13 +151,13 @@ def plan_stage(stage: TrainingStage, world: CheckContext, runs_of: RunsOf) -> Tr
             own = {path: raw for path, raw in found if path in stage.paths}
             files[host] = {path: raw for path, raw in own.items() if not (raw.get("missing") and path in made)}
         elif stage.paths:
-            unknown.append(Text("plan.late", "files of {host}: no reply in time", host=host))
+            unknown.append(listed("plan.late", host=host))
     for option, path in inputs.items():
         at = {"option": option, "path": path}
         if path in made and not any(path in each for each in files.values()):
-            unknown.append(Text("plan.from-stage", "args.{option}: {path} is written by an earlier stage", **at))
+            unknown.append(listed("plan.from-stage", **at))
         elif not path.startswith("/") and spec.workdir is not None:
-            unknown.append(Text("plan.in-workdir", "args.{option}: {path} is sent with workdir", **at))
+            unknown.append(listed("plan.in-workdir", **at))
     chip, memory_bytes = _chip(spec, world)
     ranks, per_host = _ranks(submission, world)
     batch = batch_of_ranks(table, spec.args, ranks)

@@ -73,11 +73,6 @@ def ids_of(words: Iterable[str]) -> list[int]:
     return [CLS, *(IDS.get(word.lower(), UNK) for word in words), SEP]
 
 
-def dna_of(tokens: Iterable[int]) -> str:
-    """Return the DNA of the codons among these tokens."""
-    return "".join(CODONS[token - FIRST_CODON] for token in tokens if token >= FIRST_CODON)
-
-
 def translate(dna: str) -> str:
     """Return the residues of whole codons by the standard table; X for a codon with other letters than ACGT."""
     return "".join(STANDARD.get(dna[i : i + 3], "X") for i in range(0, len(dna) - 2, 3))

@@ -98,23 +98,3 @@ def warmup_of(options: Mapping[str, Any], steps: int) -> int:
     """Return the warm-up steps of a training: `warmup_steps`, or the fraction `warmup_ratio` if that is None."""
     given = options["warmup_steps"]
     return min(steps, round(steps * options["warmup_ratio"]) if given is None else int(given))
-
-
-def horizon(
-    *,
-    steps: int = 0,
-    flops: float = 0.0,
-    flops_per_step: float = 0.0,
-    tokens_per_parameter: float = 0.0,
-    parameters: int = 0,
-    tokens_per_step: float = 0.0,
-) -> int:
-    """Return the number of steps of a training: given as such, else from its FLOPs, else from the tokens for each
-    parameter. Raises ValueError if none of them is given."""
-    if steps:
-        return steps
-    if flops and flops_per_step:
-        return max(1, round(flops / flops_per_step))
-    if tokens_per_parameter and parameters and tokens_per_step:
-        return max(1, round(tokens_per_parameter * parameters / tokens_per_step))
-    raise ValueError("steps, FLOPs or tokens per parameter are required")
