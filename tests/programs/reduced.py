@@ -107,10 +107,10 @@ class Order:
 RATE: Callable[[int], float] = schedule.scaled(0.1, schedule.linear(10, warmup=4))
 
 
-def train(here: runtime.Runtime, task: Squares, folder: Path, **changes: Any) -> nn.Module:
-    """Train two steps by our own loop, of micro-batches of two rows."""
+def train(here: runtime.Runtime, task: Squares, folder: Path, source: Any = None, **changes: Any) -> nn.Module:
+    """Train two steps by our own loop, of micro-batches of two rows. `source`: None: of `Order`."""
     task.module = module = model()
     engine = wrap(module, here, make_optimizer=lambda m: optim.adamw(m, RATE, weight_decay=0.1), precision=FLOAT)
     more: Mapping[str, Any] = {"max_grad_norm": 0.5, "micro_batch_size": 2, "save_steps": 0, **changes}
-    Loop(here, engine, Order(), task, Settings(steps=STEPS, **more), folder=folder).run()
+    Loop(here, engine, source or Order(), task, Settings(steps=STEPS, **more), folder=folder).run()
     return engine.module

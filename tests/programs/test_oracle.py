@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from ascendrun.programs.devices.accelerator import open_accelerator
 from ascendrun.programs.devices.attention import Segments
 from ascendrun.programs.qwen_lora import base
 from ascendrun.programs.qwen_lora.sft_task import Rows, forward
-from ascendrun.programs.trainer.data import Batch, keys_of
+from ascendrun.programs.trainer.data import Batch, Loader, Share, keys_of
 from ascendrun.programs.trainer.dropout import drop_by_sample, pass_of
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.shards import Encoded
@@ -58,6 +59,41 @@ def test_an_evaluation_has_no_dropout_and_the_training_goes_on_with_it(here, tmp
     module = reduced.train(here, task, tmp_path, eval_steps=1)
     assert len(task.modes) == 2 * len(list(module.modules())) and not any(task.modes)
     assert all(each.training for each in module.modules())
+
+
+def test_the_last_step_is_evaluated_whatever_the_cadence(here, tmp_path):
+    task = reduced.Squares()
+    module = reduced.train(here, task, tmp_path, eval_steps=reduced.STEPS + 1)
+    assert len(task.modes) == len(list(module.modules()))
+
+
+def test_the_time_of_an_evaluation_is_none_of_the_training(here, tmp_path, monkeypatch):
+    """An evaluation after the first of two steps takes a week."""
+    clock, passed_s = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + passed_s[0])
+    task, lines = reduced.Squares(), []
+    monkeypatch.setattr(here, "write", lines.append)
+    monkeypatch.setattr(task, "evaluate", lambda name, step: passed_s.append(passed_s.pop() + 6e5) or {"loss": 0.0})
+    reduced.train(here, task, tmp_path, eval_steps=1, logging_steps=2)
+    (speed,) = [line["tokens_per_s"] for line in lines if "tokens_per_s" in line]
+    assert speed > 2 * reduced.ROWS / 6e5
+
+
+class Padded(Loader):
+    """As for a rank with fewer rows than others: its last pass is a row without weight."""
+
+    def share(self, step):
+        share = super().share(step)
+        return Share.of(step, share.units, [*share.pieces, Batch(share.pieces[0].tensors, 0.0, 0, 0)])
+
+
+def test_a_row_that_stands_in_for_an_empty_pass_teaches_nothing(here, tmp_path):
+    def weights(kind):
+        task = reduced.Squares()
+        rows = kind(reduced.Order(), task.collate, rank=0, world_size=1, micro_batch=2, steps=reduced.STEPS)
+        return list(reduced.train(here, task, tmp_path / kind.__name__, source=rows).parameters())
+
+    assert all(map(torch.equal, weights(Padded), weights(Loader)))
 
 
 def test_gradients_of_all_buckets_are_the_mean_of_those_of_the_ranks(launch):
