@@ -4,7 +4,7 @@ are not an error."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.reasons import Reason
 from ascendrun.core.jobs.roles import devices_of, rank_labels
-from ascendrun.core.rank_env import forks_ranks
+from ascendrun.core.rank_env import FLIGHT_FILE, forks_ranks
 from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.head.spool.artifact_store import read_artifacts
 from ascendrun.head.spool.clocks import read_clocks
@@ -28,6 +28,7 @@ from ascendrun.head.state.state_dir import read_host_facts, spool_dir
 from ascendrun.health.diagnosis import evidence as given
 from ascendrun.health.diagnosis.lines.devices import device_addresses, device_facts
 from ascendrun.health.diagnosis.lines.launchers import error_lines
+from ascendrun.health.flight_recorder import Recorded, read_dump
 from ascendrun.node.records import read_events
 from ascendrun.query.log_reader import Budget, budget_for, last_arrival_s, read_tail, read_text_lines
 from ascendrun.text import Text
@@ -208,6 +209,7 @@ class _HostReading:
             reachable=reachable,
             has_ended=records.has_ended,
             facts=self._all.facts.get(self.host, {}),
+            recorded=dict(self._recordings()),
             missing=tuple(
                 Text("cli.at", "{place}: {message}", place=name, message=why) for name, why in self._gathered.problems
             ),
@@ -230,6 +232,14 @@ class _HostReading:
         files = self._gathered.of("dmesg")
         lines = (line for file in files for line in self._collected(file.path, "dmesg"))
         return tuple(_with_kernel_time(line, self._gathered.boot_s) for line in lines) if files else None
+
+    def _recordings(self) -> Iterator[tuple[int, Sequence[Recorded]]]:
+        """Yield the dumps of flight recorders by the rank in their names; a damaged one has no collectives."""
+        for file in self._gathered.of("flight-recorder"):
+            number = file.file.rpartition(FLIGHT_FILE)[2]
+            dump = read_dump(file.path.read_bytes()) if number.isdigit() and file.path.is_file() else None
+            if dump is not None:
+                yield int(number), dump.collectives
 
     def _devices(self) -> tuple[given.DeviceFact, ...]:
         files = (*self._gathered.of("npu-smi"), *self._gathered.of("hccn"))

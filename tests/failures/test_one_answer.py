@@ -24,7 +24,7 @@ from ascendrun.core.settings import Settings
 from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.store import Store
 from ascendrun.health.diagnosis import diagnose
-from ascendrun.health.diagnosis.kinds import failure_of, first_of
+from ascendrun.health.diagnosis.classes import failure_of, first_of
 from ascendrun.query.explain import explain_job, judge
 from ascendrun.query.views import make_job_detail, make_job_view
 

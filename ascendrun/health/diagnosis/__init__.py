@@ -7,8 +7,8 @@ lines/          the meaning of single lines            rank_timelines  one rank'
 candidates      possible first failures: ranks of one reason, and what is observed of their hosts
 edges           which rank names which others          wait_rules  rules to find the culprit if all waited
 ranking         the choice, its caveats, the chain     outcomes    attempts without a failure
-classes         domain, scope, phase, grade and retry  differences  hosts by their facts at the start
-kinds           the restart kind by these              render      sentences, from text/en.json and signatures
+classes         domain, scope, phase, grade, what follows for the restart
+render          sentences, from text/en.json and signatures
 """
 
 from __future__ import annotations

@@ -11,29 +11,13 @@ from dataclasses import replace
 from ascendrun.ascend.signatures import Hit, scan, signature_of, strongest
 from ascendrun.ascend.vocabularies import strength_of
 from ascendrun.core.events import Event
-from ascendrun.health.diagnosis.evidence import (
-    Evidence,
-    HostEvidence,
-    Moment,
-    RankEvidence,
-    earliest,
-    moment,
-    surely_before,
-)
+from ascendrun.health.diagnosis import evidence as given
+from ascendrun.health.diagnosis import result
+from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Moment, earliest, moment, surely_before
 from ascendrun.health.diagnosis.lines.exits import FROM_OUTSIDE, signal_of
 from ascendrun.health.diagnosis.lines.rank_lines import OF_SEVERAL
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
-from ascendrun.health.diagnosis.result import (
-    CAUSE,
-    CREDIBLE,
-    RUNTIMES,
-    SIGN_FROM,
-    SYMPTOM,
-    Proof,
-    Suspect,
-    normalised,
-    proof_of,
-)
+from ascendrun.health.diagnosis.result import Proof, Suspect, normalised, proof_of
 from ascendrun.text import listed
 
 PROOFS_LIMIT = 6
@@ -95,7 +79,7 @@ def _of_symptoms(timelines: Sequence[RankTimeline]) -> list[Suspect]:
             continue
         row = signature_of(own.code)
         is_of_others = row is not None and row.blames in ("peer", "network")
-        is_other = is_of_others or own.code in ("exception", "terminated") or own.strength < SIGN_FROM
+        is_other = is_of_others or own.code in ("exception", "terminated") or own.strength < result.SIGN_FROM
         if timeline.waited is None and not is_other:
             signs.append(own)
         is_collective = timeline.chain is not None and timeline.chain.root.collective
@@ -104,14 +88,14 @@ def _of_symptoms(timelines: Sequence[RankTimeline]) -> list[Suspect]:
     others = sum(1 for timeline in timelines if timeline.waited is not None)
     few = (one for one in _by_reason(resembling) if 2 * len(one.ranks) < others)
     return [
-        *(_unsure(one, max(one.strength, CREDIBLE)) for one in _by_reason(signs)),
+        *(_unsure(one, max(one.strength, result.CREDIBLE)) for one in _by_reason(signs)),
         *(_unsure(one, strength_of("suffered")) for one in few),
     ]
 
 
 def with_symptom(timelines: Sequence[RankTimeline]) -> Iterator[tuple[RankTimeline, Suspect]]:
     for timeline in timelines:
-        if timeline.own is not None and timeline.own.role == SYMPTOM:
+        if timeline.own is not None and timeline.own.role == result.SYMPTOM:
             yield timeline, timeline.own
 
 
@@ -123,7 +107,7 @@ def strongest_symptom(timelines: Sequence[RankTimeline]) -> Suspect | None:
     """Return the strongest symptom of ranks that were not stopped, a weak one only of ranks that failed by themselves
     and waited for none; None: no rank has one."""
     running = [(one, own) for one, own in with_symptom(timelines) if not one.rank.stopped]
-    strong = [own for _, own in running if own.strength >= SIGN_FROM]
+    strong = [own for _, own in running if own.strength >= result.SIGN_FROM]
     weak = [own for one, own in running if one.rank.has_failed and one.waited is None]
     found = _by_reason(strong or weak)
     best = max(found, key=lambda one: (one.strength, -(one.at.at_s if one.at else 0.0)), default=None)
@@ -233,8 +217,8 @@ def _alarms(evidence: Evidence, host: HostEvidence) -> Iterator[Suspect]:
 def is_of_some_device(one: Suspect) -> bool:
     """Return whether it is a runtime code for a fault of the device or driver; other lines may be more exact."""
     row = signature_of(one.code)
-    is_cause = row is not None and row.role == CAUSE and row.blames == "node" and row.strength < UNCLEAR_BELOW
-    return is_cause and row is not None and row.family in RUNTIMES
+    is_cause = row is not None and row.role == result.CAUSE and row.blames == "node" and row.strength < UNCLEAR_BELOW
+    return is_cause and row is not None and row.family in result.RUNTIMES
 
 
 def _of_kernel(evidence: Evidence, host: HostEvidence, here: Sequence[Suspect]) -> Iterator[Suspect]:
@@ -246,7 +230,7 @@ def _of_kernel(evidence: Evidence, host: HostEvidence, here: Sequence[Suspect]) 
     for hit in scan(timely):
         row, at = hit.signature, moment(evidence, host.host, lines[hit.line].at_s)
         is_of_silent = any(_names(hit, pid=one.pid) for one in ranks if not one.has_failed)
-        is_cause = row.family in KERNEL_FAMILIES and (row.role == CAUSE or is_of_silent)
+        is_cause = row.family in KERNEL_FAMILIES and (row.role == result.CAUSE or is_of_silent)
         if is_cause and all(_may_explain(at, one) for one in here):
             has_ended = any(_ended(rank, hit) for rank in ranks)
             named = tuple(one.rank for one in ranks if _names(hit, pid=one.pid) or _names(hit, device=one.device))
@@ -263,12 +247,12 @@ def _names(hit: Hit, **number: int | None) -> bool:
     return any(value is not None and hit.values.get(name) == str(value) for name, value in number.items())
 
 
-def _ended(rank: RankEvidence, hit: Hit) -> bool:
+def _ended(rank: given.RankEvidence, hit: Hit) -> bool:
     """Return whether the kernel reports the rank as ended, by pid, and it ended so."""
     return rank.has_failed and signal_of(rank) in _OF_KERNELS.get(hit.signature.code, ()) and _names(hit, pid=rank.pid)
 
 
-def is_timely(at_s: float, here: Sequence[RankEvidence]) -> bool:
+def is_timely(at_s: float, here: Sequence[given.RankEvidence]) -> bool:
     """Return whether this time of their host is shortly before the end of the ranks, or near their last output."""
     end_s = max((rank.exited_at_s for rank in here if rank.exited_at_s is not None), default=None)
     outputs_s = [rank.last_output_s for rank in here if rank.last_output_s is not None and not rank.has_failed]

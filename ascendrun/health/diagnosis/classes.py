@@ -1,4 +1,5 @@
-"""Class of a failure: its domain by the values of closed vocabularies, its scope by counting, its phase by the frames.
+"""Class of a failure: its domain by the values of closed vocabularies, its scope by counting, its phase by the frames;
+and what follows from it: the facts of hosts that are shown, and the kind of the restart.
 
 A row of the catalogue is more exact than a vocabulary, but is not needed: codes, errno, the classes of exceptions and
 kernel events of the first ranks give the domain of a failure whose message nobody has entered.
@@ -6,20 +7,28 @@ kernel events of the first ranks give the domain of a failure whose message nobo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ascendrun.ascend import vocabularies
 from ascendrun.ascend.signatures import signature_of
 from ascendrun.ascend.vocabularies import Value, deepest, says, value_of, value_of_row, wording
+from ascendrun.core.jobs.job import Exit
+from ascendrun.core.jobs.outcome import exit_reason
+from ascendrun.core.jobs.reasons import LOST, FirstFailure, Reason, because
+from ascendrun.core.jobs.restart import Failure, Kind
+from ascendrun.core.jobs.roles import named_rank
+from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.candidates import is_timely
-from ascendrun.health.diagnosis.differences import differences_of
 from ascendrun.health.diagnosis.evidence import Evidence, surely_before
+from ascendrun.health.diagnosis.lines.launchers import expand
 from ascendrun.health.diagnosis.lines.line_kinds import has_bare_service, is_error_line, services_in
 from ascendrun.health.diagnosis.lines.tracebacks import is_library, module_of
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat
-from ascendrun.health.diagnosis.result import CAUSE, Confidence, Diagnosis, Suspect, without_quotes
+from ascendrun.health.diagnosis.result import Confidence, Diagnosis, Proof, Suspect
+from ascendrun.text import listed
 
 READ_RANKS = 4
 """Ranks of the first failure whose words are read: the others say the same."""
@@ -77,7 +86,7 @@ def _other_codes(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Val
     for one in first:
         said = [(text, value) for text in one.said for value in vocabularies.values_in(text)]
         values = [value for text, value in said if value.vocabulary != "errnos" or text.strip() not in proven]
-        known = (code_value(suspect.code) for suspect in one.indicators if suspect.role == CAUSE)
+        known = (code_value(suspect.code) for suspect in one.indicators if suspect.role == result.CAUSE)
         values += [value for value in known if value is not None]
         yield from (value for value in values if value.depth >= EXACT_FROM)
 
@@ -109,7 +118,7 @@ def _said_by(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Value]:
     if not kinds or all(one.depth < 0 for one in kinds):
         said += [line.text for one in first for line in one.details]
     if states:
-        said = [without_quotes(text) for text in said]  # a program's own data may have any words
+        said = [result.without_quotes(text) for text in said]  # a program's own data may have any words
     for text in said:
         yield from vocabularies.values_in(text)
     yield from libraries
@@ -229,3 +238,114 @@ def retry_of(code: str, *, scope: str = "", domain: str = "") -> str:
     retry = value.retry if value is not None and value.retry else "unknown" if row is None else row.retry
     is_of_node = scope == "host" and vocabularies.following(domain).get("of_nodes")
     return "exclude" if retry == "never" and is_of_node else retry
+
+
+# ---------------------------------------------------------------- what the hosts have that no other has
+
+MOST_DIFFERENCES = 6
+_OF_EACH = frozenset(
+    "clock_offset_s processes temperature_c clocks_mhz memory_bytes HOSTNAME SSH_CLIENT SSH_CONNECTION".split()
+    + ["ASCENDRUN_METRICS_FILE", "TORCHELASTIC_ERROR_FILE"]  # of a launcher that has ranks on some nodes only
+)
+"""They differ between healthy hosts."""
+
+
+def differences_of(evidence: Evidence, hosts: tuple[str, ...], domain: str) -> tuple[Proof, ...]:
+    """Return what each of the hosts has and no other host of its role, as observations; () also if nothing was
+    recorded."""
+    known = {one.host: dict(_flat(one.facts)) for one in evidence.hosts if one.facts}
+    roles = {one.host: evidence.labels.get(one.rank, "").rpartition("/")[0] for one in evidence.ranks}
+    found: list[tuple[int, Proof]] = []
+    fits = vocabularies.following(domain).get("facts", "").split()
+    for host in (host for host in hosts if host in known):
+        like_it = [one for one in known if one not in hosts and roles.get(one, "") == roles.get(host, "")]
+        for key, own in known[host].items():
+            theirs = {known[other].get(key, "-") for other in like_it}
+            if len(theirs) == 1 and own not in theirs:
+                values = {"host": host, "key": key, "own": own, "others": theirs.pop()}
+                text = listed("diagnosis.differs", **values)
+                place = fits.index(key.partition(".")[0]) if key.partition(".")[0] in fits else len(fits)
+                found.append((place, Proof(text, host=host)))
+    return tuple(proof for _, proof in sorted(found, key=lambda one: one[0]))[:MOST_DIFFERENCES]
+
+
+def _flat(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in facts.items():
+        if key in _OF_EACH:
+            continue
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", str(value)
+
+
+# ---------------------------------------------------------------- what follows for the restart
+
+REFUSED = 78
+"""Exit code of a rank that refuses what it was given, EX_CONFIG of sysexits.h: another attempt is given the same."""
+
+
+def failure_of(found: Diagnosis, evidence: Evidence) -> Failure:
+    """Return the failure that a diagnosis describes, for the restart policy."""
+    signature = signature_of(found.code)
+    kind, retry = kind_of(found), found.retry
+    if any(one.code == REFUSED for one in evidence.ranks if one.rank in found.ranks):
+        kind, retry = Kind.USER, "never"
+    own = signature is not None and signature.blames == "node" and signature.role == "cause"
+    seen = any(host.devices or host.reachable is False for host in evidence.hosts if host.host in found.hosts)
+    grade, print_ = found.confidence.value, fingerprint_of(found)
+    return Failure(kind, found.code, found.hosts, found.ranks, grade, retry, own or seen, print_)
+
+
+def fingerprint_of(found: Diagnosis) -> str:
+    """Return what is equal for one exception in several attempts: domain, value, place, and its message without
+    numbers, names and paths; "" of a failure without an exception, and of waits and signals."""
+    if "type" not in found.values or not found.why or found.domain in ("silent", "outside"):
+        return ""
+    place = str(found.values.get("where", ""))
+    return "|".join((found.domain, found.why[0].key, place, result.normalised(str(found.values.get("message", "")))))
+
+
+def kind_of(found: Diagnosis) -> Kind:
+    """Return the kind of a failure, by its domain and scope; what comes again wherever it runs is the user's."""
+    value, row = code_value(found.code), signature_of(found.code)
+    if value is not None and value.kind:
+        return Kind(value.kind)
+    if found.retry == "never" and vocabularies.following(found.domain).get("of_nodes"):
+        return Kind.USER
+    if found.domain == "environment" and found.scope == "all" and found.retry == "unknown":
+        return Kind.USER  # the same software on all ranks
+    if found.domain == "access":  # a service may be back later
+        return Kind.HCCL if found.retry in ("same", "exclude") else Kind.USER
+    if row is not None and found.domain == "silent":  # a library names the rank that it lost
+        return Kind.HCCL
+    if (
+        row is not None
+        and row.family in {*result.RUNTIMES, "signal"}
+        and found.domain == "program"
+        and found.retry == "unknown"
+    ):
+        return Kind.UNKNOWN  # a crash, or an operator that failed on the device: it may be the device's
+    return Kind(vocabularies.following(found.domain).get("kind", "unknown"))
+
+
+def first_of(found: Diagnosis, evidence: Evidence) -> FirstFailure:
+    """Return what failed first by a diagnosis, as every output names it."""
+    return FirstFailure(_reason(found, expand(evidence)), found.confidence.value)
+
+
+def _reason(found: Diagnosis, evidence: Evidence) -> Reason:
+    if found.code in LOST.values():
+        return because(found.code, found.hosts, found.ranks)
+    if not found.ranks:
+        return because("hosts-failed", found.hosts) if found.hosts else because("first-unknown")
+    rank = next((one for one in evidence.ranks if one.rank == found.ranks[0]), None)
+    if rank is not None and len(found.ranks) == 1:
+        named = named_rank(found.ranks, evidence.labels)
+        if rank.start_failed is not None:
+            return because("rank-start-failed", [rank.host], found.ranks, rank.start_failed, **named)
+        if rank.code or (rank.signal is not None and not rank.stopped):  # a code is its own, also during a stop
+            end = exit_reason(rank.rank, rank.host, Exit(rank.code, rank.signal, 0), evidence.labels)
+            return because(end.code, found.hosts, found.ranks, **end.values)
+        return because("rank-failed", found.hosts, found.ranks, **named)
+    return because("rank-failed" if len(found.ranks) == 1 else "ranks-failed", found.hosts, found.ranks)

@@ -15,8 +15,8 @@ from ascendrun.ascend.signatures import scan
 from ascendrun.health.diagnosis.evidence import Evidence, Moment
 from ascendrun.health.diagnosis.lines.line_kinds import PeerLine
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
-from ascendrun.health.diagnosis.result import Suspect, proof_of
-from ascendrun.text import Rendered
+from ascendrun.health.diagnosis.result import Proof, Suspect, proof_of
+from ascendrun.text import Rendered, Text
 
 COUNTED = ("tag", "index", "sequence", "progress")
 """Kinds of messages with the number or the name of an operation of a communication group."""
@@ -44,7 +44,8 @@ class Edge(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Whom a rule blames. `edges`: its proof. `code`, `caveats`: instead of the rule's; `hosts` None: of the ranks."""
+    """Whom a rule blames. `edges`: its proof. `code`, `caveats`: instead of the rule's; `hosts` None: of the ranks.
+    `seen`: what was observed of ranks."""
 
     ranks: Iterable[int]
     edges: Sequence[Edge]
@@ -53,6 +54,7 @@ class Found(NamedTuple):
     caveats: str | None = None
     at: Moment | None = None
     values: Mapping[str, str | Rendered] | None = None
+    seen: Sequence[tuple[int, Text]] = ()
 
 
 class Edges:
@@ -95,12 +97,8 @@ class Edges:
     def ranks_on(self, hosts: Iterable[str]) -> list[int]:
         return [rank.rank for host in hosts for rank in self.evidence.ranks_of(host)]
 
-    def most_named(self, *, among: set[int]) -> tuple[int, ...]:
-        """Return the rank of `among` that waiting lines name at least twice as often as any other; () for none."""
-        edges = [one for one in self.all if one.message.wait is not None or one.message.kind in ("remote", "location")]
-        votes = Counter(rank for one in edges for rank in {*one.ranks} & among - {one.rank})
-        (first, most), (_, second) = (*votes.most_common(2), (0, 0), (0, 0))[:2]
-        return (first,) if most and most >= 2 * second else ()
+    def _observed(self, seen: tuple[int, Text]) -> Proof:
+        return Proof(seen[1], seen[0], self.by_rank[seen[0]].rank.host)
 
     def row(self, name: str, kinds: Sequence[str]) -> Mapping[int, str]:
         """Return each rank's value of this name by reports of these kinds, its own before those of others. Operations
@@ -146,7 +144,7 @@ class Edges:
             ranks,
             tuple(sorted(set(hosts))),
             at=found.at,
-            proofs=tuple(proof_of(self.evidence, *one) for one in shown),
+            proofs=(*map(self._observed, found.seen), *(proof_of(self.evidence, *one) for one in shown)),
             sure=not caveats,
             caveats=tuple(caveats.split()),
             values={**values, **(found.values or {})},

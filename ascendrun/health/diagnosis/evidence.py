@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.reasons import Reason
+from ascendrun.health.flight_recorder import Recorded
 from ascendrun.text import Text
 
 
@@ -97,7 +98,8 @@ class HostEvidence:
     """One host. `stopped_at_s`: when its supervisor started to stop the ranks, on its clock; `stopped_by`: origin of
     the request. `lost`: why its ranks are gone (endings.NodeLost), None: not lost. `dmesg`: lines since the start;
     None: unreadable. `reachable` None: not monitored. `memory_free_bytes`, `disk_free_bytes`: minimum around the end.
-    `missing`: unreadable items, with reasons. `facts`: of the start (survey.recorded_facts).
+    `missing`: unreadable items, with reasons. `facts`: of the start (survey.recorded_facts). `recorded`: by rank, the
+    last collectives by the dump of its flight recorder.
     """
 
     host: str
@@ -117,6 +119,7 @@ class HostEvidence:
     disk_free_bytes: int | None = None
     missing: tuple[Text, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    recorded: Mapping[int, Sequence[Recorded]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -6,25 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ascendrun.ascend.vocabularies import cann_detail, class_of, wording
+from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.candidates import candidates_of, joined, strongest_symptom
 from ascendrun.health.diagnosis.classes import classified, code_value
 from ascendrun.health.diagnosis.evidence import Evidence, Moment, earliest, surely_before
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat
-from ascendrun.health.diagnosis.result import (
-    CAUSE,
-    CONSEQUENCE,
-    CREDIBLE,
-    ChainLink,
-    Confidence,
-    Diagnosis,
-    Proof,
-    Role,
-    Suspect,
-    normalised,
-    proof_of,
-)
+from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Proof, Role, Suspect
 from ascendrun.health.diagnosis.wait_rules import blame_waiting
 from ascendrun.text import Text
 
@@ -86,7 +75,7 @@ def _with_equal_ends(winner: Suspect, timelines: Sequence[RankTimeline]) -> Susp
     the winner, and no signal and no success ended it. Not if a rule chose among ranks that print the same."""
 
     def line_of(one: Suspect | None) -> str | None:
-        return normalised(one.proofs[0].line) if one is not None and one.proofs else None
+        return result.normalised(one.proofs[0].line) if one is not None and one.proofs else None
 
     said = line_of(winner)
     if winner.rules or said is None:
@@ -112,7 +101,7 @@ def _details(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeli
     first = [one for one in timelines if one.rank.rank in winner.ranks[:1]]
     known = {proof.line for proof in winner.proofs}
     lines = [(one, line) for one in first for line in one.details[:MOST_DETAILS] if line.text.strip() not in known]
-    return [proof_of(evidence, line, one.rank) for one, line in lines]
+    return [result.proof_of(evidence, line, one.rank) for one, line in lines]
 
 
 def _detail_of(details: Sequence[Proof], winner: Suspect, timelines: Sequence[RankTimeline]) -> Mapping[str, str]:
@@ -265,8 +254,8 @@ def _role_of(winner: Suspect, timeline: RankTimeline) -> tuple[Role, str]:
         return Role.CONSEQUENCE, f"waited-{timeline.waited}"
     if rank.stopped:
         return Role.TEARDOWN, "stopped-with-it"
-    if own is not None and (own.role != CONSEQUENCE or rank.code != 0):
-        is_other = own.role == CAUSE and own.strength >= CREDIBLE and not surely_before(winner.at, own.at)
+    if own is not None and (own.role != result.CONSEQUENCE or rank.code != 0):
+        is_other = own.role == result.CAUSE and own.strength >= result.CREDIBLE and not surely_before(winner.at, own.at)
         return (Role.UNKNOWN if is_other else Role.CONSEQUENCE), own.code
     if rank.code == 0:
         return Role.TEARDOWN, "ended-well"

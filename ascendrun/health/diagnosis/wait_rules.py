@@ -19,6 +19,8 @@ from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
 from ascendrun.health.diagnosis.lines.line_kinds import is_loopback
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.result import Suspect
+from ascendrun.health.flight_recorder import Recorded, first_difference
+from ascendrun.text import Text, listed
 from ascendrun.text.format import fold_hosts
 
 FEW_SHARE = 0.25
@@ -106,6 +108,28 @@ def _odd(few: Sequence[int], reports: Sequence[Edge], code: str = "", caveats: s
     ranks = few or tuple(one.rank for one in reports)
     shown = sorted(reports, key=lambda one: one.rank not in ranks)
     return Found(ranks, shown, code, caveats=caveats if few else "who-unknown")
+
+
+def recorded(edges: Edges) -> Found | None:
+    """Where the dumps of flight recorders differ; those of roles number the ranks of each role."""
+    every = (one for host in edges.evidence.hosts for one in host.recorded.items())
+    dumps = {rank: dump for rank, dump in every if rank in edges.by_rank}
+    found = None if edges.evidence.labels else first_difference(dumps)
+    if found is None:
+        return None
+    few, own = {*found.ranks}, found.own
+    other = next(rank for rank, dump in dumps.items() if rank not in few and found.theirs in dump)
+    seen = [(other, _call("recorded", found.theirs)), (found.ranks[0], _call("recorded", own or found.theirs))]
+    if own is None:
+        seen[1] = (found.ranks[0], _call("not-recorded", found.theirs))
+    values = {"index": str(max(one.seq for one in dumps[found.ranks[0]])), "others": str(found.theirs.seq)}
+    shown = [one for one in edges.waits if one.rank in few] or edges.waits[:1]
+    return Found(few, shown, "collective-differs" if own is not None else "", values=values, seen=seen[::-1])
+
+
+def _call(key: str, one: Recorded) -> Text:
+    sizes = ", ".join("x".join(map(str, shape)) for shape in one.sizes[0])
+    return listed(f"diagnosis.{key}", seq=one.seq, group=one.group, op=one.op, sizes=sizes or "-")
 
 
 def differ(edges: Edges, *names: str) -> Found | None:
@@ -197,15 +221,15 @@ def stuck(edges: Edges, *kinds: str) -> Found | None:
 
 
 def most_named(edges: Edges, *kinds: str) -> Found | None:
-    """The rank or host that is named most, without other evidence."""
-    ranks = edges.most_named(among={*edges.by_rank})
-    if ranks:
-        return Found(ranks, [one for one in edges.all if {*ranks} & {*one.ranks}])
+    """The host that at least two reports and two thirds of them name, without other evidence; of it the rank that they
+    name, if it is one."""
     reports = [one for one in edges.of(*kinds) if one.target is not None]
     host, count = next(iter(Counter(one.target for one in reports).most_common(1)), ("", 0))
     if len(reports) < 2 or 3 * count < 2 * len(reports) or all(one.rank.host == host for one in edges.suffering):
         return None
-    return Found(edges.ranks_on([str(host)]), [one for one in reports if one.target == host])
+    naming = [one for one in reports if one.target == host]
+    ranks = {rank for one in naming for rank in one.ranks}
+    return Found(ranks if len(ranks) == 1 else edges.ranks_on([str(host)]), naming)
 
 
 # ---------------------------------------------------------------- hosts that cannot reach each other
@@ -321,11 +345,9 @@ def quiet(edges: Edges) -> Found | None:
     """The others if only some ranks timed out, provided they are few or entire hosts."""
     ended = {one.rank.rank for one in edges.timelines if one.waited or one.has_cause or one.rank.has_failed}
     ranks = {*edges.by_rank} - ended
-    named = edges.most_named(among=ranks)
-    ranks = {*named} or ranks
     hosts = {edges.by_rank[rank].rank.host for rank in ranks}
     is_whole = ranks == set(edges.ranks_on(hosts))
-    is_some = named or _is_few(edges, ranks) or (is_whole and 2 * len(hosts) <= len(edges.hosts))
+    is_some = _is_few(edges, ranks) or (is_whole and 2 * len(hosts) <= len(edges.hosts))
     if not (ranks and edges.suffering and is_some):
         return None
     is_host = is_whole and len(edges.hosts) > len(hosts)
@@ -361,6 +383,7 @@ def end_of_chain(edges: Edges, *kinds: str) -> Found | None:
 RULES = (
     Rule("other-tls", "EI0016", other_tls, ("tls", "link")),
     Rule("other-collective", "EI0005", other_collective, (*_DIFFERS, "mismatch-elsewhere")),
+    Rule("recorded", "collective-not-reached", recorded),
     Rule("finished-early", "finished-early", finished_early),
     Rule("culprit-of-hccl", "hccl-culprit-lost", culprit_of_hccl, ("location",)),
     Rule("loopback", "master-address-local", loopback, ("unreached", "lost", "tried")),

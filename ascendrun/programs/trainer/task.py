@@ -42,7 +42,7 @@ def identity_of(options: Mapping[str, Any], free: Sequence[str], **marks: object
 
 
 class CannotResumeError(ProgramError):
-    """The newest checkpoint belongs to another training. The exit code is that of health/diagnosis/kinds.py."""
+    """The newest checkpoint belongs to another training. The exit code is that of health/diagnosis/classes.py."""
 
     exit_code = 78
 

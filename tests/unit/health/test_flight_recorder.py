@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from ascendrun.health.flight_recorder import read_dump
+from ascendrun.health.flight_recorder import Recorded, first_difference, read_dump
 
 PROGRAM = """
 import json, sys, torch, torch.distributed as dist
@@ -54,3 +54,37 @@ def test_what_is_no_dump_is_unknown_and_runs_nothing(data):
 
 def test_a_dump_without_entries_is_one_of_a_rank_that_did_nothing():
     assert read_dump(b'{"version": "2.10"}').collectives == ()
+
+
+REDUCE, SEND = "nccl:all_reduce", "nccl:all_to_all"
+
+
+def calls(*ops, group="default_pg", first=1, size=4):
+    shape = (((size,),),) * 2
+    return [Recorded(group, first + place, op, "started", shape) for place, op in enumerate(ops)]
+
+
+@pytest.mark.parametrize(
+    ("recordings", "expected"),
+    [
+        ([calls(REDUCE), calls(REDUCE), calls(REDUCE)], None),
+        ([calls(REDUCE, REDUCE), calls(REDUCE, SEND), calls(REDUCE, REDUCE)], ((1,), "op", 2)),
+        ([calls(REDUCE), calls(REDUCE), calls(REDUCE, size=5)], ((2,), "sizes", 1)),
+        ([calls(SEND), calls(SEND), calls(SEND, size=5)], None),
+        ([calls(REDUCE, SEND), calls(SEND, first=2), calls(REDUCE)], ((2,), "seq", 2)),
+        ([calls(REDUCE), calls(SEND)], None),
+        # ranks 0 and 1 are a group, 1 and 2 another one: 1 waits for 2, and so 0 for 1
+        (
+            [
+                calls(REDUCE, REDUCE, group="a"),
+                calls(REDUCE, group="a") + calls(REDUCE, REDUCE, group="b"),
+                calls(REDUCE, group="b"),
+            ],
+            ((2,), "seq", 2),
+        ),
+    ],
+    ids=["none", "op", "sizes", "uneven by nature", "behind", "a tie", "the end of a chain"],
+)
+def test_the_first_row_in_which_recordings_differ_names_the_fewer(recordings, expected):
+    found = first_difference(dict(enumerate(recordings)))
+    assert (found and (found.ranks, found.field, found.theirs.seq)) == expected

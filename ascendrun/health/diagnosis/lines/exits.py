@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from ascendrun.ascend.vocabularies import says, strength_of, wording
 from ascendrun.core.jobfile.launchers import RAY
-from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line, RankEvidence, moment
+from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence, moment
 from ascendrun.health.diagnosis.lines.line_kinds import is_warning
 from ascendrun.health.diagnosis.result import CAUSE, TEARDOWN, Proof, Suspect, proof_of
 from ascendrun.text import Text, listed
@@ -56,27 +56,21 @@ def signal_to_launcher(lines: Sequence[Line]) -> int | None:
     return None
 
 
-def victims(host: HostEvidence) -> Mapping[int, Line]:
-    """Return pids that the out-of-memory killer killed, with the line that reports it."""
+def named_pids(lines: Sequence[Line] | None, *wordings: str) -> Mapping[int, Line]:
+    """Return the pids that lines of these wordings name, with the first line that does."""
     found: dict[int, Line] = {}
-    for line in host.dmesg or ():
-        match = wording("killed-for-memory").search(line.text)
-        if match is not None:
-            found.setdefault(int(next(group for group in match.groups() if group)), line)
+    for line in lines or ():
+        for match in filter(None, (wording(name).search(line.text) for name in wordings)):
+            for pid in re.findall(r"\d+", next(filter(None, match.groups()))):
+                found.setdefault(int(pid), line)
     return found
-
-
-def _lost_children(rank: RankEvidence, *names: str) -> Mapping[int, Line]:
-    """Return pids of processes that the output of a rank reports as lost, with the line that reports it."""
-    found = ((wording(name).search(line.text), line) for name in names for line in rank.lines)
-    return {int(pid): line for match, line in found if match is not None for pid in re.findall(r"\d+", match[1])}
 
 
 def exit_indicator(evidence: Evidence, rank: RankEvidence, *, missed_a_child: bool) -> Suspect | None:
     """Return the end of the process as a reason; None: it exited 0, or is running. `missed_a_child`: its exception
     reports that."""
     when = moment(evidence, rank.host, rank.exited_at_s)
-    why = describe_end(rank) if rank.start_failed is None else rank.start_failed
+    why = rank.start_failed or describe_end(rank)
     proof = Proof(why, rank.rank, rank.host, at_s=when.at_s if when else None)
     made = Suspect("start-failed", strength_of("start-failed"), (rank.rank,), (rank.host,), when, (proof,), key="start")
     if rank.start_failed is not None:
@@ -96,7 +90,8 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence, *, missed_a_child: bo
     values = {"signal": signal_name(number)} if number is not None else {"code": str(rank.code)}
     code = "exit-code" if number is None else _ENDS.get(number, "terminated")
     last = _last_output(evidence, rank) if code in ("exit-code", "crash") else ()
-    kernel = _kernel_lines(evidence, rank) if code == "crash" else ()
+    crashes = named_pids(evidence.host(rank.host).dmesg, "crashed") if code == "crash" else {}
+    kernel = tuple(proof_of(evidence, line, rank) for pid, line in crashes.items() if pid == rank.pid)
     return replace(
         made,
         code=code,
@@ -135,28 +130,14 @@ def _is_output(line: Line) -> bool:
     return bool(line.text.strip()) and not is_warning(line.text)
 
 
-def _kernel_lines(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
-    """Return kernel messages about the crash of the process: the instruction, the library."""
-    named = re.compile(
-        rf"\[{rank.pid}\][: ].*(?:trap |segfault|general protection|protection fault)|"
-        rf"traps: .*\[{rank.pid}\]"
-    )
-    lines = [line for line in evidence.host(rank.host).dmesg or () if rank.pid is not None and named.search(line.text)]
-    return tuple(proof_of(evidence, line, rank) for line in lines[-1:])
-
-
 def describe_end(rank: RankEvidence) -> Text:
-    """Return a text such as "exited with code 1", "was killed by SIGKILL", "has no exit record"."""
+    """Return a text such as "exited with code 1", "was killed by SIGKILL"."""
     number = signal_of(rank)
-    if rank.signal is not None and number is not None:
-        end = listed("diagnosis.ended-by", signal=signal_name(number))
-    elif rank.code is not None and number is not None:
-        signal = signal_name(number)
-        end = listed("diagnosis.exited-with-signal", code=rank.code, signal=signal)
-    elif rank.code is not None:
-        end = listed("diagnosis.exited", code=rank.code)
+    named = {} if number is None else {"signal": signal_name(number)}
+    if rank.signal is not None:
+        end = listed("diagnosis.ended-by", **named)
     else:
-        return listed("diagnosis.no-exit")
+        end = listed("diagnosis.exited-with-signal" if named else "diagnosis.exited", code=rank.code, **named)
     return listed("diagnosis.after-stop", end=end) if rank.stopped else end
 
 
@@ -167,11 +148,11 @@ KILLED_BEFORE_S, KILLED_AFTER_S = 120.0, 10.0
 def _killed_for_memory(evidence: Evidence, rank: RankEvidence, *, missed_a_child: bool) -> Suspect | None:
     """Decide by kernel messages with its pid or a child's pid; otherwise by circumstances."""
     host, end_s = evidence.host(rank.host), rank.exited_at_s
-    dead, is_killed = victims(host), signal_of(rank) == signal.SIGKILL
+    dead, is_killed = named_pids(host.dmesg, "killed-for-memory"), signal_of(rank) == signal.SIGKILL
     may_be = is_killed or not rank.has_ended  # in a container the pid may be of another process
     if rank.pid is not None and rank.pid in dead and may_be:
         return _oom(evidence, rank, [dead[rank.pid]], pid=rank.pid, sure=rank.has_ended)
-    for pid, line in _lost_children(rank, "worker-lost", *(["child-killed"] if may_be else [])).items():
+    for pid, line in named_pids(rank.lines, "worker-lost", *["child-killed"] * may_be).items():
         if pid in dead:
             found = _oom(evidence, rank, [dead[pid], line], pid=pid, sure=True)
             return replace(found, at=moment(evidence, rank.host, line.at_s) or found.at)
