@@ -232,10 +232,12 @@ def _indicator(lines: RankLines, hit: Hit, line: Line, *, weaker: bool, sure: bo
     role = result.TEARDOWN if lines.is_late(line) else hit.signature.role
     if hit.signature.family == "signal" and lines.has_waited:
         role = result.CONSEQUENCE  # the end of a rank whose wait timed out
-    indicator = lines.indicator(hit, role, lines.moment_of(line), (lines.proof(line),), {}, sure=sure)
+    row = hit.signature
+    key = "" if row.blames in ("job", "network") else result.normalised(hit.text)
+    indicator = lines.suspect(row.code, row.strength, line, values=hit.values, sure=sure, role=role, key=key)
     went_on = lines.has_waited or lines.rank.stopped  # the reason of the end came later
-    is_hard = hit.signature.family in {*result.RUNTIMES, "hccl", "memory"} and hit.signature.strength >= HARD_FROM
-    is_aside = hit.signature.family in _NOT_FATAL or (went_on and not is_hard)
+    is_hard = row.family in {*result.RUNTIMES, "hccl", "memory"} and row.strength >= HARD_FROM
+    is_aside = row.family in _NOT_FATAL or (went_on and not is_hard)
     if weaker or is_aside:
         weak_role = result.SYMPTOM if is_aside and role == result.CAUSE else role
         return replace(indicator, role=weak_role, strength=min(indicator.strength, result.CREDIBLE - 1), sure=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from ascendrun.ascend.peer_messages import EXEC, LOST
 from ascendrun.ascend.signatures import Hit
@@ -180,10 +179,8 @@ class Fatal(rank_lines.RankLines):
         hit = self._hit_of(chain, self.role)
         last = lines[chain.last]
         role = TEARDOWN if self.is_late(last) else self.role
-        first = lines[chain.first]
-        when = self.moment_of(first if first.at_s is not None else last)
-        ends = [chain.root] if chain.root is chain.final else [chain.root, chain.final]
-        proofs = tuple(self.proof(lines[one.last]) for one in ends)
+        begin = lines[chain.first] if lines[chain.first].at_s is not None else last
+        proofs = tuple(self.proof(lines[index]) for index in dict.fromkeys((chain.root.last, chain.final.last)))
         was_handled = self._was_handled(chain)
         shown = self._most_specific(chain, role)
         values = _values_of(chain, shown=shown)
@@ -195,14 +192,20 @@ class Fatal(rank_lines.RankLines):
             is_inner = has_inner_code(hit, (lines[index].text for index in self.message_of(chain.root)))
             is_of_others = hit.signature.blames in ("peer", "network")
             unsure = unsure or is_inner or (is_of_others and line_kinds.has_bare_service(chain.root.text))
-            return [self.indicator(hit, role, when, proofs, values, sure=not unsure)]
+            row, key = hit.signature, "" if hit.signature.blames in ("job", "network") else hit.signature.code
+            strength = max(row.strength, strength_of("exception")) if role == CAUSE else row.strength
+            if all(proof.text != hit.text.strip() for proof in proofs):
+                proofs = (*proofs, self.proof(lines[hit.line]))
+            known = {"proofs": proofs, "values": {**values, **hit.values}, "sure": not unsure, "role": role, "key": key}
+            return [self.suspect(row.code, strength, begin, **known)]
         has_several = any(message.kind in rank_lines.OF_SEVERAL for message in self.messages)
         unsure = unsure or says(shown.text, "points-elsewhere") or self.has_waited or has_several
         # the output of a stopped rank may be its program's data, such as text
         was_printed = (last.stream == "out" and self.rank.stopped) or was_handled
         strength = strength_of("printed" if was_printed else "suffered" if unsure else "exception")
-        made = Suspect("exception", strength, (self.rank.rank,), (self.rank.host,), when, proofs, values, role=role)
-        return [replace(made, sure=not unsure and chain.kind == "main", key=same_exception(chain))]
+        is_sure, key = not unsure and chain.kind == "main", same_exception(chain)
+        fields = {"proofs": proofs, "values": values, "sure": is_sure, "role": role, "key": key}
+        return [self.suspect("exception", strength, begin, **fields)]
 
     def _most_specific(self, chain: Chain, role: str) -> Raised:
         """Return the most specific exception: the last, unless it only reports other ranks' ends or refers to an

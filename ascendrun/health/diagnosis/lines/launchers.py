@@ -76,7 +76,7 @@ def _owners(ends: Mapping[int, InnerEnd], loose: Sequence[Line]) -> tuple[int, .
     root = next(end for end in ends.values() if end.is_root)
     alike = tuple(end.rank for end in ends.values() if end.code == root.code)
     chains = find_chains([line for line in loose if not says(line.text, "of-launcher")])
-    counted = Counter((chain.root.type, normalised(chain.root.message), chain.root.origin) for chain in chains)
+    counted = Counter((chain.root.type, normalised(chain.root.message), chain.root.where) for chain in chains)
     return alike if counted and max(counted.values()) >= len(alike) else (root.rank,)
 
 

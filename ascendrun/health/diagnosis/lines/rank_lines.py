@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ascendrun.ascend.signatures import Hit, scan
-from ascendrun.ascend.vocabularies import is_kind, says, strength_of, wording
+from ascendrun.ascend.vocabularies import is_kind, says, wording
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, is_after_stop, moment
 from ascendrun.health.diagnosis.lines import line_kinds
@@ -50,12 +51,10 @@ class RankLines:
         ]
         raised = [one for chain in self.chains for one in chain.raised]
         reports = {*(hit.line for hit in hits), *(index for one in raised for index in range(one.first, one.last + 1))}
-        self._is_work = [
-            index not in reports and bool(line.text.strip()) and not says(line.text, "quiet")
-            for index, line in enumerate(lines)
-        ]
-        self.after = self._count_after()
-        self.worked_until_s = _newest(line for line, is_work in zip(lines, self._is_work) if is_work)
+        ordinary = (index for index in range(len(lines)) if index not in reports and lines[index].text.strip())
+        work = [index for index in ordinary if not says(lines[index].text, "quiet")]
+        self.after = self._count_after(work)
+        self.worked_until_s = max((at_s for index in work if (at_s := lines[index].at_s) is not None), default=None)
         self.chains = tuple(without_handled(chain, hits, lines) for chain in self.chains)
         self.hits = [hit for hit in hits if not line_kinds.is_try(hit.text)]
         self.messages = tuple(
@@ -79,9 +78,8 @@ class RankLines:
             and (message.kind == "tried" or not line_kinds.is_try(message.line.text))
         )
 
-    def _count_after(self) -> list[int]:
+    def _count_after(self, work: Sequence[int]) -> list[int]:
         """Return for every line the number of ordinary lines after it: by order in its stream, by time in others."""
-        work = [index for index, is_work in enumerate(self._is_work) if is_work]
         streams = {line.stream for line in self.lines}
         places = {stream: [index for index in work if self.lines[index].stream == stream] for stream in streams}
         times = {one: [self.lines[index].at_s for index in places[one]] for one in streams}
@@ -141,37 +139,10 @@ class RankLines:
     def proof(self, line: Line) -> result.Proof:
         return result.proof_of(self.evidence, line, self.rank)
 
-    def indicator(
-        self,
-        hit: Hit,
-        role: str,
-        when: Moment | None,
-        proofs: tuple[result.Proof, ...],
-        values: Mapping[str, str],
-        *,
-        sure: bool,
-    ) -> result.Suspect:
-        """Make a reason of a known message; `values`: of the exception that contains it."""
-        row = hit.signature
-        strength = max(row.strength, strength_of("exception")) if values and role == result.CAUSE else row.strength
-        if values and not any(proof.text == hit.text.strip() for proof in proofs):
-            proofs = (*proofs, self.proof(self.lines[hit.line]))
-        return result.Suspect(
-            row.code,
-            strength,
-            (self.rank.rank,),
-            (self.rank.host,),
-            when,
-            proofs,
-            {**values, **hit.values},
-            sure=sure,
-            role=role,
-            key="" if row.blames in ("job", "network") else result.normalised(hit.text) if not values else row.code,
-        )
-
-
-def _newest(lines: Iterable[Line]) -> float | None:
-    return max((line.at_s for line in lines if line.at_s is not None), default=None)
+    def suspect(self, code: str, strength: int, line: Line, **fields: Any) -> result.Suspect:
+        """Make a reason of a line of this rank; `fields`: of the suspect."""
+        own = {"at": self.moment_of(line), "proofs": (self.proof(line),), **fields}
+        return result.Suspect(code, strength, (self.rank.rank,), (self.rank.host,), **own)
 
 
 def is_specific(hit: Hit) -> bool:

@@ -44,7 +44,6 @@ class Raised:
     collective: bool
     first: int
     last: int
-    origin: tuple[str, int] = ("", 0)
     during: bool = False
     caught_in: tuple[str, str] = ("", "")
     raised_in: tuple[str, str] = ("", "")
@@ -102,7 +101,7 @@ class Chain:
 
 def same_exception(chain: Chain) -> str:
     """Return a key that is equal for one exception on several ranks."""
-    return f"{chain.root.type}|{chain.root.origin}|{normalised(chain.root.message)}"
+    return f"{chain.root.type}|{chain.root.where}|{normalised(chain.root.message)}"
 
 
 def split_prefix(text: str) -> tuple[str | None, str]:
@@ -286,14 +285,13 @@ class _Parser:
     def _raised(self, start: int, end: int, found: tuple[str, str], frames: Sequence[tuple[str, int]]) -> Raised:
         own = [index for index, frame in enumerate(frames) if not is_library(frame[0])]
         last = frames[own[-1] if own else -1] if frames else None
-        where = None if last is None else f"{last[0].rpartition('/')[2]}:{last[1]}"
+        where = None if last is None else f"{last[0].rpartition('/')[2]}:{last[1]}"  # directories differ by host
         # Decorators above the program's line made no call; the program may be `python -c`.
         deeper = frames[own[-1] + 1 :] if own else [frame for frame in frames if frame[0] != "<string>"]
         collective = any(says(frame[0], "collective") for frame in deeper[-2:]) or says(found[1], "transport")
         lines = (self._group[start][0], self._group[end][0])
-        origin = ("", 0) if last is None else (last[0].rpartition("/")[2], last[1])  # directories differ by host
         below = tuple(frame[0] for frame in reversed(deeper))
-        return Raised(found[0], found[1].strip(), where, bool(collective), *lines, origin, below=below)
+        return Raised(found[0], found[1].strip(), where, bool(collective), *lines, below=below)
 
 
 def is_library(text: str) -> bool:
