@@ -153,4 +153,5 @@ def _behind(rows: Mapping[int, Mapping[int, Recorded]]) -> Difference | None:
     least = min(last.values())
     more = (one for entries in rows.values() for one in entries.values() if one.seq > least)
     waits = min((one for one in more if one.state != "completed"), key=lambda one: one.seq, default=None)
-    return waits and Difference(tuple(rank for rank in rows if last[rank] < waits.seq), "seq", None, waits)
+    few = tuple(rank for rank in rows if waits is not None and last[rank] < waits.seq)
+    return Difference(few, "seq", None, waits) if waits is not None and 2 * len(few) <= len(rows) else None

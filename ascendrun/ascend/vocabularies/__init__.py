@@ -112,6 +112,12 @@ def strength_of(observation: str) -> int:
     return int(_table("conclusions")["strength"][observation])
 
 
+def code_of_cause(cause: str) -> str | None:
+    """Return the code of an attempt that was stopped for this cause (core.job.Cause); None: its failure decides."""
+    code: str | None = _table("conclusions")["causes"].get(cause)
+    return code
+
+
 def following(domain: str) -> Mapping[str, Any]:
     """Return what follows from a domain: the kind of the restart, whether a node may have it, and facts that fit."""
     known: Mapping[str, Any] = _table("conclusions")["domains"].get(domain, {})
@@ -122,6 +128,12 @@ def phase_of(frames: str) -> str:
     """Return the phase of a program by frames of a traceback; "" if they do not show it."""
     phases: Mapping[str, str] = _table("conclusions")["phases"]
     return next((name for name, pattern in phases.items() if re.search(pattern, frames, re.M)), "")
+
+
+@cache
+def alike(name: str) -> frozenset[str]:
+    """Return names that a rule treats alike: families, codes, domains, kinds of messages (groups.toml)."""
+    return frozenset(_table("groups")[name])
 
 
 def is_kind(name: str, kind: str) -> bool:

@@ -9,13 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ascendrun.ascend.signatures import Hit, scan, signature_of, strongest
-from ascendrun.ascend.vocabularies import strength_of
+from ascendrun.ascend.vocabularies import alike, strength_of
 from ascendrun.core.events import Event
 from ascendrun.health.diagnosis import evidence as given
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Moment, earliest, moment, surely_before
-from ascendrun.health.diagnosis.lines.exits import FROM_OUTSIDE, signal_of
-from ascendrun.health.diagnosis.lines.rank_lines import OF_SEVERAL
+from ascendrun.health.diagnosis.lines.exits import is_signal, signal_of
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.result import Proof, Suspect, normalised, proof_of
 from ascendrun.text import listed
@@ -35,7 +34,7 @@ def _by_reason(suspects: Iterable[Suspect]) -> list[Suspect]:
     """Merge suspects of one reason. Ends without a reason are one only if they came at the same time, within the
     uncertainty of the clocks, or with the same last output."""
     groups: list[list[Suspect]] = []
-    for one in sorted(suspects, key=lambda one: one.at.at_s if one.at else 0.0):
+    for one in sorted(suspects, key=lambda one: one.at_s):
         known = [group for group in groups if group[0].sameness == one.sameness and _is_one_end(group[-1], one)]
         if known:
             known[0].append(one)
@@ -74,8 +73,10 @@ def _of_symptoms(timelines: Sequence[RankTimeline]) -> list[Suspect]:
     """
     signs: list[Suspect] = []
     resembling: list[Suspect] = []
-    for timeline, own in with_symptom(timelines):
-        if not timeline.rank.has_failed or any(message.kind in OF_SEVERAL for message in timeline.messages):
+    for timeline in (one for one in timelines if one.rank.has_failed):
+        own = timeline.own
+        kinds = {message.kind for message in timeline.messages}
+        if own is None or own.role != result.SYMPTOM or kinds & alike("several-messages"):
             continue
         row = signature_of(own.code)
         is_of_others = row is not None and row.blames in ("peer", "network")
@@ -93,12 +94,6 @@ def _of_symptoms(timelines: Sequence[RankTimeline]) -> list[Suspect]:
     ]
 
 
-def with_symptom(timelines: Sequence[RankTimeline]) -> Iterator[tuple[RankTimeline, Suspect]]:
-    for timeline in timelines:
-        if timeline.own is not None and timeline.own.role == result.SYMPTOM:
-            yield timeline, timeline.own
-
-
 def _unsure(one: Suspect, strength: int) -> Suspect:
     return replace(one, strength=strength, sure=False, caveats=("only-symptom",))
 
@@ -106,18 +101,17 @@ def _unsure(one: Suspect, strength: int) -> Suspect:
 def strongest_symptom(timelines: Sequence[RankTimeline]) -> Suspect | None:
     """Return the strongest symptom of ranks that were not stopped, a weak one only of ranks that failed by themselves
     and waited for none; None: no rank has one."""
-    running = [(one, own) for one, own in with_symptom(timelines) if not one.rank.stopped]
-    strong = [own for _, own in running if own.strength >= result.SIGN_FROM]
-    weak = [own for one, own in running if one.rank.has_failed and one.waited is None]
-    found = _by_reason(strong or weak)
-    best = max(found, key=lambda one: (one.strength, -(one.at.at_s if one.at else 0.0)), default=None)
+    running = [one for one in timelines if not one.rank.stopped]
+    signs = [(one, one.own) for one in running if one.own is not None and one.own.role == result.SYMPTOM]
+    strong = [own for _, own in signs if own.strength >= result.SIGN_FROM]
+    weak = [own for one, own in signs if one.rank.has_failed and one.waited is None]
+    best = max(_by_reason(strong or weak), key=lambda one: (one.strength, -one.at_s), default=None)
     return None if best is None else _unsure(best, best.strength)
 
 
 # ---------------------------------------------------------------- facts of the hosts
 
 _LOST = {"rebooted": "node-rebooted", "directory-gone": "node-directory-gone"}
-KERNEL_FAMILIES = frozenset({"host", "driver", "storage", "network", "limits", "cuda"})
 _OF_KERNELS = {"memory-corrupted": (signal.SIGBUS, signal.SIGKILL)}
 """The signals with which a kernel ends a process for this code."""
 BEFORE_S, AFTER_S = 1800.0, 10.0
@@ -188,7 +182,7 @@ def _of_storage(evidence: Evidence, host: HostEvidence) -> Iterator[Suspect]:
             at, proof = Moment(event.at_s, 0.0, host.host), _proof_of(event, host)
             yield Suspect(known.signature.code, strength_of("kernel"), ranks, (host.host,), at, (proof,), sure=False)
             return
-    was_killed = any(signal_of(rank) in FROM_OUTSIDE for rank in here if rank.has_failed)
+    was_killed = any(is_signal(rank, "from-outside") for rank in here if rank.has_failed)
     if host.disk_free_bytes is not None and host.disk_free_bytes < FULL_BELOW_BYTES and not was_killed:
         proof = Proof(listed("diagnosis.low-disk", free=host.disk_free_bytes), host=host.host)
         yield Suspect("disk-full", strength_of("kernel"), ranks, (host.host,), proofs=(proof,), sure=False)
@@ -218,7 +212,7 @@ def is_of_some_device(one: Suspect) -> bool:
     """Return whether it is a runtime code for a fault of the device or driver; other lines may be more exact."""
     row = signature_of(one.code)
     is_cause = row is not None and row.role == result.CAUSE and row.blames == "node" and row.strength < UNCLEAR_BELOW
-    return is_cause and row is not None and row.family in result.RUNTIMES
+    return is_cause and row is not None and row.family in alike("runtimes")
 
 
 def _of_kernel(evidence: Evidence, host: HostEvidence, here: Sequence[Suspect]) -> Iterator[Suspect]:
@@ -230,7 +224,7 @@ def _of_kernel(evidence: Evidence, host: HostEvidence, here: Sequence[Suspect]) 
     for hit in scan(timely):
         row, at = hit.signature, moment(evidence, host.host, lines[hit.line].at_s)
         is_of_silent = any(_names(hit, pid=one.pid) for one in ranks if not one.has_failed)
-        is_cause = row.family in KERNEL_FAMILIES and (row.role == result.CAUSE or is_of_silent)
+        is_cause = row.family in alike("of-kernels") and (row.role == result.CAUSE or is_of_silent)
         if is_cause and all(_may_explain(at, one) for one in here):
             has_ended = any(_ended(rank, hit) for rank in ranks)
             named = tuple(one.rank for one in ranks if _names(hit, pid=one.pid) or _names(hit, device=one.device))

@@ -23,7 +23,7 @@ from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.candidates import is_timely
 from ascendrun.health.diagnosis.evidence import Evidence, surely_before
 from ascendrun.health.diagnosis.lines.launchers import expand
-from ascendrun.health.diagnosis.lines.line_kinds import has_bare_service, is_error_line, services_in
+from ascendrun.health.diagnosis.lines.line_kinds import is_error_line, services_in
 from ascendrun.health.diagnosis.lines.tracebacks import is_library, module_of
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat
@@ -40,8 +40,6 @@ MOST_VALUES = 12
 """Values that a diagnosis keeps."""
 PROVEN_FROM = 75
 """Rows of this strength name the reason and not only its kind."""
-_SAME_EVERYWHERE = frozenset({"acl", "cann", "hccl", "rows"})
-"""Vocabularies of which a host's own software decides whether their errors of the program occur."""
 
 
 def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
@@ -94,7 +92,7 @@ def _other_codes(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Val
 def _is_of_the_host(first: Value) -> bool:
     """Return whether an error of the program that all ranks of a host have, and no other rank, is one of its software:
     the program is the same everywhere. What names its data (KeyError) may be of the part of a model that is there."""
-    return first.domain == "program" and (first.vocabulary in _SAME_EVERYWHERE or first.depth < 0)
+    return first.domain == "program" and (first.vocabulary in vocabularies.alike("same-everywhere") or first.depth < 0)
 
 
 def code_value(code: str) -> Value | None:
@@ -156,7 +154,8 @@ def _libraries_of(one: RankTimeline) -> Iterator[Value]:
 
 
 def _is_of_a_service(text: str) -> bool:
-    return has_bare_service(text) or any(not vocabularies.is_documentation(name) for name in services_in(text))
+    named = (name for name in services_in(text) if not vocabularies.is_documentation(name))
+    return any((*services_in(text, by_address=True), *named))
 
 
 def _others_passed(winner: Suspect, timelines: Sequence[RankTimeline]) -> bool:
@@ -243,11 +242,6 @@ def retry_of(code: str, *, scope: str = "", domain: str = "") -> str:
 # ---------------------------------------------------------------- what the hosts have that no other has
 
 MOST_DIFFERENCES = 6
-_OF_EACH = frozenset(
-    "clock_offset_s processes temperature_c clocks_mhz memory_bytes HOSTNAME SSH_CLIENT SSH_CONNECTION".split()
-    + ["ASCENDRUN_METRICS_FILE", "TORCHELASTIC_ERROR_FILE"]  # of a launcher that has ranks on some nodes only
-)
-"""They differ between healthy hosts."""
 
 
 def differences_of(evidence: Evidence, hosts: tuple[str, ...], domain: str) -> tuple[Proof, ...]:
@@ -271,7 +265,7 @@ def differences_of(evidence: Evidence, hosts: tuple[str, ...], domain: str) -> t
 
 def _flat(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
     for key, value in facts.items():
-        if key in _OF_EACH:
+        if key in vocabularies.alike("of-each-host"):
             continue
         if isinstance(value, Mapping):
             yield from _flat(value, f"{before}{key}.")
@@ -321,7 +315,7 @@ def kind_of(found: Diagnosis) -> Kind:
         return Kind.HCCL
     if (
         row is not None
-        and row.family in {*result.RUNTIMES, "signal"}
+        and row.family in {*vocabularies.alike("runtimes"), "signal"}
         and found.domain == "program"
         and found.retry == "unknown"
     ):

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Optional
 
 from ascendrun.ascend.signatures import scan
+from ascendrun.ascend.vocabularies import alike
 from ascendrun.health.diagnosis.evidence import Evidence, Moment
 from ascendrun.health.diagnosis.lines.line_kinds import PeerLine
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
@@ -20,8 +21,6 @@ from ascendrun.text import Rendered, Text
 
 COUNTED = ("tag", "index", "sequence", "progress")
 """Kinds of messages with the number or the name of an operation of a communication group."""
-SILENT = frozenset({"rank-unresponsive", "node-unreachable"})
-"""Codes of ranks that are known by what they did not do: their last output is a proof."""
 _TLS_ENTRY = re.compile(r"([0-9a-fA-F.:]+)/(\d+)")
 
 
@@ -131,7 +130,7 @@ class Edges:
         hosts = {one.rank.host for one in known} if found.hosts is None else found.hosts
         code, caveats = found.code or code, caveats if found.caveats is None else found.caveats
         shown = [(one.message.line, one.timeline.rank) for one in found.edges[:3]]
-        for one in reversed(known[:2] if code in SILENT else ()):
+        for one in reversed(known[:2] if code in alike("by-silence") else ()):
             written = [line for line in one.rank.lines if line.text.strip() and line.at_s is not None]
             shown[:0] = [(max(written, key=lambda line: line.at_s or 0.0), one.rank)] if written else []
         own = known[0].own if code == "exception" and known else None

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
+from ascendrun.ascend.vocabularies import alike, code_of_cause
 from ascendrun.core.events import SEPARATE, Event
 from ascendrun.core.jobs.reasons import Reason
 from ascendrun.health.diagnosis.classes import code_value, retry_of
 from ascendrun.health.diagnosis.evidence import Evidence, moment
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import Confidence, Diagnosis, Proof
-from ascendrun.text import Text, listed
+from ascendrun.text import Rendered, Text, listed
 
 NO_OUTPUT_S = 120.0
 LIVE = frozenset({"QUEUED", "CHECKING", "STAGING", "STARTING", "RUNNING"})
-_BY_CAUSE = {
-    "refused": "preflight-failed",
-    "limit": "time-limit",
-    "start-timeout": "start-timeout",
-    "head-restarted": "head-restarted",
-    "user": "stopped-by-user",
-    "need": "stage-skipped",
-    "files-lost": "stage-files-lost",
-    "preempted": "preempted",
-    "hung": "hang",
-}
-_NAMES_HOSTS = ("preflight-failed", "start-timeout")
-_STOPS = ("stopped-by-user", "time-limit", "preempted")
-"""Endings of attempts whose ranks were told to save and exit."""
 
 
 def explain_ending(evidence: Evidence) -> Diagnosis | None:
@@ -40,41 +28,29 @@ def explain_ending(evidence: Evidence) -> Diagnosis | None:
         return _live(evidence)
     if evidence.reason is not None and evidence.reason.code == SEPARATE:
         return _diagnosis(evidence, SEPARATE, hosts=evidence.reason.hosts)
-    code = _BY_CAUSE.get(evidence.cause or "")
-    if code is None or (failed and code not in _STOPS):
+    code = code_of_cause(evidence.cause or "")
+    if code is None or (failed and code not in alike("stops")):
         return None
-    stops_s = [(rank, evidence.host(rank.host).stopped_at_s) for rank in failed if code in _STOPS]
+    stops_s = [(rank, evidence.host(rank.host).stopped_at_s) for rank in failed if code in alike("stops")]
     if any(at_s is None or (rank.exited_at_s or at_s) < at_s for rank, at_s in stops_s):
         return None  # ranks of a host failed by themselves before that host was stopped
-    if code == "hang":
-        return _hung(evidence)
-    hosts = evidence.reason.hosts if evidence.reason is not None and code in _NAMES_HOSTS else ()
-    diagnosis = _diagnosis(evidence, code, hosts=tuple(sorted(hosts)))
-    unseen = code in _STOPS and any(rank.pid is not None and not rank.has_ended for rank in evidence.ranks)
-    return replace(diagnosis, confidence=Confidence.LIKELY, caveats=(caveat("not-all-seen"),)) if unseen else diagnosis
-
-
-def _hung(evidence: Evidence) -> Diagnosis:
-    """Return the diagnosis of an attempt that was stopped because it made no progress."""
     reason = evidence.reason or Reason("hung")
-    code = "hang-unreachable" if reason.code == "hung-without-host" else "hang"
-    found = _diagnosis(evidence, code, hosts=reason.hosts)
-    shown = {**found.values, "finding": reason.why or ""}
-    return replace(found, confidence=Confidence.LIKELY, ranks=reason.ranks, values=shown)
+    if code == "hang":
+        name = "hang-unreachable" if reason.code == "hung-without-host" else "hang"
+        return _diagnosis(evidence, name, finding=reason.why or "", ranks=reason.ranks, hosts=reason.hosts)
+    unseen = code in alike("stops") and any(rank.pid is not None and not rank.has_ended for rank in evidence.ranks)
+    less: dict[str, Any] = {"confidence": Confidence.LIKELY, "caveats": (caveat("not-all-seen"),)} if unseen else {}
+    return _diagnosis(evidence, code, hosts=tuple(sorted(reason.hosts)) if code in alike("names-hosts") else (), **less)
 
 
 def hang_now(events: Sequence[Event]) -> Event | None:
     """Return the event of a hang that is not resolved, None: there is none."""
-    found = None
-    for event in events:
-        if event.code in ("hang", "hang-resolved"):
-            found = event if event.code == "hang" else None
-    return found
+    found = next((event for event in reversed(events) if event.code in ("hang", "hang-resolved")), None)
+    return found if found is not None and found.code == "hang" else None
 
 
-def _diagnosis(
-    evidence: Evidence, code: str, *, hosts: tuple[str, ...] = (), anomalies: tuple[Text, ...] = ()
-) -> Diagnosis:
+def _diagnosis(evidence: Evidence, code: str, *, finding: Rendered | str | None = None, **fields: Any) -> Diagnosis:
+    """Make a diagnosis. `finding`: of a hang, None: it is none. `fields`: of the diagnosis."""
     reason, value = evidence.reason, code_value(code)
     proofs = tuple(
         Proof(text=event.message(), at_s=event.at_s)
@@ -83,36 +59,27 @@ def _diagnosis(
     )[-1:]
     why = reason.why if reason is not None and code == "preflight-failed" else None
     values = {"reason": why or reason or "", "job": evidence.job, "needed": evidence.needs, "state": evidence.state}
-    return Diagnosis(
-        code=code,
-        confidence=Confidence.CERTAIN,
-        hosts=hosts,
-        at_s=evidence.ended_at_s,
-        evidence=proofs,
-        values=values,
-        anomalies=anomalies,
-        retry=retry_of(code),
-        domain="" if value is None else value.domain,
-        missing=evidence.missing,
-    )
+    known = {
+        "confidence": Confidence.CERTAIN if finding is None else Confidence.LIKELY,
+        "at_s": evidence.ended_at_s,
+        "evidence": proofs,
+        "values": values if finding is None else {**values, "finding": finding},
+        "retry": retry_of(code),
+        "domain": "" if value is None else value.domain,
+        "missing": evidence.missing,
+    }
+    return Diagnosis(code, **{**known, **fields})
 
 
 def _live(evidence: Evidence) -> Diagnosis:
-    is_running = evidence.state == "RUNNING"
-    found = _diagnosis(evidence, "running" if is_running else "in-progress", anomalies=tuple(_anomalies(evidence)))
+    is_running, anomalies = evidence.state == "RUNNING", tuple(_anomalies(evidence))
     hang = hang_now(evidence.events) if is_running else None
     if hang is None:
-        return found
-    return replace(
-        found,
-        code="hangs",
-        confidence=Confidence.LIKELY,
-        ranks=hang.ranks,
-        hosts=hang.hosts,
-        at_s=hang.values.get("since_s"),
-        values={**found.values, "finding": hang.values.get("finding") or ""},
-        evidence=(Proof(text=hang.message(), at_s=hang.at_s),),
-    )
+        return _diagnosis(evidence, "running" if is_running else "in-progress", anomalies=anomalies)
+    shown = {"at_s": hang.values.get("since_s"), "evidence": (Proof(text=hang.message(), at_s=hang.at_s),)}
+    finding = hang.values.get("finding") or ""
+    found = _diagnosis(evidence, "running", finding=finding, ranks=hang.ranks, hosts=hang.hosts, **shown)
+    return replace(found, code="hangs", anomalies=anomalies)
 
 
 def _anomalies(evidence: Evidence) -> Iterator[Text]:

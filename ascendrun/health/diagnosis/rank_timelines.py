@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 
 from ascendrun.ascend.signatures import Hit, scan
-from ascendrun.ascend.vocabularies import class_of, is_of_several, says, strength_of
+from ascendrun.ascend.vocabularies import alike, class_of, is_of_several, says, strength_of
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, moment, with_stamps
@@ -46,10 +46,6 @@ class RankTimeline:
     def has_cause(self) -> bool:
         return self.own is not None and self.own.role == result.CAUSE
 
-    @property
-    def has_finished(self) -> bool:
-        return self.rank.code == 0 and not self.rank.stopped
-
 
 def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
     """Read a rank's evidence."""
@@ -84,10 +80,6 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
     )
 
 
-_TRIED = frozenset({"FileNotFoundError", "FileExistsError", "PermissionError"})
-"""Exceptions of files for which a program may have another one."""
-
-
 def _may_lack_others(fatal: Fatal) -> bool:
     """Return whether exceptions may be lost before or after the one that ended it: one has no frame, or an empty line
     among its frames; only empty lines part it from another traceback; or a function caught it, and programs do so with
@@ -101,7 +93,8 @@ def _may_lack_others(fatal: Fatal) -> bool:
     between = [line.text.strip() for line in fatal.lines[before : chain.first]]
     lacks_frames = len(chain.raised) > 1 and not all(one.caught_in[0] for one in chain.raised)
     has_gap = any(not line.text.strip() for line in fatal.lines[last.first : last.last])
-    return lacks_frames or has_gap or (bool(between) and not any(between)) or (last.short_type in _TRIED and not left)
+    is_next = bool(between) and not any(between)
+    return lacks_frames or has_gap or is_next or (last.short_type in alike("tried") and not left)
 
 
 DETAIL_LINES, DETAIL_S = 40, 5.0
@@ -124,12 +117,12 @@ def without_survived(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
     """Remove known lines and caught exceptions that at least half of the others had too and survived: they ended no
     rank. The others are the ranks that did not fail, if any. Lines of an exception's message are part of it."""
     calm = [one for one in timelines if not one.rank.has_failed]
-    return [_without(one, _common([other for other in calm or timelines if other is not one])) for one in timelines]
-
-
-def _common(others: Sequence[RankTimeline]) -> set[str]:
-    counts = Counter(line for one in others for line in one.survived)
-    return {line for line, count in counts.items() if 2 * count >= len(others)}
+    made = []
+    for one in timelines:
+        others = [other for other in calm or timelines if other is not one]
+        counts = Counter(line for other in others for line in other.survived)
+        made.append(_without(one, {line for line, count in counts.items() if 2 * count >= len(others)}))
+    return made
 
 
 def _without(timeline: RankTimeline, common: Container[str]) -> RankTimeline:
@@ -168,8 +161,6 @@ EARLIER_S = 5.0
 """A line this long before the last output did not end the rank."""
 HARD_FROM = 60
 REPORT_LINES = 3
-_NOT_FATAL = frozenset({"numeric", "data"})
-"""Families of signatures after which a program continues; the reason is the resulting exception, if any."""
 
 
 def known_line_indicators(lines: Fatal) -> list[result.Suspect]:
@@ -236,8 +227,8 @@ def _indicator(lines: RankLines, hit: Hit, line: Line, *, weaker: bool, sure: bo
     key = "" if row.blames in ("job", "network") else result.normalised(hit.text)
     indicator = lines.suspect(row.code, row.strength, line, values=hit.values, sure=sure, role=role, key=key)
     went_on = lines.has_waited or lines.rank.stopped  # the reason of the end came later
-    is_hard = row.family in {*result.RUNTIMES, "hccl", "memory"} and row.strength >= HARD_FROM
-    is_aside = row.family in _NOT_FATAL or (went_on and not is_hard)
+    is_hard = row.family in {*alike("runtimes"), "hccl", "memory"} and row.strength >= HARD_FROM
+    is_aside = row.family in alike("not-fatal") or (went_on and not is_hard)
     if weaker or is_aside:
         weak_role = result.SYMPTOM if is_aside and role == result.CAUSE else role
         return replace(indicator, role=weak_role, strength=min(indicator.strength, result.CREDIBLE - 1), sure=False)

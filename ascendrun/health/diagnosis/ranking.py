@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ascendrun.ascend.vocabularies import cann_detail, class_of, wording
+from ascendrun.ascend.vocabularies import alike, cann_detail, class_of, wording
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.candidates import candidates_of, joined, strongest_symptom
 from ascendrun.health.diagnosis.classes import classified, code_value
@@ -23,9 +23,6 @@ CLEARLY_S = 1.0
 MOST_DETAILS = 3
 MUTE_S = 0.3
 """Output is read in pieces: a line may have been written this long before it was received."""
-
-SEVERAL = frozenset({"rank-unresponsive", "node-unreachable", "nccl-ib-completion", "EI0013"})
-"""Codes of diagnoses that may name more hosts than the unhealthy host."""
 
 
 def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
@@ -46,13 +43,13 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
     value, caveats = code_value(winner.code), caveats_of(winner, candidates, evidence, timelines)
     chain = make_chain(winner, timelines)
     lags_s = [link.lag_s for link in chain if link.role is Role.CONSEQUENCE and link.lag_s is not None]
-    details = _details(winner, evidence, timelines)
+    details, told = _told_of(winner, evidence, timelines)
     found = Diagnosis(
         code=winner.code,
         confidence=Confidence.UNKNOWN if not winner.strength else Confidence.LIKELY if caveats else Confidence.CERTAIN,
         ranks=winner.ranks,
         hosts=winner.hosts,
-        values={**winner.values, **advice_of(winner, timelines), **_detail_of(details, winner, timelines)},
+        values={**winner.values, **told},
         at_s=winner.at.at_s if winner.at else None,
         time_error_s=winner.at.error_s if winner.at else None,
         lag_s=min(lags_s, default=None),
@@ -86,34 +83,22 @@ def _with_equal_ends(winner: Suspect, timelines: Sequence[RankTimeline]) -> Susp
     return replace(winner, ranks=tuple(sorted(ranks)), hosts=tuple(sorted(hosts)))
 
 
-def advice_of(winner: Suspect, timelines: Sequence[RankTimeline]) -> Mapping[str, str]:
-    """Return what the message of the first failure advises, whole sentences; {} for nothing."""
-    said = (text for one in timelines if one.rank.rank in winner.ranks[:1] for text in one.said)
-    found = next((match[1] for match in map(wording("advice").search, said) if match is not None), None)
-    return {} if found is None else {"advice": found}
-
-
-def _details(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeline]) -> Sequence[Proof]:
-    """Return what the first rank logged before a general exception, or before an end without one."""
-    is_general = winner.code == "exception" and class_of(str(winner.values.get("type", ""))).depth < 0
-    if not is_general and winner.code != "exit-code":
-        return ()
+def _told_of(
+    winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeline]
+) -> tuple[Sequence[Proof], Mapping[str, str]]:
+    """Return what the first rank logged before a general exception, or before an end without one; and as values what
+    its message advises, and what CANN reports there, or behind a code that hides others, else the first of these."""
     first = [one for one in timelines if one.rank.rank in winner.ranks[:1]]
+    said, value = [text for one in first for text in one.said], code_value(winner.code)
     known = {proof.line for proof in winner.proofs}
-    lines = [(one, line) for one in first for line in one.details[:MOST_DETAILS] if line.text.strip() not in known]
-    return [result.proof_of(evidence, line, one.rank) for one, line in lines]
-
-
-def _detail_of(details: Sequence[Proof], winner: Suspect, timelines: Sequence[RankTimeline]) -> Mapping[str, str]:
-    """Return what tells more than the reason itself: what CANN reports behind a code that hides others, or before a
-    general exception, else the first detail."""
-    value = code_value(winner.code)
-    said = [detail.line for detail in details]
-    if value is not None and value.is_outer:
-        said += [text for one in timelines if one.rank.rank in winner.ranks[:1] for text in one.said]
-    reported = next(filter(None, map(cann_detail, said)), None)
-    found = reported or (details[0].line if details else None)
-    return {} if found is None else {"detail": found}
+    is_general = winner.code == "exception" and class_of(str(winner.values.get("type", ""))).depth < 0
+    logged = [(one, line) for one in first for line in one.details[:MOST_DETAILS] if line.text.strip() not in known]
+    is_open = is_general or winner.code == "exit-code"
+    proofs = [result.proof_of(evidence, line, one.rank) for one, line in logged if is_open]
+    lines = [*(proof.line for proof in proofs), *(said if value is not None and value.is_outer else ())]
+    advice = next((match[1] for match in map(wording("advice").search, said) if match is not None), "")
+    detail = next(filter(None, map(cann_detail, lines)), lines[0] if proofs else "")
+    return proofs, {name: text for name, text in (("advice", advice), ("detail", detail)) if text}
 
 
 # ---------------------------------------------------------------- the choice
@@ -135,16 +120,12 @@ def choose(candidates: Sequence[Suspect], timelines: Sequence[RankTimeline]) -> 
         )
     ]
     if mute:
-        return min(mute, key=_at_s)
+        return min(mute, key=lambda one: one.at_s)
     certain = [one for one in credible if one.sure or one.is_vague]  # others may have been caught, or be ambiguous
     first = [
         one for one in credible if not any(surely_before(other.at, one.at) for other in certain if other is not one)
     ]
-    return max(first or credible, key=lambda one: (one.strength, -_at_s(one)), default=None)
-
-
-def _at_s(one: Suspect) -> float:
-    return one.at.at_s if one.at else float("inf")
+    return max(first or credible, key=lambda one: (one.strength, -one.at_s), default=None)
 
 
 def _is_outlier(mute: Suspect, credible: Sequence[Suspect], timelines: Sequence[RankTimeline]) -> bool:
@@ -161,7 +142,7 @@ def _located(kernel: Suspect, waiting: Suspect, timelines: Sequence[RankTimeline
     """Join a kernel message and the rank that others waited for, if on one host; of several hosts, choose the one
     with the kernel message; otherwise return `waiting`."""
     own, theirs = set(kernel.hosts), set(waiting.hosts)
-    if not (theirs <= own or (waiting.code in SEVERAL and own < theirs)):
+    if not (theirs <= own or (waiting.code in alike("several-hosts") and own < theirs)):
         return waiting
     there = {timeline.rank.rank for timeline in timelines if timeline.rank.host in own}
     return joined(kernel, waiting, there & {*waiting.ranks})

@@ -103,8 +103,6 @@ class Diagnosis:
     hint: str = ""
 
 
-RUNTIMES = frozenset({"acl", "cann", "cuda", "driver", "torch_npu"})
-"""Families of signatures of a device, its driver and its runtime: no handler in a program repairs them."""
 CAUSE, SYMPTOM, CONSEQUENCE, TEARDOWN = "cause", "symptom", "consequence", "teardown"
 TEXT_LIMIT = 600
 
@@ -135,6 +133,11 @@ class Suspect:
     is_vague: bool = False
     caveats: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
+
+    @property
+    def at_s(self) -> float:
+        """Return its time; of an unknown one infinity."""
+        return self.at.at_s if self.at else float("inf")
 
     @property
     def is_credible(self) -> bool:

@@ -12,11 +12,10 @@ from dataclasses import replace
 from typing import Callable, NamedTuple
 
 from ascendrun.ascend.peer_messages import CONNECT, LOST
-from ascendrun.ascend.vocabularies import strength_of
-from ascendrun.health.diagnosis.edges import COUNTED, SILENT, Edge, Edges, Found, lowest, minority
+from ascendrun.ascend.vocabularies import alike, strength_of
+from ascendrun.health.diagnosis.edges import COUNTED, Edge, Edges, Found, lowest, minority
 from ascendrun.health.diagnosis.evidence import Evidence, earliest, surely_before
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
-from ascendrun.health.diagnosis.lines.line_kinds import is_loopback
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.result import Suspect
 from ascendrun.health.flight_recorder import Recorded, first_difference
@@ -119,12 +118,11 @@ def recorded(edges: Edges) -> Found | None:
         return None
     few, own = {*found.ranks}, found.own
     other = next(rank for rank, dump in dumps.items() if rank not in few and found.theirs in dump)
-    seen = [(other, _call("recorded", found.theirs)), (found.ranks[0], _call("recorded", own or found.theirs))]
-    if own is None:
-        seen[1] = (found.ranks[0], _call("not-recorded", found.theirs))
+    first = _call("not-recorded", found.theirs) if own is None else _call("recorded", own)
+    seen = [(found.ranks[0], first), (other, _call("recorded", found.theirs))]
     values = {"index": str(max(one.seq for one in dumps[found.ranks[0]])), "others": str(found.theirs.seq)}
     shown = [one for one in edges.waits if one.rank in few] or edges.waits[:1]
-    return Found(few, shown, "collective-differs" if own is not None else "", values=values, seen=seen[::-1])
+    return Found(few, shown, "collective-differs" if own is not None else "", values=values, seen=seen)
 
 
 def _call(key: str, one: Recorded) -> Text:
@@ -142,7 +140,7 @@ def differ(edges: Edges, *names: str) -> Found | None:
         if not few or (kind.is_of_all and (not edges.suffering or len(row) < len(edges.timelines))):
             continue
         shown = [one for one in edges.of(*COUNTED) if one.rank in few] or edges.waits
-        if kind.code in SILENT:
+        if kind.code in alike("by-silence"):
             return Found(few, shown[:1], kind.code, caveats="no-response")
         low, high = (f"{one(numbers.values(), default=0.0):.0f}" for one in (min, max))
         values = {"index": low, "step": low, "others": high} if numbers else {}
@@ -234,8 +232,6 @@ def most_named(edges: Edges, *kinds: str) -> Found | None:
 
 # ---------------------------------------------------------------- hosts that cannot reach each other
 
-_OWN_FAULT = frozenset({"no_network", "no_name"})
-"""The reporting host's kernel or resolver returns these itself, without contacting another host."""
 _UNREACHED = {"no_name": "name-not-resolved", "in_vain": "master-unreachable"}
 
 
@@ -246,7 +242,7 @@ def loopback(edges: Edges, *kinds: str) -> Found | None:
     reports = [
         one
         for one in edges.of(*kinds)
-        if any(is_loopback(address) for address, _ in one.message.addresses)
+        if any(address in ("localhost", "::1") or address.startswith("127.") for address, _ in one.message.addresses)
         and (one.message.kind != "tried" or one.timeline.waited is not None)
         and (one.message.kind == "lost" or master is None or one.host != master.rank.host)
     ]
@@ -276,7 +272,7 @@ def unreached(edges: Edges, *kinds: str) -> Found | None:
         return None
     chosen, every = list(paths.values()), {host.host for host in edges.evidence.hosts}
     first, own = chosen[0].message, chosen[0].timeline.own
-    why, is_own = first.values["why"], {one.message.values["why"] for one in chosen} <= _OWN_FAULT
+    why, is_own = first.values["why"], {one.message.values["why"] for one in chosen} <= alike("own-fault")
     hosts = {source for source, _ in paths}
     targets = {target for _, target in paths if target is not None} or (every - hosts if len(hosts) > 1 else set())
     tried = {address for one in chosen for address, _ in one.message.addresses}
@@ -311,7 +307,7 @@ def broken_transport(edges: Edges, *kinds: str) -> Found | None:
 
 def finished_early(edges: Edges) -> Found | None:
     """Ranks that exited 0 while others still waited for them, and therefore sent nothing: they had fewer steps."""
-    ended = [one for one in edges.timelines if one.has_finished]
+    ended = [one for one in edges.timelines if one.rank.code == 0 and not one.rank.stopped]
     waits = [other.waited_at for other in edges.suffering if other.waited_at is not None]
     before = [one for one in ended if one.end is None or not any(at.is_before(one.end) for at in waits)]
     if not before or not edges.suffering or len(ended) == len(edges.timelines):

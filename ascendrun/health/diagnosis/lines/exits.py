@@ -8,19 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from ascendrun.ascend.vocabularies import says, strength_of, wording
+from ascendrun.ascend.vocabularies import alike, says, strength_of, wording
 from ascendrun.core.jobfile.launchers import RAY
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence, moment
 from ascendrun.health.diagnosis.lines.line_kinds import is_warning
 from ascendrun.health.diagnosis.result import CAUSE, TEARDOWN, Proof, Suspect, proof_of
 from ascendrun.text import Text, listed
 
-CRASHES = frozenset(
-    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
-)
-FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Signals that are sent from outside."""
-_ENDS: Mapping[int, str] = {signal.SIGKILL: "killed", signal.SIGINT: "interrupted", **dict.fromkeys(CRASHES, "crash")}
+_ENDS = {"SIGKILL": "killed", "SIGINT": "interrupted"}
 RAY_ENDS = {91: "ray-gcs-died", 92: "ray-raylet-died", 93: "ray-ended", 94: "ray-late"}
 """Exit codes of a node of a Ray cluster, those of node/ray_node.py; a test compares them."""
 LOW_MEMORY_SHARE = 0.03
@@ -44,6 +39,11 @@ def signal_of(rank: RankEvidence) -> int | None:
     if code is not None and 128 < code <= 128 + 31 and code - 128 in set(signal.Signals):
         return code - 128
     return None
+
+
+def is_signal(rank: RankEvidence, name: str) -> bool:
+    """Return whether a signal of this group ended it."""
+    return signal_name(signal_of(rank) or 0) in alike(name)
 
 
 def signal_to_launcher(lines: Sequence[Line]) -> int | None:
@@ -84,11 +84,12 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence, *, missed_a_child: bo
         last = notes[-2:] or _last_output(evidence, rank)
         shown = {"last": _sentence(last) if last else "-"}
         return replace(made, code=ended, strength=strength_of("ray"), proofs=(proof, *last), values=shown, key=ended)
-    if not rank.has_failed and not (rank.stopped and signal_of(rank) in CRASHES):
+    if not rank.has_failed and not (rank.stopped and is_signal(rank, "crashes")):
         return None
     number = signal_of(rank) or (None if rank.stopped or not rank.code else signal_to_launcher(rank.lines))
     values = {"signal": signal_name(number)} if number is not None else {"code": str(rank.code)}
-    code = "exit-code" if number is None else _ENDS.get(number, "terminated")
+    name = values.get("signal", "")
+    code = "exit-code" if not name else "crash" if name in alike("crashes") else _ENDS.get(name, "terminated")
     last = _last_output(evidence, rank) if code in ("exit-code", "crash") else ()
     crashes = named_pids(evidence.host(rank.host).dmesg, "crashed") if code == "crash" else {}
     kernel = tuple(proof_of(evidence, line, rank) for pid, line in crashes.items() if pid == rank.pid)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 
+from ascendrun.ascend import vocabularies
 from ascendrun.ascend.peer_messages import EXEC, LOST
 from ascendrun.ascend.signatures import Hit
-from ascendrun.ascend.vocabularies import Value, is_kind, is_of_several, says, strength_of, value_of, values_in, wording
+from ascendrun.ascend.vocabularies import alike, is_kind, is_of_several, says, strength_of, values_in, wording
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines import line_kinds, rank_lines
-from ascendrun.health.diagnosis.lines.exits import FROM_OUTSIDE, signal_of
+from ascendrun.health.diagnosis.lines.exits import is_signal, signal_of
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, same_exception
 from ascendrun.health.diagnosis.result import CAUSE, CONSEQUENCE, SYMPTOM, TEARDOWN, Suspect, without_quotes
 
@@ -19,15 +20,12 @@ MESSAGE_LINES = 15
 """Maximum number of lines of an exception's message."""
 SPECIFIC_FROM, NEUTRAL_BELOW = 80, 20
 """Strengths of rows that say more than the exception that led to them, and of postscripts that every failure has."""
-_CARRIED = ("data", "storage")
-"""If a collective raises an error of such a domain, about received data, the sending rank caused it."""
-_OF_THE_SYSTEM = ("storage", "network", "host-memory", "resource", "device")
 
 
 def has_inner_code(hit: Hit, texts: Iterable[str]) -> bool:
     """Return whether the message has another return code: the failure may be below the reporting call."""
     layer, _, outer = hit.signature.code.partition("-")
-    value = value_of("acl", outer) if layer == "ACL" else None
+    value = vocabularies.value_of("acl", outer) if layer == "ACL" else None
     if value is None or not value.is_outer:  # such a code may stand for a failure in a lower layer
         return False
     return any(
@@ -65,7 +63,7 @@ class Fatal(rank_lines.RankLines):
         thread, without work in between; or a thread failed in a system call, at any time, and it is about its work."""
         if chain.kind != "main" or earlier.kind == "ignored" or earlier.last >= chain.first:
             return False
-        is_of_the_system = any(one.domain in _OF_THE_SYSTEM for one in values_in(earlier.root.text))
+        is_of_the_system = any(one.domain in alike("system-domains") for one in values_in(earlier.root.text))
         if earlier.kind != "main" and is_of_the_system and says(chain.root.text, "work-of-threads"):
             return True
         has_worked = self.after[earlier.last] - self.after[chain.first] >= rank_lines.WORK_LINES
@@ -85,12 +83,12 @@ class Fatal(rank_lines.RankLines):
         messages = tuple(line_kinds.find_peer_lines(stated))
         if any(one.wait is not None for one in messages):
             return CONSEQUENCE
-        if any(one.kind in rank_lines.OF_SEVERAL for one in messages):
+        if any(one.kind in alike("several-messages") for one in messages):
             return SYMPTOM
         hit = _best(hit for hit in self.hits if hit.line in message and hit.signature.strength >= NEUTRAL_BELOW)
         if says(root.text, "points-elsewhere") and self._later_hit(chain) is not None:
             return CAUSE
-        if hit is not None and not (root.collective and hit.signature.domain in _CARRIED):
+        if hit is not None and not (root.collective and hit.signature.domain in alike("carried")):
             return hit.signature.role
         is_of_peers = self.evidence.world_size > 1 and (root.collective or any(self._suffered(root)))
         return SYMPTOM if is_of_peers and not any(_is_own(value) for value in values_in(root.text)) else CAUSE
@@ -106,10 +104,14 @@ class Fatal(rank_lines.RankLines):
         else:
             root = self.chain.root
             wait, others = self._suffered(root)
-            is_of_others = wait or others or (root.collective and not line_kinds.failed_itself(root.text))
+            is_of_others = wait or others or (root.collective and not self._failed_itself(root))
             line = line_kinds.PeerLine("suffered", wait or EXEC, others, line=self.lines[root.last])
             found = [line] if is_of_others and self.role == SYMPTOM else []
         return (one for one in found if not self.is_late(one.line))
+
+    def _failed_itself(self, raised: Raised) -> bool:
+        """Return whether a library's call failed in this rank, without evidence of a wait for others."""
+        return says(raised.text, "library-failure") and line_kinds.suffered_wait(raised.text) is None
 
     def _suffered(self, raised: Raised) -> tuple[str | None, tuple[int, ...]]:
         """Return the kind of wait, and the ranks that an exception reports as gone. Quoted parts of a message about the
@@ -126,7 +128,7 @@ class Fatal(rank_lines.RankLines):
     def is_last_output(self, chain: Chain) -> bool:
         """Return whether it ended the rank: no work after it, no later exception, no signal from outside."""
         later = [other for other in self.chains if other.last > chain.last and other.kind in ("main", "torn")]
-        was_ended = self.rank.stopped or signal_of(self.rank) in FROM_OUTSIDE
+        was_ended = self.rank.stopped or is_signal(self.rank, "from-outside")
         if was_ended or self.torn[-1:] > [chain.last] or any(self.role_of(other) != TEARDOWN for other in later):
             return False
         if self._left_the_program(chain):
@@ -191,14 +193,15 @@ class Fatal(rank_lines.RankLines):
         if hit is not None:
             is_inner = has_inner_code(hit, (lines[index].text for index in self.message_of(chain.root)))
             is_of_others = hit.signature.blames in ("peer", "network")
-            unsure = unsure or is_inner or (is_of_others and line_kinds.has_bare_service(chain.root.text))
+            may_be_others = is_of_others and line_kinds.services_in(chain.root.text, by_address=True)
+            unsure = unsure or is_inner or bool(may_be_others)
             row, key = hit.signature, "" if hit.signature.blames in ("job", "network") else hit.signature.code
             strength = max(row.strength, strength_of("exception")) if role == CAUSE else row.strength
             if all(proof.text != hit.text.strip() for proof in proofs):
                 proofs = (*proofs, self.proof(lines[hit.line]))
             known = {"proofs": proofs, "values": {**values, **hit.values}, "sure": not unsure, "role": role, "key": key}
             return [self.suspect(row.code, strength, begin, **known)]
-        has_several = any(message.kind in rank_lines.OF_SEVERAL for message in self.messages)
+        has_several = any(message.kind in alike("several-messages") for message in self.messages)
         unsure = unsure or says(shown.text, "points-elsewhere") or self.has_waited or has_several
         # the output of a stopped rank may be its program's data, such as text
         was_printed = (last.stream == "out" and self.rank.stopped) or was_handled
@@ -272,9 +275,9 @@ def _best(hits: Iterable[Hit]) -> Hit | None:
     )
 
 
-def _is_own(value: Value) -> bool:
+def _is_own(value: vocabularies.Value) -> bool:
     """Return whether it is of this rank also where a collective raised it: an exact value of its process or host."""
-    return value.is_hard and value.party == "self" and value.depth > 2 and value.domain not in _CARRIED
+    return value.is_hard and value.party == "self" and value.depth > 2 and value.domain not in alike("carried")
 
 
 def _is_specific(hit: Hit) -> bool:

@@ -129,9 +129,9 @@ def find_deepspeed_ends(lines: Sequence[Line], *, is_alone: bool = True) -> tupl
     for line in lines:
         text = line.text
         if "global_rank_mapping" in text:
-            nodes = [_numbers(ranks) for _, ranks in _MAPPING.findall(text)]
+            nodes = [tuple(map(int, re.findall(r"\d+", ranks))) for _, ranks in _MAPPING.findall(text)]
         elif "WORLD INFO DICT" in text and not nodes:
-            sizes = [len(_numbers(ranks)) for _, ranks in _MAPPING.findall(text)]
+            sizes = [len(tuple(map(int, re.findall(r"\d+", ranks)))) for _, ranks in _MAPPING.findall(text)]
             nodes = [tuple(range(sum(sizes[:place]), sum(sizes[: place + 1]))) for place in range(len(sizes))]
         if named := _NODE_RANK.search(text):
             node_rank = int(named[1])
@@ -144,10 +144,6 @@ def find_deepspeed_ends(lines: Sequence[Line], *, is_alone: bool = True) -> tupl
                 rank = here[number] if here else number
                 found.append(InnerEnd(rank, pids.get(number), int(returned["code"]), is_root=not found))
     return tuple(found)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(one) for one in text.split(",") if one.strip())
 
 
 def error_lines(text: str, file: str) -> tuple[Line, ...]:

@@ -31,11 +31,6 @@ def accuses(text: str, *, rank: int, world_size: int) -> tuple[int, ...]:
     return tuple(sorted(number for number in found - {rank} if number < world_size))
 
 
-def failed_itself(text: str) -> bool:
-    """Return whether a communication library call failed in this rank, without evidence of a wait for others."""
-    return says(text, "library-failure") and suffered_wait(text) is None
-
-
 def suffered_wait(text: str) -> str | None:
     """Return LOST or EXEC if an exception indicates that another rank was lost or did not join, by its class, its codes
     or its words; else None."""
@@ -50,33 +45,16 @@ def suffered_wait(text: str) -> str | None:
 _BARE = re.compile(r"[\d.]+|localhost")
 
 
-def services_in(text: str) -> tuple[str, ...]:
-    """Return hosts of services (such as a web server) on a line, without addresses: their owner is unknown."""
-    return tuple(name for name in _of_services(text) if not _BARE.fullmatch(name))
-
-
-def has_bare_service(text: str) -> bool:
-    """Return whether a service is named by address: it may be outside of the job, or one of its ranks."""
-    return any(_BARE.fullmatch(name) for name in _of_services(text))
-
-
-def _of_services(text: str) -> tuple[str, ...]:
-    return tuple(one for found in wording("service").findall(text) for one in found if one)
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether it is a loopback address."""
-    return address in ("localhost", "::1") or address.startswith("127.")
+def services_in(text: str, *, by_address: bool = False) -> tuple[str, ...]:
+    """Return the hosts of services (such as a web server) on a line that are named; or those by address: they may be
+    outside of the job, or one of its ranks."""
+    hosts = (one for found in wording("service").findall(text) for one in found if one)
+    return tuple(host for host in hosts if (_BARE.fullmatch(host) is not None) == by_address)
 
 
 def is_warning(text: str) -> bool:
     """Return whether its level is a warning. NCCL's WARN, and a warning that reports an error, are errors."""
     return says(text, "warning") and not says(text, "report")
-
-
-def is_informational(text: str) -> bool:
-    """Return whether its level is warning or lower."""
-    return is_warning(text) or says(text, "less")
 
 
 def is_try(text: str) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ascendrun.ascend.signatures import Hit, scan
-from ascendrun.ascend.vocabularies import is_kind, says, wording
+from ascendrun.ascend.vocabularies import alike, is_kind, says, wording
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, is_after_stop, moment
 from ascendrun.health.diagnosis.lines import line_kinds
@@ -28,10 +28,6 @@ NEAR_THE_END_S = 30.0
 LAST_OUTPUT_LINES, LAST_OUTPUT_S = 5, 2.0
 """An error is certainly fatal within these lines, or this time, of the rank's end."""
 
-OF_SEVERAL = frozenset({"cqe", "tls", "differs", "mismatch", "models", "location", "link"})
-"""Kinds of messages that concern several ranks."""
-OF_THE_SYSTEM = frozenset({"storage", "network", "host", "limits", "memory", "driver", "signal", "ssh", "hccl"})
-
 
 class RankLines:
     """A rank. `torn`: where a traceback has lost its head or its exception; `hits`: known messages; `stated`: lines of
@@ -46,8 +42,8 @@ class RankLines:
             hit
             for hit in scan((index, line.text) for index, line in enumerate(lines))
             if is_specific(hit)
-            and (hit.line not in self.stated or hit.signature.family not in OF_THE_SYSTEM)
-            and not line_kinds.is_informational(hit.text)
+            and (hit.line not in self.stated or hit.signature.family not in alike("of-the-system"))
+            and not (says(hit.text, "less") or line_kinds.is_warning(hit.text))
         ]
         raised = [one for chain in self.chains for one in chain.raised]
         reports = {*(hit.line for hit in hits), *(index for one in raised for index in range(one.first, one.last + 1))}
@@ -175,7 +171,7 @@ def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) ->
             continue  # of a kind that any failure causes
         known = [hit for hit in hits if before[0].last <= hit.line < later.first and hit.signature.strength >= 20]
         if any(
-            hit.signature.role != result.CAUSE or hit.signature.family in {*result.RUNTIMES, "hccl"} for hit in known
+            hit.signature.role != result.CAUSE or hit.signature.family in {*alike("runtimes"), "hccl"} for hit in known
         ):
             continue
         if any(hit.signature.family == "memory" for hit in known):  # of a batch that may be retried, or of all

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ascendrun.ascend.vocabularies import says, wording
+from ascendrun.ascend.vocabularies import alike, says, wording
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.result import normalised
@@ -18,7 +18,6 @@ _BOX = ("│", "╭", "╰", "└", "┌")
 _PREFIXED = re.compile(r'^(?P<prefix>\S.{2,120}?)\s\sFile "[^"]+", line \d+')
 _TRACEBACK, _FRAME, _BOXED_FRAME = map(wording, ("traceback", "frame", "boxed-frame"))
 _SURE, _ANY = wording("exception"), wording("name-and-message")
-_LEVELS = frozenset({"INFO", "DEBUG", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL", "NOTE"})
 _DURING = "During handling of the above exception, another exception occurred"
 _DIRECT = "The above exception was the direct cause of the following exception"
 _THREAD = re.compile(r"^Exception in thread ")
@@ -315,9 +314,9 @@ def _exception_line(body: str, *, after_frame: bool) -> tuple[str, str] | None:
     found = _SURE.match(body)
     if found is None and after_frame:
         found = _ANY.match(body)
-        if found is not None and (found.group("type").upper() in _LEVELS or not _is_class_name(found.group("type"))):
+        if found is not None and (found["type"].upper() in alike("levels") or not _is_class_name(found["type"])):
             return None
-    return None if found is None else (found.group("type"), found.group("message") or "")
+    return None if found is None else (found["type"], found["message"] or "")
 
 
 def _is_class_name(name: str) -> bool:
@@ -344,8 +343,6 @@ def without_colours(lines: Sequence[Line]) -> tuple[Line, ...]:
 
 def unfold(lines: Sequence[Line]) -> tuple[Line, ...]:
     """Split lines that contain a complete traceback; every piece keeps its line's position and time."""
-    if not any(TRACEBACK_HEAD in line.text and _FOLDED.search(line.text) for line in lines):
-        return tuple(lines)
     found: list[Line] = []
     for line in lines:
         folded = _FOLDED.search(line.text) if TRACEBACK_HEAD in line.text else None
