@@ -57,13 +57,14 @@ class Found(NamedTuple):
 
 
 class Edges:
-    """The input of the rules. `waits`: the edges of an effect of others. `suffering`: ranks that waited for others,
-    or lost others."""
+    """The input of the rules. `waits`: the edges of an effect of others. `counted`: of operations. `suffering`: ranks
+    that waited for others, or lost others."""
 
     def __init__(self, evidence: Evidence, timelines: Sequence[RankTimeline]) -> None:
         self.evidence, self.timelines = evidence, timelines
         self.by_rank = {timeline.rank.rank: timeline for timeline in timelines}
         self.all = [Edge(one, message, *self._named(message)) for one in timelines for message in one.messages]
+        self.counted = self.of(*COUNTED)
         self.waits = [one for one in self.all if one.message.wait is not None]
         self.suffering = [timeline for timeline in timelines if timeline.waited is not None]
         self.hosts = {timeline.rank.host for timeline in timelines}
@@ -99,16 +100,16 @@ class Edges:
     def _observed(self, seen: tuple[int, Text]) -> Proof:
         return Proof(seen[1], seen[0], self.by_rank[seen[0]].rank.host)
 
-    def row(self, name: str, kinds: Sequence[str]) -> Mapping[int, str]:
-        """Return each rank's value of this name by reports of these kinds, its own before those of others. Operations
-        are those of the largest communication group: those of two groups are not comparable."""
+    def row(self, name: str, reports: Sequence[Edge]) -> Mapping[int, str]:
+        """Return each rank's value of this name by these reports, its own before those of others. Operations are those
+        of the largest communication group: those of two groups are not comparable."""
         if name == "step":
             return {one.rank.rank: str(one.rank.last_step) for one in self.timelines if one.rank.last_step is not None}
         if name == "worked":
             return {one.rank.rank: str(one.worked_until.at_s) for one in self.timelines if one.worked_until is not None}
-        reports, found = self.of(*kinds), {}
+        found: dict[int, str] = {}
         groups = {one.rank: one.message.values["group"] for one in self.of("tag")}
-        named = groups.values() or [one.message.values.get("group") for one in self.of(*COUNTED)]
+        named = groups.values() or [one.message.values.get("group") for one in self.counted]
         common = next((group for group, _ in Counter[Optional[str]](named).most_common(1)), None)
         for one in sorted(reports, key=lambda one: one.message.kind not in ("mismatch-elsewhere", "link")):
             kind, ranks, values = one.message.kind, one.message.ranks, one.message.values

@@ -13,7 +13,7 @@ from typing import Callable, NamedTuple
 
 from ascendrun.ascend.peer_messages import CONNECT, LOST
 from ascendrun.ascend.vocabularies import alike, strength_of
-from ascendrun.health.diagnosis.edges import COUNTED, Edge, Edges, Found, lowest, minority
+from ascendrun.health.diagnosis.edges import Edge, Edges, Found, lowest, minority
 from ascendrun.health.diagnosis.evidence import Evidence, earliest, surely_before
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
@@ -30,13 +30,14 @@ QUIET_S, TOGETHER_S = 900.0, 60.0
 
 
 class Rule(NamedTuple):
-    """One rule: a search, and the kinds of reports in which it searches. `code`, `caveats`: of what it finds, if the
-    finding has no others. `is_weak`: weaker than a rank's symptom."""
+    """One rule: a search in the reports of some kinds, which there must be; without kinds in all waits. `rows`: of the
+    matrix. `code`, `caveats`: of what it finds, if that has no others. `is_weak`: weaker than a rank's symptom."""
 
     name: str
     code: str
     find: Callable[..., Found | None]
     kinds: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
     caveats: str = "by-rule"
     is_weak: bool = False
 
@@ -49,7 +50,8 @@ def blame_waiting(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Susp
         return None
     tried = []
     for rule in RULES if edges.all else [rule for rule in RULES if rule.find is unreachable]:
-        found = rule.find(edges, *rule.kinds)
+        reports = edges.of(*rule.kinds) if rule.kinds else edges.waits
+        found = rule.find(edges, reports, *rule.rows) if reports or not rule.kinds else None
         tried.append(rule.name)
         if found is not None:
             strength = strength_of("weak-rule" if rule.is_weak else "rule")
@@ -83,23 +85,21 @@ _COMPARED = ("index", "seq", "tag", "op", "in", "out", "completed", "enqueued")
 """What ranks report of the operation at which they stopped: numbers, then names and sizes, then less exact numbers."""
 
 
-def other_tls(edges: Edges, *kinds: str) -> Found | None:
+def other_tls(edges: Edges, links: Sequence[Edge]) -> Found | None:
     """The smaller group if the TLS switch differs."""
-    row, reports = edges.row("tls", kinds), edges.of("tls")
+    row, reports = edges.row("tls", links), edges.of("tls")
     if not reports and len(set(row.values())) < 2:
         return None
-    return _odd(minority(row), reports or edges.of(*kinds), caveats="" if reports else None)
+    return _odd(minority(row), reports or links, caveats="" if reports else None)
 
 
-def other_collective(edges: Edges, *kinds: str) -> Found | None:
+def other_collective(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     """The outlier if ranks call different collectives or sizes, else all ranks that report it. Groups that number
     their ranks differently are not compared."""
-    reports = edges.of(*_DIFFERS)
-    if not reports:
-        return None
     is_of_group = any(one.message.kind == "mismatch" and {*one.message.ranks} - {one.rank} for one in reports)
-    names = [] if is_of_group else [name for one in edges.of(*kinds) for name in one.message.values]
-    rows = (edges.row("tag", COUNTED), *(edges.row(name, kinds) for name in dict.fromkeys(names)))
+    told = [*reports, *edges.of("mismatch-elsewhere")]
+    names = [] if is_of_group else [name for one in told for name in one.message.values]
+    rows = (edges.row("tag", edges.counted), *(edges.row(name, told) for name in dict.fromkeys(names)))
     return _odd(next(filter(None, map(minority, rows)), ()), reports, _DIFFERS[reports[0].message.kind])
 
 
@@ -109,7 +109,7 @@ def _odd(few: Sequence[int], reports: Sequence[Edge], code: str = "", caveats: s
     return Found(ranks, shown, code, caveats=caveats if few else "who-unknown")
 
 
-def recorded(edges: Edges) -> Found | None:
+def recorded(edges: Edges, waits: Sequence[Edge]) -> Found | None:
     """Where the dumps of flight recorders differ; those of roles number the ranks of each role."""
     every = (one for host in edges.evidence.hosts for one in host.recorded.items())
     dumps = {rank: dump for rank, dump in every if rank in edges.by_rank}
@@ -121,7 +121,7 @@ def recorded(edges: Edges) -> Found | None:
     first = _call("not-recorded", found.theirs) if own is None else _call("recorded", own)
     seen = [(found.ranks[0], first), (other, _call("recorded", found.theirs))]
     values = {"index": str(max(one.seq for one in dumps[found.ranks[0]])), "others": str(found.theirs.seq)}
-    shown = [one for one in edges.waits if one.rank in few] or edges.waits[:1]
+    shown = [one for one in waits if one.rank in few] or waits[:1]
     return Found(few, shown, "collective-differs" if own is not None else "", values=values, seen=seen)
 
 
@@ -130,16 +130,16 @@ def _call(key: str, one: Recorded) -> Text:
     return listed(f"diagnosis.{key}", seq=one.seq, group=one.group, op=one.op, sizes=sizes or "-")
 
 
-def differ(edges: Edges, *names: str) -> Found | None:
+def differ(edges: Edges, waits: Sequence[Edge], *names: str) -> Found | None:
     """The minority of the first of these rows in which ranks differ: the ranks at the lowest number, or with another
     name than the others."""
     for name in names:
-        kind, row = ROWS[name], edges.row(name, COUNTED)
+        kind, row = ROWS[name], edges.row(name, edges.counted)
         numbers = {rank: float(value) for rank, value in row.items() if kind.by is not None}
         few = lowest(numbers, by=kind.by or 0.0, within=kind.within, times=kind.times) if numbers else minority(row)
         if not few or (kind.is_of_all and (not edges.suffering or len(row) < len(edges.timelines))):
             continue
-        shown = [one for one in edges.of(*COUNTED) if one.rank in few] or edges.waits
+        shown = [one for one in edges.counted if one.rank in few] or waits
         if kind.code in alike("by-silence"):
             return Found(few, shown[:1], kind.code, caveats="no-response")
         low, high = (f"{one(numbers.values(), default=0.0):.0f}" for one in (min, max))
@@ -148,7 +148,7 @@ def differ(edges: Edges, *names: str) -> Found | None:
     return None
 
 
-def latest(edges: Edges) -> Found | None:
+def latest(edges: Edges, waits: Sequence[Edge]) -> Found | None:
     """The last ranks to time out, if all did, further apart than the timeout: they arrived too late."""
     ends = {one.rank.rank: one.waited_at for one in edges.suffering if one.waited != LOST}
     row = {rank: -at.at_s for rank, at in ends.items() if at is not None}
@@ -158,7 +158,7 @@ def latest(edges: Edges) -> Found | None:
     late = lowest(row, by=limit_s + sum(errors_s), within=max([5.0, *errors_s]))
     if len(row) < len(edges.timelines) or not late:
         return None
-    shown = [one for one in edges.waits if one.rank in late] + edges.waits[:1]
+    shown = [*(one for one in waits if one.rank in late), *waits[:1]]
     spread_s = max(row.values()) - min(row.values())
     return Found(late, shown, values={"spread": f"{spread_s:.0f}", "timeout": f"{limit_s:.0f}"})
 
@@ -166,23 +166,23 @@ def latest(edges: Edges) -> Found | None:
 # ---------------------------------------------------------------- whom reports name
 
 
-def named(edges: Edges, *kinds: str) -> Found | None:
+def named(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     """The ranks that reports name as absent, if not all, or of a collective most; or those that are not among the ones
     that came."""
-    reports, size = edges.of(*kinds), max(edges.evidence.world_size, 2)
+    size = max(edges.evidence.world_size, 2)
     absent = {rank for one in reports if one.message.kind != "connected" for rank in one.message.ranks}
     came = {rank for one in reports if one.message.kind == "connected" for rank in one.message.ranks}
     if came and not absent:
         absent = {*range(max([size, *(int(one.message.values["count"]) for one in edges.of("needed"))]))} - came
-    most = size if "connected" in kinds else len(edges.timelines) / 2
+    most = len(edges.timelines) / 2 if reports[0].message.kind == "lagging" else size
     return Found(absent, reports, values=reports[0].message.values) if 0 < len(absent) < most else None
 
 
-def world_size(edges: Edges, *kinds: str) -> Found | None:
+def world_size(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     """The world size if all started ranks joined the rendezvous, and the program waited for more. How many ranks other
     launchers started is unknown."""
     started = max(edges.evidence.world_size, len(edges.timelines))
-    reports = [one for one in edges.of(*kinds) if one.message.values.get("joined") == str(started)]
+    reports = [one for one in reports if one.message.values.get("joined") == str(started)]
     reports = [one for one in reports if int(one.message.values["expected"]) > started]
     if not reports or edges.evidence.launcher in LAUNCHERS:
         return None
@@ -193,10 +193,9 @@ _CULPRITS = (("hccl-culprit-cqe", "cqe"), ("hccl-culprit-stuck", "stuck"), ("hcc
 """Broken links first, then stuck ranks, then lost ranks: the code, and a part of the type."""
 
 
-def culprit_of_hccl(edges: Edges, *kinds: str) -> Found | None:
+def culprit_of_hccl(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     """The culprits that HCCL's heartbeat names; of an unreachable host it may name any rank."""
-    reports = edges.of(*kinds)
-    if not reports or {one.target for one in reports} & {*edges.evidence.silent_hosts}:
+    if {one.target for one in reports} & {*edges.evidence.silent_hosts}:
         return None
     for code, part in _CULPRITS:
         chosen = [one for one in reports if part in one.message.values["type"].lower() and one.target is not None]
@@ -210,18 +209,17 @@ def culprit_of_hccl(edges: Edges, *kinds: str) -> Found | None:
     return Found((), reports, caveats="address-unknown", values={"address": f"{address}/{device}"})
 
 
-def stuck(edges: Edges, *kinds: str) -> Found | None:
+def stuck(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     """The few ranks that reported themselves stuck, if all others only lost them."""
-    reports = edges.of(*kinds)
     ranks = {one.rank for one in reports}
     has_lost = all(one.waited == LOST for one in edges.timelines if one.rank.rank not in ranks)
-    return Found(ranks, reports) if ranks and _is_few(edges, ranks) and has_lost else None
+    return Found(ranks, reports) if _is_few(edges, ranks) and has_lost else None
 
 
-def most_named(edges: Edges, *kinds: str) -> Found | None:
+def most_named(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     """The host that at least two reports and two thirds of them name, without other evidence; of it the rank that they
     name, if it is one."""
-    reports = [one for one in edges.of(*kinds) if one.target is not None]
+    reports = [one for one in reports if one.target is not None]
     host, count = next(iter(Counter(one.target for one in reports).most_common(1)), ("", 0))
     if len(reports) < 2 or 3 * count < 2 * len(reports) or all(one.rank.host == host for one in edges.suffering):
         return None
@@ -235,13 +233,13 @@ def most_named(edges: Edges, *kinds: str) -> Found | None:
 _UNREACHED = {"no_name": "name-not-resolved", "in_vain": "master-unreachable"}
 
 
-def loopback(edges: Edges, *kinds: str) -> Found | None:
+def loopback(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     """Loopback addresses to which ranks connected instead of another node: the master's, if its name resolves so; or
     that of a peer, which is then the only host without a report."""
     master = edges.by_rank.get(0)
     reports = [
         one
-        for one in edges.of(*kinds)
+        for one in reports
         if any(address in ("localhost", "::1") or address.startswith("127.") for address, _ in one.message.addresses)
         and (one.message.kind != "tried" or one.timeline.waited is not None)
         and (one.message.kind == "lost" or master is None or one.host != master.rank.host)
@@ -255,13 +253,13 @@ def loopback(edges: Edges, *kinds: str) -> Found | None:
     return Found([one.rank for one in reports], reports, values=values)
 
 
-def unreached(edges: Edges, *kinds: str) -> Found | None:
+def unreached(edges: Edges, every: Sequence[Edge]) -> Found | None:
     """The host that no other host reaches; else hosts that fail where others succeed; else the reporting host of a
     pair. A timeout is a broken path only if a rank there was listening."""
     listening = {other.host for other in edges.of("clients")}
     reports: list[Edge] = []
     paths: dict[tuple[str, str | None], Edge] = {}
-    for one in sorted(edges.of(*kinds), key=lambda one: one.message.values["why"] == "in_vain"):
+    for one in sorted(every, key=lambda one: one.message.values["why"] == "in_vain"):
         why = one.message.values["why"]
         # a target None: an unknown address, possibly the master's
         is_broken = why != "in_vain" or one.target in listening or (listening and one.target is None)
@@ -270,15 +268,15 @@ def unreached(edges: Edges, *kinds: str) -> Found | None:
             paths.setdefault((one.host, one.target), one)
     if not paths:
         return None
-    chosen, every = list(paths.values()), {host.host for host in edges.evidence.hosts}
+    chosen, all_hosts = list(paths.values()), {host.host for host in edges.evidence.hosts}
     first, own = chosen[0].message, chosen[0].timeline.own
     why, is_own = first.values["why"], {one.message.values["why"] for one in chosen} <= alike("own-fault")
     hosts = {source for source, _ in paths}
-    targets = {target for _, target in paths if target is not None} or (every - hosts if len(hosts) > 1 else set())
+    targets = {target for _, target in paths if target is not None} or (all_hosts - hosts if len(hosts) > 1 else set())
     tried = {address for one in chosen for address, _ in one.message.addresses}
     to = [*targets] if len(targets) == 1 else sorted(tried) or ["?"]  # no host of the job
     values = {"reason": first.values["reason"], "from": fold_hosts(sorted(hosts)), "to": ", ".join(to)}
-    if len(targets) == 1 and not is_own and 1 < len(hosts) < len(every) <= 2 * len(hosts):
+    if len(targets) == 1 and not is_own and 1 < len(hosts) < len(all_hosts) <= 2 * len(hosts):
         hosts = targets
     ranks = edges.ranks_on(targets) if hosts is targets else [one.rank for one in reports]
     is_stranger = len(targets) != 1 and len(hosts) == 1 and why in ("no_route", "no_answer")
@@ -288,12 +286,10 @@ def unreached(edges: Edges, *kinds: str) -> Found | None:
     return Found(ranks, chosen, code, hosts=hosts, caveats="by-rule" if is_own else None, values=values)
 
 
-def broken_transport(edges: Edges, *kinds: str) -> Found | None:
+def broken_transport(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     """The host in every broken pair if a transport stopped retrying, else both ends: RoCE names a device, NCCL a host,
     with all its ranks."""
-    reports = next(filter(None, map(edges.of, kinds)), None)
-    if reports is None:
-        return None
+    reports = [one for one in reports if one.message.kind == "cqe"] or reports
     common = set.intersection(*({one.host, one.target or one.host} for one in reports))
     accused = {one.target for one in reports if one.target is not None}
     hosts = common if len(reports) > 1 and len(common) == 1 else accused or {one.host for one in reports}
@@ -305,17 +301,17 @@ def broken_transport(edges: Edges, *kinds: str) -> Found | None:
 # ---------------------------------------------------------------- who does not wait
 
 
-def finished_early(edges: Edges) -> Found | None:
+def finished_early(edges: Edges, waits: Sequence[Edge]) -> Found | None:
     """Ranks that exited 0 while others still waited for them, and therefore sent nothing: they had fewer steps."""
     ended = [one for one in edges.timelines if one.rank.code == 0 and not one.rank.stopped]
-    waits = [other.waited_at for other in edges.suffering if other.waited_at is not None]
-    before = [one for one in ended if one.end is None or not any(at.is_before(one.end) for at in waits)]
+    ats = [other.waited_at for other in edges.suffering if other.waited_at is not None]
+    before = [one for one in ended if one.end is None or not any(at.is_before(one.end) for at in ats)]
     if not before or not edges.suffering or len(ended) == len(edges.timelines):
         return None
-    return Found([one.rank.rank for one in before], edges.waits, at=earliest(one.end for one in before))
+    return Found([one.rank.rank for one in before], waits, at=earliest(one.end for one in before))
 
 
-def unreachable(edges: Edges) -> Found | None:
+def unreachable(edges: Edges, waits: Sequence[Edge]) -> Found | None:
     """Unreachable hosts without exit records of their ranks, while others wait for them."""
     over = {one.rank.host for one in edges.timelines if one.rank.has_ended or one.waited}
     hosts = [host for host in edges.evidence.silent_hosts if host not in over]
@@ -323,10 +319,10 @@ def unreachable(edges: Edges) -> Found | None:
     if not hosts or len(hosts) >= len(edges.evidence.hosts) or (edges.all and not missed):
         return None
     ranks = edges.ranks_on(hosts) or sorted(set(range(edges.evidence.world_size)) - set(edges.by_rank))
-    return Found(ranks, edges.waits[:1], hosts=hosts)
+    return Found(ranks, waits[:1], hosts=hosts)
 
 
-def first_loser(edges: Edges) -> Found | None:
+def first_loser(edges: Edges, waits: Sequence[Edge]) -> Found | None:
     """A rank that lost a connection long before other ranks ended or reported: it did not lose those."""
     ends = {one.rank.rank: one.waited_at or one.end for one in edges.timelines}
     first = earliest(ends.values())
@@ -334,10 +330,10 @@ def first_loser(edges: Edges) -> Found | None:
     one = edges.by_rank[ranks[0]]
     if len(ranks) > 1 or len(ends) < 3 or one.waited != LOST or one.own is None or one.own.code != "exception":
         return None
-    return Found(ranks, [edge for edge in edges.waits if edge.timeline is one], at=first)
+    return Found(ranks, [edge for edge in waits if edge.timeline is one], at=first)
 
 
-def quiet(edges: Edges) -> Found | None:
+def quiet(edges: Edges, waits: Sequence[Edge]) -> Found | None:
     """The others if only some ranks timed out, provided they are few or entire hosts."""
     ended = {one.rank.rank for one in edges.timelines if one.waited or one.has_cause or one.rank.has_failed}
     ranks = {*edges.by_rank} - ended
@@ -348,7 +344,7 @@ def quiet(edges: Edges) -> Found | None:
         return None
     is_host = is_whole and len(edges.hosts) > len(hosts)
     is_host = is_host and not any(edges.by_rank[rank].rank.has_ended for rank in ranks)
-    shown = [one for one in edges.all if ranks & {*one.ranks}] or edges.waits[:1]
+    shown = [one for one in edges.all if ranks & {*one.ranks}] or waits[:1]
     return Found(ranks, shown, "node-unreachable" if is_host else "")
 
 
@@ -356,10 +352,10 @@ def _is_few(edges: Edges, ranks: set[int]) -> bool:
     return len(ranks) <= max(1, FEW_SHARE * len(edges.timelines))
 
 
-def end_of_chain(edges: Edges, *kinds: str) -> Found | None:
+def end_of_chain(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     """The end of a chain of waiting ranks, which does not wait itself; else a cycle, if each rank waits for exactly one
     other."""
-    reports = [one for one in edges.of(*kinds) if one.message.wait is not None and {*one.ranks} - {one.rank}]
+    reports = [one for one in reports if one.message.wait is not None and {*one.ranks} - {one.rank}]
     waits: dict[int, set[int]] = {}
     for one in reports:
         waits.setdefault(one.rank, set()).update({*one.ranks} - {one.rank})
@@ -378,22 +374,22 @@ def end_of_chain(edges: Edges, *kinds: str) -> Found | None:
 
 RULES = (
     Rule("other-tls", "EI0016", other_tls, ("tls", "link")),
-    Rule("other-collective", "EI0005", other_collective, (*_DIFFERS, "mismatch-elsewhere")),
+    Rule("other-collective", "EI0005", other_collective, (*_DIFFERS,)),
     Rule("recorded", "collective-not-reached", recorded),
     Rule("finished-early", "finished-early", finished_early),
     Rule("culprit-of-hccl", "hccl-culprit-lost", culprit_of_hccl, ("location",)),
     Rule("loopback", "master-address-local", loopback, ("unreached", "lost", "tried")),
     Rule("world-size", "world-size-wrong", world_size, ("clients",)),
-    Rule("missing", "ranks-missing", named, ("missing", "connected"), "no-response"),
+    Rule("missing", "ranks-missing", named, ("missing", "connected"), caveats="no-response"),
     Rule("unreachable", "node-unreachable", unreachable, caveats="no-response"),
     Rule("first-loser", "exception", first_loser, caveats="only-symptom"),
-    Rule("unreached", "no-route", unreached, ("unreached",), "network-or-peer"),
-    Rule("broken-transport", "EI0013", broken_transport, ("cqe", "completion"), "network-or-peer"),
+    Rule("unreached", "no-route", unreached, ("unreached",), caveats="network-or-peer"),
+    Rule("broken-transport", "EI0013", broken_transport, ("cqe", "completion"), caveats="network-or-peer"),
     Rule("quiet", "rank-unresponsive", quiet, caveats="no-response"),
     Rule("latest", "late-rank", latest),
     Rule("lagging", "collective-not-reached", named, ("lagging",)),
-    Rule("other-operation", "collective-not-reached", differ, _COMPARED),
-    Rule("behind", "lagging", differ, ("step", "worked")),
+    Rule("other-operation", "collective-not-reached", differ, rows=_COMPARED),
+    Rule("behind", "lagging", differ, rows=("step", "worked")),
     Rule("stuck", "watchdog-stuck", stuck, ("stuck",), is_weak=True),
     Rule("end-of-chain", "wait-chain", end_of_chain, ("link", "remote")),
     Rule("most-reported", "most-reported", most_named, ("lost", "link", "timeout"), is_weak=True),

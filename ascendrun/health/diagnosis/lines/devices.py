@@ -58,8 +58,8 @@ def _of_ports(text: str) -> Iterator[tuple[int, Text]]:
     ports = read_ports({"out": text})
     known = {} if ports is None else ports.ports
     links = {device: port.link.is_up for device, port in known.items() if port.link is not None}
-    down = [device for device, is_up in links.items() if is_up is False and any(links.values())]
-    yield from ((device, listed("device.link-down")) for device in down)
+    if any(links.values()):
+        yield from ((device, listed("device.link-down")) for device, is_up in links.items() if is_up is False)
 
 
 _READERS = {"table.txt": _of_table, "cards.txt": _of_cards, "ports.txt": _of_ports}
@@ -71,7 +71,5 @@ def device_addresses(plog: Sequence[str]) -> Mapping[str, int]:
     for text in plog:
         match = wording("device-address").search(text) if "deviceIp[" in text else None
         if match is not None:
-            address = match.group("ip") or match.group("ip2")
-            if address not in ("0.0.0.0", "::"):
-                found[address] = int(match.group("logic") or match.group("phy") or 0)
-    return found
+            found[match["ip"] or match["ip2"]] = int(match["logic"] or match["phy"] or 0)
+    return {address: device for address, device in found.items() if address not in ("0.0.0.0", "::")}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ascendrun.ascend.vocabularies import says, wording
-from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines.tracebacks import find_chains, rank_of_prefix, split_prefix
 from ascendrun.health.diagnosis.result import normalised
@@ -23,13 +23,12 @@ _NODE_RANK = re.compile(r"node_rank=(\d+)")
 _MAPPING = re.compile(r"'([^']+)': \[([\d, ]*)\]")
 
 
-@dataclass(frozen=True)
-class InnerEnd:
+class InnerEnd(NamedTuple):
     """The end of one rank as its launcher reports it. `is_root`: torchrun lists it as the first failure observed."""
 
     rank: int
-    pid: int | None
-    code: int
+    pid: int | None = None
+    code: int | None = None
     is_root: bool = False
 
 
@@ -64,10 +63,8 @@ def _expand_process(process: RankEvidence, *, is_alone: bool) -> tuple[RankEvide
     numbers = sorted({*ends, *(rank for rank in by_rank if rank is not None)})
     roots = [end.rank for end in ends.values() if end.is_root]
     owners = _owners(ends, loose) if roots and not by_rank else ()
-    return tuple(
-        _inner(process, number, ends.get(number), by_rank.get(number, []), loose if number in owners else ())
-        for number in numbers
-    )
+    inner = (ends.get(number) or InnerEnd(number) for number in numbers)
+    return tuple(_inner(process, end, by_rank.get(end.rank, []), loose if end.rank in owners else ()) for end in inner)
 
 
 def _owners(ends: Mapping[int, InnerEnd], loose: Sequence[Line]) -> tuple[int, ...]:
@@ -80,26 +77,23 @@ def _owners(ends: Mapping[int, InnerEnd], loose: Sequence[Line]) -> tuple[int, .
     return alike if counted and max(counted.values()) >= len(alike) else (root.rank,)
 
 
-def _inner(
-    process: RankEvidence, number: int, end: InnerEnd | None, lines: Sequence[Line], loose: Sequence[Line]
-) -> RankEvidence:
+def _inner(process: RankEvidence, end: InnerEnd, lines: Sequence[Line], loose: Sequence[Line]) -> RankEvidence:
     """Make a rank; SIGTERM or SIGKILL to a rank that is not the root counts as a stop."""
     has_message = any("Traceback" in line.text or "Error" in line.text for line in lines)
     own = [] if has_message else [line for line in loose if not says(line.text, "of-launcher")]
-    code = None if end is None else end.code
-    signal = -code if code is not None and code < 0 else None
+    signal = -end.code if end.code is not None and end.code < 0 else None
     exited_s = process.exited_at_s
-    if exited_s is not None and end is not None and end.is_root:
+    if exited_s is not None and end.is_root:
         exited_s -= OBSERVED_BEFORE_S
     return replace(
         process,
-        rank=number,
-        pid=end.pid if end is not None else None,
+        rank=end.rank,
+        pid=end.pid,
         device=None,
         inner=True,
-        code=None if signal else code,
+        code=None if signal else end.code,
         signal=signal,
-        stopped=process.stopped or (end is not None and not end.is_root and code in (-15, -9)),
+        stopped=process.stopped or (not end.is_root and end.code in (-15, -9)),
         exited_at_s=exited_s,
         lines=(*lines, *own),
         last_output_s=None,
@@ -122,28 +116,24 @@ def find_torchrun_ends(lines: Sequence[Line]) -> tuple[InnerEnd, ...]:
 def find_deepspeed_ends(lines: Sequence[Line], *, is_alone: bool = True) -> tuple[InnerEnd, ...]:
     """Find ends in deepspeed's messages about its processes. `is_alone`: on the only node, so that a
     local rank is the rank where their table is missing."""
-    pids: dict[int, int] = {}
-    nodes: list[tuple[int, ...]] = []
-    node_rank = 0
-    found: list[InnerEnd] = []
-    for line in lines:
-        text = line.text
-        if "global_rank_mapping" in text:
-            nodes = [tuple(map(int, re.findall(r"\d+", ranks))) for _, ranks in _MAPPING.findall(text)]
-        elif "WORLD INFO DICT" in text and not nodes:
-            sizes = [len(tuple(map(int, re.findall(r"\d+", ranks)))) for _, ranks in _MAPPING.findall(text)]
-            nodes = [tuple(range(sum(sizes[:place]), sum(sizes[: place + 1]))) for place in range(len(sizes))]
-        if named := _NODE_RANK.search(text):
-            node_rank = int(named[1])
-        if spawned := wording("deepspeed-spawned").search(text):
-            pids[int(spawned["local"])] = int(spawned["pid"])
-        if returned := wording("deepspeed-returned").search(text):
-            number = int(returned["local"])
-            here = nodes[node_rank] if node_rank < len(nodes) else ()
-            if number < len(here) or (not nodes and node_rank == 0 and is_alone):
-                rank = here[number] if here else number
-                found.append(InnerEnd(rank, pids.get(number), int(returned["code"]), is_root=not found))
-    return tuple(found)
+    whole = "\n".join(line.text for line in lines)
+    tables = {
+        found["name"]: [[int(rank) for rank in re.findall(r"\d+", ranks)] for _, ranks in _MAPPING.findall(found[0])]
+        for found in wording("deepspeed-table").finditer(whole)
+    }
+    number = itertools.count()
+    sizes = tables.get("WORLD INFO DICT", [])
+    nodes = tables.get("global_rank_mapping") or [[next(number) for _ in ranks] for ranks in sizes]
+    node_rank = int((_NODE_RANK.findall(whole) or ["0"])[-1])
+    here = nodes[node_rank] if node_rank < len(nodes) else []
+    pids = {found["local"]: int(found["pid"]) for found in wording("deepspeed-spawned").finditer(whole)}
+    ends: list[InnerEnd] = []
+    for found in wording("deepspeed-returned").finditer(whole):
+        local = int(found["local"])
+        if local < len(here) or (not nodes and node_rank == 0 and is_alone):
+            rank = here[local] if here else local
+            ends.append(InnerEnd(rank, pids.get(found["local"]), int(found["code"]), is_root=not ends))
+    return tuple(ends)
 
 
 def error_lines(text: str, file: str) -> tuple[Line, ...]:
