@@ -59,18 +59,19 @@ class Value:
 
 
 @cache
-def _table(name: str) -> Mapping[str, Any]:
+def read_table(name: str) -> Mapping[str, Any]:
+    """Return a file of this folder."""
     toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    table: Mapping[str, Any] = toml.loads(
+    found: Mapping[str, Any] = toml.loads(
         resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
     )
-    return table
+    return found
 
 
 @cache
 def vocabulary(name: str) -> Mapping[str, Value]:
     """Return the values of a vocabulary by key; a key of a range ends in *."""
-    table = _table(name)
+    table = read_table(name)
     found = {}
     for row in table["values"]:
         given = {field: value for field, value in row.items() if field not in ("keys", "source")}
@@ -98,62 +99,62 @@ def value_of_row(code: str, family: str) -> Value | None:
 
 def follows(role: str, domain: str) -> tuple[str, str]:
     """Return whom a row blames and whether another attempt helps, where the row does not state it."""
-    blames, retry = _table("rows")["follows"].get(role, {}).get(domain, ("self", "unknown"))
+    blames, retry = read_table("rows")["follows"].get(role, {}).get(domain, ("self", "unknown"))
     return blames, retry
 
 
 def strength_of_role(role: str) -> int:
     """Return how certainly a row of the catalogue gives the reason, where the row does not state it."""
-    return int(_table("rows")["strength"][role])
+    return int(read_table("rows")["strength"][role])
 
 
 def strength_of(observation: str) -> int:
     """Return how certainly an observation of ascendrun gives the reason of a failure."""
-    return int(_table("conclusions")["strength"][observation])
+    return int(read_table("conclusions")["strength"][observation])
 
 
 def code_of_cause(cause: str) -> str | None:
     """Return the code of an attempt that was stopped for this cause (core.job.Cause); None: its failure decides."""
-    code: str | None = _table("conclusions")["causes"].get(cause)
+    code: str | None = read_table("conclusions")["causes"].get(cause)
     return code
 
 
 def following(domain: str) -> Mapping[str, Any]:
     """Return what follows from a domain: the kind of the restart, whether a node may have it, and facts that fit."""
-    known: Mapping[str, Any] = _table("conclusions")["domains"].get(domain, {})
+    known: Mapping[str, Any] = read_table("conclusions")["domains"].get(domain, {})
     return known
 
 
 def phase_of(frames: str) -> str:
     """Return the phase of a program by frames of a traceback; "" if they do not show it."""
-    phases: Mapping[str, str] = _table("conclusions")["phases"]
+    phases: Mapping[str, str] = read_table("conclusions")["phases"]
     return next((name for name, pattern in phases.items() if re.search(pattern, frames, re.M)), "")
 
 
 @cache
 def alike(name: str) -> frozenset[str]:
     """Return names that a rule treats alike: families, codes, domains, kinds of messages (groups.toml)."""
-    return frozenset(_table("groups")[name])
+    return frozenset(read_table("groups")[name])
 
 
 def is_kind(name: str, kind: str) -> bool:
     """Return whether an exception is of a class that states, asks or ends (exceptions.toml)."""
-    return name.rpartition(".")[2] in _table("exceptions")["kinds"][kind]
+    return name.rpartition(".")[2] in read_table("exceptions")["kinds"][kind]
 
 
 def is_of_several(code: str) -> bool:
     """Return whether a row of the catalogue concerns several ranks."""
-    return code in _table("rows")["several"]
+    return code in read_table("rows")["several"]
 
 
 def is_open(code: str) -> bool:
     """Return whether a diagnosis's code says how a rank ended, and not why."""
-    return code in _table("conclusions")["open"] or code in _table("rows")["general"]
+    return code in read_table("conclusions")["open"] or code in read_table("rows")["general"]
 
 
 def is_documentation(host: str) -> bool:
     """Return whether a web server has documentation or source: a message that names it advises to read there."""
-    return any(host.endswith(known) for known in _table("conclusions")["documentation"])
+    return any(host.endswith(known) for known in read_table("conclusions")["documentation"])
 
 
 # ---------------------------------------------------------------- values of one text
@@ -223,7 +224,7 @@ def cann_detail(text: str) -> str | None:
 @cache
 def wording(name: str) -> Pattern[str]:
     """Return the pattern of a kind of line (wordings.toml)."""
-    row = _table("wordings")[name]
+    row = read_table("wordings")[name]
     return re.compile("|".join(row["any"]), re.IGNORECASE if row.get("is_any_case") else 0)
 
 
@@ -251,7 +252,7 @@ def class_of(name: str) -> Value:
 
 def _domains_of_parts(short: str) -> Iterator[str]:
     """Yield the domains of the parts of a class's name, such as "Timeout" of "NotifyTimeoutError"."""
-    parts: Mapping[str, str] = _table("exceptions")["parts"]
+    parts: Mapping[str, str] = read_table("exceptions")["parts"]
     return (domain for domain, words in parts.items() if any(word in short for word in words.split()))
 
 
@@ -265,7 +266,7 @@ def value_of_package(module: str) -> Value | None:
 def at_phase(value: Value, phase: str) -> Value:
     """Return a value as it is in a phase of the program: a path that is not there while files are saved is of the
     storage, and of no wrong path."""
-    rows = (row for row in _table("conclusions")["at"] if row["phase"] == phase and value.key in row["keys"])
+    rows = (row for row in read_table("conclusions")["at"] if row["phase"] == phase and value.key in row["keys"])
     row = next(rows, None)
     depth = value.depth if row is None else max(value.depth, row.get("depth", value.depth))
     return value if row is None else replace(value, domain=row["domain"], depth=depth, is_family=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ascendrun.ascend.vocabularies import alike
 from ascendrun.core.events import Event
 from ascendrun.health.diagnosis.evidence import (
     Clock,
@@ -40,9 +41,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-_DECISIONS = frozenset({"state-changed", "stop-requested", "unreachable", "reachable", "restart-waits"})
-
-
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Diagnose an attempt. Never raises. Missing evidence lowers the confidence. `render` adds the sentences."""
     ending = explain_ending(evidence)
@@ -62,7 +60,7 @@ def outcome_of(events: Sequence[Event]) -> tuple[Text, ...]:
     if not stopping and not failed:
         return ()
     begins = stopping[-1] + 1 if stopping else failed[0]
-    shown = [event for event in events[begins:] if event.code in _DECISIONS][:4]
+    shown = [event for event in events[begins:] if event.code in alike("decisions")][:4]
     messages = tuple(event.message() for event in shown)
     last = shown[-1].values if shown else {}
     if last.get("state") == "FAILED" and getattr(last.get("reason"), "key", None) != "reason.not-restarted":

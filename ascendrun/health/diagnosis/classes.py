@@ -23,7 +23,7 @@ from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.candidates import is_timely
 from ascendrun.health.diagnosis.evidence import Evidence, surely_before
 from ascendrun.health.diagnosis.lines.launchers import expand
-from ascendrun.health.diagnosis.lines.line_kinds import is_error_line, services_in
+from ascendrun.health.diagnosis.lines.rank_lines import is_error_line, services_in
 from ascendrun.health.diagnosis.lines.tracebacks import is_library, module_of
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat

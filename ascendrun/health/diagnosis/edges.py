@@ -14,7 +14,7 @@ from typing import NamedTuple, Optional
 from ascendrun.ascend.signatures import scan
 from ascendrun.ascend.vocabularies import alike
 from ascendrun.health.diagnosis.evidence import Evidence, Moment
-from ascendrun.health.diagnosis.lines.line_kinds import PeerLine
+from ascendrun.health.diagnosis.lines.rank_lines import PeerLine
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.result import Proof, Suspect, proof_of
 from ascendrun.text import Rendered, Text

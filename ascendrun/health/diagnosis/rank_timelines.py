@@ -13,8 +13,15 @@ from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, moment, with_stamps
 from ascendrun.health.diagnosis.lines.exits import exit_indicator
 from ascendrun.health.diagnosis.lines.fatal import Fatal, has_inner_code
-from ascendrun.health.diagnosis.lines.line_kinds import PeerLine, find_peer_lines, is_error_line
-from ascendrun.health.diagnosis.lines.rank_lines import LAST_OUTPUT_LINES, NEAR_THE_END_S, RankLines, is_specific
+from ascendrun.health.diagnosis.lines.rank_lines import (
+    LAST_OUTPUT_LINES,
+    NEAR_THE_END_S,
+    PeerLine,
+    RankLines,
+    find_peer_lines,
+    is_error_line,
+    is_specific,
+)
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, is_library, unfold, without_colours
 
 

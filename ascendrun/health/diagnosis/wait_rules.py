@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Callable, NamedTuple
 
 from ascendrun.ascend.peer_messages import CONNECT, LOST
-from ascendrun.ascend.vocabularies import alike, strength_of
+from ascendrun.ascend.vocabularies import alike, read_table, strength_of
 from ascendrun.health.diagnosis.edges import Edge, Edges, Found, lowest, minority
 from ascendrun.health.diagnosis.evidence import Evidence, earliest, surely_before
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
@@ -25,8 +25,6 @@ from ascendrun.text.format import fold_hosts
 FEW_SHARE = 0.25
 """Ranks without output, and ends of chains, are blamed up to this fraction of all, or if they are entire hosts."""
 LONG_BEFORE_S = 60.0
-QUIET_S, TOGETHER_S = 900.0, 60.0
-"""A rank without output for so long before the others was stuck, also if it ended later; more than clocks differ."""
 
 
 class Rule(NamedTuple):
@@ -35,9 +33,9 @@ class Rule(NamedTuple):
 
     name: str
     code: str
-    find: Callable[..., Found | None]
-    kinds: tuple[str, ...] = ()
-    rows: tuple[str, ...] = ()
+    find: str
+    kinds: Sequence[str] = ()
+    rows: Sequence[str] = ()
     caveats: str = "by-rule"
     is_weak: bool = False
 
@@ -49,9 +47,11 @@ def blame_waiting(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Susp
     if not edges.all and any(timeline.rank.has_failed for timeline in timelines):
         return None
     tried = []
-    for rule in RULES if edges.all else [rule for rule in RULES if rule.find is unreachable]:
+    rules = [Rule(**row) for row in read_table("waits")["rules"]]
+    for rule in rules if edges.all else [rule for rule in rules if rule.find == "unreachable"]:
         reports = edges.of(*rule.kinds) if rule.kinds else edges.waits
-        found = rule.find(edges, reports, *rule.rows) if reports or not rule.kinds else None
+        search: Callable[..., Found | None] = globals()[rule.find]
+        found = search(edges, reports, *rule.rows) if reports or not rule.kinds else None
         tried.append(rule.name)
         if found is not None:
             strength = strength_of("weak-rule" if rule.is_weak else "rule")
@@ -73,16 +73,6 @@ class Row(NamedTuple):
     within: float = 0.0
     times: int = 2
     is_of_all: bool = False
-
-
-ROWS = {
-    **dict.fromkeys(("index", "seq", "completed", "enqueued"), Row("collective-not-reached", 0.0)),
-    **dict.fromkeys(("tag", "op", "in", "out"), Row("collective-differs")),
-    "step": Row("lagging", 1.0, times=3, is_of_all=True),
-    "worked": Row("rank-unresponsive", QUIET_S, TOGETHER_S, times=3, is_of_all=True),
-}
-_COMPARED = ("index", "seq", "tag", "op", "in", "out", "completed", "enqueued")
-"""What ranks report of the operation at which they stopped: numbers, then names and sizes, then less exact numbers."""
 
 
 def other_tls(edges: Edges, links: Sequence[Edge]) -> Found | None:
@@ -134,7 +124,7 @@ def differ(edges: Edges, waits: Sequence[Edge], *names: str) -> Found | None:
     """The minority of the first of these rows in which ranks differ: the ranks at the lowest number, or with another
     name than the others."""
     for name in names:
-        kind, row = ROWS[name], edges.row(name, edges.counted)
+        kind, row = Row(**read_table("waits")["rows"][name]), edges.row(name, edges.counted)
         numbers = {rank: float(value) for rank, value in row.items() if kind.by is not None}
         few = lowest(numbers, by=kind.by or 0.0, within=kind.within, times=kind.times) if numbers else minority(row)
         if not few or (kind.is_of_all and (not edges.suffering or len(row) < len(edges.timelines))):
@@ -370,27 +360,3 @@ def end_of_chain(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     circle = path[path.index(path[-1]) + 1 :]
     code, caveats = ("link-broken", "network-or-peer") if len(circle) == 2 else ("wait-cycle", None)
     return Found(circle, reports, code, caveats=caveats)
-
-
-RULES = (
-    Rule("other-tls", "EI0016", other_tls, ("tls", "link")),
-    Rule("other-collective", "EI0005", other_collective, (*_DIFFERS,)),
-    Rule("recorded", "collective-not-reached", recorded),
-    Rule("finished-early", "finished-early", finished_early),
-    Rule("culprit-of-hccl", "hccl-culprit-lost", culprit_of_hccl, ("location",)),
-    Rule("loopback", "master-address-local", loopback, ("unreached", "lost", "tried")),
-    Rule("world-size", "world-size-wrong", world_size, ("clients",)),
-    Rule("missing", "ranks-missing", named, ("missing", "connected"), caveats="no-response"),
-    Rule("unreachable", "node-unreachable", unreachable, caveats="no-response"),
-    Rule("first-loser", "exception", first_loser, caveats="only-symptom"),
-    Rule("unreached", "no-route", unreached, ("unreached",), caveats="network-or-peer"),
-    Rule("broken-transport", "EI0013", broken_transport, ("cqe", "completion"), caveats="network-or-peer"),
-    Rule("quiet", "rank-unresponsive", quiet, caveats="no-response"),
-    Rule("latest", "late-rank", latest),
-    Rule("lagging", "collective-not-reached", named, ("lagging",)),
-    Rule("other-operation", "collective-not-reached", differ, rows=_COMPARED),
-    Rule("behind", "lagging", differ, rows=("step", "worked")),
-    Rule("stuck", "watchdog-stuck", stuck, ("stuck",), is_weak=True),
-    Rule("end-of-chain", "wait-chain", end_of_chain, ("link", "remote")),
-    Rule("most-reported", "most-reported", most_named, ("lost", "link", "timeout"), is_weak=True),
-)

@@ -11,7 +11,7 @@ from itertools import takewhile
 from ascendrun.ascend.vocabularies import alike, says, strength_of, wording
 from ascendrun.core.jobfile.launchers import RAY
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence, moment
-from ascendrun.health.diagnosis.lines.line_kinds import is_warning
+from ascendrun.health.diagnosis.lines.rank_lines import is_warning
 from ascendrun.health.diagnosis.result import CAUSE, TEARDOWN, Proof, Suspect, proof_of
 from ascendrun.text import Text, listed
 

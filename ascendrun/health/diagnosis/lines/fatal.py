@@ -10,7 +10,7 @@ from ascendrun.ascend.peer_messages import EXEC, LOST
 from ascendrun.ascend.signatures import Hit
 from ascendrun.ascend.vocabularies import alike, is_kind, is_of_several, says, strength_of, values_in, wording
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
-from ascendrun.health.diagnosis.lines import line_kinds, rank_lines
+from ascendrun.health.diagnosis.lines import rank_lines
 from ascendrun.health.diagnosis.lines.exits import is_signal, signal_of
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, same_exception
 from ascendrun.health.diagnosis.result import CAUSE, CONSEQUENCE, SYMPTOM, TEARDOWN, Suspect, without_quotes
@@ -80,7 +80,7 @@ class Fatal(rank_lines.RankLines):
             return TEARDOWN
         message = self.message_of(root)
         stated = () if root.last in self.stated else (self.lines[index] for index in message)
-        messages = tuple(line_kinds.find_peer_lines(stated))
+        messages = tuple(rank_lines.find_peer_lines(stated))
         if any(one.wait is not None for one in messages):
             return CONSEQUENCE
         if any(one.kind in alike("several-messages") for one in messages):
@@ -93,35 +93,35 @@ class Fatal(rank_lines.RankLines):
         is_of_peers = self.evidence.world_size > 1 and (root.collective or any(self._suffered(root)))
         return SYMPTOM if is_of_peers and not any(_is_own(value) for value in values_in(root.text)) else CAUSE
 
-    def suffered_lines(self) -> Iterable[line_kinds.PeerLine]:
+    def suffered_lines(self) -> Iterable[rank_lines.PeerLine]:
         """Return an exception or known message that indicates a wait, as a message that usually names no rank."""
         if self.messages:
             return ()
         if self.chain is None or self.role == CONSEQUENCE:
             known = (hit for hit in self.hits if hit.signature.role == CONSEQUENCE and hit.signature.blames == "peer")
             lines = [self.lines[hit.line] for hit in known if self.is_terminal(hit.line)]
-            found = [line_kinds.PeerLine("suffered", EXEC, line=line) for line in lines[:1]]
+            found = [rank_lines.PeerLine("suffered", EXEC, line=line) for line in lines[:1]]
         else:
             root = self.chain.root
             wait, others = self._suffered(root)
             is_of_others = wait or others or (root.collective and not self._failed_itself(root))
-            line = line_kinds.PeerLine("suffered", wait or EXEC, others, line=self.lines[root.last])
+            line = rank_lines.PeerLine("suffered", wait or EXEC, others, line=self.lines[root.last])
             found = [line] if is_of_others and self.role == SYMPTOM else []
         return (one for one in found if not self.is_late(one.line))
 
     def _failed_itself(self, raised: Raised) -> bool:
         """Return whether a library's call failed in this rank, without evidence of a wait for others."""
-        return says(raised.text, "library-failure") and line_kinds.suffered_wait(raised.text) is None
+        return says(raised.text, "library-failure") and rank_lines.suffered_wait(raised.text) is None
 
     def _suffered(self, raised: Raised) -> tuple[str | None, tuple[int, ...]]:
         """Return the kind of wait, and the ranks that an exception reports as gone. Quoted parts of a message about the
         program's data are not evidence, and one that names only services outside the job is of no other rank."""
-        named = line_kinds.services_in(raised.text)
+        named = rank_lines.services_in(raised.text)
         if named and not raised.collective and not any(map(self.evidence.host_at, named)):
             return None, ()
         text = without_quotes(raised.text) if raised.last in self.stated else raised.text
-        others = line_kinds.accuses(raised.text, rank=self.rank.rank, world_size=self.evidence.world_size)
-        return line_kinds.suffered_wait(text), others
+        others = rank_lines.accuses(raised.text, rank=self.rank.rank, world_size=self.evidence.world_size)
+        return rank_lines.suffered_wait(text), others
 
     # --- certainty that it ended the rank
 
@@ -193,7 +193,7 @@ class Fatal(rank_lines.RankLines):
         if hit is not None:
             is_inner = has_inner_code(hit, (lines[index].text for index in self.message_of(chain.root)))
             is_of_others = hit.signature.blames in ("peer", "network")
-            may_be_others = is_of_others and line_kinds.services_in(chain.root.text, by_address=True)
+            may_be_others = is_of_others and rank_lines.services_in(chain.root.text, by_address=True)
             unsure = unsure or is_inner or bool(may_be_others)
             row, key = hit.signature, "" if hit.signature.blames in ("job", "network") else hit.signature.code
             strength = max(row.strength, strength_of("exception")) if role == CAUSE else row.strength
@@ -214,7 +214,7 @@ class Fatal(rank_lines.RankLines):
         """Return the most specific exception: the last, unless it only reports other ranks' ends or refers to an
         earlier one."""
         final = next((one for one in reversed(chain.leading) if not says(one.text, "points-elsewhere")), chain.final)
-        echo = line_kinds.find_peer_lines(self.lines[index] for index in self.message_of(final))
+        echo = rank_lines.find_peer_lines(self.lines[index] for index in self.message_of(final))
         is_echo = role == CAUSE and (self._suffered(final)[0] or any(one.wait is not None for one in echo))
         return chain.root if is_echo or chain.kind == "thread" or says(final.message, "reraised") else final
 

@@ -1,4 +1,4 @@
-"""A rank's lines, annotated: known messages, exceptions, messages about other ranks, later activity.
+"""A rank's lines, annotated: what each says, known messages, exceptions, messages about other ranks, later activity.
 
 Of exceptions raised while another was handled: whether the first one is the reason of the failure.
 """
@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ascendrun.ascend.peer_messages import EXEC, LOST, PeerMessage, read_messages
 from ascendrun.ascend.signatures import Hit, scan
-from ascendrun.ascend.vocabularies import alike, is_kind, says, wording
+from ascendrun.ascend.vocabularies import alike, class_of, is_kind, says, values_in, wording
+from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, is_after_stop, moment
-from ascendrun.health.diagnosis.lines import line_kinds
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, read_chains, same_exception
 
+_BARE = re.compile(r"[\d.]+|localhost")
 AFTERWARDS_LINES, AFTERWARDS_LIMIT = 12, 200
 """Maximum number of ordinary lines after the fatal error: final output, warnings, rest of progress bars."""
 AT_ONCE_S = 0.5
@@ -27,6 +29,65 @@ WORK_LINES, SURVIVED_S = 3, 60.0
 NEAR_THE_END_S = 30.0
 LAST_OUTPUT_LINES, LAST_OUTPUT_S = 5, 2.0
 """An error is certainly fatal within these lines, or this time, of the rank's end."""
+
+
+# ---------------------------------------------------------------- what one line says
+
+
+@dataclass(frozen=True)
+class PeerLine(PeerMessage):
+    """A message about other ranks, with its line."""
+
+    line: Line = Line("", "")
+
+
+def find_peer_lines(lines: Iterable[Line]) -> Iterator[PeerLine]:
+    """Yield messages in the order of the lines; one line may have several."""
+    for line in lines:
+        for found in read_messages(line.text):
+            yield PeerLine(found.kind, found.wait, found.ranks, found.addresses, found.values, line)
+
+
+def accuses(text: str, *, rank: int, world_size: int) -> tuple[int, ...]:
+    """Return the other ranks that an exception reports as gone; () for none."""
+    found = {int(number) for match in wording("other-rank").finditer(text) for number in match.groups() if number}
+    return tuple(sorted(number for number in found - {rank} if number < world_size))
+
+
+def suffered_wait(text: str) -> str | None:
+    """Return LOST or EXEC if an exception indicates that another rank was lost or did not join, by its class, its codes
+    or its words; else None."""
+    values = (class_of(text.partition(":")[0]), *values_in(text))
+    domains = {one.domain for one in values if not (one.is_outer or one.is_family)}
+    found = wording("means-peer").search(text)
+    if "network" in domains or (found is not None and found["lost"]):
+        return LOST
+    return EXEC if found is not None or "silent" in domains else None
+
+
+def services_in(text: str, *, by_address: bool = False) -> tuple[str, ...]:
+    """Return the hosts of services (such as a web server) on a line that are named; or those by address: they may be
+    outside of the job, or one of its ranks."""
+    hosts = (one for found in wording("service").findall(text) for one in found if one)
+    return tuple(host for host in hosts if (_BARE.fullmatch(host) is not None) == by_address)
+
+
+def is_warning(text: str) -> bool:
+    """Return whether its level is a warning. NCCL's WARN, and a warning that reports an error, are errors."""
+    return says(text, "warning") and not says(text, "report")
+
+
+def is_try(text: str) -> bool:
+    """Return whether c10d could not reach the store yet: it warns for each attempt, and finally raises."""
+    return says(text, "store-not-there") and is_warning(text)
+
+
+def is_error_line(text: str) -> bool:
+    """Return whether a plog line is not of a level below ERROR."""
+    return not text.startswith(("[INFO]", "[DEBUG]", "[WARNING]", "[EVENT]"))
+
+
+# ---------------------------------------------------------------- the lines of a rank
 
 
 class RankLines:
@@ -43,7 +104,7 @@ class RankLines:
             for hit in scan((index, line.text) for index, line in enumerate(lines))
             if is_specific(hit)
             and (hit.line not in self.stated or hit.signature.family not in alike("of-the-system"))
-            and not (says(hit.text, "less") or line_kinds.is_warning(hit.text))
+            and not (says(hit.text, "less") or is_warning(hit.text))
         ]
         raised = [one for chain in self.chains for one in chain.raised]
         reports = {*(hit.line for hit in hits), *(index for one in raised for index in range(one.first, one.last + 1))}
@@ -52,10 +113,10 @@ class RankLines:
         self.after = self._count_after(work)
         self.worked_until_s = max((at_s for index in work if (at_s := lines[index].at_s) is not None), default=None)
         self.chains = tuple(without_handled(chain, hits, lines) for chain in self.chains)
-        self.hits = [hit for hit in hits if not line_kinds.is_try(hit.text)]
+        self.hits = [hit for hit in hits if not is_try(hit.text)]
         self.messages = tuple(
             message
-            for message in (*self._peer_lines_at_the_end(), *line_kinds.find_peer_lines(plog))
+            for message in (*self._peer_lines_at_the_end(), *find_peer_lines(plog))
             if not self.is_late(message.line)
         )
 
@@ -63,15 +124,15 @@ class RankLines:
     def has_waited(self) -> bool:
         return any(message.wait is not None for message in self.messages)
 
-    def _peer_lines_at_the_end(self) -> Iterable[line_kinds.PeerLine]:
+    def _peer_lines_at_the_end(self) -> Iterable[PeerLine]:
         """Return messages about others, without those during work: retries, as of a rendezvous, are no evidence."""
         places = {id(line): index for index, line in enumerate(self.lines)}
         return (
             message
-            for message in line_kinds.find_peer_lines(self.lines)
+            for message in find_peer_lines(self.lines)
             if self.is_terminal(places[id(message.line)])
             and places[id(message.line)] not in self.stated
-            and (message.kind == "tried" or not line_kinds.is_try(message.line.text))
+            and (message.kind == "tried" or not is_try(message.line.text))
         )
 
     def _count_after(self, work: Sequence[int]) -> list[int]:
@@ -167,7 +228,7 @@ def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) ->
         if wording("clears").fullmatch(later.raised_in[1]):  # it failed while closing a resource: a consequence
             ends = place
             break
-        if is_kind(later.type, "ends") or later.collective or line_kinds.suffered_wait(later.text) is not None:
+        if is_kind(later.type, "ends") or later.collective or suffered_wait(later.text) is not None:
             continue  # of a kind that any failure causes
         known = [hit for hit in hits if before[0].last <= hit.line < later.first and hit.signature.strength >= 20]
         if any(

@@ -15,7 +15,7 @@ PREFIX = re.compile(r"^(?:\[(?:[A-Za-z_]+)?(\d+)\]:[ ]?)+")
 _RANK = re.compile(r"\[rank(\d+)\]:")
 TRACEBACK_HEAD = "Traceback (most recent call last)"
 _BOX = ("│", "╭", "╰", "└", "┌")
-_PREFIXED = re.compile(r'^(?P<prefix>\S.{2,120}?)\s\sFile "[^"]+", line \d+')
+_PREFIXED = re.compile(r'^(?!\s*File )(?P<prefix>\S.{2,120}?)\s\sFile "[^"]+", line \d+')
 _TRACEBACK, _FRAME, _BOXED_FRAME = map(wording, ("traceback", "frame", "boxed-frame"))
 _SURE, _ANY = wording("exception"), wording("name-and-message")
 _DURING = "During handling of the above exception, another exception occurred"
@@ -144,7 +144,7 @@ class _Parser:
         self._kind = "main"
         self._linked: int | None = None  # the line that announces another traceback
         self._during = False
-        self._unended: list[tuple[str, int]] = []
+        self._unended: list[re.Match[str]] = []
         self.torn: list[int] = []
         self._heads = 0  # tracebacks interrupted by another thread's, whose exceptions are still expected
 
@@ -184,7 +184,7 @@ class _Parser:
             rest = self._group[at + 1 : at + 1 + TORN_LINES]
             if (not frames and any(text.strip() for _, text in rest)) or self._was_taken(at):
                 return False
-            places = [(frame.group("file"), int(frame.group("line"))) for frame in frames]
+            places = frames
         self._close()
         self._chains.append(
             Chain((self._raised(at, at, (found.group("type"), found.group("message")), places),), kind="torn")
@@ -229,22 +229,20 @@ class _Parser:
 
     def _read(self, start: int, *, indent: int) -> tuple[Raised | None, int]:
         """Return the exception of the traceback at `start`, and the index at which to continue."""
-        frames: list[tuple[str, int]] = []
-        names: list[str] = []
+        frames: list[re.Match[str]] = []
         statement = ""
         code_from: int | None = None  # where the line begins that is the first code of its frame
         noise, at, after_frame, prefix = 0, start + 1, False, 0
         while at < len(self._group) and noise <= NOISE_LIMIT:
             text = self._group[at][1]
             body = text[indent:] if text[:indent].strip(" \t|+") == "" else text
-            if not frames and not prefix:
-                prefix = _prefix_of(body)  # a logger's, on every line
+            if not frames and not prefix and (logged := _PREFIXED.match(body)):
+                prefix = len(logged["prefix"])  # a logger's, on every line
             if prefix and len(body) >= prefix and not body[:1].isspace():
                 body = body[prefix:]
             frame = _FRAME.match(body) or _BOXED_FRAME.match(body)
             if frame is not None:
-                frames.append((frame.group("file"), int(frame.group("line"))))
-                names.append(frame.group("name") or "")
+                frames.append(frame)
                 after_frame, statement, code_from = True, "", None
             elif body[:1] in (" ", "\t", *_BOX) or not body.strip():
                 begins = len(body) - len(body.lstrip())
@@ -262,7 +260,7 @@ class _Parser:
                     self._unended = frames
                     raised = self._raised(start, at, self._with_next(at, body, found), frames)
                     if frames:
-                        caught, thrown = (frames[0][0], names[0]), (frames[-1][0], names[-1])
+                        caught, thrown = ((one["file"], one["name"] or "") for one in (frames[0], frames[-1]))
                         raised = replace(raised, caught_in=caught, raised_in=thrown, statement=statement)
                     return raised, at + 1
                 self.torn += [self._group[at][0]] if _DURING in text or _DIRECT in text else []  # its end is lost
@@ -281,15 +279,17 @@ class _Parser:
             return found
         return found[0], f"{found[1].rstrip()} {after.strip()}".lstrip()
 
-    def _raised(self, start: int, end: int, found: tuple[str, str], frames: Sequence[tuple[str, int]]) -> Raised:
-        own = [index for index, frame in enumerate(frames) if not is_library(frame[0])]
+    def _raised(self, start: int, end: int, found: tuple[str, str], frames: Sequence[re.Match[str]]) -> Raised:
+        own = [index for index, frame in enumerate(frames) if not is_library(frame["file"])]
         last = frames[own[-1] if own else -1] if frames else None
-        where = None if last is None else f"{last[0].rpartition('/')[2]}:{last[1]}"  # directories differ by host
+        where = (
+            None if last is None else f"{last['file'].rpartition('/')[2]}:{last['line']}"
+        )
         # Decorators above the program's line made no call; the program may be `python -c`.
-        deeper = frames[own[-1] + 1 :] if own else [frame for frame in frames if frame[0] != "<string>"]
-        collective = any(says(frame[0], "collective") for frame in deeper[-2:]) or says(found[1], "transport")
+        deeper = frames[own[-1] + 1 :] if own else [frame for frame in frames if frame["file"] != "<string>"]
+        collective = any(says(frame["file"], "collective") for frame in deeper[-2:]) or says(found[1], "transport")
         lines = (self._group[start][0], self._group[end][0])
-        below = tuple(frame[0] for frame in reversed(deeper))
+        below = tuple(frame["file"] for frame in reversed(deeper))
         return Raised(found[0], found[1].strip(), where, bool(collective), *lines, below=below)
 
 
@@ -302,12 +302,6 @@ def module_of(file: str) -> str:
     """Return the dotted name of a library's module by its file, such as "h5py._hl.files"."""
     *_, name = _INSTALLED.split(file)
     return name.strip("<>").rpartition(".")[0].replace("/", ".") if "." in name else name.strip("<>")
-
-
-def _prefix_of(body: str) -> int:
-    """Return the number of characters before the first frame's two spaces, 0: none."""
-    found = _PREFIXED.match(body)
-    return len(found.group("prefix")) if found is not None and not body.lstrip().startswith("File ") else 0
 
 
 def _exception_line(body: str, *, after_frame: bool) -> tuple[str, str] | None:
