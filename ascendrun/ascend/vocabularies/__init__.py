@@ -125,6 +125,13 @@ def following(domain: str) -> Mapping[str, Any]:
     return known
 
 
+def kind_of(facts: Mapping[str, str]) -> str:
+    """Return the kind of a restart by a failure's domain, scope, retry and row (conclusions.toml)."""
+    rows = read_table("conclusions")["kinds"]
+    fitting = (row["kind"] for row in rows if all(facts[name] in row[name] for name in facts if name in row))
+    return str(next(fitting, following(facts["domain"]).get("kind", "unknown")))
+
+
 def phase_of(frames: str) -> str:
     """Return the phase of a program by frames of a traceback; "" if they do not show it."""
     phases: Mapping[str, str] = read_table("conclusions")["phases"]

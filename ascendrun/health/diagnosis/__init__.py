@@ -54,12 +54,10 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 def outcome_of(events: Sequence[Event]) -> tuple[Text, ...]:
     """Return the events since the stop of the attempt started; for a failed attempt also that it was not
     restarted."""
-    states = {index: event.values.get("state") for index, event in enumerate(events) if event.code == "state-changed"}
-    stopping = [index for index, state in states.items() if state == "STOPPING"]
-    failed = [index for index, state in states.items() if state == "FAILED"]
-    if not stopping and not failed:
+    states = [event.values.get("state") if event.code == "state-changed" else None for event in events]
+    if "STOPPING" not in states and "FAILED" not in states:
         return ()
-    begins = stopping[-1] + 1 if stopping else failed[0]
+    begins = len(states) - states[::-1].index("STOPPING") if "STOPPING" in states else states.index("FAILED")
     shown = [event for event in events[begins:] if event.code in alike("decisions")][:4]
     messages = tuple(event.message() for event in shown)
     last = shown[-1].values if shown else {}

@@ -305,22 +305,10 @@ def kind_of(found: Diagnosis) -> Kind:
     value, row = code_value(found.code), signature_of(found.code)
     if value is not None and value.kind:
         return Kind(value.kind)
-    if found.retry == "never" and vocabularies.following(found.domain).get("of_nodes"):
-        return Kind.USER
-    if found.domain == "environment" and found.scope == "all" and found.retry == "unknown":
-        return Kind.USER  # the same software on all ranks
-    if found.domain == "access":  # a service may be back later
-        return Kind.HCCL if found.retry in ("same", "exclude") else Kind.USER
-    if row is not None and found.domain == "silent":  # a library names the rank that it lost
-        return Kind.HCCL
-    if (
-        row is not None
-        and row.family in {*vocabularies.alike("runtimes"), "signal"}
-        and found.domain == "program"
-        and found.retry == "unknown"
-    ):
-        return Kind.UNKNOWN  # a crash, or an operator that failed on the device: it may be the device's
-    return Kind(vocabularies.following(found.domain).get("kind", "unknown"))
+    by_device = row is not None and row.family in {*vocabularies.alike("runtimes"), "signal"}
+    told = "" if row is None else "device" if by_device else "other"
+    facts = {"domain": found.domain, "scope": found.scope, "retry": found.retry, "row": told}
+    return Kind(vocabularies.kind_of(facts))
 
 
 def first_of(found: Diagnosis, evidence: Evidence) -> FirstFailure:

@@ -97,9 +97,6 @@ class Edges:
     def ranks_on(self, hosts: Iterable[str]) -> list[int]:
         return [rank.rank for host in hosts for rank in self.evidence.ranks_of(host)]
 
-    def _observed(self, seen: tuple[int, Text]) -> Proof:
-        return Proof(seen[1], seen[0], self.by_rank[seen[0]].rank.host)
-
     def row(self, name: str, reports: Sequence[Edge]) -> Mapping[int, str]:
         """Return each rank's value of this name by these reports, its own before those of others. Operations are those
         of the largest communication group: those of two groups are not comparable."""
@@ -138,13 +135,14 @@ class Edges:
         # The line of the first edge has the values of the code's signature.
         hits = scan((0, one.message.line.text) for one in found.edges[:1])
         values = next((hit.values for hit in hits if hit.signature.code == code), {} if own is None else own.values)
+        seen = (Proof(text, rank, self.by_rank[rank].rank.host) for rank, text in found.seen)
         return Suspect(
             code,
             strength,
             ranks,
             tuple(sorted(set(hosts))),
             at=found.at,
-            proofs=(*map(self._observed, found.seen), *(proof_of(self.evidence, *one) for one in shown)),
+            proofs=(*seen, *(proof_of(self.evidence, *one) for one in shown)),
             sure=not caveats,
             caveats=tuple(caveats.split()),
             values={**values, **(found.values or {})},

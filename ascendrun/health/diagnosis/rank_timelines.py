@@ -150,9 +150,8 @@ def choose_own(indicators: Sequence[result.Suspect], *, waited: bool) -> result.
     programs crash during cleanup.
     """
     decisive = [one for one in indicators if one.role == result.CAUSE and not one.is_vague]
-    suffered = [
-        one for one in indicators if one.role in (result.SYMPTOM, result.CONSEQUENCE) and one.code != "terminated"
-    ]
+    less = [one for one in indicators if one.role in (result.SYMPTOM, result.CONSEQUENCE)]
+    suffered = [one for one in less if one.code != "terminated"]
     if decisive:
         best = max(decisive, key=lambda one: one.strength)
         is_unsure = not best.sure and not suffered and not waited
@@ -188,16 +187,10 @@ def known_line_indicators(lines: Fatal) -> list[result.Suspect]:
         is_last = lines.after[hit.line] <= LAST_OUTPUT_LINES and not lines.has_waited
         since_s = None if line.at_s is None or closing is None or closing.at_s is None else closing.at_s - line.at_s
         has_order = closing is None or closing is line or since_s is not None
-        indicator = _indicator(
-            lines,
-            hit,
-            line,
-            weaker=has_own_cause or (since_s or 0.0) > EARLIER_S,
-            sure=is_last
-            and has_order
-            and (lines.lived_s(line) or 0.0) <= NEAR_THE_END_S
-            and not has_inner_code(hit, _around(hit, lines.lines)),
-        )
+        is_near = (lines.lived_s(line) or 0.0) <= NEAR_THE_END_S
+        sure = is_last and has_order and is_near and not has_inner_code(hit, _around(hit, lines.lines))
+        weaker = has_own_cause or (since_s or 0.0) > EARLIER_S
+        indicator = _indicator(lines, hit, line, weaker=weaker, sure=sure)
         if lines.outlived(hit.line):
             indicator = replace(indicator, strength=min(indicator.strength, strength_of("outlived")), sure=False)
         indicators.append(indicator)
@@ -218,11 +211,8 @@ def _closing(lines: Fatal, shown: Sequence[Hit]) -> Line | None:
     chain = lines.chain
     if chain is not None and chain.kind == "main" and lines.role == result.CAUSE and lines.is_last_output(chain):
         return lines.lines[chain.first]
-    decisive = [
-        lines.lines[hit.line]
-        for hit in shown
-        if hit.signature.role == result.CAUSE and hit.signature.strength >= result.CREDIBLE
-    ]
+    rows = ((hit.signature, lines.lines[hit.line]) for hit in shown)
+    decisive = (line for row, line in rows if row.role == result.CAUSE and row.strength >= result.CREDIBLE)
     return max(decisive, key=lambda line: line.at_s or 0.0, default=None)
 
 

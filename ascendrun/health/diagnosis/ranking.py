@@ -109,16 +109,9 @@ def choose(candidates: Sequence[Suspect], timelines: Sequence[RankTimeline]) -> 
     that ended without output before all others had a reason is not a consequence of them, nor are the few that did so
     with another code."""
     credible = [one for one in candidates if one.is_credible] or list(candidates)
-    mute = [
-        one
-        for one in candidates
-        if one.code == "exit-code"
-        and one not in credible
-        and (
-            _is_outlier(one, credible, timelines)
-            or all(surely_before(one.at, other.at, by_s=MUTE_S) for other in credible)
-        )
-    ]
+    ends = [one for one in candidates if one.code == "exit-code" and one not in credible]
+    before = [one for one in ends if all(surely_before(one.at, other.at, by_s=MUTE_S) for other in credible)]
+    mute = [one for one in ends if one in before or _is_outlier(one, credible, timelines)]
     if mute:
         return min(mute, key=lambda one: one.at_s)
     certain = [one for one in credible if one.sure or one.is_vague]  # others may have been caught, or be ambiguous

@@ -87,8 +87,8 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence, *, missed_a_child: bo
     if not rank.has_failed and not (rank.stopped and is_signal(rank, "crashes")):
         return None
     number = signal_of(rank) or (None if rank.stopped or not rank.code else signal_to_launcher(rank.lines))
-    values = {"signal": signal_name(number)} if number is not None else {"code": str(rank.code)}
-    name = values.get("signal", "")
+    name = "" if number is None else signal_name(number)
+    values = {"signal": name} if name else {"code": str(rank.code)}
     code = "exit-code" if not name else "crash" if name in alike("crashes") else _ENDS.get(name, "terminated")
     last = _last_output(evidence, rank) if code in ("exit-code", "crash") else ()
     crashes = named_pids(evidence.host(rank.host).dmesg, "crashed") if code == "crash" else {}
@@ -100,7 +100,7 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence, *, missed_a_child: bo
         proofs=(proof, *kernel, *last),
         values={**values, "last": _sentence(last or kernel) if last or kernel else "-"},
         role=TEARDOWN if rank.stopped else CAUSE,
-        key=values.get("signal") or values["code"],
+        key=name or str(rank.code),
         sure=code == "killed",
         is_vague=code in ("exit-code", "killed", "crash", "terminated"),
     )

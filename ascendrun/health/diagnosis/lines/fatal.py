@@ -104,14 +104,10 @@ class Fatal(rank_lines.RankLines):
         else:
             root = self.chain.root
             wait, others = self._suffered(root)
-            is_of_others = wait or others or (root.collective and not self._failed_itself(root))
+            is_of_others = wait or others or (root.collective and not says(root.text, "library-failure"))
             line = rank_lines.PeerLine("suffered", wait or EXEC, others, line=self.lines[root.last])
             found = [line] if is_of_others and self.role == SYMPTOM else []
         return (one for one in found if not self.is_late(one.line))
-
-    def _failed_itself(self, raised: Raised) -> bool:
-        """Return whether a library's call failed in this rank, without evidence of a wait for others."""
-        return says(raised.text, "library-failure") and rank_lines.suffered_wait(raised.text) is None
 
     def _suffered(self, raised: Raised) -> tuple[str | None, tuple[int, ...]]:
         """Return the kind of wait, and the ranks that an exception reports as gone. Quoted parts of a message about the
@@ -120,8 +116,9 @@ class Fatal(rank_lines.RankLines):
         if named and not raised.collective and not any(map(self.evidence.host_at, named)):
             return None, ()
         text = without_quotes(raised.text) if raised.last in self.stated else raised.text
-        others = rank_lines.accuses(raised.text, rank=self.rank.rank, world_size=self.evidence.world_size)
-        return rank_lines.suffered_wait(text), others
+        found = {int(rank) for match in wording("other-rank").findall(raised.text) for rank in match if rank}
+        others = (rank for rank in found - {self.rank.rank} if rank < self.evidence.world_size)
+        return rank_lines.suffered_wait(text), tuple(sorted(others))
 
     # --- certainty that it ended the rank
 
@@ -163,14 +160,9 @@ class Fatal(rank_lines.RankLines):
         """Return whether a known reason or the end of a wait follows outside of its message: that may have ended the
         rank."""
         taken = {index for one in chain.raised for index in self.message_of(one)}
-        return any(
-            hit.line > chain.last
-            and hit.line not in taken
-            and (hit.signature.role == SYMPTOM or _is_specific(hit))
-            and not self.is_late(self.lines[hit.line])
-            and self.lines[hit.line].stream == self.lines[chain.last].stream
-            for hit in self.hits
-        )
+        after = [hit for hit in self.hits if hit.line > chain.last and hit.line not in taken]
+        known = [self.lines[hit.line] for hit in after if hit.signature.role == SYMPTOM or _is_specific(hit)]
+        return any(line.stream == self.lines[chain.last].stream and not self.is_late(line) for line in known)
 
     # --- as a reason
 

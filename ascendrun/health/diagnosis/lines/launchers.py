@@ -146,10 +146,10 @@ def error_lines(text: str, file: str) -> tuple[Line, ...]:
         content = whole["message"]
     except (ValueError, TypeError, KeyError):
         return ()
-    extra = content.get("extraInfo", {}) if isinstance(content, dict) else whole.get("extraInfo", {})
-    message = str(content.get("message", "")) if isinstance(content, dict) else str(content)
-    stack = str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
-    at_s = _seconds(extra.get("timestamp")) if isinstance(extra, dict) else None
+    content = content if isinstance(content, dict) else {**whole, "message": content}
+    extra, message = content.get("extraInfo"), str(content.get("message", ""))
+    extra = extra if isinstance(extra, dict) else {}
+    stack, at_s = str(extra.get("py_callstack", "")), _seconds(extra.get("timestamp"))
     lines = [line for line in stack.split("\n") if line.strip()]
     if message and not any(line.strip().startswith(message.split("\n")[0][:80]) for line in lines[-20:]):
         lines = [*(lines or ["Traceback (most recent call last):"]), *message.split("\n")]

@@ -48,12 +48,6 @@ def find_peer_lines(lines: Iterable[Line]) -> Iterator[PeerLine]:
             yield PeerLine(found.kind, found.wait, found.ranks, found.addresses, found.values, line)
 
 
-def accuses(text: str, *, rank: int, world_size: int) -> tuple[int, ...]:
-    """Return the other ranks that an exception reports as gone; () for none."""
-    found = {int(number) for match in wording("other-rank").finditer(text) for number in match.groups() if number}
-    return tuple(sorted(number for number in found - {rank} if number < world_size))
-
-
 def suffered_wait(text: str) -> str | None:
     """Return LOST or EXEC if an exception indicates that another rank was lost or did not join, by its class, its codes
     or its words; else None."""

@@ -282,9 +282,7 @@ class _Parser:
     def _raised(self, start: int, end: int, found: tuple[str, str], frames: Sequence[re.Match[str]]) -> Raised:
         own = [index for index, frame in enumerate(frames) if not is_library(frame["file"])]
         last = frames[own[-1] if own else -1] if frames else None
-        where = (
-            None if last is None else f"{last['file'].rpartition('/')[2]}:{last['line']}"
-        )
+        where = None if last is None else f"{last['file'].rpartition('/')[2]}:{last['line']}"
         # Decorators above the program's line made no call; the program may be `python -c`.
         deeper = frames[own[-1] + 1 :] if own else [frame for frame in frames if frame["file"] != "<string>"]
         collective = any(says(frame["file"], "collective") for frame in deeper[-2:]) or says(found[1], "transport")
