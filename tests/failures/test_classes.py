@@ -185,3 +185,46 @@ def test_one_exception_of_two_attempts_has_one_fingerprint() -> None:
     assert prints[0] == prints[1] != prints[2] and "" not in prints
     silent = next(case for case in CASES if case.expected.domain == "silent")
     assert fingerprint_of(diagnose(silent.evidence)) == ""
+
+
+WORKER = "(WorkerProcess pid=7) ERROR 09-03 12:08:10 worker.py:226] "
+FRAMES = (
+    '  File "/job/serve.py", line 17, in divide\n    check(heads, ranks)\n  File "/job/serve.py", line 10, in check\n'
+)
+COMMAND = "subprocess.CalledProcessError: Command '['cc', 'a.c']' returned non-zero exit status 1."
+NCCL = "socket.h:403 NCCL WARN Connect to 10.0.0.9 failed : Network is unreachable\nRuntimeError: no"
+INLINE = (
+    'Traceback (most recent call last):\n  File "<string>", line 9, in <module>\n'
+    '  File "/e/site-packages/x/y.py", line 1, in f\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("err", "domain", "where"),
+    [
+        (
+            "\n".join(WORKER + line for line in f"{FRAMES}AssertionError: 25 by 4".splitlines()),
+            "program",
+            "serve.py:10",
+        ),
+        (f"/tmp/a.c:4:10: fatal error: Python.h: No such file or directory\n{COMMAND}", "environment", None),
+        (f"{INLINE}KeyError: 'w'", "program", "<string>:9"),
+        (
+            "socket.h:403 NCCL WARN Connect to 10.0.0.9 failed : Network is unreachable\nRuntimeError: no",
+            "network",
+            None,
+        ),
+    ],
+    ids=["each line behind a logger's prefix", "a compiler's error", "a program of python -c", "a warning of NCCL"],
+)
+def test_what_is_around_an_exception_is_read(err: str, domain: str, where: str | None) -> None:
+    case = {"ranks": 4, "groups": [{"ranks": "all", "err": err, "exit": 1}]}
+    found = diagnose(Builder(case, seed="around").evidence())
+    assert (found.domain, found.values.get("where", where)) == (domain, where or found.values.get("where"))
+    assert where is None or found.code == "exception"
+
+
+def test_one_rank_that_fails_alone_is_no_host_also_if_it_is_alone_there() -> None:
+    groups = [{"ranks": 1, "err": f"{INLINE}KeyError: 'w'", "exit": 1}, {"ranks": "rest", "exit": -15, "stopped": True}]
+    found = diagnose(Builder({"ranks": 2, "per_host": 1, "groups": groups}, seed="one").evidence())
+    assert (found.ranks, found.scope) == ((1,), "rank")

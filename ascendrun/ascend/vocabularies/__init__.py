@@ -183,7 +183,7 @@ def _phrases() -> tuple[Pattern[str], Mapping[str, Value]]:
     """Return one pattern of all values that are words, and the values by their words."""
     values = {
         key: value
-        for name in ("nccl", "cuda", "statuses", "recovery", "resolver")
+        for name in ("nccl", "cuda", "statuses", "recovery", "resolver", "compilers")
         for key, value in vocabulary(name).items()
     }
     known = ((words, value_of("errnos", name)) for words, name in _WORDS_OF_ERRNO.items())
@@ -237,7 +237,10 @@ def wording(name: str) -> Pattern[str]:
 
 def says(text: str, *names: str) -> bool:
     """Return whether a text has one of these wordings."""
-    return any(wording(name).search(text) for name in names)
+    for name in names:  # for each line of each rank
+        if wording(name).search(text) is not None:
+            return True
+    return False
 
 
 def kernel_values(text: str) -> Iterator[Value]:

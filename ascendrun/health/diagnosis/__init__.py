@@ -18,15 +18,7 @@ from dataclasses import replace
 
 from ascendrun.ascend.vocabularies import alike
 from ascendrun.core.events import Event
-from ascendrun.health.diagnosis.evidence import (
-    Clock,
-    DeviceFact,
-    Evidence,
-    FixedClock,
-    HostEvidence,
-    Line,
-    RankEvidence,
-)
+from ascendrun.health.diagnosis.evidence import DeviceFact, Evidence, FixedClock, HostEvidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines.launchers import expand
 from ascendrun.health.diagnosis.outcomes import LIVE, explain_ending
 from ascendrun.health.diagnosis.rank_timelines import read_timeline, without_survived
@@ -36,7 +28,7 @@ from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, 
 from ascendrun.text import Text
 
 __all__ = [
-    "ChainLink", "Clock", "Confidence", "DeviceFact", "Diagnosis", "Evidence", "FixedClock", "HostEvidence", "Line",
+    "ChainLink", "Confidence", "DeviceFact", "Diagnosis", "Evidence", "FixedClock", "HostEvidence", "Line",
     "LIVE", "Proof", "RankEvidence", "Role", "diagnose", "outcome_of", "render",
 ]  # fmt: skip
 

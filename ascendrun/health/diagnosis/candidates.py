@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from ascendrun.ascend.signatures import Hit, scan, signature_of, strongest
 from ascendrun.ascend.vocabularies import alike, strength_of
-from ascendrun.core.events import Event
 from ascendrun.health.diagnosis import evidence as given
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Moment, earliest, moment, surely_before
@@ -128,13 +127,9 @@ def _lost_hosts(evidence: Evidence) -> Iterator[Suspect]:
     for host in evidence.hosts:
         for code in filter(None, (_LOST.get(host.lost or ""), "supervisor-lost" if host.supervisor_lost else None)):
             moves = [one for one in evidence.events if getattr(one.values.get("reason"), "key", "") == f"reason.{code}"]
-            proofs = tuple(_proof_of(one, host) for one in moves if host.host in one.hosts)
+            proofs = [Proof(one.message(), None, host.host, at_s=one.at_s) for one in moves if host.host in one.hosts]
             ranks = tuple(rank.rank for rank in evidence.ranks_of(host.host))
-            yield Suspect(code, strength_of(code), ranks, (host.host,), proofs=proofs[:2])
-
-
-def _proof_of(event: Event, host: HostEvidence) -> Proof:
-    return Proof(text=event.message(), host=host.host, at_s=event.at_s)
+            yield Suspect(code, strength_of(code), ranks, (host.host,), proofs=tuple(proofs[:2]))
 
 
 def _of_hosts(evidence: Evidence, found: Sequence[Suspect]) -> Iterator[Suspect]:
@@ -179,7 +174,7 @@ def _of_storage(evidence: Evidence, host: HostEvidence) -> Iterator[Suspect]:
     for event in (one for one in evidence.events if one.code == "io-error" and host.host in one.hosts):
         known = strongest(scan([(0, os.strerror(getattr(errno, str(event.values.get("errno")), 0)))]))
         if known is not None and is_timely(2 * event.at_s - host.clock.to_head_s(event.at_s), here):
-            at, proof = Moment(event.at_s, 0.0, host.host), _proof_of(event, host)
+            at, proof = Moment(event.at_s, 0.0, host.host), Proof(event.message(), None, host.host, at_s=event.at_s)
             yield Suspect(known.signature.code, strength_of("kernel"), ranks, (host.host,), at, (proof,), sure=False)
             return
     was_killed = any(is_signal(rank, "from-outside") for rank in here if rank.has_failed)
@@ -196,16 +191,10 @@ def _alarms(evidence: Evidence, host: HostEvidence) -> Iterator[Suspect]:
         if users or all(rank.device is None for rank in here):
             text = listed("device.problem", device=fact.device, problem=fact.problem)
             proof = Proof(text=text, host=host.host, file=fact.file, rank=users[0].rank if users else None)
-            yield Suspect(
-                "device-alarm",
-                strength_of("device-alarm"),
-                tuple(rank.rank for rank in users),
-                (host.host,),
-                proofs=(proof,),
-                values={"device": str(fact.device), "problem": fact.problem},
-                sure=False,
-                caveats=("only-afterwards",),
-            )
+            ranks, values = tuple(rank.rank for rank in users), {"device": str(fact.device), "problem": fact.problem}
+            strength, caveats = strength_of("device-alarm"), ("only-afterwards",)
+            made = Suspect("device-alarm", strength, ranks, (host.host,), None, (proof,), values, sure=False)
+            yield replace(made, caveats=caveats)
 
 
 def is_of_some_device(one: Suspect) -> bool:
@@ -226,7 +215,8 @@ def _of_kernel(evidence: Evidence, host: HostEvidence, here: Sequence[Suspect]) 
         is_of_silent = any(_names(hit, pid=one.pid) for one in ranks if not one.has_failed)
         is_cause = row.family in alike("of-kernels") and (row.role == result.CAUSE or is_of_silent)
         if is_cause and all(_may_explain(at, one) for one in here):
-            has_ended = any(_ended(rank, hit) for rank in ranks)
+            killed = [rank for rank in ranks if signal_of(rank) in _OF_KERNELS.get(row.code, ())]
+            has_ended = any(rank.has_failed and _names(hit, pid=rank.pid) for rank in killed)
             named = tuple(one.rank for one in ranks if _names(hit, pid=one.pid) or _names(hit, device=one.device))
             strength, proof = strength_of("kernel"), proof_of(evidence, lines[hit.line], host)
             fact = Suspect(row.code, strength, named, (host.host,), at, (proof,), hit.values, sure=False)
@@ -239,11 +229,6 @@ def _of_kernel(evidence: Evidence, host: HostEvidence, here: Sequence[Suspect]) 
 
 def _names(hit: Hit, **number: int | None) -> bool:
     return any(value is not None and hit.values.get(name) == str(value) for name, value in number.items())
-
-
-def _ended(rank: given.RankEvidence, hit: Hit) -> bool:
-    """Return whether the kernel reports the rank as ended, by pid, and it ended so."""
-    return rank.has_failed and signal_of(rank) in _OF_KERNELS.get(hit.signature.code, ()) and _names(hit, pid=rank.pid)
 
 
 def is_timely(at_s: float, here: Sequence[given.RankEvidence]) -> bool:

@@ -22,7 +22,7 @@ from ascendrun.core.jobs.roles import named_rank
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.candidates import is_timely
 from ascendrun.health.diagnosis.evidence import Evidence, surely_before
-from ascendrun.health.diagnosis.lines.launchers import expand
+from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS, expand
 from ascendrun.health.diagnosis.lines.rank_lines import is_error_line, services_in
 from ascendrun.health.diagnosis.lines.tracebacks import is_library, module_of
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
@@ -210,7 +210,8 @@ def scope_of(winner: Suspect, evidence: Evidence) -> str:
         for host in winner.hosts
         if len(ranks & {one.rank for one in evidence.ranks_of(host)}) >= HOST_SHARE * len(evidence.ranks_of(host))
     ]
-    has_several = not ranks or len(ranks) > len(winner.hosts) or len(ranks) == 1  # of one rank each, it is of ranks
+    is_of_node = evidence.launcher in LAUNCHERS  # its process of a node stands for the ranks there
+    has_several = not ranks or len(ranks) > len(winner.hosts) or (len(ranks) == 1 and is_of_node)
     is_part = len(winner.hosts) < max(2, len(hosts)) and has_several
     if winner.hosts and is_part and (not ranks or set(whole) == set(winner.hosts)):
         return "host"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Optional
 
 from ascendrun.ascend.signatures import scan
@@ -136,17 +137,10 @@ class Edges:
         hits = scan((0, one.message.line.text) for one in found.edges[:1])
         values = next((hit.values for hit in hits if hit.signature.code == code), {} if own is None else own.values)
         seen = (Proof(text, rank, self.by_rank[rank].rank.host) for rank, text in found.seen)
-        return Suspect(
-            code,
-            strength,
-            ranks,
-            tuple(sorted(set(hosts))),
-            at=found.at,
-            proofs=(*seen, *(proof_of(self.evidence, *one) for one in shown)),
-            sure=not caveats,
-            caveats=tuple(caveats.split()),
-            values={**values, **(found.values or {})},
-        )
+        proofs = (*seen, *(proof_of(self.evidence, *one) for one in shown))
+        values = {**values, **(found.values or {})}
+        made = Suspect(code, strength, ranks, tuple(sorted(set(hosts))), found.at, proofs, values, not caveats)
+        return replace(made, caveats=tuple(caveats.split()))
 
 
 def minority(row: Mapping[int, Hashable]) -> tuple[int, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ascendrun.ascend.vocabularies import alike, code_of_cause
 from ascendrun.core.events import SEPARATE, Event
@@ -23,11 +22,11 @@ def explain_ending(evidence: Evidence) -> Diagnosis | None:
     """Return the diagnosis of an attempt that did not fail by itself; None: search for the failure."""
     failed = [rank for rank in evidence.ranks if rank.has_failed]
     if evidence.state == "SUCCEEDED" or evidence.cause == "completed":
-        return _diagnosis(evidence, "succeeded", anomalies=tuple(_anomalies(evidence)))
+        return replace(_diagnosis(evidence, "succeeded"), anomalies=tuple(_anomalies(evidence)))
     if evidence.cause == "held" or (evidence.cause is None and evidence.state in LIVE):
         return _live(evidence)
     if evidence.reason is not None and evidence.reason.code == SEPARATE:
-        return _diagnosis(evidence, SEPARATE, hosts=evidence.reason.hosts)
+        return replace(_diagnosis(evidence, SEPARATE), hosts=evidence.reason.hosts)
     code = code_of_cause(evidence.cause or "")
     if code is None or (failed and code not in alike("stops")):
         return None
@@ -37,10 +36,11 @@ def explain_ending(evidence: Evidence) -> Diagnosis | None:
     reason = evidence.reason or Reason("hung")
     if code == "hang":
         name = "hang-unreachable" if reason.code == "hung-without-host" else "hang"
-        return _diagnosis(evidence, name, finding=reason.why or "", ranks=reason.ranks, hosts=reason.hosts)
+        return replace(_diagnosis(evidence, name, reason.why or ""), ranks=reason.ranks, hosts=reason.hosts)
     unseen = code in alike("stops") and any(rank.pid is not None and not rank.has_ended for rank in evidence.ranks)
-    less: dict[str, Any] = {"confidence": Confidence.LIKELY, "caveats": (caveat("not-all-seen"),)} if unseen else {}
-    return _diagnosis(evidence, code, hosts=tuple(sorted(reason.hosts)) if code in alike("names-hosts") else (), **less)
+    hosts = tuple(sorted(reason.hosts)) if code in alike("names-hosts") else ()
+    found = replace(_diagnosis(evidence, code), hosts=hosts)
+    return replace(found, confidence=Confidence.LIKELY, caveats=(caveat("not-all-seen"),)) if unseen else found
 
 
 def hang_now(events: Sequence[Event]) -> Event | None:
@@ -49,37 +49,34 @@ def hang_now(events: Sequence[Event]) -> Event | None:
     return found if found is not None and found.code == "hang" else None
 
 
-def _diagnosis(evidence: Evidence, code: str, *, finding: Rendered | str | None = None, **fields: Any) -> Diagnosis:
-    """Make a diagnosis. `finding`: of a hang, None: it is none. `fields`: of the diagnosis."""
+def _diagnosis(evidence: Evidence, code: str, finding: Rendered | str | None = None) -> Diagnosis:
+    """Make a diagnosis. `finding`: of a hang, None: it is none."""
     reason, value = evidence.reason, code_value(code)
-    proofs = tuple(
-        Proof(text=event.message(), at_s=event.at_s)
-        for event in evidence.events
-        if reason is not None and evidence.state not in LIVE and event.values.get("reason") == reason
-    )[-1:]
+    is_live = evidence.state in LIVE
+    told = [event for event in evidence.events if reason is not None and event.values.get("reason") == reason]
     why = reason.why if reason is not None and code == "preflight-failed" else None
     values = {"reason": why or reason or "", "job": evidence.job, "needed": evidence.needs, "state": evidence.state}
-    known = {
-        "confidence": Confidence.CERTAIN if finding is None else Confidence.LIKELY,
-        "at_s": evidence.ended_at_s,
-        "evidence": proofs,
-        "values": values if finding is None else {**values, "finding": finding},
-        "retry": retry_of(code),
-        "domain": "" if value is None else value.domain,
-        "missing": evidence.missing,
-    }
-    return Diagnosis(code, **{**known, **fields})
+    return Diagnosis(
+        code=code,
+        confidence=Confidence.CERTAIN if finding is None else Confidence.LIKELY,
+        at_s=evidence.ended_at_s,
+        evidence=tuple(Proof(event.message(), at_s=event.at_s) for event in told[-1:] if not is_live),
+        values=values if finding is None else {**values, "finding": finding},
+        retry=retry_of(code),
+        domain="" if value is None else value.domain,
+        missing=evidence.missing,
+    )
 
 
 def _live(evidence: Evidence) -> Diagnosis:
     is_running, anomalies = evidence.state == "RUNNING", tuple(_anomalies(evidence))
     hang = hang_now(evidence.events) if is_running else None
     if hang is None:
-        return _diagnosis(evidence, "running" if is_running else "in-progress", anomalies=anomalies)
-    shown = {"at_s": hang.values.get("since_s"), "evidence": (Proof(text=hang.message(), at_s=hang.at_s),)}
-    finding = hang.values.get("finding") or ""
-    found = _diagnosis(evidence, "running", finding=finding, ranks=hang.ranks, hosts=hang.hosts, **shown)
-    return replace(found, code="hangs", anomalies=anomalies)
+        return replace(_diagnosis(evidence, "running" if is_running else "in-progress"), anomalies=anomalies)
+    found = _diagnosis(evidence, "running", hang.values.get("finding") or "")
+    proof, since_s = Proof(hang.message(), at_s=hang.at_s), hang.values.get("since_s")
+    shown = replace(found, code="hangs", at_s=since_s, evidence=(proof,), anomalies=anomalies)
+    return replace(shown, ranks=hang.ranks, hosts=hang.hosts)
 
 
 def _anomalies(evidence: Evidence) -> Iterator[Text]:
@@ -100,11 +97,9 @@ def _anomalies_of_ranks(evidence: Evidence, unreachable: Sequence[str]) -> Itera
     ended = [rank.rank for rank in evidence.ranks if rank.code == 0]
     if ended and len(ended) < len(evidence.ranks):
         yield listed("diagnosis.anomaly.ended-early", ranks=ended)
-    written_s = {}
-    for rank in evidence.ranks:
-        when = moment(evidence, rank.host, rank.last_output_s)
-        if when is not None and rank.host not in unreachable and not rank.has_ended:
-            written_s[rank.rank] = when.at_s
+    alive = [rank for rank in evidence.ranks if rank.host not in unreachable and not rank.has_ended]
+    heard = {rank.rank: moment(evidence, rank.host, rank.last_output_s) for rank in alive}
+    written_s = {rank: when.at_s for rank, when in heard.items() if when is not None}
     newest_s = max(written_s.values(), default=0.0)
     quiet = [rank for rank, at_s in written_s.items() if newest_s - at_s > NO_OUTPUT_S]
     if quiet and len(quiet) < len(written_s):

@@ -11,17 +11,10 @@ from ascendrun.ascend.vocabularies import alike, class_of, is_of_several, says, 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, moment, with_stamps
+from ascendrun.health.diagnosis.lines import rank_lines
 from ascendrun.health.diagnosis.lines.exits import exit_indicator
 from ascendrun.health.diagnosis.lines.fatal import Fatal, has_inner_code
-from ascendrun.health.diagnosis.lines.rank_lines import (
-    LAST_OUTPUT_LINES,
-    NEAR_THE_END_S,
-    PeerLine,
-    RankLines,
-    find_peer_lines,
-    is_error_line,
-    is_specific,
-)
+from ascendrun.health.diagnosis.lines.rank_lines import PeerLine, RankLines, find_peer_lines, is_error_line, is_specific
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, is_library, unfold, without_colours
 
 
@@ -48,6 +41,10 @@ class RankTimeline:
     details: tuple[Line, ...] = ()
     is_torn: bool = False
     worked_until: Moment | None = None
+
+    @property
+    def seen_at(self) -> Moment | None:
+        return self.waited_at or self.end
 
     @property
     def has_cause(self) -> bool:
@@ -110,13 +107,15 @@ DETAIL_LINES, DETAIL_S = 40, 5.0
 
 def _details(fatal: Fatal) -> Iterator[Line]:
     """Yield errors that the rank logged before its exception, or before its end: a general exception only repeats that
-    something failed. Reports about other ranks are no details."""
+    something failed. Reports about other ranks are no details, except why one
+    is not reached."""
     chain = fatal.chain
     end = len(fatal.lines) if chain is None else chain.first
     closing_s = fatal.rank.exited_at_s if chain is None else fatal.lines[end].at_s
     for line in fatal.lines[max(0, end - DETAIL_LINES) : end]:
         is_near = line.at_s is None or closing_s is None or closing_s - line.at_s <= DETAIL_S
-        if is_near and says(line.text, "logged-error") and not any(find_peer_lines([line])):
+        others = any(message.kind != "unreached" for message in find_peer_lines([line]))
+        if is_near and says(line.text, "logged-error") and not others:
             yield line
 
 
@@ -184,10 +183,10 @@ def known_line_indicators(lines: Fatal) -> list[result.Suspect]:
         if hit.signature.is_general and hit is not last[hit.signature.code]:
             continue  # of NCCL's warnings only the last came right before the failure
         line = lines.lines[hit.line]
-        is_last = lines.after[hit.line] <= LAST_OUTPUT_LINES and not lines.has_waited
+        is_last = lines.after[hit.line] <= rank_lines.LAST_OUTPUT_LINES and not lines.has_waited
         since_s = None if line.at_s is None or closing is None or closing.at_s is None else closing.at_s - line.at_s
         has_order = closing is None or closing is line or since_s is not None
-        is_near = (lines.lived_s(line) or 0.0) <= NEAR_THE_END_S
+        is_near = (lines.lived_s(line) or 0.0) <= rank_lines.NEAR_THE_END_S
         sure = is_last and has_order and is_near and not has_inner_code(hit, _around(hit, lines.lines))
         weaker = has_own_cause or (since_s or 0.0) > EARLIER_S
         indicator = _indicator(lines, hit, line, weaker=weaker, sure=sure)
@@ -222,7 +221,8 @@ def _indicator(lines: RankLines, hit: Hit, line: Line, *, weaker: bool, sure: bo
         role = result.CONSEQUENCE  # the end of a rank whose wait timed out
     row = hit.signature
     key = "" if row.blames in ("job", "network") else result.normalised(hit.text)
-    indicator = lines.suspect(row.code, row.strength, line, values=hit.values, sure=sure, role=role, key=key)
+    made = lines.suspect(row.code, row.strength, line)
+    indicator = replace(made, values=hit.values, sure=sure, role=role, key=key)
     went_on = lines.has_waited or lines.rank.stopped  # the reason of the end came later
     is_hard = row.family in {*alike("runtimes"), "hccl", "memory"} and row.strength >= HARD_FROM
     is_aside = row.family in alike("not-fatal") or (went_on and not is_hard)

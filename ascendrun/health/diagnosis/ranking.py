@@ -237,23 +237,11 @@ def _role_of(winner: Suspect, timeline: RankTimeline) -> tuple[Role, str]:
 
 
 def _link(winner: Suspect, role: Role, code: str, timelines: Sequence[RankTimeline]) -> ChainLink:
-    when = winner.at if role is Role.INITIATING and winner.at else earliest(_when(timeline) for timeline in timelines)
-    values = next(
-        (timeline.own.values for timeline in timelines if timeline.own is not None and timeline.own.code == code), {}
-    )
-    return ChainLink(
-        role,
-        code,
-        tuple(sorted(timeline.rank.rank for timeline in timelines)),
-        tuple(sorted({timeline.rank.host for timeline in timelines})),
-        values,
-        at_s=when.at_s if when else None,
-        lag_s=_lag_between(winner.at, when, role),
-    )
-
-
-def _when(timeline: RankTimeline) -> Moment | None:
-    return timeline.waited_at or timeline.end
+    when = winner.at if role is Role.INITIATING and winner.at else earliest(one.seen_at for one in timelines)
+    ranks, hosts = sorted(one.rank.rank for one in timelines), sorted({one.rank.host for one in timelines})
+    values = next((one.own.values for one in timelines if one.own is not None and one.own.code == code), {})
+    at_s, lag_s = when.at_s if when else None, _lag_between(winner.at, when, role)
+    return ChainLink(role, code, tuple(ranks), tuple(hosts), values, at_s, lag_s)
 
 
 def _lag_between(first: Moment | None, then: Moment | None, role: Role) -> float | None:
@@ -269,13 +257,8 @@ def _unknown(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Suspect:
     """Return that ranks lost others, without a reason of any; of weight 0."""
     suffered = [timeline for timeline in timelines if timeline.waited is not None]
     proofs = (proof for one in suffered[:2] for indicator in one.indicators[:1] for proof in indicator.proofs[:1])
-    return Suspect(
-        "peer-lost" if suffered else "unknown",
-        0,
-        at=earliest(_when(timeline) for timeline in suffered),
-        proofs=tuple(proofs),
-        values={"reason": evidence.reason or ""},
-    )
+    code, at = "peer-lost" if suffered else "unknown", earliest(one.seen_at for one in suffered)
+    return Suspect(code, 0, at=at, proofs=tuple(proofs), values={"reason": evidence.reason or ""})
 
 
 def _missing(evidence: Evidence) -> tuple[Text, ...]:

@@ -59,8 +59,9 @@ def signal_to_launcher(lines: Sequence[Line]) -> int | None:
 def named_pids(lines: Sequence[Line] | None, *wordings: str) -> Mapping[int, Line]:
     """Return the pids that lines of these wordings name, with the first line that does."""
     found: dict[int, Line] = {}
+    patterns = [wording(name) for name in wordings]
     for line in lines or ():
-        for match in filter(None, (wording(name).search(line.text) for name in wordings)):
+        for match in filter(None, (pattern.search(line.text) for pattern in patterns)):
             for pid in re.findall(r"\d+", next(filter(None, match.groups()))):
                 found.setdefault(int(pid), line)
     return found
@@ -135,10 +136,8 @@ def describe_end(rank: RankEvidence) -> Text:
     """Return a text such as "exited with code 1", "was killed by SIGKILL"."""
     number = signal_of(rank)
     named = {} if number is None else {"signal": signal_name(number)}
-    if rank.signal is not None:
-        end = listed("diagnosis.ended-by", **named)
-    else:
-        end = listed("diagnosis.exited-with-signal" if named else "diagnosis.exited", code=rank.code, **named)
+    key = "ended-by" if rank.signal is not None else "exited-with-signal" if named else "exited"
+    end = listed(f"diagnosis.{key}", code=rank.code, **named)
     return listed("diagnosis.after-stop", end=end) if rank.stopped else end
 
 
@@ -158,13 +157,10 @@ def _killed_for_memory(evidence: Evidence, rank: RankEvidence, *, missed_a_child
             found = _oom(evidence, rank, [dead[pid], line], pid=pid, sure=True)
             return replace(found, at=moment(evidence, rank.host, line.at_s) or found.at)
     ours = {one.pid for one in evidence.ranks_of(rank.host)}
-    others = [
-        (pid, line)
-        for pid, line in dead.items()
-        if pid not in ours
-        and (line.at_s is None or end_s is None or -KILLED_BEFORE_S < line.at_s - end_s < KILLED_AFTER_S)
-    ][-1:]
-    found = _oom(evidence, rank, [line for _, line in others], pid=others[0][0] if others else rank.pid, sure=False)
+    strangers = {pid: line.at_s for pid, line in dead.items() if pid not in ours}
+    since_s = {pid: 0.0 if at_s is None or end_s is None else at_s - end_s for pid, at_s in strangers.items()}
+    others = [pid for pid, time_s in since_s.items() if -KILLED_BEFORE_S < time_s < KILLED_AFTER_S][-1:]
+    found = _oom(evidence, rank, [dead[pid] for pid in others], pid=others[0] if others else rank.pid, sure=False)
     free, total = host.memory_free_bytes, host.memory_total_bytes
     if missed_a_child and others and rank.has_failed:
         return replace(found, strength=strength_of("child-oom"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ascendrun.ascend import vocabularies
 from ascendrun.ascend.peer_messages import EXEC, LOST
@@ -191,16 +192,16 @@ class Fatal(rank_lines.RankLines):
             strength = max(row.strength, strength_of("exception")) if role == CAUSE else row.strength
             if all(proof.text != hit.text.strip() for proof in proofs):
                 proofs = (*proofs, self.proof(lines[hit.line]))
-            known = {"proofs": proofs, "values": {**values, **hit.values}, "sure": not unsure, "role": role, "key": key}
-            return [self.suspect(row.code, strength, begin, **known)]
+            known, made = {**values, **hit.values}, self.suspect(row.code, strength, begin)
+            return [replace(made, proofs=proofs, values=known, sure=not unsure, role=role, key=key)]
         has_several = any(message.kind in alike("several-messages") for message in self.messages)
         unsure = unsure or says(shown.text, "points-elsewhere") or self.has_waited or has_several
         # the output of a stopped rank may be its program's data, such as text
         was_printed = (last.stream == "out" and self.rank.stopped) or was_handled
         strength = strength_of("printed" if was_printed else "suffered" if unsure else "exception")
         is_sure, key = not unsure and chain.kind == "main", same_exception(chain)
-        fields = {"proofs": proofs, "values": values, "sure": is_sure, "role": role, "key": key}
-        return [self.suspect("exception", strength, begin, **fields)]
+        made = self.suspect("exception", strength, begin)
+        return [replace(made, proofs=proofs, values=values, sure=is_sure, role=role, key=key)]
 
     def _most_specific(self, chain: Chain, role: str) -> Raised:
         """Return the most specific exception: the last, unless it only reports other ranks' ends or refers to an

@@ -9,7 +9,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ascendrun.ascend.peer_messages import EXEC, LOST, PeerMessage, read_messages
 from ascendrun.ascend.signatures import Hit, scan
@@ -103,7 +102,8 @@ class RankLines:
         raised = [one for chain in self.chains for one in chain.raised]
         reports = {*(hit.line for hit in hits), *(index for one in raised for index in range(one.first, one.last + 1))}
         ordinary = (index for index in range(len(lines)) if index not in reports and lines[index].text.strip())
-        work = [index for index in ordinary if not says(lines[index].text, "quiet")]
+        quiet = wording("quiet").search
+        work = [index for index in ordinary if not quiet(lines[index].text)]
         self.after = self._count_after(work)
         self.worked_until_s = max((at_s for index in work if (at_s := lines[index].at_s) is not None), default=None)
         self.chains = tuple(without_handled(chain, hits, lines) for chain in self.chains)
@@ -190,10 +190,10 @@ class RankLines:
     def proof(self, line: Line) -> result.Proof:
         return result.proof_of(self.evidence, line, self.rank)
 
-    def suspect(self, code: str, strength: int, line: Line, **fields: Any) -> result.Suspect:
-        """Make a reason of a line of this rank; `fields`: of the suspect."""
-        own = {"at": self.moment_of(line), "proofs": (self.proof(line),), **fields}
-        return result.Suspect(code, strength, (self.rank.rank,), (self.rank.host,), **own)
+    def suspect(self, code: str, strength: int, line: Line) -> result.Suspect:
+        """Make a reason of a line of this rank."""
+        proofs = (self.proof(line),)
+        return result.Suspect(code, strength, (self.rank.rank,), (self.rank.host,), self.moment_of(line), proofs)
 
 
 def is_specific(hit: Hit) -> bool:

@@ -153,22 +153,32 @@ class _Parser:
         while at < len(self._group):
             text = self._group[at][1]
             found = _TRACEBACK.match(text) if TRACEBACK_HEAD in text else None
-            if found is None:
+            if found is None and 'File "' in text and _PREFIXED.match(text):
+                at = self._take_logged(at)
+            elif found is None:
                 frame = _FRAME.match(text) if 'File "' in text else None
                 if frame is not None and frame.group("name") is not None:
                     self.torn.append(self._group[at][0])
                 if not self._take_torn(at):
                     self._receive(at, text)
                 at += 1
-                continue
-            head = self._group[at][0]
-            raised, at = self._read(at, indent=len(found.group("indent")))
-            if raised is not None:
-                self._take(raised)
             else:
-                self.torn.append(head)
+                head = self._group[at][0]
+                raised, at = self._read(at, indent=len(found["indent"]))
+                if raised is not None:
+                    self._take(raised)
+                else:
+                    self.torn.append(head)
         self._close()
         return self._chains
+
+    def _take_logged(self, at: int) -> int:
+        """Take a traceback without its head whose lines have a logger's prefix; return the index after it."""
+        self.torn.append(self._group[at][0])
+        raised, end = self._read(at - 1, indent=0)
+        self._close()
+        self._chains += [] if raised is None else [Chain((raised,), kind="torn")]
+        return max(end, at + 1)
 
     def _take_torn(self, at: int) -> bool:
         """Take an exception whose traceback lost its head: frames are shortly before it, or no line follows."""
@@ -280,13 +290,13 @@ class _Parser:
         return found[0], f"{found[1].rstrip()} {after.strip()}".lstrip()
 
     def _raised(self, start: int, end: int, found: tuple[str, str], frames: Sequence[re.Match[str]]) -> Raised:
-        own = [index for index, frame in enumerate(frames) if not is_library(frame["file"])]
+        of_program = [index for index, frame in enumerate(frames) if not is_library(frame["file"])]
+        own = of_program or [index for index, frame in enumerate(frames) if frame["file"] == "<string>"]  # python -c
         last = frames[own[-1] if own else -1] if frames else None
         where = None if last is None else f"{last['file'].rpartition('/')[2]}:{last['line']}"
-        # Decorators above the program's line made no call; the program may be `python -c`.
-        deeper = frames[own[-1] + 1 :] if own else [frame for frame in frames if frame["file"] != "<string>"]
+        deeper = frames[own[-1] + 1 :] if own else frames
         collective = any(says(frame["file"], "collective") for frame in deeper[-2:]) or says(found[1], "transport")
-        lines = (self._group[start][0], self._group[end][0])
+        lines = (self._group[max(start, 0)][0], self._group[end][0])
         below = tuple(frame["file"] for frame in reversed(deeper))
         return Raised(found[0], found[1].strip(), where, bool(collective), *lines, below=below)
 
