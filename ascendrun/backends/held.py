@@ -13,7 +13,7 @@ COMMAND_S = 60.0
 
 LINK = """\
 d=/tmp/ascendrun-hold-$(id -u); f=$d/$ASCENDRUN_HOLDER.py; n=0
-until [ -s "$f" ] || [ $n -ge 200 ]; do sleep 0.1; n=$((n+1)); done
+until [ -s "$f" ] || [ $n -ge 1000 ]; do sleep 0.02; n=$((n+1)); done
 if [ -O "$d" ] && [ -O "$f" ] && IFS= read -r p <"$f"; then exec "${p#?}" -I -S "$f" "$ASCENDRUN_HOLDER" "$0"; fi
 exec /bin/sh -c "$0"
 """

@@ -19,6 +19,7 @@ from ascendrun.core.jobs.reasons import because
 from ascendrun.core.jobs.restart import excluded_hosts
 from ascendrun.core.jobs.roles import parts_of
 from ascendrun.core.jobs.schedule import check_dependency
+from ascendrun.head.agents.connections import post_later
 from ascendrun.head.loop.steps import JobSteps
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from ascendrun.head.loop.machine.machines import Machines
 
 INTERVAL_S = 5.0
-SOON_S = 0.3
-"""Seconds between queries while an allocation was requested less than EAGER_S ago."""
+FIRST_S, SOON_S = 0.05, 0.3
+"""Seconds between queries while an allocation was requested less than EAGER_S ago: the first, and later ones."""
 EAGER_S = 10.0
 KEPT_S = 60.0
 """Seconds after the end of a job for which its allocation is kept at most, while files of its nodes are fetched."""
@@ -179,11 +180,20 @@ class Allocations:
         runners = [
             runner for runner in self._jobs if runner.job.allocation in work.keys and runner.job.engine == engine
         ]
-        is_eager = any(
-            time.time() - runner.job.since_s < EAGER_S and (not runner.job.pool or runner.job.state is State.STOPPING)
-            for runner in runners
+        youngest_s = min(
+            (
+                time.time() - runner.job.since_s
+                for runner in runners
+                if not runner.job.pool or runner.job.state is State.STOPPING
+            ),
+            default=EAGER_S,
         )
-        self._due[engine] = time.monotonic() + (SOON_S if is_eager and silence is None else INTERVAL_S)
+        pause_s = min(SOON_S, max(FIRST_S, youngest_s / 4))
+        if youngest_s < EAGER_S and silence is None:
+            post_later(self._context.links, pause_s, self.tick)  # ticks are farther apart
+        else:
+            pause_s = INTERVAL_S
+        self._due[engine] = time.monotonic() + pause_s
         self._note_silence(engine, runners, silence)
         if silence is not None:
             self._missing_since.clear()  # the answers before and after it are not one time without the allocation
