@@ -79,6 +79,15 @@ def test_the_time_of_an_evaluation_is_none_of_the_training(here, tmp_path, monke
     assert speed > 2 * reduced.ROWS / 6e5
 
 
+@pytest.mark.parametrize("is_low, best", [(True, 1), (False, 2)])
+def test_the_best_model_is_that_of_the_lowest_or_highest_score(here, tmp_path, monkeypatch, is_low, best):
+    task = reduced.Squares()
+    monkeypatch.setattr(task, "evaluate", lambda name, step: {"score": float(step)})
+    reduced.train(here, task, tmp_path, eval_steps=1, best="score", best_is_low=is_low)
+    found = [json.loads(path.read_text())["facts"] for path in tmp_path.glob("*/manifest.json")]
+    assert {facts["best_step"] for facts in found if "best_step" in facts} == {best}
+
+
 class Padded(Loader):
     """As for a rank with fewer rows than others: its last pass is a row without weight."""
 

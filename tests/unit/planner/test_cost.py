@@ -248,6 +248,23 @@ def test_shards_inside_hosts_move_less_between_them() -> None:
     assert times["hsdp"] is not None and times["fsdp2"] is not None and times["hsdp"].high < times["fsdp2"].high
 
 
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_replicated_ranks_exchange_each_gradient_twice_but_for_their_own_part(ranks: int) -> None:
+    devices = npus(ranks=ranks, ranks_per_host=8, in_host=1e9)
+    took_s = cost.exchange_time(work("qwen2.5-32b"), devices, cost.Layout("ddp"))
+    sent = 4 * work("qwen2.5-32b").trained
+    assert took_s == pytest.approx(2 * (ranks - 1) / ranks * sent / 1e9, rel=0.01)
+
+
+def test_recomputed_activations_take_another_forward_pass() -> None:
+    """Of six operations of a weight two are those of the forward pass."""
+    once, again = (
+        cost.step_time(work("tiny", is_frozen=False), npus(ranks=1), cost.Layout("ddp", recomputes), 0.0)
+        for recomputes in (False, True)
+    )
+    assert once is not None and again is not None and again.high / once.high == pytest.approx((6 + 2) / 6)
+
+
 def test_one_recorded_run_gives_a_range_of_at_most_twice_its_lower_end() -> None:
     small = work("tiny", is_frozen=False)
     run = RecordedRun("j-1", 4, float(small.trained), 5000.0, small.tokens_per_step, small.flops_per_token)
