@@ -80,7 +80,7 @@ class Scene:
 
     def enough(self) -> None:
         """Lets ranks that `beat-on` end."""
-        for host in self.cluster.hosts:
+        for host in filter(self.cluster.is_up, self.cluster.hosts):
             Path(self.cluster.path(host, ENOUGH)).touch()
 
     def show(self, job: str) -> dict[str, Any]:
