@@ -59,10 +59,10 @@ def signal_to_launcher(lines: Sequence[Line]) -> int | None:
 def named_pids(lines: Sequence[Line] | None, *wordings: str) -> Mapping[int, Line]:
     """Return the pids that lines of these wordings name, with the first line that does."""
     found: dict[int, Line] = {}
-    patterns = [wording(name) for name in wordings]
-    for line in lines or ():
-        for match in filter(None, (pattern.search(line.text) for pattern in patterns)):
-            for pid in re.findall(r"\d+", next(filter(None, match.groups()))):
+    for pattern in map(wording, wordings):
+        for line in lines or ():
+            match = pattern.search(line.text)
+            for pid in re.findall(r"\d+", next(filter(None, match.groups()))) if match is not None else ():
                 found.setdefault(int(pid), line)
     return found
 

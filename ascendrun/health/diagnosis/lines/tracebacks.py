@@ -153,10 +153,11 @@ class _Parser:
         while at < len(self._group):
             text = self._group[at][1]
             found = _TRACEBACK.match(text) if TRACEBACK_HEAD in text else None
-            if found is None and 'File "' in text and _PREFIXED.match(text):
+            has_frame = found is None and 'File "' in text
+            if has_frame and _PREFIXED.match(text):
                 at = self._take_logged(at)
             elif found is None:
-                frame = _FRAME.match(text) if 'File "' in text else None
+                frame = _FRAME.match(text) if has_frame else None
                 if frame is not None and frame.group("name") is not None:
                     self.torn.append(self._group[at][0])
                 if not self._take_torn(at):
