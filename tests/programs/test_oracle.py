@@ -3,6 +3,7 @@
 import json
 import random
 import time
+import traceback
 from types import SimpleNamespace
 
 import pytest
@@ -107,6 +108,14 @@ def test_a_row_that_stands_in_for_an_empty_pass_teaches_nothing(here, tmp_path):
 
 def test_gradients_of_all_buckets_are_the_mean_of_those_of_the_ranks(launch):
     assert "equal in 3 buckets" in launch("reduced", ["buckets"], ranks=2).succeed().text()
+
+
+def test_a_seed_writes_no_stack_for_devices_that_are_not_there(here, monkeypatch):
+    """As torch.manual_seed does at each step, for each kind of device that is not initialized."""
+    stacks: list[object] = []
+    monkeypatch.setattr(traceback, "format_stack", lambda *given: stacks.append(given) or [])
+    here.accelerator.seed(7)
+    assert torch.initial_seed() == 7 and stacks == []
 
 
 def test_each_step_of_each_rank_has_random_numbers_of_its_own(launch):

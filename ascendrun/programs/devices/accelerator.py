@@ -78,9 +78,10 @@ class Accelerator:
         return bool(self.module.is_bf16_supported())
 
     def seed(self, seed: int) -> None:
-        """Seed the generators of torch, on the CPU and on this device."""
-        torch.manual_seed(seed)
-        if self.family == "npu":
+        """Seed the generators of torch, on the CPU and on this device; not of others, as torch.manual_seed does: it
+        writes the stack of its call for each that is not initialized."""
+        torch.default_generator.manual_seed(seed)
+        if self.module is not None:
             self.module.manual_seed_all(seed)
 
     def rng_state(self) -> dict[str, Any]:
