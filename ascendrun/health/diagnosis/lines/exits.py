@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from ascendrun.ascend.vocabularies import alike, says, strength_of, wording
 from ascendrun.core.jobfile.launchers import RAY
@@ -33,12 +33,10 @@ def signal_of(rank: RankEvidence) -> int | None:
     """Return the signal that killed it; a shell or launcher reports it as 128 + number or a negative code."""
     if rank.signal is not None:
         return rank.signal
-    code = rank.code
-    if code is not None and code < 0:
+    code = rank.code or 0
+    if code < 0:
         return -code
-    if code is not None and 128 < code <= 128 + 31 and code - 128 in set(signal.Signals):
-        return code - 128
-    return None
+    return code - 128 if code <= 128 + 31 and code - 128 in set(signal.Signals) else None
 
 
 def is_signal(rank: RankEvidence, name: str) -> bool:
@@ -113,8 +111,10 @@ LAST_LINES, LAST_OUTPUT_S = 25, 30.0
 def _last_output(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
     """Return, of its last lines, the last error with the line before it, or with the logged errors just before it;
     otherwise the last lines of standard error. Warnings do not count."""
-    errors = [line for line in rank.lines if line.stream == "err" and _is_output(line)][-LAST_LINES:]
-    prints = [line for line in rank.lines if line.stream == "out" and _is_output(line)][-5:]
+    errors, prints = (
+        [*islice((line for line in reversed(rank.lines) if line.stream == stream and _is_output(line)), most)][::-1]
+        for stream, most in (("err", LAST_LINES), ("out", 5))
+    )
     last_s = max((line.at_s for line in (*prints, *errors) if line.at_s is not None), default=0.0)
     recent = [line for line in (*prints, *errors) if line.at_s is None or last_s - line.at_s <= LAST_OUTPUT_S]
     decisive = [line for line in recent if says(line.text, "error-stem")]
