@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
@@ -70,6 +70,13 @@ def options_of(program: str, *given: str) -> dict[str, Any]:
     from ascendrun.programs.trainer.options import parse, read_table
 
     return parse(given, read_table(REPO / "ascendrun" / "programs" / program / "options.json"))
+
+
+def dna_in(tokens: Iterable[int]) -> str:
+    """The DNA of the codons among the tokens of a codon model."""
+    from ascendrun.programs.codon.vocabulary import CODONS, FIRST_CODON
+
+    return "".join(CODONS[token - FIRST_CODON] for token in tokens if token >= FIRST_CODON)
 
 
 def tiny_qwen2(**changes: Any) -> Any:

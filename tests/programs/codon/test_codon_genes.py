@@ -12,6 +12,7 @@ from ascendrun.programs.codon import genes as g
 from ascendrun.programs.codon import vocabulary as v
 from ascendrun.programs.codon.model import batch_of, hidden, masked
 from ascendrun.programs.errors import InvalidDataError
+from tests.programs.conftest import dna_in
 
 OPTIONS = {
     "prepared_dir": "",
@@ -125,7 +126,7 @@ def test_tables_fasta_and_lines_of_the_same_genes_are_equal(tmp_path):
     (tmp_path / "l.jsonl").write_text("\n".join(lines) + "\n")
     found = [read(tmp_path / name) for name in ("t.csv", "f.fa.gz", "l.jsonl")]
     assert len({each.digest for each in found}) == 1 and len(found[0]) == 12
-    assert v.dna_of(found[0][0]) == rows[0][0] and set(found[0].organisms) == {59}
+    assert dna_in(found[0][0]) == rows[0][0] and set(found[0].organisms) == {59}
 
     (tmp_path / "f.fa").write_text(">gene\n" + rows[0][0] + "\n")
     with pytest.raises(InvalidDataError):
@@ -153,7 +154,7 @@ def test_a_protein_is_in_one_part_whatever_the_order_and_new_organisms_get_the_n
     assert "Yarrowia lipolytica" in str(error.value)
     found = read(tmp_path / "a.csv", new_organisms=["Yarrowia lipolytica"])
     assert set(found.organisms) == {51, 164}
-    proteins = [{v.translate(v.dna_of(found[number])) for number in found.numbers(val=val)} for val in (False, True)]
+    proteins = [{v.translate(dna_in(found[number])) for number in found.numbers(val=val)} for val in (False, True)]
     assert proteins[0] and proteins[1] and not proteins[0] & proteins[1]
     small = v.Organisms(("Yarrowia lipolytica",))
     assert found.known_to(small).names.names == ("Yarrowia lipolytica", "Escherichia coli general")

@@ -12,7 +12,7 @@ from ascendrun.programs.codon.asked import Ambiguity
 from ascendrun.programs.codon.genes import read_genes
 from ascendrun.programs.codon.optimize import predict_dna_sequence
 from ascendrun.programs.codon.sequences import read_proteins
-from tests.programs.conftest import options_of
+from tests.programs.conftest import dna_in, options_of
 
 ROOT = Path(__file__).parents[3]
 DATA = Path(os.environ.get("TESTS_SHARED_DATA", ROOT.parent / "shared" / "data")).absolute() / "codon"
@@ -32,7 +32,7 @@ def test_the_sample_proteins_are_read_and_the_sample_predictions_translate():
     assert [v.translate(row["predicted_dna"]) for row in rows] == [each.residues for each in proteins]
     genes = read_genes(options_of("codon", f"--data_path={predictions}"), v.ORGANISMS)
     assert len(genes) == len(rows) and not genes.skipped
-    assert [v.dna_of(genes[number]) for number in range(len(genes))] == [row["predicted_dna"] for row in rows]
+    assert [dna_in(genes[number]) for number in range(len(genes))] == [row["predicted_dna"] for row in rows]
 
 
 def test_the_published_weights_give_the_printed_dna_of_insulin():
