@@ -37,6 +37,8 @@ _REFUSED = re.compile(
     "|no matches for|have a resource type|does not exist|no context exists"
 )
 """What kubectl prints for a request that would be refused again; its exit code is 1 for everything."""
+_NO_ERRORS = ("AlreadyExists", "does not support dry run")
+"""Of a request that was made before, and of an admission webhook with side effects."""
 
 
 class Place(NamedTuple):
@@ -97,6 +99,7 @@ class KubernetesBackend:
         )
         try:
             text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+            _require_known_fields(place, objects, text)
             run(place, ["create", "--validate=true", "--filename=-"], text)
         except EngineError as error:
             self._delete(place, [wanted.options["kind"]], [wanted.key])
@@ -175,10 +178,33 @@ class KubernetesBackend:
 def run(place: Place, argv: Sequence[str], text: str = "") -> str:
     """Run a kubectl; return its output. Raises EngineError."""
     done = run_command([*place.argv, *argv], text, verb=argv[0])
-    lines = [line for line in done.stderr.splitlines() if "AlreadyExists" not in line]
+    lines = [line for line in done.stderr.splitlines() if not any(mark in line for mark in _NO_ERRORS)]
     if done.returncode and lines:  # without any, the answer is on the other stream
         raise error_of(" ".join(lines[:3]))
     return done.stdout
+
+
+def _require_known_fields(place: Place, objects: Sequence[Mapping[str, Any]], text: str) -> None:
+    """Raises EngineError if the API server would drop fields of the objects. kubectl compares only with schemas that
+    are published, which may be later than the resource is."""
+    argv = ["create", "--validate=true", "--dry-run=server", "--output=json", "--filename=-"]
+    try:
+        answered = list(_documents(run(place, argv, text)))
+    except ValueError as error:
+        raise EngineError(because("engine-silent", why=f"kubectl create: {error}")) from error
+    kept = {(one["kind"], one["metadata"]["name"]): one for one in answered}
+    for one in objects:
+        fields = list(manifests.dropped(one, kept.get((one["kind"], one["metadata"]["name"]))))
+        if fields:
+            raise EngineError(because("kubernetes-unknown-fields", kind=one["kind"], fields=fields), is_final=True)
+
+
+def _documents(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the objects that kubectl create prints, one after the other."""
+    decoder, at = json.JSONDecoder(), 0
+    while text[at:].strip():
+        found, at = decoder.raw_decode(text, len(text) - len(text[at:].lstrip()))
+        yield found
 
 
 def error_of(why: str) -> EngineError:

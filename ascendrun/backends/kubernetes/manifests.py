@@ -7,7 +7,7 @@ import hashlib
 import math
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ascendrun.ascend import containers as vendor
@@ -131,6 +131,20 @@ def _ascendjob(wanted: AllocationRequest, pod: Mapping[str, Any]) -> dict[str, A
     policy = {"schedulingPolicy": {"minAvailable": wanted.nodes, **queue}}
     spec = {"schedulerName": "volcano", "runPolicy": policy, "replicaSpecs": replicas}
     return {**vendor.OPERATOR_OBJECT, "spec": spec}
+
+
+def dropped(sent: object, kept: object, path: str = "") -> Iterator[str]:
+    """Yield the fields of a manifest that the API server does not know: what it answers lacks them. It also leaves out
+    values such as false and 0."""
+    if isinstance(sent, dict) and isinstance(kept, dict):
+        for key, value in sent.items():
+            if key in kept:
+                yield from dropped(value, kept[key], f"{path}.{key}" if path else key)
+            elif value:
+                yield f"{path}.{key}" if path else key
+    elif isinstance(sent, list) and isinstance(kept, list):
+        for index, (one, other) in enumerate(zip(sent, kept)):
+            yield from dropped(one, other, f"{path}[{index}]")
 
 
 def merged(template: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:

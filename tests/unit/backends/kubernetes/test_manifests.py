@@ -86,3 +86,10 @@ def test_a_job_of_a_controller_starts_all_its_pods_or_none(kind: str) -> None:
     assert part["replicas"] == (3 if kind == "vcjob" else 2)
     assert part["template"]["metadata"]["labels"]["ascendrun/key"] == job["metadata"]["labels"]["ascendrun/key"]
     assert "Worker" not in str(objects(nodes=1, kind="ascendjob", image="i"))
+
+
+def test_what_the_answer_of_the_api_server_lacks_is_what_it_does_not_know() -> None:
+    sent = {"spec": {"minAvailble": 1, "suspend": False, "tasks": [{"name": "a", "labels": {}}, {"nam": "b"}]}}
+    kept = {"spec": {"tasks": [{"name": "a", "uid": "1"}, {"name": ""}], "queue": "default"}, "status": {}}
+    assert list(manifests.dropped(sent, kept)) == ["spec.minAvailble", "spec.tasks[1].nam"]
+    assert not list(manifests.dropped(sent, sent)) and not list(manifests.dropped(sent, None))
