@@ -43,7 +43,7 @@ STARTED_S = 20.0
 LIGHT_S, FULL_S = 8.0, 70.0
 CONTAINER_S, PULL_S = 60.0, 1800.0
 """Limits of a survey in an image, and of one that may have to fetch it: tens of GB."""
-PULL_LOOK_S, PULL_LOOKS_S = 2.0, 16.0
+PULL_LOOK_S, PULL_LOOKS_S = 2.0, 10.0
 """When hosts that fetch an image are first queried how far they are, and the longest pause between two such queries."""
 CONNECT_LIGHT_S, CONNECT_FULL_S = 6.0, 10.0
 SPARE_S = 6.0
@@ -89,6 +89,7 @@ class Examination:
         self._refused: dict[str, Failure] = {}
         self._waiting: set[str] = set()
         self._secrets: Mapping[str, str] = {}
+        self._is_pulling = False
 
     def start(self) -> None:
         from ascendrun.health.survey.probes import survey_items
@@ -133,6 +134,9 @@ class Examination:
                 found[host] = layers
             if awaited:
                 return
+            if self._is_pulling and not found:  # what is shown must not stay when the image is there
+                self._pulling(because("nodes-available", count=len(self._hosts)))
+            self._is_pulling = bool(found)
             for image in sorted({images[host] for host in found}):
                 fetching = {host.name: found[host] for host in images if host in found and images[host] == image}
                 present, known = map(sum, zip(*fetching.values()))

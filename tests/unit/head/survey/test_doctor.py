@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.model import Container, JobSpec
+from ascendrun.core.jobs.reasons import Reason
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.head.protocol import agent_messages as agent
@@ -163,3 +164,39 @@ def test_values_of_secrets_are_scrubbed_out_of_whatever_a_node_says(text: str, l
 )
 def test_a_script_with_an_absolute_path_must_be_on_the_nodes(more, paths):
     assert input_paths(JobSpec(name="x", **more)) == paths
+
+
+class Fetching(Agents):
+    """Each host withholds the reply of its survey, and tells what it fetches as `rounds` has it."""
+
+    def __init__(self, *rounds: Any) -> None:
+        self.rounds, self.posted = {name: list(rounds) for name in NAMES}, []
+        self.post = self.posted.append
+
+    def get(self, host: Host) -> Any:
+        return FetchingAgent(self, host.name)
+
+
+class FetchingAgent:
+    def __init__(self, agents: Fetching, name: str) -> None:
+        self._rounds = agents.rounds[name]
+
+    def call(self, request: agent.Survey, *, deadline_s: float, done: Callable[[Reply[Any]], None]) -> None:
+        if [item["kind"] for item in request.items] == ["pulls"] and self._rounds:
+            done(fine(pulls=self._rounds.pop(0)))
+
+
+def test_layers_are_shown_while_hosts_fetch_an_image_and_no_longer() -> None:
+    shown: list[Reason] = []
+    fetches = ({"pulls": {"engine": [1, 2]}}, {"pulls": {"engine": [7, "x"], "other": [1, 2]}}, {"pulls": {}})
+    agents = Fetching(*fetches)
+    spec = JobSpec.model_validate({"name": "j", "command": ("x",), "container": {"image": "engine"}, "nodes": 3})
+    reports = {name: report(name) for name in NAMES}
+    one = Examination(LIGHT, spec, reports, None, links=agents, done=lambda _: None, pulling=shown.append)
+    one.start()
+    for _ in fetches:
+        one._look_at_pulls(0.0)
+        while agents.posted:
+            agents.posted.pop(0)()
+    assert [reason.code for reason in shown] == ["image-layers", "nodes-available"]
+    assert (shown[0].hosts, shown[0].values) == (NAMES, {"image": "engine", "present": 3, "known": 6})
