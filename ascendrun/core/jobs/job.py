@@ -267,8 +267,9 @@ class Job:
 
     @property
     def lacks_hosts(self) -> bool:
-        """Whether the job runs on fewer hosts than it requested."""
-        return self.state is State.RUNNING and len(self.hosts) < self.request.nodes
+        """Whether the job runs on fewer hosts than it requested, as its `min_nodes` permits."""
+        may_lack = self.request.min_nodes > 0 and self.state is State.RUNNING
+        return may_lack and len(self.hosts) < self.request.nodes
 
     @property
     def run_id(self) -> str:

@@ -307,3 +307,4 @@ def test_a_running_job_that_lacks_hosts_gets_free_ones_that_no_job_in_line_wants
     assert held == SparesFree(("a", "c", "d")), "a held job waits for no host"
     assert decide(whole(small, unusable={"a": WHY}, away={"c": WHY, "d": WHY})) == {}
     assert decide(whole(running(1, "a", "b"))) == {}, "it has what it requested"
+    assert decide(whole(replace(small, request=Request(4)))) == {}, "a record that was rebuilt may lack hosts"
