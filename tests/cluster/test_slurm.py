@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conftest import CODE, start_cluster
 from leftovers import controllers, kill
-from scenes import Scene
+from scenes import Scene, await_that
 
 from ascendrun.sim.ascend.scenario import Scenario
 from tests.lib.vcluster import slurm
@@ -53,6 +53,12 @@ class SlurmScene(Scene):
 
     def queue(self) -> list[dict[str, Any]]:
         return list(json.loads(self.slurm("squeue", "--states=all", "--json"))["jobs"])
+
+    def slurm_state(self, job: str) -> str:
+        """What Slurm tells of the newest allocation that the job was granted."""
+        granted = [event for event in self.show(job)["events"] if event["code"] == "allocation-granted"]
+        (row,) = [one for one in self.queue() if str(one["job_id"]) == granted[-1]["values"]["allocation"]]
+        return str(row["job_state"])
 
     def await_free(self) -> None:
         assert await_true(lambda: not slurm.allocations(self.cluster), deadline_s=60.0), self.slurm("squeue")
@@ -183,19 +189,20 @@ def test_spare_nodes_are_nodes_of_the_allocation_and_a_drained_one_is_replaced_b
     scene.ascendrun("stop", job, "--now")
 
 
-def test_an_allocation_that_completes_for_longer_than_a_minute_ends_no_job_twice(scene):
-    (slurm.run_folder(scene.cluster.folder) / "slow").write_text("70")
-    job = scene.launch("slow", "print", "done")
-    scene.await_state(job, "SUCCEEDED")
-    assert await_true(
-        lambda: {one["job_state"] for one in scene.queue() if one["job_state"] == "COMPLETING"}, deadline_s=30.0
-    )
-    (slurm.run_folder(scene.cluster.folder) / "slow").unlink()
-    after = scene.launch("after", "print", "done")
-    scene.await_state(after, "SUCCEEDED")
-    assert scene.queue()[-2]["job_state"] == "COMPLETING" and scene.state(job) == "SUCCEEDED"
-    assert await_true(lambda: not slurm.allocations(scene.cluster), deadline_s=120.0)
-    assert "allocation-gone" not in scene.codes(job)
+def test_an_allocation_that_completes_for_long_ends_no_job_twice(scene):
+    completing = slurm.run_folder(scene.cluster.folder) / "completing"
+    completing.touch()
+    try:
+        job = scene.launch("slow", "print", "done")
+        scene.await_state(job, "SUCCEEDED")
+        await_that(lambda: scene.slurm_state(job) == "COMPLETING", "its epilog runs")
+        after = scene.launch("after", "print", "done")
+        scene.await_state(after, "SUCCEEDED")
+        assert (scene.slurm_state(job), scene.state(job)) == ("COMPLETING", "SUCCEEDED")
+    finally:
+        completing.unlink()
+    scene.await_free()
+    assert "allocation-gone" not in scene.codes(job) and scene.state(job) == "SUCCEEDED"
 
 
 def test_two_jobs_on_one_node_have_the_npus_that_each_was_granted(scene):

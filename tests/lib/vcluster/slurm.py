@@ -61,8 +61,11 @@ PartitionName=urgent Nodes=node[1-{count}] MaxTime=INFINITE State=UP PriorityTie
 GRES_CONF = "NodeName=node[1-{count}] Name=npu Type=910b File={run}/davinci[0-{last}]\n"
 CGROUP_CONF = "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/tmp/cg\n"
 
-EPILOG = "#!/bin/sh\nif [ -e {run}/slow ]; then sleep $(cat {run}/slow); fi\n"
-"""At the end of each job on a node: a file `slow` has the seconds for which it is COMPLETING."""
+EPILOG = """#!/bin/sh
+left=3000
+while [ -e {run}/completing ] && [ $left -gt 0 ]; do sleep 0.2; left=$((left - 1)); done
+"""
+"""At the end of each job on a node: it is COMPLETING as long as the file `completing` exists, at most 10 minutes."""
 
 _SLURMD = (
     "mkdir -p /tmp/cg/freezer /var/spool/slurmd && mount -t cgroup -o freezer none /tmp/cg/freezer"
