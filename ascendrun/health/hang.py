@@ -27,7 +27,8 @@ IDLE_CPU, BUSY_CPU = 2.0, 50.0
 IDLE_DEVICE = 5.0
 """Percent of utilisation."""
 NEAR_LOW_POWER = 1.1
-WRITES_BYTES_S = float(1 << 20)
+WRITES_BYTES_S = float(64 << 10)
+"""A rank that writes more may save a checkpoint, also over a slow link; logs and metrics are far below."""
 USUAL_NETWORK_BYTES_S, IDLE_NETWORK = 1e6, 0.01
 """The network is judged only if the training uses this much; idle is this fraction of it."""
 INTERVALS = 64

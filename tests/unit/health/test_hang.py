@@ -238,9 +238,12 @@ def test_unreachable_hosts_alone_are_never_a_hang() -> None:
 # Slow modes: nothing of this may stop a job, and what its program tells is not even reported.
 
 
+SLOW_LINK_BYTES_S = 2e5
+"""To a store of checkpoints: a 1.5 Mbit/s line that others use too."""
 SAVING = {"phases": frozenset({"checkpoint"}), "moves": False, "frames": WAITS, "cpu": 1.0}
 MODES: dict[str, tuple[float, bool, dict[str, object], dict[str, object]]] = {
     "checkpoint": (600.0, False, SAVING, {"frames": SAVES, "cpu": 40.0, "writes": 5e7}),
+    "checkpoint over a slow link": (600.0, False, SAVING, {"frames": SAVES, "cpu": 2.0, "writes": SLOW_LINK_BYTES_S}),
     "checkpoint on a slow disk": (600.0, False, SAVING, {"frames": SAVES, "cpu": 0.0, "state": "D"}),
     "evaluation": (1500.0, True, {"phases": frozenset({"evaluation"})}, {}),
     "compile in process": (1200.0, False, {"frames": COMPILES, "cpu": 100.0, "moves": False}, {}),
@@ -304,10 +307,10 @@ def test_24_hours_of_slow_modes_are_never_taken_for_a_hang(device_type: str, see
         assert not world.acted and not world.hung, f"{mode} is taken for a hang"
 
 
-def foreign_checkpoint(world: World) -> None:
+def foreign_checkpoint(world: World, bytes_s: float = 5e7) -> None:
     """A program of one's own: rank 0 writes for 10 minutes, the others wait in a barrier."""
     world.others_wait(0)
-    world.set([0], frames=SAVES, cpu=60.0, writes=5e7)
+    world.set([0], frames=SAVES, cpu=60.0 if bytes_s > 1e6 else 2.0, writes=bytes_s)
     world.run(600.0)
 
 
@@ -325,13 +328,16 @@ def test_24_hours_of_a_foreign_program_are_never_acted_on(device_type: str, metr
         assert not world.acted
 
 
+@pytest.mark.parametrize("bytes_s", [5e7, SLOW_LINK_BYTES_S])
 @pytest.mark.parametrize("metrics", [True, False])
 @pytest.mark.parametrize("device_type", ["npu", "cuda", "cpu"])
-def test_a_rank_that_writes_is_reported_only_when_it_has_stopped_to(device_type: str, metrics: bool) -> None:
+def test_a_rank_that_writes_is_reported_only_when_it_has_stopped_to(
+    device_type: str, metrics: bool, bytes_s: float
+) -> None:
     world = World(device_type=device_type, metrics=metrics, tells_phases=False, stacks=False)
     world.train(60.0)
     world.run(300.0, steps=True, logs=True)
-    foreign_checkpoint(world)
+    foreign_checkpoint(world, bytes_s)
     assert not world.hung
     world.set([0], writes=0.0, moves=False, cpu=0.5, frames=READS)
     world.run(300.0)
