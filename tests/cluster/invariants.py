@@ -11,6 +11,7 @@ from scenes import Scene, await_that
 
 from ascendrun.core.jobs.draft import TRANSITIONS
 from ascendrun.core.jobs.job import State
+from ascendrun.node.layout import IDENTITY, PREPARED
 from tests.lib.vcluster.cluster import VirtualCluster
 
 LISTENS = "0A"
@@ -24,6 +25,7 @@ def check_ended(scene: Scene, job: str, *, state: str, but: Sequence[str] = ()) 
     check_moves(scene, job)
     scene.await_nobody(job)
     check_started_once(scene, job)
+    check_one_key(scene, job)
     if State.RUNNING in states_of(scene, job) or scene.on_node(job):
         await_that(lambda: scene.is_drained(job), f"every byte of {job} is here")
     check_copy(scene, job, but=but)
@@ -51,6 +53,16 @@ def check_started_once(scene: Scene, job: str) -> None:
             events = [event for line in path.read_bytes().splitlines() for event in _read_event(line)]
             started.update((path.parent.name, event["rank"]) for event in events if event["event"] == "rank_started")
     assert all(count == 1 for count in started.values()), started
+
+
+def check_one_key(scene: Scene, job: str) -> None:
+    """Supervisors of an attempt believe each other's notices, whichever controllers prepared and started it."""
+    keys: dict[str, set[str]] = {}
+    for host in scene.cluster.hosts:
+        for path in scene.runs_on(host).glob(f"{scene.run(job)}/attempt-*/{IDENTITY}"):
+            peers = json.loads(path.with_name(PREPARED).read_bytes()).get("peers") or {"key": ""}
+            keys.setdefault(path.parent.name, set()).add(peers["key"])
+    assert all(len(of_attempt) == 1 for of_attempt in keys.values()), sorted(keys)
 
 
 def _read_event(line: bytes) -> list[dict[str, Any]]:

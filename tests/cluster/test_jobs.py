@@ -2,12 +2,16 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
 import leftovers
 import pytest
 from scenes import BEAT_ON, Scene, await_that, run_text, venv_python
+
+from tests.lib.vcluster.machines import HEAD
+from tests.lib.vcluster.network import ip_in
 
 # --- a node says no: nobody starts ---
 
@@ -33,6 +37,48 @@ def test_an_unreachable_node_means_nobody_starts_and_is_named(scene: Scene) -> N
     assert "node2" in done.stderr
     assert scene.reason("j-0001")["code"] == "preflight-failed"
     assert not scene.cluster.path("node1", "/tmp/started").exists()
+
+
+# --- which network ---
+
+CONNECT = """
+import json, os, socket
+address, rank = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), int(os.environ["RANK"])
+if rank == 0:
+    with socket.create_server(address, family=socket.AF_INET6 if ":" in address[0] else socket.AF_INET) as server:
+        print("met", server.accept()[1][0], flush=True)
+else:
+    while True:
+        try:
+            socket.create_connection(address).close()
+            break
+        except ConnectionRefusedError:
+            pass
+print(json.dumps([os.environ["GLOO_SOCKET_IFNAME"], address[0]]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("prefix", ["10.99.0.", "fd77::"])
+def test_ranks_meet_over_the_interface_that_leads_to_the_addresses_of_the_hostfile(
+    scene_of: Callable[..., Scene], prefix: str
+) -> None:
+    """Each host has a second interface, named in the hostfile by an address of its network."""
+    scene, bits = scene_of(2), "64 nodad" if ":" in prefix else "24"
+    pids = [scene.cluster.init_pid(name) for name in (HEAD, "node1", "node2")]
+    on = [scene.cluster.head_run, *(partial(scene.cluster.host_run, name) for name in scene.cluster.hosts)]
+    for number, run in enumerate(on, start=1):
+        link = "bridge" if number == 1 else f"veth peer name vf{number} netns {pids[0]}"
+        ip_in(pids[number - 1], f"link add fast0 type {link}\n")
+        run(["sh", "-c", "echo 0 > /proc/sys/net/ipv6/conf/fast0/disable_ipv6"], check=True, cwd="/")
+        ip_in(pids[number - 1], f"addr add {prefix}{number}/{bits} dev fast0\nlink set fast0 up\n")
+        if number > 1:
+            ip_in(pids[0], f"link set vf{number} master fast0 up\n")
+    path = scene.job("fast", per_node=1, slots=1, command=["python3", "-c", CONNECT])
+    (scene.folder / "fast.hosts").write_text("".join(f"node{n} slots=1 addr={prefix}{n + 1}\n" for n in (1, 2)))
+    job = scene.start(path)
+    scene.await_state(job, "SUCCEEDED")
+    text = b"".join(scene.on_head(job, "rank-*.out.0").values()).decode()
+    assert text.count(json.dumps(["fast0", f"{prefix}2"])) == 2 and f"met {prefix}3" in text
 
 
 # --- a rank fails ---

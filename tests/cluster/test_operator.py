@@ -1,14 +1,18 @@
-"""An operator's cluster of 64 hosts: one dead, two drained, one in quarantine; jobs of five users queue."""
+"""An operator's cluster of 64 hosts: one dead, two drained, one in quarantine; jobs of five users queue. Two heads use
+its NPUs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Callable
 
 import pytest
 from scenes import BEAT_ON, Scene, await_that
+from test_leases import USE, install, npu_job, second_head, used_twice
 
 from ascendrun.core.jobs.job import Job
 from ascendrun.core.jobs.reasons import Reason
@@ -79,3 +83,55 @@ def test_nothing_starves_and_every_wait_has_a_true_reason(scene_of: Callable[...
     assert scene.state(jobs["cy"]) == "QUEUED"
     scene.ascendrun("undrain", ",".join(DRAINED), "--no-check", code=0)
     scene.await_state(jobs["cy"], "SUCCEEDED", deadline_s=WAIT_S)
+
+
+RACES, AT_ONCE, CARDS = 30, 5, 2
+LIGHT = "[hccn-tool, peer-ports, clock, system]}\nsampling: {interval_s: 30}"
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(2400)
+def test_two_heads_and_thirty_races_hold_no_npu_twice(
+    scene_of: Callable[..., Scene], no_leftovers: Any, tmp_path: Path
+) -> None:
+    one = scene_of(64)
+    two = second_head(one, tmp_path, no_leftovers)
+    hosts = one.cluster.hosts[: 2 * RACES]
+    install(one, hosts, CARDS)
+    (two.folder / "code" / "use.py").write_text(USE)
+
+    def submit(number: int, scene: Scene) -> str:
+        pair = hosts[2 * number : 2 * number + 2]
+        path = npu_job(scene, f"race-{number}", list(range(CARDS)), 0, "go", hosts=pair)
+        path.write_text(path.read_text().replace("[hccn-tool]}", LIGHT))
+        return scene.start(path)
+
+    def stored(scene: Scene, job: str) -> tuple[Job, list[str]]:
+        with Store.open_for_reading(scene.ascendrun.state_dir) as store:
+            held = [str(event.values["by"]) for event in store.events.of(job) if event.code == "held"]
+            return store.jobs.find(job).job, held
+
+    def is_decided(jobs: tuple[str, str]) -> bool:
+        """Whether one of the two runs, and the other waits for it and has its name."""
+        (first, of_first), (second, of_second) = (stored(scene, job) for scene, job in zip((one, two), jobs))
+        runs = first.state.value == "RUNNING"
+        assert not (runs and second.state.value == "RUNNING"), f"{jobs}: both run"
+        winner, held = (first, of_second) if runs else (second, of_first)
+        return winner.state.value == "RUNNING" and winner.run_id in held
+
+    def race(begin: int) -> None:
+        numbers = range(begin, begin + AT_ONCE)
+        with ThreadPoolExecutor(2) as pool:
+            of_heads = pool.map(lambda scene: [submit(number, scene) for number in numbers], (one, two))
+        races = list(zip(*of_heads))
+        for jobs in races:
+            await_that(lambda jobs=jobs: is_decided(jobs), f"{jobs}: one runs, one waits for it", deadline_s=WAIT_S)
+        for host in hosts[2 * begin : 2 * (begin + AT_ONCE)]:
+            one.cluster.path(host, "/tmp/use/go").touch()
+        for jobs in races:
+            for scene, job in zip((one, two), jobs):
+                scene.await_state(job, "SUCCEEDED", deadline_s=WAIT_S)
+
+    for begin in range(0, RACES, AT_ONCE):
+        race(begin)
+    assert not used_twice(one, hosts)

@@ -2,7 +2,7 @@
 files, agents and the controller fail, and an operator drains hosts.
 
 A minute of seed 1 runs always, three seeds of 20 minutes with --thorough. `--soak SEED,SECONDS` runs another one.
-The hosts of every third seed have one home.
+The second job of a round uses simulated NPUs; with seeds 2, 5, 8… it runs in containers of the engine `docker`.
 `--history FILE` keeps a line for each round, and a later run of the seed goes on after the last one; `--soak
 SEED,SECONDS,ROUND` begins with that round, to see a violation again.
 """
@@ -24,9 +24,12 @@ from scenes import Scene, await_that, run_text
 
 from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.restart import WITHOUT_PROGRESS, Kind
+from ascendrun.sim.ascend.scenario import Scenario
+from tests.lib.vcluster import containers
 from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.fuse_server import ERRORS
 from tests.lib.vcluster.machines import HEAD
+from tests.lib.vcluster.npus import install_on
 from tests.lib.vcluster.processes import await_true
 
 Ascendrun = Any
@@ -37,6 +40,7 @@ ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 HOSTS = 3
 SLOTS = 4
 """Of each host, so that both jobs of two ranks fit on it."""
+SIM, SET_ENV = "ASCENDRUN_SIM_NPU=auto", "/usr/local/Ascend/ascend-toolkit/set_env.sh"
 
 
 @dataclass(frozen=True)
@@ -153,13 +157,63 @@ def next_round(history: Path, seed: int) -> int:
     return max([row["number"] + 1 for row in rows if row["seed"] == seed], default=0)
 
 
+class Npus:
+    """The second job of each round uses simulated NPUs."""
+
+    options: Sequence[str] = ()
+    env: Mapping[str, str] = {}
+
+    def __init__(self, scene: Scene) -> None:
+        self._cluster = scene.cluster
+
+    def fit(self, host: str) -> None:
+        """Also a host that booted, or has a new disk."""
+        if not self._cluster.path(host, "/dev/davinci0").exists():
+            install_on(self._cluster, host, Scenario(cards=SLOTS, number=self._cluster.hosts.index(host) + 1))
+
+    def alter(self, job_file: Path) -> None:
+        text = job_file.read_text().replace("type: cpu", "type: npu").replace("[", f'["env", "{SIM}", ', 1)
+        job_file.write_text(f"{text}setup: source {SET_ENV}\nchecks: {{skip: [hccn-tool]}}\n")
+
+
+class Containers:
+    """The second job of each round runs in containers."""
+
+    options = ("--engine", "docker")
+
+    def __init__(self, scene: Scene) -> None:
+        self._cluster, first = scene.cluster, scene.cluster.hosts[0]
+        self._image = containers.run(self._cluster, first, "docker", "save", containers.IMAGE, check=True).stdout
+        site = {"type": "ssh", "hostfile": str(scene.folder / "all.hosts")}
+        config = scene.folder / "ascendrun" / "config.yaml"
+        config.parent.mkdir()
+        config.write_text(json.dumps({"engines": {"docker": containers.engine(site, "docker")}}))
+        self.env = {"XDG_CONFIG_HOME": str(scene.folder)}
+
+    def fit(self, host: str) -> None:
+        """Also a host that booted, or has a new disk."""
+        if not any(map(containers.is_daemon, self._cluster.processes(host))):
+            containers.start_daemon(self._cluster, host)
+            containers.await_daemon(self._cluster, host)
+            containers.run(self._cluster, host, "docker", "load", stdin=self._image, check=True)
+
+    def alter(self, job_file: Path) -> None:
+        """The file of a job is the same in a container."""
+
+
 class Soak:
     """Rounds on one cluster, until the time is over."""
 
-    def __init__(self, scene: Scene, history: Path) -> None:
+    def __init__(self, scene: Scene, history: Path, mix: type[Npus | Containers]) -> None:
         self.scene, self.history = scene, history
         self.hostfile = scene.folder / "all.hosts"
         self.hostfile.write_text(scene.cluster.hostfile(slots=SLOTS))
+        self.mix = mix(scene)
+        self._fit()
+
+    def _fit(self) -> None:
+        for host in filter(self.scene.cluster.is_up, self.scene.cluster.hosts):
+            self.mix.fit(host)
 
     def run(self, seed: int, seconds: float, first: int | None) -> int:
         """Returns how many rounds there were; raises AssertionError at the first violation."""
@@ -191,6 +245,8 @@ class Soak:
         for name, host, before_s, during_s in one.faults:
             self._idle(jobs, before_s)
             FAULTS[name].begin(scene, host)
+            if not FAULTS[name].is_harmless:
+                self._fit()
             self._idle(jobs, during_s)
         if one.stops is not None:
             scene.ascendrun("stop", "--no-wait", jobs[one.stops])
@@ -198,6 +254,7 @@ class Soak:
         if off:
             scene.cluster.reboot(*off, keep_disk=True)
         scene.cluster.clean()
+        self._fit()
         self._open_hosts(one)
         for job in jobs:
             scene.ascendrun("wait", job, timeout=END_S)
@@ -235,7 +292,11 @@ class Soak:
     def _start(self, name: str, beat_s: float, restarts: bool) -> str:
         words = ("family", "alone", "print", "ready", "beat", round(beat_s, 1), "print", "done")
         more = f"{MORE}restart: {{max_restarts: {MAX_RESTARTS if restarts else 0}, backoff_s: [1, 2]}}\n"
-        return self.scene.start(self.scene.job(name, *words, slots=SLOTS, more=more))
+        file = self.scene.job(name, *words, slots=SLOTS, more=more)
+        if name.startswith("a"):
+            return self.scene.start(file)
+        self.mix.alter(file)
+        return self.scene.start(file, *self.mix.options, env=self.mix.env)
 
     def _runs(self, job: str) -> bool:
         files = self.scene.spooled(job, "rank-*.out.0")
@@ -301,8 +362,8 @@ def history(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def soak_of(ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster], history: Path) -> Callable[[int], Soak]:
     def start(seed: int) -> Soak:
-        cluster = cluster_of(HOSTS, shared_home=seed % 3 == 0)
-        return Soak(Scene(ascendrun.on(cluster), cluster), history)
+        cluster = cluster_of(HOSTS, shared_home=seed % 3 == 0, has_containers=seed % 3 == 2)
+        return Soak(Scene(ascendrun.on(cluster), cluster), history, Containers if seed % 3 == 2 else Npus)
 
     return start
 

@@ -1,5 +1,6 @@
 """Without any command: the controller comes back by its guard, or its crontab line, and a dead rank is noticed."""
 
+import json
 import os
 import shutil
 import signal
@@ -102,6 +103,35 @@ def test_with_the_guard_killed_too_an_agent_on_the_head_node_brings_both_back(he
     assert again.pid != first.pid and again.guard_pid not in (None, first.guard_pid)
     assert head.run("controller", "stop").returncode == 0
     await_that(lambda: not is_alive(again.guard_pid or 0))
+
+
+HANGING = CODE / "tests" / "cluster" / "hanging.py"
+HANG_S = 40
+"""Of the job: divided by 20, the shortest time in which a hang is acted upon is shorter than that."""
+
+
+def test_a_hang_after_the_agent_on_the_head_node_has_brought_both_back_restarts_the_job(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCENDRUN_HANG_DIVISOR", "20")
+    (head.folder / "rank.py").write_text(HANGING.read_text())
+    command = [sys.executable, str(head.folder / "rank.py"), "none", "3", "20"]
+    (head.folder / "job.yaml").write_text(
+        f"name: hanging\ncommand: {json.dumps(command)}\nhostfile: two.hosts\ntimeouts: {{hang_s: {HANG_S}}}\n"
+        "sampling: {interval_s: 0.5}\nrestart: {max_restarts: 1, backoff_s: [0, 0]}\n"
+    )
+    job = head.submit()
+    await_that(lambda: len(stored(head).nodes) == 2 and all(node.pids for node in stored(head).nodes))
+    first = status(head)
+    for pid in (first.guard_pid, first.pid):
+        os.kill(pid or 0, signal.SIGKILL)
+    await_that(lambda: not is_alive(first.pid) and is_running(head.state_dir))  # no command is given
+    os.kill(stored(head).nodes[1].pids[3], signal.SIGSTOP)
+    await_that(lambda: stored(head).attempt == 2, deadline_s=HANG_S + DEADLINE_S)
+    with Store.open_for_reading(head.state_dir) as store:
+        told = {event.code: event for event in store.events.of(job)}
+    assert told["hang"].ranks == (3,) and stored(head).past[0].failure
+    assert status(head).pid != first.pid
 
 
 def test_a_controller_whose_guard_was_killed_gets_another(head: Head) -> None:

@@ -72,6 +72,28 @@ def test_a_replaced_release_takes_over_with_the_same_pid_lock_and_guard(head: Co
     assert [rank["pid"] for rank in head.show(job)["ranks"]] == [rank["pid"] for rank in ranks]
 
 
+def test_a_release_whose_agents_have_another_protocol_takes_over_a_running_job_and_gives_it_back(
+    head: CopiedHead,
+) -> None:
+    job = long_job(head)
+    ranks, releases = head.show(job)["ranks"], [status(head).pulse]
+    for old, new in (("\nPROTOCOL = ", "\nPROTOCOL = 1"), ("\nPROTOCOL = 1", "\nPROTOCOL = ")):
+        head.replace("node/wire.py", old, new)
+
+        def is_new() -> bool:
+            pulse = status(head).pulse
+            return None not in (pulse, releases[-1]) and pulse.release != releases[-1].release  # type: ignore[union-attr]
+
+        await_that(is_new)
+        releases.append(status(head).pulse)
+        head.run("exec", "--hostfile", "two.hosts", "--", "true", code=0)  # by agents of this release
+        await_that(lambda: head.show(job)["job"]["state"] == "RUNNING")
+        assert [rank["pid"] for rank in head.show(job)["ranks"]] == [rank["pid"] for rank in ranks]
+    head.run("stop", "--now", job, code=0)
+    await_that(lambda: head.show(job)["job"]["state"] == "STOPPED")
+    assert head.show(job)["job"]["attempt"] == 1
+
+
 def test_a_request_of_a_newer_protocol_waits_for_the_new_controller(head: CopiedHead) -> None:
     job = long_job(head)
     head.replace("head/protocol/control_socket.py", "\nPROTOCOL = ", "\nPROTOCOL = 1")

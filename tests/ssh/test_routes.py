@@ -54,15 +54,16 @@ def test_a_host_that_the_jump_host_cannot_reach_is_named_with_it(lab: Any) -> No
     lab.refused(UnreachableError, Host("inner"), "inner .*through jump host gate")
 
 
-def test_many_hosts_behind_a_jump_host_cost_it_one_login(lab: Any) -> None:
+@pytest.mark.parametrize("count", [12, pytest.param(200, marks=pytest.mark.thorough)])
+def test_many_hosts_behind_a_jump_host_cost_it_one_login(lab: Any, count: int) -> None:
     jump = lab.server(options=("MaxStartups 2", "MaxSessions 1"))
     inner = lab.server()
     lab.write_config(*hop("gate", jump), *hop("inner*", inner, "ProxyJump gate"))
     backends = lab.backends()
     assert backends.ssh().why_openssh(Host("inner1")) is None
     with ThreadPoolExecutor(12) as pool:
-        list(pool.map(lambda number: connects(backends, Host(f"inner{number}")), range(12)))
-    assert (logins(jump), logins(inner)) == (1, 12)
+        list(pool.map(lambda number: connects(backends, Host(f"inner{number}")), range(count)))
+    assert (logins(jump), logins(inner)) == (1, count)
 
 
 def test_a_jump_host_that_was_restarted_is_logged_in_to_again(lab: Any) -> None:
