@@ -63,8 +63,8 @@ AllocationState = Union[Waiting, Granted, Gone]
 class EngineFacts:
     """What an engine tells of itself. None: unknown. `tracking`: how it finds the processes of a job, exact if also
     those that leave their session. `kill_wait_s`: between its SIGTERM and SIGKILL. `devices`: how many its nodes have
-    with `device_name`. `nodes`: that could be granted now. `state_on`: the file system of the state directory if that
-    may be on another machine."""
+    with `device_name`. `nodes`: that could be granted now. `limit_s`: for which a job gets its hosts, `longest_s`: at
+    most. `state_on`: the file system of the state directory if that may be on another machine."""
 
     tracking: str | None = None
     is_tracking_exact: bool | None = None
@@ -72,6 +72,8 @@ class EngineFacts:
     devices: tuple[int, ...] = ()
     device_name: str = ""
     nodes: int = 0
+    limit_s: float | None = None
+    longest_s: float | None = None
     state_on: str | None = None
 
 

@@ -344,8 +344,12 @@ def test_doctor_examines_nodes_that_are_granted_for_it_and_the_engine(scene):
     found = findings("--engine", "hpc", "--device-type", "npu")
     assert found["engine-devices-differ"]["hosts"] == ["node1"] and "engine-tracking" not in found
     assert found["engine-devices-differ"]["values"] == {"name": "npu", "engine": 8, "count": 4}
-    found = findings(file, "--engine", "hpc", "--quick")
+    (scene.folder / "ascendrun/config.yaml").write_text(
+        "engines: {hpc: {type: slurm, partition: train}, long: {type: slurm, partition: short, time: '2:00:00'}}\n"
+    )
+    found = findings(file, "--engine", "long", "--quick")
     assert found["engine-kill-wait"]["values"] == {"seconds": 5.0, "grace_s": 30.0}
+    assert found["engine-time-refused"]["values"] == {"limit_s": 7200.0, "longest_s": 3600.0}
     for name in ("sbatch", "squeue", "scancel"):
         (scene.folder / name).symlink_to(f"/usr/bin/{name}")
     done = scene.ascendrun("doctor", "--engine", "hpc", "-o", "json", env={**scene.env, "PATH": str(scene.folder)})

@@ -57,6 +57,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
 PartitionName=train Nodes=node[1-{count}] Default=YES MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=urgent Nodes=node[1-{count}] MaxTime=INFINITE State=UP PriorityTier=2
+PartitionName=short Nodes=node[1-{count}] MaxTime=60 State=UP PriorityTier=1
 """
 GRES_CONF = "NodeName=node[1-{count}] Name=npu Type=910b File={run}/davinci[0-{last}]\n"
 CGROUP_CONF = "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/tmp/cg\n"
