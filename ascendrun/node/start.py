@@ -92,6 +92,17 @@ class Modules:
         return stored
 
 
+def serve_late(modules: Modules) -> int:
+    """Serve the connection that comes, with all that its first job asks for imported before."""
+    import ascendrun.node.agent.attempt.attempts
+    import ascendrun.node.agent.survey  # noqa: F401
+    from ascendrun.node.agent.serve import main as serve
+    from ascendrun.node.hold import become_connected
+
+    become_connected()
+    return serve(keep=modules.keep)
+
+
 def run(modules: Modules, role: str, words: list[str]) -> int:
     """Run a role of the agent, in this process, to its end."""
     if role == "serve":
@@ -99,11 +110,7 @@ def run(modules: Modules, role: str, words: list[str]) -> int:
 
         return serve(keep=modules.keep)
     if role == "warm" and words == ["serve"]:
-        from ascendrun.node.agent.serve import main as serve_late
-        from ascendrun.node.hold import become_connected
-
-        become_connected()
-        return serve_late(keep=modules.keep)
+        return serve_late(modules)
     if role == "supervise" and len(words) == 1:
         from ascendrun.node.supervisor.supervise import main as supervise
 

@@ -34,7 +34,7 @@ import time
 from functools import partial
 
 from ascendrun.node import layout, procs
-from ascendrun.node.agent import checks, leases, network, training_files
+from ascendrun.node.agent import checks, leases, network
 from ascendrun.node.agent.execute import Commands, work_off
 from ascendrun.node.files import free_bytes, make_private_dir, read_some
 from ascendrun.node.op_errors import OperationError, message
@@ -216,12 +216,11 @@ def probe(item: Item, deadline: float) -> Raw:
         "bind": _bind,
         "openers": _openers,
         "leases": lambda item, deadline: {"leases": leases.listing()},
-        "training": training_files.examine,
     }
-    if item["kind"] == "pulls":
-        from ascendrun.node.agent import containers
+    if item["kind"] in ("pulls", "training"):  # rare, and longer to import than all others together
+        from ascendrun.node.agent import containers, training_files
 
-        return containers.pulls()
+        return containers.pulls() if item["kind"] == "pulls" else training_files.examine(item, deadline)
     kind = kinds.get(item["kind"])
     if kind is None:
         raise ValueError("this agent knows no survey item of kind {!r}".format(item["kind"]))

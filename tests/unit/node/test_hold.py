@@ -112,6 +112,9 @@ def test_the_agent_of_the_first_connection_was_started_before_it(holder: subproc
         assert [step.kind for step in boot.feed(relayed(command, **env).stdout)] == [loader.READY]
         (hello, _), *_ = frames.feed(boot.leftover)
         assert (hello["pid"] == warm) is is_warm and hello["root"] == str(root)
+        (stored,) = root.glob("*.code")
+        imported = stored.read_bytes()  # its modules of the first job, without those of a training
+        assert b"ascendrun.node.agent.survey" in imported and b"ascendrun.node.agent.training_files" not in imported
 
 
 @pytest.mark.parametrize("holder", [1.0], indirect=True)
