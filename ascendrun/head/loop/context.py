@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ascendrun.head.spool.artifact_fetch import ArtifactFetcher
     from ascendrun.head.spool.output_fetch import OutputFetcher
     from ascendrun.head.spool.sample_ingest import SampleIngest
+    from ascendrun.head.survey.kept_facts import KeptFacts
 
 # Modules for jobs are imported with the first job: a controller started for `exec` replies 0.1 s earlier.
 
@@ -31,6 +32,12 @@ class Context:
         self.store, self.links, self.retention, self.guard, self.post = store, links, retention, guard, links.post
         self.state_dir: Path = store.path.parent
         self.steps = JobSteps(store, guard)
+
+    @cached_property
+    def kept_facts(self) -> KeptFacts:
+        from ascendrun.head.survey.kept_facts import KeptFacts
+
+        return KeptFacts()
 
     @cached_property
     def judging(self) -> Judging:

@@ -35,6 +35,7 @@ from ascendrun.text import Text
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
     from ascendrun.core.jobs.plan import LaunchPlan, NodePlan
+    from ascendrun.head.survey.kept_facts import KeptFacts
     from ascendrun.health.survey.pair_tests import ConnectionTestPlan
     from ascendrun.health.survey.probes import SurveyRequest
 
@@ -75,6 +76,7 @@ class Examination:
         links: Links,
         done: Callable[[Mapping[str, SurveyReply]], None],
         pulling: Callable[[Reason], None] = lambda reason: None,
+        kept: KeptFacts | None = None,
     ) -> None:
         self._hosts = tuple(host for host in request.hosts if host.name in reports)
         self._spec, self._reports, self._plan = spec, reports, plan
@@ -84,7 +86,8 @@ class Examination:
         self._requests = {
             host.name: replace(request, paths=_paths(request, part.spec)) for part, own in parts for host in own
         }
-        self._links, self._done, self._pulling = links, done, pulling
+        self._links, self._done, self._pulling, self._kept = links, done, pulling, kept
+        self._known: dict[str, Mapping[str, Any]] = {}
         self._results: dict[str, dict[str, Any]] = {}
         self._refused: dict[str, Failure] = {}
         self._waiting: set[str] = set()
@@ -115,11 +118,22 @@ class Examination:
             }
             if spec is not None and spec.container is not None:
                 shell["container"] = with_npus(container_request(spec, (node and node.devices) or ()))
-            self._query(host, agent.Survey(survey_items(wanted), timeout_s, shell), self._take_survey)
+            self._survey(host, agent.Survey(survey_items(wanted), timeout_s, shell))
         if not self._hosts:
             self._finish()
         if True in pulls:
             post_later(self._links, PULL_LOOK_S, partial(self._look_at_pulls, PULL_LOOK_S))
+
+    @property
+    def is_new(self) -> bool:
+        """Return whether every probe was asked now."""
+        return not any(self._known.values())
+
+    def _survey(self, host: Host, survey: agent.Survey) -> None:
+        report = self._reports[host.name]
+        known = self._known[host.name] = self._kept.known(report, survey) if self._kept is not None else {}
+        asked = replace(survey, items=[item for item in survey.items if item["name"] not in known])
+        self._query(host, asked, partial(self._take_survey, asked))
 
     def _look_at_pulls(self, pause_s: float) -> None:
         """Query the hosts that have not replied, and again after a pause, until all have."""
@@ -152,9 +166,12 @@ class Examination:
     def _has_replied(self, host: str) -> bool:
         return host in self._results or host in self._refused
 
-    def _take_survey(self, host: str, reply: Reply[agent.SurveyReply]) -> None:
+    def _take_survey(self, asked: agent.Survey, host: str, reply: Reply[agent.SurveyReply]) -> None:
         if reply.error is None:
-            self._results[host] = scrub(reply.message.results, self._secrets)
+            results = scrub(reply.message.results, self._secrets)
+            if self._kept is not None:
+                self._kept.note(self._reports[host], asked, results)
+            self._results[host] = {**self._known[host], **results}
         else:
             self._refused[host] = reply.error
         if not self._waiting:

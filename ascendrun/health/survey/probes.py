@@ -57,7 +57,8 @@ class SurveyRequest:
 @dataclass(frozen=True)
 class Probe:
     """A probe. `ask` returns the survey item (without its name), or the item of every request; None: not for this
-    request. `fact`: the field of NodeFacts or NpuFacts with its value, "": the name with _.
+    request. `fact`: the field of NodeFacts or NpuFacts with its value, "": the name with _. `lasts`: until a reboot, an
+    installation or a change of the host's settings.
 
     `read` parses the raw result; None: unknown. It gets results with "error" only if `reads_errors`. An exception
     counts as None.
@@ -69,6 +70,7 @@ class Probe:
     fact: str = ""
     is_full: bool = False
     reads_errors: bool = False
+    lasts: bool = False
 
 
 def _files(*paths: str) -> Item:
@@ -149,7 +151,7 @@ HOST_PROBES: tuple[Probe, ...] = (
     ),
     Probe("addresses", {"kind": "argv", "argv": ["ip", "-o", "address", "show"]}, parsers.read_addresses),
     Probe("mtus", _files("/sys/class/net/*/mtu"), parsers.read_mtus),
-    Probe("sshd", {"kind": "argv", "argv": ["sh", "-c", scripts.SSHD]}, parsers.read_sshd),
+    Probe("sshd", {"kind": "argv", "argv": ["sh", "-c", scripts.SSHD]}, parsers.read_sshd, lasts=True),
     Probe(
         "logind",
         _files(
@@ -176,7 +178,7 @@ HOST_PROBES: tuple[Probe, ...] = (
         parsers.read_sizes,
     ),
     Probe("training", _training, lambda raw: raw["paths"]),
-    Probe("python", _python(scripts.VERSIONS), parsers.read_python, reads_errors=True),
+    Probe("python", _python(scripts.VERSIONS), parsers.read_python, reads_errors=True, lasts=True),
     Probe("environ", _environ, parsers.read_environ),
     Probe("container", None, lambda raw: load_dataclass(ImageFacts, raw)),
     Probe(
@@ -186,6 +188,7 @@ HOST_PROBES: tuple[Probe, ...] = (
 
 _NODES = [f"/dev/{name}" for name in (*DRIVER_NODES, *(f"davinci{number}" for number in range(MOST_DEVICES)))]
 _CARDS = _script(scripts.CARDS, *CARD_VIEWS, timeout_s=CARDS_S, max_bytes=1 << 18)
+_CANN = _script(scripts.CANN, kind="shell_argv")
 _DEVICES = {"kind": "stat", "paths": _NODES, "below": "ASCENDRUN_SIM_ROOT"}
 NPU_PROBES: tuple[Probe, ...] = (
     Probe("npu-smi", _if_npus(_script(scripts.TABLE)), parsers.read_table, "table", reads_errors=True),
@@ -193,13 +196,16 @@ NPU_PROBES: tuple[Probe, ...] = (
     Probe("npu-cards", _if_npus(_CARDS), parsers.read_cards, "cards", is_full=True),
     Probe("hccn", _ports, parsers.read_ports, "ports"),
     Probe("ascend-files", _if_npus(_script(scripts.FILES)), parsers.read_files, "files"),
-    Probe("cann", _if_npus(_script(scripts.CANN, kind="shell_argv")), parsers.read_shell_cann, "shell_cann"),
+    Probe(
+        "cann", _if_npus(_script(scripts.CANN, kind="shell_argv")), parsers.read_shell_cann, "shell_cann", lasts=True
+    ),
     Probe("hccn-pings", None, parsers.read_pings, "pings"),
 )
 
 PROBES: tuple[Probe, ...] = (*HOST_PROBES, *NPU_PROBES)
 """connection-tests and hccn-pings are sent in a second round, when addresses are known: pair_tests.py. container is a
 result of every survey whose shell has one."""
+LASTING = frozenset(probe.name for probe in PROBES if probe.lasts)
 
 
 def survey_items(request: SurveyRequest) -> list[dict[str, Any]]:

@@ -37,7 +37,9 @@ from ascendrun.head.survey.survey_reader import PreflightResult, evaluate_prefli
 from ascendrun.node.files import write_json
 
 if TYPE_CHECKING:
+    from ascendrun.core.jobfile.model import JobSpec
     from ascendrun.head.state.job_table import StoredJob
+    from ascendrun.head.survey.kept_facts import KeptFacts
     from ascendrun.head.survey.training_plan import TrainingStage
     from ascendrun.health.survey.check_context import CheckContext
     from ascendrun.planner.plan import TrainingPlan
@@ -59,13 +61,17 @@ class JobStart:
         self.plan: LaunchPlan | None = None
         self._copy = copy_for_nodes(live.context.state_dir, live.job.id)
         self._pushes: dict[str, TreePush] = {}
+        self._arrived: set[str] = set()
+        self._push_failed = False
+        self._build: Callable[[JobSpec], LaunchPlan]
+        self._examination: Examination
         self._facts: dict[str, dict[str, Any]] = {}
         self._peer_key = secrets.token_hex(32)
 
     # The state CHECKING: reports of the hosts, checkpoints, the launch plan, the examination
 
     def survey(self) -> None:
-        self.reports, self.plan = {}, None
+        self.reports, self.plan, self._pushes, self._arrived = {}, None, {}, set()
         live, attempt = self._live, self._live.job.attempt
 
         def refused(host: str, failure: Failure) -> None:
@@ -118,9 +124,14 @@ class JobStart:
             hosts = error.hosts if isinstance(error, PreflightError) else ()
             live.feed(inputs.Refused(None, Failure.of(error).line(), hosts))
             return
-        stages = self._training_stages()
+        # A restart has everything asked again: something has happened since.
+        self._examine(plan, self._training_stages(), live.context.kept_facts if live.job.attempt == 1 else None)
+        self._send_to(live.job.hosts)
+
+    def _examine(self, plan: LaunchPlan, stages: Sequence[TrainingStage], kept: KeptFacts | None) -> None:
+        live = self._live
         paths = dict.fromkeys(path for stage in stages for path in stage.paths)
-        Examination(
+        self._examination = Examination(
             preflight_request(live.placed, live.spec, paths),
             live.spec,
             self.reports,
@@ -128,7 +139,9 @@ class JobStart:
             links=live,
             done=partial(self._judge, plan, stages),
             pulling=partial(self._take_pull, plan),
-        ).start()
+            kept=kept,
+        )
+        self._examination.start()
 
     def _take_pull(self, plan: LaunchPlan, reason: Reason) -> None:
         if self._is_current(plan):
@@ -155,6 +168,11 @@ class JobStart:
         context = make_context(replies.values(), self.reports, live.spec, plan, now_s=time.time())
         known = {host.name: live.jobs.machines.idle_memory(host) for host in live.placed}
         result = evaluate_preflight(context, live.spec, idle_memory=known)
+        if result.refusal is not None or result.warnings:
+            live.context.kept_facts.forget(self.reports.values())
+            if not self._examination.is_new:
+                self._examine(plan, stages, None)
+                return
         self._facts = {host: recorded_facts(facts) for host, facts in context.facts.items()}
         for host in live.placed:
             taken = result.not_released.get(host.name)
@@ -229,20 +247,34 @@ class JobStart:
     # Staging, readiness and GO
 
     def stage(self) -> None:
-        self._pushes = {}
-        push_once_per_home(self._live.job.hosts, shared_homes(self.reports), self._push)
+        """Await the job's directories on all hosts. They are sent since the examination began; what failed meanwhile is
+        sent again."""
+        arrived = tuple(self._arrived)
+        for host in arrived:
+            self._live.feed(inputs.NodeStaged(host))
+        if self._push_failed or not self._pushes:
+            self._send_to([host for host in self._live.job.hosts if host not in arrived])
 
-    def _push(self, host: str, then: Callable[[], None]) -> None:
-        attempt = self._live.job.attempt
+    def _send_to(self, hosts: Sequence[str]) -> None:
+        self._pushes, self._push_failed = {}, False
+        push_once_per_home(hosts, shared_homes(self.reports), partial(self._push, self._pushes))
+
+    def _push(self, pushes: dict[str, TreePush], host: str, then: Callable[[], None]) -> None:
+        """`pushes`: those of one round; those of an earlier round count no longer."""
+        live = self._live
 
         def staged(failure: Failure | None) -> None:
-            if failure is not None:
-                self._live.refuse(host, failure)
-            elif self._live.job.attempt == attempt:
-                self._live.feed(inputs.NodeStaged(host))
+            if self._pushes is not pushes:
+                return
+            if failure is None:
+                self._arrived.add(host)
                 then()
+            if live.job.state is State.STAGING:
+                live.refuse(host, failure) if failure is not None else live.feed(inputs.NodeStaged(host))
+            elif failure is not None:
+                self._push_failed = True
 
-        self._pushes[host] = self.send_trees(host, staged)
+        pushes[host] = self.send_trees(host, staged)
 
     def send_trees(self, host: str, done: Callable[[Failure | None], None]) -> TreePush:
         """Send the job's directories to a host; `done` gets why that failed, None: they are there."""
