@@ -50,8 +50,10 @@ def state_of(items: Sequence[Mapping[str, Any]], *, place: str) -> AllocationSta
     if waits:
         return min(waits, key=lambda wait: wait.will_start)
     if len(pods) < nodes:
-        owner = owners[0]
-        return Waiting(because("kubernetes-job", job=name_of(owner), state=phase_of(owner), why=_message_of(owner)))
+        job, phase = name_of(owners[0]), phase_of(owners[0])
+        if not phase:
+            return Waiting(because("kubernetes-unseen", job=job))
+        return Waiting(because("kubernetes-job", job=job, state=phase, why=_message_of(owners[0])))
     return Granted(
         tuple(Host(name_of(pod), addr=pod["status"]["podIP"], engine="kubernetes", allocation=place) for pod in pods)
     )

@@ -190,6 +190,12 @@ class Draft:
         self.transition(State.STOPPING, reason)
         self.actions += stop_actions(self.job) + judge_actions(self.job)
 
+    def wait_for(self, reason: Reason) -> None:
+        """Show what the job waits for in its present state, and record it once."""
+        if self.job.reason != reason:
+            self.job = replace(self.job, reason=reason)
+            self.record("waiting", values={"reason": reason})
+
     def hold(self, reason: Reason, hosts: Sequence[str], by: str | None) -> None:
         self.record("held", hosts, values={"reason": reason, "by": by})
         self.stop(Cause.HELD, reason)

@@ -99,9 +99,8 @@ class WaitingForNodes(JobInput):
     reason: Reason
 
     def apply(self, draft: drafts.Draft) -> None:
-        if draft.job.state is State.QUEUED and draft.job.reason != self.reason:
-            draft.job = replace(draft.job, reason=self.reason)
-            draft.record("waiting", values={"reason": self.reason})
+        if draft.job.state is State.QUEUED:
+            draft.wait_for(self.reason)
 
 
 class DependencyFailed(JobInput):
@@ -145,9 +144,8 @@ class Pulling(JobInput):
     reason: Reason
 
     def apply(self, draft: drafts.Draft) -> None:
-        if draft.job.state is State.CHECKING and draft.job.reason != self.reason:
-            draft.job = replace(draft.job, reason=self.reason)
-            draft.record("waiting", values={"reason": self.reason})
+        if draft.job.state is State.CHECKING:
+            draft.wait_for(self.reason)
 
 
 class ResumeChosen(JobInput):
