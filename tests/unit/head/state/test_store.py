@@ -1,6 +1,7 @@
 """What the store promises when processes die, race and disagree."""
 
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -120,6 +121,31 @@ def test_no_acknowledged_job_is_lost_when_the_nth_write_or_sync_fails(tmp_path: 
         if "INJECTED" not in trace.read_text():
             break
     assert number > 10 and refused > 5 and len(done.stdout.split()) == 3
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="without strace no system call is seen")
+def test_a_power_cut_after_an_acknowledgement_loses_nothing_that_it_rests_on(tmp_path: Path) -> None:
+    """All that was written before is synced, files under new names with their folders."""
+    folder, trace, root = tmp_path / "state", tmp_path / "trace", str(Path(__file__).resolve().parents[4])
+    folder.mkdir(mode=0o700)
+    calls = "trace=write,pwrite64,ftruncate,rename,fsync,fdatasync"
+    argv = ["strace", "-y", "-qq", "-o", str(trace), "-e", calls, sys.executable, "-c", FAIL_PROGRAM.format(root=root)]
+    subprocess.run([*argv, str(folder)], check=True, capture_output=True, timeout=120)
+    unsynced: set[str] = set()
+    acknowledged = 0
+    for call, of_file, rest in re.findall(r"^(\w+)\((?:\d+<([^>]*)>)?(.*)", trace.read_text(), re.MULTILINE):
+        if call == "rename" and str(folder) in rest:
+            old, new = re.findall(r'"([^"]*)"', rest)
+            assert old not in unsynced, rest
+            unsynced.add(os.path.dirname(new))
+        elif call.endswith("sync"):
+            unsynced.discard(of_file)
+        elif of_file.startswith(str(folder)) and not of_file.endswith("-shm"):  # that one is made anew
+            unsynced.add(of_file)
+        elif of_file.startswith("pipe:") and '"j-' in rest:
+            assert not unsynced, rest
+            acknowledged += 1
+    assert acknowledged == 3
 
 
 def test_a_repeated_submission_is_one_job(tmp_path: Path) -> None:
