@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -82,8 +81,7 @@ def take_over_root(kept: int) -> None:
     ns.join_opened(kept)
     ns.unshare(ns.NEWNS)
     ns.make_mounts_private()
-    for entry in os.scandir("/run"):
-        shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+    ns.mount("vcluster-run", "/run", "tmpfs", ns.MS_NOSUID, "mode=755")  # something may be mounted below the old one
     mount_kernel_folders(Path("/"))
 
 
