@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, cast
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.hosts import Host
+from ascendrun.core.engines import read_engines
+from ascendrun.core.hosts import Host, queue_of
 from ascendrun.core.settings import Settings
 from ascendrun.head.ssh.transport import Backend, Connection, Deadlines
 
@@ -58,6 +59,11 @@ class Backends:
 
     def allocator(self, engine: str) -> Allocator:
         return cast("Allocator", self.engine(engine))
+
+    def allocators(self) -> Sequence[Allocator]:
+        """Return those of the engines in the settings."""
+        types = {queue_of({"engine": options}) for options in read_engines(self._settings).values()}
+        return [self.allocator(engine) for engine in sorted(filter(None, types))]
 
     def ssh(self) -> SshBackend:
         return cast("SshBackend", self.engine("ssh"))

@@ -24,9 +24,10 @@ import ascendrun
 from ascendrun.core.errors import InvalidInputError, Problem, UnreachableError
 from ascendrun.core.node_messages import node_hint, node_text
 from ascendrun.core.settings import Settings
-from ascendrun.head.state.store_place import claim
+from ascendrun.head.state.store_file import HEAD_FILE
+from ascendrun.head.state.store_place import claim, note_head, noted_head
 from ascendrun.node import tree_hash
-from ascendrun.node.files import make_private_dir
+from ascendrun.node.files import make_private_dir, write_json
 from ascendrun.node.layout import machine_key
 from ascendrun.query.submit import read_stages
 from ascendrun.text import Text, language
@@ -128,7 +129,14 @@ def take_over(settings: Settings) -> str | None:
             if state_dir.exists():
                 state_dir.rename(part.with_suffix(".old"))  # of an earlier time
             part.rename(state_dir)
+    noted = noted_head() if gone is not None else {}
     claim(state_dir, takes_over=True)
+    if noted:  # this machine goes on under the name of the other: what runs on the nodes is its own
+        if state_dir.exists():
+            state_dir.rename(state_dir.with_name(f"{state_dir.name}.{time.time_ns()}.old"))
+        make_private_dir(str(state_dir))
+        write_json(str(state_dir / HEAD_FILE), noted)
+        note_head(state_dir, noted)
     return gone
 
 

@@ -98,6 +98,9 @@ class Allocator(Protocol):
     def poll(self, keys: Options) -> Mapping[str, AllocationState]:
         """Return the state of these allocations by one query. A key that was never requested is missing."""
 
+    def of_head(self, head_id: str) -> Mapping[str, Granted]:
+        """Return the allocations that a head node has been granted, by key: what is left if its records are lost."""
+
     def release(self, keys: Options) -> None:
         """End these allocations with all their processes; repeatable."""
 

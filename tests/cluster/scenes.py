@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -82,6 +83,13 @@ class Scene:
         """Lets ranks that `beat-on` end."""
         for host in filter(self.cluster.is_up, self.cluster.hosts):
             Path(self.cluster.path(host, ENOUGH)).touch()
+
+    def lose_the_records(self, job: str) -> None:
+        """Kills the controller, and removes all of the state directory but the name of the head."""
+        leftovers.kill(leftovers.controllers(self.cluster, self.ascendrun.state_dir), signal.SIGKILL)
+        shutil.rmtree(self.ascendrun.state_dir / "jobs" / job)
+        for path in self.ascendrun.state_dir.glob("state.db*"):
+            path.unlink()
 
     def show(self, job: str) -> dict[str, Any]:
         done = self.ascendrun("show", job, "-o", "json")

@@ -1,10 +1,7 @@
 """Nodes that are not as a job left them: recreated containers, wiped homes, processes that cannot be killed."""
 
 import json
-import shutil
-import signal
 
-import leftovers
 from scenes import Scene, await_that
 
 STUCK = ["sh", "-c", "echo ready; while :; do ls /data > /dev/null; sleep 0.1; done"]
@@ -63,16 +60,9 @@ def test_a_process_in_state_d_holds_its_host_until_it_is_gone(scene: Scene) -> N
     await_that(is_gone, "the supervisor records that they are gone")
 
 
-def lose_the_records(scene: Scene, job: str) -> None:
-    leftovers.kill(leftovers.controllers(scene.cluster, scene.ascendrun.state_dir), signal.SIGKILL)
-    shutil.rmtree(scene.ascendrun.state_dir / "jobs" / job)
-    for path in scene.ascendrun.state_dir.glob("state.db*"):
-        path.unlink()
-
-
 def test_a_job_whose_records_are_lost_is_adopted_and_can_be_stopped(scene: Scene) -> None:
     job = scene.begin(scene.job("lost", "meet", "print", "met", "beat", 600), "met")
-    lose_the_records(scene, job)
+    scene.lose_the_records(job)
     assert scene.ascendrun("nodes", "--hostfile", "lost.hosts").returncode == 0
     await_that(lambda: scene.ascendrun("show", job).returncode == 0, "the job is known again")
     scene.await_state(job, "RUNNING")
@@ -87,7 +77,7 @@ def test_an_attempt_without_a_copy_of_its_job_is_found_and_can_be_stopped(scene:
     scene.await_line(job, "ready", count=2)
     tag = f"{scene.run(job)}.1"
     (scene.runs_on("node1") / scene.run(job) / "attempt-1" / "job.json").unlink()
-    lose_the_records(scene, job)
+    scene.lose_the_records(job)
     assert scene.ascendrun("nodes", "--hostfile", "bare.hosts").returncode == 0
     rows = lambda: json.loads(scene.ascendrun("ps", "-o", "json").stdout)["jobs"]  # noqa: E731
     await_that(lambda: bool(rows()), "what was found is stored")  # with the next turn after the reply to `nodes`

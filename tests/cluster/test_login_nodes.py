@@ -176,7 +176,7 @@ def test_a_command_on_another_login_node_runs_where_the_store_is(laptop):
     path.write_text("name: shared\ncommand: [sh, -c, 'echo seen; exit 3']\ndevices: {type: cpu, per_node: 1}\n")
     assert laptop.on("node1", *FIRST).returncode == 0
     pointer = json.loads(cluster.path("node2", f"{root_home()}/.ascendrun/head.json").read_text())
-    assert pointer == {"host": "node1"} and cluster.path("node1", STORE).is_dir()
+    assert pointer["host"] == "node1" and cluster.path("node1", STORE).is_dir()
     done = laptop.on("node2", "submit", "job.yaml", "-H", "cluster.hosts")
     assert (done.returncode, "seen" in done.stdout) == (1, True), done.stdout + done.stderr
     assert not cluster.path("node2", STORE).exists()
@@ -197,16 +197,25 @@ def test_a_login_node_takes_the_store_over_with_its_running_jobs(laptop):
 
 
 def test_without_the_login_node_of_the_store_another_one_takes_over_with_a_new_store(laptop):
-    assert laptop.on("node1", *FIRST).returncode == 0
-    laptop.on("node1", "controller", "stop")
+    job = laptop.start(laptop.job("left", "print", "ready", "beat-on", "/tmp/enough", hosts=["node3"], per_node=1))
+    assert await_true(lambda: laptop.state(job) == "RUNNING", deadline_s=60.0)
     laptop.cluster.cut("node1")
     gone = laptop.on("node2", "ps")
     assert (gone.returncode, "controller move" in gone.stderr) == (5, True)
     moved = laptop.on("node2", "controller", "move")
     assert (moved.returncode, "node1" in moved.stderr) == (0, True)
-    assert laptop.on("node2", "ps").returncode == 0
+    assert laptop.on("node2", "nodes", "-H", "cluster.hosts").returncode == 0
+
+    def state() -> str:
+        shown = laptop.on("node2", "show", job, "-o", "json")
+        return "" if shown.returncode else str(json.loads(shown.stdout)["job"]["state"])
+
+    assert await_true(lambda: state() == "RUNNING", deadline_s=60.0), "it is found on its host"
     laptop.cluster.heal("node1")
     assert laptop.on("node1", "ps").returncode == 0
-    assert json.loads(laptop.cluster.path("node1", f"{root_home()}/.ascendrun/head.json").read_text()) == {
-        "host": "node2"
-    }
+    pointer = json.loads(laptop.cluster.path("node1", f"{root_home()}/.ascendrun/head.json").read_text())
+    assert pointer["host"] == "node2"
+    running = lambda: [one for one in laptop.cluster.processes("node1") if "controller" in one.argv]  # noqa: E731
+    assert await_true(lambda: not running(), deadline_s=20.0), "one of them has the jobs"
+    laptop.enough()
+    assert laptop.on("node2", "wait", job).returncode == 0

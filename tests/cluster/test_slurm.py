@@ -102,6 +102,22 @@ def test_a_killed_rank_is_started_again_in_the_same_allocation(scene):
     scene.ascendrun("stop", job, "--now")
 
 
+def test_a_job_of_which_every_record_is_lost_is_found_in_its_allocation_and_goes_on_there(scene):
+    job = scene.launch("lost", *ENDLESS, more="restart: {max_restarts: 2, backoff_s: [0.1, 1]}\n")
+    scene.await_line(job, "ready", count=4)
+    before = slurm.allocations(scene.cluster)
+    scene.lose_the_records(job)
+    assert scene.ascendrun("ps", env=scene.env).returncode == 0
+    await_that(lambda: scene.ascendrun("show", job, env=scene.env).returncode == 0, "the job is known again")
+    scene.await_state(job, "RUNNING")
+    scene.await_line(job, "ready", count=4)
+    kill([one for one in scene.cluster.processes("node1") if one.pid == scene.ranks_of(job, "node1")[-1]])
+    scene.await_line(job, "ready", count=8)
+    scene.await_state(job, "RUNNING")
+    assert slurm.allocations(scene.cluster) == before and {"adopted", "restarting"} <= set(scene.codes(job))
+    scene.ascendrun("stop", job, "--now")
+
+
 def test_ranks_outlive_the_steps_of_the_links_which_come_back(scene):
     job = scene.launch("long", "print", "ready", "beat-on", "/tmp/enough")
     scene.await_line(job, "ready", count=4)

@@ -20,6 +20,7 @@ from ascendrun.core.allocations import (
     EngineError,
     EngineFacts,
     Gone,
+    Granted,
     Options,
     Waiting,
 )
@@ -138,6 +139,9 @@ class KubernetesBackend:
             lost = Gone("node-failed", why if items else because("kubernetes-deleted", count=0))
             return self._gone.pop(key, lost)
         return None
+
+    def of_head(self, head_id: str) -> Mapping[str, Granted]:
+        return {}  # which namespaces it used is not known: pods without a controller end, and `prune` ends them
 
     def release(self, keys: Options) -> None:
         for place, kinds, its in _by_place(keys):

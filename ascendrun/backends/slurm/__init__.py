@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 from ascendrun.backends.held import LINK, run_command
 from ascendrun.backends.slurm import facts, queue
-from ascendrun.core.allocations import AllocationRequest, AllocationState, EngineError, EngineFacts, Options
+from ascendrun.core.allocations import AllocationRequest, AllocationState, EngineError, EngineFacts, Granted, Options
 from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.reasons import because
@@ -61,7 +61,7 @@ class SlurmBackend:
         self._run(["sbatch", *queue.sbatch_options(wanted, exported=self._exported())], script)
 
     def poll(self, keys: Options) -> Mapping[str, AllocationState]:
-        jobs = queue.read_jobs(self._run(["squeue", "--me", "--states=all", "--json"]))
+        jobs = self._jobs()
         doubled = queue.doubled(jobs, keys)
         if doubled:  # a controller was killed while its sbatch ran
             self._run(["scancel", *doubled])
@@ -69,6 +69,14 @@ class SlurmBackend:
         self._ids = {**{key: id for key, id in self._ids.items() if key in keys}, **{job.key: job.id for job in jobs}}
         lost = {self._ids[key]: key for key in keys if key not in states and key in self._ids}
         return {**states, **self._ends(lost)}
+
+    def _jobs(self) -> Sequence[queue.QueuedJob]:
+        return queue.read_jobs(self._run(["squeue", "--me", "--states=all", "--json"]))
+
+    def of_head(self, head_id: str) -> Mapping[str, Granted]:
+        jobs = [job for job in self._jobs() if job.key.startswith(layout.make_run(head_id, ""))]
+        states = queue.states_of(jobs, {job.key for job in jobs})
+        return {key: state for key, state in states.items() if isinstance(state, Granted)}
 
     def _ends(self, lost: Mapping[str, str]) -> Mapping[str, AllocationState]:
         """Return how jobs ended that the queue has forgotten, by their keys; {}: the accounting does not know."""
@@ -79,7 +87,7 @@ class SlurmBackend:
 
     def release(self, keys: Options) -> None:
         if keys:
-            jobs = queue.read_jobs(self._run(["squeue", "--me", "--states=all", "--json"]))
+            jobs = self._jobs()
             ids = [job.id for job in jobs if job.key in keys and job.is_live]
             if ids:
                 self._run(["scancel", *ids])

@@ -34,7 +34,8 @@ def command(ctx: CliContext, action: str) -> int:
         ctx.say("controller.moved", "commands run on this machine now")
         if gone is not None:
             lost = Text("controller.moved-without", "{host} is gone with its list of jobs", host=gone)
-            ctx.warn(lost, Text("controller.moved-without.hint", "`ascendrun leases HOSTS` lists what still runs"))
+            hint = Text("controller.moved-without.hint", "`ascendrun nodes -H FILE` finds the jobs on its hosts")
+            ctx.warn(lost, hint)
         return 0
     controller = ctx.cluster.controller
     if action == "run":

@@ -71,7 +71,7 @@ class Controller:
         self._state_dir, self._idle_s, self._idle_check_s = state_dir, idle_s, idle_check_s
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # signal handlers may write to it
         self._guard = Guard()
-        self._store = Store.open(state_dir)
+        self._store, self._is_restored = Store.open(state_dir), False
         if self._store.needs_restore():
             self._restore()
         self._notifier = notifier(self._store)
@@ -135,6 +135,7 @@ class Controller:
         signal.signal(signal.SIGTERM, lambda *_: self.post(self._end))
         signal.signal(signal.SIGINT, lambda *_: self.post(self._end))
         self._jobs.adopt_missing()
+        self._search_lost()
         self._context.resume()
         self._guard(self._notifier.start)
         self._server.start()
@@ -238,11 +239,18 @@ class Controller:
         self._store.replace_if_damaged()
         self._restore(self._jobs.stored())
         self._jobs.adopt_missing()
+        self._search_lost()
 
     def _restore(self, known: Sequence[StoredJob] = ()) -> None:
         from ascendrun.head.loop.rescue import restore_rows
 
-        restore_rows(self._store, known)
+        self._is_restored = restore_rows(self._store, known) or self._is_restored
+
+    def _search_lost(self) -> None:
+        """After a loss of rows: engines may run jobs of which nothing is left here."""
+        if self._is_restored:
+            self._is_restored = False
+            self._guard(self._jobs.allocations.search)
 
     # Requests
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.events import Event
@@ -103,12 +103,21 @@ class LiveJobs:
                 runner.copies.present.take_records(host)
                 runner.link(host)
 
-    def _adopt_found(self, copy: JobCopy, attempt: int) -> None:
-        """Take over an attempt that runs and that the store does not know, from the copy of its job on a node."""
+    def _adopt_found(self, copy: JobCopy, attempt: int) -> bool:
+        """Take over an attempt that runs and that the store does not know, from the copy of its job on a node. Return
+        False if its allocation is not known yet."""
         from ascendrun.head.loop.rescue import job_after_go
         from ascendrun.head.state.job_files import write_copy
 
-        job = job_after_go(self._state_dir, copy, replace(copy.new_job(), attempt=attempt))
+        changes: dict[str, Any] = {}
+        if copy.new_job().engine is not None:
+            lost = self.allocations.of_lost(copy.run)
+            if lost is None:
+                return False
+            key, hosts = lost
+            copy = replace(copy, hosts=[asdict(host) for host in hosts])
+            changes = {"allocation": key, "granted": tuple(hosts)}
+        job = replace(job_after_go(self._state_dir, copy, replace(copy.new_job(), attempt=attempt)), **changes)
         copy = replace(copy, placement=())
         write_copy(self._state_dir, copy)
         found = Event("adopted", {}, job.hosts, attempt=attempt, at_s=time.time())
@@ -117,6 +126,7 @@ class LiveJobs:
         if job.id in self.steps.runners:  # it was known as it was submitted
             self.steps.runners.pop(job.id).abandon()
         self.adopt(self._store.jobs.find(job.id))
+        return True
 
     def add(self, job: Job, submission: Submission) -> JobRunner:
         """Give the job a runner; an existing runner is kept."""

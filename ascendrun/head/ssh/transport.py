@@ -114,5 +114,8 @@ class Backend(Protocol):
     def allocator(self, engine: str) -> Allocator:
         """Return the allocator of an engine type that has a queue."""
 
+    def allocators(self) -> Sequence[Allocator]:
+        """Return those of the engines in the settings. Raises InvalidInputError."""
+
     def close(self) -> None:
         """Release the backend's own resources; connections are closed by their owners."""

@@ -17,6 +17,7 @@ from ascendrun.core.errors import ConflictError
 from ascendrun.head.state.database import Database, immediate, unwritable, version_of
 from ascendrun.head.state.job_files import folders_of_jobs, head_id_of, jobs_without_row, remove_copy
 from ascendrun.head.state.state_dir import StoreDamagedError, make_private_file, set_aside
+from ascendrun.head.state.store_place import note_head, other_owner
 from ascendrun.node.files import read_json, write_json
 from ascendrun.text import Text
 
@@ -85,6 +86,7 @@ class HeadFile:
     def write(self, state_dir: Path) -> None:
         """Replace the file; on return it is on disk. Raises OSError."""
         write_json(str(state_dir / HEAD_FILE), asdict(self))
+        note_head(state_dir, {"head_id": self.head_id, "next_number": self.next_number})
 
 
 class StoreFile(Database):
@@ -204,7 +206,9 @@ class StoreFile(Database):
 
         Raises LostLeaseError: a controller's state directory was removed, moved, or replaced by another.
         """
-        found = _inode_of(self.path)
+        found, owner = _inode_of(self.path), other_owner(self.path.parent)
+        if owner is not None:
+            raise LostLeaseError(Text("store.elsewhere", "the jobs of this user are on {host}", host=owner))
         if found != self._inode and self._folder is not None:
             here = os.fstat(self._folder)
             if _inode_of(self.path.parent) != (here.st_dev, here.st_ino):

@@ -6,11 +6,14 @@ The store is then on a local disk of the login node on which the first command r
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ascendrun.node.files import claim_json, make_private_dir, read_json, write_json
 from ascendrun.node.layout import local_base
+from ascendrun.node.op_errors import OperationError
 
 NETWORK_FILESYSTEMS = frozenset(
     "nfs nfs4 cifs smb3 lustre gpfs beegfs ceph glusterfs fuse.sshfs fuse.glusterfs fuse.juicefs 9p afs".split()
@@ -47,6 +50,22 @@ def claim(state_dir: Path, *, takes_over: bool = False) -> None:
         make_private_dir(str(_pointer().parent))
         write = write_json if takes_over else claim_json
         write(str(_pointer()), {"host": os.uname().nodename})
+
+
+def note_head(state_dir: Path, values: Mapping[str, Any]) -> None:
+    """Write down what another machine needs to go on without this store, unless it has. Never raises."""
+    if state_dir == _local_store() and other_owner(state_dir) is None:
+        with suppress(OSError, OperationError):
+            write_json(str(_pointer()), {**values, "host": os.uname().nodename})
+
+
+def noted_head() -> dict[str, Any]:
+    """Return what the machine with the store has written down by `note_head`; {}: nothing."""
+    try:
+        found: dict[str, Any] = read_json(str(_pointer())) or {}
+        return {key: value for key, value in found.items() if key != "host"}
+    except (OSError, ValueError, AttributeError):
+        return {}
 
 
 def _local_store() -> Path:

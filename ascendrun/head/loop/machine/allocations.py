@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from ascendrun.core import allocations as engines
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
+from ascendrun.core.hosts import Host
 from ascendrun.core.jobs import allocated
 from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.reasons import because
@@ -21,6 +22,7 @@ from ascendrun.core.jobs.roles import parts_of
 from ascendrun.core.jobs.schedule import check_dependency
 from ascendrun.head.agents.connections import post_later
 from ascendrun.head.loop.steps import JobSteps
+from ascendrun.node.layout import split_tag
 
 if TYPE_CHECKING:
     from ascendrun.head.loop.context import Context
@@ -61,6 +63,45 @@ class Allocations:
         self._ends: dict[str, float] = {}
         self._ending: set[str] = set()
         self._missing_since: dict[str, float] = {}
+        self._of_lost: dict[str, engines.Granted] = {}
+        self._is_searching = False
+
+    # After a loss of records
+
+    def search(self) -> None:
+        """Look for the allocations of this head, and connect to their hosts, which tell of the jobs in them."""
+        if not self._is_searching:
+            self._is_searching = True
+            threading.Thread(target=self._search, name="engine-search", daemon=True).start()
+
+    def of_lost(self, run: str) -> tuple[str, Sequence[Host]] | None:
+        """Return the allocation of a run of which the records are lost: its key and hosts; None: not found yet."""
+        keys = [key for key in self._of_lost if split_tag(key)[0] == run]
+        if not keys:
+            self.search()
+        return (keys[-1], self._of_lost[keys[-1]].hosts) if keys else None
+
+    def _search(self) -> None:
+        found: dict[str, engines.Granted] = {}
+        is_silent = False
+        for allocator in self._context.links.backend.allocators():
+            try:
+                found.update(allocator.of_head(self._context.store.head_id))
+            except engines.EngineError as error:
+                print(f"controller: {error.reason}", flush=True)
+                is_silent = True
+        self._context.post(partial(self._take_found, found, is_silent))
+
+    def _take_found(self, found: Mapping[str, engines.Granted], is_silent: bool) -> None:
+        self._is_searching = False
+        self._of_lost.update(found)
+        for granted in found.values():
+            for host in granted.hosts:
+                self._context.links.get(host)
+        if is_silent:
+            post_later(self._context.links, INTERVAL_S, self.search)
+
+    # While jobs use engines
 
     def look_soon(self) -> None:
         """Query every engine at the next tick."""

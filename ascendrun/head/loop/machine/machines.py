@@ -38,7 +38,7 @@ class Machines:
     attempts whose end is not confirmed, leftovers, found attempts. What closes it: a drain or the loss that a user
     reports, and the quarantine after failures."""
 
-    def __init__(self, store: Store, links: Connections, jobs: JobSteps, adopt: Callable[[JobCopy, int], None]) -> None:
+    def __init__(self, store: Store, links: Connections, jobs: JobSteps, adopt: Callable[[JobCopy, int], bool]) -> None:
         self.records = MachineRecords(store.machines, links)
         self.reconciler = Reconciler(self.records, links, jobs, adopt, head_id=store.head_id)
         self._links, self._jobs = links, jobs

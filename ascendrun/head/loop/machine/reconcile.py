@@ -142,14 +142,14 @@ class MachineRecords:
 
 
 class Reconciler:
-    """Comparison of nodes with records. `adopt`: takes over an attempt by the copy of its job."""
+    """Comparison of nodes with records. `adopt`: takes over an attempt by the copy of its job, False: not yet."""
 
     def __init__(
         self,
         records: MachineRecords,
         links: Connections,
         jobs: JobSteps,
-        adopt: Callable[[JobCopy, int], None],
+        adopt: Callable[[JobCopy, int], bool],
         *,
         head_id: str,
     ) -> None:
@@ -321,8 +321,7 @@ class Reconciler:
             return  # it stays found
         known = self._jobs.find(copy.id)
         is_old = known is not None and (known.go_sent_at_s is not None or known.attempt > attempt or known.is_terminal)
-        if copy.run == run and not is_old:
-            self._take_over(copy, attempt)
+        if copy.run == run and not is_old and self._take_over(copy, attempt):
             for record in self._records.all():
                 self._records.forget_found(record, {tag})
 
