@@ -32,6 +32,12 @@ def test_a_pending_job_waits_with_the_reason_of_slurm(reason: str) -> None:
     assert state.reason.values == {"job": "7", "state": reason, "at_s": 1795517488.0}
 
 
+@pytest.mark.parametrize("name", ["CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"])
+def test_a_job_whose_nodes_are_made_ready_or_that_is_queued_again_grants_nothing_yet(name: str) -> None:
+    for state in (state_of(job(name)), state_of(job([name]))):
+        assert isinstance(state, Waiting) and state.will_start and state.reason.values["state"] == "None"
+
+
 @pytest.mark.parametrize(
     "reason",
     ["PartitionConfig", "PartitionNodeLimit", "ReqNodeNotAvail, UnavailableNodes:n1", "AssocGrpCpuLimit"]
@@ -45,7 +51,8 @@ def test_a_job_that_only_a_change_lets_start_says_so(reason: str) -> None:
 @pytest.mark.parametrize(
     ("name", "cause"),
     [("CANCELLED", "cancelled"), ("TIMEOUT", "time-limit"), ("DEADLINE", "time-limit"), ("NODE_FAIL", "node-failed")]
-    + [("BOOT_FAIL", "node-failed"), ("PREEMPTED", "preempted"), ("OUT_OF_MEMORY", "failed"), ("FAILED", "failed")],
+    + [("BOOT_FAIL", "node-failed"), ("PREEMPTED", "preempted"), ("OUT_OF_MEMORY", "failed"), ("FAILED", "failed")]
+    + [("REVOKED", "preempted")],
 )
 def test_each_end_has_its_cause(name: str, cause: str) -> None:
     for state in (state_of(job(name)), state_of(job([name]))):
