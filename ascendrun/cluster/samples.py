@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from ascendrun.cluster.api import Part
 from ascendrun.core.hosts import Host
 from ascendrun.core.metrics import MetricsLine, progress_pattern
-from ascendrun.core.pulse import Sight
+from ascendrun.core.pulse import Pulse, Sight
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, Newest, RankSample
 from ascendrun.head.protocol.control_messages import Sample
 from ascendrun.head.spool.metrics_reader import find_progress, iter_lines
 from ascendrun.head.state.sample_store import SampleStore
-from ascendrun.head.state.state_dir import spool_dir
+from ascendrun.head.state.state_dir import clock_now, read_pulse, spool_dir
 from ascendrun.health.top.join import STALE_S
 from ascendrun.health.top.view import TopView
 from ascendrun.query.top_source import TopSource, newest_samples
@@ -136,8 +136,12 @@ class Samples(Part):
                 return view, states, store.details(since_s=view.at_s - STALE_S)
 
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(TopCollector(read))
+        registry.register(TopCollector(read, self._fresh_pulse))
         return registry
+
+    def _fresh_pulse(self) -> Pulse | None:
+        pulse = read_pulse(self._head.state_dir)
+        return pulse if pulse is not None and pulse.is_fresh(clock_now()) else None
 
     def dashboard(self, name: str = "cluster") -> str:
         """Return a Grafana dashboard (JSON) of the metrics of `prometheus`; of the name alerts, rules (YAML)."""

@@ -6,6 +6,7 @@ import ipaddress
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.hosts import Host
@@ -69,10 +70,16 @@ def choose_network(hosts: Sequence[Host], reports: Mapping[str, NodeReport], fau
 def host_addresses(hosts: Sequence[Host], reports: Mapping[str, NodeReport]) -> dict[str, str]:
     """Return the address of each host by name: its source towards most others, or how the hostfile calls it; the
     loopback address if all hosts are this machine."""
-    found = {}
+    if all(map(_is_here, hosts)):
+        return {host.name: LOOPBACK.source for host in hosts}
+    found, names = {}, [host.name for host in hosts]
     for host in hosts:
-        routes = [LOOPBACK] if all(map(_is_here, hosts)) else [_route(reports, host, peer) for peer in hosts]
-        sources = Counter(route.source for route in routes if route is not None)
+        routes = reports[host.name].routes
+        kinds = {id(route): route for route in routes.values()}
+        sources: Counter[str] = Counter()
+        for kind, count in Counter(map(id, map(routes.get, names))).items():  # a million routes are of few kinds
+            if kind in kinds and not _is_loopback(kinds[kind].source):
+                sources[kinds[kind].source] += count
         found[host.name] = max(sources, key=sources.__getitem__, default=host.addr or host.name)
     return found
 
@@ -131,6 +138,7 @@ def _is_here(host: Host) -> bool:
     return host.is_local or _is_loopback(host.addr or host.name)
 
 
+@cache
 def _is_loopback(address: str) -> bool:
     if address == "localhost":
         return True

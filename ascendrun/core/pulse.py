@@ -45,8 +45,30 @@ class JobPulse:
 
 
 @dataclass(frozen=True)
+class Stall:
+    """The controller's loop was held for `seconds`, until `at_s`. `handler`: the function that it had called;
+    `line`: where it was seen most often; "": it was not seen."""
+
+    seconds: float
+    at_s: float
+    handler: str = ""
+    line: str = ""
+
+    def describe(self) -> Text:
+        return Text(
+            "controller.stall",
+            "the controller's loop was held for {seconds:.1f} s in {handler}, mostly at {line}",
+            seconds=self.seconds,
+            handler=self.handler or "-",
+            line=self.line or "-",
+        )
+
+
+@dataclass(frozen=True)
 class Pulse:
-    """What the controller `pid` of `release` knew at `at_s` (`boot_s` after the boot `boot_id`), by live job."""
+    """What the controller `pid` of `release` knew at `at_s` (`boot_s` after the boot `boot_id`), by live job.
+
+    `late_s`: by how much its loop was late at most in the last minute; `stall`: the last time that it was held."""
 
     at_s: float
     boot_s: float
@@ -54,6 +76,8 @@ class Pulse:
     pid: int
     release: str = ""
     jobs: Mapping[str, JobPulse] = field(default_factory=dict)
+    late_s: float = 0.0
+    stall: Stall | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -85,6 +85,15 @@ def write_json(path: str, value: Any, *, durable: bool = True) -> None:
     replace_file(path, json.dumps(value).encode("utf-8"), durable=durable)
 
 
+def write_all_json(files: dict[str, Any]) -> None:
+    """Replace files of one directory, each atomically, by path; durable when all are written."""
+    for path, value in files.items():
+        temp = _write_temp(path, json.dumps(value).encode("utf-8"))
+        os.replace(temp, path)
+    if files:
+        sync_dir(os.path.dirname(path))
+
+
 def replace_file(path: str, data: bytes, *, durable: bool = True) -> None:
     """Replace the file atomically: temp file (0600), fsync, rename. Raises OSError; then the old file is unchanged.
 

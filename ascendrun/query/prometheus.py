@@ -19,6 +19,7 @@ from ascendrun import __version__
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.jobs.job import State
 from ascendrun.core.measurement import metrics_of
+from ascendrun.core.pulse import Pulse
 from ascendrun.core.reachability import UNKNOWN
 from ascendrun.core.samples import DETAIL_NAMES, DeviceDetail, DeviceSample, HostSample, RankSample
 from ascendrun.health.top.join import STALE_S
@@ -38,6 +39,8 @@ STATES = (*(state.value for state in State), UNKNOWN)
 
 Read = Callable[[], tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]]
 """Function that returns the view, the number of jobs in each state, and the details of devices."""
+ReadPulse = Callable[[], Optional[Pulse]]
+"""Function that returns what the controller knows; None: no controller has written lately."""
 Row = tuple[str, str, Callable[[Any], Optional[float]]]
 """(name, description, function that reads the value)"""
 NPU_EXPORTER_UNITS: Mapping[str, tuple[float, str]] = {"bytes": (MIB, "MB"), "bytes/s": (MEGA, "MB/s")}
@@ -255,8 +258,8 @@ def _families(
 class TopCollector(Collector):
     """Collector that reads again for each scrape. `read` may raise AscendrunError."""
 
-    def __init__(self, read: Read) -> None:
-        self._read = read
+    def __init__(self, read: Read, pulse: ReadPulse) -> None:
+        self._read, self._pulse = read, pulse
         self._one_at_a_time = threading.Lock()
 
     def collect(self) -> Iterator[Metric]:
@@ -277,5 +280,8 @@ class TopCollector(Collector):
             yield _gauge(
                 "ascendrun_scrape_failed_info", "Why the last scrape failed; always 1", ("why",), [((why[:200],), 1.0)]
             )
+        if (pulse := self._pulse()) is not None:
+            late = "By how much the controller's loop was late at most in the last minute"
+            yield _gauge("ascendrun_controller_loop_stall_seconds", late, (), [((), pulse.late_s)])
         yield _gauge("ascendrun_scrape_ok", "1: everything could be read", (), [((), float(why is None))])
         yield _gauge("ascendrun_scrape_seconds", "Duration of the scrape", (), [((), time.monotonic() - started_s)])

@@ -147,7 +147,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.nodes: dict[str, Node] = {}
-        self.links: dict[Host, Link] = {}
+        self.links: dict[str, Link] = {}
         self.start()
 
     def start(self) -> None:
@@ -166,6 +166,9 @@ class World:
     def get(self, host: Host) -> Link:
         node = self.nodes.setdefault(host.addr or host.name, Node(f"key-{host.addr or host.name}"))
         return self.links.setdefault(dialled(host), Link(host, node))
+
+    def find(self, host: Host) -> Link | None:
+        return self.links.get(dialled(host))
 
     def __iter__(self) -> Iterator[Any]:
         return iter(tuple(self.links.values()))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from ascendrun.cli.context import CliContext
-from ascendrun.cli.options import cli_command
+from ascendrun.cli.options import UsageError, cli_command, output_option
+from ascendrun.cli.output import describe_time, print_record
 from ascendrun.cluster.controller import revive_controller
 from ascendrun.cluster.install import Installation, install, installed, uninstall
 from ascendrun.text import Text
@@ -13,7 +14,8 @@ from ascendrun.text import Text
 
 @cli_command("controller")
 @click.argument("action", type=click.Choice(["run", "status", "stop", "install", "uninstall", "ensure", "move"]))
-def command(ctx: CliContext, action: str) -> int:
+@output_option
+def command(ctx: CliContext, action: str, output: str | None) -> int:
     """Run, query, stop or install the controller, the background process that monitors jobs.
 
     Other commands start it when they need it. Running jobs do not depend on it. `install` makes systemd or cron of this
@@ -22,11 +24,14 @@ def command(ctx: CliContext, action: str) -> int:
 
     Examples:
     ascendrun controller status
+    ascendrun controller status -o json    # with the last time that its loop was held
     ascendrun controller install    # start it after a crash or a reboot
     ascendrun controller run        # in the foreground
     ascendrun controller stop       # jobs keep running; the next command starts it again
     ascendrun controller move       # on this login node, when another one is taken out of use
     """
+    if action != "status" and output is not None:
+        raise UsageError.of("controller.output", "`-o` is for `controller status`")
     if action == "move":
         from ascendrun.cluster.forward import take_over
 
@@ -53,13 +58,15 @@ def command(ctx: CliContext, action: str) -> int:
         else:
             ctx.say("controller.nothing-installed", "no entry for {path}", path=str(ctx.settings.state_dir))
     else:
-        return _print_status(ctx)
+        return _print_status(ctx, output)
     return 0
 
 
-def _print_status(ctx: CliContext) -> int:
+def _print_status(ctx: CliContext, output: str | None) -> int:
     """Return 0 when a controller runs, else 4."""
     status = ctx.cluster.controller.status()
+    if status is not None and print_record(status, output):
+        return 0
     if status is None:
         print(Text("controller.not-running", "not running"))
     else:
@@ -70,6 +77,9 @@ def _print_status(ctx: CliContext) -> int:
             print(Text("controller.no-guard", "guard: none; it is not started again after a crash"))
         else:
             print(Text("controller.guard", "guard: pid {pid} starts it again after a crash", pid=status.guard_pid))
+        if status.pulse is not None and status.pulse.stall is not None:
+            stall = status.pulse.stall
+            print(f"{describe_time(stall.at_s)} {stall.describe()}")
     found = installed(ctx.settings.state_dir)
     if found is None:
         print(

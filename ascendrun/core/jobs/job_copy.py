@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
@@ -53,7 +52,7 @@ class JobCopy:
     schema: int = COPY_SCHEMA
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(vars(self))
 
     @classmethod
     def from_json(cls, values: Any) -> JobCopy:

@@ -45,7 +45,8 @@ def place_parts(spec: JobSpec, hosts: Sequence[Host]) -> Iterator[tuple[Part, tu
     free = list(hosts)
     for part in parts_of(spec):
         own = tuple(host for host in free if not part.groups or set(part.groups) & set(host.groups))[: part.spec.nodes]
-        free = [host for host in free if host not in own]
+        taken = set(map(id, own))  # `in` would compare a thousand hosts with a thousand
+        free = [host for host in free if id(host) not in taken]
         yield part, own
 
 

@@ -12,8 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Callable, NamedTuple, Protocol
 
 from ascendrun.core.errors import AscendrunError, UnreachableError
@@ -29,6 +28,9 @@ from ascendrun.text import Text
 CONNECTING_AT_ONCE = 32
 """More concurrent handshakes compete for the interpreter lock: about 32 measured best for any number of hosts."""
 SENDING_AT_ONCE = 16
+MANY, TURNS = 256, 4
+"""More connections than MANY have their deadlines checked in up to so many turns, within a second or so."""
+TURN_SLACK_S = 0.1
 REST_S = 60.0
 """Seconds after its command in which a connection without an agent is kept for the next one."""
 
@@ -63,19 +65,27 @@ class Connections:
         self.backend, self._image, self._listener, self.post = backend, image, listener, post
         self._connecting = ThreadPoolExecutor(CONNECTING_AT_ONCE, thread_name_prefix="connect")
         self._sending = ThreadPoolExecutor(SENDING_AT_ONCE, thread_name_prefix="send")
-        self._links: dict[Host, AgentConnection] = {}
+        self._links: dict[str, AgentConnection] = {}
         self._making = threading.Lock()
-        self._resting: dict[Host, Resting] = {}
+        self._resting: dict[str, Resting] = {}
         self._used_again: deque[Callable[[], None]] = deque()
+        self._ticked_mono, self._turn = float("-inf"), 0
 
     def get(self, host: Host) -> AgentConnection:
         """Return the connection to `host`, which starts to connect; hosts with equal connection settings share it."""
+        known = self.find(host)
+        if known is not None and known.is_up:
+            return known  # asked a thousand times a second
         with self._making:
             link, resting = self._known(host), self._resting.pop(dialled(host), None)
         if resting is not None:
             link.adopt(resting.turn, resting.connection)
         link.tick()
         return link
+
+    def find(self, host: Host) -> AgentConnection | None:
+        """Return the connection to `host`, None: none was made."""
+        return self._links.get(dialled(host))
 
     def forget(self, host: Host) -> None:
         """Close the connection to a host that will not be there again."""
@@ -144,9 +154,14 @@ class Connections:
     def __iter__(self) -> Iterator[AgentConnection]:
         return iter(tuple(self._links.values()))
 
-    def tick(self) -> None:
-        self._close_rested(time.monotonic() - REST_S)
-        for link in tuple(self._links.values()):
+    def tick(self, now: float | None = None) -> None:
+        """Call at least once a second. Where it is called more often, many connections take turns. `now`: monotonic."""
+        now, before = time.monotonic() if now is None else now, self._ticked_mono
+        self._close_rested(now - REST_S)
+        links = tuple(self._links.values())
+        turns = min(TURNS, 1 + len(links) // MANY) if now - before < 1.0 / TURNS + TURN_SLACK_S else 1
+        self._ticked_mono, self._turn = now, (self._turn + 1) % turns
+        for link in links[self._turn :: turns]:
             link.tick()
 
     def _close_rested(self, until_mono: float) -> None:
@@ -178,12 +193,16 @@ def post_later(links: Links, seconds: float, call: Callable[[], None]) -> None:
     timer.start()
 
 
-@lru_cache(maxsize=8192)
-def dialled(host: Host) -> Host:
-    """Return the part of a host that is equal for hosts that share a connection."""
-    return replace(host, slots=None, devices=None, groups=(), line=0)
+def dialled(host: Host) -> str:
+    """Return a key that is equal for hosts that share a connection. It is kept with the host."""
+    kept = vars(host)
+    if _KEY not in kept:
+        kept[_KEY] = repr((host.name, host.addr, host.user, host.port, host.engine, host.allocation))
+    key: str = kept[_KEY]
+    return key
 
 
+_KEY = "_dialled"
 MAGIC = b"\nASCENDRUN-ONCE\n"
 """Output before it comes from the login's startup files."""
 

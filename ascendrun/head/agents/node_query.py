@@ -49,8 +49,11 @@ class NodeQuery:
     ) -> None:
         self._hosts, self._links = tuple(hosts), links
         self._reported, self._refused = reported, refused
+        self._away = list(self._hosts)
+        """Hosts of which the connection was not up at the last look, the next one last."""
         self._probed: set[str] = set()
-        self._peers: dict[str, dict[str, list[str]]] = {}
+        self._peers: dict[str, list[str]] = {}
+        """Names of all hosts, made once: a thousand hosts have a million pairs."""
         self._repeated: set[str] = set()
         self._finished: set[str] = set()
 
@@ -66,16 +69,24 @@ class NodeQuery:
         return len(self._finished) == len(self._hosts)
 
     def on_up(self) -> None:
-        links = {host: self._links.get(host) for host in self._hosts if host.name not in self._finished}
-        if not all(link.is_up for link in links.values()):
+        if len(self._probed | self._finished) == len(self._hosts) or self._is_waiting():
             return
+        links = {host: self._links.get(host) for host in self._hosts if host.name not in self._finished}
+        self._away = [host for host, link in links.items() if not link.is_up]
+        if self._away:
+            return
+        if not self._peers and len(links) > 1:
+            self._peers = {host.name: _names_of(link) for host, link in links.items()}
         for host, link in links.items():
-            if host.name in self._probed:
-                continue
-            self._probed.add(host.name)
-            peers = {other.name: _names_of(peer) for other, peer in links.items() if other != host}
-            peers = self._peers.setdefault(host.name, peers)
-            link.call(Probe(peers), deadline_s=PROBE_S, done=self._on_reply(host, time.time_ns()))
+            if host.name not in self._probed:
+                self._probed.add(host.name)
+                link.call(Probe(self._peers), deadline_s=PROBE_S, done=self._on_reply(host, time.time_ns()))
+
+    def _is_waiting(self) -> bool:
+        """Return whether a host is not connected: of a thousand that connect one by one only the next is looked at."""
+        while self._away and (self._away[-1].name in self._finished or self._links.get(self._away[-1]).is_up):
+            self._away.pop()
+        return bool(self._away)
 
     def on_down(self, link: AgentConnection, error: AscendrunError) -> None:
         is_final = is_permanent(error) or link.failures >= CONNECT_TRIES

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Callable
 
@@ -23,6 +24,7 @@ from ascendrun.head.loop.monitors import Monitors, PulseWriter
 from ascendrun.head.loop.operations import Operations
 from ascendrun.head.loop.requests import Requests
 from ascendrun.head.loop.steps import Guard
+from ascendrun.head.loop.watch import LoopWatch
 from ascendrun.head.notify.notifier import Notifier, NotifierMaker
 from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
@@ -90,7 +92,8 @@ class Controller:
         self._requests.handlers.update(
             {messages.Status: self._status, messages.Shutdown: self._shutdown, messages.CheckStore: self._check_store}
         )
-        self._pulse = PulseWriter(state_dir, release)
+        self._watch = LoopWatch()
+        self._pulse = PulseWriter(state_dir, release, self._watch)
         self._ticked = (time.monotonic(), time.time())
         self._busy_mono = time.monotonic()
         self._open_requests = 0
@@ -140,14 +143,18 @@ class Controller:
         self._guard(self._notifier.start)
         self._server.start()
         next_tick = time.monotonic()
+        self._watch.start()
         try:
             while not self._is_over:
                 calls = self._next_calls(max(0.0, next_tick - time.monotonic()))
                 for call in calls:
                     self._guard(call)
                 if time.monotonic() >= next_tick:
+                    self._watch.beat(TICK_S)
                     self._guard(self._tick)
-                    next_tick = time.monotonic() + (TICK_S if self._is_busy() else RESTING_TICK_S)
+                    wait_s = TICK_S if self._is_busy() else RESTING_TICK_S
+                    next_tick = time.monotonic() + wait_s
+                    self._watch.expect(wait_s)
                 self._guard(self._jobs.steps.work_off)
                 if self._guard.store_is_damaged:
                     self._guard(self._heal)
@@ -160,6 +167,7 @@ class Controller:
 
     def _close(self) -> None:
         self._has_ended.set()
+        self._watch.close()
         self._server.close()
         if self.restarts:
             for call in self._next_calls(0.0):
@@ -279,9 +287,15 @@ class Controller:
         self._is_over = True
 
 
+@cache
+def _this_place() -> tuple[str, int]:
+    """Return boot and network namespace of this process; read once, not for each of a thousand agents."""
+    return boot_id(), os.stat("/proc/self/ns/net").st_ino
+
+
 def watch_request(state_dir: Path, info: AgentInfo) -> WatchHead | None:
     """Return what an agent on this machine, of this user and outside containers, gets; None: it is elsewhere."""
-    if (info.boot_id, info.uid, info.net_ns) != (boot_id(), os.geteuid(), os.stat("/proc/self/ns/net").st_ino):
+    if info.uid != os.geteuid() or (info.boot_id, info.net_ns) != _this_place():
         return None
     argv, full = [sys.executable, "-m", "ascendrun.head.loop.guard"], environment(str(state_dir))
     names = {setting.variable for setting in SETTINGS} | {"XDG_CONFIG_HOME", "PYTHONPATH"}

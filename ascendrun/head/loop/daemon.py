@@ -141,10 +141,16 @@ def run_controller(
                 with suppress(OSError):
                     write_json(str(state_dir / REFUSAL_NAME), error.to_json(), durable=False)
                 raise
+            sys.setswitchinterval(SWITCH_S)
             controller.run()
             if controller.restarts:
                 _replace_process(lock_fd)
         return lock_fd is not None
+
+
+SWITCH_S = 0.0005
+"""Python lets a busy thread run for 5 ms: while a thousand hosts connect, the loop waits so long after each system
+call."""
 
 
 def _read_refusal(state_dir: Path) -> AscendrunError | None:

@@ -17,6 +17,7 @@ from ascendrun.head.loop.context import Context
 from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.loop.operations import Operations
 from ascendrun.head.loop.steps import JobSteps
+from ascendrun.head.loop.watch import LoopWatch
 from ascendrun.head.state.state_dir import PULSE_NAME, clock_now, read_pulse
 from ascendrun.node.files import write_json
 
@@ -121,16 +122,17 @@ def _liveness(runner: JobRunner) -> Mapping[str, str]:
 class PulseWriter:
     """Use from the controller's thread: a loop that stands still leaves an old pulse."""
 
-    def __init__(self, state_dir: Path, release: str) -> None:
+    def __init__(self, state_dir: Path, release: str, watch: LoopWatch) -> None:
         self._path = str(state_dir / PULSE_NAME)
-        self._release = release
+        self._release, self._watch = release, watch
         self._before = Sight(read_pulse(state_dir), clock_now())
         self._written: tuple[Any, ...] | None = None
         self._look_s = self._due_s = float("-inf")
 
     def make(self, runners: Iterable[JobRunner], now: Clock) -> Pulse:
         jobs = {runner.job.id: self._job(runner, now) for runner in runners if not runner.job.is_terminal}
-        return Pulse(now.at_s, now.boot_s, now.boot_id, os.getpid(), self._release, jobs)
+        late_s, stall = self._watch.recent_s(), self._watch.stall
+        return Pulse(now.at_s, now.boot_s, now.boot_id, os.getpid(), self._release, jobs, late_s, stall)
 
     def tick(self, runners: Iterable[JobRunner], now: Clock | None = None) -> None:
         """Write when it is due; may be called at any rate."""

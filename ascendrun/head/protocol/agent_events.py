@@ -90,7 +90,7 @@ def make_report(host: Host, info: AgentInfo, probe: ProbeReply, *, clock_offset_
     routes: dict[str, Route] = {}
     for peer, route in probe.routes.items():
         interface, source = route["interface"], route["source"]
-        if interface and source:
+        if interface and source and peer != host.name:
             routes[peer] = kinds.setdefault((interface, source), Route(interface, source))
     return NodeReport(
         host=host.name,

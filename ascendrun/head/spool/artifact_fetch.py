@@ -175,7 +175,7 @@ class ArtifactFetcher:
     ) -> None:
         self._state_dir, self._links, self._find, self._collected = state_dir, links, find, collected
         self._pending: dict[tuple[str, int, str], _Pending] = {}
-        self._receiving: dict[tuple[str, Host], _Receiving] = {}
+        self._receiving: dict[tuple[str, str], _Receiving] = {}
 
     def resume(self) -> None:
         """Continue the requests that an earlier controller left."""

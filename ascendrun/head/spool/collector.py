@@ -25,6 +25,8 @@ PRUNE_EVERY_S = 60.0
 HOLE_BYTES = 4096
 """Zeros that are worth a hole: a block of most file systems."""
 LOOK_S = 15.0
+WALK_RESTS = 4.0
+"""LOOK_S between two walks over a job's files, for each second that the last one took."""
 SMALL_DISK = 20
 """No more than this part of the disk is kept free, one twentieth."""
 PAUSED_KINDS = ("out", "err", "times", "metrics", "error", "samples")
@@ -196,16 +198,20 @@ class PullLimits:
 
     def __init__(self, folder: Path, retention: Retention) -> None:
         self._folder, self._retention = folder, retention
-        self._due_mono = 0.0
+        self._due_mono = self._walk_mono = 0.0
+        self._used_bytes = 0
         self.pause: Pause | None = None
 
     def look(self) -> bool:
         """Look at the disk when it is time; return whether the pause changed. A limit of the job stays."""
-        if time.monotonic() < self._due_mono or self.pause is Pause.JOB:
+        now, before = time.monotonic(), self.pause
+        if now < self._due_mono or before is Pause.JOB:
             return False
-        self._due_mono = time.monotonic() + LOOK_S
-        before = self.pause
-        if allocated_bytes(self._folder) >= self._retention.pull_job_bytes:
+        self._due_mono = now + LOOK_S
+        if now >= self._walk_mono:
+            self._used_bytes = allocated_bytes(self._folder)
+            self._walk_mono = now + LOOK_S * WALK_RESTS * (time.monotonic() - now)
+        if self._used_bytes >= self._retention.pull_job_bytes:
             self.pause = Pause.JOB
         else:
             least = self._retention.min_free_bytes

@@ -119,7 +119,7 @@ class OutputFetcher:
         self._retention, self._connect_s = retention, connect_s
         self._transfers: dict[_Key, _Transfer] = {}
         self._slots = threading.Semaphore(AT_ONCE)
-        self._one_each: dict[Host, threading.Lock] = defaultdict(threading.Lock)
+        self._one_each: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._admitting = threading.Lock()
         self._cancels: list[tuple[frozenset[str], Callable[[], None]]] = []
         self._admitted: dict[str, dict[str, int]] = defaultdict(dict)

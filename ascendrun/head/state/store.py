@@ -15,7 +15,7 @@ from ascendrun.core.events import Event
 from ascendrun.head.state.job_table import EventTable, JobTable, add_events
 from ascendrun.head.state.notice_queue import NoticeQueue
 from ascendrun.head.state.store_file import StoreFile
-from ascendrun.node.files import write_json
+from ascendrun.node.files import write_all_json
 from ascendrun.text import to_json
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ class MachineTable:
         machines that are removed."""
         with suppress(OSError):  # without space the older ones remain
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            for one in records:
-                write_json(str(self._folder / quote(one.key, safe="")), to_json(one))
+            write_all_json({str(self._folder / quote(one.key, safe="")): to_json(one) for one in records})
             for key in gone:
                 (self._folder / quote(key, safe="")).unlink(missing_ok=True)
         with self._file.writing() as db:

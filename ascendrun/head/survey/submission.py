@@ -23,7 +23,7 @@ from ascendrun.head.state.job_table import StoredJob, job_id_of
 from ascendrun.head.state.state_dir import tree_file
 from ascendrun.head.state.store import Store
 from ascendrun.node import layout
-from ascendrun.text import Text
+from ascendrun.text import Text, to_json
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
@@ -62,7 +62,7 @@ class Submission:
         return {
             "key": self.key,
             "spec": json.loads(self.spec.model_dump_json()),
-            "hosts": [asdict(host) for host in self.hosts],
+            "hosts": [to_json(host) for host in self.hosts],
             "trees": [asdict(tree) for tree in self.trees],
             "file": self.file,
         }

@@ -20,6 +20,7 @@ from ascendrun.core.jobs.reasons import Reason, because
 from ascendrun.core.pulse import FRESH_S, Clock, HostPulse, JobPulse, Pulse, Sight
 from ascendrun.core.settings import Settings
 from ascendrun.head.loop.monitors import PulseWriter
+from ascendrun.head.loop.watch import LoopWatch
 from ascendrun.head.state.state_dir import PULSE_NAME, clock_now, read_pulse
 from ascendrun.query.views import state_now
 from tests.lib.demo_jobs import demo_job
@@ -122,14 +123,14 @@ class FakeRunner:
 def test_a_new_controller_claims_nothing_before_a_host_has_answered(tmp_path: Path) -> None:
     runner: Any = FakeRunner()
     now = clock_now()
-    PulseWriter(tmp_path, "").tick([runner], now)
+    PulseWriter(tmp_path, "", LoopWatch()).tick([runner], now)
     assert Sight(read_pulse(tmp_path), now).job(JOB.id).liveness == dict.fromkeys(HOSTS, "UNKNOWN")
     for link in runner.links.values():
         link.heard_boot_s = now.boot_s - 1
-    PulseWriter(tmp_path, "").tick([runner], now)
+    PulseWriter(tmp_path, "", LoopWatch()).tick([runner], now)
     assert Sight(read_pulse(tmp_path), now).job(JOB.id).liveness == dict.fromkeys(HOSTS, "ALIVE")
     runner.links["npu07"].heard_boot_s = None
-    PulseWriter(tmp_path, "").tick([runner], now)
+    PulseWriter(tmp_path, "", LoopWatch()).tick([runner], now)
     sight = Sight(read_pulse(tmp_path), now).job(JOB.id)
     assert sight.liveness["npu07"] == "UNKNOWN"
     assert sight.heard_at_s["npu07"] == pytest.approx(now.at_s - 1, abs=0.1), "an earlier controller's time is kept"
@@ -137,7 +138,7 @@ def test_a_new_controller_claims_nothing_before_a_host_has_answered(tmp_path: Pa
 
 def test_changes_are_written_within_a_second_and_nothing_else_before_five(tmp_path: Path) -> None:
     runner: Any = FakeRunner()
-    writer, now = PulseWriter(tmp_path, ""), clock_now()
+    writer, now = PulseWriter(tmp_path, "", LoopWatch()), clock_now()
     written = []
     for quarter in range(24):
         writer.tick([runner], replace(now, boot_s=now.boot_s + quarter / 4))
@@ -149,7 +150,7 @@ def test_changes_are_written_within_a_second_and_nothing_else_before_five(tmp_pa
 
 
 def test_a_full_disk_ends_no_controller(tmp_path: Path) -> None:
-    writer = PulseWriter(tmp_path / "missing", "")
+    writer = PulseWriter(tmp_path / "missing", "", LoopWatch())
     writer.tick([])
     (tmp_path / "missing").mkdir()
     writer.tick([], replace(clock_now(), boot_s=clock_now().boot_s + 1))

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 CONNECT_S = 20.0
 ANSWER_S = 5.0
 """Seconds for the answer of a host that a user says is gone: its connection may not have noticed."""
+SAVE_S = 0.1
+"""Seconds of one beat for storing machines: each has a file that is synced, and a thousand take many seconds."""
 
 
 class Machines:
@@ -50,7 +52,7 @@ class Machines:
         for again in releases:  # those that wait for a connection
             again()
         self.reconciler.tick()
-        self.records.save()  # last: without space the nodes are compared all the same
+        self.records.save(within_s=SAVE_S)  # last: without space the nodes are compared all the same
 
     # Holds
 

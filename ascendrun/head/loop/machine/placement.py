@@ -77,7 +77,7 @@ class Placement:
         pool: Sequence[Host],
         claims: Mapping[str, Claim],
         barred: _Barred,
-        links: Mapping[Host, AgentConnection],
+        links: Mapping[str, AgentConnection],
         now_s: float,
         *,
         is_any_held: bool,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ascendrun.core.events import Event
@@ -15,7 +16,7 @@ from ascendrun.core.jobs import endings, inputs
 from ascendrun.core.jobs.job_copy import JobCopy
 from ascendrun.core.jobs.reconcile import AttemptState, NodeState, Verdict, compare, node_stopped
 from ascendrun.core.machines import ADDRESS_KEY, MachineRecord, absorb, address_of, machine_id
-from ascendrun.head.agents.connections import Connections, ask, dialled
+from ascendrun.head.agents.connections import Connections, ask
 from ascendrun.head.loop.steps import JobSteps
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.messages import Done, R, Request
@@ -27,6 +28,7 @@ from ascendrun.node.layout import make_run, split_tag
 if TYPE_CHECKING:
     from ascendrun.head.loop.job.runner import JobRunner
 
+SAVED_AT_ONCE = 8
 LOOK_S = 60.0
 """Interval in which nodes are compared with the records; also at every new connection."""
 DEADLINE_S = 30.0
@@ -40,6 +42,9 @@ class MachineRecords:
     def __init__(self, table: MachineTable, links: Connections) -> None:
         self._table, self._links = table, links
         self._records = {record.key: record for record in table.all()}
+        self._keys: dict[str, set[str]] = {}
+        """Keys of records by address; a record may have left."""
+        self._index(self._records.values())
         self._unsaved: set[str] = set() if table.has_files else set(self._records)
         self._gone: set[str] = set()
         """Keys of records that are part of another one now."""
@@ -69,13 +74,17 @@ class MachineRecords:
     def has_unsaved(self) -> bool:
         return bool(self._unsaved or self._events or self._gone)
 
-    def save(self) -> None:
-        """Store what changed. Raises StoreUnusableError: it remains to be stored."""
-        if self.has_unsaved:
-            self._table.save([self._records[key] for key in self._unsaved], self._events, self._gone)
-            self._unsaved.clear()
+    def save(self, *, within_s: float = float("inf")) -> None:
+        """Store what changed, for about `within_s`. Raises StoreUnusableError: it remains to be stored."""
+        until_mono = time.monotonic() + within_s
+        while self.has_unsaved:
+            keys = tuple(islice(self._unsaved, SAVED_AT_ONCE if within_s < float("inf") else None))
+            self._table.save([self._records[key] for key in keys], self._events, self._gone)
+            self._unsaved.difference_update(keys)
             self._events.clear()
             self._gone.clear()
+            if time.monotonic() >= until_mono:
+                return
 
     def keep_all(self) -> None:
         """Store every machine with the next `save`: the store may have been rebuilt."""
@@ -88,9 +97,15 @@ class MachineRecords:
                 self._unsaved.discard(ADDRESS_KEY + address)
                 self._gone.add(ADDRESS_KEY + address)
         self._records[record.key] = replace(record, heard_at_s=time.time())
+        self._index((record,))
         self._gone.discard(record.key)
         self.version += 1
         self._unsaved.add(record.key)
+
+    def _index(self, records: Iterable[MachineRecord]) -> None:
+        for record in records:
+            for address in record.addresses:
+                self._keys.setdefault(address, set()).add(record.key)
 
     def forget_found(self, record: MachineRecord, tags: Set[str]) -> None:
         """Remove found attempts from a record."""
@@ -119,10 +134,12 @@ class MachineRecords:
 
     def at(self, host: Host) -> tuple[MachineRecord, ...]:
         """Return the records of a host; a new one, known by its address, if there is none."""
-        link = next((link for link in self._links if dialled(link.host) == dialled(host) and link.is_up), None)
-        key = None if link is None else machine_id(host, link.info.machine_key)
+        link = self._links.find(host)
+        key = None if link is None or not link.is_up else machine_id(host, link.info.machine_key)
         address = address_of(host)
-        found = [one for one in self._records.values() if address in one.addresses or one.key == key]
+        keys = sorted({*self._keys.get(address, ()), *([key] if key else [])})
+        records = [self._records[one] for one in keys if one in self._records]
+        found = [one for one in records if address in one.addresses or one.key == key]
         known = [one for one in found if one.is_identified] or ([MachineRecord(key, ())] if key else [])
         return tuple(self._with_host(one, host) for one in known or found or [MachineRecord(ADDRESS_KEY + address, ())])
 
