@@ -118,6 +118,17 @@ def test_a_job_of_which_every_record_is_lost_is_found_in_its_allocation_and_goes
     scene.ascendrun("stop", job, "--now")
 
 
+def test_the_allocation_of_a_lost_job_that_is_over_ends_although_its_nodes_were_asked(scene):
+    scene.env["ASCENDRUN_HOLDER_IDLE_S"] = "20"
+    job = scene.launch("left", "print", "ready", "beat-on", "/tmp/enough")
+    scene.await_line(job, "ready", count=4)
+    assert scene.everywhere(job)
+    scene.lose_the_records(job)
+    scene.enough()
+    await_that(lambda: not scene.everywhere(job), "its ranks have ended")
+    assert slurm.allocations(scene.cluster) and scene.ascendrun("ps", env=scene.env).returncode == 0
+
+
 def test_ranks_outlive_the_steps_of_the_links_which_come_back(scene):
     job = scene.launch("long", "print", "ready", "beat-on", "/tmp/enough")
     scene.await_line(job, "ready", count=4)

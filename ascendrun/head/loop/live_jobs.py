@@ -185,10 +185,11 @@ class LiveJobs:
     def on_up(self, link: AgentConnection) -> None:
         if link.info.live or self.steps.runners:  # else a node without attempts, before the first job
             self._guard(lambda: self.machines.reconciler.on_up(link))
-        for runner in self:
-            host = runner.uses(link)
-            if host is not None:
-                runner.on_up(host)
+        users = [(runner, host) for runner in self if (host := runner.uses(link)) is not None]
+        for runner, host in users:
+            runner.on_up(host)
+        if not users and not link.info.live and "allocations" in vars(self):
+            self.allocations.drop_empty(link.host)
 
     def on_down(self, link: AgentConnection, error: AscendrunError) -> None:
         if link.host.engine is not None:

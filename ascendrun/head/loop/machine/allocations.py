@@ -81,6 +81,11 @@ class Allocations:
             self.search()
         return (keys[-1], self._of_lost[keys[-1]].hosts) if keys else None
 
+    def drop_empty(self, host: Host) -> None:
+        """Close the connection to a host of a lost job where nothing runs any more: its allocation then ends."""
+        if any(host in granted.hosts for granted in self._of_lost.values()):
+            self._context.links.forget(host)
+
     def _search(self) -> None:
         found: dict[str, engines.Granted] = {}
         is_silent = False
