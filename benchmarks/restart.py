@@ -31,6 +31,7 @@ from benchmarks.launchers import JOB, RANKS_PER_HOST, Launcher
 from benchmarks.ours import Ours
 from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, without_paths, write_page
 from benchmarks.trial import Trial
+from tests.lib.vcluster.fence import Bmc
 from tests.lib.vcluster.npus import install_on
 
 COLUMNS = ("what", "device", "event", "repeat", "known_s", "gone_s", "again_s", "lost_steps", "load", "note")
@@ -48,7 +49,7 @@ LIMIT_S = 120
 """Seconds without an answer that count as a hang: of the sums, and of ascendrun's `timeouts.hang_s`."""
 FENCE_S = 120
 """The shortest lease: 90 s and the grace period of checkpoints."""
-OURS, TORCHRUN, NVRX = "ascendrun", "torchrun", "ft_launcher"
+OURS, POWERED, TORCHRUN, NVRX = "ascendrun", "ascendrun, power", "torchrun", "ft_launcher"
 MODULES = {TORCHRUN: "torch.distributed.run", NVRX: "nvidia_resiliency_ext.fault_tolerance.launcher"}
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 """By default the ranks use the store of the rendezvous: with torch 2.13 and gloo, those of a new start find the old
@@ -100,8 +101,29 @@ def launchers(bed: Bed, ours: Ours, devices: Devices, event: str) -> list[Launch
     for name in devices.peers:
         argv = _elastic(bed, devices, name, has_spare=event == HOST_LOST)
         found.append(Launcher(name, argv, {}, prepare=lambda: _empty(bed.shared)))
-    argv = ours.argv("submit", str(_job(bed, ours, devices)))
-    return [*found, Launcher(OURS, argv, ours.environ(), prepare=lambda: _warm(bed, ours))]
+    hostfiles = {OURS: ours.hostfile(bed.cluster.hosts)}
+    if event == HOST_LOST:
+        hostfiles[POWERED] = bed.folder / "powered.hosts"
+        lines = hostfiles[OURS].read_text().splitlines()
+        hostfiles[POWERED].write_text("".join(f"{line} bmc={line.split()[0]}.bmc\n" for line in lines))
+    for name, hostfile in hostfiles.items():
+        argv = ours.argv("submit", str(_job(bed, devices, hostfile)))
+        found.append(Launcher(name, argv, ours.environ(), prepare=lambda: _warm(bed, ours)))
+    return found
+
+
+class Switching(Ours):
+    """Its controller can switch hosts off that have a `bmc`."""
+
+    def __init__(self, bed: Bed) -> None:
+        super().__init__(bed)
+        settings = bed.folder / "ascendrun" / "config.yaml"
+        settings.parent.mkdir()
+        settings.write_text(yaml.safe_dump(Bmc(bed.cluster, bed.folder / "bmc").settings(60.0)))
+        self._environ = {"XDG_CONFIG_HOME": str(bed.folder)}
+
+    def environ(self) -> dict[str, str]:
+        return {**super().environ(), **self._environ}
 
 
 def _elastic(bed: Bed, devices: Devices, peer: str, *, has_spare: bool) -> list[str]:
@@ -127,7 +149,7 @@ def _elastic(bed: Bed, devices: Devices, peer: str, *, has_spare: bool) -> list[
     return ["sh", str(file)]
 
 
-def _job(bed: Bed, ours: Ours, devices: Devices) -> Path:
+def _job(bed: Bed, devices: Devices, hostfile: Path) -> Path:
     limits = {"TRAIN_LIMIT_S": str(10 * LIMIT_S), "HCCL_EXEC_TIMEOUT": str(10 * LIMIT_S)}
     job: dict[str, object] = {
         "name": JOB,
@@ -135,13 +157,13 @@ def _job(bed: Bed, ours: Ours, devices: Devices) -> Path:
         "env": {**devices.env, **limits},
         "nodes": HOSTS,
         "devices": {"type": devices.type, "per_node": RANKS_PER_HOST},
-        "hostfile": str(ours.hostfile(bed.cluster.hosts)),
+        "hostfile": str(hostfile),
         "timeouts": {"hang_s": LIMIT_S},
         "restart": {"max_restarts": 3, "backoff_s": [1, 2], "on_unreachable_node": "fence", "fence_after_s": FENCE_S},
     }
     if devices.setup:
         job["setup"] = devices.setup
-    file = bed.folder / "job.yaml"
+    file = bed.folder / f"{hostfile.stem}.yaml"
     file.write_text(yaml.safe_dump(job))
     return file
 
@@ -159,7 +181,7 @@ def _empty(folder: Path) -> None:
 
 def run(repeats: int, patience_s: float, events: Sequence[str], families: Sequence[Devices], sheet: Sheet) -> None:
     with Bed(HOSTS + 1, shared=SHARED) as bed:
-        ours = Ours(bed)
+        ours = Switching(bed)
         for host in bed.cluster.hosts:
             install_npus(bed, host)
         for repeat in range(repeats):
@@ -193,7 +215,7 @@ def play(bed: Bed, ours: Ours, launcher: Launcher, event: str, patience_s: float
             trial.watch(SETTLED_S, lambda: False)
         again = watch(bed, trial, event, patience_s=patience_s)
         note = without_paths(trial.tail()) if again.again_s is None else ""
-        if launcher.name == OURS:
+        if launcher.name in (OURS, POWERED):
             ours.run("stop", "--now", JOB)
     return {**asdict(again), "load": load, "note": note}
 
@@ -258,7 +280,7 @@ def _steps(folder: Path) -> list[dict[str, float]]:
 def render(rows: Sequence[Row]) -> str:
     header = ["", "", "", "known, s", "old ranks gone, s", "trains again, s", "steps done twice"]
     lines = []
-    for device, event, name in product(("cpu", "npu"), EVENTS, (TORCHRUN, NVRX, OURS)):
+    for device, event, name in product(("cpu", "npu"), EVENTS, (TORCHRUN, NVRX, OURS, POWERED)):
         mine = [row for row in rows if (row["device"], row["event"], row["what"]) == (device, event, name)]
         failed = sum(not row["again_s"] for row in mine)
         label = f"{name} (**{failed} of {len(mine)} never**)" if failed else name
@@ -283,7 +305,8 @@ def says(patience_s: float) -> str:
         "ascendrun: "
         "`max_restarts: 3`, `backoff_s: [1, 2]`, and `on_unreachable_node: fence` with the shortest lease, "
         f"{FENCE_S} s: it does not start ranks again before the silent ones have ended by themselves; torchrun has no "
-        "such promise. The script reports its steps to ascendrun, by one line.\n\n"
+        f"such promise. *{POWERED}*: its hosts have a `bmc`, and an agent of the virtual hosts proves that one is off. "
+        "The script reports its steps to ascendrun, by one line.\n\n"
         "*known*: the first line on the screen that is not the training's own. *steps done twice*: since the "
         "checkpoint from which the new start continues."
     )
@@ -306,11 +329,12 @@ def main() -> None:
         help="an environment with nvidia-resiliency-ext: its launcher too",
     )
     options.add_argument("--event", choices=EVENTS, action="append", help="only this one; may be repeated")
+    options.add_argument("--name", default="restart", help="of the files of results  [default: %(default)s]")
     options.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     given = options.parse_args()
     if shutil.which("ssh") is None:
         options.error("needs ssh")
-    with Sheet(given.results, "restart", COLUMNS) as sheet:
+    with Sheet(given.results, given.name, COLUMNS) as sheet:
         run(given.repeat, given.patience, given.event or EVENTS, devices_of(given.npu, given.nvrx), sheet)
     write_page(
         sheet,

@@ -141,6 +141,7 @@ class Cluster:
                 origins[ENGINE_BLOCK] = engine["file"]
             notices = read_notices(settings)
             origins.update(notices.origins)
+            shown["power"] = [notices.power.command[0]] if notices.power is not None else []
             for target in notices.targets:
                 name = f"{target.name} ({target.type})" if target.name != target.type else target.name
                 shown[target.block].append(f"{name} {where_of(target)}")

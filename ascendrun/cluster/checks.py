@@ -17,6 +17,7 @@ from ascendrun.core.engines import find_engine
 from ascendrun.core.errors import PreflightError, UnreachableError
 from ascendrun.core.findings import Severity
 from ascendrun.core.hosts import queue_of
+from ascendrun.head.notify.power_agent import examine
 from ascendrun.head.protocol.control_messages import Survey
 from ascendrun.health.checks import choose_checks, run_checks
 from ascendrun.health.comparison import make_report
@@ -119,7 +120,7 @@ class Checks(Part):
                 is_full=is_full,
                 every_pair=every_pair,
             )
-        context = replace(context, engine=facts)
+        context = replace(context, engine=facts, no_power=examine(self._head.settings, hosts))
         checks = context.job.checks if context.job is not None else None
         skip, require = (checks.skip, checks.require) if checks is not None else ((), ())
         findings = run_checks(context, is_full=is_full, skip=skip, require=require)

@@ -17,6 +17,7 @@ from ascendrun.core.jobfile.origins import Origin, origins_of
 from ascendrun.core.jobfile.spec import parse_program_options
 from ascendrun.core.jobs.placement import choose_hosts
 from ascendrun.core.records import as_record
+from ascendrun.head.notify.power_agent import load_power
 from ascendrun.head.protocol.control_messages import Plan
 from ascendrun.head.survey.submission import Submission
 from ascendrun.planner.training import load_programs
@@ -39,6 +40,8 @@ class JobFiles(Part):
         Raises InvalidInputError with every problem.
         """
         file, hostfile = Path(job_file), _path(hostfile)
+        if self._head.settings.blocks:
+            load_power(self._head.settings)
         return tuple(
             ValidStage(
                 stage.stage,

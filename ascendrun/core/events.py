@@ -63,6 +63,7 @@ _EVENT_TYPES = (
     EventType("rank-killed-at-exit", Severity.WARNING, frozenset()),
     EventType("adopted", Severity.WARNING),
     EventType("node-lost", Severity.ERROR, frozenset()),
+    EventType("power-off", Severity.WARNING, frozenset()),
     EventType("node-stopped", Severity.WARNING, frozenset()),
     EventType("processes-remain", Severity.ERROR),
     EventType("leftovers-gone", Severity.INFO, frozenset()),

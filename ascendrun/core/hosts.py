@@ -22,7 +22,7 @@ MAX_BYTES = 1_000_000
 MAX_LINE = 10_000
 MAX_SLOTS = 1024
 ONE_HOST = Text("hostfile.one-host", "write one host on each line: npu01 slots=8")
-KEYS = ("slots", "addr", "user", "port", "devices", "groups", "max_slots")
+KEYS = ("slots", "addr", "user", "port", "devices", "groups", "max_slots", "bmc")
 
 # Open MPI writes `slots = 4` as well as `slots=4`; no other field contains spaces.
 _WORD = re.compile(r"(?:slots|max[_-]slots)[ \t]*=[ \t]*[0-9]+(?=[ \t]|$)|\S+")
@@ -36,7 +36,8 @@ class Host:
 
     `slots`: the number of ranks it accepts, None: not set (the job's `devices.per_node` decides).
     `addr`: the address to connect to, None: the name (through `~/.ssh/config`); "local": this machine, no SSH.
-    `devices`: the device ids that ascendrun may use there, None: all.
+    `devices`: the device ids that ascendrun may use there, None: all. `bmc`: the address of its management controller,
+    None: its power is never switched.
     `line`: its line in the hostfile, from 1; 0: not from a hostfile.
     `engine`: the type of the engine that granted it, with the engine's id of the `allocation`; None: of a hostfile.
     """
@@ -51,6 +52,7 @@ class Host:
     line: int = 0
     engine: str | None = None
     allocation: str | None = None
+    bmc: str | None = None
 
     @property
     def is_local(self) -> bool:
@@ -341,15 +343,16 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     "port": lambda value: _integer(value, "port", 1, 65535),
     "devices": _parse_devices,
     "groups": _parse_groups,
+    "bmc": _parse_address,
 }
 _VALUES = {"slots": "8", "max_slots": "8", "addr": "10.0.0.3", "user": "train", "port": "22", "groups": "a,b"}
-_EXAMPLES = {key: f"{key}={value}" for key, value in {**_VALUES, "devices": "0,1,2,3"}.items()}
+_EXAMPLES = {key: f"{key}={value}" for key, value in {**_VALUES, "devices": "0,1,2,3", "bmc": "10.1.0.3"}.items()}
 
 
 def _duplicates(hosts: Sequence[Host], file: str) -> list[Problem]:
     """Return duplicate names and machines with two names; the same pair of lines gives one problem."""
     by_name: dict[str, Host] = {}
-    by_machine: dict[tuple[str, int], Host] = {}
+    by_machine: dict[tuple[str, object], Host] = {}
     twice: dict[tuple[int, int], list[str]] = {}
     problems = []
     hint = Text("hostfile.duplicate-hint", "list each host once; slots= sets its number of ranks")
@@ -360,16 +363,16 @@ def _duplicates(hosts: Sequence[Host], file: str) -> list[Problem]:
             continue
         if host.is_local:
             continue
-        address, port = (host.addr or host.name).lower(), host.port or 22
-        other = by_machine.setdefault((address, port), host)
-        if other is not host:
-            values = {"host": host.name, "other": other.name, "line": other.line, "address": address, "port": port}
-            text = Text(
-                "hostfile.same-machine",
-                "{host} and {other} (line {line}) have the same address {address}:{port}",
-                **values,
-            )
-            problems.append(Problem(file, host.line, 1, text, hint))
+        for address, port in ((host.addr or host.name, host.port or 22), (host.bmc or "", "bmc")):
+            other = by_machine.setdefault((address.lower(), port), host) if address else host
+            if other is not host:
+                values = {"host": host.name, "other": other.name, "line": other.line, "address": address, "port": port}
+                text = Text(
+                    "hostfile.same-machine",
+                    "{host} and {other} (line {line}) have the same address {address}:{port}",
+                    **values,
+                )
+                problems.append(Problem(file, host.line, 1, text, hint))
     for (first_line, line), names in twice.items():
         text = Text(
             "hostfile.duplicate", "duplicate host {hosts:hosts} (first at line {line})", hosts=names, line=first_line

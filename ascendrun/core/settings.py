@@ -25,6 +25,7 @@ NOTICE_BLOCKS: Mapping[str, Text] = {
     "notify": Text("config.meaning.notify", "services that receive notifications"),
     "hook": Text("config.meaning.hook", "command that receives notifications"),
     "deadman": Text("config.meaning.deadman", "URL requested at intervals while jobs run"),
+    "power": Text("config.meaning.power", "command that switches off hosts that do not respond"),
 }
 """Blocks of a settings file, see core/notice_settings.py."""
 ENGINE_BLOCK = "engines"
@@ -35,7 +36,7 @@ FORM = Text("settings.form", "write one setting on each line, such as `color: ne
 
 @dataclass(frozen=True)
 class SettingsBlocks:
-    """The blocks of one settings file, not yet checked: recipients of notifications, and engines."""
+    """The blocks of one settings file, not yet checked: recipients of notifications, power, and engines."""
 
     file: Path
     root: MappingNode

@@ -351,7 +351,9 @@ class Draft:
                 self.record("host-fenced", hosts, values={"by": by})
             self._requeue()
             return
-        reason = because("waiting-for-end", hosts, attempt=self.job.attempt)
+        power = next((node.power for node in self.job.nodes if node.host in hosts and node.power is not None), None)
+        code = "waiting-for-end" if power is None else "waiting-for-power"
+        reason = because(code, hosts, why=power, attempt=self.job.attempt)
         if self.job.reason != reason:
             self.job = replace(self.job, reason=reason)
             self.record("restart-waits", hosts, values={"reason": reason})
@@ -398,14 +400,17 @@ def unproven_hosts(job: Job) -> tuple[str, ...]:
     return tuple(node.host for node in job.nodes if node.may_run_processes or node.leftovers)
 
 
-def can_restart_without(job: Job, silent: Sequence[str], fenced: frozenset[str] = frozenset()) -> bool:
+def can_restart_without(
+    job: Job, silent: Sequence[str], fenced: frozenset[str] = frozenset(), *, switchable: frozenset[str] = frozenset()
+) -> bool:
     """Return whether the next attempt may start while processes of this one may live on the hosts `silent`.
 
     It must not use these hosts, and the old processes must not be able to change its checkpoints: those on the hosts
-    `fenced` have ended.
+    `fenced` have ended, those on the hosts `switchable` can be ended.
     """
     mode = job.policy.on_unreachable_node
-    if not (mode == "auto" and job.policy.has_epochs or mode == "fence" and set(silent) <= fenced):
+    is_fenced = mode == "auto" and job.policy.has_epochs or mode == "fence" and set(silent) <= fenced
+    if not (is_fenced or (silent and set(silent) <= switchable)):
         return False
     if not set(silent) <= set(job.unconfirmed):
         return False  # the host responds: its end is on the way, or its leftovers hold its devices

@@ -128,7 +128,8 @@ class LeftoversGone(OfNode):
 
 class NodeLost(OfNode):
     """The processes of the attempt on the host are gone. `why`: rebooted (another boot id), directory-gone (its records
-    and all its processes are gone, with the same boot id) or by-user (a person released the host)."""
+    and all its processes are gone, with the same boot id), by-user (a person released the host) or powered-off (its
+    power agent was told to, and reports it)."""
 
     why: str
 
@@ -144,6 +145,19 @@ class NodeLost(OfNode):
             if draft.job.first_failure is None:
                 draft.job = replace(draft.job, first_failure=FirstFailure(reason))
             draft.stop(Cause.NODE_LOST, reason)
+
+
+class PowerOff(OfNode):
+    """The power agent is asked to switch the host off; `why`: it was, and this is why the host is not proved off."""
+
+    why: Detail | None = None
+
+    def apply(self, draft: Draft) -> None:
+        node = draft.job.node(self.host)
+        reason = because("power-off-asked" if self.why is None else "power-off-failed", [self.host], why=self.why)
+        if node.may_run_processes and node.power != reason:
+            draft.set_node(self.host, power=reason)
+            draft.record("power-off", [self.host], values={"reason": reason})
 
 
 class SupervisorLost(OfNode):

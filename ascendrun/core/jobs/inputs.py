@@ -366,11 +366,13 @@ class HeadRestarted(JobInput):
 
 class Tick(JobInput):
     """Time passed. `reachable`: hosts that respond now. `fenced`: hosts whose leases have expired: they have ended the
-    ranks by themselves. `quiet_s`: for how many seconds each of the others has been silent, as far as we could hear."""
+    ranks by themselves. `quiet_s`: for how many seconds each of the others has been silent, as far as we could hear.
+    `switchable`: hosts that a power agent can switch off."""
 
     reachable: frozenset[str] = frozenset()
     fenced: frozenset[str] = frozenset()
     quiet_s: Mapping[str, float] = field(default_factory=dict)
+    switchable: frozenset[str] = frozenset()
 
     def apply(self, draft: drafts.Draft) -> None:
         job, draft.fenced = draft.job, self.fenced
@@ -428,7 +430,8 @@ def _give_up_waiting(draft: drafts.Draft, tick: Tick, *, waited_s: float) -> Non
     before is not waited for again."""
     waiting = [n.host for n in draft.job.nodes if n.may_run_processes and n.host not in draft.job.unconfirmed]
     silent = tuple(host for host in waiting if host not in tick.reachable)
-    is_fenced = bool(silent) and drafts.can_restart_without(replace(draft.job, unconfirmed=silent), silent)
+    alone = replace(draft.job, unconfirmed=silent)
+    is_fenced = bool(silent) and drafts.can_restart_without(alone, silent, switchable=tick.switchable)
     patience_s = 0.0 if is_fenced and drafts.may_restart(draft.job) else drafts.CONFIRM_S
     waits_s = {host: waited_s if waited_s <= 0 else max(waited_s, tick.quiet_s.get(host, 0.0)) for host in silent}
     unreachable = tuple(host for host in silent if waits_s[host] > patience_s)

@@ -138,7 +138,8 @@ class NodeProgress:
     of its machine and its records there (AgentInfo), None: not reported. `leftovers`: processes that still live after
     the end. `trouble_ns`: time of the newest NodeTrouble, by the node's clock. `hccl`: see inputs.NodeReady.
     `replaces`: files of a host that was given up, whose place this one takes, None: it takes no such place. `ends_job`,
-    `role`: see NodePlan. `master_port`: its free port, None: not requested."""
+    `role`: see NodePlan. `master_port`: its free port, None: not requested. `power`: see endings.PowerOff, None: its
+    power stays on."""
 
     host: str
     node_rank: int
@@ -160,6 +161,7 @@ class NodeProgress:
     ends_job: bool = True
     role: str | None = None
     master_port: int | None = None
+    power: Reason | None = None
 
     @property
     def has_succeeded(self) -> bool:

@@ -74,6 +74,7 @@ LOST = {
     "directory-gone": "node-directory-gone",
     "by-user": "node-released",
     "allocation": "allocation-gone",
+    "powered-off": "node-powered-off",
 }
 """Code of the reason for each reason why a node is lost."""
 

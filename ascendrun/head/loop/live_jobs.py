@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ascendrun.head.loop.machine.allocations import Allocations
     from ascendrun.head.loop.machine.machines import Machines
     from ascendrun.head.loop.machine.placement import Placement
+    from ascendrun.head.loop.machine.power import PowerSwitch
     from ascendrun.head.survey.submission import Submission
 
 # Modules for jobs are imported with the first job: a controller started for `exec` replies 0.1 s earlier.
@@ -171,6 +172,12 @@ class LiveJobs:
         return Machines(self._store, self._links, self.steps, self._adopt_found)
 
     @cached_property
+    def power(self) -> PowerSwitch:
+        from ascendrun.head.loop.machine.power import PowerSwitch
+
+        return PowerSwitch(self.context, self.machines)
+
+    @cached_property
     def placement(self) -> Placement:
         from ascendrun.head.loop.machine.placement import Placement
 
@@ -223,7 +230,9 @@ class LiveJobs:
                 continue
             if was_away:
                 self.steps.restart_timers(runner.job.id)
-            self.steps.feed(runner.job.id, Tick(reachable, runner.leases.expired(), quiet_s))
+            switchable = frozenset(self.power.hosts_of(runner)) if runner.job.state.value == "STOPPING" else frozenset()
+            self.steps.feed(runner.job.id, Tick(reachable, runner.leases.expired(), quiet_s, switchable))
+        self._guard(partial(self.power.tick, quiet_s))
         self._guard(self.machines.tick)
         self.schedule()
 

@@ -11,6 +11,7 @@ import os
 import re
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -154,20 +155,29 @@ def _deliver_by_apprise(notice: Notice, target: Target, url: str) -> DeliveryRes
 
 
 def _run_hook(notice: Notice, target: Target, stop: threading.Event | None) -> DeliveryResult:
-    program = target.command[0]
     body = json.dumps(generic_body(notice, describe(notice, target.language), target.language), ensure_ascii=False)
     env, timeout_s = _hook_env(notice, target.language), target.timeout_s
+    code, output, how = run_command(target.command, f"{body}\n".encode(), env, timeout_s, stop)
+    if code is None and stop is not None and stop.is_set():
+        return DeliveryResult("retry", Text("notice.hook-interrupted", "interrupted by the end of the controller"))
+    if code == 0:
+        return DeliveryResult("delivered", output)
+    return DeliveryResult(
+        "refused", Text("notice.hook-output", "{how}: {output}", how=how, output=output) if output else how
+    )
+
+
+def run_command(
+    argv: Sequence[str], stdin: bytes, env: Mapping[str, str], timeout_s: float, stop: threading.Event | None = None
+) -> tuple[int | None, str, Text]:
+    """Run a command of the settings; return its exit code, None: it did not end by itself, its output without
+    credentials, and how it ended."""
+    program = argv[0]
     try:
-        end = run_hook(target.command, stdin=f"{body}\n".encode(), env=env, timeout_s=timeout_s, stop=stop)
+        end = run_hook(argv, stdin=stdin, env=env, timeout_s=timeout_s, stop=stop)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        failed = Text("notice.hook-failed", "cannot run {program}: {error}", program=program, error=why)
-        return DeliveryResult("refused", failed)
-    if end.code is None and stop is not None and stop.is_set():
-        return DeliveryResult("retry", Text("notice.hook-interrupted", "interrupted by the end of the controller"))
-    output = redact_text(end.output.decode("utf-8", "replace").strip())[-SHOWN_CHARACTERS:]
-    if end.code == 0:
-        return DeliveryResult("delivered", output)
+        return None, "", Text("notice.hook-failed", "cannot run {program}: {error}", program=program, error=why)
     if end.code is None:
         how = Text(
             "notice.hook-timeout", "{program} was killed after {limit_s:g} s", program=program, limit_s=timeout_s
@@ -176,9 +186,7 @@ def _run_hook(notice: Notice, target: Target, stop: threading.Event | None) -> D
         how = Text("notice.hook-exit", "{program} exited with code {code}", program=program, code=end.code)
     else:
         how = Text("notice.hook-signal", "{program} was killed by signal {signal}", program=program, signal=-end.code)
-    return DeliveryResult(
-        "refused", Text("notice.hook-output", "{how}: {output}", how=how, output=output) if output else how
-    )
+    return end.code, redact_text(end.output.decode("utf-8", "replace").strip())[-SHOWN_CHARACTERS:], how
 
 
 def _hook_env(notice: Notice, lang: str) -> dict[str, str]:

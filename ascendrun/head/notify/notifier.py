@@ -25,7 +25,7 @@ from ascendrun.text import Text, to_json
 if TYPE_CHECKING:
     from ascendrun.core.events import JobEvent
     from ascendrun.core.jobs.job import Job
-    from ascendrun.core.notices import Notice, NoticeSettings, Target
+    from ascendrun.core.notices import Notice, NoticeSettings, PowerAgent, Target
     from ascendrun.head.notify.http_client import Cancellation
     from ascendrun.head.state.notice_queue import NoticeQueue, Waiting
 
@@ -158,7 +158,13 @@ class Notifier:
 
     def settings(self) -> NoticeSettings | None:
         """Return the present settings of the files; None: no targets."""
-        return self._watch.get()
+        settings = self._watch.get()
+        return settings if settings is not None and settings.targets else None
+
+    def power(self) -> PowerAgent | None:
+        """Return how hosts are switched off by the present settings; None: they are not."""
+        settings = self._watch.get()
+        return None if settings is None else settings.power
 
     def _target(self, name: str) -> Target | None:
         settings = self.settings()
@@ -347,7 +353,7 @@ class SettingsWatch:
         self._due_mono = float("-inf")
 
     def get(self) -> NoticeSettings | None:
-        """Return the settings, None: no targets. While the files cannot be read: the last settings."""
+        """Return the settings, None: there are none. While the files cannot be read: the last settings."""
         with self._lock:
             is_due = not self._is_looking and time.monotonic() >= self._due_mono
             self._is_looking = self._is_looking or is_due
@@ -374,12 +380,11 @@ class SettingsWatch:
 
     def _reread(self) -> NoticeSettings | None:
         try:
-            settings = self._read()
+            return self._read()
         except AscendrunError as error:
             problems = getattr(error, "problems", None) or [error.message]
             self._log("notices: the settings stay as they were: " + "; ".join(str(problem) for problem in problems))
             return self._settings
-        return settings if settings is not None and settings.targets else None
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:

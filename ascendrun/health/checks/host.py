@@ -109,6 +109,13 @@ def check_home(context: CheckContext) -> Iterator[Finding]:
             yield finding("home-shared", Severity.NOTE, tuple(sorted(hosts)), path=context.facts[home].root)
 
 
+@check("power", "the power agent reports the state of hosts with a `bmc`", "power-agent", is_full=True)
+def check_power(context: CheckContext) -> Iterator[Finding]:
+    """Find hosts that could not be switched off."""
+    for host, why in context.no_power.items():
+        yield finding("power-agent", Severity.WARN, host, why=why)
+
+
 @check("clock", "the nodes' clocks agree", "clock-skew")
 def check_clock(context: CheckContext) -> Iterator[Finding]:
     """Compare clocks with the nodes' median: the clock of the head node (a laptop) may be wrong."""

@@ -29,7 +29,8 @@ class CheckContext:
     `job`, `plan`: None without a job, or if no plan is possible for these hosts.
     `device_type`: npu, cuda or cpu; None: unknown. `now_s`: UTC seconds. `idle_memory`: MB that were in use on each
     device before earlier starts, by host and device. `has_peers`: jobs may use hosts beside these.
-    `engine`: of the engine that granted the hosts, None: they are of a hostfile, or a job starts.
+    `engine`: of the engine that granted the hosts, None: they are of a hostfile, or a job starts. `no_power`: hosts
+    with a `bmc` whose power agent does not work, and why.
     """
 
     facts: Mapping[str, NodeFacts]
@@ -41,6 +42,7 @@ class CheckContext:
     idle_memory: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     has_peers: bool = False
     engine: EngineFacts | None = None
+    no_power: Mapping[str, Text] = field(default_factory=dict)
 
     @cached_property
     def first_ranks(self) -> Mapping[str, RankPlan]:

@@ -57,6 +57,14 @@ def test_one_address_may_have_two_sshds():
     assert len(parse_hostfile("a addr=10.0.0.1 port=2201\nb addr=10.0.0.1 port=2202\n", "h")) == 2
 
 
+def test_each_host_has_a_management_controller_for_itself():
+    text = "a addr=10.0.0.1 bmc=10.1.0.1\nb addr=10.0.0.2 bmc=10.1.0.2\nc addr=10.1.0.1\n"
+    assert [host.bmc for host in parse_hostfile(text, "h")] == ["10.1.0.1", "10.1.0.2", None]
+    with pytest.raises(InvalidInputError) as caught:
+        parse_hostfile("a bmc=m1\nb[1-2] bmc=M2\nc bmc=m1\n", "h")
+    assert [problem.line for problem in caught.value.problems] == [2, 3]
+
+
 def test_ipv6_addresses_are_read_with_and_without_brackets_and_zone():
     hosts = parse_hostfile("a addr=fe80::1%eth0\nb addr=[2001:db8::2]\n", "h")
     assert [host.addr for host in hosts] == ["fe80::1%eth0", "2001:db8::2"]

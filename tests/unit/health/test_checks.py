@@ -206,7 +206,7 @@ def test_every_code_of_the_hosts_checks_is_planted_here():
         "same-machine", "port-taken", "port-ephemeral", "torch-import", "torch-missing", "home-shared", "device-leased",
         "gpu-busy", "checkpoints-local", "output-relative", "ray-missing", "engine-tracking", "engine-kill-wait",
         "engine-devices-unknown", "engine-devices-differ", "engine-state-remote", "engine-time-refused",
-        "engine-time-short",
+        "engine-time-short", "power-agent",
     }  # fmt: skip
     planted = {code for code, _, _ in [*rows_of(PLANTED), *rows_of(NPU_PLANTED)]} | {code for code, _ in FAULTS}
     assert codes - elsewhere <= planted

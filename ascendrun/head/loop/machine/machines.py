@@ -188,7 +188,7 @@ class Machines:
         for host in request.hosts:
             if is_lost:
                 self._believe_lost(host, request.by)
-            for runner, name in tuple(self._runners_at(host)) if request.now else ():
+            for runner, name in tuple(self.runners_at(host)) if request.now else ():
                 if runner.job.policy.max_restarts > 0:  # it restarts elsewhere, with time to save
                     self._jobs.feed(runner.job.id, endings.StopStarted(name, "node", drain.message(), drain.since_s))
         self.records.save()
@@ -264,7 +264,7 @@ class Machines:
         if finding is not None and is_strike:
             self.strike(host, finding)
 
-    def _runners_at(self, host: Host) -> Iterator[tuple[JobRunner, str]]:
+    def runners_at(self, host: Host) -> Iterator[tuple[JobRunner, str]]:
         """Yield the jobs that may run processes on a machine, with their name of it."""
         places = self.records.places_of(host)
         for runner in self._jobs:
@@ -280,7 +280,7 @@ class Machines:
             for own in runner.hosts:
                 if machines.address_of(own) in places:
                     self._jobs.feed(runner.job.id, inputs.HostGivenUp(own.name, by))
-        for runner, name in tuple(self._runners_at(host)):
+        for runner, name in tuple(self.runners_at(host)):
             self._jobs.feed(runner.job.id, endings.NodeLost(name, "by-user"))
         for machine in self.held():
             if machine.is_at(host, None):

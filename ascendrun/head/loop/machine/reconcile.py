@@ -171,7 +171,7 @@ class Reconciler:
         head_id: str,
     ) -> None:
         self._records, self._links, self._jobs, self._take_over = records, links, jobs, adopt
-        self._head_id = head_id
+        self.head_id = head_id
         self._due_mono = 0.0
         self._strays: dict[tuple[int, str], float] = {}
 
@@ -236,7 +236,7 @@ class Reconciler:
             run, _ = split_tag(tag)
         except ValueError:
             return None
-        prefix = make_run(self._head_id, "")
+        prefix = make_run(self.head_id, "")
         return run[len(prefix) :] if run.startswith(prefix) else None
 
     def _compare(self, link: AgentConnection, tag: str, seen: NodeState, attempt: AttemptState | None) -> None:

@@ -1,0 +1,135 @@
+"""Hosts without a sign of life that a restart waits for are switched off: a proof that their processes are gone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ascendrun.core.errors import DeadlineExceededError, UnreachableError
+from ascendrun.core.hosts import Host
+from ascendrun.core.jobs.draft import can_restart_without
+from ascendrun.core.jobs.endings import NodeLost, PowerOff
+from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.machines import address_of
+from ascendrun.head.agents.connections import ask
+from ascendrun.head.loop.machine.machines import Machines
+from ascendrun.head.protocol import agent_messages as agent
+from ascendrun.head.protocol.remote import Reply
+from ascendrun.node.layout import make_run
+from ascendrun.node.procs import boot_id
+from ascendrun.text import Text
+
+if TYPE_CHECKING:
+    from ascendrun.head.loop.context import Context
+    from ascendrun.head.loop.job.runner import JobRunner
+
+LOOK_S = 60.0
+"""Interval in which the leases of others are listed on hosts that may be switched off."""
+SILENT_S = 15.0
+MUTE = (UnreachableError, DeadlineExceededError)
+"""Errors of a host that does not respond. One that refuses a key, of a class below them, does."""
+
+
+class PowerSwitch:
+    """Use from the controller's thread."""
+
+    def __init__(self, context: Context, machines: Machines) -> None:
+        self._context, self._links, self._jobs, self._machines = context, context.links, context.steps, machines
+        self._asked: dict[tuple[str, str], bool] = {}
+        """Whether the agent was started, by attempt and host, of those that this controller has asked."""
+        self._looked: dict[str, float] = {}
+        self._others: dict[str, str | None] = {}
+        """By address, a user of another head who had a lease at the last look, None: there was none."""
+
+    def hosts_of(self, runner: JobRunner) -> Mapping[str, Host]:
+        """Return the hosts of an attempt that can be switched off."""
+        names = set(runner.job.hosts) if runner.job.policy.max_restarts > 0 else set()
+        hosts = {host.name: host for host in runner.hosts if host.bmc and host.name in names and not host.is_local}
+        return hosts if hosts and self._context.find_power() is not None else {}
+
+    def tick(self, quiet_s: Mapping[str, float]) -> None:
+        """Look at hosts, and switch off those that are due. `quiet_s`: for how long each has been silent."""
+        for runner in self._jobs:
+            hosts = self.hosts_of(runner)
+            awaited = awaited_hosts(runner.job) if hosts else ()
+            for name, host in hosts.items():
+                link = runner.link(name)
+                if runner.job.state in (State.STARTING, State.RUNNING):
+                    self._look(host)
+                elif name in awaited and not link.is_up and quiet_s.get(name, 0.0) >= SILENT_S:
+                    if link.last_error is None or type(link.last_error) in MUTE:
+                        self._switch_off(runner, host, awaited)
+
+    def _look(self, host: Host) -> None:
+        """Note who else leases devices or ports there: a silent host cannot be asked."""
+        address, now = address_of(host), time.monotonic()
+        if now - self._looked.get(address, -LOOK_S) < LOOK_S:
+            return
+        self._looked[address] = now
+
+        def take(reply: Reply[agent.SurveyReply]) -> None:
+            rows = (reply.message.results.get("leases") or {}).get("leases") if reply.error is None else None
+            own = make_run(self._machines.reconciler.head_id, "")
+            if rows is not None:
+                others = [str(row.get("user")) for row in rows if not str(row.get("tag")).startswith(own)]
+                self._others[address] = next(iter(others), None)
+
+        ask(
+            self._links,
+            host,
+            agent.Survey([{"name": "leases", "kind": "leases"}], SILENT_S),
+            deadline_s=LOOK_S,
+            then=take,
+        )
+
+    def _switch_off(self, runner: JobRunner, host: Host, awaited: tuple[str, ...]) -> None:
+        """Store that the agent is asked, then ask it, both once: a later controller continues from the record."""
+        job, key = runner.job, (runner.job.run_id, host.name)
+        power = job.node(host.name).power
+        if power is None:
+            up = [one.name for one in runner.hosts if one.name in awaited or runner.link(one.name).is_up]
+            if awaited_hosts(replace(job, pool=tuple(name for name in job.pool if name in up))):
+                self._asked[key] = False  # enough others respond: it is not this machine that is cut off
+                self._jobs.feed(job.id, PowerOff(host.name, self._refusal(runner, host)))
+        elif power.code == "power-off-asked" and not self._asked.get(key):
+            is_repeated, self._asked[key] = key not in self._asked, True
+            tags = {one.job.run_id: name for one, name in self._machines.runners_at(host)}
+            work = partial(self._work, host, tags, is_repeated)
+            threading.Thread(target=work, name=f"power-{host.name}", daemon=True).start()
+
+    def _refusal(self, runner: JobRunner, host: Host) -> Text | None:
+        """Return why a host must stay on, None: it need not."""
+        for other, name in self._machines.runners_at(host):
+            if not other.job.is_terminal and name not in awaited_hosts(other.job):
+                return Text("power.used-by-job", "{job} may run there", job=other.job.id)
+        if runner.job.node(host.name).boot_id == boot_id():
+            return Text("power.own-machine", "the controller runs there")
+        if address_of(host) not in self._others:
+            return Text("power.not-looked", "it became unreachable before this controller could list who else uses it")
+        user = self._others[address_of(host)]
+        return None if user is None else Text("power.used-by-other", "{user} leases devices or ports there", user=user)
+
+    def _work(self, host: Host, tags: Mapping[str, str], is_repeated: bool) -> None:
+        from ascendrun.head.notify.power_agent import switch_off
+
+        power = self._context.find_power()
+        unset = Text("power.unset", "the settings have no block `power`")
+        why = unset if power is None else switch_off(power, host, is_repeated=is_repeated)
+        self._links.post(partial(self._take, tags, why))
+
+    def _take(self, tags: Mapping[str, str], why: Text | None) -> None:
+        for runner in self._jobs:
+            name = tags.get(runner.job.run_id)
+            if name is not None:
+                self._jobs.feed(runner.job.id, NodeLost(name, "powered-off") if why is None else PowerOff(name, why))
+
+
+def awaited_hosts(job: Job) -> tuple[str, ...]:
+    """Return the unreachable hosts that the next attempt waits for, although there are enough others."""
+    silent = tuple(node.host for node in job.nodes if node.may_run_processes and node.host in job.unconfirmed)
+    waits = job.state is State.BACKOFF and not can_restart_without(job, silent)
+    return silent if waits and can_restart_without(job, silent, switchable=frozenset(silent)) else ()

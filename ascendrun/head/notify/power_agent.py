@@ -1,0 +1,73 @@
+"""Runner of the power agent of hosts, a command of the fence-agents family; it never raises."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from shutil import which
+from typing import TYPE_CHECKING, Literal
+
+from ascendrun.core.errors import InvalidInputError, Problem
+from ascendrun.core.hosts import Host
+from ascendrun.head.notify.delivery import run_command
+from ascendrun.text import Text
+
+if TYPE_CHECKING:
+    from ascendrun.core.notices import PowerAgent
+    from ascendrun.core.settings import Settings
+
+IS_ON, IS_OFF = 0, 2
+"""Exit codes of `status`, by doc/FenceAgentAPI.md of ClusterLabs/fence-agents; `off` has 0 for success."""
+AGAIN_S = 1.0
+AT_ONCE = 16
+LINE = 200
+
+
+def ask(power: PowerAgent, host: Host, action: Literal["off", "status"]) -> tuple[int | None, Text]:
+    """Run one action of the agent; return its exit code, None: it did not end by itself, and a report."""
+    code, output, how = run_command(power.argv(host, action), b"", os.environ, power.timeout_s)
+    line = (output.splitlines() or ["-"])[-1].strip()[:LINE]
+    return code, Text("power.end", "{how} ({action}): {line}", how=how, action=action, line=line)
+
+
+def load_power(settings: Settings) -> PowerAgent | None:
+    """Return the agent of the settings; its program exists. Raises InvalidInputError."""
+    from ascendrun.core.notice_settings import read_notices
+
+    notices = read_notices(settings)
+    if notices.power is not None and which(notices.power.command[0]) is None:
+        text = Text("notify.cannot-run", "cannot run {program}", program=notices.power.command[0])
+        raise InvalidInputError([Problem(notices.origins["power"], None, None, text)])
+    return notices.power
+
+
+def switch_off(power: PowerAgent, host: Host, *, is_repeated: bool) -> Text | None:
+    """Switch a host off; return why that is not proved, None: the agent reports that it did, and that the host is off.
+
+    `is_repeated`: a controller that has ended may have asked before; the agent must first report any state.
+    """
+    if is_repeated:
+        code, why = ask(power, host, "status")
+        if code not in (IS_ON, IS_OFF):
+            return why
+    code, why = ask(power, host, "off")
+    if code != 0:  # of a wrong command, which may have IS_OFF for its status
+        return why
+    until = time.monotonic() + power.timeout_s
+    code, why = ask(power, host, "status")
+    while code == IS_ON and time.monotonic() < until:
+        time.sleep(AGAIN_S)
+        code, why = ask(power, host, "status")
+    return None if code == IS_OFF else why
+
+
+def examine(settings: Settings, hosts: Sequence[Host]) -> Mapping[str, Text]:
+    """Return why hosts with a `bmc` could not be switched off, by name; nothing is changed."""
+    hosts, power = [host for host in hosts if host.bmc], load_power(settings) if settings.blocks else None
+    if power is None:
+        return {host.name: Text("power.unset", "the settings have no block `power`") for host in hosts}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = zip(hosts, pool.map(lambda host: ask(power, host, "status"), hosts))
+        return {host.name: why for host, (code, why) in found if code not in (IS_ON, IS_OFF)}
