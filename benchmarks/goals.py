@@ -107,6 +107,21 @@ def of_logs(what: str, case: str, measure: str, *, per_s_as_us: bool = False) ->
     return measured
 
 
+def of_head(what: str, measure: str, *, nodes: int = 0) -> Measure:
+    """A value of benchmarks.head with at least so many nodes."""
+
+    def is_meant(row: Row) -> bool:
+        return (row["what"], row["measure"]) == (what, measure) and int(row["nodes"]) >= nodes
+
+    return lambda rows: median(filter(is_meant, rows.get("head", ())), "value")
+
+
+def lines_percent(rows: Rows) -> float | None:
+    """What the lines cost more than the steady head."""
+    steady, with_lines = of_head("steady", "CPU")(rows), of_head("64 hosts × 1000 lines/s", "CPU of all")(rows)
+    return None if steady is None or with_lines is None else max(0.0, with_lines - steady)
+
+
 COLD, WARM = many_hosts.COLD, many_hosts.WARM
 GOALS = (
     exec_goal("`exec true` cold, 256 hosts", 256, COLD, many_hosts.CLUSH_CURVE, "× clush, curve25519", 0.70),
@@ -122,8 +137,8 @@ GOALS = (
     Goal("256 idle connections", "% of a core", 0.5, idle_percent),
     Goal("", "MB", 60.0, lambda rows: many_hosts.controller_mb(rows["exec"], 256)),
     Goal("5 MB to 64 and 256 hosts", "× the best peer", 0.8, nothing),
-    Goal("bulk logs", "ms of head CPU a MB", 2.0, nothing),
-    Goal("64 hosts × 1000 lines/s", "% of a core", 10.0, nothing),
+    Goal("bulk logs", "ms of head CPU a MB", 2.0, of_head("bulk", "CPU of all")),
+    Goal("64 hosts × 1000 lines/s", "% of a core", 10.0, lines_percent),
     Goal(
         "64 ranks' lines merged and folded, all alike",
         "µs of CPU a line",
@@ -150,10 +165,11 @@ GOALS = (
     Goal("the same after SIGKILL of the controller", "s", 1.0, gone(jobs.HEAD_KILLED)),
     Goal("the same after a cut cable", "s", 1.0, nothing),
     Goal("rank killed to all ranks of all hosts gone", "s", 1.0, gone(jobs.RANK_KILLED)),
-    Goal("dead node: SUSPECT", "s", 6.0, nothing),
-    Goal("dead node: UNREACHABLE", "s", 15.0, nothing),
+    Goal("dead node: SUSPECT", "s", 6.0, of_head("lost", "until all are SUSPECT")),
+    Goal("dead node: UNREACHABLE", "s", 15.0, of_head("lost", "until all are UNREACHABLE")),
     Goal("doctor on 256 hosts", "× cold exec and its slowest probe", 1.5, nothing),
-    Goal("head with 1000 nodes, steady", "% of a core", 20.0, nothing),
+    Goal("head with 1000 nodes, steady", "% of a core", 20.0, of_head("steady", "CPU", nodes=1000)),
+    Goal("", "MB", 300.0, of_head("steady", "memory", nodes=1000)),
     Goal("`ascendrun --help`", "ms", 100.0, start_ms(start.HELP)),
     Goal("`ascendrun ps`", "ms", 150.0, start_ms(start.PS)),
 )
@@ -172,7 +188,7 @@ def _line(goal: Goal, value: float | None, cpu: float | None) -> tuple[str, ...]
 
 def read_all(folder: Path) -> Rows:
     """A benchmark that has not run yet has no rows."""
-    names = ("exec", "jobs", "start", "logs")
+    names = ("exec", "jobs", "start", "logs", "head")
     return {name: read_rows(folder / f"{name}.csv") if (folder / f"{name}.csv").exists() else [] for name in names}
 
 
