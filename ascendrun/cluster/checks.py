@@ -17,7 +17,6 @@ from ascendrun.core.engines import find_engine
 from ascendrun.core.errors import PreflightError, UnreachableError
 from ascendrun.core.findings import Severity
 from ascendrun.core.hosts import queue_of
-from ascendrun.head.notify.power_agent import examine
 from ascendrun.head.protocol.control_messages import Survey
 from ascendrun.health.checks import choose_checks, run_checks
 from ascendrun.health.comparison import make_report
@@ -104,6 +103,8 @@ class Checks(Part):
 
         Without `hosts` the engine of the job, or the one that is named, lends its free hosts. Raises PreflightError if
         it does not."""
+        from ascendrun.head.notify.power_agent import examine
+
         started = time.monotonic()
         on = (None if hosts else self.engine(job_file, overrides=overrides, name=engine)) or {}
         is_lent = queue_of({"engine": on or None}) is not None

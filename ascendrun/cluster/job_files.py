@@ -17,7 +17,6 @@ from ascendrun.core.jobfile.origins import Origin, origins_of
 from ascendrun.core.jobfile.spec import parse_program_options
 from ascendrun.core.jobs.placement import choose_hosts
 from ascendrun.core.records import as_record
-from ascendrun.head.notify.power_agent import load_power
 from ascendrun.head.protocol.control_messages import Plan
 from ascendrun.head.survey.submission import Submission
 from ascendrun.planner.training import load_programs
@@ -41,6 +40,8 @@ class JobFiles(Part):
         """
         file, hostfile = Path(job_file), _path(hostfile)
         if self._head.settings.blocks:
+            from ascendrun.head.notify.power_agent import load_power
+
             load_power(self._head.settings)
         return tuple(
             ValidStage(
