@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, cast
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.engines import read_engines
 from ascendrun.core.hosts import Host, queue_of
 from ascendrun.core.settings import Settings
 from ascendrun.head.ssh.transport import Backend, Connection, Deadlines
@@ -62,6 +61,8 @@ class Backends:
 
     def allocators(self) -> Sequence[Allocator]:
         """Return those of the engines in the settings."""
+        from ascendrun.core.engines import read_engines
+
         types = {queue_of({"engine": options}) for options in read_engines(self._settings).values()}
         return [self.allocator(engine) for engine in sorted(filter(None, types))]
 
