@@ -9,7 +9,7 @@ from ascendrun.core.allocations import EngineError
 from ascendrun.core.jobs.reasons import because
 
 COMMAND_S = 60.0
-"""Seconds that a command of an engine may take: a busy slurmctld or API server answers late."""
+"""Seconds that a command of an engine may take: a busy queue or API server answers late."""
 
 LINK = """\
 d=/tmp/ascendrun-hold-$(id -u); f=$d/$ASCENDRUN_HOLDER.py; n=0
