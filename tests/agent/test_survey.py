@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.node import procs
+from ascendrun.node.agent import leases
 from ascendrun.node.op_errors import message
 from tests.agent.conftest import PY
 from tests.ports import free_port
@@ -255,6 +256,17 @@ def test_two_agents_reach_each_other_whoever_comes_first_and_the_port_is_free_at
     held = socket.socket()  # without SO_REUSEADDR, as the agent holds a port for a job
     held.bind(("", port))
     held.close()
+
+
+def test_a_block_of_ports_that_another_run_has_is_told_with_its_owner_and_not_listened_on(agent):
+    base, port = 61024, free_port()
+    (name,) = leases.block_names(base)
+    other = leases.take(name, "h-j-0001.1", "another-node")
+    try:
+        raw = survey(agent, {**listener(port, timeout_s=0.5), "block": base, "tag": "h-j-0002.1"})["listen"]
+    finally:
+        other.release()
+    assert raw == {"ports": {}, "leased": {"port": base, "uid": os.geteuid(), "tag": "h-j-0001.1"}}
 
 
 def test_another_host_or_another_program_on_the_port_is_not_taken_for_the_peer(agent, node):

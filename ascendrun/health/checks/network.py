@@ -96,6 +96,9 @@ def check_hccl_ports(context: CheckContext) -> Iterator[Finding]:
         return
     bases = context.plan.hccl_bases if context.plan is not None else candidate_bases("doctor", {})
     for host, facts in context.facts.items():
+        severity = Severity.FAIL if context.job else Severity.WARN
+        if facts.leased_block is not None:
+            yield _taken("hccl-port-taken", severity, host, *facts.leased_block)
         environ = facts.environ or {}
         own = environ.get("HCCL_IF_BASE_PORT")
         if MOVES_HCCL in environ or own not in (None, *map(str, bases)):
@@ -104,7 +107,7 @@ def check_hccl_ports(context: CheckContext) -> Iterator[Finding]:
         in_use = [[port for port in range(base, base + HCCL_PORTS) if port in taken] for base in bases]
         if in_use and all(in_use):
             port = in_use[0][0]
-            yield _taken("hccl-port-taken", Severity.FAIL if context.job else Severity.WARN, host, port, taken[port])
+            yield _taken("hccl-port-taken", severity, host, port, taken[port])
         if HCCL_DEVICE_PORT in taken:
             yield _taken("hccl-port-taken", Severity.NOTE, host, HCCL_DEVICE_PORT, taken[HCCL_DEVICE_PORT])
         for base in bases[:1]:
@@ -127,7 +130,7 @@ def _taken(code: str, severity: Severity, host: str, port: int, holder: PortHold
         who = Text("doctor.port-of-user", "a process of uid {uid}", uid=holder.uid)
     else:
         who = Text("doctor.port-of-unknown", "an unknown process")
-    return finding(code, severity, host, port=port, holder=who)
+    return finding(code, severity, host, port=port, holder=who, run=holder.tag)
 
 
 @node_check(
@@ -136,10 +139,12 @@ def _taken(code: str, severity: Severity, host: str, port: int, holder: PortHold
     "peer-timeout peer-refuses peer-wrong peer-fails",
 )
 def check_peer_ports(context: CheckContext, host: str, facts: NodeFacts) -> Iterator[Finding]:
-    """Evaluate connection tests to a job's ports, except to unreached peers: those have their own findings."""
+    """Evaluate connection tests to a job's ports. Peers that were not reached, or could not listen since another run
+    has the ports, have their own findings."""
     failed: dict[tuple[str, int], list[ConnectionTest]] = {}
+    listening = {peer for peer, one in context.facts.items() if one.leased_block is None}
     for test in facts.connection_tests or ():
-        if test.error is not None and test.peer in context.facts:
+        if test.error is not None and test.peer in listening:
             failed.setdefault((test.code or "failed", test.port), []).append(test)
     for (code, port), tests in sorted(failed.items()):
         values = {"peers": tuple(test.peer for test in tests), "port": port, "how": tests[0].error or ""}

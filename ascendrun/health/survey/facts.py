@@ -405,6 +405,7 @@ class NodeFacts:
     taken_ports: Mapping[int, PortHolder] | None = None
     port_ranges: tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None = None
     connection_tests: tuple[ConnectionTest, ...] | None = None
+    leased_block: tuple[int, PortHolder] | None = None
     training: Mapping[str, Mapping[str, Any]] | None = None
     leases: tuple[Lease, ...] | None = None
     gpu_processes: tuple[GpuProcess, ...] | None = None

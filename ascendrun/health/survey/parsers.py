@@ -155,6 +155,12 @@ def read_environ(raw: Raw) -> dict[str, str] | None:
     return {name: value for name, _, value in pairs if name != AGENTS_MARK}
 
 
+def read_leased_block(raw: Raw) -> tuple[int, facts.PortHolder] | None:
+    """Return the port of the block that another run had leased throughout the connection test, and its owner."""
+    row = raw.get("leased")
+    return None if row is None else (int(row["port"]), facts.PortHolder(**_some(row, "uid", "tag")))
+
+
 def read_connection_tests(raw: Raw) -> tuple[facts.ConnectionTest, ...]:
     return tuple(
         facts.ConnectionTest(

@@ -161,6 +161,7 @@ HOST_PROBES: tuple[Probe, ...] = (
         "kills_user_processes",
     ),
     Probe("connection-tests", None, parsers.read_connection_tests),
+    Probe("listen", None, parsers.read_leased_block, "leased_block"),
     Probe(
         "null-device",
         {"kind": "argv", "argv": ["stat", "-L", "-c", "%F %t,%T %a", "/dev/null"]},
@@ -203,8 +204,8 @@ NPU_PROBES: tuple[Probe, ...] = (
 )
 
 PROBES: tuple[Probe, ...] = (*HOST_PROBES, *NPU_PROBES)
-"""connection-tests and hccn-pings are sent in a second round, when addresses are known: pair_tests.py. container is a
-result of every survey whose shell has one."""
+"""connection-tests, listen and hccn-pings are sent in a second round, when addresses are known: pair_tests.py.
+container is a result of every survey whose shell has one."""
 LASTING = frozenset(probe.name for probe in PROBES if probe.lasts)
 
 

@@ -2,13 +2,13 @@
 
 Of a test, one side listens and sends its name, the others connect and read it:
 
-    listen  {ports, as, nonce, expect: [names], block, tag} -> {ports: {port: {heard: [names]} | {error}}}
+    listen  {ports, as, nonce, expect: [names], block, tag} -> {ports: {port: {heard: [names]} | {error}}, leased}
     tcp     {targets: [{peer, address, port}], as, nonce}   -> {tests: [{peer, address, port, wall_s} | {..., error}]}
 
 `block`, `tag`: base of the HCCL ports to lease meanwhile for this run, None: none. A port or block that another test
-uses is waited for. Both ends of a round share the nonce, so that another program on the port is not taken for the peer.
-The listener ends when all expected peers have connected, or at its deadline. A peer that is too early is rejected and
-retries.
+uses is waited for. `leased`: {port, uid, tag}, another run had the block until the deadline. Both ends of a round share
+the nonce, so that another program on the port is not taken for the peer. The listener ends when all expected peers have
+connected, or at its deadline. A peer that is too early is rejected and retries.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ def listen(item: Item, deadline: float) -> Raw:
     names = [] if item.get("block") is None else leases.block_names(item["block"])
     held = [_until(lambda: leases.take(name, item["tag"], item["as"]), deadline) for name in names]  # noqa: B023
     try:
+        for name in [name for name, lease in zip(names, held) if lease is None]:
+            owner = leases.read_leases().get(name, {})
+            return {"ports": {}, "leased": {"port": item["block"], "uid": owner.get("uid"), "tag": owner.get("tag")}}
         for number in item["ports"]:
             try:
                 open_ports[_listener(int(number), deadline)] = answers.setdefault(str(number), {"heard": []})

@@ -2,7 +2,7 @@
 
 from ascendrun.core.findings import Severity
 from ascendrun.core.network import candidate_bases
-from ascendrun.health.survey.facts import PortHolder
+from ascendrun.health.survey.facts import ConnectionTest, PortHolder
 from tests.lib.host_worlds import JOB, found, sound, world
 
 BASES = candidate_bases("doctor", {})
@@ -36,7 +36,18 @@ def test_ports_of_a_running_job_stop_another_job_if_no_block_of_its_choice_is_fr
     for port in (60000, 60031):
         world_of_job = world(sound("n2", taken_ports={port: holder}), family="npu", job=job)
         (one,) = found(world_of_job, "hccl-port-taken")
-        assert one.severity is Severity.FAIL and one.values["holder"].values["run_id"] == "h-j-9.1"
+        assert one.severity is Severity.FAIL and one.values["holder"].values["run_id"] == one.values["run"] == "h-j-9.1"
     one_block = sound("n2", taken_ports={BASES[0]: holder})
     assert not found(world(one_block, family="npu"), "hccl-port-taken")
     assert not found(world(sound("n2", taken_ports={60000: holder}), family="npu"), "hccl-port-taken")
+
+
+def test_a_run_that_leases_the_block_between_the_survey_and_the_connection_test_is_waited_for():
+    """Of two heads that start at once; it is no refusal by the peer."""
+    refused = (ConnectionTest("n2", "10.0.0.2", BASES[0], "connection refused", "refused"),)
+    blocked = sound("n2", leased_block=(BASES[0], PortHolder(0, tag="h-j-9.1")))
+    both = world(sound("n1", connection_tests=refused), blocked, family="npu", job=JOB % "npu")
+    (one,) = found(both, "hccl-port-taken")
+    assert (one.hosts, one.severity, one.values["run"]) == (("n2",), Severity.FAIL, "h-j-9.1")
+    assert not found(both, "peer-refuses")
+    assert found(world(sound("n1", connection_tests=refused), sound("n2"), family="npu"), "peer-refuses")
