@@ -74,6 +74,7 @@ def test_the_end_of_the_allocation_reaches_every_process(holder: subprocess.Pope
         assert holder.wait(20) == 0 and not Path(f"/proc/{pid}").exists()
     else:
         assert holder.poll() is None, "the next attempt may still need it"
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_connections_that_come_again_do_not_keep_a_holder_that_is_to_end(holder: subprocess.Popen[bytes]) -> None:
