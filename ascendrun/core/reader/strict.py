@@ -22,15 +22,16 @@ vars(_NO_PLUGINS)["get_plugins"] = tuple
 
 class _WithoutPlugins:
     """Base of models for which pydantic looks for no plugins: it would import importlib.metadata, and with it `email`
-    and `zipfile`, a sixth of the time of these models. If others have made models, the plugins are known already."""
+    and `zipfile`, a sixth of the time of these models. If others have made models, the plugins are known already.
+    Another thread may make models too, and remove the stand-in first."""
 
     def __init_subclass__(cls, **options: object) -> None:
         sys.modules.setdefault(_NO_PLUGINS.__name__, _NO_PLUGINS)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: object) -> None:  # when the model is complete
-        if sys.modules[_NO_PLUGINS.__name__] is _NO_PLUGINS:
-            del sys.modules[_NO_PLUGINS.__name__]
+        if sys.modules.get(_NO_PLUGINS.__name__) is _NO_PLUGINS:
+            sys.modules.pop(_NO_PLUGINS.__name__, None)
 
 
 class Strict(_WithoutPlugins, BaseModel):

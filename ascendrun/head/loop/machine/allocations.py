@@ -89,13 +89,15 @@ class Allocations:
     def _search(self) -> None:
         found: dict[str, engines.Granted] = {}
         is_silent = False
-        for allocator in self._context.links.backend.allocators():
-            try:
-                found.update(allocator.of_head(self._context.store.head_id))
-            except engines.EngineError as error:
-                print(f"controller: {error.reason}", flush=True)
-                is_silent = True
-        self._context.post(partial(self._take_found, found, is_silent))
+        try:
+            for allocator in self._context.links.backend.allocators():
+                try:
+                    found.update(allocator.of_head(self._context.store.head_id))
+                except engines.EngineError as error:
+                    print(f"controller: {error.reason}", flush=True)
+                    is_silent = True
+        finally:  # also after a bug, whose traceback is in the log
+            self._context.post(partial(self._take_found, found, is_silent))
 
     def _take_found(self, found: Mapping[str, engines.Granted], is_silent: bool) -> None:
         self._is_searching = False
