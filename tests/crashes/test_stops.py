@@ -25,8 +25,10 @@ def test_every_stop_in_flight_takes_effect_although_the_controller_is_killed(
     for number in range(count):
         job = long_job(head)
         ranks = [rank["pid"] for rank in head.show(job)["ranks"]]
-        argv = [sys.executable, "-m", "ascendrun", "stop", job, *(["--now"] if number % 2 else [])]
         controller = status(head).pid
+        if number % 3 == 0:
+            os.kill(controller, signal.SIGSTOP)  # One that answers nothing: this stop is in flight for certain.
+        argv = [sys.executable, "-m", "ascendrun", "stop", job, *(["--now"] if number % 2 else [])]
         stopping = subprocess.Popen(argv, env=head.environ(), cwd=head.folder, stderr=subprocess.PIPE, text=True)
         with suppress(subprocess.TimeoutExpired):
             stopping.wait(lot.uniform(0.2, 1.2))
