@@ -139,7 +139,27 @@ def test_the_power_off_of_a_killed_head_is_continued_by_the_next_one(scene: Swit
     scene.bmc.answer = answer
     job = scene.crash("killed")
     trains_elsewhere(scene, job)
-    assert [action for _, action in scene.bmc.asked] == ["off", "status", "status", "off", "status"]
+    assert scene.bmc.asked == [("node2", "off"), ("node2", "status"), ("node2", "status"), ("node1", "status")]
+
+
+def test_a_head_killed_before_the_host_was_off_leaves_it_on_for_whoever_uses_it_by_then(scene: Switched) -> None:
+    def answer(host: str, action: str) -> int | None:
+        killed = scene.controller()
+        if action == "off" and killed is not None:
+            leftovers.kill([killed])
+        return FAILED if action == "off" else None
+
+    scene.bmc.answer = answer
+    job = scene.train("between", mode="wait")
+    scene.cluster.cut("node2")
+    await_that(lambda: len(scene.events(job, "power-off")) == 2, "the next controller refuses")
+    reason = scene.events(job, "power-off")[1]["values"]["reason"]
+    assert reason["code"] == "power-off-failed" and "could list who else uses it" in str(reason), reason
+    scene.stays(job, "BACKOFF", for_s=5)
+    assert scene.cluster.is_up("node2") and scene.bmc.asked == [("node2", "off"), ("node2", "status")]
+    scene.cluster.heal("node2")
+    scene.await_attempt(job, 2)
+    scene.stop(job)
 
 
 def test_doctor_and_validate_report_an_agent_that_does_not_work(scene: Switched) -> None:

@@ -43,24 +43,26 @@ def load_power(settings: Settings) -> PowerAgent | None:
     return notices.power
 
 
-def switch_off(power: PowerAgent, host: Host, *, is_repeated: bool) -> Text | None:
-    """Switch a host off; return why that is not proved, None: the agent reports that it did, and that the host is off.
-
-    `is_repeated`: a controller that has ended may have asked before; the agent must first report any state.
-    """
-    if is_repeated:
-        code, why = ask(power, host, "status")
-        if code not in (IS_ON, IS_OFF):
-            return why
+def switch_off(power: PowerAgent, host: Host) -> tuple[int | None, Text]:
+    """Switch a host off; return IS_OFF if the agent reports that it did, and that the host is off; and a report."""
     code, why = ask(power, host, "off")
     if code != 0:  # of a wrong command, which may have IS_OFF for its status
-        return why
+        return None, why
     until = time.monotonic() + power.timeout_s
     code, why = ask(power, host, "status")
     while code == IS_ON and time.monotonic() < until:
         time.sleep(AGAIN_S)
         code, why = ask(power, host, "status")
-    return None if code == IS_OFF else why
+    return code, why
+
+
+def find_status(power: PowerAgent, host: Host, *, witness: Host | None) -> tuple[int | None, Text]:
+    """Return IS_ON or IS_OFF, None: unknown, and a report. `witness`: a host that responds, which the agent must report
+    as on before IS_OFF is believed: it may be the exit code of a wrong command."""
+    code, why = ask(power, host, "status")
+    if code == IS_OFF and (witness is None or ask(power, witness, "status")[0] != IS_ON):
+        return None, Text("power.no-witness", "its agent reports it as off, but reports no host that responds as on")
+    return code if code in (IS_ON, IS_OFF) else None, why
 
 
 def examine(settings: Settings, hosts: Sequence[Host]) -> Mapping[str, Text]:

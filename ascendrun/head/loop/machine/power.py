@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,15 +16,19 @@ from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.machines import address_of
 from ascendrun.head.agents.connections import ask
 from ascendrun.head.loop.machine.machines import Machines
+from ascendrun.head.notify.power_agent import IS_OFF, IS_ON, find_status, switch_off
 from ascendrun.head.protocol import agent_messages as agent
-from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.protocol.remote import Reply, boot_s
 from ascendrun.node.layout import make_run
 from ascendrun.node.procs import boot_id
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
+    from ascendrun.core.notices import PowerAgent
     from ascendrun.head.loop.context import Context
     from ascendrun.head.loop.job.runner import JobRunner
+
+    Work = Callable[[PowerAgent, Host], "tuple[int | None, Text]"]
 
 LOOK_S = 60.0
 """Interval in which the leases of others are listed on hosts that may be switched off."""
@@ -40,10 +43,10 @@ class PowerSwitch:
     def __init__(self, context: Context, machines: Machines) -> None:
         self._context, self._links, self._jobs, self._machines = context, context.links, context.steps, machines
         self._asked: dict[tuple[str, str], bool] = {}
-        """Whether the agent was started, by attempt and host, of those that this controller has asked."""
+        """By attempt and host, of the stored requests that this controller knows: whether the agent has one of them."""
         self._looked: dict[str, float] = {}
-        self._others: dict[str, str | None] = {}
-        """By address, a user of another head who had a lease at the last look, None: there was none."""
+        self._others: dict[str, tuple[float, str | None]] = {}
+        """By address, when leases were listed, and a user of another head who had one, None: there was none."""
 
     def hosts_of(self, runner: JobRunner) -> Mapping[str, Host]:
         """Return the hosts of an attempt that can be switched off."""
@@ -58,15 +61,15 @@ class PowerSwitch:
             awaited = awaited_hosts(runner.job) if hosts else ()
             for name, host in hosts.items():
                 link = runner.link(name)
-                if runner.job.state in (State.STARTING, State.RUNNING):
+                if link.is_up:
                     self._look(host)
-                elif name in awaited and not link.is_up and quiet_s.get(name, 0.0) >= SILENT_S:
+                elif name in awaited and quiet_s.get(name, 0.0) >= SILENT_S:
                     if link.last_error is None or type(link.last_error) in MUTE:
-                        self._switch_off(runner, host, awaited)
+                        self._switch_off(runner, host, awaited, quiet_s[name])
 
     def _look(self, host: Host) -> None:
         """Note who else leases devices or ports there: a silent host cannot be asked."""
-        address, now = address_of(host), time.monotonic()
+        address, now = address_of(host), boot_s()
         if now - self._looked.get(address, -LOOK_S) < LOOK_S:
             return
         self._looked[address] = now
@@ -76,7 +79,7 @@ class PowerSwitch:
             own = make_run(self._machines.reconciler.head_id, "")
             if rows is not None:
                 others = [str(row.get("user")) for row in rows if not str(row.get("tag")).startswith(own)]
-                self._others[address] = next(iter(others), None)
+                self._others[address] = now, next(iter(others), None)
 
         ask(
             self._links,
@@ -86,46 +89,56 @@ class PowerSwitch:
             then=take,
         )
 
-    def _switch_off(self, runner: JobRunner, host: Host, awaited: tuple[str, ...]) -> None:
-        """Store that the agent is asked, then ask it, both once: a later controller continues from the record."""
+    def _switch_off(self, runner: JobRunner, host: Host, awaited: tuple[str, ...], quiet_s: float) -> None:
+        """Store that the agent is asked, then ask it, both once and each only if the host may be switched off now. A
+        controller that finds the request of an earlier one asks for the status first."""
         job, key = runner.job, (runner.job.run_id, host.name)
-        power = job.node(host.name).power
-        if power is None:
-            up = [one.name for one in runner.hosts if one.name in awaited or runner.link(one.name).is_up]
-            if awaited_hosts(replace(job, pool=tuple(name for name in job.pool if name in up))):
-                self._asked[key] = False  # enough others respond: it is not this machine that is cut off
-                self._jobs.feed(job.id, PowerOff(host.name, self._refusal(runner, host)))
-        elif power.code == "power-off-asked" and not self._asked.get(key):
-            is_repeated, self._asked[key] = key not in self._asked, True
-            tags = {one.job.run_id: name for one, name in self._machines.runners_at(host)}
-            work = partial(self._work, host, tags, is_repeated)
-            threading.Thread(target=work, name=f"power-{host.name}", daemon=True).start()
+        power, is_known = job.node(host.name).power, key in self._asked
+        up = [one.name for one in runner.hosts if one.name in awaited or runner.link(one.name).is_up]
+        is_open = power is None or (power.code == "power-off-asked" and not self._asked.get(key))
+        if not is_open or not awaited_hosts(replace(job, pool=tuple(name for name in job.pool if name in up))):
+            return  # too few others respond: it may be this machine that is cut off
+        self._asked[key] = power is not None
+        why = self._refusal(runner, host, quiet_s) if power is None or is_known else None
+        if power is None or why is not None:
+            self._jobs.feed(job.id, PowerOff(host.name, why))
+            return
+        witness = next((one for one in runner.hosts if one.bmc and one.name in up and one.name not in awaited), None)
+        work = switch_off if is_known else partial(find_status, witness=witness)
+        tags = {one.job.run_id: name for one, name in self._machines.runners_at(host)}
+        self._run(host, work, partial(self._take, key, tags, is_known))
 
-    def _refusal(self, runner: JobRunner, host: Host) -> Text | None:
+    def _refusal(self, runner: JobRunner, host: Host, quiet_s: float) -> Text | None:
         """Return why a host must stay on, None: it need not."""
         for other, name in self._machines.runners_at(host):
             if not other.job.is_terminal and name not in awaited_hosts(other.job):
                 return Text("power.used-by-job", "{job} may run there", job=other.job.id)
         if runner.job.node(host.name).boot_id == boot_id():
             return Text("power.own-machine", "the controller runs there")
-        if address_of(host) not in self._others:
+        looked_at, user = self._others.get(address_of(host), (float("-inf"), None))
+        if boot_s() - quiet_s - looked_at > LOOK_S + SILENT_S:
             return Text("power.not-looked", "it became unreachable before this controller could list who else uses it")
-        user = self._others[address_of(host)]
         return None if user is None else Text("power.used-by-other", "{user} leases devices or ports there", user=user)
 
-    def _work(self, host: Host, tags: Mapping[str, str], is_repeated: bool) -> None:
-        from ascendrun.head.notify.power_agent import switch_off
+    def _run(self, host: Host, work: Work, take: Callable[[int | None, Text], None]) -> None:
+        def call() -> None:
+            power = self._context.find_power()
+            unset = (None, Text("power.unset", "the settings have no block `power`"))
+            self._links.post(partial(take, *(unset if power is None else work(power, host))))
 
-        power = self._context.find_power()
-        unset = Text("power.unset", "the settings have no block `power`")
-        why = unset if power is None else switch_off(power, host, is_repeated=is_repeated)
-        self._links.post(partial(self._take, tags, why))
+        threading.Thread(target=call, name=f"power-{host.name}", daemon=True).start()
 
-    def _take(self, tags: Mapping[str, str], why: Text | None) -> None:
+    def _take(
+        self, key: tuple[str, str], tags: Mapping[str, str], is_switched: bool, code: int | None, why: Text
+    ) -> None:
+        if code == IS_ON and not is_switched:
+            self._asked[key] = False  # it is switched off if that is still allowed
+            return
         for runner in self._jobs:
             name = tags.get(runner.job.run_id)
             if name is not None:
-                self._jobs.feed(runner.job.id, NodeLost(name, "powered-off") if why is None else PowerOff(name, why))
+                change = NodeLost(name, "powered-off") if code == IS_OFF else PowerOff(name, why)
+                self._jobs.feed(runner.job.id, change)
 
 
 def awaited_hosts(job: Job) -> tuple[str, ...]:

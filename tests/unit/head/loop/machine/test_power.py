@@ -1,5 +1,7 @@
 """Hosts that do not respond and that a restart waits for: when their power agent is asked, and what it proves."""
 
+from __future__ import annotations
+
 import json
 import sys
 import threading
@@ -28,7 +30,7 @@ answers = json.load(open(sys.argv[1]))
 options = dict(one[2:].split("=") for one in sys.argv[2:])
 print(options["plug"], options["action"], file=open(sys.argv[1] + ".asked", "a"))
 print("Status or " + "Failed: no answer")
-sys.exit(answers[options["action"]])
+sys.exit(answers.get(options["plug"] + " " + options["action"], answers[options["action"]]))
 """
 
 
@@ -172,17 +174,52 @@ def test_a_host_that_others_use_stays_on_and_the_job_shows_why(powered: Powered,
     assert (reason.code, reason.why.key) == ("power-off-failed", why)
 
 
-@pytest.mark.parametrize(("status", "asked"), [(2, ["status", "off", "status"]), (1, ["status"])])
-def test_the_next_controller_asks_for_the_status_first(powered: Powered, status: int, asked: list[str]) -> None:
+def test_another_job_that_may_run_there_since_the_request_was_stored_keeps_the_host_on(powered: Powered) -> None:
     job = powered.waiting()
-    powered.world.context.find_power = lambda: PowerAgent(("/bin/false",), 1.0)
+    powered.world.turn()
+    stored = powered.world.now(job).node("n2").power
+    assert stored is not None and stored.code == "power-off-asked"
+    powered.world.running(N2)
+    powered.turn()
+    reason = powered.world.now(job).node("n2").power
+    assert powered.asked() == [] and reason is not None and isinstance(reason.why, Text)
+    assert (reason.code, reason.why.key) == ("power-off-failed", "power.used-by-job")
+
+
+def test_too_few_hosts_respond_since_the_request_was_stored(powered: Powered) -> None:
+    powered.waiting()
+    powered.world.turn()
+    powered.world.get(N3).is_up = False
+    powered.turn()
+    assert powered.asked() == []
+
+
+@pytest.mark.parametrize(
+    ("codes", "proof"),
+    [
+        ({"status": 0}, "power.not-looked"),
+        ({"status": 2}, "power.no-witness"),
+        ({"status": 1}, "power.end"),
+        ({"n3-bmc status": 0, "n2-bmc status": 2}, None),
+    ],
+    ids=["on", "every host is off", "fails", "off"],
+)
+def test_the_next_controller_cannot_have_looked_and_asks_for_the_status_only(
+    powered: Powered, codes: dict[str, int], proof: str | None
+) -> None:
+    job = powered.waiting()
     powered.world.turn()  # it is stored that the agent is asked
     powered.world.restart()
     powered.find()
-    powered.answers(off=0, status=status)
+    powered.answers(**{"off": 0, "status": 1, **codes})
     for host in (N1, N3):
         powered.world.up(host)
     powered.world.jobs._listens_boot_s -= 60.0
     powered.turn()
-    assert [line.split()[1] for line in powered.asked()] == asked
-    assert (powered.world.now(job).node("n2").phase is Phase.LOST) == (status == 2)
+    powered.turn()
+    node = powered.world.now(job).node("n2")
+    assert powered.asked() and not any("off" in line for line in powered.asked())
+    assert (node.phase is Phase.LOST) == (proof is None)
+    if proof is not None:
+        assert node.power is not None and isinstance(node.power.why, Text)
+        assert (node.power.code, node.power.why.key) == ("power-off-failed", proof)
