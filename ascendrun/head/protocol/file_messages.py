@@ -80,6 +80,31 @@ class PutTree(Request[PutFileReply], op="put_tree"):
     sha256: str | None = None
 
 
+class OfferTreeReply(Message):
+    """Reply to OfferTree."""
+
+    port: int
+
+
+class OfferTree(Request[OfferTreeReply], op="offer_tree"):
+    """Let other nodes read the tar of a staged directory while it arrives; see node/agent/relay.py. `identity`: a key
+    and its certificate, PEM."""
+
+    tree: str
+    size_bytes: int
+    identity: str
+
+
+class TakeTree(Request[PutFileReply], op="take_tree"):
+    """As PutTree, with bytes that another node offers at one of the addresses."""
+
+    tree: str
+    size_bytes: int
+    identity: str
+    addresses: Sequence[str]
+    port: int
+
+
 class FilesReply(Message):
     """Reply to Files. `phase`: of the attempt when the sizes were read, see ProcessesReply."""
 

@@ -1,8 +1,7 @@
 """Files between this machine and a node: in blocks from an offset, resumable, verified by their hash.
 
 The contract is in node/agent/transfer.py. `fetch_files` fetches those of a run that match patterns, `send_files` sends
-files and directories of a command, `TreePush` the directories of a job: packed once, named by their hash, as one file
-each, where they are missing.
+files and directories of a command. staging.py sends the directories of a job.
 
 A file from a node is incomplete as `.ascendrun-part-…` next to its place, under a name that its path, size and time
 decide; so a later transfer continues it only if the file on the node is the same.
@@ -14,20 +13,18 @@ import errno
 import hashlib
 import os
 import posixpath
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Protocol, Union
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.jobs.plan import Tree
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol.file_messages import Outputs, PutFile, PutFileReply, PutTree, ReadOutput
 from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.places import clear_way, link_text, target_of
-from ascendrun.head.state.state_dir import tree_file
 from ascendrun.node.agent.transfer import files_below, is_complete, make_link, sort_entries
 from ascendrun.node.files import BLOCK_BYTES, HOLE_BYTES, hash_start, hole_at, sync_dir, write_all
 from ascendrun.text import Text
@@ -279,7 +276,7 @@ def send_file(path: Path, request: Put, arrived: Callable[[int], None]) -> Steps
     there. The file of a tree is named after its content."""
     size = request.size_bytes
     for _ in range(TRIES):
-        have, is_done = yield from _put(request)
+        have, is_done = yield from put(request)
         if is_done:
             return
         with open(path, "rb", buffering=0) as file:
@@ -292,7 +289,7 @@ def send_file(path: Path, request: Put, arrived: Callable[[int], None]) -> Steps
                 _hash_hole(digest, hole)
                 digest.update(block)
                 before = have
-                have, is_done = yield from _put(replace(request, offset=have, hole_bytes=hole or None), block)
+                have, is_done = yield from put(replace(request, offset=have, hole_bytes=hole or None), block)
                 if have != before + hole + len(block):  # the part is not what it was: a full disk, or another transfer
                     break
                 arrived(have)
@@ -301,92 +298,19 @@ def send_file(path: Path, request: Put, arrived: Callable[[int], None]) -> Steps
                 break
         if not is_done and have == size:
             seconds = BLOCK_S + size / HASH_BYTES_PER_S
-            _, is_done = yield from _put(replace(request, sha256=digest.hexdigest()), seconds=seconds)
+            _, is_done = yield from put(replace(request, sha256=digest.hexdigest()), seconds=seconds)
         if is_done:
             return
     what = Text("outputs.sent-changing", "{path} changes while it is sent", path=path)
     raise TransferError(Failure("output-changed", what, Text("outputs.sent-again", "repeat the command")))
 
 
-def _put(
+def put(
     request: Put, body: bytes = b"", *, seconds: float = BLOCK_S
 ) -> Generator[tuple[Put, bytes, float], Reply[PutFileReply], tuple[int, bool]]:
+    """Return the bytes that the node has, and whether the file has its place."""
     message = message_of((yield request, body, seconds))
     return message.have, message.done
-
-
-class TreePush:
-    """Sends a job's trees to one node, one request at a time.
-
-    `query(request, body, then)` calls the agent; `done` is called once, with why it failed, None: they are there.
-    """
-
-    def __init__(
-        self,
-        state_dir: Path,
-        trees: Sequence[Tree],
-        *,
-        query: Callable[[Request[Any], bytes, Callable[[Reply[Any]], None]], None],
-        done: Callable[[Failure | None], None],
-    ) -> None:
-        self._query, self._done = query, done
-        self._steps = self._send_all(state_dir, trees)
-        self.total_bytes = sum(tree.size_bytes for tree in trees)
-        self.done_bytes = 0
-        """Bytes on the node, sent now or already there."""
-
-    def send_next(self, reply: Any = None) -> None:
-        """Continue after a reply; None: begin."""
-        try:
-            request, body, _ = self._steps.send(reply)
-        except StopIteration:
-            self._done(None)
-        except TransferError as error:
-            self._done(error.failure)
-        else:
-            self._query(request, body, self.send_next)
-
-    def _send_all(self, state_dir: Path, trees: Sequence[Tree]) -> Steps:
-        before = 0
-
-        def arrived(have: int) -> None:
-            self.done_bytes = before + min(have, tree.size_bytes)
-
-        for tree in trees:
-            path = tree_file(state_dir, tree.sha256)
-            try:
-                size = path.stat().st_size if path.exists() else 0  # the node may have the tree
-                request = PutTree(tree.sha256, size)
-                yield from send_file(path, request, arrived)
-            except OSError as error:
-                what = Text(
-                    "staging.copy-unreadable",
-                    "cannot read the packed {name} on the head node: {path}: {error}",
-                    name=tree.name,
-                    path=str(path),
-                    error=error.strerror,
-                )
-                hint = Text("staging.copy-unreadable.hint", "submit the job again")
-                raise TransferError(Failure("tree-missing", what, hint)) from error
-            before += tree.size_bytes
-            self.done_bytes = before
-
-
-def push_once_per_home(
-    hosts: Sequence[str], homes: Mapping[str, str], push: Callable[[str, Callable[[], None]], None]
-) -> None:
-    """Call `push(host, then)` for a host of each home (core/reports.shared_homes); `then` pushes to the others, which
-    find the directories there."""
-    waiting: dict[str, list[str]] = {}
-    for host in hosts:
-        waiting.setdefault(homes.get(host, host), []).append(host)
-
-    def push_rest(rest: list[str]) -> None:
-        for host in rest:
-            push(host, lambda: None)
-
-    for first, *rest in waiting.values():
-        push(first, partial(push_rest, rest))
 
 
 def make_folder(folder: Path) -> None:

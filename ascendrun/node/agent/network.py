@@ -82,15 +82,15 @@ def _listener(number: int, deadline: float) -> socket.socket:
     """Listen on every address; raises OSError. A port that is in use is tried again until the deadline."""
     while True:
         try:
-            return _listen(number)
+            return listen_on(number)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() + RETRY_S > deadline:
                 raise
         time.sleep(RETRY_S)
 
 
-def _listen(number: int) -> socket.socket:
-    """Listen on every address, IPv6 and IPv4 where the kernel has both."""
+def listen_on(number: int) -> socket.socket:
+    """Listen on every address, IPv6 and IPv4 where the kernel has both. 0: on a free port. Raises OSError."""
     try:
         made = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
         made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

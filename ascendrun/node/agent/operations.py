@@ -118,6 +118,8 @@ class Operations:
             "outputs": Operation(simple(lambda r: _transfer().list_outputs(root, r)), "own", None),
             "read_output": Operation(lambda r, body: _transfer().read_output(root, r), "own", None),
             "put_tree": Operation(lambda r, body: (self._trees().put(r["tree"], r, body), b""), "own", 600),
+            "offer_tree": Operation(simple(lambda r: self._trees().offer(r["tree"], r)), "own", 30),
+            "take_tree": Operation(simple(lambda r: self._trees().take(r["tree"], r)), "own", 600),
             "put_file": Operation(lambda r, body: (_transfer().put_file(root, r, body), b""), "own", None),
         }
 

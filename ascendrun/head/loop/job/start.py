@@ -20,6 +20,7 @@ from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.plan import LaunchPlan
 from ascendrun.core.jobs.plan_text import prepare_request
 from ascendrun.core.jobs.reasons import Reason
+from ascendrun.core.network import host_addresses
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport, shared_homes
 from ascendrun.head.agents.node_query import NodeQuery, choose, query_checkpoints
@@ -28,7 +29,7 @@ from ascendrun.head.loop.job.live_job import LiveJob
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import SurveyReply
 from ascendrun.head.protocol.remote import AgentConnection, Reply
-from ascendrun.head.spool.transfer import TreePush, push_once_per_home
+from ascendrun.head.spool.staging import DIRECT, Relay, TreePush, push_once_per_home
 from ascendrun.head.state.job_files import copy_for_nodes, write_plan
 from ascendrun.head.state.state_dir import SPOOL_FACTS, claim_spool_dir, spool_dir, write_placement
 from ascendrun.head.survey.doctor import Examination
@@ -256,10 +257,13 @@ class JobStart:
             self._send_to([host for host in self._live.job.hosts if host not in arrived])
 
     def _send_to(self, hosts: Sequence[str]) -> None:
-        self._pushes, self._push_failed = {}, False
-        push_once_per_home(hosts, shared_homes(self.reports), partial(self._push, self._pushes))
+        self._pushes, self._push_failed, relay = {}, False, None
+        if len(hosts) > 2 * DIRECT:
+            addresses = host_addresses(self._live.placed, self.reports)
+            relay = Relay({host: (address,) for host, address in addresses.items()})
+        push_once_per_home(hosts, shared_homes(self.reports), partial(self._push, self._pushes, relay))
 
-    def _push(self, pushes: dict[str, TreePush], host: str, then: Callable[[], None]) -> None:
+    def _push(self, pushes: dict[str, TreePush], relay: Relay | None, host: str, then: Callable[[], None]) -> None:
         """`pushes`: those of one round; those of an earlier round count no longer."""
         live = self._live
 
@@ -274,15 +278,17 @@ class JobStart:
             elif failure is not None:
                 self._push_failed = True
 
-        pushes[host] = self.send_trees(host, staged)
+        pushes[host] = self.send_trees(host, staged, relay)
 
-    def send_trees(self, host: str, done: Callable[[Failure | None], None]) -> TreePush:
+    def send_trees(self, host: str, done: Callable[[Failure | None], None], relay: Relay | None = None) -> TreePush:
         """Send the job's directories to a host; `done` gets why that failed, None: they are there."""
         push = TreePush(
             self._live.context.state_dir,
             self._live.trees,
             query=lambda request, body, then: self._live.call(host, request, body, deadline_s=STAGE_S, then=then),
             done=done,
+            host=host,
+            relay=relay,
         )
         push.send_next()
         return push

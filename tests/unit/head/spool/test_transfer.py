@@ -17,18 +17,14 @@ from ascendrun.core.errors import NotFoundError
 from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Job, State
-from ascendrun.core.jobs.plan import Tree
-from ascendrun.core.node_messages import Failure
 from ascendrun.core.pulse import JobSight
 from ascendrun.core.retention import Retention
 from ascendrun.head.protocol.control_messages import Fetch, FetchReply
-from ascendrun.head.protocol.file_messages import OutputsReply, PutFileReply
+from ascendrun.head.protocol.file_messages import OutputsReply
 from ascendrun.head.protocol.remote import Reply
-from ascendrun.head.spool import transfer
 from ascendrun.head.spool.output_fetch import JobOutputs, OutputFetcher
-from ascendrun.head.spool.transfer import PART, TransferError, TreePush, fetch_files, push_once_per_home
+from ascendrun.head.spool.transfer import PART, TransferError, fetch_files
 from ascendrun.head.state.job_files import outputs_dir, read_waiting, waiting_jobs
-from ascendrun.head.state.state_dir import tree_file
 from ascendrun.node.files import BLOCK_BYTES
 from ascendrun.query.views import state_now
 from tests.lib.transfer_node import RUN, Node, names
@@ -270,43 +266,6 @@ def test_the_transfers_of_a_job_that_is_removed_end_before_its_files_go(tmp_path
 
 
 JOB = Job(id="j-0001", name="a", run="r", hosts=("n1", "n2"), grace_s=0.0, start_s=600.0, created_at_s=0.0, since_s=0.0)
-
-
-def test_bytes_are_counted_as_they_arrive_and_when_they_are_there(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(transfer, "BLOCK_BYTES", 4)
-    code, data = Tree("code", "a" * 64, 9, 1), Tree("data", "b" * 64, 7, 1)
-    (tmp_path / "trees").mkdir()
-    tree_file(tmp_path, code.sha256).write_bytes(b"x" * 10)
-    seen: list[tuple[int, int | None]] = []
-    cut = [4]
-
-    def ask(request: Any, body: bytes, then: Callable[[Reply[Any]], None]) -> None:
-        seen.append((push.done_bytes, request.offset))
-        if cut and request.offset == cut[0]:
-            cut.pop()
-            then(Reply(None, error=Failure("connection-lost", "cut")))
-            return
-        here = 4 if ended else 0
-        have = (request.offset or here) + len(body)
-        then(Reply(PutFileReply(have, request.tree == data.sha256 or request.sha256 is not None)))
-
-    ended: list[Failure | None] = []
-    for _ in range(2):
-        push = TreePush(tmp_path, [code, data], query=ask, done=ended.append)
-        push.send_next()
-    assert [one and one.code for one in ended] == ["connection-lost", None]
-    assert seen == [(0, None), (0, 0), (4, 4), (0, None), (0, 4), (8, 8), (9, None), (9, None)]
-    assert (push.done_bytes, push.total_bytes) == (16, 16), "what the node has is not sent again; never more than all"
-
-
-def test_nodes_that_share_a_home_wait_for_one_of_them() -> None:
-    begun: dict[str, Callable[[], None]] = {}
-    push_once_per_home(("n1", "n2", "n3", "n4"), {"n1": "n3", "n3": "n3", "n4": "n3"}, begun.__setitem__)
-    assert list(begun) == ["n1", "n2"]
-    begun["n2"]()
-    assert list(begun) == ["n1", "n2"]
-    begun["n1"]()
-    assert list(begun) == ["n1", "n2", "n3", "n4"]
 
 
 def test_the_reason_of_a_staging_job_has_bytes_share_and_slow_hosts() -> None:

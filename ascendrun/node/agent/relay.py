@@ -1,0 +1,157 @@
+"""A directory that this node receives, passed on to other nodes while it arrives, so that the head sends few copies.
+
+    offer  {tree, size_bytes, identity}                  -> {port}: other nodes may read the tar of the tree there
+    take   {tree, size_bytes, identity, addresses, port} -> take_block: bytes of the tar from another node's offer
+
+Both ends prove with TLS that they have the `identity`, a key and its certificate, which the head made for these
+transfers and sends over ssh only. The reader sends the offset from which it lacks bytes, and gets them, also those that
+arrive later. A tree has its place only after its hash was verified, so that a damaged offer costs nothing but time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+
+from ascendrun.node.agent import transfer
+from ascendrun.node.agent.network import listen_on
+from ascendrun.node.files import BLOCK_BYTES, write_all
+from ascendrun.node.op_errors import OperationError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+    from typing import Any, Callable, Iterator, Sequence
+
+IDLE_S = 30.0
+"""An offer without a reader closes."""
+STALL_S = 10.0
+"""Of a reader or a sender that gives no sign."""
+TAKE_S = 3.0
+"""The reply then tells the head how far the transfer is, and the next request continues it."""
+LOOK_S = 0.02
+_OFFSET = struct.Struct(">Q")
+
+
+def tls_context(identity: str, folder: str, *, is_server: bool) -> ssl.SSLContext:
+    """Return a context for one end: both ends have the same certificate, and trust this one alone. `identity`: PEM."""
+    try:
+        import ssl
+    except ImportError as error:  # a Python that was built without OpenSSL
+        raise OperationError("no-relay", "no-relay", error=str(error)) from error
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    path = os.path.join(folder, ".tmp-identity-%d-%s" % (os.getpid(), os.urandom(4).hex()))
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(identity)
+        context.load_cert_chain(path)
+        context.load_verify_locations(path)
+    finally:
+        os.unlink(path)
+    return context
+
+
+def offer(part: str, size: int, identity: str) -> int:
+    """Let other nodes read the part from now on; return the port. Raises OSError, OperationError."""
+    context = tls_context(identity, os.path.dirname(part), is_server=True)
+    fd = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        listener = listen_on(0)
+    except OSError:
+        os.close(fd)
+        raise
+    threading.Thread(target=_serve, args=(listener, context, fd, size), name="relay", daemon=True).start()
+    return int(listener.getsockname()[1])
+
+
+def _serve(listener: socket.socket, context: ssl.SSLContext, fd: int, size: int) -> None:
+    readers: list[threading.Thread] = []
+    listener.settimeout(IDLE_S)
+    with listener, contextlib.suppress(OSError):
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except socket.timeout:
+                readers = [reader for reader in readers if reader.is_alive()]
+                if not readers:
+                    break
+                continue
+            readers.append(threading.Thread(target=_pass_on, args=(connection, context, fd, size), daemon=True))
+            readers[-1].start()
+    for reader in readers:
+        reader.join()
+    os.close(fd)
+
+
+def _pass_on(plain: socket.socket, context: ssl.SSLContext, fd: int, size: int) -> None:
+    """Send the bytes from the reader's offset on, as they arrive here. An error ends the connection: the reader has
+    what it has."""
+    with plain, contextlib.suppress(OSError):
+        plain.settimeout(STALL_S)
+        with context.wrap_socket(plain, server_side=True) as connection:
+            (at,) = _OFFSET.unpack(_read(connection, _OFFSET.size))
+            stalled_at = time.monotonic() + STALL_S
+            while at < size and time.monotonic() < stalled_at:
+                data = os.pread(fd, BLOCK_BYTES, at)
+                if data:
+                    connection.sendall(data)
+                    at += len(data)
+                    stalled_at = time.monotonic() + STALL_S
+                else:
+                    time.sleep(LOOK_S)
+
+
+def _read(connection: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        more = connection.recv(length - len(data))
+        if not more:
+            raise ConnectionResetError("closed")
+        data += more
+    return data
+
+
+def take(part: str, request: dict[str, Any], complete: Callable[[int], bool]) -> dict[str, Any]:
+    """Read the part from another node for at most TAKE_S, and complete it: as take_block. The reply of a node that
+    could not read more has the bytes of before. Raises OSError of this node's disk, OperationError."""
+    size = int(request["size_bytes"])
+    context = tls_context(request["identity"], os.path.dirname(part), is_server=False)
+    fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        have = os.fstat(fd).st_size
+        for data in _blocks(request["addresses"], int(request["port"]), context, have, size):
+            write_all(fd, data)
+            have += len(data)
+    finally:
+        os.close(fd)
+    if have < size:
+        return {"have": have, "done": False}
+    try:
+        return transfer.take_block(part, {"size_bytes": size, "sha256": ""}, b"", complete)
+    except OperationError as error:
+        if error.code != "tree-differs":
+            raise
+        return {"have": 0, "done": False}  # the part is gone: the head sends it
+
+
+def _blocks(addresses: Sequence[str], port: int, context: ssl.SSLContext, have: int, size: int) -> Iterator[bytes]:
+    """Yield what the other node sends from `have` on, until it is complete, TAKE_S are over or the connection ends."""
+    ends_at = time.monotonic() + TAKE_S
+    for address in addresses:
+        with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=TAKE_S) as plain:
+            with context.wrap_socket(plain) as connection:
+                connection.sendall(_OFFSET.pack(have))
+                while have < size and time.monotonic() < ends_at:
+                    data = connection.recv(min(BLOCK_BYTES, size - have))
+                    if not data:
+                        return
+                    have += len(data)
+                    yield data
+                return
