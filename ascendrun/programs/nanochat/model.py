@@ -21,7 +21,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ascendrun.programs.generation.cache import Attends, Prefill
+from ascendrun.programs.devices.attention import attention
+from ascendrun.programs.generation.cache import Attends
 from ascendrun.programs.nanochat.sizes import ON_CHATS, SMEAR_CHANNELS, VE_GATE_CHANNELS, Horizon, Sizes
 from ascendrun.programs.trainer import schedule
 from ascendrun.programs.trainer.optim import Group, OptimizerPlan
@@ -63,7 +64,9 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
 class CausalSelfAttention(nn.Module):
     def __init__(self, sizes: Sizes, layer: int) -> None:
         super().__init__()
-        self.sizes, self.layer, self.epsilon = sizes, layer, EPSILON[sizes.preset]
+        self.layer, self.head, self.epsilon = layer, sizes.head, EPSILON[sizes.preset]
+        self.sharpness = 1.0 if sizes.is_classic else SHARPNESS
+        self.window = None if sizes.is_classic else sizes.window_sizes[layer] + 1  # the token itself too
         self.q_proj = linear(sizes.hidden, sizes.hidden)
         self.k_proj = linear(sizes.hidden, sizes.kv_dim)
         self.v_proj = linear(sizes.hidden, sizes.kv_dim)
@@ -71,17 +74,19 @@ class CausalSelfAttention(nn.Module):
         has_values = sizes.has_ve(layer)
         self.ve_gate = linear(VE_GATE_CHANNELS, sizes.kv_heads) if has_values else None
 
-    def forward(self, x: torch.Tensor, ve: torch.Tensor | None, cos_sin: Any, cache: Attends) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, ve: torch.Tensor | None, cos_sin: Any, cache: Attends | None) -> torch.Tensor:
         """`ve`: the value embeddings of these tokens."""
-        sizes, shape = self.sizes, (*x.shape[:2], -1, self.sizes.head)
+        shape = (*x.shape[:2], -1, self.head)
         q, k, v = (project(x).view(shape) for project in (self.q_proj, self.k_proj, self.v_proj))
         if self.ve_gate is not None and ve is not None:
             gate = 3 * torch.sigmoid(self.ve_gate(x[..., :VE_GATE_CHANNELS]))
             v = v + (gate[..., None] * ve.view(shape)).to(v.dtype)
-        sharpness = 1.0 if sizes.is_classic else SHARPNESS
-        q, k = (norm(apply_rotary_emb(each, cos_sin), self.epsilon) * sharpness for each in (q, k))
-        window = None if sizes.is_classic else sizes.window_sizes[self.layer] + 1  # the token itself too
-        return self.o_proj(cache.attend(self.layer, q, k, v, window=window).reshape(x.shape))  # type: ignore[no-any-return]
+        q, k = (norm(apply_rotary_emb(each, cos_sin), self.epsilon) * self.sharpness for each in (q, k))
+        if cache is None:
+            seen = attention(q, k, v, causal=True, window=self.window)
+        else:
+            seen = cache.attend(self.layer, q, k, v, window=self.window)
+        return self.o_proj(seen.reshape(x.shape))  # type: ignore[no-any-return]
 
 
 class MLP(nn.Module):
@@ -100,7 +105,7 @@ class Block(nn.Module):
         self.epsilon = EPSILON[sizes.preset]
         self.self_attn, self.mlp = CausalSelfAttention(sizes, layer), MLP(sizes)
 
-    def forward(self, x: torch.Tensor, ve: torch.Tensor | None, cos_sin: Any, cache: Attends) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, ve: torch.Tensor | None, cos_sin: Any, cache: Attends | None) -> torch.Tensor:
         x = x + self.self_attn(norm(x, self.epsilon), ve, cos_sin, cache)
         return x + self.mlp(norm(x, self.epsilon))  # type: ignore[no-any-return]
 
@@ -114,6 +119,7 @@ class NanoChat(nn.Module):
     def __init__(self, sizes: Sizes, *, recomputes: bool = False) -> None:
         super().__init__()
         self.sizes, self.recomputes, self.epsilon = sizes, recomputes, EPSILON[sizes.preset]
+        self.head, self.is_classic = sizes.head, sizes.is_classic
         self.embed_tokens = nn.Embedding(sizes.padded_vocabulary, sizes.hidden)
         self.layers = nn.ModuleList([Block(sizes, layer) for layer in range(sizes.layers)])
         self.lm_head = linear(sizes.hidden, sizes.padded_vocabulary)
@@ -141,24 +147,25 @@ class NanoChat(nn.Module):
         keep: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return logits in float32, of all tokens or of the places `keep`. `cache`: of the tokens before these."""
-        sizes, cache = self.sizes, cache or Prefill(None)
+        sizes = self.sizes
         if positions is None:
             positions = torch.arange(ids.shape[1], device=ids.device)[None]
-        cos_sin = rotary_embeddings(positions, sizes.head, ROTARY_BASE[sizes.preset])
+        cos_sin = rotary_embeddings(positions, self.head, ROTARY_BASE[sizes.preset])
         x = norm(self.embed_tokens(ids), self.epsilon)
-        x = self.classic(x, cos_sin, cache) if sizes.is_classic else self.current(ids, x, cos_sin, cache)
+        x = self.classic(x, cos_sin, cache) if self.is_classic else self.current(ids, x, cos_sin, cache)
         x = norm(x if keep is None else x[:, keep], self.epsilon)
         logits = self.lm_head(x)[..., : sizes.vocabulary].float()
         return SOFTCAP * torch.tanh(logits / SOFTCAP)
 
-    def classic(self, x: torch.Tensor, cos_sin: Any, cache: Attends) -> torch.Tensor:
+    def classic(self, x: torch.Tensor, cos_sin: Any, cache: Attends | None) -> torch.Tensor:
         for layer in self.layers:
             x = self.run(layer, x, None, cos_sin, cache)
         return x
 
-    def current(self, ids: torch.Tensor, x: torch.Tensor, cos_sin: Any, cache: Attends) -> torch.Tensor:
+    def current(self, ids: torch.Tensor, x: torch.Tensor, cos_sin: Any, cache: Attends | None) -> torch.Tensor:
         gate = self.smear_lambda * torch.sigmoid(self.smear_gate(x[..., :SMEAR_CHANNELS]))
-        x = x0 = x + (gate * cache.before(SMEARED, x)).to(x.dtype)
+        before = functional.pad(x[:, :-1], (0, 0, 1, 0)) if cache is None else cache.before(SMEARED, x)
+        x = x0 = x + (gate * before).to(x.dtype)
         x_backout = x
         for number, layer in enumerate(self.layers):
             x = self.resid_lambdas[number] * x + self.x0_lambdas[number] * x0

@@ -282,11 +282,14 @@ class Share:
         )
 
 
-def make_share(collate: Collate, pieces: Sequence[Sequence[Unit]], stand_in: Unit, step: int) -> Share:
-    """Make a batch of every piece. An empty piece becomes one row with weight 0: its rank must still take part."""
+def make_share(
+    collate: Collate, pieces: Sequence[Sequence[Unit]], stand_in: Unit, step: int, has_keys: bool = True
+) -> Share:
+    """Make a batch of every piece, with keys if the model drops numbers. An empty piece becomes one row with weight 0:
+    its rank must still take part."""
     batches = [collate(piece or [stand_in], step) for piece in pieces]
     for piece, batch in zip(pieces, batches):
-        batch.keys = keys_of(piece or [stand_in], batch.tensors)
+        batch.keys = keys_of(piece or [stand_in], batch.tensors) if has_keys else None
         if not piece:
             batch.weight, batch.tokens, batch.samples, batch.groups = 0.0, 0, 0, {}
     return Share.of(step, [unit for piece in pieces for unit in piece], batches)
@@ -314,10 +317,11 @@ class Loader:
         workers: int = 0,
         context: BaseContext | None = None,
         micro_tokens: int = 0,
+        has_keys: bool = True,
     ) -> None:
         self.plan, self.collate, self.steps, self.steps_per_epoch = plan, collate, steps, plan.steps_per_epoch
         self.rank, self.world_size, self.micro_batch, self.micro_tokens = rank, world_size, micro_batch, micro_tokens
-        self.length_of = getattr(plan, "length_of", None)
+        self.length_of, self.has_keys = getattr(plan, "length_of", None), has_keys
         self.ahead = max(1, workers)
         self.pool: Executor = (
             ProcessPoolExecutor(workers, mp_context=context, initializer=become_worker)
@@ -340,7 +344,7 @@ class Loader:
         limits = {"micro_batch": self.micro_batch, "micro_tokens": self.micro_tokens}
         pieces = deal(units, self.rank, self.world_size, **limits, length_of=length_of)
         stand_in = units[0] if length_of is None else min(units, key=length_of)
-        return self.pool.submit(make_share, self.collate, pieces, stand_in, step)
+        return self.pool.submit(make_share, self.collate, pieces, stand_in, step, self.has_keys)
 
     def close(self) -> None:
         self.pool.shutdown(wait=True, cancel_futures=True)

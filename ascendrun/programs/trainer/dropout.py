@@ -56,14 +56,15 @@ PASS: Pass | None = None
 """The pass that runs: modules are called with a tensor only."""
 
 
-def drop_by_sample(model: nn.Module) -> None:
-    """Make each dropout of a model one by sample, unless layers are compiled."""
+def drop_by_sample(model: nn.Module) -> bool:
+    """Make each dropout of a model one by sample, unless layers are compiled. Return whether any drops numbers."""
     if any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()):
-        return
+        return False
     for number, module in enumerate(model.modules()):
         if type(module) is nn.Dropout:
             module.__class__ = SampleDropout
             module.number = number  # type: ignore[assignment]
+    return any(isinstance(module, SampleDropout) and module.p > 0 for module in model.modules())
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ read while the next one runs, and nothing is logged, evaluated or saved before t
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Mapping, Sequence
@@ -47,13 +48,13 @@ class Loop:
         identity: Mapping[str, Any] | None = None,
     ) -> None:
         self.here, self.engine, self.task, self.settings = here, engine, task, settings
+        self.device, self.drops = here.device, drop_by_sample(engine.module)
         self.source: Source = source if hasattr(source, "share") else self._loader(source)
         self.checkpoints = Checkpoints(here, engine, settings, folder=folder, identity=identity or {})
         self.totals = StepTotals(here, task.parts, scales=engine.precision.scales)
         self.reporter = Reporter(here, settings, parts=task.parts, steps_per_epoch=self.source.steps_per_epoch)
         self.resume, self.load_best = self.checkpoints.resume, self.checkpoints.load_best
         self.clock = self.reporter.clock
-        drop_by_sample(engine.module)
         self.evaluations = dict(task.evaluations) or {"": settings.eval_steps}
         self._share: Share | None = None
         self._flags: Callable[[], list[float]] = list
@@ -72,6 +73,7 @@ class Loop:
             workers=settings.dataloader_num_workers,
             context=worker_context(self.here.family),
             micro_tokens=settings.max_tokens_per_micro_batch,
+            has_keys=self.drops,
         )
 
     @property
@@ -120,7 +122,8 @@ class Loop:
                         self._step()
                         profiled()
                     self._after_step()
-                    checkpoints.saver.poll()
+                    if checkpoints.saver.thread is not None:
+                        checkpoints.saver.poll()
         except (
             NonFiniteError,
             SaveError,
@@ -202,11 +205,12 @@ class Loop:
         The sum is divided by the weight of all micro-batches of all ranks, so that their gradients add up to those of
         one rank with the complete batch.
         """
-        here, clock = self.here, self.clock
-        tensors = {name: tensor.to(here.device, non_blocking=True) for name, tensor in batch.tensors.items()}
+        here, clock, device = self.here, self.clock, self.device
+        tensors = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.tensors.items()}
         clock.mark("data_s")
         seed, step = self.settings.seed, self.progress.step
-        with pass_of(batch, here.device, seed=seed, step=step), self.engine.accumulate(last=last):
+        dropped = pass_of(batch, device, seed=seed, step=step) if self.drops else contextlib.nullcontext()
+        with dropped, self.engine.accumulate(last=last):
             with self.engine.autocast():
                 answer = self.task.loss(model or self.engine.model, tensors)
             total, parts = answer if isinstance(answer, tuple) else (answer, {})
