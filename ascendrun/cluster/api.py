@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import ControllerReplacedError, UnreachableError
-from ascendrun.core.settings import BLOCKS, ENGINE_BLOCK, SETTINGS, Settings
+from ascendrun.core.settings import BLOCKS, ENGINE_BLOCK, POWER_BLOCK, SETTINGS, Settings
 from ascendrun.head.state.user_files import load_settings
 from ascendrun.text import Text
 
@@ -134,6 +134,7 @@ class Cluster:
         if settings.blocks:
             from ascendrun.core.engines import read_engines
             from ascendrun.core.notice_settings import read_notices
+            from ascendrun.core.power_settings import read_power
             from ascendrun.head.notify.delivery import where_of
 
             for name, engine in read_engines(settings).items():
@@ -141,7 +142,9 @@ class Cluster:
                 origins[ENGINE_BLOCK] = engine["file"]
             notices = read_notices(settings)
             origins.update(notices.origins)
-            shown["power"] = [notices.power.command[0]] if notices.power is not None else []
+            power = read_power(settings)
+            if power is not None:
+                shown[POWER_BLOCK], origins[POWER_BLOCK] = [power.command[0]], power.file
             for target in notices.targets:
                 name = f"{target.name} ({target.type})" if target.name != target.type else target.name
                 shown[target.block].append(f"{name} {where_of(target)}")

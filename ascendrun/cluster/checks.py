@@ -103,7 +103,7 @@ class Checks(Part):
 
         Without `hosts` the engine of the job, or the one that is named, lends its free hosts. Raises PreflightError if
         it does not."""
-        from ascendrun.head.notify.power_agent import examine
+        from ascendrun.head.loop.machine.power_agent import examine
 
         started = time.monotonic()
         on = (None if hosts else self.engine(job_file, overrides=overrides, name=engine)) or {}

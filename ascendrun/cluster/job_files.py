@@ -40,7 +40,7 @@ class JobFiles(Part):
         """
         file, hostfile = Path(job_file), _path(hostfile)
         if self._head.settings.blocks:
-            from ascendrun.head.notify.power_agent import load_power
+            from ascendrun.head.loop.machine.power_agent import load_power
 
             load_power(self._head.settings)
         return tuple(

@@ -68,7 +68,9 @@ class Jobs(Part):
 
         if self._head.settings.blocks:
             from ascendrun.core.notice_settings import read_notices
+            from ascendrun.core.power_settings import read_power
 
+            read_power(self._head.settings)
             read_notices(self._head.settings)  # the controller would only log what is wrong with them
         submissions = make_submissions(
             Path(job_file),

@@ -1,4 +1,4 @@
-"""The `notify`, `hook` and `deadman` blocks of settings files as targets, and `power`, every problem at its place."""
+"""The `notify`, `hook` and `deadman` blocks of settings files as targets, every problem at its place."""
 
 from __future__ import annotations
 
@@ -13,17 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from ascendrun.core.errors import InvalidInputError, Problem
-from ascendrun.core.notices import (
-    DEFAULT_JOBS,
-    ON,
-    PLACE,
-    PLACES,
-    SERVICES,
-    NoticeSettings,
-    PowerAgent,
-    Target,
-    with_name,
-)
+from ascendrun.core.notices import DEFAULT_JOBS, ON, SERVICES, NoticeSettings, Target, with_name
 from ascendrun.core.reader.model_reader import read_model
 from ascendrun.core.reader.strict import Name, Strict
 from ascendrun.core.reader.yaml_source import MappingNode, place_of, texts
@@ -85,13 +75,6 @@ class Deadman(Block):
     failed: Optional[str] = Field(None, repr=False)
 
 
-class Power(Block):
-    """The command that switches hosts off."""
-
-    command: Tuple[str, ...] = Field(min_length=1, repr=False, examples=[["fence_redfish", "--ip={bmc}"]])
-    timeout_s: Annotated[float, Field(ge=1, le=600)] = 60.0
-
-
 class Blocks(Block):
     """The blocks of one file."""
 
@@ -100,7 +83,6 @@ class Blocks(Block):
     )
     hook: Optional[Hook] = Field(None, repr=False, examples=[{"command": ["/path/to/script"]}])
     deadman: Optional[Deadman] = Field(None, repr=False, examples=[{"url_file": "deadman.url"}])
-    power: Optional[Power] = Field(None, repr=False, examples=[{"command": ["fence_redfish", "--ip={bmc}"]}])
 
 
 def read_notices(settings: Settings) -> NoticeSettings:
@@ -114,7 +96,7 @@ def read_notices(settings: Settings) -> NoticeSettings:
         own = parse_blocks(blocks, problems)
         weak = [target for target in merged.targets if target.block not in own.origins]
         targets = sorted((*weak, *own.targets), key=lambda target: list(NOTICE_BLOCKS).index(target.block))
-        merged = NoticeSettings(tuple(targets), {**merged.origins, **own.origins}, own.power or merged.power)
+        merged = NoticeSettings(tuple(targets), {**merged.origins, **own.origins})
     if problems:
         raise InvalidInputError(problems)
     return replace(merged, targets=tuple(replace(one, lang=one.lang or settings.lang) for one in merged.targets))
@@ -130,13 +112,10 @@ def parse_blocks(blocks: SettingsBlocks, problems: list[Problem]) -> NoticeSetti
     found += _credential_problems(root, data)
     found += _name_problems(root, data)
     found += _suffix_problems(root, data)
-    found += _place_problems(root, data)
     found.sort(key=lambda one: (one.line or 0, one.column or 0))
     problems += [replace(one, is_private=True) for one in found]
     targets = () if model is None or found else _targets(model, blocks.file.parent)
-    power = model.power if model is not None else None
-    agent = None if power is None else PowerAgent(power.command, power.timeout_s)
-    return NoticeSettings(targets, dict.fromkeys(data, str(blocks.file)), agent)
+    return NoticeSettings(targets, dict.fromkeys(data, str(blocks.file)))
 
 
 def _targets(blocks: Blocks, folder: Path) -> tuple[Target, ...]:
@@ -213,16 +192,6 @@ def _suffix_problems(root: MappingNode, data: Mapping[str, Any]) -> Iterator[Pro
         if isinstance(suffix, str) and suffix and not re.fullmatch(r"/[A-Za-z0-9._~/-]{1,100}", suffix):
             message = Text("notify.suffix", "deadman.{key} must be a path to append to the URL", key=key)
             yield place_of(root, ("deadman", key)).problem(message, write(f"{key}: /fail"))
-
-
-def _place_problems(root: MappingNode, data: Mapping[str, Any]) -> Iterator[Problem]:
-    power = data.get("power")
-    command = power.get("command") if isinstance(power, dict) else None
-    for index, option in enumerate(command if isinstance(command, tuple) else ()):
-        for name in set(PLACE.findall(str(option))) - set(PLACES):
-            message = Text("power.place", "unknown placeholder {name:quote}", name=name)
-            known = Text("power.places", "known are {places}", places=[f"{{{place}}}" for place in PLACES])
-            yield place_of(root, ("power", "command", index)).problem(message, known)
 
 
 def url_problem(url: str, service: str) -> Text | None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from datetime import datetime, timezone
-from typing import Literal
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event, JobEvent
-from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import CONFIDENCE, Reason
 from ascendrun.core.logs.redaction import redact_text
@@ -20,8 +17,6 @@ from ascendrun.text import Text, language, listed
 from ascendrun.text.format import fold_hosts
 
 SCHEMA_VERSION = 2
-PLACES = ("bmc", "host", "addr")
-PLACE = re.compile(r"\{([^{}]*)\}")
 SERVICES = ("generic", "feishu", "lark", "dingtalk", "wecom", "slack", "apprise")
 TEXT_LIMIT = 1000
 """Maximum characters of a reason in a notification; `explain` and `logs` show the rest."""
@@ -127,25 +122,12 @@ class Target:
 
 
 @dataclass(frozen=True)
-class PowerAgent:
-    """The command that switches a host off or reports its state, of the fence-agents family. PLACES are in braces."""
-
-    command: tuple[str, ...]
-    timeout_s: float
-
-    def argv(self, host: Host, action: Literal["off", "status"]) -> list[str]:
-        values = {"bmc": host.bmc or "", "host": host.name, "addr": host.addr or host.name}
-        return [PLACE.sub(lambda found: values[found[1]], option) for option in (*self.command, f"--action={action}")]
-
-
-@dataclass(frozen=True)
 class NoticeSettings:
     """Targets of notifications, each with a unique name: the services, the hook, the dead man's switch. `origins`: for
-    each block the file that defines it. `power`: how hosts are switched off, None: they are not."""
+    each block the file that defines it."""
 
     targets: tuple[Target, ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
-    power: PowerAgent | None = None
 
     @property
     def deadman(self) -> Target | None:

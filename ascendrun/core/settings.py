@@ -25,12 +25,17 @@ NOTICE_BLOCKS: Mapping[str, Text] = {
     "notify": Text("config.meaning.notify", "services that receive notifications"),
     "hook": Text("config.meaning.hook", "command that receives notifications"),
     "deadman": Text("config.meaning.deadman", "URL requested at intervals while jobs run"),
-    "power": Text("config.meaning.power", "command that switches off hosts that do not respond"),
 }
 """Blocks of a settings file, see core/notice_settings.py."""
+POWER_BLOCK = "power"
+"""Block of a settings file, see core/power_settings.py."""
 ENGINE_BLOCK = "engines"
 """Block of a settings file with the engines of a site by name, see core/engines.py."""
-BLOCKS = {**NOTICE_BLOCKS, ENGINE_BLOCK: Text("config.meaning.engines", "engines of this site by name")}
+BLOCKS = {
+    **NOTICE_BLOCKS,
+    POWER_BLOCK: Text("config.meaning.power", "command that switches off hosts that do not respond"),
+    ENGINE_BLOCK: Text("config.meaning.engines", "engines of this site by name"),
+}
 FORM = Text("settings.form", "write one setting on each line, such as `color: never`")
 
 
@@ -52,7 +57,8 @@ class Settings:
     None: they fail. `head`: user@host on which commands run, None: this machine. `owner`: another machine
     that has the store, None: this one, or none yet. `retention`: the settings with a
     `limit`. `origins`: by name, the origin of its value, such as "default" or "$ASCENDRUN_COLOR". `blocks`: the
-    weakest file first; `notice_settings.read_notices` and `engines.find_engine` check them.
+    weakest file first; `notice_settings.read_notices`, `power_settings.read_power` and `engines.find_engine` check
+    them.
     """
 
     state_dir: Path

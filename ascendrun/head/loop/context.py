@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING
 
 from ascendrun.core.retention import Retention
 from ascendrun.head.agents.connections import Connections
@@ -14,7 +14,6 @@ from ascendrun.head.state.job_files import waiting_jobs
 from ascendrun.head.state.store import Store
 
 if TYPE_CHECKING:
-    from ascendrun.core.notices import PowerAgent
     from ascendrun.head.loop.judging import Judging
     from ascendrun.head.protocol.file_messages import ArtifactData
     from ascendrun.head.protocol.remote import AgentConnection
@@ -33,7 +32,6 @@ class Context:
         self.store, self.links, self.retention, self.guard, self.post = store, links, retention, guard, links.post
         self.state_dir: Path = store.path.parent
         self.steps = JobSteps(store, guard)
-        self.find_power: Callable[[], PowerAgent | None] = lambda: None
 
     @cached_property
     def kept_facts(self) -> KeptFacts:

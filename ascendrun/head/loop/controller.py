@@ -85,7 +85,6 @@ class Controller:
         )
         self._links = Connections(backend, AgentImage(read_sources()), listener, self.post)
         self._context = Context(self._store, self._links, retention or Retention(), self._guard)
-        self._context.find_power = self._notifier.power
         self._jobs = LiveJobs(self._context)
         self._operations = Operations(self._links)
         self._monitors = Monitors(self._context, self._jobs, self._operations, idle_check_s)

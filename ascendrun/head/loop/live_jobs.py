@@ -220,6 +220,7 @@ class LiveJobs:
             for link in self._links
             if not link.is_up
         }
+        has_bmc = any(host.bmc for runner in self for host in runner.hosts)
         for runner in self:
             self._guard(runner.tick)
             self._guard(partial(self.context.judging.tick, runner, quiet_s))
@@ -230,9 +231,11 @@ class LiveJobs:
                 continue
             if was_away:
                 self.steps.restart_timers(runner.job.id)
-            switchable = frozenset(self.power.hosts_of(runner)) if runner.job.state.value == "STOPPING" else frozenset()
+            is_ending = has_bmc and runner.job.state.value == "STOPPING"
+            switchable = frozenset(self.power.hosts_of(runner)) if is_ending else frozenset()
             self.steps.feed(runner.job.id, Tick(reachable, runner.leases.expired(), quiet_s, switchable))
-        self._guard(partial(self.power.tick, quiet_s))
+        if has_bmc:
+            self._guard(partial(self.power.tick, quiet_s))
         self._guard(self.machines.tick)
         self.schedule()
 

@@ -11,7 +11,6 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -21,12 +20,11 @@ from ascendrun.core.logs.redaction import hide_values, redact_text
 from ascendrun.core.notice_formats import DeliveryResult, append_path, generic_body, make_request, read_reply
 from ascendrun.core.notice_settings import url_problem
 from ascendrun.core.notices import TEXT_LIMIT, Notice, Target, describe
-from ascendrun.head.notify.hook import run_hook
+from ascendrun.head.command import run_command
 from ascendrun.head.notify.http_client import Cancellation, RequestFailedError, http_request
 from ascendrun.text import Text, TextError
 
 SECRET_BYTES = 8192
-SHOWN_CHARACTERS = 1500
 _NOT_FOR_HOOKS = ("ASCENDRUN_FAILPOINT",)
 
 
@@ -165,28 +163,6 @@ def _run_hook(notice: Notice, target: Target, stop: threading.Event | None) -> D
     return DeliveryResult(
         "refused", Text("notice.hook-output", "{how}: {output}", how=how, output=output) if output else how
     )
-
-
-def run_command(
-    argv: Sequence[str], stdin: bytes, env: Mapping[str, str], timeout_s: float, stop: threading.Event | None = None
-) -> tuple[int | None, str, Text]:
-    """Run a command of the settings; return its exit code, None: it did not end by itself, its output without
-    credentials, and how it ended."""
-    program = argv[0]
-    try:
-        end = run_hook(argv, stdin=stdin, env=env, timeout_s=timeout_s, stop=stop)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        return None, "", Text("notice.hook-failed", "cannot run {program}: {error}", program=program, error=why)
-    if end.code is None:
-        how = Text(
-            "notice.hook-timeout", "{program} was killed after {limit_s:g} s", program=program, limit_s=timeout_s
-        )
-    elif end.code >= 0:
-        how = Text("notice.hook-exit", "{program} exited with code {code}", program=program, code=end.code)
-    else:
-        how = Text("notice.hook-signal", "{program} was killed by signal {signal}", program=program, signal=-end.code)
-    return end.code, redact_text(end.output.decode("utf-8", "replace").strip())[-SHOWN_CHARACTERS:], how
 
 
 def _hook_env(notice: Notice, lang: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Callable, Generic, TypeVar
 
 from ascendrun.core.dataclass import load_dataclass
 from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
@@ -25,7 +25,7 @@ from ascendrun.text import Text, to_json
 if TYPE_CHECKING:
     from ascendrun.core.events import JobEvent
     from ascendrun.core.jobs.job import Job
-    from ascendrun.core.notices import Notice, NoticeSettings, PowerAgent, Target
+    from ascendrun.core.notices import Notice, NoticeSettings, Target
     from ascendrun.head.notify.http_client import Cancellation
     from ascendrun.head.state.notice_queue import NoticeQueue, Waiting
 
@@ -50,6 +50,7 @@ KEEP_UP_S = 3600.0
 """Seconds for which undeliverable notifications keep an otherwise idle controller running."""
 
 
+S = TypeVar("S")
 ReadSettings = Callable[[], "NoticeSettings | None"]
 
 
@@ -160,11 +161,6 @@ class Notifier:
         """Return the present settings of the files; None: no targets."""
         settings = self._watch.get()
         return settings if settings is not None and settings.targets else None
-
-    def power(self) -> PowerAgent | None:
-        """Return how hosts are switched off by the present settings; None: they are not."""
-        settings = self._watch.get()
-        return None if settings is None else settings.power
 
     def _target(self, name: str) -> Target | None:
         settings = self.settings()
@@ -340,19 +336,19 @@ def _redacted_traceback() -> str:
     return redact_text(traceback.format_exc())
 
 
-class SettingsWatch:
+class SettingsWatch(Generic[S]):
     """Watcher of settings. `read` may raise InvalidInputError: the last valid settings remain. `files`: read again if
     one has changed; no files: at every check. Use from any thread."""
 
-    def __init__(self, read: ReadSettings, files: Sequence[Path], *, log: Callable[[str], None]) -> None:
+    def __init__(self, read: Callable[[], S | None], files: Sequence[Path], *, log: Callable[[str], None]) -> None:
         self._read, self._files, self._log = read, tuple(files), log
         self._lock = threading.Lock()
-        self._settings: NoticeSettings | None = None
+        self._settings: S | None = None
         self._seen: tuple[object, ...] = ()
         self._is_looking = self._has_looked = False
         self._due_mono = float("-inf")
 
-    def get(self) -> NoticeSettings | None:
+    def get(self) -> S | None:
         """Return the settings, None: there are none. While the files cannot be read: the last settings."""
         with self._lock:
             is_due = not self._is_looking and time.monotonic() >= self._due_mono
@@ -378,12 +374,12 @@ class SettingsWatch:
                 self._due_mono = time.monotonic() + LOOK_S
             done.set()
 
-    def _reread(self) -> NoticeSettings | None:
+    def _reread(self) -> S | None:
         try:
             return self._read()
         except AscendrunError as error:
             problems = getattr(error, "problems", None) or [error.message]
-            self._log("notices: the settings stay as they were: " + "; ".join(str(problem) for problem in problems))
+            self._log("the settings stay as they were: " + "; ".join(str(problem) for problem in problems))
             return self._settings
 
 

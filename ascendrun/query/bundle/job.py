@@ -17,7 +17,7 @@ from ascendrun.core.errors import AscendrunError
 from ascendrun.core.logs.log_lines import merge, process_name
 from ascendrun.core.notices import NoticeSettings
 from ascendrun.core.records import as_record
-from ascendrun.head.notify.hook import run_hook
+from ascendrun.head.command import run_session
 from ascendrun.head.spool.artifact_store import read_artifacts
 from ascendrun.head.spool.spool_files import find_streams
 from ascendrun.query.bundle.archive import (
@@ -283,7 +283,7 @@ def _unpack(archive: Path, out: Path) -> str:
 
 def _run(tool: str, node: str, folder: Path, parsed: Path) -> Parsed:
     try:
-        end = run_hook(
+        end = run_session(
             [tool, "parse", "-i", str(folder), "-o", str(parsed)], stdin=b"", env=os.environ, timeout_s=TOOL_S
         )
     except OSError as error:

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from ascendrun.core.errors import InvalidInputError
-from ascendrun.core.hosts import Host
 from ascendrun.core.notice_settings import read_notices
 from ascendrun.core.notices import DEFAULT_JOBS, NoticeSettings
 from ascendrun.head.notify.delivery import UnreadableCredentialsError, read_credentials
@@ -61,25 +60,6 @@ deadman: {url: "https://x/topsecret", interval_s: soon, failed: "topsecret"}
     lines = [problem.line for problem in caught.value.problems]
     assert lines == [1, 3, 4, 5, 5, 6, 6, 6, 6, 7, 8, 8, 9, 9]
     assert "topsecret" not in "\n".join(str(problem) for problem in caught.value.problems)
-
-
-def test_the_power_agent_of_the_strongest_file_gets_what_is_known_of_a_host(tmp_path: Path) -> None:
-    weak = "power: {command: [true]}\nhook: {command: [bin/told]}"
-    text = 'power: {command: [fence_redfish, "--ip={bmc}", "--plug={host}/{addr}"], timeout_s: 5}'
-    settings = load(tmp_path, text, weak=weak)
-    assert settings.power is not None and settings.power.timeout_s == 5
-    host = Host("n1", addr="10.0.0.1", bmc="10.1.0.1")
-    assert settings.power.argv(host, "off") == ["fence_redfish", "--ip=10.1.0.1", "--plug=n1/10.0.0.1", "--action=off"]
-    assert [target.type for target in settings.targets] == ["hook"]
-    kept = load(tmp_path, "color: never", weak=weak)
-    assert kept.power is not None and kept.power.command == ("true",)
-
-
-@pytest.mark.parametrize("power", ['{command: [a, "--ip={ipmi}"]}', "{command: fence}", "{command: []}", "[]", "{}"])
-def test_a_power_agent_that_cannot_work_is_one_problem(tmp_path: Path, power: str) -> None:
-    with pytest.raises(InvalidInputError) as caught:
-        load(tmp_path, f"power: {power}")
-    assert [problem.line for problem in caught.value.problems] == [1]
 
 
 def test_a_command_that_notifies_nobody_needs_no_valid_targets(tmp_path: Path) -> None:

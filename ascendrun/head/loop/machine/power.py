@@ -16,7 +16,7 @@ from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.machines import address_of
 from ascendrun.head.agents.connections import ask
 from ascendrun.head.loop.machine.machines import Machines
-from ascendrun.head.notify.power_agent import IS_OFF, IS_ON, find_status, switch_off
+from ascendrun.head.loop.machine.power_agent import IS_OFF, IS_ON, find_status, switch_off, watch_agent
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.remote import Reply, boot_s
 from ascendrun.node.layout import make_run
@@ -24,7 +24,7 @@ from ascendrun.node.procs import boot_id
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.core.notices import PowerAgent
+    from ascendrun.core.power_settings import PowerAgent
     from ascendrun.head.loop.context import Context
     from ascendrun.head.loop.job.runner import JobRunner
 
@@ -41,7 +41,7 @@ class PowerSwitch:
     """Use from the controller's thread."""
 
     def __init__(self, context: Context, machines: Machines) -> None:
-        self._context, self._links, self._jobs, self._machines = context, context.links, context.steps, machines
+        self._links, self._jobs, self._machines, self.find_agent = context.links, context.steps, machines, watch_agent()
         self._asked: dict[tuple[str, str], bool] = {}
         """By attempt and host, of the stored requests that this controller knows: whether the agent has one of them."""
         self._looked: dict[str, float] = {}
@@ -52,7 +52,7 @@ class PowerSwitch:
         """Return the hosts of an attempt that can be switched off."""
         names = set(runner.job.hosts) if runner.job.policy.max_restarts > 0 else set()
         hosts = {host.name: host for host in runner.hosts if host.bmc and host.name in names and not host.is_local}
-        return hosts if hosts and self._context.find_power() is not None else {}
+        return hosts if hosts and self.find_agent() is not None else {}
 
     def tick(self, quiet_s: Mapping[str, float]) -> None:
         """Look at hosts, and switch off those that are due. `quiet_s`: for how long each has been silent."""
@@ -122,7 +122,7 @@ class PowerSwitch:
 
     def _run(self, host: Host, work: Work, take: Callable[[int | None, Text], None]) -> None:
         def call() -> None:
-            power = self._context.find_power()
+            power = self.find_agent()
             unset = (None, Text("power.unset", "the settings have no block `power`"))
             self._links.post(partial(take, *(unset if power is None else work(power, host))))
 

@@ -16,7 +16,7 @@ from ascendrun.core.errors import AuthenticationError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.restart import RestartPolicy
-from ascendrun.core.notices import PowerAgent
+from ascendrun.core.power_settings import PowerAgent
 from ascendrun.node.layout import make_run
 from ascendrun.node.procs import boot_id
 from ascendrun.text import Text
@@ -47,7 +47,7 @@ class Powered:
 
     def find(self) -> None:
         command = (sys.executable, str(self.file.with_name("agent.py")), str(self.file), "--plug={bmc}")
-        self.world.context.find_power = lambda: PowerAgent(command, 1.0)
+        self.world.jobs.power.find_agent = lambda: PowerAgent(command, 1.0)
 
     def answers(self, **codes: int) -> None:
         self.file.write_text(json.dumps(codes))

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ascendrun.head.notify.hook import OUTPUT_BYTES, HookEnd, run_hook
+from ascendrun.head.command import OUTPUT_BYTES, CommandEnd, run_session
 from tests.lib.vcluster.processes import is_alive
 
 
-def run(script: str, *, stdin: bytes = b"", timeout_s: float = 60.0, **options: Any) -> HookEnd:
-    return run_hook(
+def run(script: str, *, stdin: bytes = b"", timeout_s: float = 60.0, **options: Any) -> CommandEnd:
+    return run_session(
         ["/bin/sh", "-c", script],
         stdin=stdin,
         env={"PATH": os.environ["PATH"], "X": "y"},
@@ -73,4 +73,4 @@ def test_the_controllers_end_is_its_end() -> None:
 
 def test_a_command_that_does_not_exist_is_an_os_error() -> None:
     with pytest.raises(FileNotFoundError):
-        run_hook(["/nowhere/at/all"], stdin=b"", env={}, timeout_s=1)
+        run_session(["/nowhere/at/all"], stdin=b"", env={}, timeout_s=1)

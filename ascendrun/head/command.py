@@ -1,4 +1,4 @@
-"""Runner of the operator's command for a notification: bounded in time and output, its session ends with it."""
+"""Runner of a command of the settings: bounded in time and output, its session ends with it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from ascendrun.core.dataclass import dataclass
+from ascendrun.core.logs.redaction import redact_text
 from ascendrun.node.files import read_some
+from ascendrun.text import Text
 
 OUTPUT_BYTES = 4096
+SHOWN_CHARACTERS = 1500
 ASK_TO_END_S = 1.0
 _POLL_S = 0.05
 
 
 @dataclass(frozen=True)
-class HookEnd:
+class CommandEnd:
     """End of the command. `code`: exit code, negative for a signal, None: killed at its time limit. `output`: the start
     and the end of both its outputs."""
 
@@ -29,9 +32,9 @@ class HookEnd:
     output: bytes
 
 
-def run_hook(
+def run_session(
     argv: Sequence[str], *, stdin: bytes, env: Mapping[str, str], timeout_s: float, stop: threading.Event | None = None
-) -> HookEnd:
+) -> CommandEnd:
     """Run the command in a separate session and end the complete session with it. `stop`: end it immediately.
 
     Raises OSError if there is no such command.
@@ -57,7 +60,29 @@ def run_hook(
             time.sleep(_POLL_S / 5)
         talk.close()
         code = process.wait()
-    return HookEnd(code if is_over else None, talk.output())
+    return CommandEnd(code if is_over else None, talk.output())
+
+
+def run_command(
+    argv: Sequence[str], stdin: bytes, env: Mapping[str, str], timeout_s: float, stop: threading.Event | None = None
+) -> tuple[int | None, str, Text]:
+    """Run a command of the settings; return its exit code, None: it did not end by itself, its output without
+    credentials, and how it ended."""
+    program = argv[0]
+    try:
+        end = run_session(argv, stdin=stdin, env=env, timeout_s=timeout_s, stop=stop)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        return None, "", Text("notice.hook-failed", "cannot run {program}: {error}", program=program, error=why)
+    if end.code is None:
+        how = Text(
+            "notice.hook-timeout", "{program} was killed after {limit_s:g} s", program=program, limit_s=timeout_s
+        )
+    elif end.code >= 0:
+        how = Text("notice.hook-exit", "{program} exited with code {code}", program=program, code=end.code)
+    else:
+        how = Text("notice.hook-signal", "{program} was killed by signal {signal}", program=program, signal=-end.code)
+    return end.code, redact_text(end.output.decode("utf-8", "replace").strip())[-SHOWN_CHARACTERS:], how
 
 
 class _Talk:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from shutil import which
 from typing import TYPE_CHECKING, Literal
 
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.hosts import Host
-from ascendrun.head.notify.delivery import run_command
+from ascendrun.core.settings import settings_files
+from ascendrun.head.command import run_command
+from ascendrun.head.notify.notifier import SettingsWatch
+from ascendrun.head.state.user_files import load_settings
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.core.notices import PowerAgent
+    from ascendrun.core.power_settings import PowerAgent
     from ascendrun.core.settings import Settings
 
 IS_ON, IS_OFF = 0, 2
@@ -32,15 +37,27 @@ def ask(power: PowerAgent, host: Host, action: Literal["off", "status"]) -> tupl
     return code, Text("power.end", "{how} ({action}): {line}", how=how, action=action, line=line)
 
 
+def watch_agent() -> Callable[[], PowerAgent | None]:
+    """Return a function that finds the agent of the settings files of this process's user, as they are now."""
+    files = settings_files(os.environ)
+
+    def read() -> PowerAgent | None:
+        from ascendrun.core.power_settings import read_power
+
+        return read_power(load_settings(os.environ))
+
+    return SettingsWatch(read, files, log=partial(print, file=sys.stderr, flush=True)).get
+
+
 def load_power(settings: Settings) -> PowerAgent | None:
     """Return the agent of the settings; its program exists. Raises InvalidInputError."""
-    from ascendrun.core.notice_settings import read_notices
+    from ascendrun.core.power_settings import read_power
 
-    notices = read_notices(settings)
-    if notices.power is not None and which(notices.power.command[0]) is None:
-        text = Text("notify.cannot-run", "cannot run {program}", program=notices.power.command[0])
-        raise InvalidInputError([Problem(notices.origins["power"], None, None, text)])
-    return notices.power
+    power = read_power(settings)
+    if power is not None and which(power.command[0]) is None:
+        text = Text("notify.cannot-run", "cannot run {program}", program=power.command[0])
+        raise InvalidInputError([Problem(power.file, None, None, text)])
+    return power
 
 
 def switch_off(power: PowerAgent, host: Host) -> tuple[int | None, Text]:
