@@ -70,10 +70,11 @@ def find_files(
 ) -> Iterator[tuple[Path, re.Match[str]]]:
     """Yield the files in an attempt's spool whose names match; hosts None: of all."""
     for host in hosts_in(attempt_dir) if hosts is None else hosts:
-        for name in names_in(attempt_dir / host):
+        folder = attempt_dir / host
+        for name in names_in(folder):
             match = pattern.match(name)
             if match:
-                yield attempt_dir / host / name, match
+                yield folder / name, match
 
 
 def is_complete(attempt_dir: Path) -> bool:
