@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from ascendrun.core.errors import AscendrunError, PreflightError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs import inputs
 from ascendrun.core.jobs.checkpoints import Listings, OnlyCopy, ResumePoint, incomplete
-from ascendrun.core.jobs.job import State
+from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.plan import LaunchPlan
 from ascendrun.core.jobs.plan_text import prepare_request
 from ascendrun.core.jobs.reasons import Reason
@@ -45,8 +46,11 @@ if TYPE_CHECKING:
     from ascendrun.health.survey.check_context import CheckContext
     from ascendrun.planner.plan import TrainingPlan
 
+Verdict = tuple["CheckContext", PreflightResult]
 CHECK_S = 60.0
 STAGE_S = 120.0
+FEW_HOSTS = 32
+"""Of up to so many the replies are judged in the loop itself."""
 PEERS_S = 60.0
 """Seconds after which a host whose peers have ended stops by itself: a controller stops it at once."""
 
@@ -161,14 +165,25 @@ class JobStart:
 
     def _judge(self, plan: LaunchPlan, stages: Sequence[TrainingStage], replies: Mapping[str, SurveyReply]) -> None:
         """Start the job only if no check failed, and no training would fail."""
-        live = self._live
+        if not self._is_current(plan):
+            return
+        known = {host.name: dict(self._live.jobs.machines.idle_memory(host)) for host in self._live.placed}
+        judged = partial(_evaluate, plan, tuple(replies.values()), self.reports, self._live.spec, known)
+        if len(replies) <= FEW_HOSTS:
+            self._take_verdict(plan, stages, judged())
+            return
+        pool = ThreadPoolExecutor(1, "checks")  # a second for 1000 hosts, in which the loop serves others
+        verdict = pool.submit(judged)
+        then = partial(self._take_verdict, plan, stages)
+        verdict.add_done_callback(lambda done: self._live.post(lambda: then(done.result())))
+        pool.shutdown(wait=False)
+
+    def _take_verdict(self, plan: LaunchPlan, stages: Sequence[TrainingStage], verdict: Verdict) -> None:
+        live, (context, result) = self._live, verdict
         if not self._is_current(plan):
             return
         from ascendrun.health.survey.recorded_facts import recorded_facts
 
-        context = make_context(replies.values(), self.reports, live.spec, plan, now_s=time.time())
-        known = {host.name: live.jobs.machines.idle_memory(host) for host in live.placed}
-        result = evaluate_preflight(context, live.spec, idle_memory=known)
         if result.refusal is not None or result.warnings:
             live.context.kept_facts.forget(self.reports.values())
             if not self._examination.is_new:
@@ -304,7 +319,8 @@ class JobStart:
 
         def prepared(reply: Reply[agent.PrepareReply]) -> None:
             if reply.error is None:
-                self._note_prepared(host, reply.message)
+                if events := _prepared_events(live.job, host, reply.message):
+                    live.record(events)
                 hccl = reply.message.hccl if plan.hccl_bases else None
                 live.feed(inputs.NodeReady(host, reply.message.master_port, hccl))
             elif reply.error.code == "stage-files-missing":
@@ -319,17 +335,6 @@ class JobStart:
             more["peers"] = {"addresses": plan.peers, "key": self._peer_key, "after_s": PEERS_S}
         request = agent.Prepare.from_header({**prepare_request(node, plan), **more, "job": copy})
         live.call(host, request, deadline_s=CHECK_S, then=prepared)
-
-    def _note_prepared(self, host: str, reply: agent.PrepareReply) -> None:
-        noted: dict[str, dict[str, Any]] = {}
-        if reply.pointer is not None:
-            noted["checkpoint-pointer-repaired"] = {name: reply.pointer[name] for name in ("path", "before", "step")}
-        if reply.not_local is not None:
-            noted["records-on-network"] = {"reason": reply.not_local}
-        job, now_s = self._live.job, time.time()
-        events = [Event(code, values, (host,), attempt=job.attempt, at_s=now_s) for code, values in noted.items()]
-        if events:
-            self._live.record(events)
 
     def record_placement(self) -> None:
         job, state_dir = self._live.job, self._live.context.state_dir
@@ -355,3 +360,23 @@ class JobStart:
 
         request = agent.Go(live.job.run_id, live.job.master_port_of(host), secret_env, live.job.hccl_base)
         live.call(host, request, then=started)
+
+
+def _evaluate(
+    plan: LaunchPlan,
+    replies: Sequence[SurveyReply],
+    reports: Mapping[str, NodeReport],
+    spec: JobSpec,
+    known: Mapping[str, Mapping[int, int]],
+) -> Verdict:
+    context = make_context(replies, reports, spec, plan, now_s=time.time())
+    return context, evaluate_preflight(context, spec, idle_memory=known)
+
+
+def _prepared_events(job: Job, host: str, reply: agent.PrepareReply) -> list[Event]:
+    noted: dict[str, dict[str, Any]] = {}
+    if reply.pointer is not None:
+        noted["checkpoint-pointer-repaired"] = {name: reply.pointer[name] for name in ("path", "before", "step")}
+    if reply.not_local is not None:
+        noted["records-on-network"] = {"reason": reply.not_local}
+    return [Event(code, values, (host,), attempt=job.attempt, at_s=time.time()) for code, values in noted.items()]
