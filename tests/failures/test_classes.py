@@ -16,7 +16,7 @@ from test_corpus import case_of
 from ascendrun.ascend.signatures import signatures
 from ascendrun.ascend.vocabularies import DOMAINS, at_phase, class_of, deepest, value_of, values_in, vocabulary
 from ascendrun.core.jobs.restart import Kind
-from ascendrun.health.diagnosis import Confidence, diagnose
+from ascendrun.health.diagnosis import Confidence, diagnose, render
 from ascendrun.health.diagnosis.classes import failure_of, fingerprint_of
 
 CASES = [load(path) for path in case_files()]
@@ -67,6 +67,14 @@ def test_a_vocabulary_names_known_domains(name: str) -> None:
     [
         ("RuntimeError: aclnnAdd failed, error code is 161002", "program"),
         ("HCCL function error: HcclCommInitRootInfo(), error code is 7", "resource"),
+        (
+            "HCCL function error: hcclCommInitRootInfoConfig(n, &root, rank, &(comm->hcclComm_)), error code is 11",
+            "network",
+        ),
+        ("AllGatherRunner:0 HcclCommInitRootInfo fail, error:2, rank:1", "device-memory"),
+        ("[Init][Nic]errNo[0x000000000500000b] rdma init failed", "network"),
+        ("init.cc:9 NCCL WARN Mismatched collective detected; invalid usage", "collectives"),
+        ("ncclInternalError: Internal check failed. Last error: Cuda failure 2 'out of memory'", "device-memory"),
         ("OSError: [Errno 28] No space left on device: '/ckpt/1'", "storage"),
         ("rust: Os { code: 24, message: Too many open files (os error 24) }", "resource"),
         ("curl: (6) Could not resolve host: models.local", "network"),
@@ -228,3 +236,27 @@ def test_one_rank_that_fails_alone_is_no_host_also_if_it_is_alone_there() -> Non
     groups = [{"ranks": 1, "err": f"{INLINE}KeyError: 'w'", "exit": 1}, {"ranks": "rest", "exit": -15, "stopped": True}]
     found = diagnose(Builder({"ranks": 2, "per_host": 1, "groups": groups}, seed="one").evidence())
     assert (found.ranks, found.scope) == ((1,), "rank")
+
+
+@pytest.mark.parametrize(
+    ("message", "helps"),
+    [
+        ("AssertionError: 25 is not divisible by 4", "choose sizes that divide"),
+        ("ValueError: remaining_argv: ['--use_x']", "remove or rename the option"),
+        ("RuntimeError: Actual DeviceType is: cpu", "on the device of the rank"),
+        ("RuntimeError: Failed to find function HcclNew", "set_env.sh of CANN"),
+        ("mylib.QueueError: Name or service not known", "getent hosts"),
+        ("RuntimeError: HcclCommInitRootInfo failed. | Error Number 2", "HCCL_BUFFSIZE"),
+    ],
+)
+def test_the_hint_helps_with_what_the_message_is_about(message: str, helps: str) -> None:
+    err = f'Traceback (most recent call last):\n  File "/job/a.py", line 3, in f\n    g()\n{message}'
+    groups = [{"ranks": "all", "at": 60, "exit": 1, "err": err}]
+    found = diagnose(Builder({"ranks": 4, "groups": groups}, seed="helps").evidence())
+    assert helps in render(found, "en").hint and render(found, "zh").hint.isascii() is False
+
+
+def test_an_end_without_a_traceback_has_the_hint_of_its_domain() -> None:
+    groups = [{"ranks": 1, "at": 60, "exit": 1, "err": "[ERROR] cannot bind: Address already in use"}]
+    found = diagnose(Builder({"ranks": 4, "groups": groups}, seed="end").evidence())
+    assert (found.domain, "ss -ltnp" in render(found, "en").hint) == ("resource", True)

@@ -29,7 +29,7 @@ DOMAINS = (
 )  # fmt: skip
 """Where a failure lies. environment: versions, libraries, paths; resource: ports, limits, held devices; access: logins
 and services; outside: signals and schedulers; silent: waits and hangs; collectives: ranks that disagree."""
-SOFT = frozenset({"concepts", "exits", "packages", "scope", "services", "statuses", "torch_npu"})
+SOFT = frozenset({"concepts", "exits", "packages", "plog", "scope", "services", "statuses", "torch_npu"})
 """Vocabularies whose values are never certain."""
 
 
@@ -38,6 +38,7 @@ class Value:
     """One value. `party`: whose failure it is: self, peer or network. `retry`: whether another attempt helps, "": not
     known. `depth`: of several values of one failure the deepest counts; below 0 it says nothing of its own. `is_outer`:
     it may hide another value. `is_family`: it is known by its range. `kind`: of the restart, "": by domain and scope.
+    `fix`: of the texts diagnosis.fix.FIX, "": that of the domain.
     """
 
     vocabulary: str
@@ -49,6 +50,7 @@ class Value:
     is_outer: bool = False
     is_family: bool = False
     kind: str = ""
+    fix: str = ""
 
     @property
     def is_hard(self) -> bool:
@@ -167,12 +169,13 @@ def is_documentation(host: str) -> bool:
 # ---------------------------------------------------------------- values of one text
 
 _CODES = re.compile(
-    r"\bHCCL (?:function )?error\b.{0,80}?error code is (?P<hccl>\d{1,2})\b|\b(?P<hccl_name>HCCL_E_[A-Z_]+)\b|"
+    r"(?:\bHCCL (?:function )?error\b|\b[Hh]ccl[A-Z]).{0,300}?(?:[eE]rror(?: code is| [nN]umber)?|\bret(?:urn)?\b)"
+    r"[\s=:\[(]{1,3}(?P<hccl>\d{1,2})\b|\berrNo\[0x0*50\d00(?P<hccl_hex>[0-9a-f]{2})\]|\b(?P<hccl_name>HCCL_E_[A-Z_]+)\b|"
     r"\b(?P<cann>E[0-9A-Z]\d{4})\b|\bERR\d\d(?P<torch_npu>\d{3})\b|"
     r"(?:code|[rR]et|result|err|errno|status|[eE]rror|return)\b[\s=:\[(]{1,3}(?:is )?(?P<acl>[1-5]\d{5})\b|"
     r"(?:\[Errno |\berrno[:= ]{1,2}|\bos error )(?P<errno>\d{1,3})\b|\b(?P<errno_name>E[A-Z]{3,14})\b"
 )
-_VOCABULARY = {"hccl_name": "hccl", "errno_name": "errnos", "errno": "errnos"}
+_VOCABULARY = {"hccl_name": "hccl", "hccl_hex": "hccl", "errno_name": "errnos", "errno": "errnos"}
 _WORDS_OF_ERRNO = {
     os.strerror(number): name for number, name in errno.errorcode.items() if len(os.strerror(number)) > 8
 }
@@ -183,7 +186,7 @@ def _phrases() -> tuple[Pattern[str], Mapping[str, Value]]:
     """Return one pattern of all values that are words, and the values by their words."""
     values = {
         key: value
-        for name in ("nccl", "cuda", "statuses", "recovery", "resolver", "compilers")
+        for name in ("nccl", "cuda", "statuses", "recovery", "resolver", "compilers", "plog")
         for key, value in vocabulary(name).items()
     }
     known = ((words, value_of("errnos", name)) for words, name in _WORDS_OF_ERRNO.items())
@@ -198,6 +201,8 @@ def values_in(text: str) -> Iterator[Value]:
         name, key = str(found.lastgroup), str(found[found.lastgroup or 0])
         if name == "errno":
             key = errno.errorcode.get(int(key), key)
+        if name == "hccl_hex":
+            key = str(int(key, 16))
         value = value_of(_VOCABULARY.get(name, name), key)
         if value is not None:
             yield value

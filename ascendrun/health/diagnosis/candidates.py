@@ -192,9 +192,8 @@ def _alarms(evidence: Evidence, host: HostEvidence) -> Iterator[Suspect]:
             text = listed("device.problem", device=fact.device, problem=fact.problem)
             proof = Proof(text=text, host=host.host, file=fact.file, rank=users[0].rank if users else None)
             ranks, values = tuple(rank.rank for rank in users), {"device": str(fact.device), "problem": fact.problem}
-            strength, caveats = strength_of("device-alarm"), ("only-afterwards",)
-            made = Suspect("device-alarm", strength, ranks, (host.host,), None, (proof,), values, sure=False)
-            yield replace(made, caveats=caveats)
+            made = Suspect("device-alarm", strength_of("device-alarm"), ranks, (host.host,), None, (proof,), values)
+            yield replace(made, sure=False, caveats=("only-afterwards",))
 
 
 def is_of_some_device(one: Suspect) -> bool:

@@ -54,7 +54,7 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
         told += _said_by(winner, first)
     is_wide = scope in ("all", "host")  # software differs between hosts, not between the ranks of one
     if is_wide and any(_is_of_versions(text, one) for one in first for text in one.said):
-        told.append(Value("exceptions", "versions", "environment", depth=2, is_family=True))
+        told.append(Value("exceptions", "versions", "environment", depth=2, is_family=True, fix="versions"))
     values = _ordered(told, phase)
     if scope == "host" and values and _is_of_the_host(values[0]) and _others_passed(winner, timelines):
         values = [Value("scope", "host", "environment"), *values]
@@ -192,7 +192,7 @@ def _ordered(values: Iterable[Value], phase: str) -> list[Value]:
     known = [vocabularies.at_phase(one, phase) for one in values]
     best = deepest(known)
     if best is not None and best.depth <= 0:
-        best = next((one for one in known if one.vocabulary == "concepts"), best)
+        best = next((one for one in known if one.vocabulary == "concepts" and one.depth >= best.depth), best)
     if best is None:
         return []
     return [best, *(one for one in known if one is not best)]

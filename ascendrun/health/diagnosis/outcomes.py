@@ -106,8 +106,7 @@ def _anomalies_of_ranks(evidence: Evidence, unreachable: Sequence[str]) -> Itera
         seconds = newest_s - min(written_s[rank] for rank in quiet)
         yield listed("diagnosis.anomaly.no-output", ranks=quiet, seconds=seconds)
     elif written_s and evidence.now_s - newest_s > NO_OUTPUT_S:
-        seconds = evidence.now_s - newest_s
-        yield listed("diagnosis.anomaly.no-output-at-all", seconds=seconds)
+        yield listed("diagnosis.anomaly.no-output-at-all", seconds=evidence.now_s - newest_s)
     steps = {rank.rank: rank.last_step for rank in evidence.ranks if rank.last_step is not None}
     low, newest = min(steps.values(), default=0), max(steps.values(), default=0)
     if newest - low > 1:

@@ -107,8 +107,7 @@ DETAIL_LINES, DETAIL_S = 40, 5.0
 
 def _details(fatal: Fatal) -> Iterator[Line]:
     """Yield errors that the rank logged before its exception, or before its end: a general exception only repeats that
-    something failed. Reports about other ranks are no details, except why one
-    is not reached."""
+    something failed. Reports about other ranks are no details, except why one is not reached."""
     chain = fatal.chain
     end = len(fatal.lines) if chain is None else chain.first
     closing_s = fatal.rank.exited_at_s if chain is None else fatal.lines[end].at_s

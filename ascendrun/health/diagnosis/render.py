@@ -67,6 +67,8 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
         texts = {part: _fill(_sentence(diagnosis, part, lang), values) for part in ("message", "cause", "hint")}
         if diagnosis.code == "exception":
             texts.update(_of_exception(diagnosis, values, lang))
+        elif diagnosis.code in ("exit-code", "crash"):
+            texts["hint"] = _joined(texts["hint"], _fix_of(diagnosis, lang), lang)
         return Description(**texts)
     signature = signature_of(diagnosis.code)
     if signature is None:
@@ -96,34 +98,36 @@ def class_text(found: Diagnosis) -> Text | None:
 
 
 def _of_exception(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> Mapping[str, str]:
-    """Return cause and hint of an exception: what its message advises, then what helps in its domain, or of the
-    program's own errors the words of the catalogue for their class."""
-    where = values.get("where", "?")
-    place = (listed("diagnosis.see-output") if where == "?" else listed("diagnosis.see-traceback", where=where)).render(
-        lang
-    )
+    """Return cause and hint of an exception: what its message advises, then what helps, or of the program's own errors
+    the words of the catalogue for their class."""
+    where, fix = values.get("where", "?"), _fix_of(diagnosis, lang)
+    place = listed("diagnosis.see-output") if where == "?" else listed("diagnosis.see-traceback", where=where)
     hits = [hit for hit in scan([(0, f"{values.get('type', '')}: ")]) if hit.signature.code.startswith("python-")]
     best = strongest(hits)
-    texts = {} if best is None else {"cause": best.signature.words(lang).cause, "hint": best.signature.words(lang).hint}
-    if diagnosis.domain not in ("", "program"):
-        known = f"diagnosis.fix.{diagnosis.why[0].key}" if diagnosis.why else ""
-        name = listed(f"diagnosis.domain.{diagnosis.domain}")
-        fix = listed(known if known in translations("en") else f"diagnosis.fix.{diagnosis.domain}")
-        texts = {"cause": texts.get("cause") or name.render(lang), "hint": fix.render(lang)}
-    if "advice" in values:
-        texts["hint"] = _with_advice("", values, lang)
-    second = texts.get("hint")
-    if second is not None:
-        texts["hint"] = listed("diagnosis.and", first=place, second=second).render(lang)
-    return {"hint": place, **texts}
+    known = Description("", "", "") if best is None else best.signature.words(lang)
+    cause = known.cause or (listed(f"diagnosis.domain.{diagnosis.domain}").render(lang) if fix else "")
+    hint = _with_advice(fix or ("" if "advice" in values else known.hint), values, lang)
+    return {**({"cause": cause} if cause else {}), "hint": _joined(place.render(lang), hint, lang)}
+
+
+def _fix_of(diagnosis: Diagnosis, lang: str) -> str:
+    """Return what to check first: of the first value that has it, of the domain in its phase, of the domain; "" for the
+    program's own errors of no kind."""
+    names = [one.fix for one in diagnosis.why if one.fix and one.domain == diagnosis.domain]
+    names += [f"{diagnosis.domain}.{diagnosis.phase}", diagnosis.domain]
+    known = (f"diagnosis.fix.{name}" for name in names)
+    return next((listed(key).render(lang) for key in known if key in translations("en")), "")
 
 
 def _with_advice(hint: str, values: Mapping[str, str], lang: str) -> str:
     """Return what the message advises, before the hint of the catalogue."""
     if "advice" not in values:
         return hint
-    advice = listed("diagnosis.advice", advice=values["advice"]).render(lang)
-    return listed("diagnosis.and", first=advice, second=hint).render(lang) if hint else advice
+    return _joined(listed("diagnosis.advice", advice=values["advice"]).render(lang), hint, lang)
+
+
+def _joined(first: str, second: str, lang: str) -> str:
+    return listed("diagnosis.and", first=first, second=second).render(lang) if second else first
 
 
 def _sentence(diagnosis: Diagnosis, part: str, lang: str) -> str:

@@ -69,11 +69,10 @@ class Diagnosis:
     first to fail, () for none. `caveats`: why it is not certain. `alternatives`: other possible first failures.
     `lag_s`: seconds from the first failure to its first consequence. `retry`: same, exclude, never,
     unknown. `domain`, `scope`, `phase`: of its class (classes.Class), `reason_grade`: how certain the domain is; "" and
-    UNKNOWN: not known, or of an attempt that did not fail. `why`: what the domain follows from, the
-    deciding value first. `rules`: if all ranks only waited, those tried,
-    the applied one last. `outcome`: later actions of ascendrun. `anomalies`: of a job that did not fail.
-    `missing`: unreadable evidence. `labels`: names of the ranks of roles. `message`, `cause`, `hint`: set by `render`.
-    Texts are rendered at output."""
+    UNKNOWN: not known, or of an attempt that did not fail. `why`: what the domain follows from, the deciding value
+    first. `rules`: if all ranks only waited, those tried, the applied one last. `outcome`: later actions of ascendrun.
+    `anomalies`: of a job that did not fail. `missing`: unreadable evidence. `labels`: names of the ranks of roles.
+    `message`, `cause`, `hint`: set by `render`. Texts are rendered at output."""
 
     code: str
     confidence: Confidence
