@@ -325,7 +325,7 @@ def _exception_line(body: str, *, after_frame: bool) -> tuple[str, str] | None:
 def _is_class_name(name: str) -> bool:
     module, _, last = name.rpartition(".")
     return (last.lstrip("_")[:1].isupper() and any(letter.islower() for letter in last)) or (
-        bool(module) and last in ("error", "timeout", "gaierror", "herror")
+        bool(module) and (last in ("error", "timeout", "gaierror", "herror") or last.endswith("Error"))
     )  # such as struct.error, socket.timeout
 
 
