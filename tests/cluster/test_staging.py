@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from scenes import Scene
@@ -39,3 +40,11 @@ def test_hosts_pass_a_directory_on_and_one_that_loses_power_meanwhile_stops_no_o
     scene.await_state(start(scene, "whole"), "SUCCEEDED")
     copies = (counted(cluster, HEAD, BRIDGE, sent=True) - before) / BYTES
     assert copies < NODES * 2 / 3, f"the head sent {copies:.1f} copies for {NODES} hosts"
+    file, names = scene.folder / "code" / "weights", cluster.hosts[1:]
+    hosts = scene.folder / "some.hosts"
+    hosts.write_text(cluster.hostfile(names=names))
+    done = scene.ascendrun("cp", "-H", hosts, file, f"node[2-{HOSTS}]:.", timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(Path(cluster.path(host, "/root/weights")).read_bytes() == file.read_bytes() for host in names)
+    copies = (counted(cluster, HEAD, BRIDGE, sent=True) - before) / BYTES - copies
+    assert copies < len(names) * 2 / 3, f"the head sent {copies:.1f} copies for {len(names)} hosts"

@@ -8,7 +8,7 @@ from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol.file_messages import Outputs, PutFile, PutFileReply
 from ascendrun.head.protocol.messages import Request
 from ascendrun.head.protocol.remote import Reply
-from ascendrun.head.spool.transfer import fetch_files, send_files
+from ascendrun.head.spool.transfer import fetch_files, send_files, send_one
 from ascendrun.node import layout
 from ascendrun.node.agent.transfer import list_outputs, put_file, read_output
 from ascendrun.node.op_errors import OperationError
@@ -73,7 +73,7 @@ class Node:
         return Reply(None, error=LOST) if number in self.cuts else Reply(PutFileReply.from_header(fields))
 
     def send(self, folder: str, *files: Path) -> Any:
-        return send_files(self.ask, RUN, files, folder)
+        return send_files(self.ask, RUN, files, folder, send=send_one)
 
     def fetch(self, into: Path, *patterns: str) -> Any:
         return fetch_files(self.ask, RUN, patterns, into)

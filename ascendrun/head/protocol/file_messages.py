@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ascendrun.head.protocol.agent_messages import AgentInfo, Sizes
 from ascendrun.head.protocol.messages import Message, Request, converted
@@ -80,26 +80,24 @@ class PutTree(Request[PutFileReply], op="put_tree"):
     sha256: str | None = None
 
 
-class OfferTreeReply(Message):
-    """Reply to OfferTree."""
+class OfferReply(Message):
+    """Reply to Offer."""
 
     port: int
 
 
-class OfferTree(Request[OfferTreeReply], op="offer_tree"):
-    """Let other nodes read the tar of a staged directory while it arrives; see node/agent/relay.py. `identity`: a key
+class Offer(Request[OfferReply], op="offer"):
+    """Let other nodes read what arrives here of a PutTree or PutFile, `put`; see node/agent/relay.py. `identity`: a key
     and its certificate, PEM."""
 
-    tree: str
-    size_bytes: int
+    put: Mapping[str, Any]
     identity: str
 
 
-class TakeTree(Request[PutFileReply], op="take_tree"):
-    """As PutTree, with bytes that another node offers at one of the addresses."""
+class Take(Request[PutFileReply], op="take"):
+    """As for `put`, with bytes that another node offers at one of the addresses."""
 
-    tree: str
-    size_bytes: int
+    put: Mapping[str, Any]
     identity: str
     addresses: Sequence[str]
     port: int

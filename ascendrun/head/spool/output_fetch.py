@@ -11,6 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
@@ -28,11 +29,22 @@ from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.head.spool.collector import free_bytes_beyond
-from ascendrun.head.spool.transfer import TRIES, Ask, Progress, TransferError, disk_full, fetch_files, send_files
+from ascendrun.head.spool.relay import DIRECT, Relay
+from ascendrun.head.spool.transfer import (
+    TRIES,
+    Ask,
+    Progress,
+    TransferError,
+    disk_full,
+    fetch_files,
+    send_files,
+    send_one,
+)  # fmt: skip
 from ascendrun.head.state.job_files import outputs_dir, read_waiting, waiting_file, waiting_jobs
 from ascendrun.node.files import write_json
 from ascendrun.text import Text
 
+Slots = AbstractContextManager[object]
 AT_ONCE = 4
 """Hosts that send outputs at the same time."""
 CONNECT_S = 15.0
@@ -73,6 +85,7 @@ class _Transfer:
     is_declared: bool
     strip: str = ""
     sends: bool = False
+    relay: Relay | None = None
     listeners: list[Callable[[FetchReply], None]] = field(default_factory=list)
     progress: Progress = Progress()
     is_running: bool = False
@@ -88,10 +101,23 @@ class _Transfer:
     def key(self) -> _Key:
         return self.outputs.job_id, self.outputs.run, self.host.name, self.patterns, self.into, self.sends
 
-    def move(self, ask: Ask, admit: Callable[[int, int], None], report: Callable[[Progress], None]) -> Progress:
+    def move(
+        self, ask: Ask, slots: Slots, admit: Callable[[int, int], None], report: Callable[[Progress], None]
+    ) -> Progress:
         """Do the transfer. Raises TransferError."""
-        if self.sends:
-            return send_files(ask, self.outputs.run, list(map(Path, self.patterns)), str(self.folder), report=report)
+        if self.relay is not None:
+            send: Callable[..., None] = partial(self.relay.send, self.host.name, slots)
+            return self._send(ask, send, report)
+        with slots:
+            if self.sends:
+                return self._send(ask, send_one, report)
+            return self._fetch(ask, admit, report)
+
+    def _send(self, ask: Ask, send: Callable[..., None], report: Callable[[Progress], None]) -> Progress:
+        files = list(map(Path, self.patterns))
+        return send_files(ask, self.outputs.run, files, str(self.folder), send=send, report=report)
+
+    def _fetch(self, ask: Ask, admit: Callable[[int, int], None], report: Callable[[Progress], None]) -> Progress:
         return fetch_files(
             ask, self.outputs.run, self.patterns, self.folder, strip=self.strip, admit=admit, report=report
         )
@@ -168,9 +194,11 @@ class OutputFetcher:
         """Send files to hosts for a command that waits."""
         of_job = self._started(request.job)
         target = JobOutputs(of_job.job_id, "", of_job.run, 0, (), request.hosts, separate=False)
-        listen = _listener(request.hosts, answer)
+        listen, relay = _listener(request.hosts, answer), None
+        if len(request.hosts) > 2 * DIRECT:
+            relay = Relay({host.name: (host.addr or host.name,) for host in request.hosts})
         for host in request.hosts:
-            self._add(target, host, request.files, Path(request.folder), listen, sends=True)
+            self._add(target, host, request.files, Path(request.folder), listen, sends=True, relay=relay)
 
     def _started(self, job_id: str | None) -> JobOutputs:
         """Return the outputs of a job that was started on a host; None: those of hosts."""
@@ -219,9 +247,10 @@ class OutputFetcher:
         *,
         strip: str = "",
         sends: bool = False,
+        relay: Relay | None = None,
     ) -> None:
         is_declared = patterns == outputs.patterns and into == outputs_dir(self._state_dir, outputs.folder)
-        new = _Transfer(outputs, host, patterns, into, is_declared, strip, sends)
+        new = _Transfer(outputs, host, patterns, into, is_declared, strip, sends, relay)
         one = self._transfers.setdefault(new.key, new)
         if listen is not None:
             one.listeners.append(listen)
@@ -252,8 +281,8 @@ class OutputFetcher:
 
         error: TransferError | None = None
         try:
-            with lock, self._slots:
-                one.progress = one.move(partial(self._ask, one), partial(self._admit, one), report)
+            with lock:
+                one.progress = one.move(partial(self._ask, one), self._slots, partial(self._admit, one), report)
         except TransferError as failed:
             error = failed
         self._links.post(partial(self._take_end, one, error))

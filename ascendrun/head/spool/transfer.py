@@ -234,10 +234,17 @@ def _hash_hole(digest: hashlib._Hash, length: int) -> None:
 
 
 def send_files(
-    ask: Ask, run: str | None, files: Sequence[Path], folder: str, *, report: Report = lambda progress: None
+    ask: Ask,
+    run: str | None,
+    files: Sequence[Path],
+    folder: str,
+    *,
+    send: Callable[[Ask, Path, Put, Callable[[int], None]], None],
+    report: Report = lambda progress: None,
 ) -> Progress:
     """Send files, and directories with all files below them, to a directory of a node. Raises TransferError; another
-    call continues. `run`: as for PutFile. Links below a directory as in node/agent/transfer.py."""
+    call continues. `run`: as for PutFile. Links below a directory as in node/agent/transfer.py. `send`: sends one file,
+    as send_one."""
     try:
         moves: list[tuple[int, Move]] = []
         links: list[PutFile] = []
@@ -247,7 +254,7 @@ def send_files(
             for name, (path, facts) in sorted(found.files.items()):
                 target = posixpath.join(folder, name)
                 request = PutFile(run, target, facts.st_size, facts.st_mtime_ns, facts.st_mode & 0o777)
-                moves.append((request.size_bytes, partial(_send_one, ask, Path(path), request)))
+                moves.append((request.size_bytes, partial(send, ask, Path(path), request)))
             links += [PutFile(run, posixpath.join(folder, n), 0, 0, 0, link=text) for n, text in found.links.items()]
             refused += found.refused
         start = Progress(0, len(moves), 0, sum(size for size, _ in moves), refused=tuple(sorted(refused)))
@@ -260,7 +267,8 @@ def send_files(
         raise TransferError(Failure("io-error", what)) from error
 
 
-def _send_one(ask: Ask, path: Path, request: PutFile, arrived: Callable[[int], None]) -> None:
+def send_one(ask: Ask, path: Path, request: Put, arrived: Callable[[int], None]) -> None:
+    """Send a file of this machine; ends when it has its place. Raises TransferError, OSError."""
     steps = send_file(path, request, arrived)
     reply: Any = None
     while True:

@@ -69,6 +69,14 @@ class Operations:
 
         return Trees(self._root)
 
+    def _place(self, put: dict[str, Any]) -> tuple[str, Callable[[int], bool]]:
+        """Return the part of a PutTree or PutFile, and what completes it."""
+        if "tree" in put:
+            return self._trees().place(put["tree"], int(put["size_bytes"]))
+        from ascendrun.node.agent.transfer import file_place
+
+        return file_place(self._root, put)
+
     def commands(self) -> Commands:
         from ascendrun.node.agent.execute import Commands
 
@@ -118,8 +126,8 @@ class Operations:
             "outputs": Operation(simple(lambda r: _transfer().list_outputs(root, r)), "own", None),
             "read_output": Operation(lambda r, body: _transfer().read_output(root, r), "own", None),
             "put_tree": Operation(lambda r, body: (self._trees().put(r["tree"], r, body), b""), "own", 600),
-            "offer_tree": Operation(simple(lambda r: self._trees().offer(r["tree"], r)), "own", 30),
-            "take_tree": Operation(simple(lambda r: self._trees().take(r["tree"], r)), "own", 600),
+            "offer": Operation(simple(lambda r: _relay().offer(self._place(r["put"])[0], r)), "own", 30),
+            "take": Operation(simple(lambda r: _relay().take(*self._place(r["put"]), r)), "own", 600),
             "put_file": Operation(lambda r, body: (_transfer().put_file(root, r, body), b""), "own", None),
         }
 
@@ -240,6 +248,12 @@ def _prune() -> Any:
     from ascendrun.node.agent import prune
 
     return prune
+
+
+def _relay() -> Any:
+    from ascendrun.node.agent import relay
+
+    return relay
 
 
 def _transfer() -> Any:

@@ -1,11 +1,13 @@
-"""A directory that this node receives, passed on to other nodes while it arrives, so that the head sends few copies.
+"""A file that this node receives, passed on to other nodes while it arrives, so that the head sends few copies.
 
-    offer  {tree, size_bytes, identity}                  -> {port}: other nodes may read the tar of the tree there
-    take   {tree, size_bytes, identity, addresses, port} -> take_block: bytes of the tar from another node's offer
+    offer  {put, identity}                  -> {port}: other nodes may read there what has arrived
+    take   {put, identity, addresses, port} -> as for `put`, with bytes of another node's offer
+
+`put`: the request put_tree or put_file for it, of a file with its hash.
 
 Both ends prove with TLS that they have the `identity`, a key and its certificate, which the head made for these
 transfers and sends over ssh only. The reader sends the offset from which it lacks bytes, and gets them, also those that
-arrive later. A tree has its place only after its hash was verified, so that a damaged offer costs nothing but time.
+arrive later. A file has its place only after its hash was verified, so that a damaged offer costs nothing but time.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import time
 from ascendrun.node.agent import transfer
 from ascendrun.node.agent.network import listen_on
 from ascendrun.node.files import BLOCK_BYTES, write_all
-from ascendrun.node.op_errors import OperationError
+from ascendrun.node.op_errors import OperationError, os_failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,17 +60,21 @@ def tls_context(identity: str, folder: str, *, is_server: bool) -> ssl.SSLContex
     return context
 
 
-def offer(part: str, size: int, identity: str) -> int:
-    """Let other nodes read the part from now on; return the port. Raises OSError, OperationError."""
-    context = tls_context(identity, os.path.dirname(part), is_server=True)
-    fd = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def offer(part: str, request: dict[str, Any]) -> dict[str, Any]:
+    """Let other nodes read the part from now on. Raises OperationError."""
     try:
-        listener = listen_on(0)
-    except OSError:
-        os.close(fd)
-        raise
-    threading.Thread(target=_serve, args=(listener, context, fd, size), name="relay", daemon=True).start()
-    return int(listener.getsockname()[1])
+        context = tls_context(request["identity"], os.path.dirname(part), is_server=True)
+        fd = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            listener = listen_on(0)
+        except OSError:
+            os.close(fd)
+            raise
+    except OSError as error:
+        raise OperationError("no-relay", "no-relay", error=error.strerror or str(error)) from error
+    serving = listener, context, fd, int(request["put"]["size_bytes"])
+    threading.Thread(target=_serve, args=serving, name="relay", daemon=True).start()
+    return {"port": listener.getsockname()[1]}
 
 
 def _serve(listener: socket.socket, context: ssl.SSLContext, fd: int, size: int) -> None:
@@ -118,27 +124,29 @@ def _read(connection: socket.socket, length: int) -> bytes:
     return data
 
 
-def take(part: str, request: dict[str, Any], complete: Callable[[int], bool]) -> dict[str, Any]:
+def take(part: str, complete: Callable[[int], bool], request: dict[str, Any]) -> dict[str, Any]:
     """Read the part from another node for at most TAKE_S, and complete it: as take_block. The reply of a node that
-    could not read more has the bytes of before. Raises OSError of this node's disk, OperationError."""
-    size = int(request["size_bytes"])
-    context = tls_context(request["identity"], os.path.dirname(part), is_server=False)
-    fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    could not read more has the bytes of before. Raises OperationError."""
+    size, folder = int(request["put"]["size_bytes"]), os.path.dirname(part)
     try:
-        have = os.fstat(fd).st_size
-        for data in _blocks(request["addresses"], int(request["port"]), context, have, size):
-            write_all(fd, data)
-            have += len(data)
-    finally:
-        os.close(fd)
-    if have < size:
-        return {"have": have, "done": False}
-    try:
+        context = tls_context(request["identity"], folder, is_server=False)
+        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            have = os.fstat(fd).st_size
+            for data in _blocks(request["addresses"], int(request["port"]), context, have, size):
+                write_all(fd, data)
+                have += len(data)
+        finally:
+            os.close(fd)
+        if have < size:
+            return {"have": have, "done": False}
         return transfer.take_block(part, {"size_bytes": size, "sha256": ""}, b"", complete)
+    except OSError as error:
+        raise os_failure(error, "write-in", path=folder) from error
     except OperationError as error:
         if error.code != "tree-differs":
             raise
-        return {"have": 0, "done": False}  # the part is gone: the head sends it
+        return {"have": 0, "done": False}  # the part is gone: another source sends it
 
 
 def _blocks(addresses: Sequence[str], port: int, context: ssl.SSLContext, have: int, size: int) -> Iterator[bytes]:

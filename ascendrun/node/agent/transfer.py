@@ -227,32 +227,42 @@ def put_file(root: str, request: dict[str, Any], body: bytes) -> dict[str, Any]:
 
     Files and directories are of their owner only. One with the size and the time of the source is not sent again.
     """
-    path = os.path.normpath(os.path.join(_base(root, request), str(request["path"])))
-    size, mtime_ns = int(request["size_bytes"]), int(request["mtime_ns"])
-    mode = 0o600 | int(request["mode"]) & 0o700
+    path, size = _target(root, request), int(request["size_bytes"])
     folder = os.path.dirname(path)
-    part = os.path.join(folder, ".ascendrun-" + part_name(root, path, size, mtime_ns))
-
-    def complete(fd: int) -> bool:
-        if hash_start(fd).hexdigest() != request["sha256"]:
-            return False
-        os.fchmod(fd, mode)
-        os.utime(fd, ns=(mtime_ns, mtime_ns))
-        os.replace(part, path)
-        sync_dir(folder)
-        return True
-
     try:
         if request.get("link"):
             os.makedirs(folder, 0o700, exist_ok=True)
             make_link(path, str(request["link"]))
             return {"have": 0, "done": True}
-        if is_complete(path, size, mtime_ns):
+        if is_complete(path, size, int(request["mtime_ns"])):
             return {"have": size, "done": True}
         os.makedirs(folder, 0o700, exist_ok=True)
+        part, complete = file_place(root, request)
         return take_block(part, request, body, complete)
     except OSError as error:
         raise os_failure(error, "write-in", path=path) from error
+
+
+def file_place(root: str, request: dict[str, Any]) -> tuple[str, Callable[[int], bool]]:
+    """Return the part of a file that put_file receives, and what gives a complete one its place."""
+    path, mtime_ns = _target(root, request), int(request["mtime_ns"])
+    folder = os.path.dirname(path)
+    part = os.path.join(folder, ".ascendrun-" + part_name(root, path, int(request["size_bytes"]), mtime_ns))
+
+    def complete(fd: int) -> bool:
+        if hash_start(fd).hexdigest() != request["sha256"]:
+            return False
+        os.fchmod(fd, 0o600 | int(request["mode"]) & 0o700)
+        os.utime(fd, ns=(mtime_ns, mtime_ns))
+        os.replace(part, path)
+        sync_dir(folder)
+        return True
+
+    return part, complete
+
+
+def _target(root: str, request: dict[str, Any]) -> str:
+    return os.path.normpath(os.path.join(_base(root, request), str(request["path"])))
 
 
 def _base(root: str, request: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import stat
 import time
 
 from ascendrun.node import layout, procs, tree_hash
-from ascendrun.node.agent import relay, transfer
+from ascendrun.node.agent import transfer
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import BLOCK_BYTES, free_bytes, make_private_dir, remove_tree, write_all
 from ascendrun.node.op_errors import OperationError, os_failure
@@ -18,7 +18,7 @@ from ascendrun.node.op_errors import OperationError, os_failure
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import tarfile
-    from typing import IO, Any
+    from typing import IO, Any, Callable
 
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -54,7 +54,7 @@ class Trees:
         Raises OperationError: tree-differs (the content has another hash), disk-full, bad-directory.
         """
         total = int(request["size_bytes"])
-        part = self._part(sha256, total)
+        part, complete = self.place(sha256, total)
         try:
             is_question = request.get("offset") is None and request.get("sha256") is None
             if is_question and self.have(sha256):
@@ -66,25 +66,15 @@ class Trees:
                 self._sweep_temps()
                 if free_bytes(self._folder) < total * 2:  # a tar and its content
                     raise OSError(errno.ENOSPC, "no space", self._folder)
-            return transfer.take_block(part, request, body, lambda fd: self._unpack(sha256, part, fd))
+            return transfer.take_block(part, request, body, complete)
         except OSError as error:
             raise os_failure(error, "store-tree", path=self._folder) from error
 
-    def offer(self, sha256: str, request: dict[str, Any]) -> dict[str, Any]:
-        """{size_bytes, identity} -> {"port"}: see relay.py. Raises OperationError."""
-        size = int(request["size_bytes"])
-        try:
-            return {"port": relay.offer(self._part(sha256, size), size, str(request["identity"]))}
-        except OSError as error:
-            raise OperationError("no-relay", "no-relay", error=error.strerror or str(error)) from error
-
-    def take(self, sha256: str, request: dict[str, Any]) -> dict[str, Any]:
-        """{size_bytes, identity, addresses, port} -> as `put`, from another node. Raises OperationError."""
-        part = self._part(sha256, int(request["size_bytes"]))
-        try:
-            return relay.take(part, request, lambda fd: self._unpack(sha256, part, fd))
-        except OSError as error:
-            raise os_failure(error, "store-tree", path=self._folder) from error
+    def place(self, sha256: str, size: int) -> tuple[str, Callable[[int], bool]]:
+        """Return the part of a tar, and what makes a complete one the tree; see transfer.take_block."""
+        layout.tree_dir(self._root, sha256)  # refuses what is no hash
+        part = os.path.join(self._folder, ".tmp-" + transfer.part_name(sha256, size))
+        return part, lambda fd: self._unpack(sha256, part, fd)
 
     def verify(self, sha256: str) -> None:
         """Read every byte again. Raises OperationError: tree-missing, or tree-differs with the file."""
@@ -159,10 +149,6 @@ class Trees:
             remove_tree(aside)
 
     # --- names ---
-
-    def _part(self, sha256: str, size: int) -> str:
-        layout.tree_dir(self._root, sha256)  # refuses what is no hash
-        return os.path.join(self._folder, ".tmp-" + transfer.part_name(sha256, size))
 
     def _listing_path(self, sha256: str) -> str:
         return layout.tree_dir(self._root, sha256) + ".listing"

@@ -30,7 +30,8 @@ from ascendrun.head.loop.job.live_job import LiveJob
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.control_messages import SurveyReply
 from ascendrun.head.protocol.remote import AgentConnection, Reply
-from ascendrun.head.spool.staging import DIRECT, Relay, TreePush, push_once_per_home
+from ascendrun.head.spool.relay import DIRECT, Relay
+from ascendrun.head.spool.staging import TreePush, push_once_per_home
 from ascendrun.head.state.job_files import copy_for_nodes, write_plan
 from ascendrun.head.state.state_dir import SPOOL_FACTS, claim_spool_dir, spool_dir, write_placement
 from ascendrun.head.survey.doctor import Examination

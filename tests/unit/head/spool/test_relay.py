@@ -1,0 +1,210 @@
+"""A large file on its way to many hosts, from one to the next."""
+
+import io
+import queue
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascendrun.core.jobs.plan import Tree
+from ascendrun.core.node_messages import Failure
+from ascendrun.head.protocol.file_messages import Offer, PutFileReply, PutTree, Take
+from ascendrun.head.protocol.messages import R, Request
+from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.spool import relay
+from ascendrun.head.spool.relay import Relay
+from ascendrun.head.spool.staging import TreePush
+from ascendrun.head.spool.transfer import send_files
+from ascendrun.head.state.state_dir import tree_file
+from ascendrun.node import layout, tree_hash
+from ascendrun.node.agent import relay as node_relay
+from ascendrun.node.agent.operations import Operations
+from ascendrun.node.agent.trees import Trees
+from ascendrun.node.op_errors import OperationError
+
+HOSTS = [f"n{number}" for number in range(12)]
+
+
+class World:
+    """Hosts with real operations and connections; `lost`: hosts that answer nothing more. `sent`: bytes from here."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder, self.lost, self.sent = folder, set[str](), 0
+        self.takes: set[str] = set()
+        self.ended: dict[str, Failure | None] = {}
+        self.begun: Callable[[str, Any], None] = lambda host, request: None
+        self._calls: queue.Queue[Callable[[], None]] = queue.Queue()
+        source = folder / "source"
+        source.mkdir()
+        (source / "weights").write_bytes(bytes(range(256)) * (size // 256))
+        self.sha256 = tree_hash.hash_listing(tree_hash.list_tree(str(source)))
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            tar.add(source / "weights", "weights")
+        (folder / "trees").mkdir()
+        tree_file(folder, self.sha256).write_bytes(packed.getvalue())
+        self.tree = Tree("code", self.sha256, len(packed.getvalue()), 1)
+
+    def perform(self, host: str, request: Request[R], body: bytes = b"") -> R:
+        """Raises OperationError."""
+        root, nothing = str(self.folder / host), dict[bytes, bytes]()
+        made = Operations(root, agent=[], umask=0o77, login=nothing, clean=nothing, send=lambda header, body: None)
+        fields, _ = made.table()[request.OP].run(request.to_header(), body)
+        reply: R = request.REPLY.from_header(fields)
+        return reply
+
+    def send(self, hosts: Sequence[str]) -> None:
+        """Send the directory to hosts, and wait until each push has ended."""
+        passed_on = Relay(dict.fromkeys(hosts, ("127.0.0.1",)))
+        for host in hosts:
+            push = TreePush(
+                self.folder,
+                [self.tree],
+                query=lambda request, body, then, host=host: self._query(host, request, body, then),  # type: ignore[misc]
+                done=lambda failure, host=host: self.ended.__setitem__(host, failure),  # type: ignore[misc]
+                host=host,
+                relay=passed_on,
+            )
+            push.send_next()
+        while len(self.ended) < len(hosts):
+            self._calls.get(timeout=120)()
+
+    def copy(self, hosts: Sequence[str]) -> None:
+        """Copy the file to hosts, with a thread for each, as `cp` does."""
+        passed_on, slots = Relay(dict.fromkeys(hosts, ("127.0.0.1",))), threading.Semaphore(4)
+
+        def run(host: str) -> None:
+            def ask(request: Request[R], *, deadline_s: float, body: bytes = b"") -> Reply[R]:
+                replies: queue.Queue[Reply[R]] = queue.Queue()
+                self._query(host, request, body, replies.put)
+                self._calls.get(timeout=deadline_s)()
+                return replies.get(timeout=deadline_s)
+
+            send = partial(passed_on.send, host, slots)
+            source = self.folder / "source" / "weights"
+            send_files(ask, "run-1", [source], "into", send=send)
+
+        with ThreadPoolExecutor(len(hosts)) as pool:
+            list(pool.map(run, hosts))
+
+    def has(self, host: str) -> bool:
+        Trees(str(self.folder / host)).verify(self.sha256)
+        return True
+
+    def _query(self, host: str, request: Any, body: bytes, then: Callable[[Reply[Any]], None]) -> None:
+        self.sent += len(body)
+
+        def run() -> None:
+            reply = self._reply(host, request, body)
+            self._calls.put(lambda: then(reply))
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def _reply(self, host: str, request: Any, body: bytes) -> Reply[Any]:
+        self.begun(host, request)
+        if host in self.lost:
+            return Reply(None, error=Failure("connection-lost", "lost"))
+        if isinstance(request, Take):
+            self.takes.add(host)
+        try:
+            return Reply(self.perform(host, request, body))
+        except OperationError as error:
+            return Reply(None, error=Failure(error.code, str(error)))
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(relay, "DIRECT", 2)
+    monkeypatch.setattr(relay, "FAN_OUT", 2)
+    monkeypatch.setattr(node_relay, "IDLE_S", 1.0)
+    return World(tmp_path, relay.RELAY_BYTES)
+
+
+def test_a_source_that_is_lost_is_replaced_and_its_readers_keep_what_they_have(world: World) -> None:
+    passing = HOSTS[0]
+
+    def lose_at_first_reader(host: str, request: Any) -> None:
+        if isinstance(request, Take):
+            world.lost.add(passing)
+
+    world.begun = lose_at_first_reader
+    world.send(HOSTS)
+    failed = {host for host, failure in world.ended.items() if failure is not None}
+    assert failed <= {passing}, "a host that was lost fails; those that it served do not"
+    assert all(map(world.has, set(HOSTS) - failed))
+
+
+def test_bytes_that_were_damaged_on_a_host_cost_it_nothing_but_time(world: World) -> None:
+    damaged: set[str] = set()
+
+    def damage(host: str, request: Any) -> None:
+        if isinstance(request, Take) and host not in damaged and len(damaged) < 3:
+            damaged.add(host)
+            (part,) = (world.folder / host / "trees").glob(".tmp-part-*")
+            with open(part, "r+b") as file:
+                file.write(b"no tar" * 1000)
+
+    world.begun = damage
+    world.send(HOSTS)
+    assert damaged and set(world.ended.values()) == {None}
+    assert all(map(world.has, HOSTS))
+
+
+def test_hosts_without_tls_are_served_by_this_machine(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ssl", None)
+    world.send(HOSTS)
+    assert set(world.ended.values()) == {None} and not world.takes
+    assert world.sent == len(HOSTS) * world.tree.size_bytes
+
+
+def test_this_machine_sends_to_few_hosts_and_they_to_the_others(world: World) -> None:
+    world.send(HOSTS)
+    assert set(world.ended.values()) == {None} and all(map(world.has, HOSTS))
+    assert world.sent < len(HOSTS) // 2 * world.tree.size_bytes
+    assert len(world.takes) > len(HOSTS) // 2
+    before = world.sent
+    world.ended.clear()
+    world.send(HOSTS)
+    assert world.sent == before, "what is there is not sent again"
+
+
+def test_files_of_a_command_are_passed_on_too(world: World) -> None:
+    world.copy(HOSTS)
+    source = (world.folder / "source" / "weights").read_bytes()
+    assert all(
+        Path(layout.work_dir(str(world.folder / host), "run-1"), "into", "weights").read_bytes() == source
+        for host in HOSTS
+    )
+    assert world.sent < len(HOSTS) // 2 * len(source)
+    before = world.sent
+    world.copy(HOSTS)
+    assert world.sent == before, "what is there is not sent again"
+
+
+def test_only_who_has_the_identity_of_the_round_reads_an_offer(world: World) -> None:
+    request, first = PutTree(world.sha256, world.tree.size_bytes), Relay({})
+    packed = tree_file(world.folder, world.sha256).read_bytes()
+    for host in ("giver", "taker"):
+        world.perform(host, request)
+    port = world.perform("giver", Offer(request.to_header(), first.identity)).port
+    world.perform("giver", replace(request, offset=0), packed[:1000])
+    stranger, member = (Take(request.to_header(), one.identity, ["127.0.0.1"], port) for one in (Relay({}), first))
+    assert world.perform("taker", stranger) == PutFileReply(0, False)
+    assert world.perform("taker", member) == PutFileReply(1000, False)
+
+
+def test_a_host_never_gets_a_file_by_way_of_itself(world: World) -> None:
+    exchange = relay.Exchange(Relay({}), Path(), PutTree(world.sha256, 1))
+    a, b = relay.Source("a", 1, 4), relay.Source("b", 2, 4)
+    exchange._sources = [a, b]
+    exchange._source_of = {"b": a}
+    assert exchange._find("a", may_read=True) is None
+    assert exchange._find("c", may_read=True) is a
