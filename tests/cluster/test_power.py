@@ -52,6 +52,15 @@ class Switched(Lossy):
         self.cluster.crash("node2")
         return job
 
+    def since_off(self) -> list[tuple[str, str]]:
+        """What was asked since a host was first to be switched off."""
+        asked = self.bmc.asked
+        return asked[asked.index(("node2", "off")) :] if ("node2", "off") in asked else []
+
+    def hides(self, host: str, action: str) -> int | None:
+        """Answer that the status is unknown before a host was to be switched off: no status ends the attempt."""
+        return None if self.since_off() else FAILED
+
 
 @pytest.fixture
 def scene(
@@ -69,19 +78,37 @@ def scene(
     made.bmc.close()
 
 
-def trains_elsewhere(scene: Switched, job: str) -> None:
+def trains_elsewhere(scene: Switched, job: str, why: str = "powered-off") -> None:
     assert scene.await_attempt(job, 2)["hosts"] == ["node1", "node3"]
     [lost] = scene.events(job, "node-lost")
-    assert (lost["hosts"], lost["values"]["why"]) == (["node2"], "powered-off")
+    assert (lost["hosts"], lost["values"]["why"]) == (["node2"], why)
     assert not scene.cluster.is_up("node2") and not scene.events(job, "host-fenced")
     scene.stop(job)
 
 
 @pytest.mark.parametrize("mode", ["wait", "fence"])
 def test_a_host_without_power_is_proved_off_and_the_job_restarts_without_its_lease(scene: Switched, mode: str) -> None:
+    scene.bmc.answer = scene.hides
     job = scene.crash("dark", mode=mode)
     trains_elsewhere(scene, job)
-    assert scene.bmc.asked[:2] == [("node2", "off"), ("node2", "status")]
+    assert scene.since_off() == [("node2", "off"), ("node2", "status")]
+
+
+def test_a_running_attempt_ends_when_its_silent_host_has_no_power(scene: Switched) -> None:
+    job = scene.train("waiting", mode="wait", env={})  # found hung only after minutes
+    scene.cluster.crash("node2")
+    trains_elsewhere(scene, job, why="no-power")
+    assert {action for _, action in scene.bmc.asked} == {"status"}
+
+
+def test_a_running_attempt_goes_on_when_its_silent_host_has_power(scene: Switched) -> None:
+    job = scene.train("cut-off", mode="wait", env={})
+    scene.cluster.cut("node2")
+    await_that(lambda: ("node2", "status") in scene.bmc.asked, "its status is asked")
+    scene.stays(job, "RUNNING", for_s=10)
+    assert scene.bmc.asked == [("node2", "status")] and scene.show(job)["job"]["attempt"] == 1
+    scene.cluster.heal("node2")
+    scene.stop(job)
 
 
 def test_a_cut_host_that_lives_is_off_before_the_next_attempt_starts(scene: Switched) -> None:
@@ -93,7 +120,7 @@ def test_a_cut_host_that_lives_is_off_before_the_next_attempt_starts(scene: Swit
             lived.append(
                 any(one.environ.get("ASCENDRUN_RUN_ID") == f"{run}.1" for one in scene.cluster.processes(host))
             )
-        else:
+        elif lived:
             off_at.append(time.monotonic())
 
     scene.bmc.answer = look
@@ -112,7 +139,7 @@ def test_what_an_agent_does_not_prove_leaves_the_job_waiting(scene: Switched, an
     def answer(host: str, action: str) -> int | None:
         if answers.get(action, OK) is None:
             threading.Event().wait(60.0)
-        return answers.get(action)
+        return answers.get(action, FAILED)
 
     scene.bmc.answer = answer
     scene.configure(scene.bmc.settings(5.0))
@@ -130,16 +157,16 @@ def test_what_an_agent_does_not_prove_leaves_the_job_waiting(scene: Switched, an
 
 def test_the_power_off_of_a_killed_head_is_continued_by_the_next_one(scene: Switched) -> None:
     def answer(host: str, action: str) -> int | None:
-        if action == "status" and len(scene.bmc.asked) == 2:
+        if scene.since_off() == [("node2", "off"), ("node2", "status")]:
             killed = scene.controller()
             assert killed is not None
             leftovers.kill([killed])
-        return None
+        return scene.hides(host, action)
 
     scene.bmc.answer = answer
     job = scene.crash("killed")
     trains_elsewhere(scene, job)
-    assert scene.bmc.asked == [("node2", "off"), ("node2", "status"), ("node2", "status"), ("node1", "status")]
+    assert scene.since_off() == [("node2", "off"), ("node2", "status"), ("node2", "status"), ("node1", "status")]
 
 
 def test_a_head_killed_before_the_host_was_off_leaves_it_on_for_whoever_uses_it_by_then(scene: Switched) -> None:
@@ -156,7 +183,7 @@ def test_a_head_killed_before_the_host_was_off_leaves_it_on_for_whoever_uses_it_
     reason = scene.events(job, "power-off")[1]["values"]["reason"]
     assert reason["code"] == "power-off-failed" and "could list who else uses it" in str(reason), reason
     scene.stays(job, "BACKOFF", for_s=5)
-    assert scene.cluster.is_up("node2") and scene.bmc.asked == [("node2", "off"), ("node2", "status")]
+    assert scene.cluster.is_up("node2") and scene.since_off() == [("node2", "off"), ("node2", "status")]
     scene.cluster.heal("node2")
     scene.await_attempt(job, 2)
     scene.stop(job)

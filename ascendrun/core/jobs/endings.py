@@ -128,8 +128,8 @@ class LeftoversGone(OfNode):
 
 class NodeLost(OfNode):
     """The processes of the attempt on the host are gone. `why`: rebooted (another boot id), directory-gone (its records
-    and all its processes are gone, with the same boot id), by-user (a person released the host) or powered-off (its
-    power agent was told to, and reports it)."""
+    and all its processes are gone, with the same boot id), by-user (a person released the host), powered-off (its
+    power agent was told to, and reports it) or no-power (its power agent reports that it is off)."""
 
     why: str
 

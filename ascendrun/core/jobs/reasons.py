@@ -75,6 +75,7 @@ LOST = {
     "by-user": "node-released",
     "allocation": "allocation-gone",
     "powered-off": "node-powered-off",
+    "no-power": "node-without-power",
 }
 """Code of the reason for each reason why a node is lost."""
 

@@ -110,7 +110,7 @@ def strongest_symptom(timelines: Sequence[RankTimeline]) -> Suspect | None:
 
 # ---------------------------------------------------------------- facts of the hosts
 
-_LOST = {"rebooted": "node-rebooted", "directory-gone": "node-directory-gone"}
+_LOST = {"rebooted": "node-rebooted", "directory-gone": "node-directory-gone", "no-power": "node-without-power"}
 _OF_KERNELS = {"memory-corrupted": (signal.SIGBUS, signal.SIGKILL)}
 """The signals with which a kernel ends a process for this code."""
 BEFORE_S, AFTER_S = 1800.0, 10.0

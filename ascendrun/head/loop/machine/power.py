@@ -6,12 +6,13 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional
 
 from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.draft import can_restart_without
 from ascendrun.core.jobs.endings import NodeLost, PowerOff
+from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.machines import address_of
 from ascendrun.head.agents.connections import ask
@@ -24,17 +25,16 @@ from ascendrun.node.procs import boot_id
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from ascendrun.core.power_settings import PowerAgent
     from ascendrun.head.loop.context import Context
     from ascendrun.head.loop.job.runner import JobRunner
 
-    Work = Callable[[PowerAgent, Host], "tuple[int | None, Text]"]
+    Take = Callable[[Mapping[str, str], Optional[int], Text], None]
 
 LOOK_S = 60.0
 """Interval in which the leases of others are listed on hosts that may be switched off."""
 SILENT_S = 15.0
-MUTE = (UnreachableError, DeadlineExceededError)
-"""Errors of a host that does not respond. One that refuses a key, of a class below them, does."""
+MUTE = (type(None), UnreachableError, DeadlineExceededError)
+"""Last errors of a host that does not respond. One that refuses a key, of a class below them, does."""
 
 
 class PowerSwitch:
@@ -55,7 +55,8 @@ class PowerSwitch:
         return hosts if hosts and self.find_agent() is not None else {}
 
     def tick(self, quiet_s: Mapping[str, float]) -> None:
-        """Look at hosts, and switch off those that are due. `quiet_s`: for how long each has been silent."""
+        """Look at hosts, ask whether silent ones of running attempts have power, and switch off those that are due.
+        `quiet_s`: for how long each has been silent."""
         for runner in self._jobs:
             hosts = self.hosts_of(runner)
             awaited = awaited_hosts(runner.job) if hosts else ()
@@ -63,16 +64,26 @@ class PowerSwitch:
                 link = runner.link(name)
                 if link.is_up:
                     self._look(host)
-                elif name in awaited and quiet_s.get(name, 0.0) >= SILENT_S:
-                    if link.last_error is None or type(link.last_error) in MUTE:
-                        self._switch_off(runner, host, awaited, quiet_s[name])
+                elif quiet_s.get(name, 0.0) < SILENT_S or type(link.last_error) not in MUTE:
+                    continue
+                elif name in awaited:
+                    self._switch_off(runner, host, awaited, quiet_s[name])
+                elif runner.job.state in (State.STARTING, State.RUNNING):
+                    self._ask_status(runner, host)
+
+    def _is_due(self, what: str) -> bool:
+        """Return whether this was not done for LOOK_S; if so, it is done now."""
+        now = boot_s()
+        is_due = now - self._looked.get(what, float("-inf")) >= LOOK_S
+        if is_due:
+            self._looked[what] = now
+        return is_due
 
     def _look(self, host: Host) -> None:
         """Note who else leases devices or ports there: a silent host cannot be asked."""
         address, now = address_of(host), boot_s()
-        if now - self._looked.get(address, -LOOK_S) < LOOK_S:
+        if not self._is_due(address):
             return
-        self._looked[address] = now
 
         def take(reply: Reply[agent.SurveyReply]) -> None:
             rows = (reply.message.results.get("leases") or {}).get("leases") if reply.error is None else None
@@ -103,10 +114,7 @@ class PowerSwitch:
         if power is None or why is not None:
             self._jobs.feed(job.id, PowerOff(host.name, why))
             return
-        witness = next((one for one in runner.hosts if one.bmc and one.name in up and one.name not in awaited), None)
-        work = switch_off if is_known else partial(find_status, witness=witness)
-        tags = {one.job.run_id: name for one, name in self._machines.runners_at(host)}
-        self._run(host, work, partial(self._take, key, tags, is_known))
+        self._ask(runner, host, partial(self._take, key, is_known), is_off=is_known)
 
     def _refusal(self, runner: JobRunner, host: Host, quiet_s: float) -> Text | None:
         """Return why a host must stay on, None: it need not."""
@@ -120,25 +128,42 @@ class PowerSwitch:
             return Text("power.not-looked", "it became unreachable before this controller could list who else uses it")
         return None if user is None else Text("power.used-by-other", "{user} leases devices or ports there", user=user)
 
-    def _run(self, host: Host, work: Work, take: Callable[[int | None, Text], None]) -> None:
+    def _ask(self, runner: JobRunner, host: Host, take: Take, *, is_off: bool) -> None:
+        """Switch the host off, or only ask for its status. `take` gets the attempts there with their names of it."""
+        others = (one for one in runner.hosts if one.bmc and one.name != host.name and runner.link(one.name).is_up)
+        work = switch_off if is_off else partial(find_status, witness=next(others, None))
+        tags = {one.job.run_id: name for one, name in self._machines.runners_at(host)}
+
         def call() -> None:
             power = self.find_agent()
             unset = (None, Text("power.unset", "the settings have no block `power`"))
-            self._links.post(partial(take, *(unset if power is None else work(power, host))))
+            self._links.post(partial(take, tags, *(unset if power is None else work(power, host))))
 
         threading.Thread(target=call, name=f"power-{host.name}", daemon=True).start()
 
     def _take(
-        self, key: tuple[str, str], tags: Mapping[str, str], is_switched: bool, code: int | None, why: Text
+        self, key: tuple[str, str], is_switched: bool, tags: Mapping[str, str], code: int | None, why: Text
     ) -> None:
         if code == IS_ON and not is_switched:
             self._asked[key] = False  # it is switched off if that is still allowed
-            return
+        else:
+            change = partial(NodeLost, why="powered-off") if code == IS_OFF else partial(PowerOff, why=why)
+            self._feed(tags, change)
+
+    def _ask_status(self, runner: JobRunner, host: Host) -> None:
+        """Ask for the status, at intervals. Without power the host runs nothing: the attempt ends at once."""
+        if self._is_due(f"power of {address_of(host)}"):
+            self._ask(runner, host, self._take_status, is_off=False)
+
+    def _take_status(self, tags: Mapping[str, str], code: int | None, why: Text) -> None:
+        if code == IS_OFF:
+            self._feed(tags, partial(NodeLost, why="no-power"))
+
+    def _feed(self, tags: Mapping[str, str], change: Callable[[str], JobInput]) -> None:
         for runner in self._jobs:
             name = tags.get(runner.job.run_id)
             if name is not None:
-                change = NodeLost(name, "powered-off") if code == IS_OFF else PowerOff(name, why)
-                self._jobs.feed(runner.job.id, change)
+                self._jobs.feed(runner.job.id, change(name))
 
 
 def awaited_hosts(job: Job) -> tuple[str, ...]:

@@ -223,3 +223,31 @@ def test_the_next_controller_cannot_have_looked_and_asks_for_the_status_only(
     if proof is not None:
         assert node.power is not None and isinstance(node.power.why, Text)
         assert (node.power.code, node.power.why.key) == ("power-off-failed", proof)
+
+
+@pytest.mark.parametrize(
+    ("codes", "is_lost"),
+    [
+        ({"n3-bmc status": 0, "n2-bmc status": 2}, True),
+        ({"n2-bmc status": 0}, False),
+        ({"n2-bmc status": 1}, False),
+        ({"n3-bmc status": 2, "n2-bmc status": 2}, False),
+    ],
+    ids=["off", "on", "fails", "every host is off"],
+)
+def test_a_running_attempt_ends_when_its_silent_host_has_no_power_and_nothing_is_switched_off(
+    powered: Powered, codes: dict[str, int], is_lost: bool
+) -> None:
+    powered.answers(**{"off": 0, "status": 1, **codes})
+    job = powered.waiting()
+    runner = powered.world.jobs.steps.runners[job.id]
+    nodes = (replace(runner.job.nodes[0], phase=Phase.STARTED), runner.job.nodes[1])
+    runner.job = replace(runner.job, state=State.RUNNING, unconfirmed=(), nodes=nodes, not_before_s=None)
+    powered.turn()
+    now = powered.world.now(job)
+    assert now.node("n2").lost == ("no-power" if is_lost else None)
+    assert (now.state, now.first_failure is None) == ((State.STOPPING, False) if is_lost else (State.RUNNING, True))
+    assert powered.asked()[0] == "n2-bmc status" and not any("off" in line for line in powered.asked())
+    asked = len(powered.asked())
+    powered.turn()
+    assert len(powered.asked()) == asked
