@@ -40,7 +40,7 @@ def make_notifier(store: Store) -> Notifier:
         settings = load_settings(os.environ)
         if not settings.blocks:
             return None
-        from ascendrun.core.notice_settings import read_notices
+        from ascendrun.core.notices.settings import read_notices
 
         return read_notices(settings)
 

@@ -133,7 +133,7 @@ class Cluster:
         origins: dict[str, str] = {}
         if settings.blocks:
             from ascendrun.core.engines import read_engines
-            from ascendrun.core.notice_settings import read_notices
+            from ascendrun.core.notices.settings import read_notices
             from ascendrun.core.power_settings import read_power
             from ascendrun.head.notify.delivery import where_of
 
@@ -154,14 +154,14 @@ class Cluster:
 
     def notification_targets(self) -> tuple[NoticeTargetView, ...]:
         """Return where notifications go and the result of the last one of each target; without credentials."""
-        from ascendrun.core.notice_settings import read_notices
+        from ascendrun.core.notices.settings import read_notices
         from ascendrun.query.notice_view import view_targets
 
         return view_targets(read_notices(self.settings), self.settings.state_dir)
 
     def test_notifications(self, name: str | None = None) -> tuple[NoticeTestResult, ...]:
         """Send a test notification to one target, or to all."""
-        from ascendrun.core.notice_settings import read_notices
+        from ascendrun.core.notices.settings import read_notices
         from ascendrun.query.notice_view import send_tests
 
         return send_tests(read_notices(self.settings), name=name)

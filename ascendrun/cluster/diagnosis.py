@@ -109,7 +109,7 @@ class Diagnosis(Part):
         `layout`: ascendrun or ascend-fd; `is_dry`: list the contents, write nothing. `environ`: variables whose values
         are masked if their names indicate a secret; None: those of this process.
         """
-        from ascendrun.core.notice_settings import read_notices
+        from ascendrun.core.notices.settings import read_notices
         from ascendrun.query.bundle.job import bundle_job
 
         return bundle_job(

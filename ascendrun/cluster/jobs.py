@@ -67,7 +67,7 @@ class Jobs(Part):
         from ascendrun.query.submit import choose_stages, make_submissions, stages_to_repeat
 
         if self._head.settings.blocks:
-            from ascendrun.core.notice_settings import read_notices
+            from ascendrun.core.notices.settings import read_notices
             from ascendrun.core.power_settings import read_power
 
             read_power(self._head.settings)

@@ -26,7 +26,7 @@ NOTICE_BLOCKS: Mapping[str, Text] = {
     "hook": Text("config.meaning.hook", "command that receives notifications"),
     "deadman": Text("config.meaning.deadman", "URL requested at intervals while jobs run"),
 }
-"""Blocks of a settings file, see core/notice_settings.py."""
+"""Blocks of a settings file, see core/notices/settings.py."""
 POWER_BLOCK = "power"
 """Block of a settings file, see core/power_settings.py."""
 ENGINE_BLOCK = "engines"
@@ -57,7 +57,7 @@ class Settings:
     None: they fail. `head`: user@host on which commands run, None: this machine. `owner`: another machine
     that has the store, None: this one, or none yet. `retention`: the settings with a
     `limit`. `origins`: by name, the origin of its value, such as "default" or "$ASCENDRUN_COLOR". `blocks`: the
-    weakest file first; `notice_settings.read_notices`, `power_settings.read_power` and `engines.find_engine` check
+    weakest file first; `notices.settings.read_notices`, `power_settings.read_power` and `engines.find_engine` check
     them.
     """
 

@@ -8,7 +8,7 @@ from typing import Any
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import because
-from ascendrun.core.notice_settings import read_notices
+from ascendrun.core.notices.settings import read_notices
 from ascendrun.head.notify.notifier import Notifier
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.user_files import load_settings

@@ -17,9 +17,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ascendrun.core.logs.redaction import hide_values, redact_text
-from ascendrun.core.notice_formats import DeliveryResult, append_path, generic_body, make_request, read_reply
-from ascendrun.core.notice_settings import url_problem
 from ascendrun.core.notices import TEXT_LIMIT, Notice, Target, describe
+from ascendrun.core.notices.formats import DeliveryResult, append_path, generic_body, make_request, read_reply
+from ascendrun.core.notices.settings import url_problem
 from ascendrun.head.command import run_command
 from ascendrun.head.notify.http_client import Cancellation, RequestFailedError, http_request
 from ascendrun.text import Text, TextError

@@ -51,7 +51,7 @@ def load_settings(
 
 
 def _check_blocks(blocks: SettingsBlocks, problems: list[Problem]) -> None:
-    from ascendrun.core.notice_settings import parse_blocks
+    from ascendrun.core.notices.settings import parse_blocks
     from ascendrun.core.power_settings import parse_power
 
     parse_blocks(blocks, problems)

@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from ascendrun.core.jobs.reasons import because
-from ascendrun.core.notice_formats import append_path, cut_bytes, make_request, read_reply, sign_dingtalk, sign_feishu
 from ascendrun.core.notices import Notice, Target
+from ascendrun.core.notices.formats import append_path, cut_bytes, make_request, read_reply, sign_dingtalk, sign_feishu
 
 NOTICE = Notice(
     id="ab12/j-0007/1/FAILED",

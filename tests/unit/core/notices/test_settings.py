@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ascendrun.core.errors import InvalidInputError
-from ascendrun.core.notice_settings import read_notices
 from ascendrun.core.notices import DEFAULT_JOBS, NoticeSettings
+from ascendrun.core.notices.settings import read_notices
 from ascendrun.head.notify.delivery import UnreadableCredentialsError, read_credentials
 from ascendrun.head.state.user_files import load_settings
 from ascendrun.query.notice_view import view_targets

@@ -259,7 +259,7 @@ LIMITS: Mapping[str, tuple[Limit, ...]] = {
     **dict.fromkeys(("slack", "apprise"), ((1, 1.0),)),
     "deadman": ((5, 1.0),),
 }
-"""Limits of the services for one robot; sources: core/notice_formats.py."""
+"""Limits of the services for one robot; sources: core/notices/formats.py."""
 
 
 def retry_after_s(tries: int, *, notice_id: str, requested_s: float | None = None) -> float:
