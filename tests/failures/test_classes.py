@@ -260,3 +260,20 @@ def test_an_end_without_a_traceback_has_the_hint_of_its_domain() -> None:
     groups = [{"ranks": 1, "at": 60, "exit": 1, "err": "[ERROR] cannot bind: Address already in use"}]
     found = diagnose(Builder({"ranks": 4, "groups": groups}, seed="end").evidence())
     assert (found.domain, "ss -ltnp" in render(found, "en").hint) == ("resource", True)
+
+
+def test_a_noun_of_another_domain_leaves_an_assertion_uncertain() -> None:
+    """The condition that did not hold may be about the network, a version, or data."""
+    for message, grade in (("no rows in this step", Confidence.CERTAIN), ("link is down", Confidence.LIKELY)):
+        head = 'Traceback (most recent call last):\n  File "/job/a.py", line 3, in <module>\n    g()\n'
+        err = f"{head}AssertionError: {message}"
+        groups = [{"ranks": "all", "at": 60, "exit": 1, "err": err}]
+        found = diagnose(Builder({"ranks": 4, "groups": groups}, seed="noun").evidence())
+        assert (found.domain, found.reason_grade) == ("program", grade)
+
+
+@pytest.mark.parametrize(("code", "domain"), [(247, "host-memory"), (137, "host-memory"), (255, "program")])
+def test_a_launchers_exit_code_names_the_signal_of_its_child(code: int, domain: str) -> None:
+    row = {"ranks": 2, "groups": [{"ranks": 0, "at": 60, "exit": code}], "hosts": {"npu01": {"memory_free": 1e9}}}
+    row["hosts"]["npu01"]["memory_total"] = 5e11
+    assert diagnose(Builder(row, seed="code").evidence()).domain == domain

@@ -227,7 +227,9 @@ def _grade_of(values: Sequence[Value], confidence: Confidence, code: str) -> Con
     is_row = row is not None and row.role == "cause" and row.strength >= PROVEN_FROM and not vocabularies.is_open(code)
     is_counted = first.vocabulary == "scope"
     is_proven = not is_counted and (is_row or first.is_hard or (row is None and not vocabularies.is_open(code)))
-    is_disputed = any(one.is_hard and one.domain != first.domain for one in others)
+    is_general = first.vocabulary == "exceptions" and first.domain == "program"  # it is raised for anything
+    disputes = (one for one in others if one.is_hard or (is_general and one.vocabulary == "concepts"))
+    is_disputed = any(one.domain != first.domain for one in disputes)
     return Confidence.CERTAIN if is_proven and not is_disputed else Confidence.LIKELY
 
 
@@ -257,8 +259,7 @@ def differences_of(evidence: Evidence, hosts: tuple[str, ...], domain: str) -> t
         for key, own in known[host].items():
             theirs = {known[other].get(key, "-") for other in like_it}
             if len(theirs) == 1 and own not in theirs:
-                values = {"host": host, "key": key, "own": own, "others": theirs.pop()}
-                text = listed("diagnosis.differs", **values)
+                text = listed("diagnosis.differs", host=host, key=key, own=own, others=theirs.pop())
                 place = fits.index(key.partition(".")[0]) if key.partition(".")[0] in fits else len(fits)
                 found.append((place, Proof(text, host=host)))
     return tuple(proof for _, proof in sorted(found, key=lambda one: one[0]))[:MOST_DIFFERENCES]

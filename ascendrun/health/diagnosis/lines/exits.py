@@ -30,13 +30,14 @@ def signal_name(number: int) -> str:
 
 
 def signal_of(rank: RankEvidence) -> int | None:
-    """Return the signal that killed it; a shell or launcher reports it as 128 + number or a negative code."""
+    """Return the signal that killed it; a shell reports 128 + number, a launcher its negative: 256 - number."""
     if rank.signal is not None:
         return rank.signal
     code = rank.code or 0
     if code < 0:
         return -code
-    return code - 128 if code <= 128 + 31 and code - 128 in set(signal.Signals) else None
+    number = 256 - code if 240 < code < 253 else code - 128
+    return number if number <= 31 and number in set(signal.Signals) else None
 
 
 def is_signal(rank: RankEvidence, name: str) -> bool:

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ascendrun.ascend.vocabularies import says, wording
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
@@ -149,15 +149,9 @@ def error_lines(text: str, file: str) -> tuple[Line, ...]:
     content = content if isinstance(content, dict) else {**whole, "message": content}
     extra, message = content.get("extraInfo"), str(content.get("message", ""))
     extra = extra if isinstance(extra, dict) else {}
-    stack, at_s = str(extra.get("py_callstack", "")), _seconds(extra.get("timestamp"))
+    stack, stamp = str(extra.get("py_callstack", "")), str(extra.get("timestamp"))
+    at_s = float(stamp) if re.fullmatch(r"\d+(?:\.\d+)?", stamp) else None
     lines = [line for line in stack.split("\n") if line.strip()]
     if message and not any(line.strip().startswith(message.split("\n")[0][:80]) for line in lines[-20:]):
         lines = [*(lines or ["Traceback (most recent call last):"]), *message.split("\n")]
     return tuple(Line(line, file, 0, at_s, "error") for line in lines)
-
-
-def _seconds(value: Any) -> float | None:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
