@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from ascendrun.core.logs.progress_lines import TOTAL_MARKS
-from ascendrun.core.logs.progress_values import NUM, Row, StepCounter, named, number
+from ascendrun.core.logs.progress_values import NUM, EpochHeading, Row, StepCounter, is_prefix, is_record, named, number
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PAIR = re.compile(rf"""["']([\w/(). %-]+)["']\s*:\s*["']?(\d+/\d+|{NUM}|[^,"'{{}}\[\]]+)""", re.I)
@@ -20,13 +20,18 @@ _BAR = re.compile(
     r"\[[\d:]+<[^,\]]+,\s*[\d.?]+\s*(?:it|batch(?:es)?|steps?|s)/(?:s|it|batch|step)(?P<values>,[^\]]*)?\]"
 )
 _RICH = re.compile(
-    r"^\s*(?P<name>[^━╸╺]*?)(?:\s+\d+%)?\s*[━╸╺]{2}[━╸╺ ]*(?P<n>\d+)/(?P<total>\d+)\s+\[?\s*[-\d:]+(?P<values>.*)$"
+    r"^\s*(?P<name>[^━╸╺─]*?)(?:\s+\d+%)?\s*[━╸╺─]{2}[━╸╺─ ]*(?P<n>\d+)/(?P<total>\d+)\s+\[?\s*[-\d:]+(?P<values>.*)$"
 )
 _TRAINING_BAR = re.compile(r"(?:train(?:ing)?|(?:global[ _])?steps?|iter(?:ation)?s?)(?: steps?)?", re.I)
 _LOSS_NAME = re.compile(rf"loss\s*[:=]?\s*({NUM})", re.I)
 _EPOCH_BAR = re.compile(r"(?:train(?:ing)?\s*)?epoch\s*:?\s*\[?(\d+)(?:\s*/\s*(\d+))?\]?", re.I)
 _NOT_TRAINING = re.compile(r"(?:^|[^a-z])(?:val|valid|eval|test|sanity|predict|infer)", re.I)
-_TOTAL = re.compile(r"(?:optimization steps[^=:]{0,40}|\bmax_(?:iters|steps)['\"]?\s*)[=:]\s*([1-9][\d,]*)", re.I)
+_TOTAL = re.compile(
+    r"(?:(?:optimization steps[^=:]{0,40}|\bmax_(?:iters|steps)['\"]?\s*)[=:]|\btotal steps[=:]?)\s*([1-9][\d,]*)", re.I
+)
+_HEADING = re.compile(r"\s*Epoch (\d+)/(\d+)\s*")
+_COUNT = re.compile(r"\s*(?P<n>\d+)/(?P<total>\d+) (?P<bar>━[━ ]*|\[[=>.]+\] |)(?P<values>.*)$")
+"""The counter of the epoch whose heading is above it."""
 _TABLE = re.compile(rf"\|\s*(total_timesteps|loss)\s*\|\s*({NUM})\s*\|", re.I)
 _ITERATION = re.compile(r"\biteration:?\s+(\d+)\s*/\s*(\d+)\b(?=(.*(?:elapsed time|consumed samples|loss).*))", re.I)
 _FIELD = re.compile(rf"\s*([^:|]+?)\s*:\s*((?:{NUM})[KMG]?)\s*\S*\s*", re.I)
@@ -45,20 +50,14 @@ _STEP = re.compile(
     re.I,
 )
 _BATCH = re.compile(
-    r"\bepoch\W{0,3}(?P<epoch>\d+)(?:\s?/\s?(?P<epochs>\d+))?\]?[\s,:|-]{0,4}\[?(?:batch|iter|step)?\W{0,3}(?P<n>\d+)\s?/\s?"
-    r"(?P<total>\d+)(?P<share>\s?\(\d+%\))?(?P<values>\W.*)$",
+    r"\b(?P<word>epoch|train)\W{0,3}(?P<epoch>\d+)(?:\s?/\s?(?P<epochs>\d+))?\]?[\s,:|-]{0,4}\[?(?:batch|iter|step)?\W{0,3}(?P<n>\d+)\s?/\s?"
+    r"(?P<total>\d+)(?P<share>\s?\(\s{0,2}\d+%\))?(?P<values>\W.*)$",
     re.I,
 )
-_BEFORE = re.compile(
-    r"\[[^\[\]]{0,80}\]|\d[\d:.,/TZ+-]*|\b(?:INFO|DEBUG|WARNING|NOTICE)\b(?::[\w.]+:)?|\b(?:rank|gpu)[ _]?\d*"
-    r"|\b(?:train(?:ing)?|global|epoch)\b|\b[\w.]+ [-|] |\(\w+ pid=\d+[^)]*\)",
-    re.I,
-)
-"""What loggers write before the text of a line, and an epoch before the step."""
 _EPOCH_BEFORE = re.compile(r"\bepoch\W{0,3}(\d+(?:\.\d+)?)", re.I)
 _VALUE = re.compile(rf"([A-Za-z][\w /.()-]{{0,60}}?)\s*[:=]?\s*(?<![\w.])({NUM})(?![\w.]*[A-Za-z]\w*[:=])", re.I)
 
-_TEXT_MARKS = ("oss", "{", "teration", "PerSec", "skipped=", "━", "timesteps")
+_TEXT_MARKS = ("oss", "{", "teration", "PerSec", "skipped=", "━", "─", "timesteps", "Epoch ")
 """One of these is in every text that a parser of lines reads."""
 
 
@@ -95,6 +94,7 @@ class ProgressReader:
         self._drawn: int | None = None
         self._is_ahead: bool | None = None
         self._counter, self._bar_counts = StepCounter(), dict[int, int]()
+        self._heading, self._columns = EpochHeading(), list[str]()
 
     def read(self, raw: bytes) -> list[Row]:
         """Return the rows that a line completes, oldest first; their names are those of a metrics file."""
@@ -105,7 +105,8 @@ class ProgressReader:
         total = _TOTAL.search(line) if any(mark in line for mark in TOTAL_MARKS) else None
         if total:
             self._total = int(total[1].replace(",", ""))
-            return []
+            if "oss" not in line:
+                return []
         rows: list[Row] = []
         bar = _BAR.search(line) if "<" in line else None
         rest, at = line, 0
@@ -119,6 +120,10 @@ class ProgressReader:
         if any(mark in rest for mark in _TEXT_MARKS):
             rows += self._read_text(rest.strip())
         return rows
+
+    def omit(self) -> None:
+        """The output that follows is not read up to the next line."""
+        self._heading.omit()
 
     def flush(self) -> list[Row]:
         """Return the row of a dictionary that still waits for its bar, with the step of the bar before it."""
@@ -164,6 +169,20 @@ class ProgressReader:
             return []
         if in_name:
             values = [*values, ("loss", in_name[1])]
+        count += self._is_before_count(count, values, own) and count < total
+        if epoch is not None:
+            return self._epoch_row(epoch, count, total, own)
+        if not is_named and "loss" not in own and not in_name:
+            return self._plain_bar(count, total)
+        before, self._bar_counts[total] = self._bar_counts.get(total, 0), count
+        if before < 0 or before > count > 0:  # the bar of another epoch
+            self._bar_counts[total] = -1
+            return [{**own, "step": None}]
+        return self._step_row(count, total, own)
+
+    def _is_before_count(self, count: int, values: list[tuple[str, str]], own: Row) -> bool:
+        """Whether a bar shows new values before it counts their step. Of values that it has drawn before, the loss is
+        removed from `own`."""
         fresh = {key: text for key, text in values if self._values.get(key) != text}
         is_fresh = any(named([one]).get("loss") is not None for one in fresh.items())
         self._values = dict(values)
@@ -174,16 +193,8 @@ class ProgressReader:
         else:
             if self._is_ahead is None:
                 self._is_ahead = count in (0, self._drawn)
-            count += self._is_ahead and count < total
-        if epoch is not None:
-            return self._epoch_row(epoch, count, total, own)
-        if not is_named and "loss" not in own and not in_name:
-            return self._plain_bar(count, total)
-        before, self._bar_counts[total] = self._bar_counts.get(total, 0), count
-        if before < 0 or before > count > 0:  # the bar of another epoch
-            self._bar_counts[total] = -1
-            return [{**own, "step": None}]
-        return self._step_row(count, total, own)
+            return self._is_ahead
+        return False
 
     def _plain_bar(self, count: int, total: int) -> list[Row]:
         """A bar without a name: confirmed by its total, or by a dictionary that waits for it."""
@@ -316,10 +327,34 @@ class ProgressReader:
         found = _EVALUATION.search(line) if "val" in line else None
         return found and [{"step": int(found["a"] or found["c"]), "eval_loss": number(found["b"] or found["d"])}]
 
+    def _epoch_heading(self, line: str) -> list[Row] | None:
+        found = _HEADING.fullmatch(line) if "Epoch " in line else None
+        if found is not None:
+            self._heading.begin(int(found[1]), int(found[2]))
+        elif line[:5] == "Epoch" and "loss" in line and not re.search(r"\d|:", line):
+            self._columns = line.split()
+        else:
+            return None
+        return []
+
+    def _count(self, line: str) -> list[Row] | None:
+        found = None if self._heading.number is None else _COUNT.match(line)
+        values = {} if found is None else named(_VALUE.findall(found["values"]))
+        if found is None or "loss" not in values:
+            return None
+        return self._below_heading(int(found["n"]), int(found["total"]), values, is_bar=True)
+
+    def _below_heading(self, count: int, total: int, values: Row, *, is_bar: bool) -> list[Row]:
+        place = self._heading.place(count, total, is_bar=is_bar)
+        return [] if place is None else [{**values, **place}]
+
     def _rich(self, line: str) -> list[Row] | None:
-        found = _RICH.match(line) if "━" in line else None
+        found = _RICH.match(line) if "━" in line or "─" in line else None
         if found is None:
             return None
+        cells = found["name"].rstrip(": ").split()
+        if self._columns and len(cells) == len(self._columns):
+            return self._table_bar(list(zip(self._columns, cells)), int(found["n"]), int(found["total"]))
         values = named([(key, text) for key, text in re.findall(rf"([\w/]+):\s*({NUM})", found["values"], re.I)])
         epoch = _EPOCH_BAR.fullmatch(found["name"])
         count, total = int(found["n"]), int(found["total"])
@@ -328,30 +363,51 @@ class ProgressReader:
         is_training = _TRAINING_BAR.fullmatch(found["name"]) or "loss" in values
         return self._step_row(count, total, values) if is_training and not _NOT_TRAINING.search(found["name"]) else []
 
+    def _table_bar(self, values: list[tuple[str, str]], count: int, total: int) -> list[Row]:
+        """A bar after the values of the names above it, of which the first is its epoch."""
+        epoch, own = _EPOCH_BAR.fullmatch(f"epoch {values[0][1]}"), named(values[1:])
+        loss = {name: value for name, value in own.items() if name == "loss"}
+        is_ahead = self._is_before_count(count, values, own)
+        if count == total:
+            own.update(loss)
+        elif is_ahead:
+            count += 1
+        else:
+            own.pop("loss", None)  # of this step or the next one
+        return [] if epoch is None else self._epoch_row(epoch, count, total, own)
+
     def _batch(self, line: str) -> list[Row] | None:
-        found = _BATCH.search(line) if "poch" in line or "POCH" in line else None
-        if found is not None and not _is_prefix(line[: found.start()]):
+        found = _BATCH.search(line) if "poch" in line or "POCH" in line or "rain" in line else None
+        if found is not None and not is_prefix(line[: found.start()]):
             return None
         values = {} if found is None else named(_VALUE.findall(found["values"]))
         if found is None or "loss" not in values:
             return None
         count, total, number = int(found["n"]), int(found["total"]), int(found["epoch"])
-        if found["share"] is not None:  # samples, not steps
-            return [{**values, "epoch": number - 1 + count / total}] if total and number else []
         base = self._base.setdefault("batch", min(number, 1))  # an output that counts from 0 has an epoch 0
+        if found["share"] is not None:
+            percent = int(re.sub(r"\D", "", found["share"]))
+            if found["word"].lower() == "epoch" or abs(percent * (total - 1) - 100 * count) > total:
+                return [{**values, "epoch": number - 1 + count / total}] if total and number else []  # samples
+            count += 1  # batches from 0: the percentage is that of the last number
         row = {"step": (number - base) * total + count, **values, "epoch": number - base + count / (total or 1)}
         return [row if found["epochs"] is None else {**row, "total_steps": int(found["epochs"]) * total}]
 
     def _step(self, line: str) -> list[Row] | None:
         lower = line.lower()
         found = _STEP.search(line) if any(word in lower for word in ("step", "iter", "(epoch ")) else None
-        if found is None or not _is_prefix(line[: found.start()]):
+        if found is None or not is_prefix(line[: found.start()]):
             return None
         values = named(_VALUE.findall(found["values"]))
-        if "loss" not in values or not _is_record(found["values"]):
+        if "loss" not in values or not is_record(found["values"]):
             return None
         epoch = _EPOCH_BEFORE.search(line)
         step, total = int(found["n"]), int(found["total"]) if found["total"] else None
+        if epoch is None and self._heading.number is not None:
+            if total is not None:
+                is_bar = re.match(r"\s*\[[=>.]+\]", found["values"]) is not None
+                return self._below_heading(step, total, values, is_bar=is_bar)
+            return [{**values, "step": self._counter.over_all(step, float(self._heading.number), None)}]
         row: Row = {**({"epoch": float(epoch[1])} if epoch else {}), **values, "step": step}
         if epoch is not None:
             row["step"] = self._counter.over_all(step, float(epoch[1]), total)
@@ -380,19 +436,10 @@ class ProgressReader:
         _evaluation,
         _iteration,
         _deepspeed,
+        _epoch_heading,
+        _count,
         _rich,
         _table,
         _batch,
         _step,
     )
-
-
-def _is_prefix(text: str) -> bool:
-    """Whether a text is only what a logger writes before a message."""
-    return not re.search(r"[^\W\d_]", _BEFORE.sub("", text))
-
-
-def _is_record(text: str) -> bool:
-    """Whether the text before the loss is names and values: a sentence has more words than numbers."""
-    before = re.sub(r"[\w/.@-]+[:=](?=\s?[-+.\d])", " ", re.split(r"loss", text, maxsplit=1, flags=re.I)[0])
-    return len(re.findall(r"[A-Za-z]{2,}", before)) <= 2 * len(re.findall(r"\d+", before)) + 1

@@ -9,7 +9,7 @@ LINE_BYTES = 4096
 START_BYTES = 4 << 20
 """The line with the total number of steps is looked for in this many bytes from the start of the output."""
 _LINE = re.compile(rb"[^\r\n]+")
-TOTAL_MARKS = ("ptimization steps", "max_iters", "max_steps")
+TOTAL_MARKS = ("ptimization steps", "otal steps", "max_iters", "max_steps")
 _COLOR = rb"(?:\x1b\[[0-9;]*m)?"
 _MARKS = [
     re.compile(mark)
@@ -23,8 +23,10 @@ _MARKS = [
         rb"tep=[0-9]",
         rb"<[0-9?:\x1b\[;m -]{1,32},[0-9.?\x1b\[;m ]{1,32}(?:it|batch(?:es)?|steps?|s)/(?:s|it|batch|step)",
         rb"\(ms\): [0-9]",
-        rb"otal_timesteps\s{1,20}\|",
-        rb"\xe2\x80\xa2\s[-0-9:\s]{0,20}[0-9.]{1,12}it/s",  # the bars of Lightning
+        rb"_timesteps\s{1,20}\|",
+        rb"\xe2(?:\x80\xa2\s[-0-9:\s]{0,20}[0-9.]{1,12}it/s"  # the bars of Lightning
+        rb"|\x94[\x80\x81] [0-9]{1,9}/[0-9])",  # a bar below a table of names
+        rb"Epoch(?: [0-9]{1,9}/[0-9]{1,9}\s{0,4}[\r\n]|\s{2,30}[A-Za-z])",  # the heading of an epoch or of such a table
     )
 ]
 """One of these is in every line that a pattern below reads: each starts with fixed bytes, which is fast to search.

@@ -9,6 +9,12 @@ from typing import Any
 Row = dict[str, Any]
 NUM = r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)\b"
 
+_BEFORE = re.compile(
+    r"\[[^\[\]]{0,80}\]|\d[\d:.,/TZ+-]*|\b(?:INFO|DEBUG|WARNING|NOTICE)\b(?::[\w.]+:)?|\b(?:rank|gpu)[ _]?\d*"
+    r"|\b(?:train(?:ing)?|global|epoch)\b|\b[\w.]+ [-|] |\(\w+ pid=\d+[^)]*\)",
+    re.I,
+)
+"""What loggers write before the text of a line, and an epoch before the step."""
 _UNIT = re.compile(r"^\S+/\S+\s+(?=\S)")
 """The unit of the number before a name: `0.53 samples/s lr: 1e-4`."""
 
@@ -75,6 +81,17 @@ def named(pairs: list[tuple[str, str]]) -> Row:
     return row if loss is None else {**row, "loss": loss}
 
 
+def is_prefix(text: str) -> bool:
+    """Whether a text is only what a logger writes before a message."""
+    return not re.search(r"[^\W\d_]", _BEFORE.sub("", text))
+
+
+def is_record(text: str) -> bool:
+    """Whether the text before the loss is names and values: a sentence has more words than numbers."""
+    before = re.sub(r"[\w/.@-]+[:=](?=\s?[-+.\d])", " ", re.split(r"loss", text, maxsplit=1, flags=re.I)[0])
+    return len(re.findall(r"[A-Za-z]{2,}", before)) <= 2 * len(re.findall(r"\d+", before)) + 1
+
+
 class StepCounter:
     """Steps over all epochs, of a counter that may begin again in each."""
 
@@ -93,3 +110,44 @@ class StepCounter:
         if not self._begins_again:
             return step
         return None if total is None else step + int(epoch - self._first) * total
+
+
+class EpochHeading:
+    """The line `Epoch 2/3` above the counter of an epoch. Another counter below it is that of an evaluation."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._first, self._epochs, self._total = 0, 0, 0
+        self._last, self._before = 0, 0
+        """The newest counts of this epoch and of the one before, 0: none."""
+        self._is_per_epoch = self._is_over = self._is_lost = False
+
+    def begin(self, number: int, epochs: int) -> None:
+        if self.number is None:
+            self._first = min(number, 1)  # an output that counts from 0 has an epoch 0
+        else:
+            self._is_lost |= number <= self.number  # a second training
+        self.number, self._epochs = number, epochs
+        self._before, self._last, self._is_over = self._last, 0, False
+
+    def omit(self) -> None:
+        """Output was not read in which other headings may be."""
+        self._last, self._is_over = 0, True
+
+    def place(self, count: int, total: int, *, is_bar: bool) -> Row | None:
+        """Return the step over all epochs and the total, each only if known; None: it does not count the training's.
+        `is_bar`: drawn as a bar, which never counts over several epochs."""
+        if self.number is None or self._is_over or count < 1 or self._total not in (0, total):
+            return None
+        if count < self._last:
+            self._is_over = True
+            return None
+        at = self.number - self._first
+        self._is_per_epoch |= is_bar or bool(self._before and not self._last and count <= self._before)
+        self._is_per_epoch |= count == total and at + 1 < self._epochs
+        self._total, self._last, self._is_over = total, count, count == total
+        if self._is_lost or (at and not self._is_per_epoch and not self._before):
+            return {"step": None}
+        if not self._is_per_epoch:
+            return {"step": count, **({"total_steps": total} if at or self._epochs == 1 else {})}
+        return {"step": at * total + count, **({"total_steps": self._epochs * total} if self._first else {})}

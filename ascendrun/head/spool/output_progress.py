@@ -114,6 +114,8 @@ def read_rows(
     else:
         for _ in rows:  # what the bars mean
             pass
+        if any(heads):
+            reader.omit()
     yield from _rows(tails, reader)
 
 

@@ -73,6 +73,63 @@ def test_what_was_set_aside_is_as_it_was_then(name: str, sha256: str) -> None:
     assert hashlib.sha256((RECORDINGS / name).read_bytes()).hexdigest() == sha256
 
 
+@pytest.mark.parametrize("entry", entries("real_runs.yaml"))
+def test_steps_and_losses_of_real_runs_are_those_that_were_counted(entry: dict[str, Any]) -> None:
+    rows = read_all(entry["text"])
+    assert rows and rows[-1]["step"] == entry["steps"]
+    for row in rows:
+        assert 0 < row["step"] <= entry["steps"] and row.get("total_steps") in (None, entry["total"]), row
+        assert row.get("loss") is None or any(
+            math.isclose(row["loss"], one, rel_tol=2e-3, abs_tol=6e-4) for one in losses_of(entry, row["step"])
+        ), row
+
+
+def losses_of(entry: dict[str, Any], step: int) -> list[float]:
+    """Return the loss of a step, and the mean of its epoch up to it."""
+    losses, length = entry["losses"], entry.get("per_epoch", 1)
+    so_far = [losses[one] for one in range(step - (step - 1) % length, step + 1)]
+    return [losses[step], math.fsum(so_far) / len(so_far)]
+
+
+@pytest.mark.parametrize("entry", entries("real_runs.yaml"))
+def test_the_end_of_a_real_run_is_read_right_without_what_is_between(entry: dict[str, Any]) -> None:
+    text = entry["text"].encode()
+    for cut in range(len(text) // 2, len(text), max(1, len(text) // 40)):
+        reader = ProgressReader()
+        for _, line in find_lines(text[: max(len(text) // 4, text.find(b"poch 1/2") + 300)], at_start=True)[:-1]:
+            reader.read(line)
+        reader.omit()
+        for _, line in find_lines(text[cut:])[1:]:
+            for row in reader.read(line):
+                assert row.get("step") is None or (
+                    row.get("loss") is None
+                    or any(math.isclose(row["loss"], one, abs_tol=6e-4) for one in losses_of(entry, row["step"]))
+                ), (cut, row)
+
+
+HEADED = [f"Epoch {e}/3\n" + "".join(f"step {n}{{}} loss: {e}.{n}\n" for n in (5, 9)) for e in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("text", "steps", "total"),
+    [
+        ("".join(HEADED).format(*["/9"] * 6), [5, 9, 14, 18, 23, 27], 27),
+        ("Epoch 1/2\nstep 5/20 loss: 2\nEpoch 2/2\nstep 15/20 loss: 1\nstep 20/20 loss: 1\n", [5, 15, 20], 20),
+        ("".join(HEADED).format(*[""] * 6), [5, 9, None, None, None, None], None),
+        # a second training in one program
+        ("".join(HEADED[:1] * 2).replace("/3", "/1").format(*["/9"] * 4), [5, 9, None, None], None),
+        # an evaluation with as many batches, in the middle of an epoch
+        ("Epoch 1/2\nstep 4/9 loss: 2\nstep 1/9 loss: 7\nstep 8/9 loss: 7\nEpoch 2/2\nstep 1/9 loss: 1\n", [4, 10], 18),
+        ("Epoch 4/5\nstep 4/9 loss: 2\n", [None], None),
+        (" 4/9 ━━━━ 1s 20ms/step - loss: 2.5\nstep 4/9 loss\n", [], None),
+    ],
+)
+def test_counters_below_the_heading_of_an_epoch(text: str, steps: list[int | None], total: int | None) -> None:
+    found = read_all(text)
+    assert [row.get("step") for row in found] == steps, found
+    assert not found or found[-1].get("total_steps") == total
+
+
 def test_each_framework_has_five_outputs() -> None:
     rows = [row for name in (*HELD_OUT, "steps.yaml") for row in yaml.safe_load((RECORDINGS / name).read_text("utf-8"))]
     counts = Counter(row["framework"] for row in rows)
