@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from benchmarks import exec as many_hosts
-from benchmarks import jobs, start
+from benchmarks import files, jobs, start
 from benchmarks.launchers import WARM as WARM_JOB
 from benchmarks.results import RESULTS, Row, median, read_rows, shown, table
 
@@ -45,6 +45,10 @@ class Goal:
         if value is None:
             return "not measured"
         return "met" if value <= self.at_most else "**not met yet**"
+
+
+def files_ratio(count: int, column: str) -> Measure:
+    return lambda rows: files.ratio(rows["files"], count, column)
 
 
 def exec_goal(what: str, count: int, ours: str, peer: str, unit: str, at_most: float) -> Goal:
@@ -136,7 +140,8 @@ GOALS = (
     exec_goal("", 256, WARM, many_hosts.MASTER, "× ControlMaster", 0.10),
     Goal("256 idle connections", "% of a core", 0.5, idle_percent),
     Goal("", "MB", 60.0, lambda rows: many_hosts.controller_mb(rows["exec"], 256)),
-    Goal("5 MB to 64 and 256 hosts", "× the best peer", 0.8, nothing),
+    Goal("5 MB to 64 hosts", "× the best peer", 0.8, files_ratio(64, "wall_s"), files_ratio(64, "cpu")),
+    Goal("5 MB to 256 hosts", "× the best peer", 0.8, files_ratio(256, "wall_s"), files_ratio(256, "cpu")),
     Goal("bulk logs", "ms of head CPU a MB", 2.0, of_head("bulk", "CPU of all")),
     Goal("64 hosts × 1000 lines/s", "% of a core", 10.0, lines_percent),
     Goal(
@@ -188,7 +193,7 @@ def _line(goal: Goal, value: float | None, cpu: float | None) -> tuple[str, ...]
 
 def read_all(folder: Path) -> Rows:
     """A benchmark that has not run yet has no rows."""
-    names = ("exec", "jobs", "start", "logs", "head")
+    names = ("exec", "jobs", "start", "logs", "head", "files")
     return {name: read_rows(folder / f"{name}.csv") if (folder / f"{name}.csv").exists() else [] for name in names}
 
 
