@@ -6,6 +6,10 @@ A line's template is its text without its variable parts. Lines with the same te
     clock       times of day and dates: ranks write the same line at almost the same time
     address     0x7f3a10: never the same
     own rank    "rank 3" in a line of rank 3
+    process     "pid 4711"
+    temporary   names that `mktemp` and Python's `tempfile` make, in a path
+    place       the directory of a file in a traceback, up to `site-packages`; in later lines of that rank the directory
+                of its own code, as in the message of the exception
 
 Any other difference (step, epoch, index, version, port) gives another template, so a rank that is one
 step behind is never shown at the step of the others.
@@ -21,8 +25,18 @@ LONGEST = 2000
 """Characters; a longer line is compared unchanged."""
 CACHED = 4096
 
-MEASURED, CLOCK, ADDRESS, OWN_RANK = "measured", "clock", "address", "own rank"
-GAPS = {MEASURED: "\ud800", CLOCK: "\ud801", ADDRESS: "\ud802", OWN_RANK: "\ud803"}
+MEASURED, CLOCK, ADDRESS, OWN_RANK, PROCESS, TEMPORARY, PLACE = (
+    "measured",
+    "clock",
+    "address",
+    "own rank",
+    "process",
+    "temporary",
+    "place",
+)
+GAPS = {
+    kind: chr(0xD800 + at) for at, kind in enumerate((MEASURED, CLOCK, ADDRESS, OWN_RANK, PROCESS, TEMPORARY, PLACE))
+}
 """The character of a variable part in a template: a high surrogate, which no decoded text contains."""
 
 _UNIT = (
@@ -39,6 +53,10 @@ _TOKEN = re.compile(
     r"|(?<![\w.-])0000[-/]00[-/]00(?![-\w]))"
     r"|(?P<address>\b0x[0-9a-fA-F]{4,16}\b)"
     r"|(?<![\w])(?i:(?:global[ _]?)?rank)[ :=#\[]{0,3}(?P<rank>0{1,6})(?![\w.])"
+    r"|(?P<place>(?<=File \")/(?:[^\"/]+/)*?)(?=(?:lib/python0|site-packages/|dist-packages/)|[^\"/]+\", line 0)"
+    r"|\b(?i:pid)[ :=#]{0,3}(?P<process>0{1,8})(?![\w.])"
+    r"|(?P<temporary>(?<=/)tmp(?:[a-z0_]{8}|\.[A-Za-z0]{10})(?!\w)"
+    r"|(?<=/tmp/)[\w.-]{1,40}?_(?![a-z]+0+\b)[a-z0_]{8}(?!\w))"
     r"|(?P<decimal>(?<![\w.])(?<!\w-)[-+]?(?:0+\.0+(?:[eE][-+]?0+)?|0+[eE][-+]?0+)(?![.]?0)(?!\w*\.0)"
     r"(?!\w{9})|(?<![\w.])[-+]?(?i:nan|inf(?:inity)?)(?!\w))"
     r"|(?P<whole>(?<![\w.:/-])[-+]?0+(?![\w.:/-]|\.0)|(?<![\w.:/-])[-+]?0+(?=" + _UNIT + r"))"
@@ -46,6 +64,7 @@ _TOKEN = re.compile(
 _UNIT_AHEAD = re.compile(_UNIT)
 _MEASURE_BEFORE = re.compile(_MEASURE + "$", re.IGNORECASE)
 _EPOCH_BEFORE = re.compile(r"(?:epoch|version|ver)[\"'\])]*\s{0,2}[:=]?\s{0,2}$", re.IGNORECASE)
+_LIBRARY = re.compile("lib/python|site-packages/|dist-packages/")
 _DIGITS = re.compile("0+")
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 
@@ -68,7 +87,8 @@ class Shape(NamedTuple):
     fields: tuple[Field, ...]
     literal: str
     counted: tuple[slice, ...]
-    has_rank: bool
+    is_own: bool
+    """It has a part that depends on the rank of the line."""
 
 
 PLAIN = Shape((), "", (), False)
@@ -80,24 +100,26 @@ class Templates:
 
     def __init__(self) -> None:
         self._shapes: dict[bytes, Shape] = {}
+        self._places: dict[int, str] = {}
+        """The directory of the code of each rank that had a traceback."""
 
     def find_all(self, texts: Sequence[str], ranks: Sequence[int]) -> list[tuple[Template, Shape]]:
         """Return each line without its variable parts (equal for lines that may be folded), and their positions."""
         found: list[tuple[Template, Shape]] = []
-        has_rank = False
+        has_own = bool(self._places)
         known = self._shapes.get
         for text, zeros in zip(texts, _with_zeros(texts)):
-            _fields, literal, counted, names_rank = shape = known(zeros) or self._learn(zeros)
+            _fields, literal, counted, is_own = shape = known(zeros) or self._learn(zeros)
             if not literal:
                 found.append((text, shape))
             elif len(counted) == 1:
                 found.append(((literal, text[counted[0]]), shape))
             else:
                 found.append(((literal, *[text[piece] for piece in counted]), shape))
-            if names_rank:
-                has_rank = True
-        if has_rank:  # depends on the rank of the line
-            return list(map(_own, texts, found, ranks))
+            if is_own:
+                has_own = True
+        if has_own:
+            return list(map(self._own, texts, found, ranks))
         return found
 
     def _learn(self, zeros: bytes) -> Shape:
@@ -106,6 +128,25 @@ class Templates:
             self._shapes.clear()
         self._shapes[zeros] = shape
         return shape
+
+    def _own(self, text: str, found: tuple[Template, Shape], rank: int) -> tuple[Template, Shape]:
+        """Return the template and shape of a rank's line: only its own rank and the place of its own code vary."""
+        shape, place = found[1], self._places.get(rank)
+        at = -1 if place is None else text.find(place)
+        if not shape.is_own and at < 0:
+            return found
+        fields = [one for one in shape.fields if one.kind != OWN_RANK or int(text[one.start : one.end]) == rank]
+        places = [one for one in fields if one.kind == PLACE]
+        for one in places:
+            is_below = place is not None and text.startswith(place, one.start)
+            if not is_below and not _LIBRARY.match(text, one.end):
+                self._places[rank] = text[one.start : one.end]
+        if place is not None and at >= 0 and not places:
+            end = at + len(place)
+            fields = sorted([Field(at, end, PLACE), *(one for one in fields if one.end <= at or one.start >= end)])
+        zeros = _with_zeros([text])[0].decode("utf-8", "surrogatepass")
+        shape = _make_shape(zeros, tuple(fields))._replace(is_own=False)
+        return (shape.literal, *[text[piece] for piece in shape.counted]) if shape.fields else text, shape
 
 
 def _with_zeros(texts: Sequence[str]) -> list[bytes]:
@@ -119,19 +160,6 @@ def _with_zeros(texts: Sequence[str]) -> list[bytes]:
     return [text.encode("utf-8", "surrogatepass").translate(_ZEROS) for text in short]
 
 
-def _own(text: str, found: tuple[Template, Shape], rank: int) -> tuple[Template, Shape]:
-    """Return the template and shape in which only the line's own rank is variable."""
-    shape = found[1]
-    if not shape.has_rank:
-        return found
-    fields = tuple(
-        field for field in shape.fields if field.kind != OWN_RANK or int(text[field.start : field.end]) == rank
-    )
-    zeros = _with_zeros([text])[0]
-    shape = _make_shape(zeros.decode("utf-8", "surrogatepass"), fields)._replace(has_rank=False)
-    return (shape.literal, *[text[piece] for piece in shape.counted]) if shape.fields else text, shape
-
-
 def _make_shape(zeros: str, fields: tuple[Field, ...]) -> Shape:
     if not fields:
         return PLAIN
@@ -140,7 +168,7 @@ def _make_shape(zeros: str, fields: tuple[Field, ...]) -> Shape:
         literal += zeros[at:start] + (GAPS[kind] if kind else "")
         counted += [slice(*match.span()) for match in _DIGITS.finditer(zeros, at, start)]
         at = end
-    return Shape(fields, literal, tuple(counted), any(field.kind == OWN_RANK for field in fields))
+    return Shape(fields, literal, tuple(counted), any(field.kind in (OWN_RANK, PLACE) for field in fields))
 
 
 def find_shape(zeros: str) -> Shape:
@@ -155,6 +183,8 @@ def find_shape(zeros: str) -> Shape:
             fields.append(Field(start, end, ADDRESS))
         elif kind == "rank":
             fields.append(Field(start, end, OWN_RANK))
+        elif kind in (PROCESS, TEMPORARY, PLACE):
+            fields.append(Field(start, end, kind))
         elif kind == "decimal" and not _EPOCH_BEFORE.search(zeros, max(0, start - 20), start):
             fields.append(Field(start, end, MEASURED))
         elif kind == "whole" and _is_measured(zeros, start, end):

@@ -229,6 +229,56 @@ def test_what_was_measured_is_shown_as_one(texts: list[str], text: str) -> None:
     assert shown(texts) == [((0, 1), text)]
 
 
+TRACEBACK = """Traceback (most recent call last):
+  File "{run}/train.py", line 12, in <module>
+    main()
+  File "{venv}/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1775, in _call_impl
+    return forward_call(*args, **kwargs)
+  File "{run}/tasks/data.py", line 40, in read
+    with open(path) as file:
+[rank{rank}]: FileNotFoundError: No such file or directory: '{run}/conf/a.json' of {temp}/shard-1.bin, pid {pid}
+<Reader object at {address}> is not closed"""
+PLACES = [
+    ("/scratch/npu01/j-7/code", "/opt/venv", "/tmp/tmpab12cd_9", 4711, "0x7f3a10ff"),
+    ("/data/u2/j-7", "/home/u2/venv", "/tmp/tmpzzz0_a1b", 77, "0x7f3a10aa"),
+    ("/scratch/npu03/j-7/code", "/opt/venv", "/tmp/tmp12345678", 123456, "0xffff90001234"),
+    ("/scratch/npu04/j-7/code", "/opt/venv", "/tmp/tmpabcdefgh", 4712, "0x7f3a10fe"),
+]
+
+
+def test_a_traceback_of_hosts_with_different_directories_is_shown_once() -> None:
+    lines = [
+        line(rank, text, at / 1000)
+        for rank, (run, venv, temp, pid, address) in enumerate(PLACES)
+        for at, text in enumerate(
+            TRACEBACK.format(run=run, venv=venv, temp=temp, pid=pid, address=address, rank=rank).split("\n")
+        )
+    ]
+    found = list(fold(sorted(lines, key=lambda one: one.at_s or 0), window_s=1))
+    assert [one.ranks for one in found] == [(0, 1, 2, 3)] * 9
+    assert found[1].text == '  File "…/train.py", line 12, in <module>'
+    assert found[3].text.startswith('  File "…/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1775')
+    assert found[7].text == (
+        "[rank*]: FileNotFoundError: No such file or directory: '…/conf/a.json' of /tmp/…/shard-1.bin, pid *"
+    )
+    assert sorted(unfold(found)) == sorted(lines)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ['  File "/a/train.py", line 12, in main', '  File "/b/train.py", line 13, in main'],
+        ['  File "/a/train.py", line 12, in main', '  File "/a/other.py", line 12, in main'],
+        ['  File "/v/site-packages/a/b.py", line 1, in f', '  File "/v/site-packages/c/b.py", line 1, in f'],
+        ['  File "/v/lib/python3.10/os.py", line 1, in f', '  File "/v/lib/python3.11/os.py", line 1, in f'],
+        ["cannot read /data/a/x.json", "cannot read /data/b/x.json"],
+        ["wrote /tmp/ckpt_step0001", "wrote /tmp/ckpt_step0002"],
+    ],
+)
+def test_different_places_in_code_and_data_stay_apart(texts: list[str]) -> None:
+    assert [text for _ranks, text in shown(texts)] == texts
+
+
 def test_variable_parts_of_different_kinds_are_different_sentences() -> None:
     said = ["at 2.5", "at 10:30:01", "at 0x7f3a10ff", "at 10:30:02"]
     assert shown(said) == [((0,), said[0]), ((1, 3), said[1]), ((2,), said[2])]
