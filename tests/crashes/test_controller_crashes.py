@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 from ascendrun.core.hosts import Host
+from ascendrun.head.loop.watch import STALL_S
 from ascendrun.head.protocol.control_messages import ChangeMachines
 from ascendrun.head.protocol.control_socket import ControlClient
 from tests.lib.vcluster.processes import await_that
@@ -169,3 +172,23 @@ def test_a_second_controller_of_one_state_folder_refuses_and_harms_nothing(head:
     assert head.run("controller", "status").returncode == 0
     head.run("controller", "stop")
     first.wait(timeout=DEADLINE_S)
+
+
+def test_status_and_metrics_show_for_how_long_the_loop_was_held(head: Head) -> None:
+    process = head.doomed_controller("")
+    pid = int(head.ask("controller", "status")["pid"])
+
+    def hold() -> Any:
+        os.kill(pid, signal.SIGSTOP)
+        head.run("schema")
+        os.kill(pid, signal.SIGCONT)
+        return head.ask("controller", "status")["pulse"]["stall"]
+
+    await_that(lambda: hold() is not None)
+    stall = hold()
+    [gauge] = re.findall(
+        r"^ascendrun_controller_loop_stall_seconds (\S+)$", head.run("metrics", "--once").stdout, re.MULTILINE
+    )
+    assert stall["seconds"] >= STALL_S and float(gauge) >= STALL_S
+    head.run("controller", "stop", code=0)
+    process.wait()
