@@ -84,9 +84,12 @@ class Scene:
         for host in filter(self.cluster.is_up, self.cluster.hosts):
             Path(self.cluster.path(host, ENOUGH)).touch()
 
+    def controllers(self) -> list[Process]:
+        return list(leftovers.controllers(self.cluster, self.ascendrun.state_dir))
+
     def lose_the_records(self, job: str) -> None:
         """Kills the controller, and removes all of the state directory but the name of the head."""
-        leftovers.kill(leftovers.controllers(self.cluster, self.ascendrun.state_dir), signal.SIGKILL)
+        leftovers.kill(self.controllers(), signal.SIGKILL)
         shutil.rmtree(self.ascendrun.state_dir / "jobs" / job)
         for path in self.ascendrun.state_dir.glob("state.db*"):
             path.unlink()

@@ -50,6 +50,22 @@ def test_a_killed_rank_is_started_again_in_the_same_pods(scene: Any) -> None:
     scene.await_no_pod()
 
 
+def test_a_job_of_which_every_record_is_lost_is_found_in_its_pods_and_goes_on_there(scene: Any) -> None:
+    job = scene.launch("lost", *ENDLESS, more=RESTARTS)
+    scene.await_line(job, "ready", count=4)
+    before = {pod["metadata"]["uid"] for pod in scene.pods()}
+    scene.lose_the_records(job)
+    assert scene.ascendrun("ps").returncode == 0
+    await_that(lambda: scene.ascendrun("show", job).returncode == 0, "the job is known again")
+    scene.await_state(job, "RUNNING")
+    os.kill(scene.everywhere(job)[-1], signal.SIGKILL)
+    scene.await_line(job, "ready", count=8)
+    assert {pod["metadata"]["uid"] for pod in scene.pods()} == before
+    assert {"adopted", "restarting"} <= set(scene.codes(job))
+    scene.ascendrun("stop", job, "--now")
+    scene.await_no_pod()
+
+
 def test_a_deleted_pod_is_a_lost_node_and_the_job_goes_on_in_new_pods(scene: Any) -> None:
     job = scene.launch("moved", *ENDLESS, more=RESTARTS + "checkpoint: {grace_period_s: 3}\n")
     scene.await_line(job, "ready", count=4)

@@ -24,12 +24,13 @@ from ascendrun.core.allocations import (
     Options,
     Waiting,
 )
+from ascendrun.core.engines import read_engines
 from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.reasons import because
 from ascendrun.core.settings import Settings
 from ascendrun.head.ssh.child_process import ChildConnection, ChildStream
-from ascendrun.node import hold
+from ascendrun.node import hold, layout
 
 QUOTA_S = 30.0
 """Seconds until a request that a quota refused is made again."""
@@ -65,6 +66,7 @@ class KubernetesBackend:
     the allocator of an engine."""
 
     def __init__(self, settings: Settings, options: object = None) -> None:
+        self._settings = settings
         self._gone: dict[str, Gone] = {}
         self._seen: set[str] = set()
         self._nodes: dict[str, str] = {}
@@ -141,7 +143,15 @@ class KubernetesBackend:
         return None
 
     def of_head(self, head_id: str) -> Mapping[str, Granted]:
-        return {}  # which namespaces it used is not known: pods without a controller end, and `prune` ends them
+        found: dict[str, Granted] = {}
+        for options in read_engines(self._settings).values():
+            if options["type"] == "kubernetes":
+                its = {
+                    key: one for key, one in _all_of(options).items() if key.startswith(layout.make_run(head_id, ""))
+                }
+                all_states = {key: states.state_of(one, place=str(Place.of(options))) for key, one in its.items()}
+                found.update((key, one) for key, one in all_states.items() if isinstance(one, Granted))
+        return found
 
     def release(self, keys: Options) -> None:
         for place, kinds, its in _by_place(keys):
@@ -151,9 +161,7 @@ class KubernetesBackend:
             self._delete(place, kinds, its)
 
     def prune(self, options: Mapping[str, Any], is_over: Callable[[str], bool], *, dry_run: bool) -> Sequence[str]:
-        place, kind = Place.of(options), options["kind"]
-        label = "=".join(*manifests.MANAGED.items())
-        items = states.by_key(_list(place, [kind], label))
+        place, kind, items = Place.of(options), options["kind"], _all_of(options)
         keys = [key for key, its in items.items() if states.is_over(its) or is_over(key)]
         if not dry_run:
             self._delete(place, [kind], keys)
@@ -256,6 +264,11 @@ def _list(place: Place, kinds: Collection[str], selector: str) -> list[dict[str,
         return list(json.loads(text)["items"])
     except (ValueError, KeyError, TypeError) as error:
         raise EngineError(because("engine-silent", why=f"kubectl get: {error}")) from error
+
+
+def _all_of(options: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the objects of every allocation of any head where an engine of the settings has its pods."""
+    return states.by_key(_list(Place.of(options), [options["kind"]], "=".join(*manifests.MANAGED.items())))
 
 
 def _resources(kinds: Collection[str]) -> str:
