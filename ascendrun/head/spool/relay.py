@@ -42,6 +42,8 @@ RELAY_BYTES = 4 << 20
 """A smaller file is sent sooner than its relay is arranged."""
 STALLS = 2
 """Replies without a new byte after which a host has another source."""
+UNREACHED = 3
+"""Sources that were lost before any host had a byte from another one."""
 
 Relaying = Generator[Optional["tuple[Request[Any], bytes, float]"], "Reply[Any]", T]
 """As transfer.Steps; None: continue when there is a source."""
@@ -138,6 +140,8 @@ class Exchange:
         self._source_of: dict[str, Source] = {}
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_waking = False
+        self._lost = self._passed = 0
+        """Sources that were lost, and bytes that hosts had from each other."""
 
     @cached_property
     def _put(self) -> dict[str, Any]:
@@ -190,15 +194,19 @@ class Exchange:
             reply = message_of((yield take, b"", BLOCK_S + self._request.size_bytes / HASH_BYTES_PER_S))
             if reply.done:
                 return reply.have, True
+            self._passed += max(0, reply.have - have)
             stalls = STALLS if reply.have < have else stalls + 1 if reply.have == have else 0
             have = reply.have
             arrived(have)
         if source in self._sources:
             self._sources.remove(source)
+            self._lost += 1
         return have, False
 
     def _find(self, host: str, *, may_read: bool) -> Source | None:
-        """Return the first source with room that does not get the file from `host`."""
+        """Return the first source with room that does not get the file from `host`: this machine, if hosts cannot
+        reach each other at all."""
+        may_read = may_read and (self._passed > 0 or self._lost < UNREACHED)
         for source in self._sources:
             if source.room > 0 and (source.host is None or (may_read and not self._is_below(source.host, host))):
                 return source

@@ -61,9 +61,9 @@ class World:
         reply: R = request.REPLY.from_header(fields)
         return reply
 
-    def send(self, hosts: Sequence[str]) -> None:
+    def send(self, hosts: Sequence[str], address: str = "127.0.0.1") -> None:
         """Send the directory to hosts, and wait until each push has ended."""
-        passed_on = Relay(dict.fromkeys(hosts, ("127.0.0.1",)))
+        passed_on = Relay(dict.fromkeys(hosts, (address,)))
         for host in hosts:
             push = TreePush(
                 self.folder,
@@ -163,6 +163,18 @@ def test_hosts_without_tls_are_served_by_this_machine(world: World, monkeypatch:
     world.send(HOSTS)
     assert set(world.ended.values()) == {None} and not world.takes
     assert world.sent == len(HOSTS) * world.tree.size_bytes
+
+
+def test_hosts_that_cannot_reach_each_other_are_served_by_this_machine(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_relay, "TAKE_S", 0.1)
+    tried: list[str] = []
+    world.begun = lambda host, request: tried.extend([host] * isinstance(request, Take))
+    world.send(HOSTS, address="")
+    assert set(world.ended.values()) == {None} and all(map(world.has, HOSTS))
+    assert world.sent == len(HOSTS) * world.tree.size_bytes
+    assert 0 < len(tried) < 4 * len(HOSTS), "not every host tries every other"
 
 
 def test_this_machine_sends_to_few_hosts_and_they_to_the_others(world: World) -> None:
