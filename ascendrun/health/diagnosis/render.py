@@ -86,7 +86,8 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
         sentence = listed("diagnosis.path", **given, **path)
     else:
         sentence = listed("diagnosis.points-to" if is_of_several(diagnosis.code) else "diagnosis.failed-first", **given)
-    return Description(sentence.render(lang), known.cause, _with_advice(known.hint, values, lang))
+    hint = _joined(known.hint, _fix_of(diagnosis, lang, of_domain=False), lang)
+    return Description(sentence.render(lang), known.cause, _with_advice(hint, values, lang))
 
 
 def class_text(found: Diagnosis) -> Text | None:
@@ -110,11 +111,11 @@ def _of_exception(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) ->
     return {**({"cause": cause} if cause else {}), "hint": _joined(place.render(lang), hint, lang)}
 
 
-def _fix_of(diagnosis: Diagnosis, lang: str) -> str:
+def _fix_of(diagnosis: Diagnosis, lang: str, *, of_domain: bool = True) -> str:
     """Return what to check first: of the first value that has it, of the domain in its phase, of the domain; "" for the
     program's own errors of no kind."""
     names = [one.fix for one in diagnosis.why if one.fix and one.domain == diagnosis.domain]
-    names += [f"{diagnosis.domain}.{diagnosis.phase}", diagnosis.domain]
+    names += [f"{diagnosis.domain}.{diagnosis.phase}", diagnosis.domain] if of_domain else []
     known = (f"diagnosis.fix.{name}" for name in names)
     return next((listed(key).render(lang) for key in known if key in translations("en")), "")
 
