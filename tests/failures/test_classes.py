@@ -75,6 +75,8 @@ def test_a_vocabulary_names_known_domains(name: str) -> None:
         ("[Init][Nic]errNo[0x000000000500000b] rdma init failed", "network"),
         ("init.cc:9 NCCL WARN Mismatched collective detected; invalid usage", "collectives"),
         ("ncclInternalError: Internal check failed. Last error: Cuda failure 2 'out of memory'", "device-memory"),
+        ("OSError: libx.so.1: cannot open shared object file: No such file or directory", "environment"),
+        ("AssertionError: Error in memory profiling. Initial free memory 60 GiB", "device-memory"),
         ("OSError: [Errno 28] No space left on device: '/ckpt/1'", "storage"),
         ("rust: Os { code: 24, message: Too many open files (os error 24) }", "resource"),
         ("curl: (6) Could not resolve host: models.local", "network"),

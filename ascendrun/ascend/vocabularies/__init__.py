@@ -29,7 +29,7 @@ DOMAINS = (
 )  # fmt: skip
 """Where a failure lies. environment: versions, libraries, paths; resource: ports, limits, held devices; access: logins
 and services; outside: signals and schedulers; silent: waits and hangs; collectives: ranks that disagree."""
-SOFT = frozenset({"concepts", "exits", "packages", "plog", "scope", "services", "statuses", "torch_npu"})
+SOFT = frozenset({"concepts", "exits", "frameworks", "packages", "plog", "scope", "services", "statuses", "torch_npu"})
 """Vocabularies whose values are never certain."""
 
 
@@ -186,7 +186,7 @@ def _phrases() -> tuple[Pattern[str], Mapping[str, Value]]:
     """Return one pattern of all values that are words, and the values by their words."""
     values = {
         key: value
-        for name in ("nccl", "cuda", "statuses", "recovery", "resolver", "compilers", "plog")
+        for name in ("nccl", "cuda", "statuses", "recovery", "resolver", "compilers", "plog", "frameworks")
         for key, value in vocabulary(name).items()
     }
     known = ((words, value_of("errnos", name)) for words, name in _WORDS_OF_ERRNO.items())
