@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -117,9 +117,18 @@ def propose(table: Mapping[str, Sequence[Any]], found: Mapping[str, str]) -> dic
         take("cog", [name for name, (low, high) in ranges.items() if low >= 0 and 180 < high <= 360])
         take("sog", [name for name, (low, high) in ranges.items() if name in free and low >= 0 and high < 60])
     words = {name: {str(value).strip() for value in values} - {""} for name, values in free.items()}
+    words = {name: each for name, each in words.items() if not is_state(name, each)}
     if "type_code" not in found:
         take("class", [name for name, each in words.items() if 1 < len(each) < 30 and not any(map(_IS_NUMBER, each))])
     return proposed
+
+
+_STATES = re.compile("under ?way|at anchor|moored|aground|engaged in|not under command|restricted man", re.I)
+
+
+def is_state(name: str, words: Iterable[str]) -> bool:
+    """Return whether a column has what a ship does, its navigational status, and not what it is."""
+    return re.search("stat(us|e)", name, re.I) is not None or any(map(_STATES.match, words))
 
 
 def _share(values: Sequence[Any], pattern: str) -> float:

@@ -17,9 +17,17 @@ from ascendrun.programs.trajectory.judge import Judged, judge, missing
 from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_model, pad
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.points.tracks import FEATURES
-from ascendrun.programs.trajectory.scores import MODEL, Adjustment, choose_adjustment, compare, measure, score
+from ascendrun.programs.trajectory.scores import (
+    MODEL,
+    Adjustment,
+    choose_adjustment,
+    compare,
+    fit_temperature,
+    measure,
+    score,
+)
 from ascendrun.programs.trajectory.store import Trained, load_trained, merge, save_trained
-from ascendrun.programs.trajectory.trees import LEAVES, grow_trees
+from ascendrun.programs.trajectory.trees import LEAVES, best_weight, confidence, grow_trees
 from tests.programs.conftest import alone
 
 CONFIG = config_of_sizes(words=30, hidden=16, layers=2, heads=2, max_length=32)
@@ -122,7 +130,7 @@ def test_a_classifier_that_is_as_often_right_as_it_says_has_no_calibration_error
 def test_temperature_is_found_that_undoes_overconfidence_and_never_changes_what_is_called():
     truth = [0] * 80 + [1] * 20
     loud = np.tile([0.99, 0.01], (100, 1))
-    found = choose_adjustment(loud, truth, [0.5, 0.5], ["a", "b"], macro_share=-1.0)
+    found = choose_adjustment(loud, truth, list(map(str, range(100))), [0.5, 0.5], ["a", "b"], macro_share=-1.0)
     assert found.temperature > 2 and found.prior_shift == 0
     mended = found.apply(loud, [0.5, 0.5])
     assert measure(mended, truth).ece < 0.03 and (mended.argmax(1) == loud.argmax(1)).all()
@@ -184,7 +192,7 @@ def test_trees_kept_as_arrays_answer_as_scikit_learn_does_also_after_a_file(tmp_
     values[rng.uniform(size=300) < 0.3, 3] = np.nan
     labels[labels == classes - 1] += 1  # a class that no training track has
     usual = ensemble.HistGradientBoostingClassifier(
-        max_iter=3, max_leaf_nodes=LEAVES, early_stopping=False, random_state=0
+        max_iter=3, max_leaf_nodes=LEAVES, min_samples_leaf=5, early_stopping=False, random_state=0
     ).fit(values[:200, [0, 1, 3, 4]].astype(float), labels[:200])
     model = make_model(Sizes(CONFIG, classes + 1, 0.0, "mean", "causal", [[0.0, 1.0]] * 5), seed=1)
     model.trees = grow_trees(tracks_of(values[:200], labels[:200]), classes + 1, rounds=3)
@@ -205,12 +213,79 @@ def test_trees_have_the_weight_that_fits_unseen_tracks_and_none_where_an_expecte
     labels = (values[:, 0] > 0).astype(int)
     train, unseen = (tracks_of(values[part], labels[part]) for part in (slice(200), slice(200, 400)))
     trees, truth = grow_trees(train, 2, rounds=20), np.eye(2)[labels[200:]]
-    assert trees.weighed(np.full((200, 2), 0.5), unseen).weight > 0.8
-    assert trees.weighed(truth, unseen).weight < 0.2
+    ships = list(map(str, range(200)))
+    assert trees.weighed(np.full((200, 2), 0.5), unseen, ships).weight > 0.8
+    assert trees.weighed(truth, unseen, ships).weight < 0.2
     network = np.full((2, 2), 0.5)
     mixed = replace(trees, weight=0.5).vote(network, tracks_of(np.float32([[2.0, 0.0], [2.0, np.nan]]), np.ones(2)))
     assert mixed[0, 1] > 0.7 and mixed[1].tolist() == [0.5, 0.5]
     assert np.allclose(mixed.sum(1), 1)
+
+
+def answers_of(signal, *, seed, ships, pieces=1):
+    """Probabilities of two classes and the truth of some ships, by what is seen of each: 0 is nothing."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(ships) % 2, pieces)
+    odds = [
+        strength * np.repeat(np.where(np.arange(ships) % 2, 1, -1) + noise * rng.normal(size=ships), pieces)
+        for strength, noise in signal
+    ]
+    rows = [1 / (1 + np.exp(-each)) for each in odds]
+    names = np.repeat([f"s{number}" for number in range(ships)], pieces).tolist()
+    return [np.stack([1 - row, row], 1) for row in rows], labels, names
+
+
+def weight_of(signal, *, seed=1, ships=20, pieces=1):
+    (network, trees), truth, names = answers_of(signal, seed=seed, ships=ships, pieces=pieces)
+    return best_weight(lambda weight: (1 - weight) * network + weight * trees, truth.tolist(), names)
+
+
+def nats_of(rows, truth):
+    return measure(rows, truth.tolist()).nll
+
+
+USEFUL, USELESS, LOUD = (2.0, 1.0), (0.2, 9.0), (3.0, 9.0)
+
+
+def test_a_part_that_brings_nothing_does_not_vote_however_few_the_ships():
+    for signal in ((USELESS, USEFUL), (LOUD, USEFUL), (USEFUL, LOUD)):
+        (network, trees), truth, _ = answers_of(signal, seed=99, ships=4000)  # other ships
+        parts = [nats_of(network, truth), nats_of(trees, truth)]
+        weights = [weight_of(signal, seed=seed) for seed in range(10)]
+        lost = [nats_of((1 - each) * network + each * trees, truth) - min(parts) for each in weights]
+        assert np.median(lost) <= 0.02 and max(lost) < 0.15 and max(lost) < 0.5 * abs(parts[0] - parts[1])
+
+
+def test_parts_that_say_the_same_are_one_and_parts_that_complete_each_other_vote_both():
+    (same, _), truth, names = answers_of((USEFUL, USEFUL), seed=1, ships=20)
+    assert best_weight(lambda weight: same, truth.tolist(), names) == 1.0
+    weights = [weight_of((USEFUL, USEFUL), seed=seed, ships=400) for seed in range(5)]
+    assert all(0.3 <= weight <= 0.8 for weight in weights)
+
+
+def test_the_pieces_of_a_ship_count_as_one_ship():
+    assert [weight_of((USEFUL, (2.0, 1.2)), seed=seed, pieces=30) for seed in range(5)] == [
+        weight_of((USEFUL, (2.0, 1.2)), seed=seed) for seed in range(5)
+    ]
+
+
+def test_trees_are_as_confident_as_they_are_right_about_ships_they_were_not_grown_on():
+    pytest.importorskip("sklearn")
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=(1000, 4)).astype(np.float32)
+    labels = (values[:, 0] + rng.normal(size=1000) > 0).astype(int)
+    train, unseen = tracks_of(values[:100], labels[:100]), tracks_of(values[100:], labels[100:])
+    trees = grow_trees(train, 2)
+    heat = confidence(train, [f"s{number}" for number in range(100)], 2)
+    before, after = (measure(each.ask(unseen), labels[100:]) for each in (trees, replace(trees, temperature=heat)))
+    assert heat > 1.5 and before.ece > 0.15 and after.ece < 0.08 and after.nll < before.nll
+    assert confidence(train[:1], ["a"], 2) == 1.0
+
+
+def test_few_ships_leave_a_temperature_near_one():
+    loud, truth = np.tile([0.99, 0.01], (200, 1)), [0, 0, 0, 1] * 50
+    few, many = (fit_temperature(loud, truth, [f"s{i % ships}" for i in range(200)]) for ships in (4, 200))
+    assert 1 < few < many - 0.5
 
 
 def test_where_no_training_ship_was_trees_without_the_place_vote_also_after_a_file(tmp_path):
@@ -231,7 +306,7 @@ def test_where_no_training_ship_was_trees_without_the_place_vote_also_after_a_fi
         away = both.vote(network, [replace(each, head=np.array([4])) for each in tracks_of(sea, np.ones(3))])
         assert here[0, 1] < 0.1 and here[1, 1] > 0.9
         assert (away[:2, 1] > 0.9).all() and away[2].tolist() == [0.5, 0.5]
-    weighed = model.trees.weighed(np.full((300, 2), 0.5), known)
+    weighed = model.trees.weighed(np.full((300, 2), 0.5), known, list(map(str, range(300))))
     assert weighed.weight > 0.8 and weighed.elsewhere.weight > 0.8
 
 

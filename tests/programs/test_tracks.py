@@ -81,7 +81,7 @@ def test_csv_gz_parquet_and_a_folder_of_ship_files_read_alike(tmp_path):
         for path in (plain, tmp_path / "t.csv.gz", tmp_path / "t.parquet", tmp_path / "ships")
     ]
     assert [len(tracks) for tracks in read] == [1, 1, 1, 2]
-    assert {track.label for tracks in read for track in tracks} == {"Fishing_Vessel"}
+    assert {track.label for tracks in read for track in tracks} == {"4"}
     assert {track.ship for track in read[3]} == {"11", "12"}
     for tracks in read:
         assert tracks[0].time.tolist() == read[0][0].time.tolist() and tracks[0].lat.tolist() == read[0][0].lat.tolist()

@@ -96,10 +96,11 @@ def test_a_reply_is_computed_in_the_precision_that_was_asked_for(trained, classi
     assert seen == [torch.float32, torch.bfloat16]
 
 
-def test_the_adjustment_that_an_evaluation_chose_is_in_every_answer(trained, classifier, tmp_path):
+def test_the_adjustment_that_an_evaluation_chose_is_in_every_answer(trained, tmp_path):
     save_vote([trained], temperature=0.3, prior_shift=0.5, folder=tmp_path)
     adjusted = Classifier(tmp_path, device="cpu")
-    each = [said.predict_single(track_text(), return_probs=True)["probabilities"] for said in (classifier, adjusted)]
+    usual = Classifier(trained / "model.pt", device="cpu")  # without the temperature of its training
+    each = [said.predict_single(track_text(), return_probs=True)["probabilities"] for said in (usual, adjusted)]
     plain = np.array([list(each[0].values())])
     wanted = Adjustment(0.3, 0.5).apply(plain, adjusted.vote.members[0].priors)[0]
     assert wanted.max() > 1.2 * plain.max()

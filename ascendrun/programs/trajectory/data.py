@@ -19,7 +19,7 @@ from ascendrun.programs.trainer.checkpoint import replace_text, replacing
 from ascendrun.programs.trajectory.data_rules import column_map
 from ascendrun.programs.trajectory.grammars import TEXTS, as_texts, fit_text
 from ascendrun.programs.trajectory.leaks import check_leak, check_same_segments, fingerprint
-from ascendrun.programs.trajectory.points.clean import NUMBERED_CLASSES, class_name, split_name
+from ascendrun.programs.trajectory.points.clean import NUMBERED_CLASSES, numbered_class, split_name
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.points.read_ais import Reading, read_tracks
 from ascendrun.programs.trajectory.points.tracks import FEATURES, SPLITS, Limits, Track
@@ -273,7 +273,7 @@ def read_text_line(line: str, place: str) -> tuple[Record, int]:
         text.encode()
     except (ValueError, KeyError, AttributeError, TypeError):
         raise InvalidDataError(listed("program.text-form", place=place)) from None
-    name = class_name("" if label is None else str(label))
+    name = numbered_class("" if label is None else str(label))
     words, removed = without_class(text.split(), name)
     ship = str(row.get("ship") or row.get("source_file") or place)
     split = split_name(str(row.get("split") or ""))

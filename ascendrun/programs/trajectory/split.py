@@ -82,8 +82,8 @@ def doubts(parts: Mapping[str, Sequence[Any]]) -> list[Text]:
     ships = {name: {piece.ship for piece in parts[name]} for name in SPLITS}
     if len(ships["test"]) < LEAST_SHIPS:
         found.append(listed("program.few-test-ships", ships=len(ships["test"]), least=LEAST_SHIPS))
-    classes = {piece.label for piece in parts["train"]}
-    for name in ("val", "test"):
+    classes = {piece.label for name in SPLITS for piece in parts[name]}
+    for name in SPLITS:
         absent = sorted(map(str, classes - {piece.label for piece in parts[name]}))
         if absent:
             found.append(listed("program.class-without-ships", split=name, names=absent))

@@ -22,11 +22,11 @@ from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replace_json, replace_text, replace_weights, replacing
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.model import Sizes, TrackClassifier, fuse, made_of, make_model, pad, stack_values
-from ascendrun.programs.trajectory.points.tracks import Floats
+from ascendrun.programs.trajectory.points.tracks import FEATURES, Floats
 from ascendrun.programs.trajectory.scores import Adjustment
-from ascendrun.programs.trajectory.tokens import MASK, PAD, UNKNOWN, Encoded, check_known
+from ascendrun.programs.trajectory.tokens import MASK, PAD, UNKNOWN, Encoded, Groups, check_known
 from ascendrun.programs.trajectory.trees import Trees
-from ascendrun.text import listed
+from ascendrun.text import Text, listed
 
 MODEL_FILE, PRETRAINED_FILE, VOTE_FILE = "model.pt", "pretrained.pt", "classifier.json"
 SKIPPED_FILE = "skipped.json"
@@ -258,8 +258,31 @@ def check_vocabulary(vote: Vote, samples: Sequence[Encoded], here: Runtime) -> N
     """Warn if the models have not seen some of the tokens. Raises InvalidDataError if they have not seen most."""
     vocabulary = vote.members[0].vocabulary
     warning = check_known(samples, vocabulary, vocabulary, model=listed("program.the-model"))
-    if warning is not None:
-        here.log(listed("program.warning", text=warning))
+    for text in (warning, *unlike(vote.members[0], samples)):
+        if text is not None:
+            here.log(listed("program.warning", text=text))
+
+
+MOSTLY = 0.5
+ABROAD = {"length": listed("program.other-sizes"), "interval_median": listed("program.other-sampling")}
+
+
+def unlike(trained: Trained, samples: Sequence[Encoded]) -> list[Text]:
+    """Return how most of the tracks differ from those of the training: waters, sizes, times between points."""
+    groups, found = Groups.make(trained.vocabulary), []
+    if len(known := groups.known_places()):
+        away = float(np.mean([not np.isin(sample.head, known).any() for sample in samples]))
+        if away > MOSTLY:
+            found.append(listed("program.other-waters", share=away))
+    rows = np.array([sample.values for sample in samples if len(sample.values)])
+    for name, reason in ABROAD.items() if len(rows) else ():
+        edges, values = trained.text["edges"][name], rows[:, FEATURES.index(name)]
+        given = values[~np.isnan(values)]
+        if len(given) and len(edges) > 2:
+            away = float(((given < edges[1]) | (given > edges[-2])).mean())
+            if away > MOSTLY:
+                found.append(listed("program.unlike", what=reason, share=away))
+    return found
 
 
 def answer(row: Floats, names: Sequence[str], *, with_all: bool) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Gradient-boosted trees on the summary of a track, which vote with the network: grown by scikit-learn, kept as arrays.
 
 On a few thousand ships such trees find sizes and places that a network does not; together both are better than each.
+On few ships they are overconfident, and the network may add nothing: the trees are calibrated on ships that they were
+not grown on, and the network votes where that is certainly better.
 Where training has no ships, what trees learned of places is wrong: there, trees vote that were grown without the place.
 """
 
@@ -15,6 +17,7 @@ import torch
 
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.points.tracks import Floats
+from ascendrun.programs.trajectory.scores import fit_temperature, nats_of_ships
 from ascendrun.programs.trajectory.tokens import Encoded
 from ascendrun.text import listed
 
@@ -23,15 +26,21 @@ RARELY = 0.05
 """Fraction of the training tracks: where fewer lack a number, the trees have not learned what its absence means."""
 CHECKED = 200
 """Tracks on which the trees that are kept must answer as scikit-learn does."""
-WEIGHTS = tuple(np.linspace(0.0, 1.0, 11).tolist())
+MIXED = tuple(np.linspace(0.1, 0.9, 9).tolist())
+"""Weights of the trees next to a network."""
+USUAL_WEIGHT, USUAL_SHIPS = 0.7, 20.0
+"""The weight that is best on a few thousand ships, and the number of ships that another one has to convince."""
+FOLDS = 3
+"""Of the ships, to see how confident trees are about ships that they were not grown on."""
 
 
 @dataclass(frozen=True)
 class Trees:
     """`feature` to `value`: arrays (tree, node); the trees of a round are those of `labels` in turn, for two classes
     that of the second. A leaf leads to itself. `expected`: whether (almost) all training tracks have the number.
-    `weight`: share of the trees in the vote. `places`: ids of the tokens of known places, None: trees for any place;
-    a track without such a token is left to `elsewhere`, as is one that lacks an expected number."""
+    `weight`: share of the trees in the vote; `temperature`: makes them as confident as they are right. `places`: ids of
+    the tokens of known places, None: trees for any place; a track without such a token is left to `elsewhere`, as is
+    one that lacks an expected number."""
 
     feature: Any
     threshold: Any
@@ -45,6 +54,7 @@ class Trees:
     classes: int
     depth: int
     weight: float = 1.0
+    temperature: float = 1.0
     places: Any = None
     elsewhere: Trees | None = None
 
@@ -70,7 +80,7 @@ class Trees:
             at = np.where(is_left, self.left[tree, at], self.right[tree, at])
         raw = self.value[tree, at].reshape(-1, len(self.start), len(values)).sum(0) + self.start[:, None]
         raw = raw if len(raw) > 1 else np.stack([np.zeros(len(values)), raw[0]])
-        odds = np.exp(raw - raw.max(0))
+        odds = np.exp((raw - raw.max(0)) / self.temperature)
         found = np.zeros((len(values), self.classes))
         found[:, self.labels] = (odds / odds.sum(0)).T
         return found
@@ -90,22 +100,41 @@ class Trees:
         own = self.ask(samples)
         return lambda weight: np.where(fits[:, None], (1 - weight) * network + weight * own, rest)
 
-    def weighed(self, network: Floats, samples: Sequence[Encoded]) -> Trees:
-        """Return the trees with the weight of the lowest loss in nats on these tracks, which none has seen."""
-        truth = [sample.label for sample in samples]
-        votes = self._votes(network, samples)
+    def weighed(self, network: Floats, samples: Sequence[Encoded], ships: Sequence[str]) -> Trees:
+        """Return the trees with the weight that fits these tracks, which none has seen."""
+        weight = best_weight(self._votes(network, samples), [sample.label for sample in samples], ships)
+        elsewhere = self.elsewhere.weighed(network, samples, ships) if self.elsewhere else None
+        return replace(self, weight=weight, elsewhere=elsewhere)
 
-        def loss(weight: float) -> float:
-            return float(-np.log(np.maximum(votes(weight)[np.arange(len(truth)), truth], 1e-12)).mean())
 
-        elsewhere = self.elsewhere.weighed(network, samples) if self.elsewhere else None
-        return replace(self, weight=min(WEIGHTS, key=loss), elsewhere=elsewhere)
+def best_weight(votes: Callable[[float], Floats], truth: Sequence[int], ships: Sequence[str]) -> float:
+    """Return the weight of the lowest loss by ship, drawn towards the usual one, but only where both together are
+    better than each by a standard error; else that of one part alone, the trees first."""
+    losses = {weight: nats_of_ships(votes(weight), truth, ships) for weight in (0.0, *MIXED, 1.0)}
+
+    def drawn(weight: float) -> float:
+        own, rest = np.log(USUAL_WEIGHT / weight), np.log((1 - USUAL_WEIGHT) / (1 - weight))
+        return float(losses[weight].sum() + USUAL_SHIPS * (USUAL_WEIGHT * own + (1 - USUAL_WEIGHT) * rest))
+
+    def is_better(one: float, other: float) -> bool:
+        saved = losses[other] - losses[one]
+        return bool(saved.sum() > np.sqrt((saved**2).sum()))
+
+    both = min(MIXED, key=drawn)
+    if not is_better(both, 1.0):
+        return 1.0
+    return 0.0 if is_better(0.0, 1.0) and not is_better(both, 0.0) else both
 
 
 def table(samples: Sequence[Encoded], numbers: int) -> Floats:
     """Return the summaries; those of a text without one are unknown."""
     unknown = np.full(numbers, np.nan)
     return np.stack([sample.values if len(sample.values) else unknown for sample in samples]).astype(np.float64)
+
+
+def least_of_leaf(tracks: int) -> int:
+    """Return the least number of tracks of a leaf: 20 for many; of a few, trees with such leaves learn nothing."""
+    return min(20, max(5, tracks // 40))
 
 
 def grow_trees(train: Sequence[Encoded], classes: int, rounds: int = ROUNDS) -> Trees:
@@ -121,7 +150,11 @@ def grow_trees(train: Sequence[Encoded], classes: int, rounds: int = ROUNDS) -> 
     lowest, highest = rows.min(0, where=known, initial=np.inf), rows.max(0, where=known, initial=-np.inf)
     columns = np.flatnonzero(highest > lowest)  # scikit-learn fails on a column without any number
     model: Any = HistGradientBoostingClassifier(
-        max_iter=rounds, max_leaf_nodes=LEAVES, early_stopping=False, random_state=0
+        max_iter=rounds,
+        max_leaf_nodes=LEAVES,
+        min_samples_leaf=least_of_leaf(len(rows)),
+        early_stopping=False,
+        random_state=0,
     ).fit(rows[:, columns], [sample.label for sample in train])
     nodes = [predictor.nodes for each in model._predictors for predictor in each]
     shape = (len(nodes), max(map(len, nodes)))
@@ -144,3 +177,17 @@ def grow_trees(train: Sequence[Encoded], classes: int, rounds: int = ROUNDS) -> 
     if not np.allclose(trees.ask(train[:CHECKED])[:, trees.labels], told, atol=1e-6):
         raise InvalidDataError(listed("program.trees-layout"))
     return trees
+
+
+def confidence(train: Sequence[Encoded], ships: Sequence[str], classes: int) -> float:
+    """Return the temperature of trees on these tracks: each ship is asked of trees that were grown without it."""
+    kind = {ship: sample.label for ship, sample in zip(ships, train)}
+    fold = {ship: i % FOLDS for i, ship in enumerate(sorted(kind, key=lambda ship: (kind[ship], ship)))}
+    folds, truth = np.array([fold[ship] for ship in ships]), np.array([sample.label for sample in train])
+    found = np.zeros((len(train), classes))
+    for number in range(FOLDS):
+        rest, own = ([train[i] for i in np.flatnonzero(each).tolist()] for each in (folds != number, folds == number))
+        if own and len({sample.label for sample in rest}) > 1:
+            found[folds == number] = grow_trees(rest, classes).ask(own)
+    asked = np.flatnonzero(found[np.arange(len(train)), truth]).tolist()  # of a class that the others have too
+    return fit_temperature(found[asked], truth[asked].tolist(), [ships[i] for i in asked]) if len(asked) else 1.0

@@ -13,12 +13,17 @@ from ascendrun.programs.trajectory.points.tables import NO_TIME, numbers, one_nu
 from ascendrun.programs.trajectory.points.tracks import FASTEST_KNOTS, Floats, Track
 from ascendrun.text import Text, listed
 
-NO_CLASS = ("", "nan", "none", "undefined", "unknown")
+MISSING = ("nan", "none", "null", "na", "n/a", "<na>", "\\n")
+"""What libraries and databases write for a value that is not there, in lower case."""
+NO_CLASS = ("", "undefined", "unknown")
 NO_PLACE = listed("program.no-place")
 LEAST_NEGATIVE = 5
 """Number of different negative courses from which they are those of -180 to 180 degrees."""
 LEAST_WEST = 10
-"""Number of longitudes above 181, with none below 0, from which they are those of 0 to 360 degrees."""
+"""Number of longitudes above 180 from which they are those of 0 to 360 degrees."""
+NO_LONGITUDE = 181.0
+LEAST_TYPE = 20
+"""The lowest AIS ship type in use; where most codes are lower, they are those of another table."""
 LONGEST_SHIP_M = 500.0
 SHIPS = ("", "Class A", "Class B")
 """Senders; base stations and buoys send positions too. Empty: there is no such column."""
@@ -82,8 +87,8 @@ def clean_rows(
     sog = optional_numbers(table, found, "sog", count) * knots
     sog = np.where((sog < 0) | (sog > FASTEST_KNOTS), np.nan, sog)
     cog, heading = (directions(optional_numbers(table, found, key, count)) for key in ("cog", "heading"))
-    is_west = (lon > 181) & (lon <= 360)
-    if not (lon < 0).any() and is_west.sum() >= LEAST_WEST:
+    is_west = (lon > 180) & (lon <= 360) & (lon != NO_LONGITUDE)
+    if len(np.unique(lon[is_west])) >= LEAST_WEST:
         lon = np.where(is_west, lon - 360, lon)
     ships = [without_fraction(text) for text in texts(table, found, "ship", count, default_ship)]
     tracks = texts(table, found, "track", count, "")
@@ -154,7 +159,7 @@ def class_texts(table: Mapping[str, Sequence[Any]], found: Mapping[str, str], co
     if "class" in found or "type_code" not in found:
         return texts(table, found, "class", count, "")
     codes = numbers(table[found["type_code"]])
-    if np.isnan(codes).all():
+    if (codes != 0).any() and (codes >= LEAST_TYPE).sum() <= (codes > 0).sum() / 2:
         return texts(table, found, "type_code", count, "")
     return ["" if not code > 0 else CLASS_OF_CODE.get(int(code), "Other") for code in codes]
 
@@ -186,7 +191,8 @@ def texts(
 ) -> list[str]:
     if key not in found:
         return [default] * count
-    return ["" if value is None else str(value).strip() for value in table[found[key]]]
+    given = ("" if value is None else str(value).strip() for value in table[found[key]])
+    return ["" if text.lower() in MISSING else text for text in given]
 
 
 def first_given(values: Sequence[str], rows: Sequence[int]) -> str:
@@ -194,13 +200,16 @@ def first_given(values: Sequence[str], rows: Sequence[int]) -> str:
 
 
 def class_name(text: str) -> str | None:
-    """Return the class name, None if unknown; numbers 0 to 13 become NUMBERED_CLASSES."""
-    if text.lower() in NO_CLASS:
-        return None
+    """Return the class name, None if unknown. A code stays a code: its table is not known."""
+    return None if text.lower() in (*NO_CLASS, *MISSING) else without_fraction(text)
+
+
+def numbered_class(text: str) -> str | None:
+    """Return the class of a text of the field guides; numbers 0 to 13 become NUMBERED_CLASSES."""
     number = one_number(text)
     if number.is_integer() and 0 <= number < len(NUMBERED_CLASSES):
         return NUMBERED_CLASSES[int(number)]
-    return text
+    return class_name(text)
 
 
 def split_name(text: str) -> str | None:

@@ -13,7 +13,14 @@ from ascendrun.facts.columns import Columns
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trajectory.points import tables
 from ascendrun.programs.trajectory.points import tracks as points
-from ascendrun.programs.trajectory.points.clean import LeftOut, class_name, class_texts, clean_rows, texts
+from ascendrun.programs.trajectory.points.clean import (
+    LeftOut,
+    class_name,
+    class_texts,
+    clean_rows,
+    texts,
+    without_fraction,
+)
 from ascendrun.text import Text, listed
 
 CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?")
@@ -23,6 +30,9 @@ STEADY = 1.0
 """Interquartile range of the factor, in logarithms, up to which speeds differ from distances by a constant factor."""
 LEAST_SIZED = 5
 """Number of ships of one length from which that length is a filler."""
+NO_POINT, TOO_SHORT = listed("program.no-usable-point"), listed("program.too-short")
+REPEATED = 0.2
+"""Share of the points from which repeated times at other places are noted."""
 TWO_SHIPS = listed("program.two-ships")
 
 
@@ -74,6 +84,8 @@ class Import:
         self._waiting: list[tuple[Source, tables.Table]] = []  # the order of day and month is decided over all files
         self._sources: list[Source] = []
         self._unmatched: dict[tuple[str, ...], int] = {}
+        self._ships: dict[str, Text] = {}  # all that are named, and why one has no track
+        self._elsewhere = 0  # points that repeat a time at another place
 
     def add(self, file: Path) -> None:
         try:
@@ -115,6 +127,7 @@ class Import:
         if self._problems:
             raise InvalidDataError.of(self._problems)
         spelled: dict[str, str] = {}
+        self._join_ships()
         raw = [
             points.with_derived(spelled_alike(track, spelled), speed=source.derives_speed, course=source.derives_course)
             for source in self._sources
@@ -126,9 +139,29 @@ class Import:
             raise self._no_track(path, counts)
         bad, why = self._left_out.count, tuple(self._left_out.reasons())
         notes = tuple(self._notes)
+        self._ships.update(dict.fromkeys((track.ship for track in raw), TOO_SHORT))
+        kept = {track.ship for track in tracks}
+        dropped = {ship: reason for ship, reason in self._ships.items() if ship not in kept}
         return tracks, points.Cleaning(
-            points=self._points, bad_points=bad, tracks=len(tracks), **counts, why_bad=why, notes=notes
+            points=self._points, bad_points=bad, tracks=len(tracks), **counts, why_bad=why, dropped=dropped, notes=notes
         )
+
+    def _join_ships(self) -> None:
+        """Read a ship with and without leading zeros as one, and note it; and note many repeated times."""
+        tracks = [track for source in self._sources for track in source.tracks]
+        names: dict[str, str] = {}
+        for ship in sorted({track.ship for track in tracks}, key=len, reverse=True):
+            names.setdefault(ship.lstrip("0") if ship.isdigit() else ship, ship)
+        own = {track.ship: names[track.ship.lstrip("0") if track.ship.isdigit() else track.ship] for track in tracks}
+        joined = [ship for ship, name in own.items() if ship != name]
+        for source in self._sources:
+            source.tracks = [replace(track, ship=own[track.ship]) for track in source.tracks]
+        for ship in joined:
+            self._ships.pop(ship, None)
+        if joined:
+            self._notes.append(listed("program.leading-zeros", count=len(joined), ship=joined[0]))
+        if self._elsewhere > REPEATED * self._points:
+            self._notes.append(listed("program.times-repeated", count=self._elsewhere, points=self._points))
 
     def _no_track(self, path: Path, counts: Mapping[str, int]) -> InvalidDataError:
         cut = {reason: count for name, reason in CUT_AWAY.items() if (count := counts[name])}
@@ -157,6 +190,13 @@ class Import:
         )
         ordered = [points.in_order(track) for track in raw]
         self._repeated += sum(again for _, again in ordered)
+        self._elsewhere += sum(
+            len(set(zip(track.time.tolist(), track.lat.tolist(), track.lon.tolist()))) - len(alone)
+            for track, (alone, _) in zip(raw, ordered)
+        )
+        ships = texts(table.columns, found, "ship", len(table.columns[found["time"]]), "")
+        for ship in filter(None, map(without_fraction, ships)):
+            self._ships.setdefault(ship, NO_POINT)
         source.tracks = [track for track, _ in ordered]
         source.classes = len(set(class_texts(table.columns, found, len(table.columns[found["time"]]))) - {""})
         source.derives_speed, source.derives_course = "sog" not in found, "cog" not in found
@@ -213,6 +253,7 @@ class Import:
             shared = [track for track in jumping if points.is_shared_name(track)]
             if not source.names_ships and (shared or source.classes > 1):
                 self._problems.append(listed("program.no-ship-column", file=source.file))
+            self._ships.update(dict.fromkeys((track.ship for track in shared), TWO_SHIPS))
             for track in shared:
                 self._left_out.add(TWO_SHIPS, len(track), listed("program.ship-of-file", ship=track.ship))
             source.tracks = [track for track in source.tracks if track not in shared]
@@ -228,9 +269,17 @@ class Import:
                 small.append(source)
             else:
                 self._judge(source, found)
-        together = points.agreement([track for source in small for track in source.tracks])
+        rest = [track for source in small for track in source.tracks]
+        together = points.agreement(rest)
         if together is not None:
             self._judge(small[0], together)
+        elif (slow := points.agreement(rest, points.LONGEST_AT_ALL_S)) and self._reading.units == "auto":
+            if abs(np.log(slow.factor)) > np.log(points.GROSSLY):
+                self._judge_speed(small[0], replace(slow, spread=0.0))
+        for source in self._sources:
+            if points.is_in_radians(np.concatenate([np.empty(0), *(track.cog for track in source.tracks)])):
+                column = source.columns.of.get("cog", "cog")
+                self._problems.append(listed("program.course-radians", file=source.file, column=column))
 
     def _judge(self, source: Source, found: points.Agreement) -> None:
         columns, file = source.columns.of, source.file

@@ -73,7 +73,7 @@ def read_csv(file: Path) -> Table:
                 raise InvalidDataError(listed("program.table-empty", file=file))
             first_line = rows.line_num + 1
             for row in rows:
-                if len(row) == len(header):
+                if len(row) == len(header) and rows.line_num == first_line:  # a quote that stays open takes lines
                     body.append(row)
                 elif row:
                     torn += rows.line_num + 1 - first_line

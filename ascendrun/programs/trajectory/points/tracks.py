@@ -7,7 +7,7 @@ under one name.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
@@ -91,6 +91,8 @@ class Cleaning:
     short_pieces: int
     tracks: int
     why_bad: tuple[Text, ...] = ()
+    dropped: Mapping[str, Text] = field(default_factory=dict)
+    """Ships without any track, and the reason."""
     notes: tuple[Text, ...] = ()
 
 
@@ -205,7 +207,7 @@ def computed(track: Track) -> dict[str, float]:
         *rules(swing, mean, np.maximum.reduce),
         *rules(np.abs(between(track.cog, track.heading)), median, np.maximum.reduce),
         track.length or math.nan, track.width or math.nan, track.length / track.width if track.width else math.nan,
-        float(median(track.lat)), float(median(track.lon)),
+        float(median(track.lat)), (float(track.lon[0] + median(from_first(track))) + 180) % 360 - 180,
     )  # fmt: skip
     return dict(zip(FEATURES, values))
 
@@ -245,7 +247,12 @@ def steps_m(track: Track) -> Floats:
 def spread_m(track: Track) -> float:
     """Return the standard deviation of the position."""
     east = METRES_PER_DEGREE * math.cos(math.radians(float(track.lat[0])))
-    return math.hypot(float(track.lat.std()) * METRES_PER_DEGREE, float(track.lon.std()) * east)
+    return math.hypot(float(track.lat.std()) * METRES_PER_DEGREE, float(from_first(track).std()) * east)
+
+
+def from_first(track: Track) -> Floats:
+    """Return the longitudes relative to the first, also across 180 degrees."""
+    return between(np.full(len(track), track.lon[0]), track.lon)
 
 
 def longest_stay_s(track: Track, still: NDArray[np.bool_]) -> float:
@@ -259,6 +266,9 @@ def longest_stay_s(track: Track, still: NDArray[np.bool_]) -> float:
 
 LONGEST_STEP_S = 300.0
 """Over a longer time a ship changes its speed too much for the comparison."""
+LONGEST_AT_ALL_S = 6 * 3600.0
+"""Over so long a time, a speed that is wrong by a factor of GROSSLY still shows."""
+GROSSLY = 4.0
 LEAST_KNOTS, LEAST_METRES = 2.0, 100.0
 LEAST_STEPS = 30
 USUAL_KNOTS = 100.0
@@ -290,7 +300,7 @@ class Agreement:
         return nearest if distance[nearest] < 0.3 else None
 
 
-def agreement(tracks: Sequence[Track]) -> Agreement | None:
+def agreement(tracks: Sequence[Track], longest_s: float = LONGEST_STEP_S) -> Agreement | None:
     """Compare speed and course of all tracks (by time) with their paths; None: too few steps of moving ships."""
     ratios, turned, mirrored = [], [], []
     for track in tracks:
@@ -298,7 +308,7 @@ def agreement(tracks: Sequence[Track]) -> Agreement | None:
         knots = metres / np.maximum(seconds, 1) / METRES_PER_KNOT_SECOND
         told = (track.sog[1:] + track.sog[:-1]) / 2
         with np.errstate(invalid="ignore"):
-            moving = (seconds > 0) & (seconds <= LONGEST_STEP_S) & (metres > LEAST_METRES) & (knots > LEAST_KNOTS)
+            moving = (seconds > 0) & (seconds <= longest_s) & (metres > LEAST_METRES) & (knots > LEAST_KNOTS)
             moving &= (knots < USUAL_KNOTS) & (told > 0)
         ratios.append(knots[moving] / told[moving])
         course = track.cog[1:][moving]
@@ -345,6 +355,12 @@ def with_derived(track: Track, *, speed: bool, course: bool) -> Track:
         sog=np.concatenate([knots[:1], knots]) if speed else track.sog,
         cog=np.concatenate([degrees[:1], degrees]) if course else track.cog,
     )
+
+
+def is_in_radians(courses: Floats) -> bool:
+    """Return whether many different courses lie within a turn of 2 pi, and go around it."""
+    given = np.unique(courses[~np.isnan(courses)])
+    return len(given) >= LEAST_STEPS and given[-1] <= 2 * math.pi + 0.01 and bool(np.ptp(given) > 4)
 
 
 def is_shared_name(track: Track) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ascendrun.programs.trajectory.split import LEAKY, doubts
 from ascendrun.programs.trajectory.store import is_skipped, load_pretrained, pretrained_folder
 from ascendrun.programs.trajectory.tokens import check_known
 from ascendrun.programs.trajectory.train import plan_of, unlabelled, work_on
-from ascendrun.text import from_json, listed
+from ascendrun.text import Text, from_json, listed
 
 
 def check_base(options: Options) -> None:
@@ -27,19 +28,12 @@ def check_base(options: Options) -> None:
         models.config_of_folder(base, words=1)
 
 
-def introduce(options: Options, samples: Samples, here: Runtime) -> None:
-    source = (
-        listed("program.synthetic", seed=options["seed"])
-        if not options["prepared_dir"] and options["data_path"] == GENERATED
-        else options["prepared_dir"] or options["data_path"]
-    )
-    counts = " · ".join(f"{name} {len(part)}" for name, part in samples.records.items() if part)
-    here.log(listed("program.tracks", counts=counts, source=source))
-    if samples.is_leaky:
-        here.log(listed("program.warning", text=LEAKY))
-    else:
-        here.log(listed("program.split-by-ship"))
-    cleaning = samples.facts["cleaning"]
+NAMED = 8
+"""Dropped ships that the log names; predictions.jsonl has all of them."""
+
+
+def log_cleaning(cleaning: Mapping[str, Any], here: Runtime) -> None:
+    """Log what of the data was not used, and why."""
     if "points" in cleaning:
         here.log(
             listed(
@@ -57,6 +51,28 @@ def introduce(options: Options, samples: Samples, here: Runtime) -> None:
         here.log(listed("program.reading-note", note=note))
     if cleaning.get("class_words_removed"):
         here.log(listed("program.class-tokens-removed", count=cleaning["class_words_removed"]))
+    dropped = from_json(cleaning.get("dropped", {}))
+    by_reason: dict[Text, list[str]] = {}
+    for ship, reason in dropped.items():
+        by_reason.setdefault(reason, []).append(ship)
+    for reason, ships in by_reason.items():
+        lost = listed("program.ships-dropped", count=len(ships), reason=reason, ships=ships[:NAMED])
+        here.log(listed("program.warning", text=lost))
+
+
+def introduce(options: Options, samples: Samples, here: Runtime) -> None:
+    source = (
+        listed("program.synthetic", seed=options["seed"])
+        if not options["prepared_dir"] and options["data_path"] == GENERATED
+        else options["prepared_dir"] or options["data_path"]
+    )
+    counts = " · ".join(f"{name} {len(part)}" for name, part in samples.records.items() if part)
+    here.log(listed("program.tracks", counts=counts, source=source))
+    if samples.is_leaky:
+        here.log(listed("program.warning", text=LEAKY))
+    else:
+        here.log(listed("program.split-by-ship"))
+    log_cleaning(samples.facts["cleaning"], here)
     here.log(
         listed(
             "program.classes",

@@ -13,7 +13,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,9 +33,9 @@ from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
 from ascendrun.programs.trajectory.grammars import summary_of_text
 from ascendrun.programs.trajectory.judge import Judged, judge
 from ascendrun.programs.trajectory.points.tracks import Floats
-from ascendrun.programs.trajectory.stages.common import introduce
+from ascendrun.programs.trajectory.stages.common import introduce, log_cleaning
 from ascendrun.programs.trajectory.tokens import Encoded
-from ascendrun.text import Text, listed
+from ascendrun.text import Text, from_json, listed
 from ascendrun.text.format import pad_left
 
 BASELINES_S = 120.0
@@ -153,7 +153,8 @@ def adjusted(
     if options["calibration"] != "none":
         share = options["macro_f1_weight"] if options["calibration"] == "prior" else -1.0
         plain = store.put_together(replace(vote, temperature=1.0, prior_shift=0.0), each)
-        chosen = scoring.choose_adjustment(plain, truth, priors, vote.names, macro_share=share)
+        ships = [record.ship for record in samples.records["val"]]
+        chosen = scoring.choose_adjustment(plain, truth, ships, priors, vote.names, macro_share=share)
         vote = replace(vote, temperature=chosen.temperature, prior_shift=chosen.prior_shift)
     return vote, {
         "vote": in_short(store.put_together(vote, each), truth, vote.names),
@@ -273,12 +274,16 @@ def classify(options: data.Options, here: Runtime) -> None:
         classify_stream(vote, precision, options, here)
         return
     here.log(precision.reason)
+    dropped: dict[str, Text] = {}
     if options["prepared_dir"]:
         prepared = data.load_prepared(Path(options["prepared_dir"]))
         check_grammar(vote, prepared)
         records = prepared.records[options["eval_split"]]
     else:
-        records = data.as_records(data.load_data(options)[0], vote.members[0].text)
+        pieces, cleaning = data.load_data(options)
+        log_cleaning(cleaning, here)
+        dropped = from_json(cleaning.get("dropped", {}))
+        records = data.as_records(pieces, vote.members[0].text)
     samples = data.encode_all(records, vote.members[0].vocabulary, {name: i for i, name in enumerate(vote.names)})
     store.check_vocabulary(vote, samples, here)
     warm = samples[: min(len(samples), options["global_batch_size"] * here.world_size)]
@@ -290,7 +295,9 @@ def classify(options: data.Options, here: Runtime) -> None:
     seconds = time.monotonic() - started_s
     path = Path(options["output_dir"]).absolute() / "predictions.jsonl"
     if here.is_first:
-        write_predictions(path, records, probabilities, vote.names, with_all=options["save_probabilities"])
+        write_predictions(
+            path, records, probabilities, vote.names, with_all=options["save_probabilities"], dropped=dropped
+        )
     known = [i for i, sample in enumerate(samples) if sample.label >= 0]
     if known:
         scores = scoring.score([samples[i].label for i in known], probabilities[known].argmax(1).tolist(), vote.names)
@@ -320,15 +327,24 @@ def classify(options: data.Options, here: Runtime) -> None:
 
 
 def write_predictions(
-    path: Path, records: Sequence[data.Record], probabilities: Floats, names: Sequence[str], *, with_all: bool = True
+    path: Path,
+    records: Sequence[data.Record],
+    probabilities: Floats,
+    names: Sequence[str],
+    *,
+    with_all: bool = True,
+    dropped: Mapping[str, Text] | None = None,
 ) -> None:
-    """Write one line per track: its class_name and confidence, and the truth if known."""
+    """Write one line per track: its class_name and confidence, and the truth if known; then one per ship that has no
+    track, with the reason as `error`."""
     with replacing(path) as fresh, open(fresh, "w", encoding="utf-8") as file:
         for record, row in zip(records, probabilities):
             line = {"track": record.id, "ship": record.ship, **store.answer(row, names, with_all=with_all)}
             if record.label is not None:
                 line["truth"] = record.label
             file.write(json.dumps(line) + "\n")
+        for ship, reason in (dropped or {}).items():
+            file.write(json.dumps({"ship": ship, "class_name": None, "error": str(reason)}) + "\n")
 
 
 def classify_stream(vote: store.Vote, precision: Precision, options: data.Options, here: Runtime) -> None:

@@ -24,12 +24,12 @@ from ascendrun.programs.trajectory import store
 from ascendrun.programs.trajectory.data import Options, Samples, make_samples, prepare, save_prepared
 from ascendrun.programs.trajectory.judge import Judged, judge, missing
 from ascendrun.programs.trajectory.model import Sizes, make_guesser, make_model
-from ascendrun.programs.trajectory.scores import MODEL
+from ascendrun.programs.trajectory.scores import MODEL, fit_temperature
 from ascendrun.programs.trajectory.stages.common import check_base, introduce, start_with
 from ascendrun.programs.trajectory.stages.trained import write_predictions
 from ascendrun.programs.trajectory.tokens import Groups
 from ascendrun.programs.trajectory.train import FREE, class_weights, make_loop, train_head, unlabelled
-from ascendrun.programs.trajectory.trees import Trees, grow_trees
+from ascendrun.programs.trajectory.trees import Trees, confidence, grow_trees
 from ascendrun.text import listed
 
 # --- prepare ---
@@ -175,20 +175,22 @@ def train_one(options: Options, here: Runtime, folder: Path) -> bool:
     ]
     trained = store.Trained(model, sizes, samples.vocabulary, samples.names, samples.text, priors)
     trees = share_trees(options, samples, sizes, here)
+    rows, ships = samples.encoded["val"], [record.ship for record in samples.records["val"]]
     for name in ("final", "best"):
         if name == "best":
             loop.load_best()
         model = loop.engine.whole().module
-        trained = replace(trained, model=model)
         model.trees = None
+        answers = store.predict(model, rows, here, options)
         if trees is not None:
-            model.trees = trees.weighed(
-                store.predict(model, samples.encoded["val"], here, options), samples.encoded["val"]
-            )
+            model.trees = trees.weighed(answers, rows, ships)
+            answers = model.trees.vote(answers, rows)
+        vote = store.Vote((replace(trained, model=model),), fit_temperature(answers, samples.labels("val"), ships))
         if here.local_rank == 0:
-            store.save_trained(trained, output / name)
+            store.save_trained(vote.members[0], output / name)
+            store.save_vote([output / name], temperature=vote.temperature, prior_shift=0.0, folder=output / name)
     seconds = time.monotonic() - started_s
-    report(options, samples, trained, loop.progress, here, seconds, "test" if options["mode"] == "train" else "val")
+    report(options, samples, vote, loop.progress, here, seconds, "test" if options["mode"] == "train" else "val")
     return True
 
 
@@ -199,11 +201,14 @@ def share_trees(options: Options, samples: Samples, sizes: Sizes, here: Runtime)
     grown: Trees | str | None = None
     if here.is_first and missing() is None:
         try:
-            grown = grow_trees(samples.encoded["train"], len(samples.names))
+            train, ships = samples.encoded["train"], [record.ship for record in samples.records["train"]]
+            classes = len(samples.names)
+            heat = confidence(train, ships, classes)
+            grown = replace(grow_trees(train, classes), temperature=heat)
             groups = Groups.make(samples.vocabulary)
             if (groups.of > 0).any():
-                nowhere = [groups.without(each, levels=0, has_size=True) for each in samples.encoded["train"]]
-                others = grow_trees(nowhere, len(samples.names))
+                nowhere = [groups.without(each, levels=0, has_size=True) for each in train]
+                others = replace(grow_trees(nowhere, classes), temperature=heat)
                 grown = replace(grown, places=groups.known_places(), elsewhere=others)
         except Exception as error:  # of any kind, from another library: it must not cost the training its model
             grown = errors.in_a_line(error)
@@ -223,23 +228,17 @@ def identity_in(file: Path) -> Any:
 
 
 def report(
-    options: Options,
-    samples: Samples,
-    trained: store.Trained,
-    progress: Progress,
-    here: Runtime,
-    seconds: float,
-    split: str,
+    options: Options, samples: Samples, vote: store.Vote, progress: Progress, here: Runtime, seconds: float, split: str
 ) -> None:
     """Write the split's report and predictions to `output` on rank 0's node."""
     judged = judge(
-        lambda rows: store.predict(trained.model, rows, here, options),
+        lambda rows: store.vote_on(vote, rows, here, options),
         samples,
         split,
         here,
         options,
         seconds=seconds,
-        known=known_of_trees(trained.model, samples, split, options, here),
+        known=known_of_trees(vote, samples, split, options, here),
     )
     scores, baseline = judged.scores(), judged.scores("majority")
     here.record(
@@ -249,33 +248,34 @@ def report(
         **{f"{split}_macro_f1": scores.macro_f1, f"{split}_accuracy": scores.accuracy},
     )
     if here.is_first:
-        report_on(judged, samples, trained, split, options, progress, here, seconds)
+        report_on(judged, samples, vote, split, options, progress, here, seconds)
     here.record(done=True)
 
 
-def known_of_trees(model: Any, samples: Samples, split: str, options: Options, here: Runtime) -> dict[str, Any]:
+def known_of_trees(vote: store.Vote, samples: Samples, split: str, options: Options, here: Runtime) -> dict[str, Any]:
     """Return what the trees, the network alone and both together predict; {} for a model without trees."""
-    trees, rows = model.trees, samples.encoded[split]
+    model, rows = vote.members[0].model, samples.encoded[split]
+    trees = model.trees
     if trees is None:
         return {}
-    known = {"boosting": trees.ask(rows)} if "boosting" in options["baselines"] else {}
+    known = {"boosting": replace(trees, temperature=1.0).ask(rows)} if "boosting" in options["baselines"] else {}
     model.trees = None
     known["network"] = store.predict(model, rows, here, options)
     model.trees = trees
-    return {**known, MODEL: trees.vote(known["network"], rows)}
+    return {**known, MODEL: store.put_together(vote, [trees.vote(known["network"], rows)])}
 
 
 def report_on(
     judged: Judged,
     samples: Samples,
-    trained: store.Trained,
+    vote: store.Vote,
     split: str,
     options: Options,
     progress: Progress,
     here: Runtime,
     seconds: float,
 ) -> None:
-    output, trees = Path(options["output_dir"]).absolute(), trained.model.trees
+    output, trees = Path(options["output_dir"]).absolute(), vote.members[0].model.trees
     more = {
         "data": {
             "tracks": {name: len(part) for name, part in samples.records.items()},
@@ -285,6 +285,7 @@ def report_on(
         },
         "training": summary_of(progress, here, seconds),
         "trees_weight": trees.weight if trees else None,
+        "temperature": vote.temperature,
         "class_weights": class_weights(samples.labels("train"), len(samples.names), options["class_weights"]),
         "identity": identity_of(options, FREE, data=samples.digest[:16]),
         "options": dict(options),
