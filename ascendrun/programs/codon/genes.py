@@ -308,7 +308,8 @@ STYLES = 2
 def frequencies(organism: int) -> Array:
     """Return the frequencies of codons of generated genes: STYLES x RESIDUES x 64, those of a residue add up to 1.
 
-    A gene has one style throughout, each as likely, so the codons of a gene tell of its other codons.
+    A gene has one style throughout, each as likely, so the codons of a gene tell of its other codons. Half of the
+    residues are twice as frequent in the proteins of a style, so the protein tells of them too.
     """
     rng = np.random.default_rng([11, organism])
     found = np.zeros((STYLES, len(v.RESIDUES), len(v.CODONS)))
@@ -326,9 +327,11 @@ def generated(count: int, *, seed: int, val_size: float, names: Organisms = v.OR
     for number in range(count):
         rng = np.random.default_rng([12, seed, number])
         organism = GENERATED_ORGANISMS[number % len(GENERATED_ORGANISMS)]
-        inner = rng.integers(0, len(v.RESIDUES) - 1, size=int(rng.integers(18, 119)))
+        style = int(rng.integers(STYLES))
+        common = np.concatenate([np.arange(len(v.RESIDUES) - 1), np.arange(style, len(v.RESIDUES) - 1, STYLES)])
+        inner = rng.choice(common, size=int(rng.integers(18, 119)))
         protein = np.concatenate([[v.RESIDUES.index("M")], inner, [len(v.RESIDUES) - 1]])
-        own = sums[organism][int(rng.integers(STYLES))][protein]
+        own = sums[organism][style][protein]
         draws = rng.uniform(size=(len(protein), 1)) * own[:, -1:]
         genes.append((v.FIRST_CODON + (own <= draws).sum(-1)).astype(np.uint8))
         numbers.append(organism)

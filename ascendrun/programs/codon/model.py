@@ -219,7 +219,8 @@ class CodonModel(nn.Module):
 
 
 def make_model(config: Config, *, seed: int, **given: Any) -> CodonModel:
-    """Return a model with new weights, the same on all ranks: normal matrices, norms of 1, biases of 0.
+    """Return a model with new weights, the same on all ranks: normal matrices, norms of 1, biases of 0; positions are
+    waves, in which a layer finds the neighbours of a residue sooner than in random numbers.
 
     `given`: more arguments of CodonModel.
     """
@@ -227,14 +228,29 @@ def make_model(config: Config, *, seed: int, **given: Any) -> CodonModel:
         model = CodonModel(config, **given)
     model = model.to_empty(device="cpu")
     chance = torch.Generator().manual_seed(seed_of(seed, 21))
+    spread = config.initializer_range
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.ndim > 1:
-                weight.normal_(0.0, config.initializer_range, generator=chance)
+            if name.endswith("position_embeddings.weight"):
+                weight.copy_(waves(*weight.shape) * spread * math.sqrt(2))
+            elif weight.ndim > 1:
+                weight.normal_(0.0, spread, generator=chance)
             else:
                 weight.fill_(1.0 if name.endswith("LayerNorm.weight") else 0.0)
         model.words.weight[config.pad_token_id] = 0.0
     return model
+
+
+WAVES = 2.0, 128.0
+"""The shortest and the longest of the positions, in tokens."""
+
+
+def waves(count: int, width: int) -> torch.Tensor:
+    """Return a sine and a cosine of each position for each of width / 2 wave lengths, in equal ratios."""
+    first, last = (math.log2(each) for each in WAVES)
+    lengths = torch.logspace(first, last, -(-width // 2), base=2.0, dtype=torch.float64)
+    angles = 2 * math.pi * torch.arange(count, dtype=torch.float64)[:, None] / lengths
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width].float()
 
 
 def with_organisms(
@@ -321,6 +337,17 @@ def sparse_attention(
 
 AS_MASK, AS_OTHER = 0.8, 0.1
 """Fractions of the selected codons that become their residue's mask token or any codon; the rest stay."""
+
+
+def masked_for(options: Mapping[str, Any], ids: Array, *, key: Sequence[int]) -> tuple[Array, Array]:
+    """Return (inputs, targets) of a sequence in training. With a schedule its rate is drawn up to 1, and all selected
+    codons become masks, as they are in optimization: `cosine` is MaskGIT's, `uniform` that of masked diffusion. The
+    rate of `full` is always 1."""
+    if options["mask_schedule"] == "constant":
+        return masked(ids, rate=options["mlm_probability"], key=key)
+    drawn = float(np.random.default_rng([7, *key]).uniform())
+    rate = {"uniform": 1.0 - drawn, "cosine": math.cos(math.pi / 2 * drawn), "full": 1.0}[options["mask_schedule"]]
+    return masked(ids, rate=rate, key=key, as_mask=1.0, as_other=0.0)
 
 
 def masked(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -226,6 +227,14 @@ def workload(training: Training) -> Workload | None:
     return work_of(training.options, model, rows)
 
 
+MEAN_RATES = {"uniform": 1 / 2, "cosine": 2 / math.pi, "full": 1.0}
+"""By mask schedule: the fraction of the codons that are selected on average; one sequence may have all."""
+
+
+def selected(options: Mapping[str, Any]) -> float:
+    return MEAN_RATES.get(options["mask_schedule"], float(options["mlm_probability"]))
+
+
 def work_of(options: Mapping[str, Any], model: CodonShape | None, rows: RowsOfRanks) -> Workload | None:
     """Return the work of a training with these options on such sequences."""
     if model is None:
@@ -234,7 +243,7 @@ def work_of(options: Mapping[str, Any], model: CodonShape | None, rows: RowsOfRa
         options,
         model,
         rows,
-        learned=options["mlm_probability"],
+        learned=1.0 if options["mask_schedule"] in MEAN_RATES else options["mlm_probability"],
         trained=model.weights - model.hidden * (model.hidden + 1),
         weight_bytes_saved=2 * 4 * model.weights,
         attention=str(options["attention"]),

@@ -22,8 +22,16 @@ from ascendrun.programs import errors
 from ascendrun.programs.codon import vocabulary as v
 from ascendrun.programs.codon.files import Stored, load_stored, save_model
 from ascendrun.programs.codon.genes import MASKS, REASONS, Array, Genes, facts_of, read_genes, save
-from ascendrun.programs.codon.model import CodonModel, Config, batch_of, hidden, make_model, masked
-from ascendrun.programs.codon.rules import attended, flops_per_token, shape_of_config, too_long, work_of
+from ascendrun.programs.codon.model import CodonModel, Config, batch_of, hidden, make_model, masked, masked_for
+from ascendrun.programs.codon.rules import (
+    MEAN_RATES,
+    attended,
+    flops_per_token,
+    selected,
+    shape_of_config,
+    too_long,
+    work_of,
+)
 from ascendrun.programs.codon.vocabulary import ORGANISMS, Organisms
 from ascendrun.programs.devices import accelerator
 from ascendrun.programs.devices.accelerator import Precision
@@ -67,8 +75,8 @@ class MaskedCodons(Task):
     def collate(self, units: Sequence[Unit], step: int) -> Batch:
         numbers = [int(self.train[place]) for unit in units for place in unit]
         rows = [self.genes[number] for number in numbers]
-        rate, seed = self.options["mlm_probability"], self.options["seed"]
-        made = [masked(ids, rate=rate, key=(seed, 1 + step, number)) for ids, number in zip(rows, numbers)]
+        seed = self.options["seed"]
+        made = [masked_for(self.options, ids, key=(seed, 1 + step, number)) for ids, number in zip(rows, numbers)]
         return batch_of(rows, made, self.genes.organisms[numbers], multiple=self.multiple)
 
     def loss(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -163,7 +171,7 @@ def loop_of(
 ) -> tuple[Loop, MaskedCodons]:
     """Return the training's loop and task: batches by length, the strategy of the options, evaluation by `Scoring`."""
     plan = Buckets.of(options, genes.lengths[genes.numbers(val=False)])
-    steps, config, rate = steps_of(options, plan.steps_per_epoch), model.config, options["mlm_probability"]
+    steps, config = steps_of(options, plan.steps_per_epoch), model.config
     rows = plan.rows_of(here.world_size, here.family, steps)
     engine = wrap_for(
         options,
@@ -173,6 +181,7 @@ def loop_of(
         make_optimizer=lambda module: optimizer_of(module, options, steps),
         precision=precision,
     )
+    rate = 1.0 if options["mask_schedule"] in MEAN_RATES else options["mlm_probability"]
     scoring = Scoring(model, here, precision.compute, options["eval_batch_size"], options["seed"], rate)
     task = MaskedCodons(genes, options, multiple=multiple_of(options, here.family), scoring=scoring, engine=engine)
     sizes = config.hidden_size, config.intermediate_size, config.num_hidden_layers
@@ -182,7 +191,7 @@ def loop_of(
         eval_steps=options["eval_steps"] or plan.steps_per_epoch,
         best="loss",
         best_is_low=True,
-        flops_per_token=flops_per_token(*sizes, mean_attended(plan.lengths, model), rate),
+        flops_per_token=flops_per_token(*sizes, mean_attended(plan.lengths, model), selected(options)),
     )
     folder = runtime.checkpoint_folder(options["output_dir"])
     identity = identity_of(options, FREE, data=genes.digest[:16], organisms=config.type_vocab_size)
@@ -206,7 +215,9 @@ def start(options: Options, stored: Stored | None, organisms: Organisms) -> Codo
 
 
 def config_of(options: Options, organisms: Organisms) -> Config:
+    narrow = math.sqrt(Config.hidden_size / options["hidden_size"])  # so that sums over the width stay as large
     own = {
+        "initializer_range": Config.initializer_range * narrow,
         "intermediate_size": options["intermediate_size"] or 4 * options["hidden_size"],
         "type_vocab_size": len(organisms),
         "hidden_dropout_prob": options["dropout"],

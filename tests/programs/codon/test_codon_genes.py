@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from ascendrun.programs.codon import genes as g
+from ascendrun.programs.codon import rules as plan
 from ascendrun.programs.codon import vocabulary as v
-from ascendrun.programs.codon.model import batch_of, hidden, masked
+from ascendrun.programs.codon.model import batch_of, hidden, masked, masked_for
 from ascendrun.programs.errors import InvalidDataError
 from tests.programs.conftest import dna_in
 
@@ -183,8 +184,9 @@ def test_generated_genes_translate_and_have_their_frequencies():
             genes[number][1:-1].tolist()
         )
         counts += np.bincount(genes[number], minlength=len(v.TOKENS))
-    expected = g.frequencies(59).mean(0)
     for place, residue in enumerate(v.RESIDUES[:-1]):
+        often = place % g.STYLES
+        expected = (g.frequencies(59).sum(0) + g.frequencies(59)[often]) / (g.STYLES + 1)
         tokens = np.array(v.codons_of(residue))
         wanted = expected[place][tokens - v.FIRST_CODON]
         assert counts[tokens] / counts[tokens].sum() == pytest.approx(wanted, abs=0.08)
@@ -204,6 +206,17 @@ def test_shares_of_masked_codons_over_a_million_positions():
     assert np.bincount(other, minlength=90)[26:].min() > 100
     assert (inputs[~chosen] == ids[~chosen]).all() and (targets[chosen] == ids[chosen]).all()
     assert (inputs[inputs < 26] == np.array(v.MASK_OF)[ids[inputs < 26]]).all()
+
+
+@pytest.mark.parametrize("schedule, mean", plan.MEAN_RATES.items())
+def test_a_drawn_rate_masks_all_that_it_selects_and_its_mean_is_that_of_the_plan(schedule, mean):
+    ids, options = np.full(400, 40), {"mask_schedule": schedule, "mlm_probability": 0.15}
+    made = [masked_for(options, ids, key=(1, 2, number)) for number in range(2000)]
+    rates = np.array([(targets >= 0).mean() for _, targets in made])
+    assert all((inputs == np.where(targets >= 0, v.MASK_OF[40], 40)).all() for inputs, targets in made)
+    assert rates.mean() == pytest.approx(mean, abs=0.02) and rates.max() > 0.99
+    assert rates.min() < 0.1 or schedule == "full"
+    assert plan.selected(options) == mean
 
 
 def test_masks_follow_from_seed_step_and_row_and_never_hide_other_tokens():

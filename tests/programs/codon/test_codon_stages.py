@@ -2,14 +2,17 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from ascendrun.programs.codon import genes
 from ascendrun.programs.codon.files import load_stored
 from ascendrun.programs.codon.train import Scoring
+from benchmarks.codon.tables import Seen, losses
 from tests.programs.conftest import alone, resharded
 
 SMALL = (
@@ -74,6 +77,28 @@ def test_a_killed_training_ends_with_the_same_bits_and_two_ranks_are_near_one(la
         "codon", [*SMALL, "--mode=finetune", f"--base_model={model}", "--learning_rate=0", data], name="tuned"
     ).succeed()
     assert tuned.weights("best") == straight.weights("best")
+
+
+def test_the_shipped_job_beats_both_tables_from_the_protein_alone(launch, tmp_path):
+    """On genes of three organisms that it was not trained on, whose proteins tell of their style of codons."""
+    job = yaml.safe_load((Path(__file__).parents[3] / "jobs" / "codon.yaml").read_text())
+    args = {**job["args"], **next(stage["args"] for stage in job["stages"] if stage["name"] == "train")}
+    data = genes.generated(args.pop("synthetic_sequences"), seed=23, val_size=0.1)
+    genes.save(data, tmp_path / "data")
+    args.update(prepared_dir=str(tmp_path / "data"), output_dir="out")
+    del args["data_path"]
+    scores = launch("codon", [f"--{name}={value}" for name, value in args.items()]).succeed().report()["scores"]
+    numbers = data.numbers(val=True)
+    train, val = (Seen.of(data, each) for each in (data.numbers(val=False), numbers))
+    tables, _ = losses(train, val, val, len(data.names))
+    assert len(scores) == 4
+    for organism, found in scores.items():
+        own = [at for at, number in enumerate(numbers) if data.names.names[data.organisms[number]] == organism or
+               organism == "all"]  # fmt: skip
+        codons = sum(int(data.lengths[numbers[at]]) - 2 for at in own)
+        assert found["codons"] == codons
+        for table, nats in tables.items():
+            assert found["loss"] < nats[own].sum() / codons - 0.02, (organism, table)
 
 
 def test_a_training_ends_when_the_validation_loss_does_not_fall_and_keeps_the_best_model(launch, data, tmp_path):
