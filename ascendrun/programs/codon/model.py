@@ -219,8 +219,7 @@ class CodonModel(nn.Module):
 
 
 def make_model(config: Config, *, seed: int, **given: Any) -> CodonModel:
-    """Return a model with new weights, the same on all ranks: normal matrices, norms of 1, biases of 0; positions are
-    waves, in which a layer finds the neighbours of a residue sooner than in random numbers.
+    """Return a model with new weights, the same on all ranks: normal matrices, norms of 1, biases of 0.
 
     `given`: more arguments of CodonModel.
     """
@@ -228,29 +227,14 @@ def make_model(config: Config, *, seed: int, **given: Any) -> CodonModel:
         model = CodonModel(config, **given)
     model = model.to_empty(device="cpu")
     chance = torch.Generator().manual_seed(seed_of(seed, 21))
-    spread = config.initializer_range
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if name.endswith("position_embeddings.weight"):
-                weight.copy_(waves(*weight.shape) * spread * math.sqrt(2))
-            elif weight.ndim > 1:
-                weight.normal_(0.0, spread, generator=chance)
+            if weight.ndim > 1:
+                weight.normal_(0.0, config.initializer_range, generator=chance)
             else:
                 weight.fill_(1.0 if name.endswith("LayerNorm.weight") else 0.0)
         model.words.weight[config.pad_token_id] = 0.0
     return model
-
-
-WAVES = 2.0, 128.0
-"""The shortest and the longest of the positions, in tokens."""
-
-
-def waves(count: int, width: int) -> torch.Tensor:
-    """Return a sine and a cosine of each position for each of width / 2 wave lengths, in equal ratios."""
-    first, last = (math.log2(each) for each in WAVES)
-    lengths = torch.logspace(first, last, -(-width // 2), base=2.0, dtype=torch.float64)
-    angles = 2 * math.pi * torch.arange(count, dtype=torch.float64)[:, None] / lengths
-    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width].float()
 
 
 def with_organisms(

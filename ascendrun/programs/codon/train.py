@@ -215,9 +215,7 @@ def start(options: Options, stored: Stored | None, organisms: Organisms) -> Codo
 
 
 def config_of(options: Options, organisms: Organisms) -> Config:
-    narrow = math.sqrt(Config.hidden_size / options["hidden_size"])  # so that sums over the width stay as large
     own = {
-        "initializer_range": Config.initializer_range * narrow,
         "intermediate_size": options["intermediate_size"] or 4 * options["hidden_size"],
         "type_vocab_size": len(organisms),
         "hidden_dropout_prob": options["dropout"],
