@@ -97,8 +97,12 @@ class AllocationGone(JobInput):
         for node in draft.job.nodes:
             lost = {"phase": Phase.LOST, "lost": "allocation"} if node.may_run_processes else {}
             draft.set_node(node.host, leftovers=(), **lost)
+        is_of_attempt = draft.job.allocation == draft.job.run_id
         draft.job = replace(draft.job, allocation=None, pool=(), unconfirmed=(), spares=())
         reason = because("allocation-gone", self.hosts, why=self.reason)
+        is_asked_again = draft.job.state is State.QUEUED and (self.is_ours or self.cause not in ("cancelled", "failed"))
+        if is_asked_again and is_of_attempt:  # by another key: the engine still lists the one that has ended
+            draft.job = replace(draft.job, attempt=draft.job.attempt + 1)
         if self.is_ours:
             return
         if self.cause == "cancelled" and draft.job.state is State.STOPPING:

@@ -125,3 +125,13 @@ def test_a_cancelled_job_is_stopped_although_its_node_saw_the_end_first() -> Non
     assert tell(ending, inputs.Tick(), now_s=100.0).state is State.FAILED, (
         "an engine that does not answer is not awaited"
     )
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+@pytest.mark.parametrize("cause", ["time-limit", "node-failed", "preempted", "unknown"])
+def test_a_queued_job_requests_again_by_a_key_that_no_ended_allocation_has(cause: str, is_ours: bool) -> None:
+    waiting = job(allocated.AllocationRequested("h-j-1.1"), allocated.AllocationWaiting(WHY))
+    again = tell(waiting, gone(cause, is_ours=is_ours))
+    assert (again.state, again.allocation, again.run_id) == (State.QUEUED, None, "h-j-1.2")
+    restarted = job(allocated.AllocationRequested("h-j-1.1"), allocated.AllocationGranted(HOSTS), attempt=2)
+    assert tell(restarted, gone(cause, is_ours=is_ours)).run_id == "h-j-1.2"
