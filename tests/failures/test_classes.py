@@ -279,3 +279,12 @@ def test_a_launchers_exit_code_names_the_signal_of_its_child(code: int, domain: 
     row = {"ranks": 2, "groups": [{"ranks": 0, "at": 60, "exit": code}], "hosts": {"npu01": {"memory_free": 1e9}}}
     row["hosts"]["npu01"]["memory_total"] = 5e11
     assert diagnose(Builder(row, seed="code").evidence()).domain == domain
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_who_reports_that_ray_ended_a_worker_for_memory_is_not_first(killed: bool) -> None:
+    told = "(raylet) 1 worker(s) were killed due to the node running low on memory."
+    groups = [{"ranks": 0, "at": 61, "exit": 1, "err": told}, *[{"ranks": 2, "at": 60, "exit": -9}] * killed]
+    row = {"ranks": 4, "groups": groups, "hosts": {"npu01": {"memory_free": 1e9, "memory_total": 5e11}}}
+    found = diagnose(Builder(row, seed="ray").evidence())
+    assert (found.ranks, found.domain) == ((2,) if killed else (0,), "host-memory")
