@@ -13,17 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from ascendrun.core.logs.line_patterns import (
-    ADDRESS,
-    MEASURED,
-    OWN_RANK,
-    PLACE,
-    PROCESS,
-    TEMPORARY,
-    Shape,
-    Template,
-    Templates,
-)
+from ascendrun.core.logs.line_patterns import MEASURED, SHOWN, Shape, Template, Templates
 from ascendrun.core.logs.log_lines import LogLine
 
 OPEN_GROUPS_LIMIT = 4096
@@ -40,8 +30,6 @@ USUAL = 1.4826
 """Median absolute deviation to sigma of a normal distribution."""
 OUTLIER_SHARE = 0.05
 """A number within this fraction of the median is never an outlier."""
-_VARIABLE = {OWN_RANK: "*", ADDRESS: "0x…", PROCESS: "*", TEMPORARY: "…", PLACE: "…/"}
-"""What stands for different texts."""
 
 FoldKey = tuple[Template, str, int]
 
@@ -314,7 +302,7 @@ def _render(text: str, shape: Shape, columns: Sequence[_Column]) -> str:
 def _describe(column: _Column) -> str:
     if column.kind == MEASURED:
         return describe_spread(column.values, column.examples)
-    return _VARIABLE.get(column.kind, column.texts[0])
+    return SHOWN.get(column.kind, column.texts[0])
 
 
 def describe_spread(values: Sequence[float], examples: Sequence[str]) -> str:

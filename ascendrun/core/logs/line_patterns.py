@@ -25,19 +25,13 @@ LONGEST = 2000
 """Characters; a longer line is compared unchanged."""
 CACHED = 4096
 
-MEASURED, CLOCK, ADDRESS, OWN_RANK, PROCESS, TEMPORARY, PLACE = (
-    "measured",
-    "clock",
-    "address",
-    "own rank",
-    "process",
-    "temporary",
-    "place",
-)
-GAPS = {
-    kind: chr(0xD800 + at) for at, kind in enumerate((MEASURED, CLOCK, ADDRESS, OWN_RANK, PROCESS, TEMPORARY, PLACE))
-}
+KINDS = ("measured", "clock", "address", "own rank", "process", "temporary", "place")
+MEASURED, CLOCK, ADDRESS, OWN_RANK, PROCESS, TEMPORARY, PLACE = KINDS
+GAPS = {kind: chr(0xD800 + at) for at, kind in enumerate(KINDS)}
 """The character of a variable part in a template: a high surrogate, which no decoded text contains."""
+
+SHOWN = {OWN_RANK: "*", ADDRESS: "0x…", PROCESS: "*", TEMPORARY: "…", PLACE: "…/"}
+"""What stands for different texts of a kind."""
 
 _UNIT = (
     r"[ ]?(?:%|(?:[mun\u00b5]?s|sec|secs|seconds|min|[KMGT]i?B|[kmg]b|[KMGT]i?B/s|it/s|s/it|tok(?:en)?s?/s(?:ec)?"
@@ -88,7 +82,6 @@ class Shape(NamedTuple):
     literal: str
     counted: tuple[slice, ...]
     is_own: bool
-    """It has a part that depends on the rank of the line."""
 
 
 PLAIN = Shape((), "", (), False)
