@@ -36,6 +36,7 @@ COMMANDS = (
     CommandEntry("plan", "submit", "Check a training before it starts; estimate memory, time and disk."),
     CommandEntry("ps", "ps", "List jobs."),
     CommandEntry("history", "ps", "List ended jobs and the device-hours that they used."),
+    CommandEntry("sweep", "sweep", "Show the values and results of a sweep's jobs."),
     CommandEntry("show", "show", "Show one job: nodes, ranks, events."),
     CommandEntry("top", "top", "Show every NPU live: load, health, rank, stragglers."),
     CommandEntry("dashboard", "dashboard", "Serve jobs, nodes and logs to a browser, live."),

@@ -43,9 +43,15 @@ class Job:
     In a notebook it is shown as a table. Calls raise only children of AscendrunError; NotFoundError after its removal.
     """
 
-    def __init__(self, cluster: Cluster, job_id: str, warnings: Sequence[Text] = ()) -> None:
-        """`warnings`: of its submission."""
-        self._cluster, self.id, self.warnings = cluster, job_id, tuple(warnings)
+    def __init__(self, cluster: Cluster, job_id: str, warnings: Sequence[Text] = (), sweep: str = "") -> None:
+        """`warnings`, `sweep`: of its submission; the id of the sweep of which it is the first job."""
+        self._cluster, self.id, self.warnings, self.sweep = cluster, job_id, tuple(warnings), sweep
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """The jobs that were submitted with it: all of its sweep, in their order; else this one."""
+        found = self._cluster.samples.sweep(self.sweep) if self.sweep else ()
+        return tuple(Job(self._cluster, one.id) for one in found) or (self,)
 
     @property
     def view(self) -> JobView:

@@ -20,7 +20,7 @@ from ascendrun.core.records import as_record
 from ascendrun.head.protocol.control_messages import Plan
 from ascendrun.head.survey.submission import Submission
 from ascendrun.planner.training import load_programs
-from ascendrun.query.submit import ValidStage, make_submissions, read_hosts, read_job, read_pool, read_stages
+from ascendrun.query.submit import ValidStage, make_submissions, read_hosts, read_job, read_pool, read_sweep
 from ascendrun.query.templates import check_new_job, copy_template, list_templates, write_new_job
 from ascendrun.query.train_env import ensure_training_stack
 
@@ -50,7 +50,7 @@ class JobFiles(Part):
                 stage.spec,
                 read_hosts(stage.spec, file, hostfile=hostfile) if hostfile or stage.spec.hostfile else (),
             )
-            for stage in read_stages(file, self._head.settings, overrides=overrides, is_placed=True, hostfile=hostfile)
+            for stage in read_sweep(file, self._head.settings, overrides=overrides, is_placed=True, hostfile=hostfile)
         )
 
     def sample_progress(self, log: str | Path, *, pattern: str | None = None) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ class JobFiles(Part):
         `log` gets every line of progress, None: stderr. Raises PreflightError.
         """
         file, settings = Path(job_file), self._head.settings
-        stages = read_stages(file, settings, overrides=overrides, hostfile=_path(hostfile), engine=engine)
+        stages = read_sweep(file, settings, overrides=overrides, hostfile=_path(hostfile), engine=engine)
         specs = [stage.spec for stage in stages]
         hosts = [
             host
@@ -138,7 +138,7 @@ class JobFiles(Part):
         """Return, for each stage, which value came from the job file, the engine, the settings or the caller; ()
         without an engine. Queries no node."""
         choice: dict[str, Any] = {"overrides": overrides, "hostfile": _path(hostfile), "engine": engine}
-        return tuple(origins_of(one.spec) for one in read_stages(Path(job_file), self._head.settings, **choice))
+        return tuple(origins_of(one.spec) for one in read_sweep(Path(job_file), self._head.settings, **choice))
 
     def dry_run(
         self,
@@ -169,6 +169,7 @@ class JobFiles(Part):
         arguments of `make_submissions`."""
         settings = self._head.settings
         submissions = make_submissions(Path(job_file), settings, hostfile=_path(hostfile), key="dry-run", **choice)
+        submissions = submissions[:1] if submissions[0].spec.sweep else submissions
         engine = next((one.spec.engine for one in submissions if not one.hosts), None)
         if not isinstance(engine, dict):
             yield submissions

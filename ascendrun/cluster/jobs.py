@@ -87,13 +87,14 @@ class Jobs(Part):
         submissions = choose_stages(submissions, only=only_stages, first=first, last=until_stage)
         # The controller may die after it stored the job and before it replies; the key makes a repeat harmless.
         if resume is None and submissions[0].stage is None:
-            request = Submit((submissions[0].to_json(),))
+            request = Submit(tuple(one.to_json() for one in submissions))
         else:
             before = self.stages(resume) if resume is not None else ()
             repeated = stages_to_repeat(submissions, [stored.job for stored in before], from_stage, resume)
             request = Submit(tuple(stage.to_json() for stage in repeated), before[0].job.pipeline if before else None)
         job_id = self._head.request(request, repeat=True).job
-        return Job(self._cluster, job_id, warnings_of(submissions, self._head.settings.state_dir))
+        warnings, sweep = warnings_of(submissions, self._head.settings.state_dir), submissions[0].spec.sweep
+        return Job(self._cluster, job_id, warnings, sweep.id if sweep else "")
 
     def retry(self, ref: str) -> JobView:
         """Start the next attempt of a job that failed or was stopped, with a new budget of restarts. A pipeline is

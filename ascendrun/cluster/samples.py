@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any
 
 from ascendrun.cluster.api import Part
+from ascendrun.core.dataclass import dataclass
 from ascendrun.core.hosts import Host
-from ascendrun.core.metrics import MetricsLine, progress_pattern
+from ascendrun.core.metrics import MetricsLine, as_row, progress_pattern
 from ascendrun.core.pulse import Pulse, Sight
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, Newest, RankSample
 from ascendrun.head.protocol.control_messages import Sample
@@ -25,6 +27,26 @@ if TYPE_CHECKING:
 
     from ascendrun.query.heat import HeatMap
     from ascendrun.query.views import JobDetail
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """A job of a sweep. `loss`, `best_loss`: the last and the least; `metrics`: the newest of the others that it
+    reported, under the names of docs/metrics.md. None: none yet."""
+
+    id: str
+    name: str
+    state: str
+    sweep: str
+    index: int
+    values: Mapping[str, Any]
+    step: int | None = None
+    loss: float | None = None
+    best_loss: float | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+NOT_RESULTS = ("step", "loss", "total_steps", "epoch", "timestamp", "phase", "rank", "event", "message")
 
 
 GRAFANA = {"cluster": "cluster.json", "job": "job.json", "node": "node.json", "alerts": "alerts.yml"}
@@ -53,6 +75,28 @@ class Samples(Part):
             hosts=tuple(sample for reply in replies for sample in reply.hosts),
         )
         return newest, {reply.host: reply.refused.line() for reply in replies if reply.refused is not None}
+
+    def sweep(self, ref: str) -> tuple[SweepJob, ...]:
+        """Return the jobs of a sweep with values and results, by its id or the id or name of one of them; (): no
+        sweep."""
+        with self._head.store() as store:
+            found = [(one.job, one.spec["sweep"]) for one in store.jobs.all() if one.spec.get("sweep")]
+        chosen = {place["id"] for job, place in found if ref in (job.id, job.name, place["id"])}
+        rows = []
+        for job, place in (one for one in found if one[1]["id"] in chosen):
+            row = SweepJob(job.id, job.name, job.state.value, place["id"], place["index"], place["values"])
+            for line in (one for number in range(job.attempt) for one in self.metrics(job.id, attempt=number + 1)):
+                new = {name: value for name, value in as_row(line).items() if value is not None}
+                losses = [one for one in (row.best_loss, new.get("loss")) if one is not None]
+                row = replace(
+                    row,
+                    step=new.get("step", row.step),
+                    loss=new.get("loss", row.loss),
+                    best_loss=min(losses, default=None),
+                    metrics={**row.metrics, **{name: new[name] for name in new if name not in NOT_RESULTS}},
+                )
+            rows.append(row)
+        return tuple(sorted(rows, key=lambda one: (one.sweep, one.index)))
 
     def request(self, hosts: Sequence[Host], *, timeout_s: float = 20.0) -> None:
         """Request samples as `take`, without waiting: they are stored. Hosts with an open request are skipped."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import getpass
+import hashlib
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from ascendrun.core.hosts import Host, queue_of, select_hosts
 from ascendrun.core.jobfile import spec as specs
 from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.jobfile.pipeline import StageJob
+from ascendrun.core.jobfile.sweep import clashes
 from ascendrun.core.jobfile.tree import LocalFiles
 from ascendrun.core.jobs.job import Job, State, newest_stages
 from ascendrun.core.jobs.placement import Fault, choose_hosts, placement_faults, pool_of
@@ -79,11 +81,12 @@ def read_stages(
     is_placed: bool = False,
     hostfile: Path | None = None,
     engine: str | None = None,
+    number: int = 1,
 ) -> tuple[StageJob, ...]:
     """Return every stage of a pipeline, as `read_job`; of any other file its one job.
 
     `is_placed`: also report what the hosts lack: those of `hostfile`, of `engine`, or of the job's own. `settings`:
-    with the engines, None: an engine stays as it is written.
+    with the engines, None: an engine stays as it is written. `number`: which job of a sweep, from 1.
     """
 
     def on_engine(spec: JobSpec) -> JobSpec:
@@ -105,10 +108,30 @@ def read_stages(
             is_readable=lambda path: os.access(directory / path, os.R_OK),
         ),
         placement=partial(_placement_faults, on_engine, directory=directory, hostfile=hostfile) if is_placed else None,
+        number=number,
     )
     return tuple(
         replace(stage, spec=on_engine(specs.resolve_paths(stage.spec, str(directory), programs))) for stage in stages
     )
+
+
+def read_sweep(job_file: Path, settings: Settings, **choice: Any) -> tuple[StageJob, ...]:
+    """Return the jobs of a sweep in their order; of another file the same as `read_stages`, as `choice`.
+
+    Raises InvalidInputError with every problem of all jobs.
+    """
+    count = specs.count_jobs(read_source(job_file), str(job_file), choice.get("overrides", ()))
+    jobs: list[StageJob] = []
+    problems: list[Problem] = []
+    for number in range(1, count + 1):
+        try:
+            jobs += read_stages(job_file, settings, **choice, number=number)
+        except InvalidInputError as error:
+            problems += error.problems
+    problems += clashes(jobs) if jobs and jobs[0].spec.sweep is not None else ()
+    if problems:
+        raise InvalidInputError(list(dict.fromkeys(problems)))
+    return tuple(jobs)
 
 
 def _check_names() -> tuple[str, ...]:
@@ -211,11 +234,15 @@ def make_submissions(
     exclude: str | None = None,
     priority: int = 0,
 ) -> tuple[Submission, ...]:
-    """Make one submission for each stage of a pipeline; each key is followed by the name of its stage.
+    """Make one submission for each stage of a pipeline, or for each job of a sweep; each key is followed by the name
+    of its stage, or by the number of its job.
 
-    A file that is not a pipeline gives the one submission of its job, without a stage.
+    Any other file gives the one submission of its job, without a stage.
     """
-    stages = read_stages(job_file, settings, overrides=overrides, is_placed=True, hostfile=hostfile, engine=engine)
+    choice: dict[str, Any] = {"overrides": overrides, "is_placed": True, "hostfile": hostfile, "engine": engine}
+    stages = read_sweep(job_file, settings, **choice)
+    sweep_id = {"id": f"s-{hashlib.sha256(key.encode()).hexdigest()[:8]}"}
+    places = [one.spec.sweep and one.spec.sweep.model_copy(update=sweep_id) for one in stages]
     flags = {"--hosts": only, "--exclude": exclude, "--priority": priority}
     for kind in {queue_of({"engine": stage.spec.engine}) for stage in stages} - {None}:
         for flag in [flag for flag, value in flags.items() if value]:
@@ -230,8 +257,8 @@ def make_submissions(
             packed[tree_key] = pack_trees(stage.spec, settings.state_dir)
     return tuple(
         Submission(
-            key=key if one.stage is None else f"{key}.{one.stage}",
-            spec=one.spec,
+            key=f"{key}.{place.index}" if place else key if one.stage is None else f"{key}.{one.stage}",
+            spec=one.spec.model_copy(update={"sweep": place}) if place else one.spec,
             hosts=pool,
             trees=packed[tree_key],
             file=str(job_file.absolute()),
@@ -240,7 +267,7 @@ def make_submissions(
             priority=priority,
             user=_user(),
         )
-        for one, pool, tree_key in zip(stages, hosts, keys)
+        for one, place, pool, tree_key in zip(stages, places, hosts, keys)
     )
 
 

@@ -30,7 +30,7 @@ def test_the_example_of_a_key_is_accepted(key) -> None:
         "restart": {"max_restarts": 1},
         **({} if {"program", "roles"} & set(given) else {"command": ["x"]}),
     }
-    if "args" in given:
+    if {"args", "sweep"} & set(given):
         base = {"name": "demo", "program": "qwen_lora"}
     devices = {**base.get("devices", {}), **given.get("devices", {})}
     if "container" in given:

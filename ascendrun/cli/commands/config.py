@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ascendrun.cli.commands.sweep import jobs_of
 from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import DURATIONS, UsageError, check_alone, cli_command, output_option
 from ascendrun.cli.output import PEOPLE, Column, describe_memory, describe_time, print_rows, sanitise_line
@@ -123,7 +124,7 @@ def rm_command(ctx: CliContext, jobs: tuple[str, ...], force: bool) -> int:
     ascendrun rm j-0003 --force         # its outputs were not fetched, or a host is gone
     """
     code = 0
-    for ref in jobs:
+    for ref in jobs_of(ctx, jobs):
         name = ctx.cluster.jobs.detail(ref).job.id
         freed, failed = 0, False
         for reply in ctx.cluster.jobs.remove(ref, force=force):

@@ -7,6 +7,7 @@ import time
 
 import click
 
+from ascendrun.cli.commands.sweep import jobs_of
 from ascendrun.cli.context import CliContext, print_held
 from ascendrun.cli.errors import describe_error
 from ascendrun.cli.options import DURATIONS, cli_command
@@ -14,6 +15,7 @@ from ascendrun.cli.outcome import print_left, print_outcome
 from ascendrun.cli.output import describe_seconds, labelled
 from ascendrun.cluster import JobDetail, JobView
 from ascendrun.core.errors import AscendrunError
+from ascendrun.core.jobs.job import TERMINAL, State
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
@@ -38,8 +40,9 @@ def command(ctx: CliContext, jobs: tuple[str, ...], now: bool, no_wait: bool) ->
     ascendrun stop j-0001 j-0002 --now    # without time to save
     """
     requested: list[JobView] = []
+    live = {state.value for state in State if state not in TERMINAL}
     try:
-        code = _request_all(ctx, jobs, requested, now=now)
+        code = _request_all(ctx, jobs_of(ctx, jobs, live), requested, now=now)
         for job in () if no_wait else requested:
             if job.state == "FOUND":
                 code = max(code, _await_found(ctx, job))
@@ -115,8 +118,9 @@ def retry_command(ctx: CliContext, job: str) -> None:
     ascendrun retry j-0001                # the same job again, from its newest checkpoint
     ascendrun retry train                 # the newest job of this name
     """
-    view = ctx.cluster.jobs.retry(job)
-    ctx.echo(describe(view))
+    for one in jobs_of(ctx, [job], ("FAILED", "STOPPED")):
+        view = ctx.cluster.jobs.retry(one)
+        ctx.echo(describe(view))
     ctx.hint(f"ascendrun logs -f {view.id}")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ascendrun.cli.commands.sweep import print_sweep
 from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import check_alone, cli_command, engine_option, hostfile_option, output_option
 from ascendrun.cli.outcome import follow_job, print_outcome, print_outputs
@@ -22,6 +23,7 @@ from ascendrun.core.records import as_record
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
+    from ascendrun.cluster.job import Job
     from ascendrun.planner.plan import TrainingPlan
 
 
@@ -77,9 +79,12 @@ def command(
     of_file["engine"] = engine
     here = {**of_file, **choice}
     if dry_run:
+        _say_sweep(ctx, file, overrides)
         return _print_plan(file.stem, *ctx.cluster.job_files.dry_run(file, **here), output)
     ctx.cluster.job_files.install_training_stack(file, **of_file, log=ctx.echo)
     made = ctx.cluster.jobs.submit(file, **here, resume=resume, priority=priority)
+    if made.sweep:
+        return _leave_sweep(ctx, made, made.sweep, waits=waits, output=output)
     job = made.view
     submitted = Text("submit.submitted", "{job} submitted ({name})", job=job.id, name=job.name)
     if job.stages:
@@ -98,6 +103,26 @@ def command(
     if job.stages:
         return follow_stages(ctx, job, shows_lines=not waits, output=output)
     return follow_to_the_end(ctx, job.id, shows_lines=not waits, output=output)
+
+
+def _leave_sweep(ctx: CliContext, made: Job, sweep: str, *, waits: bool, output: str | None) -> int:
+    """Print the jobs of a sweep, with `waits` after their end. Return the highest exit code."""
+    rows, code = made.jobs, 0
+    ctx.say("submit.sweep", "{sweep} submitted ({count:plural job jobs})", sweep=sweep, count=len(rows))
+    for warning in made.warnings:
+        ctx.warn(warning)
+    if waits:
+        code = max(print_outcome(ctx, ctx.cluster.jobs.wait(one.id)) for one in rows)
+    print_sweep(ctx.cluster.samples.sweep(sweep), output)
+    ctx.hint(f"ascendrun sweep {sweep}")
+    return code
+
+
+def _say_sweep(ctx: CliContext, file: Path, overrides: Sequence[str]) -> None:
+    """Print how many jobs a sweep has, of which the first is planned."""
+    sweep = ctx.cluster.job_files.read(file, overrides=overrides).sweep
+    if sweep is not None:
+        ctx.say("plan.sweep", "sweep of {count:plural job jobs}; the plan of the first:", count=sweep.count)
 
 
 def _print_plan(
@@ -213,7 +238,7 @@ def plan_command(
     of_file: dict[str, Any] = {"overrides": overrides, "hostfile": hostfile or None, "engine": engine}
     origins = ctx.cluster.job_files.origins(file, **of_file)
     plans = ctx.cluster.job_files.training_plans(file, **of_file)
-
+    _say_sweep(ctx, file, overrides)
     if output in PEOPLE:
         from ascendrun.core.jobs.plan_text import origin_line
 

@@ -263,6 +263,18 @@ class PipelineStage(JobBody):
     """Stage that must succeed before this one starts. Default: the stage above."""
 
 
+class SweepPlace(Strict):
+    """The place of a stored job in its sweep. `index`: from 1; `values`: by the keys of the job file."""
+
+    id: str = ""
+    index: int
+    count: int
+    values: Mapping[str, Scalar]
+
+
+_SWEEP = {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}]}
+
+
 class JobSpec(JobBody):
     """One job: what to run, where, and within which limits."""
 
@@ -270,6 +282,11 @@ class JobSpec(JobBody):
     """Name of the job: letters, digits, `.`, `_` and `-`, at most 63 characters."""
     stages: Tuple[PipelineStage, ...] = Field((), examples=[[{"name": "prepare"}, {"name": "train"}]])
     """Stages of a pipeline, which run one after the other. A stage inherits the other keys of the file."""
+    sweep: Annotated[Optional[SweepPlace], WithJsonSchema(_SWEEP)] = Field(
+        None, examples=[{"args.learning_rate": [1e-4, 3e-4], "args.lora_r": [8, 16]}]
+    )
+    """Several jobs from one file: each combination of the values of these keys, or of each mapping of a list. They are
+    named NAME-1 and so on; `{sweep}` in any value of the file is that number."""
 
 
 UNSUPPORTED: Mapping[str, Text] = {"nodes.min": write("nodes: 2"), "nodes.max": write("nodes: 2")}

@@ -15,6 +15,7 @@ from ascendrun.core.jobfile.model import UNSUPPORTED, Container, JobSpec
 from ascendrun.core.jobfile.pipeline import StageJob, StageRoot, parallel_conflicts, split_stages
 from ascendrun.core.jobfile.roles import with_role_defaults
 from ascendrun.core.jobfile.rules import broken_rules, typed_args
+from ascendrun.core.jobfile.sweep import enter, points_of
 from ascendrun.core.jobfile.tree import Draft, LocalFiles, apply_overrides, job_data
 from ascendrun.core.reader.model_reader import IsReported, Path, read_model
 from ascendrun.core.reader.source_text import INIT_HINT, REMOVE, in_order
@@ -43,6 +44,7 @@ def parse_stages(
     check_names: Callable[[], Collection[str]] | None = None,
     files: LocalFiles | None = None,
     placement: Callable[[JobSpec], Iterable[tuple[tuple[str | int, ...], Text, Text]]] | None = None,
+    number: int = 1,
 ) -> tuple[StageJob, ...]:
     """Return the jobs that the file and the overrides ("nodes=2") describe: one for each stage of a pipeline, in order,
     with the keys of the file and its own; a single job for any other file. Paths stay relative (see `resolve_paths`).
@@ -50,7 +52,8 @@ def parse_stages(
     Raises InvalidInputError with every problem; one of an override has "--set …" as its file and no line. Invalid YAML
     ends the search for problems. `check_names` returns the names of the checks, `files` reads the disk. `placement`
     returns the requirements of a job that the hosts do not meet: (key, message, hint); it also gets the name, nodes,
-    devices, launcher and hostfile of a job whose other keys have problems. None: not checked.
+    devices, launcher and hostfile of a job whose other keys have problems. None: not checked. `number`: which job of a
+    sweep, from 1.
     """
     source = read_yaml(text, file)
     if not source.is_complete:
@@ -63,6 +66,7 @@ def parse_stages(
         source.problems.append(root.place.problem(Text("jobfile.no-mapping", "expected a mapping"), KEY_VALUE))
     if not isinstance(root, MappingNode):
         raise InvalidInputError(in_order(source.problems))
+    sweep = enter(root, source, number, programs)
     roots = split_stages(root, source, programs)
     problems: list[Problem] = []
     jobs: list[StageJob] = []
@@ -75,12 +79,21 @@ def parse_stages(
             for key, message, hint in placement(placed):
                 problems.append(place_of(stage.root, key).problem(message, hint))
         if spec is not None:
+            spec = spec if sweep is None else spec.model_copy(update={"sweep": sweep})
             jobs.append(StageJob(None if roots is None else stage.name, stage.needs, spec, stage.root))
     problems.extend(parallel_conflicts(jobs, roots or ()))
     problems = list(dict.fromkeys(problems + source.problems))
     if problems or not jobs:
         raise InvalidInputError(in_order(problems))
     return tuple(jobs)
+
+
+def count_jobs(text: str | bytes, file: str, overrides: Sequence[str] = ()) -> int:
+    """Return the number of jobs of a sweep; 1: the file is none, or has problems that `parse_stages` reports."""
+    source = read_yaml(text, file)
+    if source.is_complete:
+        apply_overrides(source, overrides)
+    return max(1, len(points_of(source.root, source))) if isinstance(source.root, MappingNode) else 1
 
 
 def _read_spec(draft: Draft, problems: list[Problem]) -> JobSpec | None:

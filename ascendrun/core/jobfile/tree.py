@@ -94,10 +94,21 @@ def apply_overrides(
         source.problems.extend(read.problems)
         source.invalid.update(read.invalid)
         if read.root is not None and read.is_complete:
-            problem = _put(source, path, read.root, place)
-            source.problems.extend([problem] if problem else [])
-            if problem is None and len(path) > 1 and path[-2] == "args":
-                _remove_other_names(source.root, path, programs or {})
+            set_value(source, path, read.root, place, programs or {})
+
+
+def set_value(
+    source: yaml_source.Source,
+    path: Sequence[str],
+    value: yaml_source.Node,
+    place: yaml_source.Place,
+    programs: Mapping[str, ProgramOptions],
+) -> None:
+    """Set one key of the tree; a problem goes to the source."""
+    problem = _put(source, path, value, place)
+    source.problems.extend([problem] if problem else [])
+    if problem is None and len(path) > 1 and path[-2] == "args":
+        _remove_other_names(source.root, path, programs)
 
 
 def job_data(root: yaml_source.MappingNode, source: yaml_source.Source) -> dict[str, Any]:

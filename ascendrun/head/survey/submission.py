@@ -159,10 +159,15 @@ def add_jobs(store: Store, request: Submit, *, now_s: float) -> Sequence[tuple[J
     if first.stage is not None:
         return list(zip(add_stages(store, submissions, request.pipeline, now_s), submissions))
 
-    def make(job_id: str, head_id: str) -> Job:
-        return make_job(first, job_id, head_id, now_s)
+    with store.writing() as db:
 
-    return [(store.jobs.add(**first.values, now_s=now_s, make_job=make), first)]
+        def add(one: Submission) -> Job:
+            def make(number: int, head_id: str) -> Job:
+                return make_job(one, job_id_of(number), head_id, now_s)
+
+            return store.jobs.insert(db, **one.values, now_s=now_s, make_job=make)
+
+        return [(add(one), one) for one in submissions]
 
 
 def add_stages(store: Store, submissions: Sequence[Submission], pipeline: str | None, now_s: float) -> tuple[Job, ...]:

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.core.errors import NotFoundError
+from ascendrun.cluster import Cluster
+from ascendrun.core.errors import InvalidInputError, NotFoundError
 from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.jobs.job import State
 from ascendrun.core.settings import Settings
 from ascendrun.head.protocol import release
+from ascendrun.head.protocol.control_messages import Submit
+from ascendrun.head.state.store import Store
+from ascendrun.head.survey.submission import add_jobs
 from ascendrun.query import submit
 from ascendrun.query.submit import Submission, choose_stages, make_submissions, stages_to_repeat
 from tests.lib.demo_jobs import demo_job
@@ -89,3 +93,86 @@ def test_a_package_is_packed_once_and_again_after_a_change(monkeypatch: pytest.M
     assert pack() == (first, 1)
     (package / "text" / "en.json").write_text("{}\n")
     assert pack()[1] == 2 and pack()[0] != first
+
+
+SWEEP = """
+name: tune
+hostfile: hosts
+nodes: 1
+program: qwen_lora
+args: {base_model: /m, data_path: /d, lora_rank: 4, learning_rate: 1e-5, output_dir: "/out/{sweep}"}
+devices: {type: cpu, per_node: 1}
+checkpoint: {dir: "/ckpt/{sweep}"}
+sweep: {args.learning_rate: [1e-4, 3e-4], args.lora_r: [8, 16]}
+"""
+
+
+def sweep_of(tmp_path: Path, text: str = SWEEP, key: str = "k") -> tuple[Submission, ...]:
+    (tmp_path / "hosts").write_text("n1 addr=local\n")
+    (tmp_path / "tune.yaml").write_text(text)
+    settings = Settings(state_dir=tmp_path / "state")
+    return make_submissions(tmp_path / "tune.yaml", settings, overrides=(), hostfile=None, key=key)
+
+
+def test_a_sweep_is_one_job_for_each_combination(tmp_path: Path) -> None:
+    made = sweep_of(tmp_path)
+    specs = [Submission.from_json(one.to_json()).spec for one in made]
+    assert [one.name for one in specs] == ["tune-1", "tune-2", "tune-3", "tune-4"] and len(
+        {one.key for one in made}
+    ) == 4
+    assert [(one.args["learning_rate"], one.args["lora_r"]) for one in specs] == [
+        (1e-4, 8),
+        (1e-4, 16),
+        (3e-4, 8),
+        (3e-4, 16),
+    ]
+    assert [one.checkpoint.dir for one in specs] == [f"/ckpt/{number}" for number in (1, 2, 3, 4)]
+    assert all("lora_rank" not in one.args for one in specs)
+    places = [one.sweep for one in specs if one.sweep]
+    assert [(one.index, one.count) for one in places] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert places[1].values == {"args.learning_rate": 1e-4, "args.lora_r": 16}
+    assert len({one.id for one in places}) == 1 and places[0].id != sweep_of(tmp_path, key="other")[0].spec.sweep.id  # type: ignore[union-attr]
+    assert len({one.trees for one in made}) == 1
+
+
+def test_a_sweep_of_chosen_combinations(tmp_path: Path) -> None:
+    chosen = "sweep: [{args.lora_r: 8}, {args.lora_r: 16, nodes: 1, args.learning_rate: 2e-4}]"
+    specs = [one.spec for one in sweep_of(tmp_path, SWEEP[: SWEEP.index("sweep: {")] + chosen)]
+    assert [(one.args["learning_rate"], one.args["lora_r"]) for one in specs] == [(1e-5, 8), (2e-4, 16)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "keys"),
+    [
+        ('"/ckpt/{sweep}"', "/ckpt", ["sweep.same-path"]),
+        ('"/out/{sweep}"', "/out", ["sweep.same-path"]),
+        ("[8, 16]", "8", ["sweep.form"]),
+        ("[8, 16]", "[]", ["sweep.form"]),
+        ("{args.learning_rate: [1e-4, 3e-4], args.lora_r: [8, 16]}", "[{args.lora_r: 8}, 3]", ["sweep.form"]),
+        ("{args.learning_rate: [1e-4, 3e-4], args.lora_r: [8, 16]}", "[{}]", ["sweep.form"]),
+        ("[8, 16]", f"{list(range(1, 502))}", ["sweep.too-many"]),
+        ("sweep:", "stages: [{name: a}]\nsweep:", ["sweep.stages"]),
+        # all problems of all jobs, each once
+        ("[8, 16]", "[x, y, 8]", ["options.value", "options.value"]),
+    ],
+)
+def test_a_sweep_that_cannot_be_run_is_refused_with_all_its_problems(
+    tmp_path: Path, old: str, new: str, keys: list[str]
+) -> None:
+    with pytest.raises(InvalidInputError) as error:
+        sweep_of(tmp_path, SWEEP.replace(old, new))
+    assert [problem.message.key for problem in error.value.problems] == keys
+    assert {problem.file for problem in error.value.problems} == {str(tmp_path / "tune.yaml")}
+
+
+def test_a_sweep_is_stored_at_once_and_each_job_keeps_its_values_and_results(tmp_path: Path) -> None:
+    made = sweep_of(tmp_path)
+    request = Submit(tuple(one.to_json() for one in made))
+    with Store.open(tmp_path / "state") as store:
+        jobs = [job.id for job, _ in add_jobs(store, request, now_s=1.0)]
+        assert [job.id for job, _ in add_jobs(store, request, now_s=2.0)] == jobs  # repeated: nothing more
+    cluster = Cluster(state_dir=tmp_path / "state")
+    rows = cluster.samples.sweep(jobs[2])
+    assert [row.id for row in rows] == jobs and [row.id for row in cluster.samples.sweep(rows[0].sweep)] == jobs
+    assert rows[3].values == {"args.learning_rate": 3e-4, "args.lora_r": 16} and rows[3].loss is None
+    assert cluster.samples.sweep("j-9999") == ()
