@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ascendrun.programs.trainer.options import read_table
-from ascendrun.query.submit import copy_library
+from ascendrun.query.library import copy_library
 
 if os.environ.get("CI") != "true":
     pytest.importorskip("pytorch_lightning", reason="bin/setup-env lightning")

@@ -12,7 +12,7 @@ import pytest
 
 import ascendrun
 from ascendrun.core.metrics import parse_line
-from ascendrun.query.submit import copy_library
+from ascendrun.query.library import copy_library
 
 REPO = Path(ascendrun.__file__).resolve().parent.parent
 
