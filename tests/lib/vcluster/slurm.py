@@ -68,9 +68,11 @@ while [ -e {run}/completing ] && [ $left -gt 0 ]; do sleep 0.2; left=$((left - 1
 """
 """At the end of each job on a node: it is COMPLETING as long as the file `completing` exists, at most 10 minutes."""
 
+HIERARCHIES = ("freezer", "memory")
+"""Of control groups of version 1: proctrack/cgroup needs the first, limits of memory the other."""
 _SLURMD = (
-    "mkdir -p /tmp/cg/freezer /var/spool/slurmd && mount -t cgroup -o freezer none /tmp/cg/freezer"
-    " && exec slurmd -D -N {name} >/dev/null 2>&1"
+    "for one in {hierarchies}; do mkdir -p /tmp/cg/$one && mount -t cgroup -o $one none /tmp/cg/$one || exit; done;"
+    "mkdir -p /var/spool/slurmd && exec slurmd -D -N {name} >/dev/null 2>&1"
 )
 
 
@@ -142,17 +144,24 @@ def allocations(cluster: Machines) -> list[str]:
 
 def start_node(cluster: Machines, name: str) -> None:
     """Start the slurmd of a host, also after a reboot."""
-    group = ROOT / "freezer" / f"vcluster-{cluster.cluster_id}" / name
-    group.mkdir(parents=True, exist_ok=True)
-    argv = ["setsid", "-f", "unshare", "--cgroup", "sh", "-c", _SLURMD.format(name=name)]
-    cluster.host_run(name, argv, groups=[str(group / "cgroup.procs")], check=True, capture_output=True)
+    found = [ROOT / one for one in HIERARCHIES if (ROOT / one).is_dir()]
+    groups = [root / f"vcluster-{cluster.cluster_id}" / name for root in found]
+    for group in groups:
+        group.mkdir(parents=True, exist_ok=True)
+    text = _SLURMD.format(name=name, hierarchies=" ".join(root.name for root in found))
+    argv, files = (
+        ["setsid", "-f", "unshare", "--cgroup", "sh", "-c", text],
+        [str(one / "cgroup.procs") for one in groups],
+    )
+    cluster.host_run(name, argv, groups=files, check=True, capture_output=True)
 
 
 def remove_groups(cluster: Machines) -> None:
     """After the last process has gone."""
-    tree = ROOT / "freezer" / f"vcluster-{cluster.cluster_id}"
-    if tree.is_dir() and not await_true(partial(_remove_tree, tree), deadline_s=10.0):
-        raise OSError(f"{tree} is still in use; see its cgroup.procs")
+    for one in HIERARCHIES:
+        tree = ROOT / one / f"vcluster-{cluster.cluster_id}"
+        if tree.is_dir() and not await_true(partial(_remove_tree, tree), deadline_s=10.0):
+            raise OSError(f"{tree} is still in use; see its cgroup.procs")
 
 
 def is_daemon(process: Process) -> bool:
