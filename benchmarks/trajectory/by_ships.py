@@ -4,8 +4,8 @@
 
 `--data`: a file with the columns of `ais_us`: vessel_id, vessel_class and split. Its test ships are not used. Of the
 others, `--data-test` are the ships that every model is scored on; the training and validation ships are drawn from the
-rest, 15% of them for validation. One CPU process with one thread. A training that is complete is not repeated. The
-results of all that is there are written to results/by_ships.json and .md.
+rest, 15% of them for validation. One CPU process with one thread. A training that is complete is not repeated. After
+each, the results of all that is there are written to results/by_ships.json and .md.
 
 Scores are by ship: the mean over the draws. "program ahead" has the range of 95% of 1000 draws of as many test ships.
 """
@@ -98,7 +98,7 @@ def results(work: Path, names: Sequence[str], draws: Sequence[int]) -> dict[str,
                 continue
             weights = [json.loads((folder / "report.json").read_text())["trees_weight"] for folder in there]
             rows = compared([Answers.of(Judged.load(folder)) for folder in there])
-            rows = {METHODS[method]: row for method, row in rows.items() if method in METHODS}
+            rows = {name_of: rows[method] for method, name_of in METHODS.items() if method in rows}
             found.setdefault(name, {})[str(count)] = {"draws": len(there), "trees_weight": weights, "methods": rows}
     return found
 
@@ -140,7 +140,10 @@ def main() -> None:
             for count in SHIPS:
                 data = make_data(files, work, count, draw, given.data_test)
                 train(data, work / f"{name}-{count}-{draw}", name, draw)
-    found = results(work, names, draws)
+                write(results(work, names, draws))
+
+
+def write(found: dict[str, Any]) -> None:
     replace_text(HERE / "results" / "by_ships.json", json.dumps(found, indent=1) + "\n")
     replace_text(HERE / "results" / "by_ships.md", as_markdown(found))
 
