@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from ascendrun.cli import output as out
 from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import cli_command, list_output_option
-from ascendrun.cluster.samples import SweepJob
 from ascendrun.core.errors import NotFoundError
 from ascendrun.text import Text
+
+if TYPE_CHECKING:
+    from ascendrun.cluster.samples import SweepJob
 
 
 @cli_command("sweep")
@@ -34,6 +37,8 @@ def command(ctx: CliContext, sweep: str, output: str | None) -> None:
 
 
 def print_sweep(rows: Sequence[SweepJob], output: str | None) -> None:
+    from ascendrun.cluster.samples import SweepJob  # reads the store: not for --help
+
     columns = [_column(name, name) for name in ("id", "state")]
     columns += [_column(key, "values", key) for key in dict.fromkeys(key for row in rows for key in row.values)]
     columns += [_column(name, name) for name in ("step", "loss", "best_loss")]
