@@ -26,7 +26,7 @@ def start(scene: Scene, name: str) -> str:
 def test_hosts_pass_a_directory_on_and_one_that_loses_power_meanwhile_stops_no_other(
     ascendrun: Any, cluster_of: Callable[..., VirtualCluster]
 ) -> None:
-    cluster = cluster_of(HOSTS)
+    cluster = cluster_of(HOSTS, disk="128M")
     scene = Scene(ascendrun.on(cluster), cluster)
     for host in cluster.hosts:
         cluster.rate(host, 16_000)
