@@ -121,7 +121,7 @@ class Checks(Part):
                 is_full=is_full,
                 every_pair=every_pair,
             )
-        context = replace(context, engine=facts, no_power=examine(self._head.settings, hosts))
+        context = replace(context, engine=facts, no_power=examine(self._head.settings, hosts, context.facts))
         checks = context.job.checks if context.job is not None else None
         skip, require = (checks.skip, checks.require) if checks is not None else ((), ())
         findings = run_checks(context, is_full=is_full, skip=skip, require=require)

@@ -191,10 +191,11 @@ def test_a_head_killed_before_the_host_was_off_leaves_it_on_for_whoever_uses_it_
 
 def test_doctor_and_validate_report_an_agent_that_does_not_work(scene: Switched) -> None:
     path = scene.job("checked")
-    scene.bmc.answer = lambda host, action: FAILED if host == "node3" else OFF
+    scene.bmc.answer = lambda host, action: {"node3": FAILED, "node2": OFF}.get(host, OK)
     report = scene.ascendrun.ask("doctor", "-H", scene.folder / "checked.hosts", "--device-type", "cpu")
-    [found] = [one for one in report["findings"] if one["code"] == "power-agent"]
-    assert found["hosts"] == ["node3"] and {action for _, action in scene.bmc.asked} == {"status"}
+    found = {tuple(one["hosts"]): one["message"] for one in report["findings"] if one["code"] == "power-agent"}
+    assert found.keys() == {("node2",), ("node3",)} and "of another host" in found[("node2",)]
+    assert {action for _, action in scene.bmc.asked} == {"status"}
     for power in ({"command": ["no-such-agent"]}, {"command": ["true", "--ip={ipmi}"]}, {"command": "true"}):
         scene.configure({"power": power})
         scene.ascendrun("validate", path, code=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from shutil import which
@@ -82,11 +82,15 @@ def find_status(power: PowerAgent, host: Host, *, witness: Host | None) -> tuple
     return code if code in (IS_ON, IS_OFF) else None, why
 
 
-def examine(settings: Settings, hosts: Sequence[Host]) -> Mapping[str, Text]:
-    """Return why hosts with a `bmc` could not be switched off, by name; nothing is changed."""
+def examine(settings: Settings, hosts: Sequence[Host], responding: Collection[str]) -> Mapping[str, Text]:
+    """Return why hosts with a `bmc` could not be switched off, by name; nothing is changed. One that responds and is
+    reported as off has the `bmc` of another host."""
     hosts, power = [host for host in hosts if host.bmc], load_power(settings) if settings.blocks else None
     if power is None:
         return {host.name: Text("power.unset", "the settings have no block `power`") for host in hosts}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = zip(hosts, pool.map(lambda host: ask(power, host, "status"), hosts))
-        return {host.name: why for host, (code, why) in found if code not in (IS_ON, IS_OFF)}
+        other = Text("power.other-host", "it responds, but its agent reports it as off: the bmc is of another host")
+        reasons = {host.name: other if code == IS_OFF else why for host, (code, why) in found if code != IS_ON}
+        away = {host.name for host in hosts if host.name not in responding}
+        return {name: why for name, why in reasons.items() if not (why is other and name in away)}
