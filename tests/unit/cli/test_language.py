@@ -78,6 +78,7 @@ TOUR: dict[str, tuple[str, ...]] = {
     ),
     "plan": ("", "missing.yaml", "bad.yaml", "program.yaml"),
     "ps": ("", "-a", "-a -o wide", "-o xml", "--nosuch", "extra", "-a -o json", "--until"),
+    "sweep": ("", "s-00000000", "j-0001", "nothing-there"),
     "history": ("", "--by user", "--by user -q", "--since soon", "--user nobody", "-o json"),
     "show": ("", "nothing", "j-0001", "j-0002", "JOB"),
     "dashboard": ("--bind 10.0.0.2 --no-browser", "--tls-cert nowhere.pem", "--port many"),

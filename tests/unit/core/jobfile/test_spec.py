@@ -246,7 +246,7 @@ def test_the_schema_describes_every_field_for_an_editor():
 
 
 def test_every_field_of_a_job_is_a_stages_too():
-    assert set(JobSpec.model_fields) - set(JobBody.model_fields) == {"name", "stages"}
+    assert set(JobSpec.model_fields) - set(JobBody.model_fields) == {"name", "stages", "sweep"}
 
 
 def test_a_broken_option_table_is_an_invalid_input():
