@@ -82,6 +82,7 @@ def test_a_vocabulary_names_known_domains(name: str) -> None:
         ("curl: (6) Could not resolve host: models.local", "network"),
         ("rtMalloc failed, drvRetCode=6, ret = 207001", "device-memory"),
         ("aclrtSynchronizeStream failed, error code is 507899, retCode=0x25; EL0004: no memory", "device-memory"),
+        ("HcclAllreduce, error code is 4; Resource_Error_Insufficient_Device_Memory(EI0011)", "device-memory"),
     ],
 )
 def test_the_deepest_code_of_a_message_gives_its_domain(text: str, domain: str) -> None:
