@@ -159,7 +159,7 @@ def test_completion_answers_with_verbs(desk: Desk, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("COMP_WORDS", "ascendrun s")
     monkeypatch.setenv("COMP_CWORD", "1")
     words = [line.split(",")[1] for line in desk.say().out.splitlines()]
-    assert words == ["submit", "show", "stacks", "shell", "stop", "schema", "sim"]
+    assert words == ["submit", "sweep", "show", "stacks", "shell", "stop", "schema", "sim"]
 
 
 def test_init_lists_and_copies(desk: Desk) -> None:
