@@ -15,6 +15,7 @@ import pytest
 from ascendrun.head.protocol import agent_messages as messages
 from ascendrun.head.protocol import file_messages
 from ascendrun.head.protocol.messages import Message, R, Request
+from ascendrun.head.spool.relay import Relay
 from ascendrun.node import layout, loader, tree_hash, wire
 from ascendrun.node.agent import serve
 from ascendrun.node.agent.follow import Follow
@@ -172,7 +173,11 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
     assert sha256 is not None and sha256.startswith("ba7816bf")
     put = file_messages.PutFile("head-job", str(tmp_path / "put"), 3, 10**18, 0o644)
     assert ask(put).have == 0 and ask(replace(put, offset=0), b"abc").have == 3
-    assert ask(replace(put, sha256=sha256)).done and (tmp_path / "put").read_bytes() == b"abc"
+    identity = Relay({}).identity
+    port = ask(file_messages.Offer(put.to_header(), identity)).port
+    whole = replace(put, sha256=sha256).to_header()
+    assert ask(file_messages.Take(whole, identity, ["127.0.0.1"], port)).done
+    assert (tmp_path / "put").read_bytes() == b"abc"
     ask(messages.Stop(TAG, True, 0.0, "user", by="wang@login1"))
     taken = json.loads(Path(layout.attempt_dir(str(node.root), TAG), layout.STOP_TAKEN).read_bytes())
     assert (taken["why"], taken["by"]) == ("user", "wang@login1")

@@ -246,13 +246,13 @@ def put_file(root: str, request: dict[str, Any], body: bytes) -> dict[str, Any]:
 def file_place(root: str, request: dict[str, Any]) -> tuple[str, Callable[[int], bool]]:
     """Return the part of a file that put_file receives, and what gives a complete one its place."""
     path, mtime_ns = _target(root, request), int(request["mtime_ns"])
-    folder = os.path.dirname(path)
+    folder, mode = os.path.dirname(path), 0o600 | int(request["mode"]) & 0o700
     part = os.path.join(folder, ".ascendrun-" + part_name(root, path, int(request["size_bytes"]), mtime_ns))
 
     def complete(fd: int) -> bool:
         if hash_start(fd).hexdigest() != request["sha256"]:
             return False
-        os.fchmod(fd, 0o600 | int(request["mode"]) & 0o700)
+        os.fchmod(fd, mode)
         os.utime(fd, ns=(mtime_ns, mtime_ns))
         os.replace(part, path)
         sync_dir(folder)

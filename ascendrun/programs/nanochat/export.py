@@ -100,7 +100,7 @@ def write(trained: NanoChat, tokenizer: Any, folder: Path) -> None:
 
         constants = "\n".join(f"{name} = {value!r}" for name, value in CONSTANTS.items())
         last = (ends.NanoChatCurrentConfig, ends.NanoChatCurrentForCausalLM)
-        sources = [inspect.getsource(each).rstrip() for each in (ends.Prefill, *CLASSES, *last)]
+        sources = [inspect.getsource(each).rstrip() for each in (ends.attention, *CLASSES, *last)]
         replace_text(folder / f"{MODELLING}.py", "\n\n\n".join([HEAD + constants, *sources]) + "\n")
     replace_json(folder / "config.json", config)
 

@@ -14,21 +14,12 @@ from ascendrun.programs.nanochat.model import NanoChat
 from ascendrun.programs.nanochat.sizes import Sizes
 
 
-class Prefill:
-    """Attention of whole texts, without a cache."""
-
-    def __init__(self, cache: Any = None) -> None: ...
-
-    def attend(self, layer: int, q: Any, k: Any, v: Any, *, window: int | None = None, scale: Any = None) -> Any:
-        places = torch.arange(q.shape[1], device=q.device)
-        back = places[:, None] - places[None]
-        seen = (back >= 0) & (back < (window or q.shape[1]))
-        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
-        found = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=True)
-        return found.transpose(1, 2)
-
-    def before(self, layer: int, x: torch.Tensor) -> torch.Tensor:
-        return functional.pad(x[:, :-1], (0, 0, 1, 0))
+def attention(q: Any, k: Any, v: Any, *, causal: bool = True, window: int | None = None) -> Any:
+    places = torch.arange(q.shape[1], device=q.device)
+    back = places[:, None] - places[None]
+    seen = (back >= 0) & (back < (window or q.shape[1]))
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True).transpose(1, 2)
 
 
 class NanoChatCurrentConfig(PretrainedConfig):  # type: ignore[misc]
