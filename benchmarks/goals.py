@@ -48,7 +48,7 @@ class Goal:
 
 
 def files_ratio(count: int, column: str) -> Measure:
-    return lambda rows: files.ratio(rows["files"], count, column)
+    return lambda rows: files.ratio(rows.get("files", ()), count, column)
 
 
 def exec_goal(what: str, count: int, ours: str, peer: str, unit: str, at_most: float) -> Goal:

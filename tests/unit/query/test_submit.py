@@ -18,6 +18,7 @@ from ascendrun.head.survey.submission import add_jobs
 from ascendrun.query import submit
 from ascendrun.query.submit import Submission, choose_stages, make_submissions, stages_to_repeat
 from tests.lib.demo_jobs import demo_job
+from tests.lib.top_world import controller_lock
 
 PIPELINE = """
 name: ships
@@ -171,8 +172,9 @@ def test_a_sweep_is_stored_at_once_and_each_job_keeps_its_values_and_results(tmp
     with Store.open(tmp_path / "state") as store:
         jobs = [job.id for job, _ in add_jobs(store, request, now_s=1.0)]
         assert [job.id for job, _ in add_jobs(store, request, now_s=2.0)] == jobs  # repeated: nothing more
-    cluster = Cluster(state_dir=tmp_path / "state")
-    rows = cluster.samples.sweep(jobs[2])
-    assert [row.id for row in rows] == jobs and [row.id for row in cluster.samples.sweep(rows[0].sweep)] == jobs
-    assert rows[3].values == {"args.learning_rate": 3e-4, "args.lora_r": 16} and rows[3].loss is None
-    assert cluster.samples.sweep("j-9999") == ()
+    with controller_lock(tmp_path / "state"):  # no controller starts
+        cluster = Cluster(state_dir=tmp_path / "state")
+        rows = cluster.samples.sweep(jobs[2])
+        assert [row.id for row in rows] == jobs and [row.id for row in cluster.samples.sweep(rows[0].sweep)] == jobs
+        assert rows[3].values == {"args.learning_rate": 3e-4, "args.lora_r": 16} and rows[3].loss is None
+        assert cluster.samples.sweep("j-9999") == ()
