@@ -7,7 +7,7 @@ from dataclasses import replace
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.draft import Draft
 from ascendrun.core.jobs.inputs import JobInput
-from ascendrun.core.jobs.job import Cause, Phase, State
+from ascendrun.core.jobs.job import BEFORE_GO, Cause, Job, Phase, State
 from ascendrun.core.jobs.reasons import FirstFailure, Reason, because
 from ascendrun.core.jobs.restart import Failure, Kind
 
@@ -89,30 +89,34 @@ class AllocationGone(JobInput):
     is_ours: bool = False
 
     def apply(self, draft: Draft) -> None:
-        if draft.job.allocation is None:
+        before, state = draft.job, draft.job.state
+        if before.allocation is None:
             return
-        was_live = draft.job.state in (State.CHECKING, State.STAGING, State.STARTING, State.RUNNING)
         if not self.is_ours:
             draft.record("allocation-gone", self.hosts, values={"cause": self.cause, "reason": self.reason})
-        for node in draft.job.nodes:
+        for node in before.nodes:
             lost = {"phase": Phase.LOST, "lost": "allocation"} if node.may_run_processes else {}
             draft.set_node(node.host, leftovers=(), **lost)
-        is_of_attempt = draft.job.allocation == draft.job.run_id
         draft.job = replace(draft.job, allocation=None, pool=(), unconfirmed=(), spares=())
         reason = because("allocation-gone", self.hosts, why=self.reason)
-        is_asked_again = draft.job.state is State.QUEUED and (self.is_ours or self.cause not in ("cancelled", "failed"))
-        if is_asked_again and is_of_attempt:  # by another key: the engine still lists the one that has ended
-            draft.job = replace(draft.job, attempt=draft.job.attempt + 1)
         if self.is_ours:
-            return
-        if self.cause == "cancelled" and draft.job.state is State.STOPPING:
+            self._request_again(draft, before)
+        elif self.cause == "cancelled" and state is State.STOPPING:
             draft.job = replace(draft.job, cause=Cause.USER, reason=reason)
         elif self.cause == "cancelled":
             draft.stop(Cause.USER, reason)
-        elif draft.job.state is State.QUEUED and self.cause == "failed":
-            draft.stop(Cause.LIMIT, reason)
-        elif was_live:  # its nodes have no more to tell: no diagnosis is awaited
+        elif state is State.QUEUED and self.cause in ("failed", *(() if before.pool else ("time-limit",))):
+            draft.stop(Cause.LIMIT, reason)  # the same request would meet it again
+        elif state is State.QUEUED and before.pool:
+            self._request_again(draft, before)
+        elif state is State.QUEUED or state in BEFORE_GO or state is State.RUNNING:
+            # its nodes have no more to tell: no diagnosis is awaited
             is_preempted = self.cause in ("time-limit", "preempted")
             failure = Failure(Kind.PREEMPTED if is_preempted else Kind.INFRA, reason.code, self.hosts, (), "certain")
             draft.job = replace(draft.job, failure=failure, first_failure=FirstFailure(reason, "certain"))
             draft.stop(Cause.PREEMPTED if is_preempted else Cause.NODE_LOST, reason)
+
+    def _request_again(self, draft: Draft, before: Job) -> None:
+        """Let a queued job request by another key than that of the allocation that ended: the engine still lists it."""
+        if before.state is State.QUEUED and before.allocation == before.run_id:
+            draft.job = replace(draft.job, attempt=before.attempt + 1)

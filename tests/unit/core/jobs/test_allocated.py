@@ -127,11 +127,30 @@ def test_a_cancelled_job_is_stopped_although_its_node_saw_the_end_first() -> Non
     )
 
 
-@pytest.mark.parametrize("is_ours", [False, True])
 @pytest.mark.parametrize("cause", ["time-limit", "node-failed", "preempted", "unknown"])
-def test_a_queued_job_requests_again_by_a_key_that_no_ended_allocation_has(cause: str, is_ours: bool) -> None:
-    waiting = job(allocated.AllocationRequested("h-j-1.1"), allocated.AllocationWaiting(WHY))
-    again = tell(waiting, gone(cause, is_ours=is_ours))
-    assert (again.state, again.allocation, again.run_id) == (State.QUEUED, None, "h-j-1.2")
-    restarted = job(allocated.AllocationRequested("h-j-1.1"), allocated.AllocationGranted(HOSTS), attempt=2)
-    assert tell(restarted, gone(cause, is_ours=is_ours)).run_id == "h-j-1.2"
+def test_a_queued_job_requests_again_by_a_key_that_no_ended_allocation_has(cause: str) -> None:
+    granted = (allocated.AllocationRequested("h-j-1.1"), allocated.AllocationGranted(HOSTS))
+    for ended in (job(granted[0], gone(cause, is_ours=True)), job(*granted, gone(cause))):
+        assert (ended.state, ended.allocation, ended.run_id) == (State.QUEUED, None, "h-j-1.2")
+    assert job(*granted, gone(cause), attempt=2).run_id == "h-j-1.2"
+
+
+def test_an_end_in_the_queue_that_the_same_request_would_meet_again_ends_the_job() -> None:
+    """Such as a deadline relative to the request, which each request moves on."""
+    ended = job(allocated.AllocationRequested("k"), gone("time-limit"), policy=RestartPolicy(max_restarts=9))
+    assert (ended.state, ended.cause, ended.reason.code) == (State.FAILED, Cause.LIMIT, "allocation-gone")
+
+
+@pytest.mark.parametrize("cause", ["node-failed", "preempted"])
+def test_other_ends_in_the_queue_are_restarts_with_the_limits_of_the_job(cause: str) -> None:
+    waiting = (allocated.AllocationRequested("h-j-1.1"), allocated.AllocationWaiting(WHY))
+    assert job(*waiting, gone(cause)).state is State.FAILED
+    one = job(*waiting, policy=RestartPolicy(max_restarts=9))
+    states = []
+    for now_s in range(1000, 6000, 1000):
+        one = tell(one, gone(cause), now_s=now_s)
+        states.append(one.state)
+        one = tell(one, inputs.Tick(frozenset()), now_s=now_s + 500)
+        one = tell(one, allocated.AllocationRequested(one.run_id))
+    assert one.past[0].counted == (cause == "node-failed")
+    assert states[:4] == [State.BACKOFF] * 3 + [State.FAILED if cause == "node-failed" else State.BACKOFF]
