@@ -94,9 +94,10 @@ class GrowthPossible(JobInput):
 
 
 class WaitingForNodes(JobInput):
-    """The job is not placed, for this reason."""
+    """The job is not placed, for this reason. `start_s`: when it is expected to start, None: not known."""
 
     reason: Reason
+    start_s: float | None = None
 
     def apply(self, draft: drafts.Draft) -> None:
         if draft.job.state is State.QUEUED:

@@ -1,8 +1,11 @@
-"""Scheduling of queued jobs over the hosts of one head node: pure. Higher priorities first, then the oldest.
+"""Scheduling of queued jobs over the hosts of one head node: pure. Higher priorities first, then the oldest; with
+shares, the account with the least use of its share is first.
 
-A job gets hosts of its pool that are usable and free. A job that waits is passed by others until it has waited for
-RESERVE_S; then hosts are reserved for it. A job that has too few usable hosts reserves nothing, so that a host that
-does not respond or is drained stops no other job.
+A job gets hosts of its pool that are usable and free. The first in line that does not start reserves hosts from the
+time at which enough of them are expected to be free (EASY backfill): another job starts there only if it ends before.
+Where that time is not known, a job that waits is passed by others until it has waited for RESERVE_S; then hosts are
+reserved for it. A job that has too few usable hosts or is above its quota reserves nothing, so that it, or a host that
+does not respond or is drained, stops no other job.
 """
 
 from __future__ import annotations
@@ -12,10 +15,14 @@ from dataclasses import field
 from typing import Callable, Union
 
 from ascendrun.core.dataclass import dataclass
+from ascendrun.core.jobs.fair_share import Account, FairShare
 from ascendrun.core.jobs.inputs import DependencyFailed, NodesFree, SparesFree, WaitingForNodes, waits_for_hosts
 from ascendrun.core.jobs.job import ACTIVE_STATES, Cause, Job, StageFiles, State
 from ascendrun.core.jobs.reasons import Detail, Reason, because, needed
 
+NEVER = float("inf")
+PLANNED = 100
+"""Jobs, the first in line that do not start, whose start is estimated; Slurm's bf_max_job_test has this purpose."""
 RESERVE_S = 600.0
 """Seconds after which hosts are reserved for a job that waits, and for which a job that pauses keeps its hosts."""
 
@@ -37,7 +44,9 @@ class Contender:
     `unusable`: hosts on which no attempt of it may be placed, and why. `away`: hosts that do not respond, and why: only
     the first start of a job is placed there, if there are no others. `avoided`: hosts to choose last. `places`: the
     machine of each host, equal for all its names; a host that is missing has its name only. `lost`: unusable hosts
-    that a user has given up with their disks; a stage does not wait for them, and fails where its files are lost."""
+    that a user has given up with their disks; a stage does not wait for them, and fails where its files are lost.
+    `account`: who uses the devices. `limit_s`: how long an attempt may last, None: not known. `started_s`: when the
+    present attempt started, None: it has not."""
 
     job: Job
     claims: Mapping[str, Claim]
@@ -46,33 +55,55 @@ class Contender:
     avoided: Set[str] = frozenset()
     places: Mapping[str, str] = field(default_factory=dict)
     lost: Set[str] = frozenset()
+    account: Account = Account()
+    limit_s: float | None = None
+    started_s: float | None = None
+
+    def ends_s(self, from_s: float) -> float:
+        """Return when an attempt that starts at `from_s` ends at the latest; infinite: not known."""
+        return NEVER if self.limit_s is None else from_s + self.limit_s
+
+    def devices(self, hosts: Sequence[str]) -> int:
+        return sum(self.claims[host].count for host in hosts if host in self.claims)
 
 
 Decision = Union[NodesFree, SparesFree, WaitingForNodes, DependencyFailed]
 
 
 def schedule(
-    contenders: Sequence[Contender], find: Callable[[str], Job | None], *, now_s: float
+    contenders: Sequence[Contender], find: Callable[[str], Job | None], *, now_s: float, share: FairShare | None = None
 ) -> Mapping[str, Decision]:
-    """Return for every QUEUED job where it starts, or why it waits, and for jobs that lack hosts which ones are free.
-    `find` returns a job by its id, None: not found."""
-    taken = _Taken()
+    """Return for every QUEUED job where it starts, or why it waits and when it is expected to start; and for jobs that
+    lack hosts which ones are free. `find` returns a job by its id, None: not found."""
+    taken = _Taken(now_s, share)
     for one in contenders:
         pauses = one.job.state is State.BACKOFF and now_s - one.job.since_s < RESERVE_S
         if pauses or one.job.state in ACTIVE_STATES:
-            taken.add(one, (*one.job.hosts, *one.job.spares))
-    queued = [one for one in contenders if one.job.state is State.QUEUED]
-    queued.sort(key=lambda one: (-one.job.priority, one.job.created_at_s, one.job.id))
-    decisions = {one.job.id: _decide(one, taken, find, now_s) for one in queued}
+            taken.use(one, (*one.job.hosts, *one.job.spares))
+    queued = _in_line([one for one in contenders if one.job.state is State.QUEUED], now_s, share)
+    decisions = {one.job.id: _decide(one, taken, find) for one in queued}
     for one in queued:
         if isinstance(decisions[one.job.id], WaitingForNodes) and _is_in_line(one.job, find):
-            taken.add(one, [host for host in one.claims if host not in one.unusable])
+            taken.reserve(one, [host for host in one.claims if host not in one.unusable])
     for one in contenders:
         hosts = _more_hosts(one, taken) if one.job.lacks_hosts else ()
         if hosts:
-            taken.add(one, hosts)
+            taken.use(one, hosts)
             decisions[one.job.id] = SparesFree(hosts)
     return decisions
+
+
+def _in_line(queued: Sequence[Contender], now_s: float, share: FairShare | None) -> list[Contender]:
+    """Return the queued jobs in their order. Accounts with an equal use of their shares take turns."""
+    line = sorted(queued, key=lambda one: (-one.job.priority, one.job.created_at_s, one.job.id))
+    if share is None:
+        return line
+    loads, turns = share.loads([one.account for one in line], now_s), dict[Account, int]()
+    places: dict[str, tuple[float, int, float]] = {}
+    for one in line:
+        turns[one.account] = turn = turns.get(one.account, 0) + 1
+        places[one.job.id] = (loads[one.account], turn, one.job.created_at_s)
+    return sorted(line, key=lambda one: places[one.job.id])
 
 
 def _is_in_line(job: Job, find: Callable[[str], Job | None]) -> bool:
@@ -85,7 +116,8 @@ def _more_hosts(one: Contender, taken: _Taken) -> tuple[str, ...]:
     job = one.job
     others = [host for host in one.claims if host not in (*job.hosts, *job.spares, *one.unusable, *one.away)]
     free = sorted((host for host in others if not taken.blockers(one, host)), key=lambda host: host in one.avoided)
-    return tuple(free[: max(0, job.request.nodes - len(job.hosts) - len(job.spares))])
+    more = tuple(free[: max(0, job.request.nodes - len(job.hosts) - len(job.spares))])
+    return more if taken.above_quota(one, one.devices(more)) is None else ()
 
 
 def check_dependency(job: Job, before: Job | None) -> None | WaitingForNodes | DependencyFailed:
@@ -105,31 +137,114 @@ def check_dependency(job: Job, before: Job | None) -> None | WaitingForNodes | D
     return WaitingForNodes(because("waiting-for-job", needed=named, job=before.id))
 
 
+@dataclass(frozen=True)
+class _Hold:
+    """Use of a machine from one time to another. `is_only_expected`: it hinders no other job."""
+
+    job: Job
+    claim: Claim
+    start_s: float
+    end_s: float
+    is_only_expected: bool = False
+
+
 class _Taken:
-    """The claims on each machine: of jobs that use it, and reservations of queued jobs."""
+    """The claims on each machine: of jobs that use it, and reservations of queued jobs; and the devices in use by
+    each name that has a quota."""
 
-    def __init__(self) -> None:
-        self._held: dict[str, list[tuple[Job, Claim]]] = {}
+    def __init__(self, now_s: float, share: FairShare | None) -> None:
+        self.now_s = now_s
+        self._quotas = {} if share is None else share.policy.quotas
+        self._held: dict[str, list[_Hold]] = {}
+        self._devices: dict[str, int] = {}
+        self._seconds = {} if share is None else share.used_by_name(now_s)
+        self._wanted: set[str] = set()
+        self._planned = 0
 
-    def add(self, one: Contender, hosts: Sequence[str]) -> None:
+    def use(self, one: Contender, hosts: Sequence[str]) -> None:
+        """Add the hosts that a job uses now."""
+        end_s = max(self.now_s, one.ends_s(self.now_s if one.started_s is None else one.started_s))
+        self._hold(one, hosts, -NEVER, end_s)
+        for name in one.account.names:
+            self._devices[name] = self._devices.get(name, 0) + one.devices(hosts)
+
+    def reserve(self, one: Contender, hosts: Sequence[str], *, is_only_expected: bool = False) -> None:
+        """Add hosts that no job may use from now on."""
+        self._hold(one, hosts, -NEVER, NEVER, is_only_expected)
+
+    def _hold(
+        self, one: Contender, hosts: Sequence[str], start_s: float, end_s: float, is_only_expected: bool = False
+    ) -> None:
         for host in hosts:
             if host in one.claims:
-                self._held.setdefault(one.places.get(host, host), []).append((one.job, one.claims[host]))
+                hold = _Hold(one.job, one.claims[host], start_s, end_s, is_only_expected)
+                self._held.setdefault(one.places.get(host, host), []).append(hold)
 
     def blockers(self, one: Contender, host: str) -> tuple[Job, ...]:
-        """Return the jobs that must end before the claim of `one` on a host fits; (): it fits."""
+        """Return the jobs that must end before the claim of `one` on a host fits now, as long as it may last; (): it
+        fits."""
+        end_s, held = one.ends_s(self.now_s), self._held.get(one.places.get(host, host), ())
+        return _in_the_way(one.claims[host], [h for h in held if h.start_s < end_s and not h.is_only_expected])
+
+    def above_quota(self, one: Contender, devices: int) -> Reason | None:
+        """Return why a job may not use so many devices more; None: it may."""
+        for name in one.account.names:
+            quota = self._quotas.get(name)
+            if quota is None:
+                continue
+            used, hours = self._devices.get(name, 0), self._seconds[name] / 3600
+            if quota.devices is not None and used + devices > quota.devices:
+                return because("above-quota", name=name, used=used, count=devices, limit=quota.devices)
+            if quota.device_hours is not None and hours >= quota.device_hours:
+                return because("above-hours", name=name, used=round(hours), limit=quota.device_hours)
+        return None
+
+    def line_up(self, one: Contender, usable: Sequence[str], bound: Sequence[str], free: Set[str]) -> float | None:
+        """Reserve hosts for a job that does not start; return when it is expected to, None: not known."""
+        places = {one.places.get(host, host) for host in usable}
+        is_first = not places & self._wanted
+        is_due = self.now_s - one.job.since_s >= RESERVE_S
+        self._wanted |= places
+        self._planned += 1
+        start_s = NEVER
+        if self._planned <= PLANNED:
+            at_s = {host: self._free_at(one, host) for host in usable}
+            order = sorted(usable, key=lambda host: (host not in bound, at_s[host]))
+            start_s = max(at_s[host] for host in order[: one.job.request.least])
+        if start_s < NEVER:
+            late = sorted(
+                (host for host in usable if at_s[host] <= start_s), key=lambda host: (host not in bound, -at_s[host])
+            )
+            hosts = late[: one.job.request.least]
+            self._hold(one, hosts, start_s, one.ends_s(start_s), is_only_expected=not (is_first or is_due))
+            return start_s
+        order = sorted(usable, key=lambda host: (host not in bound, host not in free))
+        self.reserve(one, order[: one.job.request.nodes], is_only_expected=not is_due)
+        return None
+
+    def _free_at(self, one: Contender, host: str) -> float:
+        """Return from when on the claim of `one` on a host is expected to fit; infinite: not known."""
         claim, held = one.claims[host], self._held.get(one.places.get(host, host), ())
-        if not held:
-            return ()
-        if claim.ids is not None and all(other.ids is not None for _, other in held):
-            return tuple(job for job, other in held if set(claim.ids) & set(other.ids or ()))
-        if claim.capacity is None or any(other.capacity is None or other.ids is not None for _, other in held):
-            return tuple(job for job, _ in held)
-        used = sum(other.count for _, other in held)
-        return tuple(job for job, _ in held) if used + claim.count > claim.capacity else ()
+        for end_s in sorted({self.now_s, *(hold.end_s for hold in held)}):
+            if not _in_the_way(claim, [hold for hold in held if hold.end_s > end_s]):
+                return end_s
+        return NEVER
 
 
-def _decide(one: Contender, taken: _Taken, find: Callable[[str], Job | None], now_s: float) -> Decision:
+def _in_the_way(claim: Claim, held: Sequence[_Hold]) -> tuple[Job, ...]:
+    """Return the jobs that must end before a claim on the same machine fits; (): it fits."""
+    if not held:
+        return ()
+    if claim.ids is not None and all(hold.claim.ids is not None for hold in held):
+        return tuple(hold.job for hold in held if set(claim.ids) & set(hold.claim.ids or ()))
+    is_whole = any(hold.claim.capacity is None or hold.claim.ids is not None for hold in held)
+    if claim.capacity is None or is_whole:
+        return tuple(hold.job for hold in held)
+    used = sum(hold.claim.count for hold in held)
+    return tuple(hold.job for hold in held) if used + claim.count > claim.capacity else ()
+
+
+def _decide(one: Contender, taken: _Taken, find: Callable[[str], Job | None]) -> Decision:
     job = one.job
     waits = check_dependency(job, find(job.needs)) if job.needs else None
     if waits is not None:
@@ -139,7 +254,7 @@ def _decide(one: Contender, taken: _Taken, find: Callable[[str], Job | None], no
     if job.engine is not None and not job.pool:
         return WaitingForNodes(job.reason)  # for the hosts that its engine grants
     bound = tuple(host for host in _bound_hosts(job, find) if host not in one.lost)[: job.request.nodes]
-    usable = _usable(one, bound, now_s)
+    usable = _usable(one, bound, taken.now_s)
     missing = [host for host in bound if host not in usable]
     if missing or len(usable) < job.request.least:
         barred = {**one.away, **one.unusable}
@@ -147,17 +262,20 @@ def _decide(one: Contender, taken: _Taken, find: Callable[[str], Job | None], no
         count = len(usable) if not missing else len(bound) - len(missing)
         why = _each(barred)
         return WaitingForNodes(because("too-few-hosts", barred, why=why, needed=job.request.least, usable=count))
+    least = sorted(usable, key=lambda host: one.claims[host].count)[: job.request.nodes]
+    above = taken.above_quota(one, one.devices(least))
+    if above is not None:
+        return WaitingForNodes(above)
     blockers = {host: taken.blockers(one, host) for host in usable}
     free = [host for host in usable if not blockers[host]]
     if len(free) >= job.request.least and all(host in free for host in bound):
         hosts = _in_rank_order(job, bound, free)
         spares = tuple(host for host in free if host not in hosts and host not in one.away)[: job.request.spares]
-        taken.add(one, (*hosts, *spares))
+        taken.use(one, (*hosts, *spares))
         return NodesFree(hosts, spares, _replaced(one, hosts, find))
-    if now_s - job.since_s >= RESERVE_S:
-        order = sorted(usable, key=lambda host: (host not in bound, host not in free))
-        taken.add(one, order[: job.request.nodes])
-    return WaitingForNodes(_reason({host: blockers[host] for host in bound or usable if blockers[host]}))
+    start_s = taken.line_up(one, usable, bound, set(free))
+    waits_for = [host for host in bound if blockers[host]] or [host for host in usable if blockers[host]]
+    return WaitingForNodes(_reason({host: blockers[host] for host in waits_for}), start_s)
 
 
 def _each(barred: Mapping[str, Detail]) -> Detail:
