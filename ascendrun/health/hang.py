@@ -179,7 +179,7 @@ class HangWatch:
         self._moved_s = 0.0
         self.silent_since_s = 0.0
         """Since when hosts do not respond and no rank on the others makes progress."""
-        self._wrote_s = float("-inf")
+        self._wrote_s = self._flushed_s = float("-inf")
         self._phase_s = float("-inf")
         self._steps: dict[int, int] = {}
         self._reported: dict[int, int] = {}
@@ -222,17 +222,23 @@ class HangWatch:
         if is_in_phase:
             quiet_limit_s = act_limit_s = PHASE_FACTOR * windows.act_s
             quiet_s = look.at_s - max(self._moved_s, self._wrote_s)
-        elif self._wrote_s > self._moved_s and not look.tells_phases:  # perhaps a checkpoint
-            act_limit_s = max(act_limit_s, PHASE_FACTOR * windows.act_s)
-            quiet_s = look.at_s - self._wrote_s
+        else:
+            saved_s = self._flushed_s if look.tells_phases else max(self._wrote_s, self._flushed_s)
+            if saved_s > self._moved_s:  # perhaps a checkpoint
+                act_limit_s = max(act_limit_s, PHASE_FACTOR * windows.act_s)
+                quiet_s = look.at_s - saved_s
         if quiet_s < quiet_limit_s / 2:
             return None
         return self._judge(look, living, quiet_s, quiet_limit_s, act_limit_s)
 
     def take(self, take: Take) -> None:
-        """Add the stacks of all ranks; the first since the last progress and the newest are kept."""
+        """Add the stacks of all ranks; the first since the last progress and the newest are kept. A rank that waits
+        for its disk is writing, for as long as a phase may last."""
         if take.at_s < self._moved_s:
             return
+        flushes = any(stack.flushes for stack in take.ranks.values())
+        if flushes and take.at_s - self._moved_s < PHASE_FACTOR * self._windows.act_s:
+            self._flushed_s = take.at_s
         if self._takes and not take.same_as(self._takes[0]):
             self._takes = []
         self._takes = [*self._takes[:1], take]

@@ -26,6 +26,11 @@ PEER_CALLS = re.compile(
 COMPILER_FILES = ("torch/_inductor/", "torch/_dynamo/", "/triton/", "/te_fusion/", "/tbe/", "/tvm/")
 COMPILERS = frozenset("ccec bisheng te_fusion ninja nvcc cicc ptxas cc1 cc1plus clang clang++ g++ ld".split())
 """Names of processes below a rank that compile."""
+FLUSHES: Mapping[str, frozenset[str]] = {
+    "x86_64": frozenset(("26", "74", "75", "162", "277", "306")),
+    "aarch64": frozenset(("81", "82", "83", "84", "227", "267")),
+}
+"""Numbers of fsync, fdatasync, msync, sync, syncfs and sync_file_range (asm/unistd_64.h, asm-generic/unistd.h)."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,8 @@ class Frame:
 @dataclass(frozen=True)
 class RankStack:
     """What one rank does. `frames`: of its main thread, innermost first; (): no Python stack is known. `threads`: all
-    threads with their names. `state`: a letter of /proc. `source`: py-spy, signal, proc, or abort: as it ended."""
+    threads with their names. `state`: a letter of /proc. `source`: py-spy, signal, proc, or abort: as it ended.
+    `flushes`: a thread waits until what was written before is on the disk, and writes nothing meanwhile."""
 
     rank: int
     host: str
@@ -62,6 +68,7 @@ class RankStack:
     frames: tuple[Frame, ...] = ()
     threads: tuple[tuple[str, tuple[Frame, ...]], ...] = ()
     below: tuple[str, ...] = ()
+    flushes: bool = False
 
     @property
     def is_stopped(self) -> bool:
@@ -139,7 +146,13 @@ def read_stack(host: str, row: Mapping[str, Any]) -> RankStack:
         main,
         threads,
         tuple(map(str, row.get("below") or ())),
+        _flushes(row),
     )
+
+
+def _flushes(row: Mapping[str, Any]) -> bool:
+    calls = FLUSHES.get(str(row.get("machine")), frozenset())
+    return any(str(thread.get("system_call")) in calls for thread in row.get("threads") or ())
 
 
 def _from_handler(text: str) -> tuple[tuple[str, tuple[Frame, ...]], ...]:

@@ -69,8 +69,9 @@ def take(found: Iterable[Who], leaders: dict[int, int], streams: str, *, login: 
     """Return {ranks: [...], at_ns}: one item per living rank on this node, in order of rank.
 
     `found`: all processes of the attempt; `leaders`: ranks of processes whose environment cannot be read.
-    {rank, pid, state, wait_channel, system_call, below: names of its other processes, threads: [{name, state,
-    wait_channel}], source: py-spy, signal or proc, text: as the source wrote it, kernel: only root may read it}
+    {rank, pid, state, wait_channel, machine: as `uname -m`, below: names of its other processes, threads: [{name,
+    state, wait_channel, system_call: number, "running", or "" where it may not be read}], source: py-spy, signal or
+    proc, text: as the source wrote it, kernel: only root may read it}
     """
     members = members_of_ranks(found, leaders)
     rows = [_describe(rank, members[rank]) for rank in sorted(members)]
@@ -127,7 +128,7 @@ def _describe(rank: int, members: list[Who]) -> dict[str, Any]:
         "start": start,
         "state": stat.state if stat is not None else "",
         "wait_channel": procs.wait_channel("/proc/%d" % pid),
-        "system_call": procs.read_line("/proc/%d/syscall" % pid).partition(" ")[0],
+        "machine": os.uname().machine,
         "below": sorted({procs.read_line("/proc/%d/comm" % other) for other, _ in members[1:]}),
         "threads": _threads(pid),
         "kernel": procs.read_text("/proc/%d/stack" % pid, TEXT_BYTES),
@@ -146,7 +147,8 @@ def _threads(pid: int) -> list[dict[str, Any]]:
         place = "/proc/%d/task/%s" % (pid, name)
         state = procs.read_line(place + "/stat").rpartition(")")[2].split()[:1]
         row = {"name": procs.read_line(place + "/comm"), "wait_channel": procs.wait_channel(place)}
-        found.append(dict(row, state=state[0] if state else ""))
+        call = procs.read_line(place + "/syscall").partition(" ")[0]
+        found.append(dict(row, state=state[0] if state else "", system_call=call))
     return found
 
 

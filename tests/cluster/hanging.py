@@ -3,7 +3,7 @@
 All ranks meet in each step: over gloo if torch is there and KIND is not "none", else over plain sockets. At STEP, RANK
 none       trains on                        deadlock   takes a lock twice
 loader     waits for a data loader that stands still       pipe       writes to a child that does not read
-collective calls a barrier while the others sum (gloo)
+collective calls a barrier while the others sum (gloo)        disk      writes a file below $SAVED, and waits for fsync
 """
 
 import faulthandler
@@ -97,15 +97,22 @@ def write_all():
         child.stdin.write(b"x" * 65536)
 
 
+def save():
+    with open("%s/checkpoint" % os.environ["SAVED"], "wb") as file:
+        file.write(bytes(1 << 20))
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def main(kind, odd, at):
-    peers = Sockets() if kind in ("none", "sockets") else Gloo()
+    peers = Sockets() if kind in ("none", "sockets", "disk") else Gloo()
     record(event="start", step=0, stack_signal=40, pid=os.getpid())
     record(event="phase", phase="evaluation", state="begin")
     record(event="phase", phase="evaluation", state="end")
     step = 0
     while True:
         if rank == int(odd) and step == int(at) and kind != "none":
-            kinds = {"deadlock": read_shard, "loader": next_batch, "pipe": write_all}
+            kinds = {"deadlock": read_shard, "loader": next_batch, "pipe": write_all, "disk": save}
             kinds.get(kind, getattr(peers, "barrier", None))()
         peers.all_reduce()
         step += 1

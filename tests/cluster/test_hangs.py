@@ -108,6 +108,26 @@ def test_a_hung_job_that_may_restart_ends_with_its_stacks_and_starts_again(scene
 
 
 @pytest.mark.thorough
+def test_a_rank_that_waits_for_its_disk_is_saving_and_its_job_goes_on_when_the_disk_is_done(
+    scene: Scene, request: pytest.FixtureRequest
+) -> None:
+    """Its stacks take 8 s, since it prints none: the windows are only a fifth as long."""
+    hang_s, divisor = 75, 5
+    disk = scene.cluster.file_system("node2", "/saved")
+    request.addfinalizer(disk.heal)
+    disk.stick(only="fsync")
+    more = f"timeouts: {{hang_s: {hang_s}}}\nenv: {{SAVED: /saved}}\n"
+    job = start(scene, "disk", more=more, divisor={"ASCENDRUN_HANG_DIVISOR": str(divisor)})
+    await_that(lambda: bool(events(scene, job, "hang")), "a disk that takes nothing is reported in the end")
+    (event,) = events(scene, job, "hang")
+    quiet_s = read_time(event["at"]) - event["values"]["since_s"]
+    assert event["ranks"] == [3] and quiet_s >= 4 * hang_s / divisor, event
+    disk.heal()
+    await_that(lambda: bool(events(scene, job, "hang-resolved")), "the job trains on")
+    scene.ascendrun("stop", "--now", job)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_hang_names_its_rank_and_where_it_is(scene: Scene, kind: str) -> None:
     """With gloo: idle ranks wait, and so does the rank that they wait for."""

@@ -51,9 +51,10 @@ class FaultFs:
         """No call returns; SIGKILL ends who waits, as on a hard NFS mount."""
         self._order(fault="hang", seconds=seconds)
 
-    def stick(self, seconds: float | None = None) -> None:
-        """No call returns; who waits cannot be killed, and is in state D from the first signal on."""
-        self._order(fault="stick", seconds=seconds)
+    def stick(self, seconds: float | None = None, *, only: str = "") -> None:
+        """No call returns; who waits cannot be killed, and is in state D from the first signal on. `only`: "fsync"
+        sticks, everything else is served."""
+        self._order(fault=f"stick-{only}" if only else "stick", seconds=seconds)
 
     def heal(self) -> None:
         """No fault; each call that waited is answered."""

@@ -32,6 +32,8 @@ ERRORS = {
     "EDQUOT": fuse.GROWING,
 }
 """Errors, and the requests that get them; None: all that a program waits for."""
+STICKS = {"stick": None, "stick-fsync": frozenset({"fsync"})}
+"""Faults with requests that are taken and not answered, and which these are; None: all that a program waits for."""
 ROOT_FD = 100
 """The descriptor under which the folder itself is open, for looks past every fault."""
 LARGEST_ORDER = 4096
@@ -40,10 +42,15 @@ _FOREVER = float("inf")
 
 @dataclass
 class _Fault:
-    """What is wrong now. `name`: of ERRORS, "hang", "stick", or "" for nothing. `until_s`: by the monotonic clock."""
+    """What is wrong now. `name`: of ERRORS or STICKS, "hang", or "" for nothing. `until_s`: by the monotonic clock."""
 
     name: str = ""
     until_s: float = _FOREVER
+
+    def keeps(self, raw: bytes) -> bool:
+        """Whether the request is not answered for now."""
+        name = fuse.parse_request(raw).name if self.name in STICKS else ""
+        return self.name in STICKS and name not in fuse.BOOKKEEPING and name in (STICKS[self.name] or {name})
 
     def reply(self, request: fuse.Request) -> bytes | None:
         """The error that the request gets instead of an answer; None: it is served."""
@@ -99,7 +106,7 @@ class _Server:
     def _begin(self, fault: _Fault) -> None:
         """From now on `fault`; what stuck so far is answered, as a server does that has come back."""
         self.fault = fault
-        if fault.name != "stick":
+        if fault.name not in STICKS:
             stuck, self.stuck = self.stuck, []
             for raw in stuck:
                 self._answer(raw)
@@ -110,7 +117,7 @@ class _Server:
             raw = os.read(self.device, fuse.READ_SIZE)
         except OSError as error:
             return error.errno in (errno.ENOENT, errno.EINTR, errno.EAGAIN)
-        if self.fault.name == "stick" and fuse.parse_request(raw).name not in fuse.BOOKKEEPING:
+        if self.fault.keeps(raw):
             self.stuck.append(raw)
         else:
             self._answer(raw)

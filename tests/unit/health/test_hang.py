@@ -33,6 +33,7 @@ class Rank:
     moves: bool = True
     below: tuple[str, ...] = ()
     output: int = 0
+    flushes: bool = False
 
 
 @dataclass
@@ -97,7 +98,9 @@ class World:
         return Take(
             self.at_s,
             {
-                rank: RankStack(rank, one.host, rank, one.state, frames=frames(one), below=one.below)
+                rank: RankStack(
+                    rank, one.host, rank, one.state, frames=frames(one), below=one.below, flushes=one.flushes
+                )
                 for rank, one in self.ranks.items()
                 if one.host not in self.unreachable
             },
@@ -342,6 +345,37 @@ def test_a_rank_that_writes_is_reported_only_when_it_has_stopped_to(
     world.set([0], writes=0.0, moves=False, cpu=0.5, frames=READS)
     world.run(300.0)
     assert world.hung and not world.acted
+
+
+def flush(world: World, seconds: float) -> None:
+    """Rank 0 has written its checkpoint and waits in fsync: no byte, no CPU; the others wait for it."""
+    world.others_wait(0)
+    world.set([0], frames=SAVES, cpu=0.0, state="D", moves=False, writes=0.0, flushes=True)
+    world.run(seconds)
+
+
+@pytest.mark.parametrize(("metrics", "tells_phases"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize("device_type", ["npu", "cuda", "cpu"])
+def test_a_rank_that_waits_for_its_disk_is_reported_only_when_it_waits_for_something_else(
+    device_type: str, metrics: bool, tells_phases: bool
+) -> None:
+    world = World(device_type=device_type, metrics=metrics, tells_phases=tells_phases)
+    world.train(60.0)
+    world.run(300.0, steps=True, logs=True)
+    flush(world, 1200.0)
+    assert not world.hung
+    world.set([0], cpu=0.5, state="S", frames=READS, flushes=False)
+    world.run(300.0)
+    assert world.hung and world.hung[0][1].ranks == (0,) and not world.acted
+
+
+def test_a_disk_that_never_takes_a_checkpoint_is_a_hang_in_the_end() -> None:
+    world = World(tells_phases=False)
+    world.train(60.0)
+    flush(world, 4 * 900.0)
+    assert not world.hung
+    world.run(2 * 3600.0)
+    assert world.hung and world.acted and world.acted[0][1].ranks == (0,)
 
 
 def test_nothing_is_judged_before_the_first_step() -> None:

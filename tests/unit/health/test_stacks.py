@@ -46,6 +46,21 @@ def test_a_text_that_cannot_be_read_has_no_frames(source: str, text: str) -> Non
     assert read_stack("npu01", row(source=source, text=text)).frames == ()
 
 
+@pytest.mark.parametrize(
+    ("machine", "calls", "flushes"),
+    [
+        ("x86_64", ["202", "74"], True),
+        ("aarch64", ["83"], True),
+        ("aarch64", ["74"], False),  # there a signalfd4
+        ("x86_64", ["running", "", "-1", "7"], False),
+        ("riscv64", ["82"], False),
+    ],
+)
+def test_a_thread_in_fsync_is_known_by_the_number_of_its_call(machine: str, calls: list[str], flushes: bool) -> None:
+    threads = [{"name": "python3", "system_call": call} for call in calls]
+    assert read_stack("npu01", row(machine=machine, threads=threads)).flushes is flushes
+
+
 def test_a_stuck_data_loader_is_where_the_program_asked_for_its_batch() -> None:
     frames = (
         Frame("/usr/lib/python3.9/threading.py", "wait", 312),
