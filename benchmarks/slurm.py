@@ -32,6 +32,16 @@ TASKS = (f"--nodes={HOSTS}", f"--ntasks-per-node={RANKS_PER_HOST}")
 IMPORTS = "import runpy, sys, torch; runpy.run_path(sys.argv[1], run_name='__main__')"
 SCRIPTS = {"": (sys.executable, str(RANK)), ", torch": (sys.executable, "-c", IMPORTS, str(RANK))}
 """Suffix of a way, and the command of its ranks: a line at once, or after the import of torch as in a training."""
+_LINE = "'[FIRST %s %f]' % (os.environ['SLURM_PROCID'], time.time())"
+_PRINT = f"import os, time; print({_LINE}, flush=True); time.sleep(600)"
+_SUPERVISOR = (sys.executable, str(Path(__file__).with_name("peers") / "supervisor.py"))
+FLOORS = {
+    ", a shell": (RANKS_PER_HOST, ("sh", "-c", 'echo "[FIRST $SLURM_PROCID $(date +%s.%N)]"; exec sleep 600')),
+    ", python -c print": (RANKS_PER_HOST, (sys.executable, "-c", _PRINT)),
+    ", ranks of a Python": (1, (*_SUPERVISOR, "1", str(RANKS_PER_HOST), *SCRIPTS[""])),
+    ", ranks of the third Python": (1, (*_SUPERVISOR, "3", str(RANKS_PER_HOST), *SCRIPTS[""])),
+}
+"""Suffix of STEP, tasks of each node and their command: what Slurm takes, and Pythons that start one another."""
 PATIENCE_S = 90.0
 
 
@@ -99,6 +109,9 @@ def ways(bed: SlurmBed) -> Iterator[Way]:
             count = str(HOSTS), str(RANKS_PER_HOST)
             yield Way(SUBMITIT + suffix, [sys.executable, str(SUBMIT_BY_SUBMITIT), str(bed.shared), *count, *argv])
         yield Way(OURS + suffix, bed.ours.argv("submit", str(bed.job_file(suffix)), "--engine", "hpc"))
+    for suffix, (tasks, argv) in FLOORS.items():
+        shape = (f"--nodes={HOSTS}", f"--ntasks-per-node={tasks}")
+        yield Way(STEP + suffix, ["srun", "--overlap", "--jobid=ALLOCATION", *shape, *argv])
 
 
 def run(bed: SlurmBed, repeats: int, sheet: Sheet) -> None:
@@ -144,6 +157,11 @@ def render(rows: Sequence[Row]) -> str:
                 None if after_s is None or not step_s else after_s / step_s,
             )
             lines.append((what + suffix, shown(seen_s), shown(ratios[0]), shown(after_s), shown(ratios[1])))
+    step_s = of(STEP, "after_grant_s")
+    for suffix in FLOORS:
+        after_s = of(STEP + suffix, "after_grant_s")
+        ratio = None if after_s is None or not step_s else after_s / step_s
+        lines.append((STEP + suffix, shown(after_s), shown(None), shown(after_s), shown(ratio)))
     return table(["", "first lines, s", "÷ srun", "after the grant, s", "÷ srun in an allocation"], lines)
 
 
@@ -151,7 +169,9 @@ SAYS = (
     f"From the command to the first line of each of {HOSTS * RANKS_PER_HOST} ranks on {HOSTS} nodes at the terminal of "
     "the head, medians. After the grant: from the moment in which ascendrun knew of its allocation; Slurm decides "
     "how long a job is queued. submitit writes the output of tasks to files, which its script reads every 0.1 s. "
-    "torch: each rank imports it before its line."
+    "torch: each rank imports it before its line. The last rows are floors. What a shell takes is Slurm's part. The "
+    "rest of the others is the start of Python: of one; of a supervisor's and then a rank's; of four, one after the "
+    "other. So many ascendrun starts after the grant: those of holder, connection, supervisor and rank."
 )
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping, Sequence
+from typing import Callable
 
 from ascendrun.core.allocations import EngineError
+from ascendrun.core.errors import UnreachableError
+from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.reasons import because
+from ascendrun.head.ssh.child_process import ChildConnection, ChildStream
 
 COMMAND_S = 60.0
 """Seconds that a command of an engine may take: a busy queue or API server answers late."""
@@ -33,3 +37,23 @@ def run_command(
     except subprocess.TimeoutExpired as error:
         name = f"{argv[0]} {verb}".rstrip()
         raise EngineError(because("engine-silent", why=f"{name}: {COMMAND_S:g} s")) from error
+
+
+def connect(host: Host, argv_of: Callable[[Host, Sequence[str]], list[str]]) -> ChildConnection:
+    """Return a connection of which each command runs by the holder of the host. `argv_of`: what runs one there."""
+
+    def start(command: str) -> ChildStream:
+        argv = argv_of(host, ["/bin/sh", "-c", LINK, command])
+        try:
+            return ChildStream(argv, cwd="/")
+        except OSError as error:
+            raise UnreachableError.of(
+                "engine.not-connected",
+                "{host}: cannot start {command} ({error})",
+                "run ascendrun where {command} is on PATH: on a login node, or after its installation",
+                host=host.name,
+                command=argv[0],
+                error=error.strerror or str(error),
+            ) from error
+
+    return ChildConnection(start)

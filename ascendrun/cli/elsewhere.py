@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ascendrun.core.settings import FORWARDED_VARIABLE
+
 if TYPE_CHECKING:
     from ascendrun.cluster.forward import Errand
 
@@ -15,8 +17,6 @@ WORDS = "ascendrun.words"
 """In the `meta` of a context: the words of the command line after the name of the command."""
 RUN_HERE = ("help", "completion", "man", "schema", "init", "demo", "sim", "config")
 """Commands that always run on the machine on which they were typed."""
-FORWARDED_VARIABLE = "ASCENDRUN_FORWARDED"
-"""As in `cluster/forward.py`, without its imports."""
 WRITES = ("fetch", "cp", "bundle", "report", "export", "verify", "metrics")
 """Commands that leave files in the working directory, or where an option names it."""
 OF_A_MACHINE = ("run", "ensure", "move")

@@ -15,7 +15,7 @@ from ascendrun.core.errors import PreflightError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.reasons import Reason
 from ascendrun.core.settings import Settings
-from ascendrun.node.agent.checks import file_system_of, is_network
+from ascendrun.node.agent.checks import network_of
 
 GRANT_S = 60.0
 """Seconds for which a check waits in the queue of an engine."""
@@ -30,11 +30,11 @@ def lent_hosts(
 ) -> Iterator[tuple[tuple[Host, ...], EngineFacts]]:
     """Yield hosts that an engine grants for the block, None: all that are free, and what the engine tells of itself.
     Raises PreflightError if it does not grant them soon."""
-    backends, key, kind = Backends(settings), f"check-{secrets.token_hex(8)}", file_system_of(str(settings.state_dir))
+    backends, key = Backends(settings), f"check-{secrets.token_hex(8)}"
     allocator = backends.allocator(engine["type"])
     try:
         try:
-            facts = replace(allocator.facts(engine), state_on=kind if is_network(kind) else None)
+            facts = replace(allocator.facts(engine), state_on=network_of(str(settings.state_dir)))
             length_s, nodes = LENGTH_S, nodes or max(1, facts.nodes)
             allocator.request(AllocationRequest(key, "check", engine, nodes, 0, grace_s=0.0, length_s=length_s))
             hosts = _await_hosts(allocator, key, engine)

@@ -21,19 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import ascendrun
-from ascendrun.core.errors import InvalidInputError, Problem, UnreachableError
-from ascendrun.core.node_messages import node_hint, node_text
-from ascendrun.core.settings import Settings
+from ascendrun.core.errors import UnreachableError
+from ascendrun.core.settings import FORWARDED_VARIABLE, Settings
 from ascendrun.head.state.store_file import HEAD_FILE
 from ascendrun.head.state.store_place import claim, note_head, noted_head
 from ascendrun.node import tree_hash
 from ascendrun.node.files import make_private_dir, write_json
 from ascendrun.node.layout import machine_key
-from ascendrun.query.submit import read_stages
+from ascendrun.query.submit import not_staged, read_stages
 from ascendrun.text import Text, language
 
-FORWARDED_VARIABLE = "ASCENDRUN_FORWARDED"
-"""In the environment of a command that another machine sent: by a "head" setting, or to the "store"."""
 OF_SITE = "PATH PYTHONPATH LANG LC_ALL LC_CTYPE XDG_CONFIG_HOME SLURM_CONF KUBECONFIG VIRTUAL_ENV".split()
 OF_TERMINAL = ("COLORTERM", "NO_COLOR", "FORCE_COLOR", "ASCENDRUN_COLOR")
 _LOST = 255
@@ -117,25 +114,24 @@ def take_over(settings: Settings) -> str | None:
 
     Raises UnreachableError: it did not send the store. Raises OSError, OperationError.
     """
-    gone, state_dir = None, settings.state_dir
-    if settings.owner is not None:
-        gone = settings.owner if _is_gone(settings.owner) else None
-        if gone is None:
-            part = state_dir.with_name(f"{state_dir.name}.{time.time_ns()}")
-            make_private_dir(str(part))
-            errand = Errand(settings.owner, has_home=True)
-            script = _GIVE.format(program=errand.program, directory=shlex.quote(str(state_dir)))
-            _unpack(errand, script, "-C", str(part))
-            if state_dir.exists():
-                state_dir.rename(part.with_suffix(".old"))  # of an earlier time
-            part.rename(state_dir)
+    owner, state_dir = settings.owner, settings.state_dir
+    gone = owner if owner is not None and _is_gone(owner) else None
     noted = noted_head() if gone is not None else {}
-    claim(state_dir, takes_over=True)
+    part = state_dir.with_name(f"{state_dir.name}.{time.time_ns()}")
     if noted:  # this machine goes on under the name of the other: what runs on the nodes is its own
+        make_private_dir(str(part))
+        write_json(str(part / HEAD_FILE), noted)
+    elif owner is not None and gone is None:
+        make_private_dir(str(part))
+        errand = Errand(owner, has_home=True)
+        script = _GIVE.format(program=errand.program, directory=shlex.quote(str(state_dir)))
+        _unpack(errand, script, "-C", str(part))
+    if part.exists():
         if state_dir.exists():
-            state_dir.rename(state_dir.with_name(f"{state_dir.name}.{time.time_ns()}.old"))
-        make_private_dir(str(state_dir))
-        write_json(str(state_dir / HEAD_FILE), noted)
+            state_dir.rename(part.with_suffix(".old"))  # of an earlier time
+        part.rename(state_dir)
+    claim(state_dir, takes_over=True)
+    if noted:
         note_head(state_dir, noted)
     return gone
 
@@ -251,10 +247,7 @@ def _entries(reads: Mapping[str, Sequence[str]]) -> list[tree_hash.Entry]:
                 seen = os.stat(path)
                 listed = [tree_hash.Entry(b"", "f", b"%d" % seen.st_mtime_ns, seen.st_size)]
         except (OSError, tree_hash.InvalidTreeError) as error:
-            rule = error.message if isinstance(error, tree_hash.InvalidTreeError) else None
-            reason, hint = (str(error), None) if rule is None else (node_text(rule), node_hint(rule))
-            message = Text("staging.not-possible", "cannot stage the directory: {reason}", reason=reason)
-            raise InvalidInputError([Problem(path, None, None, message, hint)]) from error
+            raise not_staged(path, error) from error
         name = os.fsencode(path).strip(b"/")
         found += [entry._replace(path=os.path.join(name, entry.path).rstrip(b"/")) for entry in listed]
     return found

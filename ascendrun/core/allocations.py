@@ -98,8 +98,8 @@ class Allocator(Protocol):
     def poll(self, keys: Options) -> Mapping[str, AllocationState]:
         """Return the state of these allocations by one query. A key that was never requested is missing."""
 
-    def of_head(self, head_id: str) -> Mapping[str, Granted]:
-        """Return the allocations that a head node has been granted, by key: what is left if its records are lost."""
+    def all_of(self, prefix: str) -> Mapping[str, AllocationState]:
+        """Return the state of every allocation whose key begins so: what is left of a head if its records are lost."""
 
     def release(self, keys: Options) -> None:
         """End these allocations with all their processes; repeatable."""

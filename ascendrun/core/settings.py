@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ascendrun.core.reader.yaml_source import MappingNode, Source
 
 STATE_VARIABLE = "ASCENDRUN_STATE_DIR"
+FORWARDED_VARIABLE = "ASCENDRUN_FORWARDED"
+"""In the environment of a command that another machine sent: by a "head" setting, or to the "store"."""
 SYSTEM_FILE = Path("/etc/ascendrun/config.yaml")
 LOGIN_FILE = "login.env"
 """Lines NAME=value in `local_root`: variables of a login on that host that are missing in this environment."""

@@ -415,8 +415,13 @@ def _pack(name: str, folder: str, exclude: Sequence[str], state_dir: Path) -> Tr
     except (OSError, tree_hash.InvalidTreeError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _unwritable(state_dir, error) from error
-        reason = node_text(error.message) if isinstance(error, tree_hash.InvalidTreeError) else str(error)
-        hint = node_hint(error.message) if isinstance(error, tree_hash.InvalidTreeError) else None
-        message = Text("staging.not-possible", "cannot stage the directory: {reason}", reason=reason)
-        raise InvalidInputError([Problem(folder, None, None, message, hint)]) from error
+        raise not_staged(folder, error) from error
     return Tree(name=name, sha256=sha256, size_bytes=path.stat().st_size, files=len(entries))
+
+
+def not_staged(path: str, error: OSError | tree_hash.InvalidTreeError) -> InvalidInputError:
+    """Return why a file or directory is not sent to another machine."""
+    rule = error.message if isinstance(error, tree_hash.InvalidTreeError) else None
+    reason, hint = (str(error), None) if rule is None else (node_text(rule), node_hint(rule))
+    message = Text("staging.not-possible", "cannot stage the directory: {reason}", reason=reason)
+    return InvalidInputError([Problem(path, None, None, message, hint)])

@@ -8,11 +8,10 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from ascendrun.backends.held import LINK, run_command
+from ascendrun.backends import held
 from ascendrun.backends.kubernetes import manifests, states
 from ascendrun.core.allocations import (
     AllocationRequest,
@@ -20,17 +19,15 @@ from ascendrun.core.allocations import (
     EngineError,
     EngineFacts,
     Gone,
-    Granted,
     Options,
     Waiting,
 )
 from ascendrun.core.engines import read_engines
-from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.reasons import because
 from ascendrun.core.settings import Settings
-from ascendrun.head.ssh.child_process import ChildConnection, ChildStream
-from ascendrun.node import hold, layout
+from ascendrun.head.ssh.child_process import ChildConnection
+from ascendrun.node import hold
 
 QUOTA_S = 30.0
 """Seconds until a request that a quota refused is made again."""
@@ -75,7 +72,7 @@ class KubernetesBackend:
 
     def connect(self, host: Host) -> ChildConnection:
         """Return a connection of which each command is an exec into the pod."""
-        connection = ChildConnection(partial(_start, host))
+        connection = held.connect(host, exec_argv)
         connection.peer_address = host.addr
         return connection
 
@@ -142,15 +139,13 @@ class KubernetesBackend:
             return self._gone.pop(key, lost)
         return None
 
-    def of_head(self, head_id: str) -> Mapping[str, Granted]:
-        found: dict[str, Granted] = {}
+    def all_of(self, prefix: str) -> Mapping[str, AllocationState]:
+        found: dict[str, AllocationState] = {}
         for options in read_engines(self._settings).values():
             if options["type"] == "kubernetes":
-                its = {
-                    key: one for key, one in _all_of(options).items() if key.startswith(layout.make_run(head_id, ""))
-                }
-                all_states = {key: states.state_of(one, place=str(Place.of(options))) for key, one in its.items()}
-                found.update((key, one) for key, one in all_states.items() if isinstance(one, Granted))
+                place, items = str(Place.of(options)), _all_of(options)
+                its = {key: one for key, one in items.items() if key.startswith(prefix)}
+                found.update((key, states.state_of(one, place=place)) for key, one in its.items())
         return found
 
     def release(self, keys: Options) -> None:
@@ -189,7 +184,7 @@ class KubernetesBackend:
 
 def run(place: Place, argv: Sequence[str], text: str = "") -> str:
     """Run a kubectl; return its output. Raises EngineError."""
-    done = run_command([*place.argv, *argv], text, verb=argv[0])
+    done = held.run_command([*place.argv, *argv], text, verb=argv[0])
     lines = [line for line in done.stderr.splitlines() if not any(mark in line for mark in _NO_ERRORS)]
     if done.returncode and lines:  # without any, the answer is on the other stream
         raise error_of(" ".join(lines[:3]))
@@ -234,19 +229,6 @@ def exec_argv(host: Host, command: Sequence[str], *, has_terminal: bool = False)
     place = Place(*str(host.allocation).split("@", 1))
     flags = ["--stdin", *(["--tty"] if has_terminal else [])]
     return [*place.argv, "exec", *flags, f"--container={manifests.CONTAINER}", host.name, "--", *command]
-
-
-def _start(host: Host, command: str) -> ChildStream:
-    try:
-        return ChildStream(exec_argv(host, ["/bin/sh", "-c", LINK, command]), cwd="/")
-    except OSError as error:
-        raise UnreachableError.of(
-            "kubernetes.no-kubectl",
-            "{host}: cannot start kubectl ({error})",
-            "install kubectl on this machine",
-            host=host.name,
-            error=error.strerror or str(error),
-        ) from error
 
 
 def _by_place(keys: Options) -> Iterator[tuple[Place, list[str], list[str]]]:

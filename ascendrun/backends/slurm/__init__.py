@@ -6,17 +6,15 @@ import os
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Callable
 
-from ascendrun.backends.held import LINK, run_command
+from ascendrun.backends import held
 from ascendrun.backends.slurm import facts, queue
-from ascendrun.core.allocations import AllocationRequest, AllocationState, EngineError, EngineFacts, Granted, Options
-from ascendrun.core.errors import UnreachableError
+from ascendrun.core.allocations import AllocationRequest, AllocationState, EngineError, EngineFacts, Options
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.reasons import because
 from ascendrun.core.settings import Settings
-from ascendrun.head.ssh.child_process import ChildConnection, ChildStream
+from ascendrun.head.ssh.child_process import ChildConnection
 from ascendrun.node import hold, layout
 
 EXPORTED = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "PATH", "SLURM_CONF")
@@ -44,7 +42,7 @@ class SlurmBackend:
 
     def connect(self, host: Host) -> ChildConnection:
         """Return a connection of which each command is a step of the allocation."""
-        return ChildConnection(partial(_start, host))
+        return held.connect(host, step_argv)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -73,10 +71,9 @@ class SlurmBackend:
     def _jobs(self) -> Sequence[queue.QueuedJob]:
         return queue.read_jobs(self._run(["squeue", "--me", "--states=all", "--json"]))
 
-    def of_head(self, head_id: str) -> Mapping[str, Granted]:
-        jobs = [job for job in self._jobs() if job.key.startswith(layout.make_run(head_id, ""))]
-        states = queue.states_of(jobs, {job.key for job in jobs})
-        return {key: state for key, state in states.items() if isinstance(state, Granted)}
+    def all_of(self, prefix: str) -> Mapping[str, AllocationState]:
+        jobs = self._jobs()
+        return queue.states_of(jobs, {job.key for job in jobs if job.key.startswith(prefix)})
 
     def _ends(self, lost: Mapping[str, str]) -> Mapping[str, AllocationState]:
         """Return how jobs ended that the queue has forgotten, by their keys; {}: the accounting does not know."""
@@ -106,24 +103,11 @@ class SlurmBackend:
 
     def _run(self, argv: Sequence[str], text: str = "") -> str:
         """Run a command of Slurm; return its output. Raises EngineError."""
-        done = run_command(argv, text, env=self._env)
+        done = held.run_command(argv, text, env=self._env)
         if done.returncode:
             words = done.stderr.strip() or f"{argv[0]}: {done.returncode}"
             raise EngineError(because("engine-silent", why=words), is_final=queue.is_refusal(argv[0], words))
         return done.stdout
-
-
-def _start(host: Host, command: str) -> ChildStream:
-    try:
-        return ChildStream(step_argv(host, ["/bin/sh", "-c", LINK, command]), cwd="/")
-    except OSError as error:
-        raise UnreachableError.of(
-            "slurm.no-srun",
-            "{host}: cannot start srun ({error})",
-            "run ascendrun on a login node of the cluster, where srun is on PATH",
-            host=host.name,
-            error=error.strerror or str(error),
-        ) from error
 
 
 def step_argv(host: Host, command: Sequence[str], *, options: Sequence[str] = ("--unbuffered",)) -> list[str]:

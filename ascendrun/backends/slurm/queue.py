@@ -12,7 +12,7 @@ from ascendrun.core.allocations import AllocationRequest, AllocationState, Engin
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.reasons import because
-from ascendrun.core.names import expand_names
+from ascendrun.core.names import expand_names, split_list
 
 COMMENT = "ascendrun:"
 OPTIONS = ("partition", "account", "qos", "time", "constraint", "reservation", "exclude")
@@ -73,9 +73,8 @@ def sbatch_options(wanted: AllocationRequest, *, exported: str) -> list[str]:
         options.append(f"--gres={wanted.options.get('gres', 'npu')}:{wanted.devices}")
     if wanted.hosts:
         options.append(f"--nodelist={','.join(wanted.hosts)}")
-    excluded = ",".join([*filter(None, [wanted.options.get("exclude")]), *wanted.exclude])
-    if excluded:
-        options = [*(one for one in options if not one.startswith("--exclude=")), f"--exclude={excluded}"]
+    if wanted.exclude:
+        options.append(f"--exclude={','.join(filter(None, (wanted.options.get('exclude'), *wanted.exclude)))}")
     return [
         "--parsable",
         f"--job-name={wanted.name}",
@@ -181,16 +180,11 @@ def ends_of(text: str, keys: Mapping[str, str]) -> dict[str, Gone]:
 
 def hosts_of(job: QueuedJob) -> tuple[Host, ...]:
     """Return the hosts of a running job with their devices: the n-th entry of `gres` is of the n-th node."""
-    names = [name for part in split_nodes(job.nodes) for name in expand_names(part)]
+    names = [name for part in split_list(job.nodes) for name in expand_names(part)]
     gres = job.gres if len(job.gres) == len(names) else ("",) * len(names)
     return tuple(
         Host(name, devices=devices_of(text), engine="slurm", allocation=job.id) for name, text in zip(names, gres)
     )
-
-
-def split_nodes(text: str) -> list[str]:
-    """Return the parts of a list of nodes: "a[1-2,5],b" has two."""
-    return re.findall(r"[^,\[\]]+(?:\[[^\]]*\][^,\[\]]*)*", text)
 
 
 def devices_of(gres: str) -> tuple[int, ...] | None:

@@ -7,22 +7,6 @@ from typing import Any
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.jobfile.model import JobSpec
 
-SITE = (
-    "name",
-    "type",
-    "file",
-    "env",
-    "setup",
-    "python",
-    "image",
-    "runtime",
-    "mounts",
-    "container",
-    "applied",
-    "chosen_by",
-)
-"""Keys of an engine that are not options of it alone."""
-
 
 @dataclass(frozen=True)
 class Origin:
@@ -38,10 +22,13 @@ def origins_of(spec: JobSpec) -> tuple[Origin, ...]:
     engine = spec.engine
     if not isinstance(engine, dict):
         return ()
+    from ascendrun.core.engine_types import SiteOfNodes  # with a job on an engine they are imported
+
+    of_site = {*SiteOfNodes.model_fields, "type", "file", "container", "applied", "chosen_by"}
     values = {"setup": spec.setup, "python": spec.python, **{f"env.{name}": value for name, value in spec.env.items()}}
     box = engine.get("container") or spec.model_dump(include={"container"}, exclude_unset=True).get("container") or {}
     values.update((f"container.{key}", box[key]) for key in ("image", "runtime") if key in box)
-    own = {key: value for key, value in engine.items() if key not in SITE and value}
+    own = {key: value for key, value in engine.items() if key not in of_site and value}
     mounts = box.get("mounts", ())
     return (
         Origin("engine", engine.get("name") or engine["type"], engine["chosen_by"]),

@@ -206,34 +206,30 @@ def _target(mount: str) -> str:
 
 def _refuse_of_hosts(spec: JobSpec, options: Mapping[str, Any], file: str) -> None:
     """Raise InvalidInputError for keys that an engine cannot honour whose hosts are known when it grants them."""
-    problems, engine = [], options["type"]
+    engine, runs_images = options["type"], engine_types()[options["type"]].runs_images
+    own = frozenset() if spec.container is None else spec.container.model_fields_set
+    refused = {
+        "min_nodes": spec.min_nodes is not None,
+        "roles[].groups": any(role.groups for role in spec.roles),
+        "roles[].container": runs_images and any(role.container for role in spec.roles),
+        **{f"container.{key}": runs_images and key in own for key in ("options", "runtime")},
+    }
+    hints = {key: REMOVE for key, is_given in refused.items() if is_given}
+    for devices in (spec.devices, *(role.devices for role in spec.roles if role.devices)):
+        if devices.ids:
+            hints["devices.ids"] = Text("engine.ids.hint", "write devices.per_node: {count}", count=len(devices.ids))
+    faults = [
+        (Text("engine.key", "{key} is not supported by engine type {type}", key=key, type=engine), hint)
+        for key, hint in hints.items()
+    ]
     if spec.nodes is None:
         text = Text("engine.nodes", "engine type {type} requires nodes", type=engine)
-        problems.append(Problem(file, None, None, text, Text("engine.nodes.hint", "write nodes: 2")))
-    wanted = (spec.devices, *(role.devices for role in spec.roles if role.devices))
-    for ids in filter(None, (devices.ids for devices in wanted)):
-        text = Text("engine.ids", "devices.ids is not supported by engine type {type}", type=engine)
-        hint = Text("engine.ids.hint", "write devices.per_node: {count}", count=len(ids))
-        problems.append(Problem(file, None, None, text, hint))
-    if engine_types()[engine].runs_images:
-        if spec.container is None and "image" not in options:
-            text = Text("engine.image", "engine type {type} requires an image", type=engine)
-            hint = Text("engine.image.hint", "set image of the engine, or container.image of the job")
-            problems.append(Problem(file, None, None, text, hint))
-        own = frozenset() if spec.container is None else spec.container.model_fields_set
-        refused = [f"container.{key}" for key in sorted(own & {"runtime", "options"})]
-        refused += ["roles[].container"] if any(role.container for role in spec.roles) else []
-        for key in refused:
-            text = Text("engine.key", "{key} is not supported by engine type {type}", key=key, type=engine)
-            problems.append(Problem(file, None, None, text, REMOVE))
-    if spec.min_nodes is not None:
-        text = Text("engine.key", "{key} is not supported by engine type {type}", key="min_nodes", type=engine)
-        problems.append(Problem(file, None, None, text, REMOVE))
-    if any(role.groups for role in spec.roles):
-        text = Text("engine.groups", "roles[].groups is not supported by engine type {type}", type=engine)
-        problems.append(Problem(file, None, None, text, REMOVE))
-    if problems:
-        raise InvalidInputError(problems)
+        faults.append((text, Text("engine.nodes.hint", "write nodes: 2")))
+    if runs_images and spec.container is None and "image" not in options:
+        text = Text("engine.image", "engine type {type} requires an image", type=engine)
+        faults.append((text, Text("engine.image.hint", "set image of the engine, or container.image of the job")))
+    if faults:
+        raise InvalidInputError([Problem(file, None, None, *fault) for fault in faults])
 
 
 def require_hostfile(spec: JobSpec, file: str) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.pulse import Clock, Pulse
-from ascendrun.head.state.store_place import NETWORK_FILESYSTEMS, claim, kind_of, other_owner
+from ascendrun.head.state.store_place import claim, other_owner
+from ascendrun.node.agent.checks import network_of
 from ascendrun.node.files import replace_file
 from ascendrun.node.op_errors import OperationError
 from ascendrun.text import Text
@@ -51,8 +52,8 @@ def make_state_dir(state_dir: Path) -> None:
             "`ascendrun controller move` continues here",
             host=owner,
         )
-    kind = kind_of(state_dir)
-    if kind in NETWORK_FILESYSTEMS:
+    kind = network_of(str(state_dir))
+    if kind is not None:
         raise StoreUnusableError(
             Text(
                 "store.network-file-system",

@@ -11,35 +11,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ascendrun.node.agent.checks import network_of
 from ascendrun.node.files import claim_json, make_private_dir, read_json, write_json
 from ascendrun.node.layout import local_base
 from ascendrun.node.op_errors import OperationError
 
-NETWORK_FILESYSTEMS = frozenset(
-    "nfs nfs4 cifs smb3 lustre gpfs beegfs ceph glusterfs fuse.sshfs fuse.glusterfs fuse.juicefs 9p afs".split()
-)
-_POINTER = Path(".ascendrun", "head.json")
-
-
-def kind_of(path: Path) -> str | None:
-    """Return the type of the file system of `path`; None: unknown."""
-    return filesystem_of(path, Path("/proc/self/mounts").read_text())
-
 
 def on_local_disk(state_dir: Path) -> Path:
     """Return the default state directory, in place of one on a network file system."""
-    return _local_store() if kind_of(state_dir) in NETWORK_FILESYSTEMS else state_dir
+    return state_dir if network_of(str(state_dir)) is None else _local_store()
 
 
 def other_owner(state_dir: Path) -> str | None:
     """Return the other machine that has this store; None: this one, no machine yet, or each machine has its own."""
-    if state_dir != _local_store():
-        return None
-    try:
-        found: Any = read_json(str(_pointer()))
-        return None if found["host"] == os.uname().nodename else str(found["host"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    host = _read_pointer().get("host") if state_dir == _local_store() else None
+    return None if host in (None, os.uname().nodename) else str(host)
 
 
 def claim(state_dir: Path, *, takes_over: bool = False) -> None:
@@ -61,11 +47,15 @@ def note_head(state_dir: Path, values: Mapping[str, Any]) -> None:
 
 def noted_head() -> dict[str, Any]:
     """Return what the machine with the store has written down by `note_head`; {}: nothing."""
+    return {key: value for key, value in _read_pointer().items() if key != "host"}
+
+
+def _read_pointer() -> dict[str, Any]:
     try:
-        found: dict[str, Any] = read_json(str(_pointer())) or {}
-        return {key: value for key, value in found.items() if key != "host"}
-    except (OSError, ValueError, AttributeError):
+        found = read_json(str(_pointer()))
+    except (OSError, ValueError):
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _local_store() -> Path:
@@ -73,19 +63,4 @@ def _local_store() -> Path:
 
 
 def _pointer() -> Path:
-    return Path(os.path.expanduser("~"), _POINTER)
-
-
-def filesystem_of(path: Path, mounts: str) -> str | None:
-    """Return the file system type of `path`, from the text of /proc/self/mounts; None: not listed."""
-    best: tuple[int, str | None] = (-1, None)
-    target = os.path.realpath(path)
-    for line in mounts.splitlines():
-        fields = line.split()
-        if len(fields) < 3:
-            continue
-        point = fields[1].encode().decode("unicode_escape")
-        inside = point == "/" or target == point or target.startswith(point + "/")
-        if inside and len(point) >= best[0]:
-            best = (len(point), fields[2])
-    return best[1]
+    return Path(os.path.expanduser("~"), ".ascendrun", "head.json")

@@ -73,9 +73,19 @@ def check_room(path: str) -> None:
         raise OperationError("disk-full", "no-inodes", path=path)
 
 
-def is_on_network(path: str) -> bool:
-    """Return whether the file system of `path` may be on another machine. FUSE with a subtype counts unless known."""
-    return is_network(file_system_of(path))
+def standing(path: str) -> str:
+    """Return the path itself, or the nearest existing directory above it."""
+    path = os.path.abspath(path)
+    while not os.path.exists(to_bytes(path)) and path != "/":
+        path = os.path.dirname(path)
+    return path
+
+
+def network_of(path: str) -> str | None:
+    """Return the type of the network file system that has `path`, or will have it; None: a local one, or unknown. FUSE
+    with a subtype counts unless known."""
+    kind = file_system_of(standing(path))
+    return kind if is_network(kind) else None
 
 
 def file_system_of(path: str) -> str:

@@ -115,12 +115,13 @@ class Follow:
         self._is_held = False
         waiting_bytes = sum(size - self._sent.get(key, 0) for key, size in found)
         has_logs = bool(found)
-        full = any(size - self._sent.get(key, 0) >= CHUNK_BYTES for key, size in found)
+        is_new = any(key not in self._sent and key not in self._unreadable for key, _ in found)  # such as a first line
+        is_due = is_new or any(size - self._sent.get(key, 0) >= CHUNK_BYTES for key, size in found)
         if news and waiting_bytes > AHEAD_BYTES:
             found = news + found
         elif news:
             found = found + news
-        elif not full and now_s - self._last_batch_s < BATCH_S:
+        elif not is_due and now_s - self._last_batch_s < BATCH_S:
             return False
         more = False
         unfinished: set[str] = set()

@@ -302,17 +302,9 @@ def _measure(path: str, limit: int | None, deadline: float) -> Raw:
     return {"kind": "folder", "bytes": total, "files": files, "truncated": False}
 
 
-def _standing(path: str) -> str:
-    """Return the path itself, or the nearest existing directory above it."""
-    path = os.path.abspath(path)
-    while not os.path.exists(to_bytes(path)) and path != "/":
-        path = os.path.dirname(path)
-    return path
-
-
 def _disk(item: Item, deadline: float) -> Raw:
     def one(path: str) -> Raw:
-        at = _standing(path)
+        at = checks.standing(path)
         found, kind = os.statvfs(to_bytes(at)), checks.file_system_of(at)
         return {
             "at": at,
@@ -332,7 +324,7 @@ def _write_probe(item: Item, deadline: float) -> Raw:
     """Test writing. A missing directory is not made: the nearest directory above it is tested."""
 
     def one(path: str) -> Raw:
-        at = _standing(path)
+        at = checks.standing(path)
         started = time.monotonic()
         try:
             checks.check_directory(at, make=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import defaultdict
@@ -15,14 +16,14 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs import allocated
-from ascendrun.core.jobs.job import State
+from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.core.jobs.restart import excluded_hosts
 from ascendrun.core.jobs.roles import parts_of
 from ascendrun.core.jobs.schedule import check_dependency
 from ascendrun.head.agents.connections import post_later
 from ascendrun.head.loop.steps import JobSteps
-from ascendrun.node.layout import split_tag
+from ascendrun.node.layout import make_run, split_tag
 
 if TYPE_CHECKING:
     from ascendrun.head.loop.context import Context
@@ -42,7 +43,7 @@ restarts, it may not know all its jobs yet."""
 
 @dataclass(frozen=True)
 class _Work:
-    """What one query of an engine does, by key. `known`: those that were seen before."""
+    """What one query of an engine does, by key."""
 
     keys: engines.Options
     requests: Mapping[str, engines.AllocationRequest]
@@ -61,7 +62,6 @@ class Allocations:
         self._busy: set[str] = set()
         self._silent: set[str] = set()
         self._ends: dict[str, float] = {}
-        self._ending: set[str] = set()
         self._missing_since: dict[str, float] = {}
         self._of_lost: dict[str, engines.Granted] = {}
         self._is_searching = False
@@ -87,24 +87,24 @@ class Allocations:
             self._context.links.forget(host)
 
     def _search(self) -> None:
-        found: dict[str, engines.Granted] = {}
+        found: dict[str, engines.AllocationState] = {}
         is_silent = False
         try:
             for allocator in self._context.links.backend.allocators():
                 try:
-                    found.update(allocator.of_head(self._context.store.head_id))
+                    found.update(allocator.all_of(make_run(self._context.store.head_id, "")))
                 except engines.EngineError as error:
                     print(f"controller: {error.reason}", flush=True)
                     is_silent = True
         finally:  # also after a bug, whose traceback is in the log
             self._context.post(partial(self._take_found, found, is_silent))
 
-    def _take_found(self, found: Mapping[str, engines.Granted], is_silent: bool) -> None:
+    def _take_found(self, found: Mapping[str, engines.AllocationState], is_silent: bool) -> None:
         self._is_searching = False
-        self._of_lost.update(found)
-        for granted in found.values():
-            for host in granted.hosts:
-                self._context.links.get(host)
+        granted = {key: state for key, state in found.items() if isinstance(state, engines.Granted)}
+        self._of_lost.update(granted)
+        for host in chain.from_iterable(state.hosts for state in granted.values()):
+            self._context.links.get(host)
         if is_silent:
             post_later(self._context.links, INTERVAL_S, self.search)
 
@@ -133,14 +133,17 @@ class Allocations:
 
     def _advance(self, runner: JobRunner) -> None:
         """Note that an allocation is to be requested, or that it ends soon."""
-        job, now_s = runner.job, time.time()
+        job = runner.job
         is_free = job.held_by is None and (not job.needs or check_dependency(job, self._jobs.find(job.needs)) is None)
         if job.state is State.QUEUED and job.allocation is None and is_free:
             self._jobs.feed(job.id, allocated.AllocationRequested(job.run_id))
-        ends_at_s = self._ends.get(job.allocation or "")
-        if ends_at_s is not None and now_s > ends_at_s - job.grace_s - allocated.MARGIN_S:
-            self._ending.add(str(job.allocation))
-            self._jobs.feed(job.id, allocated.AllocationEnding(ends_at_s))
+        if self._is_ending(job):
+            self._jobs.feed(job.id, allocated.AllocationEnding(self._ends[str(job.allocation)]))
+
+    def _is_ending(self, job: Job) -> bool:
+        """Return whether an attempt that starts now could only save."""
+        ends_at_s = self._ends.get(job.allocation or "", math.inf)
+        return time.time() > ends_at_s - job.grace_s - allocated.MARGIN_S
 
     def _work(self, runners: Sequence[JobRunner]) -> _Work:
         keys: dict[str, Mapping[str, Any]] = {}
@@ -166,7 +169,7 @@ class Allocations:
         if job.state is not State.QUEUED:
             return False
         has_few = len(set(job.pool) - set(self._closed(runner))) < job.request.nodes
-        return job.allocation in self._ending or (bool(job.pool) and has_few)
+        return self._is_ending(job) or (bool(job.pool) and has_few)
 
     def _closed(self, runner: JobRunner) -> Iterator[str]:
         """Yield the hosts that the job must not use: excluded by its policy, or closed here."""
@@ -265,15 +268,13 @@ class Allocations:
         if isinstance(state, engines.Waiting):
             self._jobs.feed(job.id, allocated.AllocationWaiting(state.reason, state.will_start))
         elif isinstance(state, engines.Granted):
-            if state.ends_at_s is not None:
-                self._ends[key] = state.ends_at_s
             for host in () if is_ours else state.hosts:
                 self._context.links.get(host)  # also of spares: without connections the engine ends the allocation
-            if not job.pool and job.allocation not in self._ending:
+            if not job.pool and not self._is_ending(job):
                 self._jobs.feed(job.id, allocated.AllocationGranted(state.hosts, state.length_s))
+            self._ends[key] = state.ends_at_s or math.inf  # after it: one that is too short is the job's end
         elif state is not None:
             self._ends.pop(key, None)
-            self._ending.discard(key)
             self._missing_since.pop(key, None)
             gone = allocated.AllocationGone(state.cause, state.reason, state.hosts, is_ours=is_ours)
             self._jobs.feed(job.id, gone)

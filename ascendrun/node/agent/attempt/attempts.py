@@ -350,11 +350,11 @@ def place_streams(folder: str) -> tuple[str, Message | None]:
     system and the local disk is usable; and why it is not, None: it is, or need not be. Raises OSError,
     OperationError."""
     is_placed = layout.streams_dir(folder) != folder
-    if not is_placed and not checks.is_on_network(folder):
+    if not is_placed and not checks.network_of(folder):
         return folder, None
     streams = layout.local_streams_dir(folder)
     try:
-        if os.path.islink(layout.local_base()) or checks.is_on_network(layout.LOCAL):
+        if os.path.islink(layout.local_base()) or checks.network_of(layout.LOCAL):
             raise OperationError("bad-directory", "local-on-network", path=layout.local_base())
         for path in (layout.local_base(), streams):
             make_private_dir(path)

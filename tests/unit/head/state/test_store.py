@@ -22,7 +22,9 @@ from ascendrun.head.loop.rescue import restore_rows
 from ascendrun.head.state.state_dir import StoreDamagedError, StoreUnusableError
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.store_file import HeadFile, LostLeaseError
-from ascendrun.head.state.store_place import filesystem_of
+from ascendrun.head.state.store_place import on_local_disk
+from ascendrun.node import layout
+from ascendrun.node.agent import checks
 from tests.lib.demo_jobs import add_job, demo_job
 
 
@@ -264,11 +266,13 @@ def test_everything_of_the_state_dir_is_private(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("path, kind", [("/home/me/x", "nfs4"), ("/var/x", "ext4"), ("/with space/x", "lustre")])
-def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(path: str, kind: str) -> None:
-    mounts = "/dev/sda / ext4 rw 0 0\nserver:/h /home nfs4 rw 0 0\nl /with\\040space lustre rw 0 0\n"
-    mounts += "/dev/x /hom xfs rw 0 0\n"
-    assert filesystem_of(Path(path), mounts) == kind
+def test_a_directory_that_will_be_on_a_network_file_system_is_on_a_local_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = tmp_path / "not" / "there"
+    assert on_local_disk(later) == later
+    monkeypatch.setattr(checks, "NETWORK", [checks.file_system_of(str(tmp_path))])
+    assert on_local_disk(later) == Path(layout.local_base(), "state")
 
 
 class NextRelease(Store):

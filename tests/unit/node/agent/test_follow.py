@@ -94,3 +94,18 @@ def test_a_close_that_fails_ends_no_transfer(tmp_path: Path) -> None:
         assert not follow.poll(1.0)
     assert not follow.poll(2.0)
     assert said == [("follow_held", b""), ("data", b"words")]
+
+
+def test_the_first_output_of_a_file_waits_for_no_batch_and_more_of_it_does(root: Path) -> None:
+    folder = Path(layout.attempt_dir(str(root), TAG))
+    said: list[bytes] = []
+    follow = Follow(str(root), TAG, {}, lambda header, body: said.append(body), {})
+    for rank, now_s in ((0, 1.0), (1, 1.01)):
+        (folder / f"rank-{rank}.out.0").write_bytes(b"first")
+        follow.poll(now_s)
+    assert said == [b"first", b"first"]
+    (folder / "rank-0.out.0").write_bytes(b"first, more")
+    follow.poll(1.02)
+    assert len(said) == 2
+    follow.poll(2.0)
+    assert said[2:] == [b", more"]
