@@ -115,7 +115,7 @@ class FairShare:
         sums = dict.fromkeys(shares, 0.0)
         for account, seconds in used.items():
             sums[names[account]] += seconds
-        unit = (sum(sums.values()) or 1.0) / sum(shares.values())
+        unit = (sum(sums.values()) or 1.0) / (sum(shares.values()) or 1.0)
         return {account: sums[name] / shares[name] / unit for account, name in names.items()}
 
     def used_by_name(self, now_s: float) -> Mapping[str, float]:

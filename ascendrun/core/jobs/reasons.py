@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
-from typing import Any, Union
+from dataclasses import field, replace
+from typing import Any, Callable, Union
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.text import Rendered, Text, carried, from_json, to_json, translations
@@ -55,6 +55,12 @@ def because(
     if isinstance(why, Reason) and not hosts:
         hosts, ranks = why.hosts, ranks or why.ranks
     return Reason(code, hosts, ranks, values, why)
+
+
+def rename_job(reason: Reason, rename: Callable[[str], str]) -> Reason:
+    """Return a reason with another name of the job that it names, if it does."""
+    job = reason.values.get("job")
+    return replace(reason, values={**reason.values, "job": rename(job)}) if isinstance(job, str) else reason
 
 
 def hung_at_exit(cause: str, after_s: float | None) -> Detail:

@@ -253,7 +253,7 @@ def _decide(one: Contender, taken: _Taken, find: Callable[[str], Job | None]) ->
         return WaitingForNodes(because("held-by-user", user=job.held_by))
     if job.engine is not None and not job.pool:
         return WaitingForNodes(job.reason)  # for the hosts that its engine grants
-    bound = tuple(host for host in _bound_hosts(job, find) if host not in one.lost)[: job.request.nodes]
+    bound = tuple(host for host in bound_hosts(job, find) if host not in one.lost)[: job.request.nodes]
     usable = _usable(one, bound, taken.now_s)
     missing = [host for host in bound if host not in usable]
     if missing or len(usable) < job.request.least:
@@ -272,7 +272,7 @@ def _decide(one: Contender, taken: _Taken, find: Callable[[str], Job | None]) ->
         hosts = _in_rank_order(job, bound, free)
         spares = tuple(host for host in free if host not in hosts and host not in one.away)[: job.request.spares]
         taken.use(one, (*hosts, *spares))
-        return NodesFree(hosts, spares, _replaced(one, hosts, find))
+        return NodesFree(hosts, spares, replaced_files(one, hosts, find))
     start_s = taken.line_up(one, usable, bound, set(free))
     waits_for = [host for host in bound if blockers[host]] or [host for host in usable if blockers[host]]
     return WaitingForNodes(_reason({host: blockers[host] for host in waits_for}), start_s)
@@ -322,7 +322,7 @@ def _in_rank_order(job: Job, bound: Sequence[str], free: Sequence[str]) -> tuple
     return tuple(kept.get(rank) or next(rest) for rank in range(len(chosen)))
 
 
-def _bound_hosts(job: Job, find: Callable[[str], Job | None]) -> Iterator[str]:
+def bound_hosts(job: Job, find: Callable[[str], Job | None]) -> Iterator[str]:
     """Yield the hosts that have files of the job: of the stages before it, the newest first."""
     seen: set[str] = set()
     source = job.request.same_as
@@ -337,7 +337,7 @@ def _bound_hosts(job: Job, find: Callable[[str], Job | None]) -> Iterator[str]:
         source = before.request.same_as
 
 
-def _replaced(one: Contender, hosts: Sequence[str], find: Callable[[str], Job | None]) -> Mapping[str, StageFiles]:
+def replaced_files(one: Contender, hosts: Sequence[str], find: Callable[[str], Job | None]) -> Mapping[str, StageFiles]:
     """Return, for each host that takes the place of a host that a user gave up, the files that a stage requires."""
     files: dict[str, StageFiles] = {}
     source = one.job.needs

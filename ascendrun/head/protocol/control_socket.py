@@ -1,4 +1,5 @@
-"""The controller's Unix socket (0600, peers of the same user only) with the frames of node/wire."""
+"""Unix sockets with frames of node/wire: that of the controller (0600, peers of the same user only), and the base of
+others."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Callable, Union
+from typing import Any, Callable, TypeVar, Union
 
 from ascendrun.core import errors
 from ascendrun.head.protocol.messages import OTHER_VERSION_HINT, Message, R, Request
@@ -27,38 +28,53 @@ RESTARTS = Text("control.restarts", "the controller restarts as the new release 
 RESTARTS_HINT = Text("control.restarts.hint", "repeat the command")
 _UCRED = struct.Struct("3i")
 
+C = TypeVar("C", bound="ControlClient")
 Answer = Callable[[Union[Message, errors.AscendrunError, None], bytes, bool], None]
 """answer(reply, body, is_last): called once or, for streams, repeatedly, from any thread. None: no reply is left."""
+Handle = Callable[[str, Mapping[str, Any], bytes, Answer], None]
+"""handle(op, header, body, answer): called in a thread of each peer."""
 
 
 @contextmanager
-def _short_path(folder: Path) -> Iterator[str]:
+def _short_path(folder: Path, name: str) -> Iterator[str]:
     """Yield the socket's path through /proc/self/fd: a Unix socket's path is limited to 107 bytes."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield f"/proc/self/fd/{fd}/{SOCKET_NAME}"
+        yield f"/proc/self/fd/{fd}/{name}"
     finally:
         os.close(fd)
 
 
+def uid_of(peer: socket.socket) -> int:
+    """Return the user of the process at the other end when it connected, or listened: the kernel knows it."""
+    return int(_UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1])
+
+
 class ControlServer:
-    """Server in the state directory; calls `handle(op, header, body, answer)` in a thread of each peer."""
+    """Server in the state directory. Subclasses serve other users. `MODE`, `group`: of the socket, -1: that of this
+    process. `BACKLOG`: replies that a peer may leave unread, None: any number."""
+
+    NAME, MODE = SOCKET_NAME, 0o600
+    BACKLOG: int | None = None
 
     def __init__(
         self,
         state_dir: Path,
-        handle: Callable[[str, Mapping[str, Any], bytes, Answer], None],
+        handle: Handle,
         *,
         will_restart: Callable[[object], bool] = lambda release: False,
+        group: int = -1,
     ) -> None:
         """`will_restart(release of a command)`: whether this controller restarts soon, as another release."""
-        self._path = state_dir / SOCKET_NAME
+        self._path = state_dir / self.NAME
         self._handle, self._will_restart = handle, will_restart
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._path.unlink(missing_ok=True)
-        with _short_path(state_dir) as path:
+        with _short_path(state_dir, self.NAME) as path:
             self._listener.bind(path)
         os.chmod(self._path, 0o600)
+        os.chown(self._path, -1, group)
+        os.chmod(self._path, self.MODE)
         self._inode = os.stat(self._path).st_ino
         self._listener.listen(64)
         self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
@@ -70,7 +86,13 @@ class ControlServer:
         with suppress(OSError):
             if os.stat(self._path).st_ino == self._inode:  # not the one of another controller
                 self._path.unlink()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends accept, before another socket gets the number
         self._listener.close()
+
+    def handle_of(self, uid: int) -> Handle | None:
+        """Return what serves a user; None: the user may not connect."""
+        return self._handle if uid == os.getuid() else None
 
     def _accept(self) -> None:
         while True:
@@ -78,13 +100,14 @@ class ControlServer:
                 peer, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-            if _UCRED.unpack(credentials)[1] != os.getuid():
+            uid = uid_of(peer)
+            handle = self.handle_of(uid)
+            if handle is None:
                 peer.close()
                 continue
-            threading.Thread(target=self._serve, args=(peer,), name="control-peer", daemon=True).start()
+            threading.Thread(target=self._serve, args=(peer, handle), name=peer_name(uid), daemon=True).start()
 
-    def _serve(self, peer: socket.socket) -> None:
+    def _serve(self, peer: socket.socket, handle: Handle) -> None:
         reader, outgoing = wire.FrameReader(), _Outgoing(peer)
         with peer:
             try:
@@ -96,13 +119,20 @@ class ControlServer:
                         op, answer = str(header.get("op")), _answerer(outgoing, header.get("id"))
                         will_restart = self._will_restart(header.get("release"))
                         if op in ANY_PROTOCOL or header.get("protocol") == PROTOCOL:
-                            self._handle(op, header, body, answer)
+                            handle(op, header, body, answer)
                         elif will_restart:
                             answer(errors.ControllerReplacedError(RESTARTS, hint=RESTARTS_HINT), b"", True)
                         else:
                             answer(other_version(PROTOCOL, header.get("protocol")), b"", True)
+                        if self.BACKLOG is not None and len(outgoing) > self.BACKLOG:
+                            return
             except (OSError, wire.FrameError):
                 return  # the client has disconnected, or was not a command of ascendrun
+
+
+def peer_name(uid: int) -> str:
+    """Return the name of the threads that serve a user."""
+    return f"control-peer-{uid}"
 
 
 class _Outgoing:
@@ -112,6 +142,9 @@ class _Outgoing:
         self._peer = peer
         self._lock = threading.Lock()
         self._waiting: deque[bytes] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def send(self, frame: bytes) -> None:
         with self._lock:
@@ -173,25 +206,31 @@ def other_version(controller: object, command: object) -> errors.ConflictError:
 class ControlClient:
     """A connection to the running controller."""
 
+    NAME = SOCKET_NAME
+
     def __init__(self, state_dir: Path) -> None:
         """Connect. Raises UnreachableError if no controller listens."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with _short_path(state_dir) as path:
+            with _short_path(state_dir, self.NAME) as path:
                 self._socket.connect(path)
         except OSError as error:
             self._socket.close()
-            raise errors.UnreachableError.of(
-                "control.not-running",
-                "no controller is running for {path}: {error}",
-                "run it in the foreground: ascendrun controller run",
-                path=str(state_dir),
-                error=error.strerror,
-            ) from error
+            raise self.not_running(state_dir, error) from error
         self._next_id = 0
         self._reader = wire.FrameReader()
 
-    def __enter__(self) -> ControlClient:
+    @staticmethod
+    def not_running(state_dir: Path, error: OSError) -> errors.UnreachableError:
+        return errors.UnreachableError.of(
+            "control.not-running",
+            "no controller is running for {path}: {error}",
+            "run it in the foreground: ascendrun controller run",
+            path=str(state_dir),
+            error=error.strerror,
+        )
+
+    def __enter__(self: C) -> C:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -1,0 +1,98 @@
+"""The messages between controllers, commands and the shared queue of a machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ascendrun.core.dataclass import dataclass, load_dataclass
+from ascendrun.core.jobs.reasons import Reason
+from ascendrun.head.protocol.messages import Done, Message, Request, converted
+from ascendrun.head.queue.entries import Entry, dump_entries, load_entries
+from ascendrun.text import to_json
+
+QUEUE_NAME = "queue.sock"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the queue decided about a job in its state since `since_s`. `hosts`: where it starts; `spares`: claimed with
+    them, or for a job that lacks hosts; `reason`: why it waits, None: it does not; `start_s`: when it is expected to
+    start, None: not known."""
+
+    since_s: float
+    hosts: tuple[str, ...] = ()
+    spares: tuple[str, ...] = ()
+    reason: Reason | None = None
+    start_s: float | None = None
+
+
+@dataclass(frozen=True)
+class StopOrder:
+    """The request of an administrator to stop a job of the controller's user. `by`: who requested it."""
+
+    job: str
+    by: str
+    now: bool = False
+
+
+@dataclass(frozen=True)
+class QueueRow:
+    """A job in the shared queue, as every user sees it. `nodes`: hosts that it requests; `hosts`: those that it uses,
+    as its user names them; `reason`: why it waits, None: it does not; `start_s`: see Answer. `age_s`: since its
+    controller reported it."""
+
+    user: str
+    project: str | None
+    job: str
+    name: str
+    state: str
+    nodes: int
+    hosts: tuple[str, ...]
+    reason: Reason | None
+    created_at_s: float
+    start_s: float | None
+    age_s: float
+
+
+def _load_answers(rows: Any) -> dict[str, Answer]:
+    return {job: load_dataclass(Answer, row) for job, row in rows.items()}
+
+
+def _load_orders(rows: Any) -> tuple[StopOrder, ...]:
+    return tuple(load_dataclass(StopOrder, row) for row in rows)
+
+
+def _load_rows(rows: Any) -> tuple[QueueRow, ...]:
+    return tuple(load_dataclass(QueueRow, row) for row in rows)
+
+
+class Decided(Message):
+    """Reply to Contend. `answers`: by job, of those that wait or lack hosts. `stops`: each is given out once."""
+
+    answers: dict[str, Answer] = converted(_load_answers, write=to_json, default_factory=dict)
+    stops: tuple[StopOrder, ...] = converted(_load_orders, write=to_json, default=())
+
+
+class Contend(Request[Decided], op="queue-contend"):
+    """Report the jobs of a controller. `head`: the id of its store; `entries` None: as in the report before."""
+
+    head: str
+    entries: tuple[Entry, ...] | None = converted(load_entries, write=dump_entries, default=None)
+
+
+class QueueRows(Message):
+    """Reply to ListQueue."""
+
+    rows: tuple[QueueRow, ...] = converted(_load_rows, write=to_json, default=())
+
+
+class ListQueue(Request[QueueRows], op="queue-list"):
+    """Query the jobs of all users."""
+
+
+class StopOther(Request[Done], op="queue-stop"):
+    """Stop a job of another user: for administrators. The reply comes when the controller of the user has it."""
+
+    user: str
+    job: str
+    now: bool = False
