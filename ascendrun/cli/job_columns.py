@@ -28,6 +28,7 @@ def job_columns(now_s: float, causes: Mapping[str, str | None] = MappingProxyTyp
         out.Column("AGE", lambda job: out.describe_seconds(now_s - job.created_at_s), dropped=5),
         out.Column("DURATION", lambda job: out.describe_seconds(duration_s(job)), dropped=2),
         out.Column("EXIT", lambda job: "-" if job.exit_code is None else str(job.exit_code), is_wide=True),
+        out.Column("STARTS", lambda job: out.describe_time(job.start_expected_at_s), is_wide=True),
         out.Column("CREATED", lambda job: out.describe_time(job.created_at_s), is_wide=True),
         out.Column("ENDED", lambda job: out.describe_time(job.ended_at_s), is_wide=True),
         out.Column("FILE", lambda job: job.file or "-", is_wide=True),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import ControllerReplacedError, UnreachableError
-from ascendrun.core.settings import BLOCKS, ENGINE_BLOCK, POWER_BLOCK, SETTINGS, Settings
+from ascendrun.core.settings import BLOCKS, ENGINE_BLOCK, POWER_BLOCK, SETTINGS, SHARE_BLOCK, Settings
 from ascendrun.head.state.user_files import load_settings
 from ascendrun.text import Text
 
@@ -135,6 +135,7 @@ class Cluster:
             from ascendrun.core.engines import read_engines
             from ascendrun.core.notices.settings import read_notices
             from ascendrun.core.power_settings import read_power
+            from ascendrun.core.share_settings import read_share
             from ascendrun.head.notify.delivery import where_of
 
             for name, engine in read_engines(settings).items():
@@ -145,6 +146,11 @@ class Cluster:
             power = read_power(settings)
             if power is not None:
                 shown[POWER_BLOCK], origins[POWER_BLOCK] = [power.command[0]], power.file
+            share = read_share(settings)
+            if share is not None:
+                files = [str(blocks.file) for blocks in settings.blocks if SHARE_BLOCK in blocks.root.entries]
+                origins[SHARE_BLOCK] = files[-1]
+                shown[SHARE_BLOCK] = sorted({*share.shares, *share.quotas}) or [f"{share.half_life_s / 86_400:g} d"]
             for target in notices.targets:
                 name = f"{target.name} ({target.type})" if target.name != target.type else target.name
                 shown[target.block].append(f"{name} {where_of(target)}")

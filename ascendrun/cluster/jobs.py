@@ -69,8 +69,10 @@ class Jobs(Part):
         if self._head.settings.blocks:
             from ascendrun.core.notices.settings import read_notices
             from ascendrun.core.power_settings import read_power
+            from ascendrun.core.share_settings import read_share
 
             read_power(self._head.settings)
+            read_share(self._head.settings)
             read_notices(self._head.settings)  # the controller would only log what is wrong with them
         submissions = make_submissions(
             Path(job_file),

@@ -31,11 +31,14 @@ NOTICE_BLOCKS: Mapping[str, Text] = {
 """Blocks of a settings file, see core/notices/settings.py."""
 POWER_BLOCK = "power"
 """Block of a settings file, see core/power_settings.py."""
+SHARE_BLOCK = "fair_share"
+"""Block of a settings file, see core/share_settings.py."""
 ENGINE_BLOCK = "engines"
 """Block of a settings file with the engines of a site by name, see core/engines.py."""
 BLOCKS = {
     **NOTICE_BLOCKS,
     POWER_BLOCK: Text("config.meaning.power", "command that switches off hosts that do not respond"),
+    SHARE_BLOCK: Text("config.meaning.fair_share", "shares and quotas of users and projects"),
     ENGINE_BLOCK: Text("config.meaning.engines", "engines of this site by name"),
 }
 FORM = Text("settings.form", "write one setting on each line, such as `color: never`")
@@ -43,7 +46,7 @@ FORM = Text("settings.form", "write one setting on each line, such as `color: ne
 
 @dataclass(frozen=True)
 class SettingsBlocks:
-    """The blocks of one settings file, not yet checked: recipients of notifications, power, and engines."""
+    """The blocks of one settings file, not yet checked: recipients of notifications, power, shares, and engines."""
 
     file: Path
     root: MappingNode
@@ -59,8 +62,8 @@ class Settings:
     None: they fail. `head`: user@host on which commands run, None: this machine. `owner`: another machine
     that has the store, None: this one, or none yet. `retention`: the settings with a
     `limit`. `origins`: by name, the origin of its value, such as "default" or "$ASCENDRUN_COLOR". `blocks`: the
-    weakest file first; `notices.settings.read_notices`, `power_settings.read_power` and `engines.find_engine` check
-    them.
+    weakest file first; `notices.settings.read_notices`, `power_settings.read_power`, `share_settings.read_share` and
+    `engines.find_engine` check them.
     """
 
     state_dir: Path

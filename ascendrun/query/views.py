@@ -68,8 +68,9 @@ class JobView:
     `holds`: hosts that no other job may use, also after the end, and why.
     `hosts`: of the present attempt, (): it waits in the queue; `nodes`: how many it needs; `pool`: those that it may
     use; `spares`: hosts that it keeps as replacements. `priority`: higher ones start first. `held_by`: the user who
-    holds it in the queue, None: not held. `confidence`: of what failed first: certain, likely or
-    unknown, by the diagnosis; preliminary, until it is there; None: nothing failed."""
+    holds it in the queue, None: not held. `confidence`: of what failed first: certain, likely or unknown, by the
+    diagnosis; preliminary, until it is there; None: nothing failed. `start_expected_at_s`: of a queued job, None: not
+    known."""
 
     id: str
     name: str
@@ -96,6 +97,7 @@ class JobView:
     priority: int = 0
     held_by: str | None = None
     confidence: str | None = None
+    start_expected_at_s: float | None = None
 
 
 OF_JOB = (
@@ -231,6 +233,7 @@ def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None, sight: 
         holds=job_holds(job) if job.held_hosts else (),
         nodes=job.request.nodes,
         spares=() if job.is_terminal or not job.hosts else job.spares,
+        start_expected_at_s=job.start_expected_at_s if job.state.value == "QUEUED" else None,
     )
 
 

@@ -113,7 +113,9 @@ def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:
     end_s = now_s if job.ended_at_s is None else job.ended_at_s
     duration = "" if job.started_at_s is None else out.describe_seconds(end_s - job.started_at_s)
     failure = "" if detail.first_failure is None else str(first_failure_line(detail.first_failure, job))
+    expected = "" if job.start_expected_at_s is None else out.describe_time(job.start_expected_at_s)
     known = [
+        (Text("show.start-expected", "expected start"), expected),
         (Text("show.spares", "spares"), _describe_spares(detail)),
         (Text("show.duration", "duration"), duration),
         (Text("show.file", "file"), job.file),

@@ -17,6 +17,9 @@ from ascendrun.core.jobs.outcome import judge_quickly
 from ascendrun.core.jobs.reasons import Detail, Reason, because
 from ascendrun.core.jobs.restart import Failure, Kind
 
+EXPECTED_APART_S = 60.0
+"""Least change of an expected start that is recorded."""
+
 # Times are passed separately (`now_s`).
 
 
@@ -102,6 +105,8 @@ class WaitingForNodes(JobInput):
     def apply(self, draft: drafts.Draft) -> None:
         if draft.job.state is State.QUEUED:
             draft.wait_for(self.reason)
+            if abs((draft.job.start_expected_at_s or 0.0) - (self.start_s or 0.0)) >= EXPECTED_APART_S:
+                draft.job = replace(draft.job, start_expected_at_s=self.start_s)
 
 
 class DependencyFailed(JobInput):

@@ -216,7 +216,8 @@ class Job:
     `first_failure`: what every screen shows, replaced by the diagnosis. `failure`, `last_step`: of this attempt, as
     diagnosed. `saved_step`: see PastAttempt. `resume`: what it resumes from, None: unknown. `grows_after`: the step of
     the newest checkpoint when spares were ready with which it could grow, None: none are. `past`: the newest ended
-    attempts. `not_before_s`: earliest time of the next start, None: no pause. Times are UTC seconds.
+    attempts. `not_before_s`: earliest time of the next start, None: no pause. `start_expected_at_s`: of a queued job,
+    None: not known. Times are UTC seconds.
     """
 
     id: str
@@ -266,6 +267,7 @@ class Job:
     allocation: str | None = None
     granted: tuple[Host, ...] = ()
     grows_after: int | None = None
+    start_expected_at_s: float | None = None
 
     @property
     def lacks_hosts(self) -> bool:

@@ -159,6 +159,8 @@ class LiveJobs:
             self.allocations.drained.add(job_id)
             return
         self._store.jobs.mark_drained(job_id)
+        if "placement" in vars(self):
+            self.placement.use.end(runner)
         del self.steps.runners[job_id]
         if runner.job.go_sent_at_s is not None:
             self.context.judging.repeat(job_id, runner.job.attempt)
@@ -181,7 +183,7 @@ class LiveJobs:
     def placement(self) -> Placement:
         from ascendrun.head.loop.machine.placement import Placement
 
-        return Placement(self.machines, self._links, self.steps)
+        return Placement(self.machines, self._links, self.steps, self._store)
 
     @cached_property
     def allocations(self) -> Allocations:

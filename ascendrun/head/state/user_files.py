@@ -53,9 +53,11 @@ def load_settings(
 def _check_blocks(blocks: SettingsBlocks, problems: list[Problem]) -> None:
     from ascendrun.core.notices.settings import parse_blocks
     from ascendrun.core.power_settings import parse_power
+    from ascendrun.core.share_settings import parse_share
 
     parse_blocks(blocks, problems)
     parse_power(blocks, problems)
+    parse_share(blocks, problems)
 
 
 def read_source(path: Path) -> bytes:

@@ -5,25 +5,32 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.draft import PASSED_OVER_S
+from ascendrun.core.jobs.fair_share import Account
 from ascendrun.core.jobs.inputs import NodesFree
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import Detail, because
 from ascendrun.core.jobs.restart import avoided_hosts, excluded_hosts
-from ascendrun.core.jobs.schedule import Claim, Contender, schedule
+from ascendrun.core.jobs.schedule import Claim, Contender, Decision, schedule
 from ascendrun.core.machines import Machine, MachineRecord, address_of, machine_id
 from ascendrun.head.agents.connections import Connections, dialled
 from ascendrun.head.loop.machine.machines import Machines
+from ascendrun.head.loop.machine.share_use import ShareUse
 from ascendrun.head.loop.steps import JobSteps
 from ascendrun.head.protocol.remote import AgentConnection
+from ascendrun.head.state.job_files import read_plan
+from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission, claims_of, make_job
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
+    from ascendrun.core.jobfile.model import JobSpec
     from ascendrun.head.loop.job.runner import JobRunner
+
+    Pool = tuple[Job, JobSpec, Sequence[Host], Mapping[str, Claim]]
 
 SCARCE_S = 30.0
 """Seconds for which a host that was not ready for a job is not used by it, if there are too few others."""
@@ -32,8 +39,10 @@ SCARCE_S = 30.0
 class Placement:
     """Use from the controller's thread."""
 
-    def __init__(self, machines: Machines, links: Connections, jobs: JobSteps) -> None:
+    def __init__(self, machines: Machines, links: Connections, jobs: JobSteps, store: Store) -> None:
         self._machines, self._links, self._jobs = machines, links, jobs
+        self._state_dir, self.use = store.path.parent, ShareUse(store.jobs)
+        self._planned_s: dict[tuple[str, int], float | None] = {}
         self._seen: tuple[object, ...] = ()
 
     def schedule(self) -> None:
@@ -45,30 +54,51 @@ class Placement:
         if seen == self._seen:
             return
         self._seen = seen
-        for job_id, decision in schedule(self._contenders(), self._jobs.find, now_s=time.time()).items():
+        for job_id, decision in self._decide().items():
             self._jobs.feed(job_id, decision)
+
+    def _decide(self, *more: Pool) -> Mapping[str, Decision]:
+        now_s = time.time()
+        share = self.use.share(tuple(self._jobs), now_s)
+        return schedule(self._contenders(*more), self._jobs.find, now_s=now_s, share=share)
+
+    def _terms(self, job: Job, spec: JobSpec) -> dict[str, Any]:
+        """Return whose job it is, and when its attempt ends at the latest; of one that runs also as planned, if it has
+        no limit."""
+        limit_s = None if spec.timeouts.run_s is None else spec.timeouts.run_s + job.grace_s
+        if limit_s is None and job.state is State.RUNNING:
+            attempt = (job.id, job.attempt)
+            if attempt not in self._planned_s:
+                hours = read_plan(self._state_dir, job.id).get("hours") or [None]
+                self._planned_s[attempt] = None if hours[-1] is None else hours[-1] * 3600
+            limit_s = self._planned_s[attempt]
+        account = Account(job.user, (spec.labels or {}).get("project"))
+        return {"account": account, "limit_s": limit_s, "started_s": job.started_at_s}
 
     def place(self, submission: Submission) -> tuple[Host, ...]:
         """Return the hosts on which a job would start now; if it would wait, those of its pool that come first."""
         job = make_job(submission, "j-new", "dry-run", time.time())
-        new = (job, submission.hosts, claims_of(submission.spec, submission.hosts))
-        decision = schedule(self._contenders(new), self._jobs.find, now_s=time.time())[job.id]
+        new = (job, submission.spec, submission.hosts, claims_of(submission.spec, submission.hosts))
+        decision = self._decide(new)[job.id]
         names = decision.hosts if isinstance(decision, NodesFree) else job.pool[: job.request.nodes]
         return tuple(host for name in names for host in submission.hosts if host.name == name)
 
-    def _contenders(self, *more: tuple[Job, Sequence[Host], Mapping[str, Claim]]) -> tuple[Contender, ...]:
+    def _contenders(self, *more: Pool) -> tuple[Contender, ...]:
         """Return the live jobs, and more with the hosts and claims of their pools, with what the machines say."""
-        jobs = [*((runner.job, *_offered(runner)) for runner in self._jobs), *more]
+        jobs: list[Pool] = [*((runner.job, runner.spec, *_offered(runner)) for runner in self._jobs), *more]
         held, now_s = self._machines.held(), time.time()
         links = {dialled(link.host): link for link in self._links}
         records = self._machines.records.all()
         barred = {False: _Barred(held, records, links.values(), now_s)}
-        if any(job.request.examines for job, _, _ in jobs):
+        if any(job.request.examines for job, _, _, _ in jobs):
             opened = [replace(record, drain=None, quarantine=None) for record in records]
             barred[True] = _Barred(held, opened, links.values(), now_s)
         return tuple(
-            self._contender(job, hosts, claims, barred[job.request.examines], links, now_s, is_any_held=bool(held))
-            for job, hosts, claims in jobs
+            replace(
+                self._contender(job, hosts, claims, barred[job.request.examines], links, now_s, is_any_held=bool(held)),
+                **self._terms(job, spec),
+            )
+            for job, spec, hosts, claims in jobs
         )
 
     def _contender(
