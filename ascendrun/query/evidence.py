@@ -27,7 +27,7 @@ from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import read_host_facts, spool_dir
 from ascendrun.health.diagnosis import evidence as given
 from ascendrun.health.diagnosis.lines.devices import device_addresses, device_facts
-from ascendrun.health.diagnosis.lines.launchers import error_lines
+from ascendrun.health.elastic_error import error_lines
 from ascendrun.health.flight_recorder import Recorded, read_dump
 from ascendrun.node.records import read_events
 from ascendrun.query.log_reader import Budget, budget_for, last_arrival_s, read_tail, read_text_lines

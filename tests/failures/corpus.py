@@ -16,7 +16,7 @@ from ascendrun.core.events import Event
 from ascendrun.core.jobs.reasons import Reason, because
 from ascendrun.core.logs.log_lines import parse_ranks
 from ascendrun.health.diagnosis import DeviceFact, Evidence, FixedClock, HostEvidence, Line, RankEvidence
-from ascendrun.health.diagnosis.lines.launchers import error_lines
+from ascendrun.health.elastic_error import error_lines
 
 FOLDER = Path(__file__).parent / "cases"
 BEGAN_S = 1_790_000_000.0

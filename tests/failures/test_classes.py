@@ -16,7 +16,7 @@ from test_corpus import case_of
 from ascendrun.ascend.signatures import signatures
 from ascendrun.ascend.vocabularies import DOMAINS, at_phase, class_of, deepest, value_of, values_in, vocabulary
 from ascendrun.core.jobs.restart import Kind
-from ascendrun.health.diagnosis import Confidence, diagnose, render
+from ascendrun.health.diagnosis import Confidence, Diagnosis, diagnose, render
 from ascendrun.health.diagnosis.classes import failure_of, fingerprint_of
 
 CASES = [load(path) for path in case_files()]
@@ -289,3 +289,91 @@ def test_who_reports_that_ray_ended_a_worker_for_memory_is_not_first(killed: boo
     row = {"ranks": 4, "groups": groups, "hosts": {"npu01": {"memory_free": 1e9, "memory_total": 5e11}}}
     found = diagnose(Builder(row, seed="ray").evidence())
     assert (found.ranks, found.domain) == ((2,) if killed else (0,), "host-memory")
+
+
+FRAME = 'Traceback (most recent call last):\n  File "/job/a.py", line 3, in f\n    g()\n'
+CACHE = '  File "/opt/site-packages/triton/runtime/cache.py", line 117, in get_group\n    json.load(f)\n'
+ELASTIC = (
+    "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: {code}) local_rank: 0 (pid: 178) of binary"
+)
+
+
+def found_of(err: str, exit_code: int = 1, **row: object) -> Diagnosis:
+    """The diagnosis of a job whose rank 1 of 8 prints this, and the others are stopped; or as `row` has it."""
+    groups = [{"ranks": 1, "at": 60, "exit": exit_code, "err": err}, {"ranks": "rest", "exit": -15, "stopped": True}]
+    return diagnose(Builder({"ranks": 8, "groups": groups, **row}, seed="found").evidence())
+
+
+@pytest.mark.parametrize(("code", "expected"), [(-9, ("killed", "outside")), (-11, ("crash", "program"))])
+def test_a_launchers_line_about_a_process_is_the_end_of_its_rank(code: int, expected: tuple[str, str]) -> None:
+    raised = f"{FRAME}torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
+    groups = [{"ranks": 0, "at": 60, "exit": 1, "err": f"{ELASTIC.format(code=code)}\n{raised}"}]
+    found = found_of("", ranks=1, launcher="torchrun", groups=groups)
+    assert ((found.code, found.domain), found.ranks) == (expected, (0,))
+
+
+@pytest.mark.parametrize(
+    ("err", "code", "domain", "helps"),
+    [
+        ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=9.0", -9, "host-memory", "data workers"),
+        (
+            "include/socket.h:344 WARN Socket creation failed : Address family not supported by protocol\n"
+            "terminate called after throwing an instance of 'std::runtime_error'\n"
+            "  what():  ncclCommInitRank failed: unhandled system error",
+            -6,
+            "network",
+            "NCCL_SOCKET_IFNAME",
+        ),
+        (f"{FRAME}{CACHE}OSError: [Errno 116] Stale file handle", 1, "storage", "TRITON_CACHE_DIR"),
+        (f"{FRAME}PermissionError: [Errno 13] Permission denied: '/.cache'", 1, "storage", "XDG_CACHE_HOME"),
+        (
+            f"{FRAME}torch.distributed.DistBackendError: NCCL error, unhandled cuda error\nLast error:\n"
+            "Cuda failure 802 'system not yet initialized'",
+            1,
+            "environment",
+            "fabricmanager",
+        ),
+    ],
+    ids=["Slurm", "an old NCCL", "a cache in the frames", "a cache in the message", "a fabric"],
+)
+def test_the_lines_around_an_end_decide_domain_and_fix(err: str, code: int, domain: str, helps: str) -> None:
+    found = found_of(err, code)
+    assert found.ranks == (1,)
+    assert (found.domain, helps in render(found, "en").hint) == (domain, True), render(found, "en")
+
+
+def test_the_message_has_the_kernel_that_failed_and_what_cann_reports() -> None:
+    kernel = "[ERROR] RUNTIME(9,python):2026-11-20 Aicore kernel execute failed, fault kernel_name=alloc_18, hash=1"
+    row = {"ranks": 1, "at": 60, "exit": 1, "plog": kernel, "err": "RuntimeError: sync failed, error code:507035"}
+    shown = render(found_of("", family="npu", groups=[row]), "en").message
+    assert "alloc_18" in shown and "?" not in shown
+    told = "Communication_Error_Bind_IP_Port(EI0019): Failed to listen. The port 50001 has already been bound."
+    assert "50001" in render(found_of(told, family="npu"), "en").message
+
+
+def test_the_one_rank_that_was_not_stopped_is_first_also_without_a_reason() -> None:
+    known = "[ERROR] 2026-11-20-10:00:00 (PID:9, Device:1, RankID:1) ERR02200 DIST call hccl api failed."
+    found = found_of(known, family="npu")
+    assert (found.ranks, found.code, found.confidence) == ((1,), "exit-code", Confidence.LIKELY)
+
+
+def test_an_error_of_one_host_is_not_certain_if_the_clocks_do_not_tell_whether_others_passed() -> None:
+    err = f"{FRAME}SyntaxError: invalid syntax"
+    groups = [{"ranks": "0-3", "at": 2, "exit": 1, "err": err}]
+    groups.append({"ranks": "rest", "at": 9, "exit": -15, "stopped": True})
+    told, untold = (found_of("", per_host=4, groups=groups, clocks=clocks) for clocks in ("known", "unknown"))
+    assert (told.domain, told.reason_grade) == ("environment", Confidence.LIKELY)
+    assert (untold.domain, untold.reason_grade) == ("program", Confidence.LIKELY)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message", "helps"),
+    [
+        ("0-3", "IndexError: list index out of range", "LOCAL_RANK"),
+        ("all", "datasets.exceptions.DatasetGenerationError: no column text", "names of columns"),
+    ],
+)
+def test_the_hint_follows_from_domain_and_scope(ranks: str, message: str, helps: str) -> None:
+    groups = [{"ranks": ranks, "at": 60, "exit": 1, "err": f"{FRAME}{message}"}]
+    groups += [{"ranks": "rest", "at": 60.2, "exit": -15, "stopped": True}] * (ranks != "all")
+    assert helps in render(found_of("", per_host=4, groups=groups), "en").hint

@@ -76,7 +76,7 @@ def vocabulary(name: str) -> Mapping[str, Value]:
     table = read_table(name)
     found = {}
     for row in table["values"]:
-        given = {field: value for field, value in row.items() if field not in ("keys", "source")}
+        given = {field: value for field, value in row.items() if field not in ("keys", "source", "because")}
         made = Value(name, "", **{"depth": table.get("depth", 0), **given})
         found.update({key: replace(made, key=key) for key in row["keys"]})
     return found
@@ -171,7 +171,7 @@ def is_documentation(host: str) -> bool:
 _CODES = re.compile(
     r"(?:\bHCCL (?:function )?error\b|\b[Hh]ccl[A-Z]).{0,300}?(?:[eE]rror(?: code is| [nN]umber)?|\bret(?:urn)?\b)"
     r"[\s=:\[(]{1,3}(?P<hccl>\d{1,2})\b|\berrNo\[0x0*50\d00(?P<hccl_hex>[0-9a-f]{2})\]|\b(?P<hccl_name>HCCL_E_[A-Z_]+)\b|"
-    r"\b(?P<cann>E[0-9A-Z]\d{4})\b|\bERR\d\d(?P<torch_npu>\d{3})\b|"
+    r"(?:\b(?P<title>[A-Z]\w+)\()?\b(?P<cann>E[0-9A-Z]\d{4})\b|\bERR\d\d(?P<torch_npu>\d{3})\b|"
     r"(?:code|[rR]et|result|err|errno|status|[eE]rror|return)\b[\s=:\[(]{1,3}(?:is )?(?P<acl>[1-5]\d{5})\b|"
     r"(?:\[Errno |\berrno[:= ]{1,2}|\bos error )(?P<errno>\d{1,3})\b|\b(?P<errno_name>E[A-Z]{3,14})\b"
 )
@@ -204,11 +204,19 @@ def values_in(text: str) -> Iterator[Value]:
         if name == "hccl_hex":
             key = str(int(key, 16))
         value = value_of(_VOCABULARY.get(name, name), key)
+        if name == "cann" and (value is None or value.is_family):
+            value = value_of_title(found["title"] or "", key) or value
         if value is not None:
             yield value
     pattern, values = _phrases()
     for found in pattern.finditer(text):
         yield values[found.group()]
+
+
+def value_of_title(title: str, key: str) -> Value | None:
+    """Return the value of a code that no table has, by the vendor's name for it."""
+    known = (value for words, value in vocabulary("titles").items() if f"_{words}_" in f"_{title.lower()}_")
+    return next((replace(value, key=key, is_family=True) for value in known), None)
 
 
 def concepts_in(text: str) -> Iterator[Value]:
@@ -224,13 +232,18 @@ def _compiled(key: str) -> Pattern[str]:
     return re.compile(key)
 
 
-_REPORTED = re.compile(r"\bE[A-Z0-9]\d{4}:?\s?\[PID[^\]]*\]\s?\S*\s*(?:\(E\w{5}\):)?\s*(\S.{10,300}?)(?:\.?\[FUNC|$)")
+_REPORTED = re.compile(
+    r"(?:\bE[A-Z0-9]\d{4}:?\s?\[PID[^\]]*\]\s?\S*\s*(?:\(E\w{5}\):)?|\b\w+\(E\w{5}\):)\s*(?P<text>\S.{10,300}?)(?:\.?\[FUNC|$)"
+)
+_KERNEL = re.compile(r"\b(?P<text>fault kernel_name=[^\s,]+)")
 
 
-def cann_detail(text: str) -> str | None:
-    """Return what a report of CANN has behind its error id: what was wrong, without the place in CANN's sources."""
-    found = _REPORTED.search(text)
-    return None if found is None else found[1]
+def cann_detail(lines: Iterable[str]) -> str:
+    """Return the kernel that CANN names as the failed one, else what its first report has behind its error id: what was
+    wrong, without the place in CANN's sources; "" if there is neither."""
+    texts = tuple(lines)
+    found = (pattern.search(text) for pattern in (_KERNEL, _REPORTED) for text in texts)
+    return next((one["text"] for one in found if one is not None), "")
 
 
 @cache
@@ -284,7 +297,10 @@ def at_phase(value: Value, phase: str) -> Value:
     rows = (row for row in read_table("conclusions")["at"] if row["phase"] == phase and value.key in row["keys"])
     row = next(rows, None)
     depth = value.depth if row is None else max(value.depth, row.get("depth", value.depth))
-    return value if row is None else replace(value, domain=row["domain"], depth=depth, is_family=True)
+    if row is None:
+        return value
+    is_other, fix = value.domain != row["domain"], row.get("fix", value.fix)
+    return replace(value, domain=row["domain"], depth=depth, is_family=value.is_family or is_other, fix=fix)
 
 
 def deepest(values: Iterable[Value]) -> Value | None:

@@ -56,7 +56,9 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
     if is_wide and any(_is_of_versions(text, one) for one in first for text in one.said):
         told.append(Value("exceptions", "versions", "environment", depth=2, is_family=True, fix="versions"))
     values = _ordered(told, phase)
-    if scope == "host" and values and _is_of_the_host(values[0]) and _others_passed(winner, timelines):
+    is_local = scope == "host" and bool(values) and _is_of_the_host(values[0])
+    passed = is_local and _others_passed(winner, timelines)
+    if passed:
         values = [Value("scope", "host", "environment"), *values]
     is_open = vocabularies.is_open(winner.code) and winner.code != "exception"
     if is_open or (values and values[0].domain == "silent"):
@@ -71,7 +73,7 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
         scope=scope,
         phase=phase,
         why=tuple(dict.fromkeys(values))[:MOST_VALUES],
-        reason_grade=_grade_of(values, found.confidence, winner.code),
+        reason_grade=_grade_of(values, found.confidence if passed is False else Confidence.LIKELY, winner.code),
         retry=retry_of(winner.code, scope=scope, domain=domain),
         evidence=(*found.evidence, *differences),
     )
@@ -114,7 +116,7 @@ def _said_by(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Value]:
     is_inside = any(one.chain is not None and one.chain.root.below for one in first)
     yield from (replace(one, is_family=one.is_family or (is_inside and one.domain == "program")) for one in kinds)
     if not kinds or all(one.depth < 0 for one in kinds):
-        said += [line.text for one in first for line in one.details]
+        said += [line.text for one in first for line in (*one.details, *(() if kinds or one.details else one.plog))]
     if states:
         said = [result.without_quotes(text) for text in said]  # a program's own data may have any words
     for text in said:
@@ -158,15 +160,20 @@ def _is_of_a_service(text: str) -> bool:
     return any((*services_in(text, by_address=True), *named))
 
 
-def _others_passed(winner: Suspect, timelines: Sequence[RankTimeline]) -> bool:
-    """Return whether the ranks of other hosts lived clearly longer: they had passed the same place."""
-    others = [one for one in timelines if one.rank.host not in winner.hosts]
-    return bool(others) and all(surely_before(winner.at, one.end, by_s=PASSED_S) for one in others)
+def _others_passed(winner: Suspect, timelines: Sequence[RankTimeline]) -> bool | None:
+    """Return whether the ranks of other hosts lived clearly longer: they had passed the same place. None: the clocks do
+    not tell."""
+    ends = [one.end for one in timelines if one.rank.host not in winner.hosts]
+    if not ends or any(surely_before(end, winner.at, by_s=-PASSED_S) for end in ends):
+        return False
+    return all(surely_before(winner.at, end, by_s=PASSED_S) for end in ends) or None
 
 
 def _is_of_versions(text: str, one: RankTimeline) -> bool:
-    """Return whether an exception tells that two packages do not fit: a package without an attribute that is not the
-    program's own, or a library that passes another one arguments that it does not have."""
+    """Return whether an exception tells that two packages or the driver do not fit: a package without an attribute that
+    is not the program's own, or a library that passes another one arguments that it does not have."""
+    if says(text, "driver-version"):
+        return True
     missing = wording("no-attribute").search(text)
     if missing is not None:
         return all(is_library(line) or f"/{missing[1]}" not in line for line in one.frames.splitlines())

@@ -27,7 +27,8 @@ def explain_ending(evidence: Evidence) -> Diagnosis | None:
         return _live(evidence)
     if evidence.reason is not None and evidence.reason.code == SEPARATE:
         return replace(_diagnosis(evidence, SEPARATE), hosts=evidence.reason.hosts)
-    code = code_of_cause(evidence.cause or "")
+    stopped = evidence.reason.code if evidence.state == "STOPPED" and evidence.reason is not None else ""
+    code = code_of_cause(evidence.cause or "") or (stopped if stopped in alike("stops") else None)
     if code is None or (failed and code not in alike("stops")):
         return None
     stops_s = [(rank, evidence.host(rank.host).stopped_at_s) for rank in failed if code in alike("stops")]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ascendrun.ascend.vocabularies import alike, cann_detail, class_of, wording
 from ascendrun.health.diagnosis import result
-from ascendrun.health.diagnosis.candidates import candidates_of, joined, strongest_symptom
+from ascendrun.health.diagnosis.candidates import candidates_of, joined, merged, strongest_symptom
 from ascendrun.health.diagnosis.classes import classified, code_value
 from ascendrun.health.diagnosis.evidence import Evidence, Moment, earliest, surely_before
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Proof, Role, Suspect
-from ascendrun.health.diagnosis.wait_rules import blame_waiting
+from ascendrun.health.diagnosis.wait_rules import FEW_SHARE, blame_waiting
 from ascendrun.text import Text
 
 CERTAIN_FROM = 60
@@ -87,18 +88,21 @@ def _told_of(
     winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeline]
 ) -> tuple[Sequence[Proof], Mapping[str, str]]:
     """Return what the first rank logged before a general exception, or before an end without one; and as values what
-    its message advises, and what CANN reports there, or behind a code that hides others, else the first of these."""
+    its message advises, what CANN reports, else the first of these, and how most ranks waited."""
     first = [one for one in timelines if one.rank.rank in winner.ranks[:1]]
     said, value = [text for one in first for text in one.said], code_value(winner.code)
-    known = {proof.line for proof in winner.proofs}
+    known = [proof.line for proof in winner.proofs]
     is_general = winner.code == "exception" and class_of(str(winner.values.get("type", ""))).depth < 0
     logged = [(one, line) for one in first for line in one.details[:MOST_DETAILS] if line.text.strip() not in known]
     is_open = is_general or winner.code == "exit-code"
     proofs = [result.proof_of(evidence, line, one.rank) for one, line in logged if is_open]
-    lines = [*(proof.line for proof in proofs), *(said if value is not None and value.is_outer else ())]
+    coded = [*known, *said, *(line.text for one in first for line in one.plog)]
+    lines = [*(proof.line for proof in proofs), *(coded if value and value.vocabulary in ("acl", "cann") else ())]
     advice = next((match[1] for match in map(wording("advice").search, said) if match is not None), "")
-    detail = next(filter(None, map(cann_detail, lines)), lines[0] if proofs else "")
-    return proofs, {name: text for name, text in (("advice", advice), ("detail", detail)) if text}
+    detail = cann_detail(lines) or (lines[0] if proofs else "")
+    waits = Counter(one.waited for one in timelines if one.waited and (winner.rules or not winner.strength))
+    waited = next((kind for kind, _ in waits.most_common(1)), "")
+    return proofs, {key: text for key, text in (("advice", advice), ("detail", detail), ("waited", waited)) if text}
 
 
 # ---------------------------------------------------------------- the choice
@@ -254,7 +258,12 @@ def _lag_between(first: Moment | None, then: Moment | None, role: Role) -> float
 
 
 def _unknown(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Suspect:
-    """Return that ranks lost others, without a reason of any; of weight 0."""
+    """Return the end of the few ranks that were not stopped and waited for none; else that ranks lost others, without a
+    reason of any, of weight 0."""
+    failed = [one for one in timelines if one.rank.has_failed]
+    ends = [end for one in failed for end in one.indicators if end.is_vague and one.waited is None]
+    if ends and len(failed) <= max(1, FEW_SHARE * len(timelines)):
+        return merged(ends)
     suffered = [timeline for timeline in timelines if timeline.waited is not None]
     proofs = (proof for one in suffered[:2] for indicator in one.indicators[:1] for proof in indicator.proofs[:1])
     code, at = "peer-lost" if suffered else "unknown", earliest(one.seen_at for one in suffered)

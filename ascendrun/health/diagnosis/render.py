@@ -7,16 +7,16 @@ The keys of translations: `diagnosis.CODE.message|cause|hint`, `diagnosis.end.CO
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ascendrun.ascend.signatures import Description, scan, signature_of, strongest
-from ascendrun.ascend.vocabularies import is_of_several
+from ascendrun.ascend.vocabularies import is_of_several, is_open
 from ascendrun.health.diagnosis.result import ChainLink, Diagnosis, Proof, Role
 from ascendrun.text import Rendered, Text, language, listed, template_of, translations
 from ascendrun.text.format import label_ranks
 
-MESSAGE_CHARACTERS, TAIL_CHARACTERS, DETAIL_CHARACTERS = 160, 60, 240
+MESSAGE_CHARACTERS, TAIL_CHARACTERS, DETAIL_CHARACTERS = 300, 120, 240
 """Of a message next to the text of its signature; a message without a signature is not shortened."""
 FIRST = listed("diagnosis.first")
 NOT_RESTARTED = listed("diagnosis.not-restarted")
@@ -67,8 +67,9 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
         texts = {part: _fill(_sentence(diagnosis, part, lang), values) for part in ("message", "cause", "hint")}
         if diagnosis.code == "exception":
             texts.update(_of_exception(diagnosis, values, lang))
-        elif diagnosis.code in ("exit-code", "crash"):
+        elif is_open(diagnosis.code) and diagnosis.domain != "outside":
             texts["hint"] = _joined(texts["hint"], _fix_of(diagnosis, lang), lang)
+        texts["hint"] = _joined(texts["hint"], _first_text([f"{diagnosis.domain}.{values.get('waited')}"], lang), lang)
         return Description(**texts)
     signature = signature_of(diagnosis.code)
     if signature is None:
@@ -79,7 +80,8 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
     reason = known.message
     if diagnosis.values.get("message", "") not in ("", known.message) and values["message"] not in known.message:
         given = {"reason": reason, "message": values["message"], "where": found["where"]}
-        reason = listed("diagnosis.with-exception", **given).render(lang)
+        name = "with-message" if found["where"] == "?" else "with-exception"
+        reason = listed(f"diagnosis.{name}", **given).render(lang)
     given = {"who": values["who"], "reason": reason}
     if diagnosis.values.get("to", "?") != "?":
         path = {"source": found["from"], "target": values["to"], "why": found["reason"]}
@@ -112,23 +114,29 @@ def _of_exception(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) ->
 
 
 def _fix_of(diagnosis: Diagnosis, lang: str, *, of_domain: bool = True) -> str:
-    """Return what to check first: of the first value that has it, of the domain in its phase, of the domain; "" for the
-    program's own errors of no kind."""
-    names = [one.fix for one in diagnosis.why if one.fix and one.domain == diagnosis.domain]
-    names += [f"{diagnosis.domain}.{diagnosis.phase}", diagnosis.domain] if of_domain else []
-    known = (f"diagnosis.fix.{name}" for name in names)
+    """Return what to check first: of the first value that has it, else of the domain in its phase; then of the domain
+    in its scope. Of the domain without these; "" for the program's own errors of no kind."""
+    domain = diagnosis.domain
+    fixes = [one.fix for one in diagnosis.why if one.fix and one.domain == domain]
+    exact = _first_text([*fixes, *[f"{domain}.{diagnosis.phase}"] * of_domain], lang)
+    wide = _first_text([f"{domain}.{diagnosis.scope}", *[domain] * (of_domain and not exact)], lang)
+    return _joined(exact, wide, lang)
+
+
+def _first_text(fixes: Sequence[str], lang: str) -> str:
+    known = (f"diagnosis.fix.{name}" for name in fixes)
     return next((listed(key).render(lang) for key in known if key in translations("en")), "")
 
 
 def _with_advice(hint: str, values: Mapping[str, str], lang: str) -> str:
     """Return what the message advises, before the hint of the catalogue."""
-    if "advice" not in values:
-        return hint
-    return _joined(listed("diagnosis.advice", advice=values["advice"]).render(lang), hint, lang)
+    advice = listed("diagnosis.advice", advice=values.get("advice", "")).render(lang)
+    return _joined(advice if "advice" in values else "", hint, lang)
 
 
 def _joined(first: str, second: str, lang: str) -> str:
-    return listed("diagnosis.and", first=first, second=second).render(lang) if second else first
+    both = listed("diagnosis.and", first=first, second=second)
+    return both.render(lang) if first and second else first or second
 
 
 def _sentence(diagnosis: Diagnosis, part: str, lang: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -54,7 +53,7 @@ def expand(evidence: Evidence) -> Evidence:
 
 def _expand_process(process: RankEvidence, *, is_alone: bool) -> tuple[RankEvidence, ...]:
     """Return the ranks of a launcher's process, () if it reports none."""
-    found_ends = (*find_torchrun_ends(process.lines), *find_deepspeed_ends(process.lines, is_alone=is_alone))
+    found_ends = find_torchrun_ends(process.lines) or find_reported_ends(process.lines, is_alone=is_alone)
     ends = {end.rank: end for end in found_ends}
     by_rank: dict[int | None, list[Line]] = {}
     for line in process.lines:
@@ -113,9 +112,9 @@ def find_torchrun_ends(lines: Sequence[Line]) -> tuple[InnerEnd, ...]:
     return tuple(ends)
 
 
-def find_deepspeed_ends(lines: Sequence[Line], *, is_alone: bool = True) -> tuple[InnerEnd, ...]:
-    """Find ends in deepspeed's messages about its processes. `is_alone`: on the only node, so that a
-    local rank is the rank where their table is missing."""
+def find_reported_ends(lines: Sequence[Line], *, is_alone: bool = True) -> tuple[InnerEnd, ...]:
+    """Find ends in a launcher's messages about its processes. `is_alone`: on the only node, so that a
+    local rank is the rank where deepspeed's table is missing."""
     whole = "\n".join(line.text for line in lines)
     tables = {
         found["name"]: [[int(rank) for rank in re.findall(r"\d+", ranks)] for _, ranks in _MAPPING.findall(found[0])]
@@ -128,30 +127,10 @@ def find_deepspeed_ends(lines: Sequence[Line], *, is_alone: bool = True) -> tupl
     here = nodes[node_rank] if node_rank < len(nodes) else []
     pids = {found["local"]: int(found["pid"]) for found in wording("deepspeed-spawned").finditer(whole)}
     ends: list[InnerEnd] = []
-    for found in wording("deepspeed-returned").finditer(whole):
-        local = int(found["local"])
+    for found in wording("process-returned").finditer(whole):
+        local, code = int(found["local"] or found["local2"]), int(found["code"] or found["code2"])
         if local < len(here) or (not nodes and node_rank == 0 and is_alone):
             rank = here[local] if here else local
-            ends.append(InnerEnd(rank, pids.get(found["local"]), int(found["code"]), is_root=not ends))
+            pid = pids.get(str(local)) or (int(found["pid"]) if found["pid"] else None)
+            ends.append(InnerEnd(rank, pid, code, is_root=not ends))
     return tuple(ends)
-
-
-def error_lines(text: str, file: str) -> tuple[Line, ...]:
-    """Return torch elastic's error file ($TORCHELASTIC_ERROR_FILE) as a traceback's lines, the exception last.
-
-    () if the file is truncated or empty.
-    """
-    try:
-        whole = json.loads(text, strict=False)
-        content = whole["message"]
-    except (ValueError, TypeError, KeyError):
-        return ()
-    content = content if isinstance(content, dict) else {**whole, "message": content}
-    extra, message = content.get("extraInfo"), str(content.get("message", ""))
-    extra = extra if isinstance(extra, dict) else {}
-    stack, stamp = str(extra.get("py_callstack", "")), str(extra.get("timestamp"))
-    at_s = float(stamp) if re.fullmatch(r"\d+(?:\.\d+)?", stamp) else None
-    lines = [line for line in stack.split("\n") if line.strip()]
-    if message and not any(line.strip().startswith(message.split("\n")[0][:80]) for line in lines[-20:]):
-        lines = [*(lines or ["Traceback (most recent call last):"]), *message.split("\n")]
-    return tuple(Line(line, file, 0, at_s, "error") for line in lines)
