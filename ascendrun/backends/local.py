@@ -12,8 +12,7 @@ from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.settings import LOGIN_FILE, Settings, local_root
 from ascendrun.head.ssh.child_process import ChildConnection, ChildStream
-
-ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
+from ascendrun.node.layout import ROOT_VARIABLE
 
 
 class LocalBackend:

@@ -231,19 +231,11 @@ class Allocations:
         runners = [
             runner for runner in self._jobs if runner.job.allocation in work.keys and runner.job.engine == engine
         ]
-        youngest_s = min(
-            (
-                time.time() - runner.job.since_s
-                for runner in runners
-                if not runner.job.pool or runner.job.state is State.STOPPING
-            ),
-            default=EAGER_S,
-        )
-        pause_s = min(SOON_S, max(FIRST_S, youngest_s / 4))
-        if youngest_s < EAGER_S and silence is None:
+        new = [runner.job.since_s for runner in runners if not runner.job.pool or runner.job.state is State.STOPPING]
+        age_s, pause_s = time.time() - max(new, default=0.0), INTERVAL_S
+        if age_s < EAGER_S and silence is None:
+            pause_s = min(SOON_S, max(FIRST_S, age_s / 4))
             post_later(self._context.links, pause_s, self.tick)  # ticks are farther apart
-        else:
-            pause_s = INTERVAL_S
         self._due[engine] = time.monotonic() + pause_s
         self._note_silence(engine, runners, silence)
         if silence is not None:
@@ -283,13 +275,12 @@ class Allocations:
 
     def _note_silence(self, engine: str, runners: Sequence[JobRunner], silence: engines.EngineError | None) -> None:
         """Record that an engine does not answer, or answers again; that ends no job."""
-        was_silent = engine in self._silent
-        if (silence is not None) == was_silent:
+        if (silence is not None) == (engine in self._silent):
             return
-        (self._silent.discard if silence is None else self._silent.add)(engine)
+        self._silent ^= {engine}
+        code, reason = ("engine-answers", None) if silence is None else ("engine-silent", silence.reason)
+        values = {"engine": engine, "reason": reason}
         for runner in runners:
-            code = "engine-answers" if silence is None else "engine-silent"
-            values = {"engine": engine, "reason": None if silence is None else silence.reason}
-            if silence is not None:
-                self._jobs.feed(runner.job.id, allocated.AllocationWaiting(silence.reason))
+            if reason is not None:
+                self._jobs.feed(runner.job.id, allocated.AllocationWaiting(reason))
             self._jobs.record(runner.job.id, [Event(code, values, attempt=runner.job.attempt, at_s=time.time())])
