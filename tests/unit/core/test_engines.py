@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
+import ascendrun
 from ascendrun.core.engines import time_limit_s
 from ascendrun.core.errors import InvalidInputError, NotFoundError
 from ascendrun.core.jobfile.origins import origins_of
@@ -185,3 +187,17 @@ def test_what_pods_cannot_have_is_refused(tmp_path: Path, more: str, keys: list[
 )
 def test_a_time_limit_has_the_forms_of_sbatch(text: str, seconds: float | None) -> None:
     assert time_limit_s({"type": "slurm", "time": text}) == seconds and time_limit_s(None) is None
+
+
+class WithoutTexts(ast.NodeTransformer):
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        return None if isinstance(node.value, ast.Constant) else node
+
+
+def test_outside_its_directory_only_settings_and_the_table_of_engines_name_slurm() -> None:
+    package = Path(ascendrun.__file__).parent
+    naming = [path for path in package.rglob("*.py") if "slurm" in path.read_text().lower()]
+    codes = {path.relative_to(package): WithoutTexts().visit(ast.parse(path.read_text())) for path in naming}
+    found = {path for path, code in codes.items() if "slurm" in ast.unparse(code).lower()}
+    elsewhere = {str(path) for path in found if path.parts[:2] != ("backends", "slurm")}
+    assert elsewhere == {"backends/__init__.py", "core/engine_types.py", "cluster/forward.py"}  # its SLURM_CONF

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections import deque
+from typing import Any, Callable
 
 import pytest
 
@@ -25,6 +26,7 @@ class Queue:
     def __init__(self) -> None:
         self.polls: list[set[str]] = []
         self.requested: list[str] = []
+        self.answers: deque[Callable[[], None]] = deque()
 
     def allocator(self, engine: str) -> Queue:
         assert engine == "slurm"
@@ -45,15 +47,18 @@ class Queue:
 def queue(world: World) -> Queue:
     made: Any = Queue()
     world.backend = made  # type: ignore[attr-defined]
+    world.jobs.context.post = made.answers.append  # of the threads that query
     return made
 
 
-def turn(world: World) -> None:
+def turn(world: World, queue: Queue) -> None:
     """The queries of one turn have been answered at its end."""
     world.turn()
     for thread in threading.enumerate():
         if thread.name.startswith("engine-"):
             thread.join(60)
+    while queue.answers:
+        queue.answers.popleft()()
     world.jobs.steps.work_off()
 
 
@@ -63,12 +68,12 @@ def test_a_hundred_queued_jobs_cost_one_query_of_their_engine_in_each_interval(
     monkeypatch.setattr(allocations, "EAGER_S", 0.0)
     monkeypatch.setattr(allocations, "INTERVAL_S", 3600.0)
     jobs: list[Job] = [world.job(spec=SPEC) for _ in range(JOBS)]
-    turn(world)
+    turn(world, queue)
     assert len(queue.polls) == 1 and len(set(queue.requested)) == len(queue.requested) == JOBS
     for expected in (2, 3):
         world.jobs.allocations.look_soon()  # the interval is over
         for _ in range(10):
-            turn(world)
+            turn(world, queue)
         assert len(queue.polls) == expected and len(queue.polls[-1]) == JOBS
     assert len(queue.requested) == JOBS and {world.now(job).state for job in jobs} == {State.QUEUED}
     assert {world.now(job).reason for job in jobs} == {FULL.reason}
