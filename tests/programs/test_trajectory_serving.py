@@ -87,6 +87,12 @@ def test_a_text_of_another_grammar_is_refused_and_one_with_some_unknown_tokens_s
     assert "known_tokens" not in classifier.predict_single(" ".join(words))
 
 
+def test_a_track_in_waters_that_training_has_not_seen_is_marked(classifier):
+    assert "known_waters" not in classifier.predict_track(points())
+    elsewhere = [{**point, "lat": point["lat"] - 60} for point in points()]
+    assert classifier.predict_track(elsewhere)["known_waters"] is False
+
+
 def test_a_reply_is_computed_in_the_precision_that_was_asked_for(trained, classifier):
     seen = []
     low = Classifier(trained, device="cpu", dtype="bfloat16")

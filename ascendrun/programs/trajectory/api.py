@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ascendrun.facts.columns import find_columns
 from ascendrun.programs.devices import accelerator as devices
@@ -19,7 +21,7 @@ from ascendrun.programs.trajectory.points.read_ais import because
 from ascendrun.programs.trajectory.points.tables import read_times
 from ascendrun.programs.trajectory.points.tracks import Floats, in_order
 from ascendrun.programs.trajectory.store import Vote, answer, load_vote, probabilities_of, put_together
-from ascendrun.programs.trajectory.tokens import MOSTLY_KNOWN, Encoded, Words, check_known, encode, known_share
+from ascendrun.programs.trajectory.tokens import MOSTLY_KNOWN, Encoded, Groups, Words, check_known, encode, known_share
 from ascendrun.text import listed
 
 LONGEST = 4096
@@ -129,11 +131,20 @@ class Classifier:
         return answers
 
     def reply_of(self, row: Encoded, probabilities: Floats, *, return_probs: bool) -> dict[str, Any]:
-        """Return the reply, with `known_tokens` where that share is low."""
+        """Return the reply, with `known_tokens` where that share is low, and `known_waters: False` where
+        training had no ships."""
         vocabulary = self.vote.members[0].vocabulary
+        reply = answer(probabilities, self.vote.names, with_all=return_probs)
         share = known_share([row], vocabulary, vocabulary)
-        low = {"known_tokens": round(share, 4)} if share < MOSTLY_KNOWN else {}
-        return {**answer(probabilities, self.vote.names, with_all=return_probs), **low}
+        if share < MOSTLY_KNOWN:
+            reply["known_tokens"] = round(share, 4)
+        if len(self._places) and not np.isin(row.head, self._places).any():
+            reply["known_waters"] = False
+        return reply
+
+    @cached_property
+    def _places(self) -> NDArray[np.int64]:
+        return Groups.make(self.vote.members[0].vocabulary).known_places()
 
     def _answers(self, words: Sequence[Words], return_probs: bool) -> list[dict[str, Any]]:
         rows = self.rows_of(words)
