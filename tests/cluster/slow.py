@@ -6,6 +6,8 @@ plain: a line on standard output every 15 s of steps, and nothing else.
 train       a step every half second
 step        one step in which every rank computes
 checkpoint  rank 0 writes, little at a time; the others wait for it
+slow-link   the same at 200 kB/s
+disk        rank 0 writes at once, and waits in fsync for as long as the disk takes; the others wait for it
 evaluation  every rank computes
 data        rank 0 computes; the others wait for it
 compile     a compiler runs below the last rank; the others wait for it
@@ -30,17 +32,28 @@ def compute(seconds):
         time.sleep(0.1)
 
 
-def save(seconds):
+def checkpoint():
+    return open("%s/slow-checkpoint" % os.environ.get("SAVED", "/tmp"), "wb")
+
+
+def save(seconds, bytes_s=4 << 20):
     """Files one after the other: pages that are written again before they are on the disk count once."""
     end = time.monotonic() + seconds
-    with open("%s/slow-checkpoint" % os.environ.get("SAVED", "/tmp"), "wb") as file:
+    with checkpoint() as file:
         while time.monotonic() < end:
             if file.tell() > 256 << 20:
                 file.seek(0)
                 file.truncate()
-            file.write(bytes(4 << 20))
+            file.write(bytes(bytes_s))
             file.flush()
             time.sleep(1)
+
+
+def flush():
+    with checkpoint() as file:
+        file.write(bytes(4 << 20))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def compile_below(seconds):
@@ -51,6 +64,9 @@ def compile_below(seconds):
         compute(seconds)
         os._exit(0)
     os.waitpid(child, 0)
+
+
+SAVES = {"checkpoint": save, "slow-link": lambda seconds: save(seconds, 200000), "disk": lambda seconds: flush()}
 
 
 class Training:
@@ -94,8 +110,8 @@ class Training:
             if rank == size - 1:
                 compile_below(seconds)
             self.peers.all_reduce()
-        elif mode == "checkpoint":
-            self.phase(mode, lambda: save(seconds), who=0)
+        elif mode in SAVES:
+            self.phase("checkpoint", lambda: SAVES[mode](seconds), who=0)
         else:
             self.phase(mode, lambda: compute(seconds), who=0 if mode == "data" else None)
 

@@ -20,8 +20,8 @@ FIRST = ("compile", 1200, "train", 660)
 WITH_PHASES = (*FIRST, "checkpoint", 600, "train", 120, "evaluation", 900, "train", 120, "data", 600)
 """The other ranks wait for one: only the phases tell that it is no hang."""
 WITHOUT = ("train", 120, "step", 600, "train", 120, "compile", 1200, "train", 120)
-OWN_CHECKPOINT = ("checkpoint", 600)
-"""Of a program that does not tell phases, known by what it writes."""
+SAVE_S = 600
+"""Of programs that do not tell phases: known by what they write, or that they wait for the disk."""
 SLEEP_S, AFTER_S = 300, 240
 
 
@@ -57,14 +57,19 @@ def test_two_hours_of_slow_modes_are_no_hang(ascendrun: Any, cluster: VirtualClu
 
 @pytest.mark.timeout(0)
 @pytest.mark.usefixtures("only_real_time")
-def test_a_checkpoint_without_a_phase_is_no_hang(scene_of: Callable[..., Scene], tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["checkpoint", "slow-link", "disk"])
+def test_a_checkpoint_without_a_phase_is_no_hang(scene_of: Callable[..., Scene], tmp_path: Path, mode: str) -> None:
     saved = tmp_path / "saved"  # on a disk, unlike those of the hosts: the kernel does not count what memory takes
     saved.mkdir()
-    scene = scene_of(2, shares={str(saved): "/saved"})
+    scene = scene_of(2, shares={str(saved): "/saved"} if mode != "disk" else {})
+    disk = scene.cluster.file_system(scene.cluster.hosts[0], "/saved") if mode == "disk" else None
     for name in ("hanging.py", "slow.py"):
         shutil.copy(Path(__file__).with_name(name), scene.folder / "code")
     more = "timeouts: {first_step_s: 60}\nenv: {SAVED: /saved}\n"
-    job = start(scene, "plain", "train", 180, *OWN_CHECKPOINT, more=more)
+    job = start(scene, "plain", "train", 180, mode, SAVE_S, more=more)
+    if disk is not None:
+        await_that(lambda: said(scene, job, "train"), "it trains", deadline_s=300)
+        disk.stick(180 + SAVE_S, only="fsync")
     await_that(lambda: said(scene, job, "last"), "the checkpoint is written", deadline_s=1500)
     assert not alarms(scene, job) and scene.show(job)["job"]["attempt"] == 1
     assert scene.ascendrun("stop", "--now", job).returncode == 0
