@@ -83,6 +83,7 @@ def test_a_vocabulary_names_known_domains(name: str) -> None:
         ("rtMalloc failed, drvRetCode=6, ret = 207001", "device-memory"),
         ("aclrtSynchronizeStream failed, error code is 507899, retCode=0x25; EL0004: no memory", "device-memory"),
         ("HcclAllreduce, error code is 4; Resource_Error_Insufficient_Device_Memory(EI0011)", "device-memory"),
+        ("[ERROR] HCCL(9,python):2026-11-20 [a.cc:27] [9][InitChannelStage][VersionConflict]differs", "environment"),
     ],
 )
 def test_the_deepest_code_of_a_message_gives_its_domain(text: str, domain: str) -> None:
@@ -309,7 +310,7 @@ def test_a_launchers_line_about_a_process_is_the_end_of_its_rank(code: int, expe
     raised = f"{FRAME}torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
     groups = [{"ranks": 0, "at": 60, "exit": 1, "err": f"{ELASTIC.format(code=code)}\n{raised}"}]
     found = found_of("", ranks=1, launcher="torchrun", groups=groups)
-    assert ((found.code, found.domain), found.ranks) == (expected, (0,))
+    assert ((found.code, found.domain), found.ranks, found.scope) == (expected, (0,), "all")
 
 
 @pytest.mark.parametrize(
@@ -327,6 +328,12 @@ def test_a_launchers_line_about_a_process_is_the_end_of_its_rank(code: int, expe
         (f"{FRAME}{CACHE}OSError: [Errno 116] Stale file handle", 1, "storage", "TRITON_CACHE_DIR"),
         (f"{FRAME}PermissionError: [Errno 13] Permission denied: '/.cache'", 1, "storage", "XDG_CACHE_HOME"),
         (
+            f"{FRAME.replace('in f', 'in load_checkpoint')}torch.OutOfMemoryError: CUDA out of memory.",
+            1,
+            "device-memory",
+            "map_location",
+        ),
+        (
             f"{FRAME}torch.distributed.DistBackendError: NCCL error, unhandled cuda error\nLast error:\n"
             "Cuda failure 802 'system not yet initialized'",
             1,
@@ -334,7 +341,7 @@ def test_a_launchers_line_about_a_process_is_the_end_of_its_rank(code: int, expe
             "fabricmanager",
         ),
     ],
-    ids=["Slurm", "an old NCCL", "a cache in the frames", "a cache in the message", "a fabric"],
+    ids=["Slurm", "an old NCCL", "a cache in the frames", "a cache in the message", "a checkpoint", "a fabric"],
 )
 def test_the_lines_around_an_end_decide_domain_and_fix(err: str, code: int, domain: str, helps: str) -> None:
     found = found_of(err, code)
@@ -370,6 +377,7 @@ def test_an_error_of_one_host_is_not_certain_if_the_clocks_do_not_tell_whether_o
     ("ranks", "message", "helps"),
     [
         ("0-3", "IndexError: list index out of range", "LOCAL_RANK"),
+        ("0-3", "RuntimeError: CUDA error: unknown error", "--deep"),
         ("all", "datasets.exceptions.DatasetGenerationError: no column text", "names of columns"),
     ],
 )

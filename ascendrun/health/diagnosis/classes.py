@@ -210,14 +210,14 @@ def scope_of(winner: Suspect, evidence: Evidence) -> str:
     every = {rank.rank for rank in evidence.ranks}
     ranks = set(winner.ranks) & every
     hosts = {rank.host for rank in evidence.ranks}
-    if len(ranks) >= HOST_SHARE * max(2, len(every)):
+    is_of_node = evidence.launcher in LAUNCHERS  # its process of a node stands for the ranks there
+    if len(ranks) >= HOST_SHARE * max(1 if is_of_node else 2, len(every)):
         return "all"
     whole = [
         host
         for host in winner.hosts
         if len(ranks & {one.rank for one in evidence.ranks_of(host)}) >= HOST_SHARE * len(evidence.ranks_of(host))
     ]
-    is_of_node = evidence.launcher in LAUNCHERS  # its process of a node stands for the ranks there
     has_several = not ranks or len(ranks) > len(winner.hosts) or (len(ranks) == 1 and is_of_node)
     is_part = len(winner.hosts) < max(2, len(hosts)) and has_several
     if winner.hosts and is_part and (not ranks or set(whole) == set(winner.hosts)):
