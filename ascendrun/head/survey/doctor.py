@@ -328,6 +328,7 @@ def make_survey_request(
         env=rank_env(host.name, plan),
         is_full=request.is_full,
         names=request.names,
+        engine=host.engine_type,
     )
 
 

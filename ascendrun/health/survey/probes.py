@@ -33,7 +33,7 @@ class SurveyRequest:
     `python`: the interpreter in the shell of the job, None: the job does not use Python. `shell_s`: limit of each probe
     in the shell of the job. `ports`: to test by bind. `folders`: directories that will be written. `paths`: must exist.
     `training`: of the files that a training reads. `is_full`: include slow probes. `names`: run these probes only,
-    None: all that apply.
+    None: all that apply. `engine`: how the host is reached.
     """
 
     host: str
@@ -48,6 +48,7 @@ class SurveyRequest:
     env: Mapping[str, str] = field(default_factory=dict)
     is_full: bool = True
     names: tuple[str, ...] | None = None
+    engine: str = "ssh"
 
     @property
     def may_have_npus(self) -> bool:
@@ -71,6 +72,9 @@ class Probe:
     is_full: bool = False
     reads_errors: bool = False
     lasts: bool = False
+
+
+_SSHD: Item = {"kind": "argv", "argv": ["sh", "-c", scripts.SSHD]}
 
 
 def _files(*paths: str) -> Item:
@@ -151,7 +155,7 @@ HOST_PROBES: tuple[Probe, ...] = (
     ),
     Probe("addresses", {"kind": "argv", "argv": ["ip", "-o", "address", "show"]}, parsers.read_addresses),
     Probe("mtus", _files("/sys/class/net/*/mtu"), parsers.read_mtus),
-    Probe("sshd", {"kind": "argv", "argv": ["sh", "-c", scripts.SSHD]}, parsers.read_sshd, lasts=True),
+    Probe("sshd", lambda request: _SSHD if request.engine == "ssh" else None, parsers.read_sshd, lasts=True),
     Probe(
         "logind",
         _files(

@@ -126,6 +126,7 @@ def test_only_what_fits_the_wish_is_asked():
     assert "torch" in names(is_full=False, names=("torch", "limits"))
     assert not {"python", "torch"} & names(python=None)
     assert "paths" not in names() and "paths" in names(paths=("/data",))
+    assert "sshd" in names() and "sshd" not in names(engine="local"), "no sshd carries its connections"
     assert len([item["name"] for item in survey_items(SurveyRequest("n"))]) == len(names())
 
 
