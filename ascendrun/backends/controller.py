@@ -30,6 +30,7 @@ def run_controller(settings: Settings) -> bool:
         notifier=make_notifier,
         retention=settings.retention,
         idle_check_s=settings.idle_check_s,
+        shared_queue=settings.queue,
     )
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ascendrun.head.protocol.control_messages import ControllerStatus as ControllerStatus
     from ascendrun.head.protocol.control_messages import FetchReply as FetchReply
     from ascendrun.head.protocol.control_messages import PruneReply as PruneReply
+    from ascendrun.head.queue.messages import QueueRow as QueueRow
     from ascendrun.head.state.user_files import load_settings as load_settings
     from ascendrun.health.report.cost import JobUse as JobUse
     from ascendrun.planner.plan import TrainingPlan as TrainingPlan

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ascendrun.cluster.job_files import JobFiles
     from ascendrun.cluster.jobs import Jobs
     from ascendrun.cluster.logs import Logs
+    from ascendrun.cluster.queue import Queue
     from ascendrun.cluster.samples import Samples
     from ascendrun.core.hosts import Host
     from ascendrun.head.protocol.control_messages import Survey, SurveyReply
@@ -44,6 +45,7 @@ PARTS = {
     "checks": "Checks",
     "files": "Files",
     "controller": "Controller",
+    "queue": "Queue",
 }
 """Modules and classes of the parts of a cluster."""
 
@@ -92,6 +94,7 @@ class Cluster:
     checks: Checks
     files: Files
     controller: Controller
+    queue: Queue
 
     def __init__(self, settings: Settings | None = None, *, state_dir: str | Path | None = None) -> None:
         """Read the settings. `settings` None: from the environment and the settings files, as the command line does."""

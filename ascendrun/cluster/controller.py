@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ascendrun.cluster.api import POLL_S, Part
 from ascendrun.core import errors
@@ -109,6 +110,18 @@ class Controller(Part):
     def run(self) -> None:
         """Run as the controller until it ends. Raises ConflictError if another process is the controller."""
         run_controller(self._head.settings)
+
+    def run_shared(self, folder: Path, *, admins: Sequence[str] = (), group: str | None = None) -> None:
+        """Decide for all users of this machine where jobs start, until SIGTERM; `folder` has the socket. `admins`: who
+        may stop jobs of others, users or @GROUP; `group`: whose members may connect, None: everybody.
+
+        Raises ConflictError: another process does so there, or others may write there.
+        """
+        from ascendrun.core.jobs.fair_share import SharePolicy
+        from ascendrun.core.share_settings import read_share
+        from ascendrun.head.queue.server import run_queue
+
+        run_queue(folder, read_share(self._head.settings) or SharePolicy(), admins=admins, group=group)
 
 
 def run_controller(settings: Settings) -> None:

@@ -59,7 +59,8 @@ class Settings:
     None: they fail. `color`: auto, always or never. `exec_timeout_s`: time limit of an `exec` command on a host.
     `transport`: connection to hosts behind SSH: auto, paramiko, or openssh (the ssh program). `lang`: the language of
     messages, en or zh, None: that of the locale. `default_engine`: of jobs that name neither an engine nor a hostfile,
-    None: they fail. `head`: user@host on which commands run, None: this machine. `owner`: another machine
+    None: they fail. `head`: user@host on which commands run, None: this machine. `queue`: directory of the queue that
+    the users of this machine share, None: jobs of this user only are considered. `owner`: another machine
     that has the store, None: this one, or none yet. `retention`: the settings with a
     `limit`. `origins`: by name, the origin of its value, such as "default" or "$ASCENDRUN_COLOR". `blocks`: the
     weakest file first; `notices.settings.read_notices`, `power_settings.read_power`, `share_settings.read_share` and
@@ -75,6 +76,7 @@ class Settings:
     default_engine: str | None = None
     idle_check_s: float | None = None
     head: str | None = None
+    queue: Path | None = None
     owner: str | None = None
     retention: Retention = field(default_factory=Retention)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -202,6 +204,9 @@ SETTINGS: tuple[Setting, ...] = (
         _parse_interval,
     ),
     Setting("head", Text("settings.head", "user@host on which commands run, through ssh"), lambda text, _folder: text),
+    Setting(
+        "queue", Text("settings.queue", "directory of the queue that the users of this machine share"), _parse_path
+    ),
     *(_limit(one.name, **one.metadata) for one in fields(Retention)),
 )
 _BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from ascendrun.cli.context import CliContext
@@ -14,13 +16,21 @@ from ascendrun.text import Text
 
 @cli_command("controller")
 @click.argument("action", type=click.Choice(["run", "status", "stop", "install", "uninstall", "ensure", "move"]))
+@click.option("--shared", metavar="DIR", help="run: Decide for all users of this machine, over a socket in DIR.")
+@click.option("--group", help="run --shared: Only members of this group may connect.")
+@click.option(
+    "--admin", "admins", metavar="USER", multiple=True, help="run --shared: May stop jobs of others; or @GROUP."
+)
 @output_option
-def command(ctx: CliContext, action: str, output: str | None) -> int:
+def command(
+    ctx: CliContext, action: str, shared: str | None, group: str | None, admins: tuple[str, ...], output: str | None
+) -> int:
     """Run, query, stop or install the controller, the background process that monitors jobs.
 
     Other commands start it when they need it. Running jobs do not depend on it. `install` makes systemd or cron of this
     user start it again after a crash or a reboot; `uninstall` ends that. `ensure` is what they run.
-    `move` brings the jobs of a user with a shared home to this login node.
+    `move` brings the jobs of a user with a shared home to this login node. `run --shared` decides where the jobs of all
+    users start whose settings have `queue: DIR`; each keeps a controller.
 
     Examples:
     ascendrun controller status
@@ -29,9 +39,15 @@ def command(ctx: CliContext, action: str, output: str | None) -> int:
     ascendrun controller run        # in the foreground
     ascendrun controller stop       # jobs keep running; the next command starts it again
     ascendrun controller move       # on this login node, when another one is taken out of use
+    ascendrun controller run --shared /srv/ascendrun --group npu --admin alice
     """
     if action != "status" and output is not None:
         raise UsageError.of("controller.output", "`-o` is for `controller status`")
+    if (shared is None and (group or admins)) or (shared is not None and action != "run"):
+        raise UsageError.of("controller.shared", "`--shared DIR` is for `controller run`, the others for `--shared`")
+    if shared is not None:
+        ctx.cluster.controller.run_shared(Path(shared).absolute(), admins=admins, group=group)
+        return 0
     if action == "move":
         from ascendrun.cluster.forward import take_over
 

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,10 @@ from ascendrun.cli.options import TIMES, UsageError, cli_command, exclusive, lis
 from ascendrun.cluster import JobView
 from ascendrun.core.errors import NotFoundError
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts
+
+if TYPE_CHECKING:
+    from ascendrun.cluster import QueueRow
 
 WATCH_S = 1.0
 DIAGNOSED = 100
@@ -26,8 +31,9 @@ DIAGNOSED = 100
 @click.option("--all", "-a", "everything", is_flag=True, help="Also list ended jobs.")
 @click.option("--quiet", "-q", is_flag=True, help="Print ids only, as -o name.")
 @click.option("--watch", "-w", is_flag=True, help="Print a job again when its state, reason or hosts change, until ^C.")
+@click.option("--all-users", is_flag=True, help="List the shared queue: the jobs of all users, the oldest first.")
 @list_output_option
-def command(ctx: CliContext, everything: bool, quiet: bool, watch: bool, output: str | None) -> int:
+def command(ctx: CliContext, everything: bool, quiet: bool, watch: bool, all_users: bool, output: str | None) -> int:
     """List live jobs, the newest first.
 
     A pipeline is one row. REASON shows why a job is in its state; of a running job it counts the ranks that run now.
@@ -37,11 +43,19 @@ def command(ctx: CliContext, everything: bool, quiet: bool, watch: bool, output:
     ascendrun ps
     ascendrun ps -w                       # print jobs again when they change; ^C ends
     ascendrun ps -q | xargs ascendrun stop
+    ascendrun ps --all-users              # with the user whose job each one waits for
     ascendrun ps -a -o json | jq '.jobs[] | select(.state == "FAILED") | .id'
     """
     if watch and (quiet or output not in (*out.PEOPLE, "jsonl")):
         raise UsageError(exclusive("--watch", "--quiet" if quiet else f"-o {output}"))
+    if all_users and (watch or everything):
+        raise UsageError(exclusive("--all-users", "--watch" if watch else "--all"))
     output = "name" if quiet else output
+    if all_users:
+        from ascendrun.cluster import QueueRow
+
+        out.print_rows(ctx.cluster.queue.jobs(), _queue_columns(time.time()), output, name="jobs", kind=QueueRow)
+        return 0
     jobs = _list_jobs(ctx, everything)
     failed = [job for job in jobs if job.state == "FAILED"][:DIAGNOSED] if output in out.PEOPLE else []
     causes = {job.id: ctx.cluster.diagnosis.known_cause(job) for job in failed}
@@ -53,6 +67,29 @@ def command(ctx: CliContext, everything: bool, quiet: bool, watch: bool, output:
     if output in out.PEOPLE:
         print_held(ctx, (hold for machine in ctx.cluster.hosts.held() for hold in machine.holds))
     return _watch(ctx, jobs, output) if watch else 0
+
+
+def _queue_columns(now_s: float) -> list[out.Column]:
+    def reason(row: QueueRow) -> str:
+        return str(row.reason or "") if row.state == row.last_state else str(was_last(row))
+
+    def was_last(row: QueueRow) -> Text:
+        return Text("ps.last-state", "{state} when its controller reported last", state=row.last_state)
+
+    def start(row: QueueRow) -> str:
+        return "-" if row.start_s is None else out.describe_seconds(row.start_s - now_s)
+
+    return [
+        out.Column("USER", lambda row: row.user),
+        out.Column("PROJECT", lambda row: row.project or "-", dropped=3),
+        out.Column("ID", lambda row: row.job),
+        out.Column("NAME", lambda row: row.name, dropped=1),
+        out.Column("STATE", lambda row: row.state),
+        out.Column("NODES", lambda row: fold_hosts(row.hosts) or str(row.nodes), dropped=2),
+        out.Column("STARTS IN", start, dropped=4),
+        out.Column("REPORTED", lambda row: out.describe_seconds(row.age_s), dropped=5),
+        out.Column("REASON", lambda row: out.headline(reason(row))),
+    ]
 
 
 def _list_jobs(ctx: CliContext, everything: bool) -> tuple[JobView, ...]:

@@ -33,11 +33,13 @@ def command(ctx: CliContext, jobs: tuple[str, ...], now: bool, no_wait: bool) ->
 
     A JOB is an id, the start of an id, or a name; a live job is chosen before an ended one of the same name. It may be
     the id or name of an attempt that `ps` lists as FOUND. Exits 6 when processes are left on a node, or when it could
-    not confirm that all are gone.
+    not confirm that all are gone. USER/ID is a job of `ps --all-users`: administrators of the shared queue stop it, and
+    the user sees by whom; it is not waited for.
 
     Examples:
     ascendrun stop j-0001                 # send the checkpoint signal, wait for the save, then end all processes
     ascendrun stop j-0001 j-0002 --now    # without time to save
+    ascendrun stop alice/j-0001           # as an administrator of the shared queue
     """
     requested: list[JobView] = []
     live = {state.value for state in State if state not in TERMINAL}
@@ -62,7 +64,12 @@ def _request_all(ctx: CliContext, refs: tuple[str, ...], requested: list[JobView
     """Request every stop, also when one job is unknown; add them to `requested`. Return the first exit code, or 0."""
     code = 0
     for ref in refs:
+        user, _, other = ref.rpartition("/")
         try:
+            if user:
+                ctx.cluster.queue.stop(user, other, now=now)
+                ctx.say("stop.of-other", "the controller of {user} stops {job}", user=user, job=other)
+                continue
             job = ctx.cluster.jobs.stop(ref, now=now)
         except AscendrunError as error:
             print("\n".join(describe_error(error)), file=sys.stderr)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ascendrun.head.loop.judging import Judging
     from ascendrun.head.protocol.file_messages import ArtifactData
     from ascendrun.head.protocol.remote import AgentConnection
+    from ascendrun.head.queue.client import SharedQueue
     from ascendrun.head.spool.artifact_fetch import ArtifactFetcher
     from ascendrun.head.spool.output_fetch import OutputFetcher
     from ascendrun.head.spool.sample_ingest import SampleIngest
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """Use from the controller's thread. `post` runs a call there, in order."""
+    """Use from the controller's thread. `post` runs a call there, in order. `queue`: decides where jobs start; None:
+    this controller does."""
 
     def __init__(self, store: Store, links: Connections, retention: Retention, guard: Guard) -> None:
         self.store, self.links, self.retention, self.guard, self.post = store, links, retention, guard, links.post
         self.state_dir: Path = store.path.parent
         self.steps = JobSteps(store, guard)
+        self.queue: SharedQueue | None = None
 
     @cached_property
     def kept_facts(self) -> KeptFacts:
@@ -113,5 +116,7 @@ class Context:
             self.outputs.on_up(link)
 
     def close(self) -> None:
+        if self.queue is not None:
+            self.queue.close()
         if "samples" in vars(self):
             self.samples.close()

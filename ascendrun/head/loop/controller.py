@@ -67,8 +67,9 @@ class Controller:
         notifier: NotifierMaker = Notifier,
         retention: Retention | None = None,
         idle_check_s: float | None = None,
+        shared_queue: Path | None = None,
     ) -> None:
-        """Open the store and take its lease. Raises StoreUnusableError."""
+        """Open the store and take its lease. `shared_queue`: its directory. Raises StoreUnusableError."""
         release = own_release()  # before anything can replace the files
         self._state_dir, self._idle_s, self._idle_check_s = state_dir, idle_s, idle_check_s
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # signal handlers may write to it
@@ -92,6 +93,10 @@ class Controller:
         self._requests.handlers.update(
             {messages.Status: self._status, messages.Shutdown: self._shutdown, messages.CheckStore: self._check_store}
         )
+        if shared_queue is not None:
+            from ascendrun.head.queue.client import SharedQueue
+
+            self._context.queue = SharedQueue(shared_queue, self._store.head_id, self.post, self._requests.stop_ordered)
         self._watch = LoopWatch()
         self._pulse = PulseWriter(state_dir, release, self._watch)
         self._ticked = (time.monotonic(), time.time())

@@ -113,6 +113,7 @@ def run_controller(
     notifier: NotifierMaker | None = None,
     retention: Retention | None = None,
     idle_check_s: float | None = None,
+    shared_queue: Path | None = None,
 ) -> bool:
     """Run the controller until it ends; return False immediately if another process already is the controller."""
     from ascendrun.head.loop.controller import IDLE_S, Controller
@@ -136,6 +137,7 @@ def run_controller(
                     notifier=notifier or Notifier,
                     retention=retention,
                     idle_check_s=idle_check_s,
+                    shared_queue=shared_queue,
                 )
             except AscendrunError as error:  # for the command that started this process
                 with suppress(OSError):

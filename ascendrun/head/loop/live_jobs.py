@@ -55,7 +55,9 @@ class LiveJobs:
 
     def __bool__(self) -> bool:
         records = self.machines.records if "machines" in vars(self) else None
-        return bool(self.steps.runners) or (records is not None and (records.has_found or records.has_unsaved))
+        has_more = records is not None and (records.has_found or records.has_unsaved)
+        queue = self.context.queue
+        return bool(self.steps.runners) or has_more or (queue is not None and queue.is_open)
 
     def is_busy(self, *, now_s: float) -> bool:
         """Return whether a job is live, or has ended so recently that its last bytes may still arrive."""
@@ -183,7 +185,7 @@ class LiveJobs:
     def placement(self) -> Placement:
         from ascendrun.head.loop.machine.placement import Placement
 
-        return Placement(self.machines, self._links, self.steps, self._store)
+        return Placement(self.machines, self._links, self.steps, self._store, self.context.queue)
 
     @cached_property
     def allocations(self) -> Allocations:
@@ -245,7 +247,8 @@ class LiveJobs:
         """Request hosts, and decide again where queued jobs start, if something has changed."""
         if any(runner.job.engine is not None for runner in self):
             self._guard(self.allocations.tick)
-        if any(runner.job.state.value == "QUEUED" or runner.job.lacks_hosts for runner in self):
+        is_shared = self.context.queue is not None
+        if is_shared or any(runner.job.state.value == "QUEUED" or runner.job.lacks_hosts for runner in self):
             self.placement.schedule()
 
     def _record_trouble(self, runner: JobRunner, host: str, trouble: FileTrouble) -> None:

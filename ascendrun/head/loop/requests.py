@@ -28,6 +28,7 @@ from ascendrun.text import Text
 if TYPE_CHECKING:
     from ascendrun.core.hosts import Host
     from ascendrun.core.jobs.job import Job, NodeProgress
+    from ascendrun.head.queue.messages import StopOrder
 
 Handler = Callable[[Any, Answer], None]
 LOOK_S = 3600.0
@@ -112,6 +113,11 @@ class Requests:
         for runner in runners:
             post_later(self._context.links, WAITS_S, partial(look_early, runner, self._operations, self._jobs.steps))
         answer(messages.Submitted(added[0][0].pipeline or added[0][0].id), b"", True)
+
+    def stop_ordered(self, order: StopOrder) -> None:
+        """Stop a job as an administrator of the shared queue requests."""
+        request = messages.Stop(order.job, order.now, order.by)
+        self.serve(request.OP, request.to_header(), lambda reply, body, is_last: None)
 
     def _stop(self, request: messages.Stop, answer: Answer) -> None:
         from ascendrun.core.jobs.inputs import StopRequested

@@ -15,6 +15,7 @@ from ascendrun.core.jobs.inputs import NodesFree, SparesFree, WaitingForNodes
 from ascendrun.core.jobs.job import ACTIVE_STATES, Job, State
 from ascendrun.core.jobs.reasons import Reason, because, rename_job
 from ascendrun.core.jobs.schedule import Contender, Decision, schedule
+from ascendrun.core.reachability import UNKNOWN
 from ascendrun.head.queue.entries import Entry
 from ascendrun.head.queue.messages import Answer, QueueRow, StopOrder
 
@@ -193,18 +194,20 @@ class Board:
 
     def _row(self, session: _Session, entry: Entry) -> QueueRow:
         answer = session.answers.get(entry.id) if entry.is_queued else None
+        age_s = round(self._clock() - session.heard, 1)
         return QueueRow(
             user=session.user,
             project=entry.project,
             job=entry.id,
             name=entry.name,
-            state=entry.state.value,
+            state=UNKNOWN if age_s > FRESH_S else entry.state.value,
+            last_state=entry.state.value,
             nodes=entry.nodes,
             hosts=entry.hosts,
             reason=None if answer is None else _shown_to(answer.reason, None),
             created_at_s=entry.created_at_s,
             start_s=None if answer is None else answer.start_s,
-            age_s=round(self._clock() - session.heard, 1),
+            age_s=age_s,
         )
 
     def order_stop(self, user: str, job: str, by: str, *, now: bool) -> threading.Event:

@@ -60,8 +60,8 @@ class SharedQueue:
         self, folder: Path, head: str, post: Callable[[Callable[[], None]], None], stop: Callable[[StopOrder], None]
     ) -> None:
         self._folder, self._head, self._post, self._stop = folder, head, post, stop
-        self.changed: Callable[[], None] = lambda: None
-        """Called when something new was decided."""
+        self.turn = 0
+        """Increases when something new was decided."""
         self._entries: tuple[Entry, ...] = ()
         self._reported: tuple[Entry, ...] | None = None
         self._answers: Mapping[str, Answer] = {}
@@ -81,12 +81,10 @@ class SharedQueue:
 
     # The controller's jobs
 
-    def decide(
-        self, contenders: Sequence[Contender], find: Callable[[str], Job | None], now_s: float
-    ) -> Mapping[str, Decision]:
+    def decide(self, contenders: Sequence[Contender], find: Callable[[str], Job | None]) -> Mapping[str, Decision]:
         """Report the jobs, and return what is decided about them so far: here, what concerns the jobs of this user
         alone, else by the queue."""
-        own = schedule(contenders, find, now_s=now_s)
+        own = schedule(contenders, find, now_s=time.time())
         shared = [one for one in contenders if _is_shared(one.job, own.get(one.job.id))]
         shared.sort(key=lambda one: (one.job.state is State.QUEUED, -one.job.priority, one.job.created_at_s))
         self._report(tuple(entry_of(one, find) for one in shared[:JOBS]))
@@ -114,9 +112,10 @@ class SharedQueue:
         return None if answer.reason is None else WaitingForNodes(answer.reason, answer.start_s)
 
     def _report(self, entries: tuple[Entry, ...]) -> None:
+        if entries and not self.is_open:
+            self._heard_mono = time.monotonic()  # it had nothing to report
         if self._thread is None and entries:
             self._thread = threading.Thread(target=self._talk, name="shared-queue", daemon=True)
-            self._heard_mono = time.monotonic()
             self._thread.start()
         if entries != self._entries:
             self._entries = entries
@@ -136,7 +135,7 @@ class SharedQueue:
                         reply = client.call(request, timeout_s=CALL_S)
                         sent = entries
                         self._post(lambda reply=reply, entries=entries: self._take(reply, entries))  # type: ignore[misc]
-                        self._wake.wait(POLL_S)
+                        self._wake.wait(POLL_S if entries else None)
             except AscendrunError as error:
                 self._post(lambda error=error: self._lose(error))  # type: ignore[misc]
                 self._wake.clear()
@@ -147,8 +146,7 @@ class SharedQueue:
         is_new, self._answers = reply.answers != self._answers, reply.answers
         for order in reply.stops:
             self._stop(order)
-        if is_new:
-            self.changed()
+        self.turn += is_new
 
     def _lose(self, error: AscendrunError) -> None:
         self._problem = error.message

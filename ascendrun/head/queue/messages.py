@@ -37,21 +37,26 @@ class StopOrder:
 
 @dataclass(frozen=True)
 class QueueRow:
-    """A job in the shared queue, as every user sees it. `nodes`: hosts that it requests; `hosts`: those that it uses,
-    as its user names them; `reason`: why it waits, None: it does not; `start_s`: see Answer. `age_s`: since its
-    controller reported it."""
+    """A job in the shared queue, as every user sees it. `state`: UNKNOWN if its controller is silent, `last_state`: as
+    it reported. `nodes`: hosts that it requests; `hosts`: those that it uses, as its user names them; `reason`: why it
+    waits, None: it does not; `start_s`: see Answer. `age_s`: since its controller reported it."""
 
     user: str
     project: str | None
     job: str
     name: str
     state: str
+    last_state: str
     nodes: int
     hosts: tuple[str, ...]
     reason: Reason | None
     created_at_s: float
     start_s: float | None
     age_s: float
+
+    @property
+    def id(self) -> str:
+        return f"{self.user}/{self.job}"
 
 
 def _load_answers(rows: Any) -> dict[str, Answer]:

@@ -77,7 +77,7 @@ TOUR: dict[str, tuple[str, ...]] = {
         "good.yaml --resume j-0009",
     ),
     "plan": ("", "missing.yaml", "bad.yaml", "program.yaml"),
-    "ps": ("", "-a", "-a -o wide", "-o xml", "--nosuch", "extra", "-a -o json", "--until"),
+    "ps": ("", "--all-users", "-a", "-a -o wide", "-o xml", "--nosuch", "extra", "-a -o json", "--until"),
     "sweep": ("", "s-00000000", "j-0001", "nothing-there"),
     "history": ("", "--by user", "--by user -q", "--since soon", "--user nobody", "-o json"),
     "show": ("", "nothing", "j-0001", "j-0002", "JOB"),
@@ -120,7 +120,7 @@ TOUR: dict[str, tuple[str, ...]] = {
     ),
     "cp": ("", "a b", "JOB:../x .", "JOB:x JOB:y", "JOB:x good.yaml", "none JOB:x", "JOB:x . --rank 99", "JOB: ."),
     "fetch": ("", "nothing", "JOB ../x", "JOB a ~/b", "JOB -O"),
-    "stop": ("", "nothing"),
+    "stop": ("", "nothing", "li/j-0001"),
     "wait": ("", "nothing", "JOB --timeout soon"),
     "validate": ("", "good.yaml bad.yaml program.yaml pipeline.yaml bad.hosts missing.yaml empty.yaml list.yaml"),
     "schema": ("", "nothing", "devices", "devices.type", "restart", "qwen_lora", "trajectory", "meshtest", "args.x"),
@@ -154,7 +154,7 @@ TOUR: dict[str, tuple[str, ...]] = {
     "config": ("", "get", "get colour", "get color", "set color never", "list -o json"),
     "help": ("nothing-there",),
     "completion": ("", "tcsh"),  # the scripts are code
-    "controller": ("", "status", "again"),
+    "controller": ("", "status", "again", "run --group x"),
     "man": ("", "manuals"),
 }
 """Command: command lines. JOB: a recorded failure."""

@@ -37,6 +37,7 @@ def test_a_stronger_source_wins_and_says_so(tmp_path: Path) -> None:
         "default_engine": "default",
         "idle_check_s": "default",
         "head": "default",
+        "queue": "default",
         **{setting.name: "default" for setting in SETTINGS if setting.limit},
     }
 

@@ -29,6 +29,7 @@ from ascendrun.text import Text
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
     from ascendrun.head.loop.job.runner import JobRunner
+    from ascendrun.head.queue.client import SharedQueue
 
     Pool = tuple[Job, JobSpec, Sequence[Host], Mapping[str, Claim]]
 
@@ -39,8 +40,11 @@ SCARCE_S = 30.0
 class Placement:
     """Use from the controller's thread."""
 
-    def __init__(self, machines: Machines, links: Connections, jobs: JobSteps, store: Store) -> None:
-        self._machines, self._links, self._jobs = machines, links, jobs
+    def __init__(
+        self, machines: Machines, links: Connections, jobs: JobSteps, store: Store, queue: SharedQueue | None = None
+    ) -> None:
+        """`queue`: decides for all users, None: this controller decides for its own."""
+        self._machines, self._links, self._jobs, self._queue = machines, links, jobs, queue
         self._state_dir, self.use = store.path.parent, ShareUse(store.jobs)
         self._planned_s: dict[tuple[str, int], float | None] = {}
         self._seen: tuple[object, ...] = ()
@@ -50,11 +54,13 @@ class Placement:
         second."""
         connected = [(link.is_up, link.failures) for link in self._links]
         jobs = [runner.job for runner in self._jobs]
-        seen = (jobs, self._machines.records.version, connected, int(time.time()))
+        turn = None if self._queue is None else self._queue.turn
+        seen = (jobs, self._machines.records.version, connected, int(time.time()), turn)
         if seen == self._seen:
             return
         self._seen = seen
-        for job_id, decision in self._decide().items():
+        decisions = self._decide() if self._queue is None else self._queue.decide(self._contenders(), self._jobs.find)
+        for job_id, decision in decisions.items():
             self._jobs.feed(job_id, decision)
 
     def _decide(self, *more: Pool) -> Mapping[str, Decision]:
@@ -87,6 +93,7 @@ class Placement:
         """Return the live jobs, and more with the hosts and claims of their pools, with what the machines say."""
         jobs: list[Pool] = [*((runner.job, runner.spec, *_offered(runner)) for runner in self._jobs), *more]
         held, now_s = self._machines.held(), time.time()
+        must_know = bool(held) or self._queue is not None  # a machine may be in use under another name
         links = {dialled(link.host): link for link in self._links}
         records = self._machines.records.all()
         barred = {False: _Barred(held, records, links.values(), now_s)}
@@ -95,7 +102,7 @@ class Placement:
             barred[True] = _Barred(held, opened, links.values(), now_s)
         return tuple(
             replace(
-                self._contender(job, hosts, claims, barred[job.request.examines], links, now_s, is_any_held=bool(held)),
+                self._contender(job, hosts, claims, barred[job.request.examines], links, now_s, must_know=must_know),
                 **self._terms(job, spec),
             )
             for job, spec, hosts, claims in jobs
@@ -110,7 +117,7 @@ class Placement:
         links: Mapping[str, AgentConnection],
         now_s: float,
         *,
-        is_any_held: bool,
+        must_know: bool,
     ) -> Contender:
         is_open = job.state is State.QUEUED or job.lacks_hosts
         used = {*job.hosts, *job.spares}
@@ -127,13 +134,13 @@ class Placement:
         avoided = avoided_hosts(job.past, now_s)
         away: dict[str, Detail] = {}
         unknown: list[Host] = []
-        for host in hosts if links or is_any_held else ():
+        for host in hosts if links or must_know else ():
             link = links.get(dialled(host))
             if host.name in unusable or (link is not None and link.is_up):
                 continue
             if link is not None and link.failures:
                 away[host.name] = because("host-away", why=link.last_error.message if link.last_error else None)
-            elif is_any_held and not barred.is_known(host):
+            elif must_know and not barred.is_known(host):
                 unknown.append(host)
         is_scarce = len({host.name for host in hosts} - {*unusable, *away, *passed}) < job.request.least
         for name, until_s in passed.items():
