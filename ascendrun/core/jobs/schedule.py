@@ -82,11 +82,12 @@ def schedule(
             taken.use(one, (*one.job.hosts, *one.job.spares))
     queued = _in_line([one for one in contenders if one.job.state is State.QUEUED], now_s, share)
     decisions = {one.job.id: _decide(one, taken, find) for one in queued}
-    for one in queued:
+    lacking = [one for one in contenders if one.job.lacks_hosts]
+    for one in queued if lacking else ():
         if isinstance(decisions[one.job.id], WaitingForNodes) and _is_in_line(one.job, find):
             taken.reserve(one, [host for host in one.claims if host not in one.unusable])
-    for one in contenders:
-        hosts = _more_hosts(one, taken) if one.job.lacks_hosts else ()
+    for one in lacking:
+        hosts = _more_hosts(one, taken)
         if hosts:
             taken.use(one, hosts)
             decisions[one.job.id] = SparesFree(hosts)
@@ -156,6 +157,8 @@ class _Taken:
         self.now_s = now_s
         self._quotas = {} if share is None else share.policy.quotas
         self._held: dict[str, list[_Hold]] = {}
+        self._busy: dict[str, dict[object, tuple[Job, ...]]] = {}  # what is in the way now, whatever the limit
+        self._free: dict[str, dict[object, float]] = {}  # from when on; both by the form of a claim
         self._devices: dict[str, int] = {}
         self._seconds = {} if share is None else share.used_by_name(now_s)
         self._wanted: set[str] = set()
@@ -178,13 +181,20 @@ class _Taken:
         for host in hosts:
             if host in one.claims:
                 hold = _Hold(one.job, one.claims[host], start_s, end_s, is_only_expected)
-                self._held.setdefault(one.places.get(host, host), []).append(hold)
+                place = one.places.get(host, host)
+                self._held.setdefault(place, []).append(hold)
+                self._busy.pop(place, None)
+                self._free.pop(place, None)
 
     def blockers(self, one: Contender, host: str) -> tuple[Job, ...]:
         """Return the jobs that must end before the claim of `one` on a host fits now, as long as it may last; (): it
         fits."""
-        end_s, held = one.ends_s(self.now_s), self._held.get(one.places.get(host, host), ())
-        return _in_the_way(one.claims[host], [h for h in held if h.start_s < end_s and not h.is_only_expected])
+        place, claim, end_s = one.places.get(host, host), one.claims[host], one.ends_s(self.now_s)
+        held, known = self._held.get(place, ()), self._busy.setdefault(place, {})
+        form = claim.count, claim.capacity, claim.ids
+        if form not in known:
+            known[form] = _in_the_way(claim, [h for h in held if h.start_s == -NEVER and not h.is_only_expected])
+        return known[form] or _in_the_way(claim, [h for h in held if h.start_s < end_s and not h.is_only_expected])
 
     def above_quota(self, one: Contender, devices: int) -> Reason | None:
         """Return why a job may not use so many devices more; None: it may."""
@@ -224,11 +234,20 @@ class _Taken:
 
     def _free_at(self, one: Contender, host: str) -> float:
         """Return from when on the claim of `one` on a host is expected to fit; infinite: not known."""
-        claim, held = one.claims[host], self._held.get(one.places.get(host, host), ())
-        for end_s in sorted({self.now_s, *(hold.end_s for hold in held)}):
-            if not _in_the_way(claim, [hold for hold in held if hold.end_s > end_s]):
-                return end_s
-        return NEVER
+        place, claim = one.places.get(host, host), one.claims[host]
+        known, held = self._free.setdefault(place, {}), self._held.get(place, ())
+        form = claim.count, claim.capacity, claim.ids
+        if form not in known:
+            ends = sorted({self.now_s, *(hold.end_s for hold in held)})
+            low, high = 0, len(ends) - 1  # what fits once fits later as well
+            while low < high:
+                middle = (low + high) // 2
+                if _in_the_way(claim, [hold for hold in held if hold.end_s > ends[middle]]):
+                    low = middle + 1
+                else:
+                    high = middle
+            known[form] = ends[low]
+        return known[form]
 
 
 def _in_the_way(claim: Claim, held: Sequence[_Hold]) -> tuple[Job, ...]:

@@ -1,0 +1,37 @@
+"""The simulation of a recorded trace: the real scheduler does not do worse than a plain EASY without hosts."""
+
+import sys
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(CHECKOUT))
+from benchmarks import fair_share as bench  # noqa: E402  (the checkout's root is on no path in pytest's import mode)
+from benchmarks.results import read_rows  # noqa: E402  # as above
+
+
+def trace(folder: Path) -> Path:
+    """Jobs of three users, of whom one submits most, in the format of the Parallel Workloads Archive."""
+    lines = ["; MaxProcs: 128"]
+    for number in range(60):
+        user, size, real_s = (1, 2, 3, 1)[number % 4], (128, 32, 64, 16, 1)[number % 5], 300 + 700 * (number % 3)
+        lines.append(f"{number} {number * 200} -1 {real_s} {size} -1 -1 {size} {2 * real_s} -1 1 {user} 1 1 1 1 -1 -1")
+    path = folder / "small.swf"
+    path.write_text("\n".join([*lines, "60 12000 -1 10 1 -1 -1 1 -1 -1 1 1 1 1 1 1 -1 -1"]))
+    return path
+
+
+def test_every_job_of_a_trace_starts_and_shares_are_kept(tmp_path: Path) -> None:
+    work = bench.read_trace(trace(tmp_path), jobs=100, users=3, load=1.5)
+    assert len(work) == 60, "not the one of ten seconds"
+    sheet = bench.Sheet(tmp_path, "small", bench.COLUMNS)
+    policies = {"easy": bench.Plain(backfills=True), "ours": bench.Ours(is_shared=False)}
+    for name, policy in {**policies, "fair": bench.Ours(is_shared=True)}.items():
+        bench.measure(sheet, name, work, policy)
+    easy, ours, fair = read_rows(tmp_path / "small.csv")
+    assert {easy["jobs"], ours["jobs"], fair["jobs"]} == {"60"}
+    assert float(ours["utilisation"]) >= 0.95 * float(easy["utilisation"])
+    assert float(fair["share_error"]) <= float(easy["share_error"])
+
+
+def test_a_user_is_entitled_to_an_equal_part_or_to_what_he_asks_for() -> None:
+    assert bench.entitled({"a": 10.0, "b": 60.0, "c": 80.0}, 100.0) == {"a": 10.0, "b": 45.0, "c": 45.0}
