@@ -66,7 +66,8 @@ class _Session:
         self.entries = {entry.id: entry for entry in entries}
         self.grants = {job: grant for job, grant in self.grants.items() if self._is_open(job, grant)}
         self.passed = {job: until for job, until in self.passed.items() if job in self.entries}
-        self.answers = {job: answer for job, answer in self.answers.items() if job in self.entries}
+        waiting = {job: one for job, one in self.answers.items() if job in self.entries and not one.grants_hosts}
+        self.answers = {**waiting, **{job: self.answers[job] for job in self.grants}}
 
     def _is_open(self, job: str, grant: _Grant) -> bool:
         entry = self.entries.get(job)

@@ -136,8 +136,9 @@ class SharedQueue:
                         sent = entries
                         self._post(lambda reply=reply, entries=entries: self._take(reply, entries))  # type: ignore[misc]
                         self._wake.wait(POLL_S if entries else None)
-            except AscendrunError as error:
-                self._post(lambda error=error: self._lose(error))  # type: ignore[misc]
+            except (AscendrunError, OSError, ValueError) as error:  # ValueError: it is no server of ours
+                why = error.message if isinstance(error, AscendrunError) else str(error)
+                self._post(lambda why=why: self._lose(why))  # type: ignore[misc]
                 self._wake.clear()
                 self._wake.wait(POLL_S)
 
@@ -148,8 +149,8 @@ class SharedQueue:
             self._stop(order)
         self.turn += is_new
 
-    def _lose(self, error: AscendrunError) -> None:
-        self._problem = error.message
+    def _lose(self, why: Text | str) -> None:
+        self._problem = why
 
 
 def _is_shared(job: Job, own: Decision | None) -> bool:

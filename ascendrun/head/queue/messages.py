@@ -25,6 +25,10 @@ class Answer:
     reason: Reason | None = None
     start_s: float | None = None
 
+    @property
+    def grants_hosts(self) -> bool:
+        return bool(self.hosts or self.spares)
+
 
 @dataclass(frozen=True)
 class StopOrder:
@@ -63,19 +67,15 @@ def _load_answers(rows: Any) -> dict[str, Answer]:
     return {job: load_dataclass(Answer, row) for job, row in rows.items()}
 
 
-def _load_orders(rows: Any) -> tuple[StopOrder, ...]:
-    return tuple(load_dataclass(StopOrder, row) for row in rows)
-
-
-def _load_rows(rows: Any) -> tuple[QueueRow, ...]:
-    return tuple(load_dataclass(QueueRow, row) for row in rows)
+def _listed(kind: type) -> Any:
+    return converted(lambda rows: tuple(load_dataclass(kind, row) for row in rows), write=to_json, default=())
 
 
 class Decided(Message):
     """Reply to Contend. `answers`: by job, of those that wait or lack hosts. `stops`: each is given out once."""
 
     answers: dict[str, Answer] = converted(_load_answers, write=to_json, default_factory=dict)
-    stops: tuple[StopOrder, ...] = converted(_load_orders, write=to_json, default=())
+    stops: tuple[StopOrder, ...] = _listed(StopOrder)
 
 
 class Contend(Request[Decided], op="queue-contend"):
@@ -88,7 +88,7 @@ class Contend(Request[Decided], op="queue-contend"):
 class QueueRows(Message):
     """Reply to ListQueue."""
 
-    rows: tuple[QueueRow, ...] = converted(_load_rows, write=to_json, default=())
+    rows: tuple[QueueRow, ...] = _listed(QueueRow)
 
 
 class ListQueue(Request[QueueRows], op="queue-list"):

@@ -150,9 +150,10 @@ class Placement:
                 away.pop(name, None)
             else:
                 avoided |= {name}
-        if len(hosts) - len(unusable) - len(away) - len(unknown) < job.request.nodes:
-            for host in unknown:
-                self._links.get(host)  # it connects
+        is_short = len(hosts) - len(unusable) - len(away) - len(unknown) < job.request.nodes
+        some = 0 if self._queue is None else job.request.nodes  # others may use those that are known for long
+        for host in unknown if is_short else unknown[:some]:
+            self._links.get(host)  # it connects
         unusable.update((host.name, because("host-unidentified")) for host in unknown)
         lost = frozenset(host.name for host in hosts if barred.is_lost(host))
         return Contender(job, claims, unusable, away, avoided, places, lost)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import queue
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Callable
 import pytest
 
 from ascendrun.core.errors import UnreachableError
+from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.fair_share import FairShare, SharePolicy, Usage
 from ascendrun.core.jobs.job import Job, Request, State
 from ascendrun.head.loop.operations import Operations
@@ -21,7 +23,7 @@ from ascendrun.head.protocol.control_socket import ControlClient, ControlServer
 from ascendrun.head.queue import client as clients
 from ascendrun.head.queue.board import SETTLE_S, Board
 from ascendrun.head.queue.client import QueueClient, SharedQueue
-from ascendrun.head.queue.messages import ListQueue, StopOther
+from ascendrun.head.queue.messages import QUEUE_NAME, ListQueue, StopOther
 from ascendrun.head.queue.server import QueueServer
 from tests.lib.small_world import N1, N2, World
 
@@ -52,12 +54,12 @@ class Head(World):
 
     def until(self, is_so: Callable[[], bool]) -> None:
         self.turn()
-        for _ in range(60):
+        for _ in range(20):
             if is_so():
                 return
             self.calls.get(timeout=60.0)()
             self.turn()
-        raise AssertionError("not in a minute")
+        raise AssertionError("not after 20 answers")
 
     def await_state(self, job: Job, state: State) -> None:
         self.until(lambda: self.now(job).state is state)
@@ -147,6 +149,37 @@ def test_without_its_server_jobs_wait_with_the_fix_and_running_ones_continue(
     shared.start()
     one.until(lambda: bool(QueueClient(one.shared).call(ListQueue()).rows))
     assert two.await_reason(waiting, "nodes-in-use")["job"] == f"{ME}/{running.id}"
+
+
+def test_a_job_that_waits_for_a_host_in_use_looks_at_the_others_of_its_pool(heads: tuple[Head, Head]) -> None:
+    one, two = heads
+    one.await_state(one.job(N1), State.CHECKING)
+    new = Host("n3")
+    second = two.job(N1, new, request=Request(1))
+    two.until(lambda: two.find(new) is not None)  # it connects
+    two.up(new)
+    two.await_state(second, State.CHECKING)
+    assert two.now(second).hosts == ("n3",)
+
+
+def test_a_server_that_sends_what_is_no_frame_is_left_and_found_again(
+    heads: tuple[Head, Head], shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = heads
+    shared.server.close()
+    monkeypatch.setattr(clients, "FRESH_S", 0.0)
+    with socket.socket(socket.AF_UNIX) as broken:
+        broken.bind(str(shared.folder / QUEUE_NAME))
+        broken.listen()
+        job = one.job(N1)
+        one.turn()
+        peer, _ = broken.accept()
+        peer.sendall(b"\xff" * 64)
+        one.await_reason(job, "queue-away")
+        peer.close()
+    monkeypatch.undo()
+    shared.start()
+    one.await_state(job, State.CHECKING)
 
 
 def test_more_jobs_than_a_user_may_have_wait_here(heads: tuple[Head, Head], monkeypatch: pytest.MonkeyPatch) -> None:

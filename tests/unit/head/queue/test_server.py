@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +23,7 @@ from ascendrun.head.protocol.messages import Request
 from ascendrun.head.queue import board as boards
 from ascendrun.head.queue.board import FRESH_S, GRANT_S, KEPT_S, SETTLE_S, Board
 from ascendrun.head.queue.client import QueueClient
-from ascendrun.head.queue.entries import JOBS
+from ascendrun.head.queue.entries import JOBS, load_entries
 from ascendrun.head.queue.messages import Answer, Contend, Decided, ListQueue, QueueRow, StopOther
 from ascendrun.head.queue.server import QueueServer
 from ascendrun.node import wire
@@ -173,6 +177,12 @@ def test_a_grant_ends_when_its_job_gives_it_back_or_cannot_use_it(world: World) 
     assert alice.hosts(job(1, "a", "b", unusable=["a"])) == ("b",), "the host was drained since"
     assert alice.hosts(job(1, "a", "b", since_s=50.0, unusable=["a", "b"])) == ()
     assert bob.hosts(job(1, "b")) == ("b",)
+    board = Board(FairShare(SharePolicy(), Usage()), world.clock, world.clock)
+    world.clock.now += SETTLE_S
+    board.report("me", "h", load_entries([job(1, "a")]))
+    board.decide()
+    board.report("me", "h", load_entries([job(1, "a", unusable=["a"])]))
+    assert board.answers("me", "h") == {}, "nor is it repeated before the next decision"
 
 
 def test_a_controller_that_dies_keeps_what_it_uses_and_loses_what_it_was_granted(world: World) -> None:
@@ -306,6 +316,23 @@ def test_a_group_keeps_the_others_out_and_a_directory_of_others_is_not_trusted(w
     world.folder.chmod(0o777)
     with pytest.raises(ConflictError):
         world.user(ALICE)
+
+
+def test_the_command_serves_once_and_keeps_what_was_used(world: World) -> None:
+    world.server.close()
+    folder = world.folder / "new"
+    argv = [sys.executable, "-m", "ascendrun", "controller", "run", "--shared", str(folder)]
+    environ = {**os.environ, "ASCENDRUN_STATE_DIR": str(world.folder / "state")}
+    with subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE) as first:
+        deadline = time.monotonic() + 60.0
+        while not (folder / QueueClient.NAME).exists():
+            assert time.monotonic() < deadline and first.poll() is None
+        assert subprocess.run(argv, env=environ, capture_output=True, check=False).returncode == ConflictError.exit_code
+        assert (folder.stat().st_mode & 0o777, (folder / QueueClient.NAME).stat().st_mode & 0o777) == (0o755, 0o666)
+        first.terminate()
+    assert json.loads((folder / "usage.json").read_bytes())["accounts"] == []
+    folder.chmod(0o775)
+    assert subprocess.run(argv, env=environ, capture_output=True, check=False).returncode == ConflictError.exit_code
 
 
 def test_a_job_that_lacks_hosts_gets_each_once(world: World) -> None:
