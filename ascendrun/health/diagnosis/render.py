@@ -119,8 +119,9 @@ def _fix_of(diagnosis: Diagnosis, lang: str, *, of_domain: bool = True) -> str:
     domain = diagnosis.domain
     fixes = [one.fix for one in diagnosis.why if one.fix and one.domain == domain]
     exact = _first_text([*fixes, *[f"{domain}.{diagnosis.phase}"] * of_domain], lang)
-    wide = _first_text([f"{domain}.{diagnosis.scope}", *[domain] * (of_domain and not exact)], lang)
-    return _joined(exact, wide, lang)
+    is_alone = of_domain and not exact
+    wide = [f"{domain}.{diagnosis.scope}"] * (is_alone or diagnosis.scope == "host") + [domain] * is_alone
+    return _joined(exact, _first_text(wide, lang), lang)
 
 
 def _first_text(fixes: Sequence[str], lang: str) -> str:
