@@ -13,13 +13,11 @@ from typing import Any, Callable
 
 import pytest
 
-from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.fair_share import FairShare, SharePolicy, Usage
 from ascendrun.core.jobs.job import Job, Request, State
 from ascendrun.head.loop.operations import Operations
 from ascendrun.head.loop.requests import Requests
-from ascendrun.head.protocol.control_socket import ControlClient, ControlServer
 from ascendrun.head.queue import client as clients
 from ascendrun.head.queue.board import SETTLE_S, Board
 from ascendrun.head.queue.client import QueueClient, SharedQueue
@@ -188,28 +186,3 @@ def test_more_jobs_than_a_user_may_have_wait_here(heads: tuple[Head, Head], monk
     first, second = one.job(N1, priority=1), one.job(N2)
     assert one.await_reason(second, "queue-full") == {"limit": 1}
     one.await_state(first, State.CHECKING)
-
-
-def test_another_user_reads_neither_the_state_directory_nor_talks_to_its_controller(heads: tuple[Head, Head]) -> None:
-    if os.getuid() != 0:
-        pytest.skip("needs root to be several users")
-    one, _ = heads
-    os.chmod(one.folder.parent, 0o755)
-    server = ControlServer(one.folder, lambda *_: None)
-    server.start()
-    child = os.fork()
-    if child == 0:
-        os.setgid(2)
-        os.setuid(2)
-        tries = (one.folder.iterdir, lambda: open(one.store.path), lambda: ControlClient(one.folder))
-        os._exit(sum(_succeeds(one_try) for one_try in tries))
-    assert os.waitpid(child, 0)[1] == 0
-    server.close()
-
-
-def _succeeds(call: Callable[[], Any]) -> bool:
-    try:
-        list(call())
-    except (OSError, UnreachableError, TypeError) as error:
-        return isinstance(error, TypeError)
-    return True
