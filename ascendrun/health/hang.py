@@ -328,7 +328,8 @@ class HangWatch:
         due_s = [quiet_limit_s / 2, quiet_limit_s / 2 + windows.stacks_apart_s, act_limit_s - windows.look_s]
         taken_s = newest.at_s - (look.at_s - quiet_s) if newest is not None else float("-inf")
         wants = any(taken_s < due <= quiet_s for due in due_s)
-        if stand is False and newest is not None and look.at_s - newest.at_s >= windows.stacks_apart_s:
+        is_unclear = newest is not None and (stand is False or newest.compiles)
+        if is_unclear and newest is not None and look.at_s - newest.at_s >= windows.stacks_apart_s:
             wants = True
         if quiet_s < quiet_limit_s or newest is None or stand is False or newest.compiles:
             return replace(verdict, wants_stacks=wants)

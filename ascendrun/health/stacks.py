@@ -23,7 +23,12 @@ PEER_CALLS = re.compile(
     r"^_?(all_?reduce|all_gather|all_to_all|reduce_scatter|broadcast|barrier|monitored_barrier|synchronize|wait_stream)"
 )
 """Calls that wait for other ranks, or for the device, which may wait for other ranks."""
-COMPILER_FILES = ("torch/_inductor/", "torch/_dynamo/", "/triton/", "/te_fusion/", "/tbe/", "/tvm/")
+COMPILER_FILES = (
+    *("torch/_dynamo/convert_frame", "torch/_inductor/compile_fx", "torch/_inductor/async_compile"),
+    *("/triton/compiler/", "/te_fusion/", "/tbe/", "/tvm/"),
+)
+"""Files that run only while something is compiled. Others of these packages wrap calls: torch/_dynamo/eval_frame is on
+the stack of every layer of FSDP2."""
 COMPILERS = frozenset("ccec bisheng te_fusion ninja nvcc cicc ptxas cc1 cc1plus clang clang++ g++ ld".split())
 """Names of processes below a rank that compile."""
 FLUSHES: Mapping[str, frozenset[str]] = {
@@ -80,7 +85,8 @@ class RankStack:
 
     @property
     def compiles(self) -> bool:
-        return bool(COMPILERS.intersection(self.below)) or any(frame.compiles for frame in self.frames)
+        in_process = not self.waits_for_peers and any(frame.compiles for frame in self.frames)
+        return in_process or bool(COMPILERS.intersection(self.below))
 
     @property
     def group(self) -> tuple[str, ...]:
