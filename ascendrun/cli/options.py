@@ -100,7 +100,16 @@ def parse_since(text: str) -> float:
         raise ValueError(str(wrong)) from None
 
 
-DURATIONS, TIMES = Parsed("time", parse_duration), Parsed("time", parse_since)
+def parse_future(text: str) -> float:
+    """Return UTC seconds of "2h" (from now) or of a time, as `parse_since`; 10:00: the next."""
+    now_s = time.time()
+    if DURATION.match(text.strip()):
+        return now_s + parse_duration(text)
+    at_s = parse_since(text)
+    return at_s + 86_400 if at_s < now_s and len(text) <= len("10:00:00") else at_s
+
+
+DURATIONS, TIMES, FUTURE = Parsed("time", parse_duration), Parsed("time", parse_since), Parsed("time", parse_future)
 
 
 def hosts_of(ctx: CliContext, *, hostfile: str | None, names: str | None = None) -> tuple[Host, ...]:

@@ -116,13 +116,20 @@ class Hosts(Part):
             return make_machine_views(store.machines.all(), store.machines.held(), store.jobs.all(), now_s=time.time())
 
     def drain(
-        self, hosts: HostSelection, *, reason: str = "", until_s: float | None = None, now: bool = False
+        self,
+        hosts: HostSelection,
+        *,
+        reason: str = "",
+        until_s: float | None = None,
+        now: bool = False,
+        at_s: float | None = None,
     ) -> tuple[Host, ...]:
         """Close hosts to new jobs, until `until_s` (UTC) or `undrain`; return them. Running jobs continue.
 
-        `now`: jobs that may restart are stopped after a checkpoint and placed elsewhere. Raises NotFoundError.
+        `at_s`: when (UTC); until then only jobs start there that end before by their limit. `now`: jobs that may
+        restart are stopped after a checkpoint and placed elsewhere. Raises NotFoundError.
         """
-        return self._change_machines("drain", hosts, reason=reason, until_s=until_s, now=now)
+        return self._change_machines("drain", hosts, reason=reason, until_s=until_s, now=now, at_s=at_s)
 
     def undrain(self, hosts: HostSelection) -> tuple[Host, ...]:
         """Open hosts to new jobs again, also from quarantine, without a check; return them. Raises NotFoundError."""

@@ -31,6 +31,7 @@ class MachineState(str, Enum):
     FREE = "free"
 
 
+NEVER = float("inf")
 ADDRESS_KEY = "address "
 STRIKE_S = 60.0
 TAKEN_S = 60.0
@@ -45,7 +46,7 @@ QUARANTINE_S = 86_400.0
 class Closure:
     """Why no job is placed on a machine, until `until_s` (UTC; None: without limit). `state`: DRAINED or QUARANTINED.
     `reason`: what the user gave, or why it was put into quarantine. `by`: the user, "": the controller. `is_lost`: the
-    user has given up the machine with its disks."""
+    user has given up the machine with its disks. `starts_at_s`: when it begins, None: at once."""
 
     state: MachineState
     reason: Text | str
@@ -53,13 +54,25 @@ class Closure:
     since_s: float
     until_s: float | None = None
     is_lost: bool = False
+    starts_at_s: float | None = None
+
+    def is_planned(self, now_s: float) -> bool:
+        return self.starts_at_s is not None and now_s < self.starts_at_s
 
     def is_open(self, now_s: float) -> bool:
         """Return whether its time is over."""
         return self.until_s is not None and now_s >= self.until_s
 
-    def message(self) -> Text:
+    def message(self, now_s: float = NEVER) -> Text:
+        """Return it as text; `now_s`: as it is then, by default after its start."""
         values = {"by": self.by, "reason": self.reason or "-", "since_s": self.since_s, "until_s": self.until_s}
+        if self.starts_at_s is not None and self.is_planned(now_s):
+            return Text(
+                "machine.drain-planned",
+                "to be drained at {at_s:clock} by {by}: {reason}",
+                at_s=self.starts_at_s,
+                **values,
+            )
         if self.state is MachineState.QUARANTINED:
             return Text("machine.quarantined", "quarantined until {until_s:clock}: {reason}", **values)
         if self.until_s is None:
@@ -128,7 +141,12 @@ class MachineRecord:
 
     def closures(self, now_s: float) -> tuple[Closure, ...]:
         """Return what closes the machine now, the worst first."""
-        return tuple(one for one in (self.quarantine, self.drain) if one is not None and not one.is_open(now_s))
+        found = (one for one in (self.quarantine, self.drain) if one is not None and not one.is_open(now_s))
+        return tuple(one for one in found if not one.is_planned(now_s))
+
+    def planned(self, now_s: float) -> Closure | None:
+        """Return the drain that begins later, None: there is none."""
+        return self.drain if self.drain is not None and self.drain.is_planned(now_s) else None
 
     def quarantined(self, reason: Text, now_s: float) -> MachineRecord:
         """Return the record in quarantine, longer each time."""

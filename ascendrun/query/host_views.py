@@ -133,6 +133,9 @@ def _machine_view(
         reason, since_s = closure.message(), closure.since_s
     elif used or kept:
         state = MachineState.HELD if used else MachineState.SPARE
+    planned = record.planned(now_s)
+    if reason is None and planned is not None:
+        reason = planned.message(now_s)
     return MachineView(
         names=tuple(dict.fromkeys(host.name for host in record.hosts)),
         address=min(record.addresses, default="-"),

@@ -102,21 +102,28 @@ def release_command(ctx: CliContext, hosts: tuple[str, ...]) -> int:
 @options.cli_command("drain")
 @click.argument("hosts", metavar="HOSTS")
 @click.option("--reason", default="", metavar="TEXT", help="Shown to the jobs that wait.")
+@click.option("--at", "at_s", type=options.FUTURE, help="Begin then: 2h (from now), 18:00, 2026-11-20T18:00.")
 @click.option("--for", "for_s", type=options.DURATIONS, help="End the drain after TIME.  [default: undrain]")
 @click.option("--now", is_flag=True, help="Stop the jobs there that may restart; they continue on other hosts.")
-def drain_command(ctx: CliContext, hosts: str, reason: str, for_s: float | None, now: bool) -> None:
+def drain_command(ctx: CliContext, hosts: str, reason: str, at_s: float | None, for_s: float | None, now: bool) -> None:
     """Place no new jobs on hosts. Running jobs continue.
 
     HOSTS are names in the hostfile of a job or of the setting: npu07 or npu[01-04]. With --now, jobs without
-    restart.max_restarts keep running.
+    restart.max_restarts keep running. With --at, jobs with a `timeouts.run_s` that ends before start there until then.
 
     Examples:
     ascendrun drain npu07 --reason optics             # running jobs continue
     ascendrun drain 'npu[01-04]' --for 2h --now       # jobs that may restart continue on other hosts
+    ascendrun drain npu07 --at 18:00 --for 4h         # a maintenance window
     """
-    until_s = None if for_s is None else time.time() + for_s
-    drained = ctx.cluster.hosts.drain(hosts, reason=reason, until_s=until_s, now=now)
+    if now and at_s is not None:
+        raise options.UsageError(options.exclusive("--now", "--at"))
+    until_s = None if for_s is None else (time.time() if at_s is None else at_s) + for_s
+    drained = ctx.cluster.hosts.drain(hosts, reason=reason, until_s=until_s, now=now, at_s=at_s)
     names = {host.name for host in drained}
+    if at_s is not None:
+        ctx.say("drain.planned", "{hosts:hosts} to be drained at {at_s:clock}", hosts=sorted(names), at_s=at_s)
+        return
     ctx.say("drain.done", "{hosts:hosts} drained", hosts=sorted(names))
     for machine in ctx.cluster.hosts.machines():
         if machine.state.value == "draining" and names & set(machine.names):

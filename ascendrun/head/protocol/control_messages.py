@@ -75,7 +75,8 @@ class Release(Request[Done], op="release"):
 class ChangeMachines(Request[Done], op="change-machines"):
     """Close machines to new placements, open them, or state that they are gone. `change`: drain, undrain, lost, or
     deep (they passed a deep examination, which ends a quarantine); `by`: the user; `until_s`: end of a drain in UTC,
-    None: until undrain; `now`: also move the jobs that may restart; `force`: they are gone although they respond."""
+    None: until undrain; `at_s`: its beginning, None: now; `now`: also move the jobs that may restart; `force`: they are
+    gone although they respond."""
 
     hosts: tuple[Host, ...] = converted(load_hosts)
     change: str = "drain"
@@ -84,6 +85,7 @@ class ChangeMachines(Request[Done], op="change-machines"):
     until_s: float | None = None
     now: bool = False
     force: bool = False
+    at_s: float | None = None
 
 
 class HoldJob(Request[Done], op="hold"):

@@ -177,7 +177,7 @@ class Machines:
         is_lost = request.change == "lost"
         reason = request.reason or (Text("machine.lost", "reported as lost") if is_lost else "")
         drain = machines.Closure(
-            machines.MachineState.DRAINED, reason, request.by, time.time(), request.until_s, is_lost
+            machines.MachineState.DRAINED, reason, request.by, time.time(), request.until_s, is_lost, request.at_s
         )
         with self.records.reverting():
             if request.change in ("undrain", "deep"):
@@ -197,7 +197,8 @@ class Machines:
         for host in hosts:
             for record in self.records.at(host):
                 self.records.keep(replace(record, drain=drain))
-            self._record_closed(host, drain)
+            if drain.starts_at_s is None:
+                self._record_closed(host, drain)
 
     def _open(self, request: ChangeMachines) -> None:
         """End what closes the hosts: all of it, or after a passed deep examination their quarantine only."""

@@ -100,13 +100,14 @@ class Placement:
         if any(job.request.examines for job, _, _, _ in jobs):
             opened = [replace(record, drain=None, quarantine=None) for record in records]
             barred[True] = _Barred(held, opened, links.values(), now_s)
-        return tuple(
-            replace(
-                self._contender(job, hosts, claims, barred[job.request.examines], links, now_s, must_know=must_know),
-                **self._terms(job, spec),
-            )
-            for job, spec, hosts, claims in jobs
-        )
+        found = []
+        for job, spec, hosts, claims in jobs:
+            closed, terms = barred[job.request.examines], self._terms(job, spec)
+            one = self._contender(job, hosts, claims, closed, links, now_s, must_know=must_know)
+            one = replace(one, **terms)
+            planned = closed.planned(hosts, one.ends_s(now_s)) if job.state is State.QUEUED or job.lacks_hosts else {}
+            found.append(replace(one, unusable={**planned, **one.unusable}) if planned else one)
+        return tuple(found)
 
     def _contender(
         self,
@@ -176,7 +177,12 @@ class _Barred:
         self._keys: dict[str, str] = {}
         self._why: dict[str, Text] = {}
         self._lost: set[str] = set()
+        self._planned: dict[str, tuple[float, Text]] = {}
         for record in records:
+            drain = record.planned(now_s)
+            if drain is not None and drain.starts_at_s is not None:
+                plan = drain.starts_at_s, drain.message(now_s)
+                self._planned.update(dict.fromkeys((record.key, *record.addresses), plan))
             if record.is_identified:
                 self._keys.update(dict.fromkeys(record.addresses, record.key))
             for closure in record.closures(now_s)[:1]:
@@ -190,6 +196,11 @@ class _Barred:
         for machine in held:
             places = (*machine.addresses, *([] if machine.key is None else [machine.key]))
             self._why.update(dict.fromkeys(places, machine.holds[0].reason()))
+
+    def planned(self, hosts: Sequence[Host], end_s: float) -> dict[str, Detail]:
+        """Return the hosts that are to be drained before a job ends, and why."""
+        plans = {host.name: self._planned.get(self.place(host)) for host in hosts}
+        return {name: plan[1] for name, plan in plans.items() if plan is not None and plan[0] < end_s}
 
     def is_known(self, host: Host) -> bool:
         """Return whether the host has been identified as a certain machine."""

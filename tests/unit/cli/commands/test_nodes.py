@@ -1,8 +1,10 @@
 """Machines that no job may use, and attempts that no record explains, as the commands show them."""
 
 import json
+import time
 from dataclasses import replace
 
+from ascendrun.cli.options import parse_future, parse_since
 from ascendrun.cluster import HostStatus
 from ascendrun.core.jobs.job import Leftover
 from ascendrun.core.machines import Hold, Machine, MachineState
@@ -89,3 +91,11 @@ def test_undrain_leaves_hosts_closed_that_are_not_ready(desk: Desk) -> None:
     assert ("undrain", ("n1",)) in desk.cluster.calls and "disk full" in result.err
     assert desk.say("undrain", "n[1-2]", "--no-check").code == 0
     assert desk.cluster.calls[-1] == ("undrain", ("n1", "n2"))
+
+
+def test_a_future_time_is_a_duration_from_now_or_the_next_such_time() -> None:
+    before_s = time.time()
+    assert before_s + 7200 <= parse_future("2h") <= time.time() + 7200
+    for clock in ("00:00", "23:59:59"):
+        assert before_s - 1 <= parse_future(clock) <= time.time() + 25 * 3600
+    assert parse_future("2030-01-01T00:00:00Z") == parse_since("2030-01-01T00:00:00Z")

@@ -11,8 +11,9 @@ from ascendrun.core.jobfile.model import JobSpec, Timeouts
 from ascendrun.core.jobs.inputs import StopRequested
 from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.restart import PastAttempt
+from ascendrun.query.host_views import make_machine_views
 from ascendrun.query.views import make_job_view
-from tests.lib.small_world import N1, N2, World
+from tests.lib.small_world import N1, N2, World, change
 
 HOUR_S = 3600.0
 SPEC = JobSpec(name="demo", command=("true",), devices={"type": "npu", "per_node": 8})
@@ -81,3 +82,23 @@ def test_a_waiting_job_has_an_expected_start_while_it_is_queued(world: World) ->
     assert world.now(behind).start_expected_at_s is None, "the job before it has no limit"
     view = make_job_view(world.store.jobs.find(waiting.id), None, None)
     assert view.start_expected_at_s == expected_s
+
+
+def test_before_a_planned_drain_only_jobs_start_that_end_in_time(world: World) -> None:
+    world.up(N1)
+    at_s = time.time() + HOUR_S
+    change(world, "drain", N1, reason="rack", at_s=at_s)
+    short = SPEC.model_copy(update={"timeouts": Timeouts(run_s=HOUR_S / 2)})
+    unlimited, fits = world.job(N1, spec=SPEC), world.job(N1, spec=short)
+    world.turn()
+    assert world.now(fits).state is State.CHECKING
+    why = world.now(unlimited).reason.why
+    assert (why.key, why.values["at_s"], why.values["reason"]) == ("machine.drain-planned", at_s, "rack")
+    [machine] = make_machine_views(world.store.machines.all(), (), (), now_s=time.time())
+    assert (machine.state.value, machine.reason.key) == ("free", "machine.drain-planned")
+    [machine] = make_machine_views(world.store.machines.all(), (), (), now_s=at_s)
+    assert (machine.state.value, machine.reason.key) == ("drained", "machine.drained")
+    change(world, "undrain", N1)
+    world.jobs.steps.feed(fits.id, StopRequested(now=True))
+    world.turn()
+    assert world.now(unlimited).state is State.CHECKING
