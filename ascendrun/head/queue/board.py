@@ -16,7 +16,7 @@ from ascendrun.core.jobs.job import ACTIVE_STATES, Job, State
 from ascendrun.core.jobs.reasons import Reason, because, rename_job
 from ascendrun.core.jobs.schedule import Contender, Decision, schedule
 from ascendrun.core.reachability import UNKNOWN
-from ascendrun.head.queue.entries import Entry
+from ascendrun.head.queue.entries import Entry, check_count
 from ascendrun.head.queue.messages import Answer, QueueRow, StopOrder
 
 SETTLE_S = 10.0
@@ -109,8 +109,9 @@ class Board:
         """Take the report of a controller. Raises ConflictError if there was none before, or for too many of a user."""
         key, now = f"{user}/{head}/", self._clock()
         session = self._sessions.get(key)
+        others = [one for one in self._sessions.values() if one.user == user and one is not session]
+        check_count(len(entries or ()) + sum(len(one.entries) for one in others))
         if session is None:
-            others = [one for one in self._sessions.values() if one.user == user]
             if entries is None or len(others) >= HEADS:
                 raise ConflictError.of(
                     "queue.unknown-controller", "the shared queue does not know this controller of {user}", user=user

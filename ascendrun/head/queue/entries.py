@@ -139,6 +139,17 @@ def entry_of(one: Contender, find: Callable[[str], Job | None]) -> Entry:
     )
 
 
+def check_count(jobs: int) -> None:
+    """Raise ConflictError for more jobs than one user may have."""
+    if jobs > JOBS:
+        raise ConflictError.of(
+            "queue.too-many-jobs",
+            "{count} jobs are more than the {limit} that a user may have in the shared queue",
+            count=jobs,
+            limit=JOBS,
+        )
+
+
 def dump_entries(entries: Sequence[Entry] | None) -> list[dict[str, Any]] | None:
     """Return a report as JSON values; None: as the one before."""
     return None if entries is None else [one.model_dump(mode="json", exclude_defaults=True) for one in entries]
@@ -148,13 +159,7 @@ def load_entries(rows: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
     """Read a report. Raises ValueError for what is unreadable, ConflictError for more than one user may have."""
     if not isinstance(rows, list):
         raise ValueError("not a list")
-    if len(rows) > JOBS:
-        raise ConflictError.of(
-            "queue.too-many-jobs",
-            "{count} jobs are more than the {limit} that a user may have in the shared queue",
-            count=len(rows),
-            limit=JOBS,
-        )
+    check_count(len(rows))
     try:
         entries = tuple(Entry.model_validate(row) for row in rows)
     except ValidationError as error:

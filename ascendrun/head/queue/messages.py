@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
@@ -71,6 +72,12 @@ def _listed(kind: type) -> Any:
     return converted(lambda rows: tuple(load_dataclass(kind, row) for row in rows), write=to_json, default=())
 
 
+def _load_head(text: Any) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", text):
+        raise ValueError("no id of a store")
+    return str(text)
+
+
 class Decided(Message):
     """Reply to Contend. `answers`: by job, of those that wait or lack hosts. `stops`: each is given out once."""
 
@@ -81,7 +88,7 @@ class Decided(Message):
 class Contend(Request[Decided], op="queue-contend"):
     """Report the jobs of a controller. `head`: the id of its store; `entries` None: as in the report before."""
 
-    head: str
+    head: str = converted(_load_head)
     entries: tuple[Entry, ...] | None = converted(load_entries, write=dump_entries, default=None)
 
 

@@ -217,6 +217,8 @@ def test_one_who_floods_is_refused_and_the_others_are_served(world: World) -> No
         alice.report(*(job(number, "a") for number in range(10_000)))
     assert len(world.rows()) == 0 and bob.hosts(job(1, "a")) == ("a",)
     assert len(alice.report(*(job(number, "b") for number in range(JOBS))).answers) == JOBS
+    with pytest.raises(ConflictError):
+        world.user(ALICE, "h1").report(job(1, "b"))
     for head in range(1, boards.HEADS):
         world.user(ALICE, f"h{head}").report()
     with pytest.raises(ConflictError):
@@ -251,6 +253,12 @@ def test_a_report_that_is_no_job_is_refused_as_a_whole(world: World, values: dic
     with pytest.raises(AscendrunError) as caught:
         alice.report(job(1, "a"), {**job(2, "a"), **values})
     assert caught.value.code == "invalid-input" and not world.rows()
+
+
+def test_the_name_of_a_controller_cannot_break_the_reasons_of_others(world: World) -> None:
+    with pytest.raises(AscendrunError) as caught:
+        world.user(ALICE, "a/b").report(job(1, "a"))
+    assert caught.value.code == "invalid-input"
 
 
 @pytest.mark.parametrize(
