@@ -233,7 +233,7 @@ def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None, sight: 
         holds=job_holds(job) if job.held_hosts else (),
         nodes=job.request.nodes,
         spares=() if job.is_terminal or not job.hosts else job.spares,
-        start_expected_at_s=job.start_expected_at_s if job.state.value == "QUEUED" else None,
+        start_expected_at_s=job.start_expected_at_s if state == "QUEUED" else None,
     )
 
 

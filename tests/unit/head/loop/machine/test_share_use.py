@@ -11,6 +11,7 @@ from ascendrun.core.jobfile.model import JobSpec, Timeouts
 from ascendrun.core.jobs.inputs import StopRequested
 from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.restart import PastAttempt
+from ascendrun.core.pulse import JobSight
 from ascendrun.query.host_views import make_machine_views
 from ascendrun.query.views import make_job_view
 from tests.lib.small_world import N1, N2, World, change
@@ -80,8 +81,9 @@ def test_a_waiting_job_has_an_expected_start_while_it_is_queued(world: World) ->
     expected_s = world.now(busy).started_at_s + 500.0 + busy.grace_s
     assert world.now(waiting).start_expected_at_s == expected_s
     assert world.now(behind).start_expected_at_s is None, "the job before it has no limit"
-    view = make_job_view(world.store.jobs.find(waiting.id), None, None)
-    assert view.start_expected_at_s == expected_s
+    stored = world.store.jobs.find(waiting.id)
+    assert make_job_view(stored, None, JobSight(True)).start_expected_at_s == expected_s
+    assert make_job_view(stored, None, None).start_expected_at_s is None, "no controller confirms it"
 
 
 def test_before_a_planned_drain_only_jobs_start_that_end_in_time(world: World) -> None:
