@@ -9,6 +9,7 @@ import argparse
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from itertools import count as counted
 from pathlib import Path
 from typing import Callable
 
@@ -44,20 +45,30 @@ def sent_bytes(bed: Bed) -> int:
     return int(fields[8])
 
 
+_TIMES = counted(1_000_000_000)
+
+
+def renew(file: Path, megabytes: int) -> None:
+    """Other bytes, of another second: rsync passes over a file of the same size and second."""
+    file.write_bytes(os.urandom(megabytes << 20))
+    second = next(_TIMES)
+    os.utime(file, (second, second))
+
+
 def measure(bed: Bed, hosts: Sequence[str], megabytes: int) -> Iterator[tuple[str, Cost]]:
     """Each contender once, with a new file; ascendrun without a controller, with one, and with a file that is there."""
     file, names = bed.folder / "file", bed.folder / "names"
     names.write_text("".join(f"{host}\n" for host in hosts))
     for program, argv in PEERS.items():
         if shutil.which(program):
-            file.write_bytes(os.urandom(megabytes << 20))
+            renew(file, megabytes)
             yield program, bed.measure(argv(str(file), str(names), hosts))
     ours = Ours(bed)
     copy = ours.argv("cp", "-H", str(ours.hostfile(hosts)), str(file), f"{fold_hosts(hosts)}:{INTO}")
     ours.stop_controller()
     for what in (COLD, WARM, THERE):
         if what != THERE:
-            file.write_bytes(os.urandom(megabytes << 20))
+            renew(file, megabytes)
         yield what, bed.measure(copy, env=ours.environ())
     ours.stop_controller()
 
