@@ -25,6 +25,11 @@ class UnreadableError(OSError):
     """A file whose content is unknown: no statement about whether it exists. errno EBADMSG: it has other content."""
 
 
+def to_bytes(text: str) -> bytes:
+    """Encode paths, arguments and variables as UTF-8 in any locale of the node; bytes that were not UTF-8 are kept."""
+    return text.encode("utf-8", "surrogateescape")
+
+
 def make_private_dir(path: str) -> None:
     """Make `path` and its missing parents (0700). Raises OperationError when it belongs to another user, OSError."""
     try:

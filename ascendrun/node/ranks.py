@@ -9,6 +9,7 @@ import signal
 import subprocess
 
 from ascendrun.node import layout, procs
+from ascendrun.node.files import to_bytes
 from ascendrun.node.op_errors import OperationError
 
 TYPE_CHECKING = False
@@ -46,11 +47,6 @@ exec -- "${__ascendrun_argv[@]}"
 def with_setup(setup: str, status_fd: int, argv: list[bytes]) -> list[bytes]:
     """Return the command that runs the set-up, reports on the descriptor, and becomes `argv`."""
     return [b"bash", b"-c", to_bytes(SETUP_SCRIPT), b"ascendrun-setup", b"%d" % status_fd, to_bytes(setup), *argv]
-
-
-def to_bytes(text: str) -> bytes:
-    """Encode arguments and variables as UTF-8 in any locale of the node; bytes that were not UTF-8 are unchanged."""
-    return text.encode("utf-8", "surrogateescape")
 
 
 def rank_environ(

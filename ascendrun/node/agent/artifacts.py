@@ -29,9 +29,8 @@ from functools import partial
 
 from ascendrun.node import layout
 from ascendrun.node.agent.execute import work_off
-from ascendrun.node.files import read_json
+from ascendrun.node.files import read_json, to_bytes
 from ascendrun.node.op_errors import OperationError, message
-from ascendrun.node.ranks import to_bytes
 from ascendrun.node.records import read_events
 
 TYPE_CHECKING = False

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from ascendrun.node.files import free_bytes
+from ascendrun.node.files import free_bytes, to_bytes
 from ascendrun.node.op_errors import OperationError, os_failure
-from ascendrun.node.ranks import to_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import threading
 import time
 
 from ascendrun.node import procs, reap
-from ascendrun.node.ranks import spawn, to_bytes
+from ascendrun.node.files import to_bytes
+from ascendrun.node.ranks import spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -36,9 +36,9 @@ from functools import partial
 from ascendrun.node import layout, procs
 from ascendrun.node.agent import checks, leases, network
 from ascendrun.node.agent.execute import Commands, work_off
-from ascendrun.node.files import free_bytes, make_private_dir, read_some
+from ascendrun.node.files import free_bytes, make_private_dir, read_some, to_bytes
 from ascendrun.node.op_errors import OperationError, message
-from ascendrun.node.ranks import rank_environ, to_bytes, with_setup
+from ascendrun.node.ranks import rank_environ, with_setup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

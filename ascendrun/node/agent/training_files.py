@@ -46,7 +46,7 @@ from ascendrun.facts.proteins import (
 from ascendrun.facts.proteins import FASTA as FASTA_FORMS
 from ascendrun.facts.rows import ROW_KINDS, Fault, UnusableRowError, parse_rows, read_conversation
 from ascendrun.node.agent.attempt.checkpoints import places_in
-from ascendrun.node.ranks import to_bytes
+from ascendrun.node.files import to_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import time
 
 from ascendrun.node import layout, procs, reap
 from ascendrun.node.failpoint import failpoint
-from ascendrun.node.files import read_some
+from ascendrun.node.files import read_some, to_bytes
 from ascendrun.node.join import AGENT_TOKEN, Joined, JoinServer
 from ascendrun.node.op_errors import OperationError, message
-from ascendrun.node.ranks import put_port, rank_environ, start_rank, to_bytes
+from ascendrun.node.ranks import put_port, rank_environ, start_rank
 from ascendrun.node.supervisor import processes
 from ascendrun.node.supervisor.processes import drain
 from ascendrun.node.supervisor.sampler_process import ForkedRanks
