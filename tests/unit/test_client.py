@@ -134,6 +134,14 @@ accelerator.init_trackers("training", config={"lr": 0.1})
 """
 
 
+LEAVE = """
+import torch.distributed
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()
+"""
+"""Without it, threads of gloo may abort the interpreter at its end, on a busy machine."""
+
+
 @pytest.mark.parametrize("script", [LIGHTNING, ACCELERATE], ids=["lightning", "accelerate"])
 @pytest.mark.parametrize("way, size", [("apart", 1), ("together", 2)])
 def test_the_start_of_a_real_framework_has_the_ranks_that_it_trains_with(tmp_path, script, way, size):
@@ -148,7 +156,7 @@ def test_the_start_of_a_real_framework_has_the_ranks_that_it_trains_with(tmp_pat
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
         own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0", "PYTHONPATH": str(REPO)}
         own["ASCENDRUN_METRICS_FILE"] = str(tmp_path / f"rank-{rank}.metrics.0")
-        command = [sys.executable, "-c", script, way]
+        command = [sys.executable, "-c", script + LEAVE, way]
         ranks.append(subprocess.Popen(command, env={**os.environ, **own}, cwd=tmp_path, stderr=subprocess.PIPE))
     for rank in ranks:
         assert rank.wait(240) == 0, rank.stderr.read().decode()[-3000:]
