@@ -92,15 +92,18 @@ def draw(seed: int, faults: int) -> list[Fault]:
 class Run:
     """A job, from its submission to its end."""
 
-    def __init__(self, hosts: Hosts, training: Training, number: int) -> None:
+    def __init__(self, hosts: Hosts, training: Training, number: int, **other: Any) -> None:
+        """`other`: keys of its job file that replace those of a night."""
         self.hosts, self.training = hosts, training
         self.home = f"{SHARED}/{training.name}-{number}"
+        self.checkpoints = hosts.folder / "shared" / Path(self.home).name / "checkpoints"
         more = {
             "hostfile": "five.hosts",
             "setup": f"renice -n {NICE} -p $$ >/dev/null",
             "restart": {"max_restarts": 50},
             "timeouts": {"hang_s": HANG_S},
             "checkpoint": {"dir": f"{self.home}/checkpoints", "grace_period_s": 30},
+            **other,
         }
         self.id = hosts.start(training, f"{training.name}-{number}", **more)
         self.seen = self.look()
@@ -118,8 +121,7 @@ class Run:
 
     def has_saved(self) -> bool:
         """Whether the present attempt has a checkpoint of its own."""
-        folder = self.hosts.folder / "shared" / Path(self.home).name / "checkpoints"
-        tag = f"{self.seen.run}.{self.seen.attempt}"
+        folder, tag = self.checkpoints, f"{self.seen.run}.{self.seen.attempt}"
         for claim in folder.glob(".epochs/0*.json"):
             if _tag_of(claim) == tag:
                 epoch = f"-e{int(claim.stem):04d}" if int(claim.stem) else ""

@@ -65,15 +65,14 @@ class NodesFree(JobInput):
 
 
 class SparesFree(JobInput):
-    """These hosts are free for a job that runs on fewer hosts than it requested."""
+    """These hosts, and no others, are free for a job that runs on fewer hosts than it requested."""
 
     hosts: tuple[str, ...]
 
     def apply(self, draft: drafts.Draft) -> None:
         job = draft.job
-        found = tuple(host for host in self.hosts if host not in (*job.hosts, *job.spares))
-        if job.lacks_hosts and found:
-            draft.job = replace(job, spares=(*job.spares, *found))
+        if job.lacks_hosts:
+            draft.job = replace(job, spares=tuple(host for host in self.hosts if host not in job.hosts))
 
 
 class GrowthPossible(JobInput):

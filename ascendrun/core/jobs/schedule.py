@@ -26,6 +26,9 @@ PLANNED = 100
 RESERVE_S = 600.0
 """Seconds after which hosts are reserved for a job that waits, and for which a job that pauses keeps its hosts."""
 
+BEHIND = ("queued-behind", "nodes-in-use")
+"""Reasons of a job that waits for nothing but hosts: behind a job that waits, or that uses them."""
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -74,22 +77,24 @@ def schedule(
     contenders: Sequence[Contender], find: Callable[[str], Job | None], *, now_s: float, share: FairShare | None = None
 ) -> Mapping[str, Decision]:
     """Return for every QUEUED job where it starts, or why it waits and when it is expected to start; and for jobs that
-    lack hosts which ones are free. `find` returns a job by its id, None: not found."""
+    lack hosts which ones are free now, if others than they have claimed: hosts that a job in line waits for are not.
+    `find` returns a job by its id, None: not found."""
     taken = _Taken(now_s, share)
     for one in contenders:
         pauses = one.job.state is State.BACKOFF and now_s - one.job.since_s < RESERVE_S
         if pauses or one.job.state in ACTIVE_STATES:
-            taken.use(one, (*one.job.hosts, *one.job.spares))
+            taken.use(one, one.job.hosts if one.job.lacks_hosts else (*one.job.hosts, *one.job.spares))
     queued = _in_line([one for one in contenders if one.job.state is State.QUEUED], now_s, share)
     decisions = {one.job.id: _decide(one, taken, find) for one in queued}
     lacking = [one for one in contenders if one.job.lacks_hosts]
     for one in queued if lacking else ():
-        if isinstance(decisions[one.job.id], WaitingForNodes) and _is_in_line(one.job, find):
+        decision = decisions[one.job.id]
+        if isinstance(decision, WaitingForNodes) and decision.reason.code in BEHIND:
             taken.reserve(one, [host for host in one.claims if host not in one.unusable])
+    kept = {one.job.id: _claim(one, one.job.spares, (), taken) for one in lacking}
     for one in lacking:
-        hosts = _more_hosts(one, taken)
-        if hosts:
-            taken.use(one, hosts)
+        hosts = _claim(one, _others(one), kept[one.job.id], taken)
+        if set(hosts) != set(one.job.spares):
             decisions[one.job.id] = SparesFree(hosts)
     return decisions
 
@@ -107,18 +112,21 @@ def _in_line(queued: Sequence[Contender], now_s: float, share: FairShare | None)
     return sorted(line, key=lambda one: places[one.job.id])
 
 
-def _is_in_line(job: Job, find: Callable[[str], Job | None]) -> bool:
-    """Return whether a job would start on free hosts: it waits for nothing else."""
-    return job.held_by is None and (not job.needs or check_dependency(job, find(job.needs)) is None)
+def _claim(one: Contender, hosts: Sequence[str], claimed: tuple[str, ...], taken: _Taken) -> tuple[str, ...]:
+    """Claim those of some hosts that are free, until a running job would have as many as it requested. Return all that
+    it has claimed."""
+    free = [host for host in hosts if not taken.blockers(one, host)]
+    more = tuple(free[: max(0, one.job.request.nodes - len(one.job.hosts) - len(claimed))])
+    if taken.above_quota(one, one.devices(more)) is not None:
+        return claimed
+    taken.use(one, more)
+    return (*claimed, *more)
 
 
-def _more_hosts(one: Contender, taken: _Taken) -> tuple[str, ...]:
-    """Return the free hosts with which a running job would have as many as it requested; those to avoid come last."""
-    job = one.job
-    others = [host for host in one.claims if host not in (*job.hosts, *job.spares, *one.unusable, *one.away)]
-    free = sorted((host for host in others if not taken.blockers(one, host)), key=lambda host: host in one.avoided)
-    more = tuple(free[: max(0, job.request.nodes - len(job.hosts) - len(job.spares))])
-    return more if taken.above_quota(one, one.devices(more)) is None else ()
+def _others(one: Contender) -> list[str]:
+    """Return the hosts that a job could use and has neither in use nor claimed; those to avoid come last."""
+    others = [host for host in one.claims if host not in (*one.job.hosts, *one.job.spares, *one.unusable, *one.away)]
+    return sorted(others, key=lambda host: host in one.avoided)
 
 
 def check_dependency(job: Job, before: Job | None) -> None | WaitingForNodes | DependencyFailed:
@@ -373,5 +381,4 @@ def replaced_files(one: Contender, hosts: Sequence[str], find: Callable[[str], J
 def _reason(blockers: Mapping[str, Sequence[Job]]) -> Reason:
     """Return what a job waits for. `blockers`: the jobs before it, by host."""
     job = next(iter(blockers.values()))[0]
-    code = "queued-behind" if job.state is State.QUEUED else "nodes-in-use"
-    return because(code, sorted(blockers), job=job.id, name=job.name)
+    return because(BEHIND[job.state is not State.QUEUED], sorted(blockers), job=job.id, name=job.name)

@@ -66,14 +66,14 @@ class _Session:
         self.entries = {entry.id: entry for entry in entries}
         self.grants = {job: grant for job, grant in self.grants.items() if self._is_open(job, grant)}
         self.passed = {job: until for job, until in self.passed.items() if job in self.entries}
-        waiting = {job: one for job, one in self.answers.items() if job in self.entries and not one.grants_hosts}
+        waiting = {job: one for job, one in self.answers.items() if job in self.entries and one.reason is not None}
         self.answers = {**waiting, **{job: self.answers[job] for job in self.grants}}
 
     def _is_open(self, job: str, grant: _Grant) -> bool:
         entry = self.entries.get(job)
         if entry is None or entry.since_s != grant.since_s or {*grant.hosts, *grant.spares} & {*entry.unusable}:
             return False
-        return entry.is_queued if grant.hosts else not {*grant.spares} <= {*entry.hosts, *entry.spares}
+        return entry.is_queued if grant.hosts else {*grant.spares} != {*entry.spares}
 
     def expire(self, now: float) -> None:
         for job in [job for job, grant in self.grants.items() if now - grant.at > GRANT_S]:
@@ -87,7 +87,7 @@ class _Session:
         if grant is not None and grant.hosts:
             one = replace(one, job=replace(one.job, state=State.CHECKING, hosts=grant.hosts, spares=grant.spares))
         elif grant is not None:
-            one = replace(one, job=replace(one.job, spares=(*one.job.spares, *grant.spares)))
+            one = replace(one, job=replace(one.job, spares=grant.spares))
         return one, source
 
 

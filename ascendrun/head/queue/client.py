@@ -107,7 +107,7 @@ class SharedQueue:
             return None
         if answer.hosts and job.state is State.QUEUED:
             return NodesFree(answer.hosts, answer.spares, replaced_files(one, answer.hosts, find))
-        if answer.spares and job.lacks_hosts:
+        if answer.reason is None and job.lacks_hosts:
             return SparesFree(answer.spares)
         return None if answer.reason is None else WaitingForNodes(answer.reason, answer.start_s)
 

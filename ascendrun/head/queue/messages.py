@@ -17,18 +17,14 @@ QUEUE_NAME = "queue.sock"
 @dataclass(frozen=True)
 class Answer:
     """What the queue decided about a job in its state since `since_s`. `hosts`: where it starts; `spares`: claimed with
-    them, or for a job that lacks hosts; `reason`: why it waits, None: it does not; `start_s`: when it is expected to
-    start, None: not known."""
+    them, or all those of a job that lacks hosts; `reason`: why it waits, None: it does not; `start_s`: when it is
+    expected to start, None: not known."""
 
     since_s: float
     hosts: tuple[str, ...] = ()
     spares: tuple[str, ...] = ()
     reason: Reason | None = None
     start_s: float | None = None
-
-    @property
-    def grants_hosts(self) -> bool:
-        return bool(self.hosts or self.spares)
 
 
 @dataclass(frozen=True)

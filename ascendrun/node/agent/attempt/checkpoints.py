@@ -110,11 +110,13 @@ def describe(folder: str, place: Place) -> dict[str, Any]:
 
 def missing_names(names: dict[str, int], older: dict[str, int], others: list[dict[str, int]]) -> list[str]:
     """Return what the next older checkpoint has and this one lacks. Nothing if another one has the same names as this:
-    then the layout has changed."""
+    then the layout has changed. The files of torch DCP are not compared: its index names those of its checkpoint, and
+    another number of ranks writes others."""
     own = {without_step(name) for name in names}
     if any({without_step(name) for name in other} == own for other in others):
         return []
-    return sorted(name for name in older if without_step(name) not in own)
+    lacks = [name for name in older if without_step(name) not in own]
+    return sorted(name for name in lacks if not DCP_FILE.match(os.path.basename(name)))
 
 
 def without_step(name: str) -> str:

@@ -301,10 +301,27 @@ def test_a_job_with_min_nodes_starts_on_the_hosts_that_are_there_and_not_below()
 def test_a_running_job_that_lacks_hosts_gets_free_ones_that_no_job_in_line_wants() -> None:
     small = elastic(replace(running(1, "a", "b", "c", "d", nodes=4), hosts=("b",)))
     assert decide(whole(small)) == {"j-0001": SparesFree(("a", "c", "d"))}
-    assert decide(whole(replace(small, spares=("a",)), avoided={"c"})) == {"j-0001": SparesFree(("d", "c"))}
+    assert decide(whole(replace(small, spares=("a",)), avoided={"c"})) == {"j-0001": SparesFree(("a", "d", "c"))}
     assert decide(whole(small), whole(running(2, "a")), whole(job(3, "c", "b")))["j-0001"] == SparesFree(("d",))
     held = decide(whole(small), whole(job(3, "c", "b", held_by="ann")))["j-0001"]
     assert held == SparesFree(("a", "c", "d")), "a held job waits for no host"
     assert decide(whole(small, unusable={"a": WHY}, away={"c": WHY, "d": WHY})) == {}
     assert decide(whole(running(1, "a", "b"))) == {}, "it has what it requested"
+    claimed = replace(small, spares=("a", "c", "d"))
+    assert decide(whole(claimed)) == {}
+    assert decide(whole(claimed, away={"c": WHY})) == {}, "it may be back before the next checkpoint"
     assert decide(whole(replace(small, request=Request(4)))) == {}, "a record that was rebuilt may lack hosts"
+
+
+def test_a_job_gives_back_the_hosts_with_which_it_would_grow_when_another_waits_for_them() -> None:
+    small = elastic(replace(running(1, "a", "b", "c", nodes=3), hosts=("b",), spares=("a", "c")))
+    found = decide(whole(small), whole(job(2, "a")))
+    assert (hosts_of(found["j-0002"]), found["j-0001"]) == (("a",), SparesFree(("c",))), "a new job starts there"
+    found = decide(whole(small), whole(job(2, "a", "b", nodes=2)))
+    assert isinstance(found["j-0002"], WaitingForNodes) and found["j-0001"] == SparesFree(("c",))
+    found = decide(whole(replace(small, spares=())), whole(job(2, "a", "b", nodes=2)))
+    assert found["j-0001"] == SparesFree(("c",)), "nor is it claimed again"
+    found = decide(whole(small), whole(job(2, "a", "x", nodes=2), unusable={"x": WHY}))
+    assert "j-0001" not in found, "a job that could not start on them does not wait for them"
+    first = elastic(replace(running(3, "c", "d", nodes=2), hosts=("d",)))
+    assert decide(whole(first), whole(small)) == {}, "a job that lacks hosts takes none that another has claimed"

@@ -347,8 +347,25 @@ def test_a_job_that_lacks_hosts_gets_each_once(world: World) -> None:
     alice, bob = world.user(ALICE), world.user(BOB)
     short = job(1, "a", "b", nodes=2, state="RUNNING", hosts=("a",), min_nodes=1)
     assert alice.report(short).answers["j-0001"].spares == ("b",)
-    assert bob.hosts(job(2, "b")) == ()
+    other = job(2, "b", "c", nodes=2, state="RUNNING", hosts=("c",), min_nodes=1)
+    assert bob.report(other).answers == {}
     assert alice.ask("j-0001").spares == ("b",)
     alice.report({**short, "spares": ("b",)})
     world.clock.now += GRANT_S + 1
-    assert bob.ask("j-0002").hosts == ()
+    assert bob.report(other).answers == {}
+
+
+def test_a_job_does_not_grow_with_a_host_that_another_users_job_waits_for(world: World) -> None:
+    alice, bob = world.user(ALICE), world.user(BOB)
+    short = job(1, "a", "b", "c", nodes=3, state="RUNNING", hosts=("a",), spares=("b", "c"), min_nodes=1)
+    assert "j-0001" not in alice.report(short).answers, "it keeps what it has claimed"
+    assert bob.hosts(job(2, "b")) == ("b",)
+    assert alice.ask("j-0001").spares == ("c",)
+    wide = job(3, "a", "c", nodes=2)
+    reason = bob.report(job(2, "b", state="RUNNING"), wide).answers["j-0003"].reason
+    assert reason is not None and reason.values["job"] == "daemon/j-0001"
+    kept = alice.ask("j-0001")
+    assert (kept.reason, kept.spares) == (None, ()), "what waits for one of its hosts as well"
+    assert "j-0001" not in alice.report({**short, "spares": ()}).answers
+    bob.report(job(2, "b", state="RUNNING"))
+    assert alice.ask("j-0001").spares == ("c",)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import pickle
 import shutil
 import zipfile
 from pathlib import Path
@@ -117,6 +118,19 @@ def test_a_layout_that_changed_is_taken_when_a_second_checkpoint_has_it(tmp_path
     assert [is_whole for _, is_whole, _ in found(tmp_path)] == [False, True]
     zipped(tmp_path / "iter_0000030" / "mp_rank_00" / "model_optim_rng.pt")
     assert [is_whole for _, is_whole, _ in found(tmp_path)] == [True, True, True]
+
+
+def test_a_distributed_checkpoint_of_fewer_ranks_is_complete_by_its_index(tmp_path: Path) -> None:
+    for step, ranks in ((10, 3), (20, 2)):
+        files = {f"__{rank}_0.distcp": 0 for rank in range(ranks)}
+        index = [{"relative_path": name, "offset": 0, "length": 10} for name in files]
+        (tmp_path / f"step{step}").mkdir()
+        (tmp_path / f"step{step}" / ".metadata").write_bytes(pickle.dumps(index))
+        for name in files:
+            zipped(tmp_path / f"step{step}" / name)
+    assert [is_whole for _, is_whole, _ in found(tmp_path)] == [True, True]
+    (tmp_path / "step20" / "__1_0.distcp").unlink()
+    assert [is_whole for _, is_whole, _ in found(tmp_path)] == [False, True]
 
 
 def test_a_pickle_is_read_as_texts_and_numbers_and_never_executed() -> None:
